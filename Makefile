@@ -1,0 +1,40 @@
+# ddplab: one verb a task. Everything runs in .venv, which is made once and again when the pins change.
+PYTHON ?= python3
+BIN    := .venv/bin
+READY  := .venv/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench clean
+
+help:  ## list the verbs
+	@echo "make VERB, where VERB is one of:"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ddplab needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + "; try: make PYTHON=python3.12 VERB")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: $(READY)  ## train, record, predict and compare: about 3 minutes, results in out/demo/
+	$(BIN)/ddplab demo --out out/demo
+
+test: $(READY)  ## run the tests
+	$(BIN)/pytest
+
+check: $(READY)  ## lint, formatting and strict types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## rewrite the code as `make check` wants it
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## our DDP beside torch's, the recorder's overhead, the simulator's speed
+	$(BIN)/python -m benchmarks.ddp
+	$(BIN)/python -m benchmarks.recorder
+	$(BIN)/python -m benchmarks.simulation
+
+clean:  ## remove .venv and everything that was made
+	rm -rf .venv out dist .pytest_cache .ruff_cache .mypy_cache .hypothesis

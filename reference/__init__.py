@@ -1,0 +1,1 @@
+"""Data-parallel training small enough to read: buckets, overlap, rebuild, recorded and replayable."""

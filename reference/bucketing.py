@@ -1,0 +1,179 @@
+"""Which parameter goes into which bucket, and when to rebuild: pure functions over ints.
+
+The reducer and the simulator both call these, so a prediction cannot differ from the real thing by a rule.
+The rule is torch 2.13's (`torch.distributed._compute_bucket_assignment_by_size`), byte for byte. It is
+applied twice: at construction over registration order, the list of buckets then reversed, because gradients
+become ready roughly last layer first; and once more, after the first synchronised backward pass, over the
+order in which the gradients really became ready.
+"""
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from typing import Literal, get_args
+
+MIB = 1024 * 1024
+DEFAULT_BUCKET_CAP_MB = 25
+DEFAULT_FIRST_BUCKET_MB = 1
+
+Order = Literal["ready", "reverse", "forward"]
+ORDERS: tuple[Order, ...] = get_args(Order)
+
+Buckets = list[list[int]]
+"""Parameter indices by bucket; where it says *launch order*, bucket 0 goes first."""
+
+
+def assign_buckets(
+    sizes_bytes: Sequence[int],
+    caps_bytes: Sequence[int],
+    *,
+    keys: Sequence[Hashable] | None = None,
+    sparse: Sequence[bool] | None = None,
+    order: Sequence[int] | None = None,
+) -> Buckets:
+    """Assign parameters to buckets of at least the cap's size, without ever splitting a parameter.
+
+    A bucket closes when its size *reaches* its cap, so a cap is a lower bound on all buckets but the last.
+
+    Args:
+        sizes_bytes: Size of each parameter, by parameter index.
+        caps_bytes: Cap of the first, second, ... bucket of each key; the last cap holds for all that follow.
+        keys: What parameters of one bucket must share, by parameter index: dtype and device. None: all alike.
+        sparse: Whether a parameter's gradient is sparse, by parameter index; such a one gets its own bucket.
+        order: Parameter indices in the order to walk them. None: registration order, and the buckets are
+            sorted by their smallest index, as torch does where it has no ready order.
+
+    Returns:
+        Parameter indices of each bucket, in walking order. Buckets still open at the end of the walk come
+        last, the one opened first before the others (torch leaves that order to a hash table).
+
+    Raises:
+        ValueError: Sizes, caps, keys, sparse or order that do not fit together.
+    """
+    _check_assignment(sizes_bytes, caps_bytes, keys, sparse, order)
+    buckets: Buckets = []
+    open_buckets: dict[Hashable, list[int]] = {}
+    open_bytes: dict[Hashable, int] = {}
+    closed: dict[Hashable, int] = {}
+    for index in range(len(sizes_bytes)) if order is None else order:
+        if sparse is not None and sparse[index]:
+            buckets.append([index])
+            continue
+        key = None if keys is None else keys[index]
+        open_buckets.setdefault(key, []).append(index)
+        open_bytes[key] = open_bytes.get(key, 0) + sizes_bytes[index]
+        if open_bytes[key] >= caps_bytes[min(closed.get(key, 0), len(caps_bytes) - 1)]:
+            buckets.append(open_buckets.pop(key))
+            del open_bytes[key]
+            closed[key] = closed.get(key, 0) + 1
+    buckets.extend(open_buckets.values())
+    return sorted(buckets, key=min) if order is None else buckets
+
+
+def bucket_caps(
+    bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] | None = None
+) -> list[int]:
+    """Caps in bytes for `assign_buckets`, from what a user says in MiB.
+
+    None means 25 MiB with a first bucket of 1 MiB, so that communication starts early; a cap given by the
+    user holds for the first bucket too (torch 2.13). A list gives one cap a bucket and overrides the single cap.
+
+    Raises:
+        ValueError: A cap that is not a positive number, or an empty list.
+    """
+    if bucket_cap_mb_list is not None:
+        caps_mb = list(bucket_cap_mb_list)
+    elif bucket_cap_mb is not None:
+        caps_mb = [bucket_cap_mb]
+    else:
+        caps_mb = [DEFAULT_FIRST_BUCKET_MB, DEFAULT_BUCKET_CAP_MB]
+    if not caps_mb or not all(cap > 0 for cap in caps_mb):
+        raise ValueError(f"bucket caps: expected positive sizes in MiB, got {caps_mb}")
+    # A cap past 2**62 bytes means "one bucket"; min() keeps infinity an int.
+    return [int(min(cap * MIB, 2.0**62)) for cap in caps_mb]
+
+
+def initial_buckets(
+    sizes_bytes: Sequence[int],
+    caps_bytes: Sequence[int],
+    *,
+    keys: Sequence[Hashable] | None = None,
+    sparse: Sequence[bool] | None = None,
+) -> Buckets:
+    """Buckets at construction, in launch order: assigned over registration order, then reversed."""
+    return assign_buckets(sizes_bytes, caps_bytes, keys=keys, sparse=sparse)[::-1]
+
+
+def plan_buckets(
+    order: Order,
+    sizes_bytes: Sequence[int],
+    caps_bytes: Sequence[int],
+    *,
+    ready_order: Sequence[int],
+    keys: Sequence[Hashable] | None = None,
+    sparse: Sequence[bool] | None = None,
+) -> Buckets:
+    """Buckets in launch order when parameters are walked in a named order, the small first bucket first.
+
+    Args:
+        order: "ready", what the rebuild does; "reverse" or "forward" of registration order.
+        sizes_bytes: Size of each parameter, by parameter index.
+        caps_bytes: As for `assign_buckets`.
+        ready_order: Parameter indices as their gradients became ready; used where `order` is "ready".
+        keys: As for `assign_buckets`.
+        sparse: As for `assign_buckets`.
+
+    Raises:
+        ValueError: An order that has no such name.
+    """
+    registration = range(len(sizes_bytes))
+    walks: dict[str, Sequence[int]] = {
+        "ready": ready_order,
+        "reverse": registration[::-1],
+        "forward": registration,
+    }
+    if order not in walks:
+        raise ValueError(f"order: expected one of {', '.join(ORDERS)}, got {order!r}")
+    return assign_buckets(sizes_bytes, caps_bytes, keys=keys, sparse=sparse, order=walks[order])
+
+
+def should_rebuild(*, rebuilt: bool, planned: bool, synchronized_iterations: int) -> bool:
+    """Tell whether the coming forward pass rebuilds: once, after the first synchronised backward pass.
+
+    Buckets that follow an explicit plan stay as the plan says.
+    """
+    return not rebuilt and not planned and synchronized_iterations > 0
+
+
+def check_partition(buckets: Sequence[Sequence[int]], count: int) -> None:
+    """Raise ValueError unless every parameter index in range(count) lies in exactly one non-empty bucket."""
+    seen = [index for bucket in buckets for index in bucket]
+    if not all(buckets):
+        raise ValueError(f"buckets: bucket {[bool(b) for b in buckets].index(False)} is empty")
+    if unknown := sorted(set(seen) - set(range(count))):
+        raise ValueError(f"buckets: expected parameter indices 0 to {count - 1}, got {unknown}")
+    if twice := sorted(index for index, times in Counter(seen).items() if times > 1):
+        raise ValueError(f"buckets: parameters {twice} are in more than one bucket")
+    if missing := sorted(set(range(count)) - set(seen)):
+        raise ValueError(f"buckets: parameters {missing} are in no bucket")
+
+
+def _check_assignment(
+    sizes_bytes: Sequence[int],
+    caps_bytes: Sequence[int],
+    keys: Sequence[Hashable] | None,
+    sparse: Sequence[bool] | None,
+    order: Sequence[int] | None,
+) -> None:
+    count = len(sizes_bytes)
+    if not caps_bytes or min(caps_bytes) < 0:
+        raise ValueError(f"caps_bytes: expected at least one size, none negative, got {list(caps_bytes)}")
+    if count and min(sizes_bytes) < 0:
+        raise ValueError(f"sizes_bytes: expected no negative size, got {min(sizes_bytes)}")
+    for name, values in (("keys", keys), ("sparse", sparse)):
+        if values is not None and len(values) != count:
+            raise ValueError(f"{name}: expected {count} entries, one a parameter, got {len(values)}")
+    if order is not None:
+        if len(set(order)) != len(order):
+            raise ValueError("order: a parameter index occurs twice")
+        if unknown := sorted(set(order) - set(range(count))):
+            raise ValueError(f"order: expected parameter indices 0 to {count - 1}, got {unknown}")

@@ -1,0 +1,50 @@
+"""Every rank starts from rank 0's tensors: broadcast in large pieces."""
+
+from collections import deque
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from .bucketing import MIB, assign_buckets
+from .parameters import bucket_key, size_bytes
+
+PIECE_BYTES = 250 * MIB
+MAX_IN_FLIGHT = 2  # bounds the memory for pieces at 2 * PIECE_BYTES, whatever the model's size
+
+
+def broadcast_coalesced(
+    tensors: Sequence[Tensor], group: dist.ProcessGroup, *, source: int = 0, piece_bytes: int = PIECE_BYTES
+) -> None:
+    """Overwrite `tensors` on every rank with those of `source`, a rank within the group.
+
+    Tensors of one dtype and device are flattened into pieces of about `piece_bytes`; at most two pieces are
+    in flight. Blocks until all have arrived.
+    """
+    in_flight: deque[_Piece] = deque()
+    pieces = assign_buckets(
+        [size_bytes(tensor) for tensor in tensors], [piece_bytes], keys=[bucket_key(tensor) for tensor in tensors]
+    )
+    for indices in pieces:
+        if len(in_flight) == MAX_IN_FLIGHT:
+            in_flight.popleft().finish()
+        in_flight.append(_Piece([tensors[index] for index in indices], group, source))
+    while in_flight:
+        in_flight.popleft().finish()
+
+
+class _Piece:
+    """Tensors of one dtype and device on their way in one flat message."""
+
+    def __init__(self, tensors: list[Tensor], group: dist.ProcessGroup, source: int) -> None:
+        self._tensors = tensors
+        self._flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        self._work = dist.broadcast(self._flat, group_src=source, group=group, async_op=True)
+
+    def finish(self) -> None:
+        self._work.wait()
+        parts = self._flat.split([tensor.numel() for tensor in self._tensors])
+        with torch.no_grad():
+            for tensor, part in zip(self._tensors, parts, strict=True):
+                tensor.copy_(part.view(tensor.shape))

@@ -1,0 +1,210 @@
+"""Start ranks: N processes on this machine that share a process group, and never hang past a time-out.
+
+`run_ranks` runs one function; `RankPool` keeps the processes for many (4 ranks take seconds to start and
+milliseconds to reuse). A script that calls `run_ranks` also runs under `torchrun`, unchanged: the process then
+*is* one of the ranks, and torchrun decides how many there are.
+"""
+
+import atexit
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+
+Body = Callable[..., Any]
+"""An importable function `body(rank, world_size, *args)`; arguments and result must pickle."""
+
+DEFAULT_TIMEOUT_S = 600.0
+
+
+class RankError(RuntimeError):
+    """A rank failed; the message holds the rank and, where it raised, its traceback.
+
+    Attributes:
+        rank: The first rank that failed.
+    """
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+def run_ranks(
+    body: Body, world_size: int, *args: Any, backend: str = "gloo", timeout_s: float = DEFAULT_TIMEOUT_S
+) -> list[Any]:
+    """Run `body(rank, world_size, *args)` on `world_size` ranks; returns what each returned, by rank.
+
+    Under torchrun the body runs in this process, with the rank and the world size that torchrun gave.
+
+    Raises:
+        RankError: A rank raised, died or was still running after `timeout_s`; the other ranks are ended.
+    """
+    if dist.is_torchelastic_launched():
+        return _run_as_one_rank(body, args, backend, timeout_s)
+    with RankPool(world_size, backend=backend, timeout_s=timeout_s) as pool:
+        return pool.run(body, *args)
+
+
+class RankPool:
+    """Processes that form one process group and run one body after another.
+
+    Use as a context manager, or call `close`. After a `RankError` the processes are gone; the next `run`
+    starts new ones.
+
+    Args:
+        world_size: Number of ranks.
+        backend: As for `torch.distributed.init_process_group`.
+        timeout_s: Seconds after which a body, or the start, counts as stuck.
+    """
+
+    def __init__(
+        self, world_size: int, *, backend: str = "gloo", timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        if world_size < 1:
+            raise ValueError(f"world_size: expected at least 1, got {world_size}")
+        self.world_size = world_size
+        self.backend = backend
+        self.timeout_s = timeout_s
+        self._processes: list[multiprocessing.process.BaseProcess] = []
+        self._connections: list[Connection] = []
+        self._folder: Path | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, body: Body, *args: Any, timeout_s: float | None = None) -> list[Any]:
+        """Run `body(rank, world_size, *args)` on every rank; returns what each returned, by rank.
+
+        Raises:
+            RankError: As for `run_ranks`.
+        """
+        if not self._processes:
+            self._start()
+        try:
+            for connection in self._connections:
+                connection.send((body, args))
+            return self._collect(time.monotonic() + (timeout_s or self.timeout_s))
+        except BaseException:  # a failed body, or Ctrl-C: none of the ranks can be trusted any more
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the ranks, whatever they are doing."""
+        atexit.unregister(self.close)
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        self._connections, self._processes = [], []
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    def _start(self) -> None:
+        atexit.register(self.close)  # ranks are no daemons, so that they may have data loader workers
+        context = multiprocessing.get_context("spawn")
+        self._folder = Path(tempfile.mkdtemp(prefix="ddplab-ranks-"))
+        for rank in range(self.world_size):
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve,
+                args=(rank, self.world_size, str(self._folder / "store"), self.backend, self.timeout_s, theirs),
+                name=f"rank {rank}",
+            )
+            process.start()
+            theirs.close()  # so that the death of the rank ends the pipe
+            self._connections.append(ours)
+            self._processes.append(process)
+
+    def _collect(self, deadline: float) -> list[Any]:
+        results: dict[int, Any] = {}
+        waiting = dict(zip(self._connections, range(self.world_size), strict=True))
+        while waiting:
+            answered = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+            if not answered:
+                late = sorted(waiting.values())
+                raise RankError(late[0], f"ranks {late} were still running at the time-out; all ranks were ended")
+            # A rank's failure makes its peers fail too, a moment later: the lowest in time tells the cause.
+            for connection in answered:
+                assert isinstance(connection, Connection)
+                rank = waiting.pop(connection)
+                results[rank] = self._receive(connection, rank)
+        return [results[rank] for rank in range(self.world_size)]
+
+    def _receive(self, connection: Connection, rank: int) -> Any:
+        try:
+            succeeded, value = connection.recv()
+        except EOFError:
+            self._processes[rank].join(timeout=1)
+            raise RankError(
+                rank, f"rank {rank} died without a word, exit code {self._processes[rank].exitcode}"
+            ) from None
+        if not succeeded:
+            raise RankError(rank, f"rank {rank} failed; the other ranks were ended. Its traceback:\n\n{value}")
+        return value
+
+
+def _serve(
+    rank: int, world_size: int, store: str, backend: str, timeout_s: float, connection: Connection
+) -> None:
+    """What a rank's process does: join the group, then run bodies until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the launcher ends the ranks, without N tracebacks
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
+    _stay_on_this_machine()
+    with contextlib.suppress(EOFError):
+        while True:
+            body, args = connection.recv()
+            try:
+                if not dist.is_initialized():
+                    dist.init_process_group(
+                        backend,
+                        store=dist.FileStore(store, world_size),
+                        rank=rank,
+                        world_size=world_size,
+                        timeout=timedelta(seconds=timeout_s),
+                    )
+                connection.send((True, body(rank, world_size, *args)))
+            except Exception:  # noqa: BLE001 - whatever the body raises, or a result that cannot be sent
+                connection.send((False, traceback.format_exc()))
+
+
+def _stay_on_this_machine() -> None:
+    """Let Gloo use the loopback interface: ranks that share a machine need no other."""
+    names = {name for _, name in socket.if_nameindex()}
+    for loopback in ("lo", "lo0"):
+        if loopback in names:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
+def _run_as_one_rank(body: Body, args: tuple[Any, ...], backend: str, timeout_s: float) -> list[Any]:
+    started_here = not dist.is_initialized()
+    if started_here:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    try:
+        results: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(results, body(dist.get_rank(), dist.get_world_size(), *args))
+        return results
+    finally:
+        if started_here:
+            dist.destroy_process_group()

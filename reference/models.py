@@ -1,0 +1,205 @@
+"""Real models to train and record, and how `--model` names one.
+
+A model is a callable without arguments that returns `(module, loss_fn)`; `loss_fn(module)` runs one batch of
+random data of the model's own and returns the scalar loss. Its attribute `batch`, where it has one, is the
+number of samples.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Loss = Callable[[nn.Module], Tensor]
+Model = tuple[nn.Module, Loss]
+
+
+def resolve(name: str) -> Callable[[], Model]:
+    """The built-in model of that name, or the callable that `module:callable` names.
+
+    Raises:
+        ValueError: No such model, module or callable.
+    """
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    module_name, colon, attribute = name.partition(":")
+    expected = f"--model: expected {', '.join(BUILT_IN)} or module:callable, got {name!r}"
+    if not colon:
+        raise ValueError(expected)
+    try:
+        found = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{expected}: {error}; run from the folder that holds {module_name}.py") from None
+    if not callable(found):
+        raise ValueError(f"{expected}: {attribute} is not callable but a {type(found).__name__}")
+    return found  # type: ignore[no-any-return]
+
+
+def build(name: str) -> Model:
+    """Call the model of that name.
+
+    Raises:
+        ValueError: There is none, or it did not return `(module, loss_fn)`.
+    """
+    made = resolve(name)()
+    if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])):
+        raise ValueError(f"--model {name}: expected it to return (module, loss_fn), got {type(made).__name__}")
+    return made
+
+
+def mlp() -> Model:
+    """A wide MLP: 29.4 million parameters in 4 large matrices, few FLOPs each: communication decides."""
+    width, batch = 2560, 16
+    module = nn.Sequential(
+        nn.Linear(1024, width), nn.ReLU(),
+        nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(width, 100),
+    )  # fmt: skip
+    return module, _classify(torch.randn(batch, 1024), 100)
+
+
+def resnet18() -> Model:
+    """ResNet-18 on 64 x 64 images."""
+    return _ResNet(_Basic, (2, 2, 2, 2)), _classify(torch.randn(8, 3, 64, 64), 1000)
+
+
+def resnet50() -> Model:
+    """ResNet-50, 161 tensors and 25,557,032 parameters, on 64 x 64 images: computation decides."""
+    return _ResNet(_Bottleneck, (3, 4, 6, 3)), _classify(torch.randn(8, 3, 64, 64), 1000)
+
+
+def transformer() -> Model:
+    """A GPT-like transformer of 30 million parameters: 8 layers of width 512, context 64, tied embedding."""
+    vocabulary, context, batch = 8192, 64, 4
+    module = _Transformer(vocabulary, context, width=512, heads=8, layers=8)
+    tokens = torch.randint(vocabulary, (batch, context + 1))
+
+    def loss_fn(model: nn.Module) -> Tensor:
+        logits = model(tokens[:, :-1])
+        return functional.cross_entropy(logits.reshape(-1, vocabulary), tokens[:, 1:].reshape(-1))
+
+    return module, loss_fn
+
+
+BUILT_IN: dict[str, Callable[[], Model]] = {
+    "resnet50": resnet50,
+    "resnet18": resnet18,
+    "mlp": mlp,
+    "transformer": transformer,
+}
+
+
+def describe(name: str) -> str:
+    """First line of the model's docstring."""
+    return (inspect.getdoc(resolve(name)) or name).splitlines()[0]
+
+
+def _classify(inputs: Tensor, classes: int) -> Loss:
+    labels = torch.randint(classes, (len(inputs),))
+
+    def loss_fn(model: nn.Module) -> Tensor:
+        return functional.cross_entropy(model(inputs), labels)
+
+    return loss_fn
+
+
+def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
+
+
+class _Basic(nn.Module):
+    """Two 3 x 3 convolutions and a shortcut (He et al. 2015, figure 5 left)."""
+
+    expansion = 1
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = _convolution(inputs, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = _convolution(width, width, 3), nn.BatchNorm2d(width)
+        self.downsample = _shortcut(inputs, width, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.bn1(self.conv1(x)))
+        return functional.relu(self.bn2(self.conv2(y)) + self.downsample(x))
+
+
+class _Bottleneck(nn.Module):
+    """1 x 1, 3 x 3, 1 x 1 convolutions and a shortcut (figure 5 right), the stride in the middle as usual today."""
+
+    expansion = 4
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = width * self.expansion
+        self.conv1, self.bn1 = _convolution(inputs, width, 1), nn.BatchNorm2d(width)
+        self.conv2, self.bn2 = _convolution(width, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv3, self.bn3 = _convolution(width, outputs, 1), nn.BatchNorm2d(outputs)
+        self.downsample = _shortcut(inputs, outputs, stride)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = functional.relu(self.bn1(self.conv1(x)))
+        y = functional.relu(self.bn2(self.conv2(y)))
+        return functional.relu(self.bn3(self.conv3(y)) + self.downsample(x))
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(_convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+
+
+class _ResNet(nn.Module):
+    """A residual network for images, its modules named and ordered as in torchvision."""
+
+    def __init__(self, block: type[_Basic] | type[_Bottleneck], depths: tuple[int, int, int, int]) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = _convolution(3, 64, 7, 2), nn.BatchNorm2d(64)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
+        inputs = 64
+        for stage, depth in enumerate(depths):
+            width = 64 * 2**stage
+            blocks = nn.Sequential()
+            for position in range(depth):
+                blocks.append(block(inputs, width, 2 if stage and not position else 1))
+                inputs = width * block.expansion
+            self.add_module(f"layer{stage + 1}", blocks)
+        self.avgpool = nn.AdaptiveAvgPool2d(1)
+        self.fc = nn.Linear(inputs, 1000)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.maxpool(functional.relu(self.bn1(self.conv1(x))))
+        for stage in range(1, 5):
+            x = self.get_submodule(f"layer{stage}")(x)
+        return self.fc(self.avgpool(x).flatten(1))  # type: ignore[no-any-return]
+
+
+class _Transformer(nn.Module):
+    """A decoder-only transformer, pre-norm, its output projection tied to the embedding as in GPT-2."""
+
+    def __init__(self, vocabulary: int, context: int, *, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(context, width)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+            )
+            for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.token.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        length = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        x = self.token(tokens) + self.position(torch.arange(length))
+        for block in self.blocks:
+            x = block(x, src_mask=mask, is_causal=True)
+        return self.head(self.norm(x))  # type: ignore[no-any-return]

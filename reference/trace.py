@@ -1,0 +1,264 @@
+"""The trace: what was recorded of a training run, and how it is written, read and checked.
+
+A `Trace` holds *who and what* (`Workload`), the bucket layouts that were in force, and per rank and iteration
+the moments that matter. All times are int nanoseconds on the rank's own monotonic clock, whose zero is the
+start of its recording; `RankTrace.clock_offset_ns` takes them to rank 0's clock.
+
+    Trace
+    ├── workload: Workload ── parameters: Parameter, buffers: Buffer
+    ├── layouts: parameter indices by bucket, in launch order
+    └── ranks: RankTrace ── iterations: Iteration ── buckets: BucketTimes
+"""
+
+import gzip
+import os
+import zlib
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from .bucketing import check_partition
+
+SCHEMA_VERSION = 1
+GZIP_MAGIC = b"\x1f\x8b"
+
+Layout = tuple[tuple[int, ...], ...]
+"""Parameter indices by bucket, in launch order."""
+
+
+class TraceError(ValueError):
+    """A trace file that cannot be used; the message names the file, the field and the reason."""
+
+
+class Record(BaseModel):
+    """A flat, typed, immutable record; a field that the schema does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Parameter(Record):
+    """A trainable parameter; its place in `Workload.parameters` is its parameter index."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int = Field(ge=0)
+    sparse: bool = False
+
+
+class Buffer(Record):
+    """A module buffer that rank 0 broadcasts before each synchronised forward pass."""
+
+    name: str
+    dtype: str
+    size_bytes: int = Field(ge=0)
+
+
+class Workload(Record):
+    """Who and what was recorded."""
+
+    model: str
+    source: Literal["ddplab", "torch", "module"] = Field(
+        description="whose data parallelism ran: ours, torch's, or none (a plain module: no communication)"
+    )
+    parameters: tuple[Parameter, ...]
+    buffers: tuple[Buffer, ...] = ()
+    device: str
+    device_name: str
+    backend: str | None
+    world_size: int = Field(ge=1)
+    torch_version: str
+    batch: int | None = Field(default=None, ge=1, description="samples per rank and iteration, where known")
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        names = [parameter.name for parameter in self.parameters]
+        if not names:
+            raise ValueError("parameters: expected at least one trainable parameter")
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"parameters: the name {twice!r} occurs twice")
+        return self
+
+
+class BucketTimes(Record):
+    """One bucket in one iteration: ready <= launched <= done <= copied out.
+
+    `copied_out_ns` is None where it was not observable: torch's reducer does not tell.
+    """
+
+    ready_ns: int = Field(description="when the last gradient of the bucket was ready")
+    launched_ns: int = Field(description="when its all-reduce was issued")
+    done_ns: int = Field(description="when its all-reduce had finished")
+    copied_out_ns: int | None = None
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        moments = [self.ready_ns, self.launched_ns, self.done_ns, self.copied_out_ns]
+        seen = [moment for moment in moments if moment is not None]
+        if seen != sorted(seen):
+            raise ValueError(f"expected ready <= launched <= done <= copied out, got {seen}")
+        return self
+
+
+class Iteration(Record):
+    """One training iteration of one rank; `end_ns` is the start of the next, or the end of the recording."""
+
+    forward_start_ns: int
+    forward_end_ns: int
+    backward_start_ns: int = Field(description="when the first gradient of the model's output was known")
+    backward_end_ns: int
+    optimizer_start_ns: int | None = None
+    optimizer_end_ns: int | None = None
+    end_ns: int
+    synchronized: bool = Field(description="whether gradients were averaged over the ranks")
+    layout: int | None = Field(default=None, description="index into Trace.layouts; None: no buckets")
+    ready_ns: tuple[int | None, ...] = Field(description="by parameter index; None: no gradient came")
+    buckets: tuple[BucketTimes, ...] = Field(default=(), description="in launch order")
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Self:
+        phases = {
+            name: getattr(self, name)
+            for name in ("forward_start_ns", "forward_end_ns", "backward_start_ns", "backward_end_ns")
+            + ("optimizer_start_ns", "optimizer_end_ns", "end_ns")
+            if getattr(self, name) is not None
+        }
+        for (before, earlier), (after, later) in pairwise(phases.items()):
+            if earlier > later:
+                raise ValueError(f"{after}: expected at least {before} = {earlier}, got {later}")
+        for index, ready in enumerate(self.ready_ns):
+            if ready is not None and not self.backward_start_ns <= ready <= self.backward_end_ns:
+                raise ValueError(
+                    f"ready_ns[{index}]: expected a time within the backward pass "
+                    f"({self.backward_start_ns} to {self.backward_end_ns}), got {ready}"
+                )
+        launches = [bucket.launched_ns for bucket in self.buckets]
+        if launches != sorted(launches):
+            raise ValueError(f"buckets: expected launches in bucket order, got {launches}")
+        return self
+
+
+class RankTrace(Record):
+    """What one rank recorded."""
+
+    rank: int = Field(ge=0)
+    clock_offset_ns: int = Field(default=0, description="add to this rank's times to get rank 0's clock")
+    clock_uncertainty_ns: int = Field(default=0, ge=0, description="how far the offset may be off")
+    iterations: tuple[Iteration, ...] = Field(min_length=1)
+
+
+class Trace(Record):
+    """A recording, checked on the way in: whatever was loaded can be replayed."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    workload: Workload
+    layouts: tuple[Layout, ...] = ()
+    ranks: tuple[RankTrace, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _hangs_together(self) -> Self:
+        count = len(self.workload.parameters)
+        for index, layout in enumerate(self.layouts):
+            try:
+                check_partition(layout, count)
+            except ValueError as error:
+                raise ValueError(f"layouts[{index}]: {error}") from None
+        ranks = [rank.rank for rank in self.ranks]
+        if ranks != list(range(self.workload.world_size)):
+            raise ValueError(
+                f"ranks: expected ranks 0 to {self.workload.world_size - 1} in order, got {ranks}"
+            )
+        for rank in self.ranks:
+            for number, iteration in enumerate(rank.iterations):
+                self._check_iteration(f"ranks[{rank.rank}].iterations[{number}]", iteration)
+        return self
+
+    def _check_iteration(self, where: str, iteration: Iteration) -> None:
+        if len(iteration.ready_ns) != len(self.workload.parameters):
+            raise ValueError(
+                f"{where}.ready_ns: expected {len(self.workload.parameters)} entries, one a parameter, "
+                f"got {len(iteration.ready_ns)}"
+            )
+        if iteration.layout is None:
+            expected = 0
+        elif 0 <= iteration.layout < len(self.layouts):
+            expected = len(self.layouts[iteration.layout]) if iteration.synchronized else 0
+        else:
+            raise ValueError(
+                f"{where}.layout: expected an index into {len(self.layouts)} layouts, got {iteration.layout}"
+            )
+        if len(iteration.buckets) != expected:
+            raise ValueError(
+                f"{where}.buckets: expected {expected} entries, one a bucket, got {len(iteration.buckets)}"
+            )
+
+    @property
+    def sizes_bytes(self) -> list[int]:
+        """Size of every parameter, by parameter index."""
+        return [parameter.size_bytes for parameter in self.workload.parameters]
+
+    @property
+    def keys(self) -> list[str]:
+        """What parameters must share to share a bucket, by parameter index."""
+        return [parameter.dtype for parameter in self.workload.parameters]
+
+    @property
+    def sparse(self) -> list[bool]:
+        """Whether a parameter's gradient is sparse, by parameter index."""
+        return [parameter.sparse for parameter in self.workload.parameters]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write as JSON, gzipped where the name ends in `.gz`; equal traces give equal bytes."""
+        path = Path(path)
+        data = self.model_dump_json(exclude_defaults=False).encode()
+        if path.suffix == ".gz":
+            data = gzip.compress(data, mtime=0)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(path.name + ".part")  # so that a crash leaves the old file or the new one
+        part.write_bytes(data)
+        part.replace(path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a trace that `save` wrote.
+
+        Raises:
+            TraceError: The file is missing, corrupt, truncated, of an unknown version or inconsistent.
+        """
+        data = _read(Path(path))
+        try:
+            version = _Header.model_validate_json(data).schema_version
+            if version != SCHEMA_VERSION:
+                raise TraceError(
+                    f"{path}: schema_version: expected {SCHEMA_VERSION}, got {version}; "
+                    "record it again, or read it with the release of ddplab that wrote it"
+                )
+            return cls.model_validate_json(data)
+        except ValidationError as error:
+            raise TraceError(f"{path}: {first_problem(error)}; record it again") from None
+
+
+class _Header(BaseModel):
+    schema_version: int
+
+
+def first_problem(error: ValidationError) -> str:
+    """One line for the first problem that pydantic found: the field, then the reason."""
+    first = error.errors(include_url=False)[0]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    reason = first["msg"].removeprefix("Value error, ")
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return (f"{field}: " if field else "") + reason[:1].lower() + reason[1:] + more
+
+
+def _read(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data
+    except OSError as error:  # gzip.BadGzipFile is one too
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (EOFError, zlib.error) as error:
+        raise TraceError(f"{path}: truncated or corrupt gzip data: {error}; copy or record it again") from None
