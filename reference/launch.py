@@ -25,22 +25,18 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
+from .errors import RankError
+
 Body = Callable[..., Any]
 """An importable function `body(rank, world_size, *args)`; arguments and result must pickle."""
 
+Progress = Callable[[str, int, int], None]
+"""Told of a step: a word, and how many of how many are done."""
+
 DEFAULT_TIMEOUT_S = 600.0
 
-
-class RankError(RuntimeError):
-    """A rank failed; the message holds the rank and, where it raised, its traceback.
-
-    Attributes:
-        rank: The first rank that failed.
-    """
-
-    def __init__(self, rank: int, message: str) -> None:
-        super().__init__(message)
-        self.rank = rank
+_RESULT, _FAILURE, _PROGRESS = range(3)  # what a rank's message is
+_launcher: Connection | None = None  # in a rank's process: the way back to who started it
 
 
 def run_ranks(
@@ -57,6 +53,12 @@ def run_ranks(
         return _run_as_one_rank(body, args, backend, timeout_s)
     with RankPool(world_size, backend=backend, timeout_s=timeout_s) as pool:
         return pool.run(body, *args)
+
+
+def report_progress(word: str, done: int, total: int) -> None:
+    """From within a body: tell the launcher how far it is; elsewhere, and under torchrun, do nothing."""
+    if _launcher is not None:
+        _launcher.send((_PROGRESS, (word, done, total)))
 
 
 class RankPool:
@@ -91,8 +93,20 @@ class RankPool:
     ) -> None:
         self.close()
 
-    def run(self, body: Body, *args: Any, timeout_s: float | None = None) -> list[Any]:
+    def run(
+        self,
+        body: Body,
+        *args: Any,
+        timeout_s: float | None = None,
+        on_progress: Progress = lambda _word, _done, _total: None,
+    ) -> list[Any]:
         """Run `body(rank, world_size, *args)` on every rank; returns what each returned, by rank.
+
+        Args:
+            body: What to run.
+            args: What to pass to it.
+            timeout_s: Overrides the pool's time-out.
+            on_progress: Called with what a rank gives to `report_progress`.
 
         Raises:
             RankError: As for `run_ranks`.
@@ -102,7 +116,7 @@ class RankPool:
         try:
             for connection in self._connections:
                 connection.send((body, args))
-            return self._collect(time.monotonic() + (timeout_s or self.timeout_s))
+            return self._collect(time.monotonic() + (timeout_s or self.timeout_s), on_progress)
         except BaseException:  # a failed body, or Ctrl-C: none of the ranks can be trusted any more
             self.close()
             raise
@@ -137,38 +151,42 @@ class RankPool:
             self._connections.append(ours)
             self._processes.append(process)
 
-    def _collect(self, deadline: float) -> list[Any]:
+    def _collect(self, deadline: float, on_progress: Progress) -> list[Any]:
         results: dict[int, Any] = {}
-        waiting = dict(zip(self._connections, range(self.world_size), strict=True))
-        while waiting:
+        while waiting := {
+            connection: rank for rank, connection in enumerate(self._connections) if rank not in results
+        }:
             answered = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
             if not answered:
                 late = sorted(waiting.values())
                 raise RankError(late[0], f"ranks {late} were still running at the time-out; all ranks were ended")
-            # A rank's failure makes its peers fail too, a moment later: the lowest in time tells the cause.
-            for connection in answered:
-                assert isinstance(connection, Connection)
-                rank = waiting.pop(connection)
-                results[rank] = self._receive(connection, rank)
+            for rank in (waiting[connection] for connection in answered if isinstance(connection, Connection)):
+                kind, value = self._receive(rank)
+                if kind == _PROGRESS:
+                    on_progress(*value)
+                else:
+                    results[rank] = value
         return [results[rank] for rank in range(self.world_size)]
 
-    def _receive(self, connection: Connection, rank: int) -> Any:
+    def _receive(self, rank: int) -> tuple[int, Any]:
         try:
-            succeeded, value = connection.recv()
-        except EOFError:
+            kind, value = self._connections[rank].recv()
+        except (EOFError, ConnectionResetError):
             self._processes[rank].join(timeout=1)
             raise RankError(
                 rank, f"rank {rank} died without a word, exit code {self._processes[rank].exitcode}"
             ) from None
-        if not succeeded:
+        if kind == _FAILURE:  # that of the first to fail: its peers would only say that it went away
             raise RankError(rank, f"rank {rank} failed; the other ranks were ended. Its traceback:\n\n{value}")
-        return value
+        return kind, value
 
 
 def _serve(
     rank: int, world_size: int, store: str, backend: str, timeout_s: float, connection: Connection
 ) -> None:
     """What a rank's process does: join the group, then run bodies until the pipe closes."""
+    global _launcher  # noqa: PLW0603 - a process has one launcher, as it has one default process group
+    _launcher = connection
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the launcher ends the ranks, without N tracebacks
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
     _stay_on_this_machine()
@@ -184,9 +202,9 @@ def _serve(
                         world_size=world_size,
                         timeout=timedelta(seconds=timeout_s),
                     )
-                connection.send((True, body(rank, world_size, *args)))
+                connection.send((_RESULT, body(rank, world_size, *args)))
             except Exception:  # noqa: BLE001 - whatever the body raises, or a result that cannot be sent
-                connection.send((False, traceback.format_exc()))
+                connection.send((_FAILURE, traceback.format_exc()))
 
 
 def _stay_on_this_machine() -> None:

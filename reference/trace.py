@@ -20,16 +20,13 @@ from typing import Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from .bucketing import check_partition
+from .errors import TraceError
 
 SCHEMA_VERSION = 1
 GZIP_MAGIC = b"\x1f\x8b"
 
 Layout = tuple[tuple[int, ...], ...]
 """Parameter indices by bucket, in launch order."""
-
-
-class TraceError(ValueError):
-    """A trace file that cannot be used; the message names the file, the field and the reason."""
 
 
 class Record(BaseModel):

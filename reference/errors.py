@@ -1,0 +1,28 @@
+"""What ddplab raises for things that go wrong outside its own code.
+
+    Error
+    ├── TraceError (also a ValueError)    a trace file that cannot be used
+    └── RankError  (also a RuntimeError)  a rank that raised, died or was stuck
+
+Arguments that make no sense are plain ValueErrors; misuse of data parallelism is a RuntimeError, as in torch.
+"""
+
+
+class Error(Exception):
+    """Whatever went wrong, its message says what was expected, what was seen, where, and what to do."""
+
+
+class TraceError(Error, ValueError):
+    """A trace file that cannot be used; the message names the file, the field and the reason."""
+
+
+class RankError(Error, RuntimeError):
+    """A rank failed; the message holds the rank and, where it raised, its traceback.
+
+    Attributes:
+        rank: The first rank that failed.
+    """
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank

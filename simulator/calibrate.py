@@ -1,0 +1,218 @@
+"""Calibrate: measure on this machine what a prediction may use, with real ranks and real collectives.
+
+All repetitions are interleaved, so that a drift of the machine's speed hits every size alike, and medians are
+kept. Nothing here sees a training run that is to be predicted: only collectives, copies, and the model's
+computation without data parallelism.
+"""
+
+import platform
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from scipy.optimize import nnls
+from torch import nn
+
+from reference import models
+from reference.bucket import Bucket
+from reference.bucketing import MIB
+from reference.launch import Progress, RankPool, report_progress
+
+from .fabric import CONCURRENCY, Fabric, Linear, Processor, Sharing, Timing
+
+SIZES_BYTES = [4 * 1024 * 4**power for power in range(7)] + [32 * MIB, 64 * MIB, 128 * MIB]
+"""4 KiB to 16 MiB by factors of 4, then up to 128 MiB: more than the gradients of the built-in models."""
+
+REPEATS = 9
+CONTENTION_S = 3.0
+CONTENTION_BYTES = 8 * MIB
+
+
+def calibrate(
+    pool: RankPool,
+    model: str,
+    *,
+    sizes_bytes: Iterable[int] = SIZES_BYTES,
+    repeats: int = REPEATS,
+    on_progress: Progress = lambda _word, _done, _total: None,
+) -> Fabric:
+    """Measure collectives and their cost to the processor on the ranks of `pool`.
+
+    Args:
+        pool: Ranks that share this machine as they will in training.
+        model: Whose computation runs against collectives for the slow-downs; as for `--model`.
+        sizes_bytes: Message sizes to measure.
+        repeats: Measurements of each; the median is kept.
+        on_progress: Told of every repetition.
+
+    Raises:
+        RankError: A rank failed.
+    """
+    return with_slowdowns(pool, model, measure_collectives(pool, sizes_bytes, repeats, on_progress))
+
+
+def measure_collectives(
+    pool: RankPool, sizes_bytes: Iterable[int], repeats: int, on_progress: Progress
+) -> Fabric:
+    """The part of a calibration that does not depend on the model: collectives, copies, launches."""
+    sizes = sorted(sizes_bytes)
+    tables = pool.run(time_collectives, sizes, repeats, on_progress=on_progress)[0]
+    costs = pool.run(time_copies, repeats)[0]
+    world_size = pool.world_size
+    return Fabric(
+        all_reduce=_timings(world_size, tables["all_reduce"]),
+        broadcast=_timings(world_size, tables["broadcast"]),
+        concurrency=CONCURRENCY[pool.backend],
+        sharing=tuple(
+            Sharing(size_bytes=size, factor=min(max(tables["two"][size] / tables["all_reduce"][size], 0.5), 4.0))
+            for size in sizes
+        ),
+        processor=Processor(**costs),
+        source=f"measured: {pool.backend}, {world_size} ranks on one {platform.machine()} machine, "
+        f"torch {torch.__version__}",
+    )
+
+
+def with_slowdowns(pool: RankPool, model: str, fabric: Fabric) -> Fabric:
+    """The part that does: how much this model's computation and collectives slow each other down."""
+    slowdowns = pool.run(time_contention, model)[0]
+    return fabric.model_copy(update={"processor": fabric.processor.model_copy(update=slowdowns)})
+
+
+def _timings(world_size: int, ns_by_size: dict[int, int]) -> tuple[Timing, ...]:
+    return tuple(Timing(world_size=world_size, size_bytes=size, ns=ns) for size, ns in ns_by_size.items())
+
+
+# Bodies of ranks
+
+
+def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int) -> dict[str, dict[int, int]]:
+    """Median nanoseconds by size of an all-reduce, of two at a time (until both are done), of a broadcast."""
+    buffers = {size: (torch.ones(size // 4), torch.ones(size // 4)) for size in sizes}
+
+    def all_reduce(*tensors: torch.Tensor) -> None:
+        for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+            assert work is not None
+            work.wait()
+
+    ways: dict[str, Callable[[int], None]] = {
+        "all_reduce": lambda size: all_reduce(buffers[size][0]),
+        "two": lambda size: all_reduce(*buffers[size]),
+        "broadcast": lambda size: dist.broadcast(buffers[size][0], 0) and None,  # type: ignore[func-returns-value]
+    }
+    times: dict[str, dict[int, list[int]]] = {way: {size: [] for size in sizes} for way in ways}
+    for done in range(repeats + 1):
+        if rank == 0:
+            report_progress("calibrating collectives", done, repeats + 1)
+        for size in sizes:
+            for way, run in ways.items():
+                dist.barrier()
+                times[way][size].append(_time_ns(lambda run=run, size=size: run(size)))  # type: ignore[misc]
+    return {way: {size: _median(taken[1:]) for size, taken in by_size.items()} for way, by_size in times.items()}
+
+
+def time_copies(_rank: int, _world_size: int, repeats: int) -> dict[str, Any]:
+    """Cost of the reducer's own steps: putting gradients into a bucket, launching, copying out.
+
+    Buffers are larger than any cache together, as a model's gradients are.
+    """
+    group = dist.group.WORLD
+    assert group is not None
+    sizes = [1024, 64 * 1024, MIB, 8 * MIB]
+    total = 64 * MIB
+    put: dict[int, list[float]] = {size: [] for size in sizes}
+    copy_out: dict[int, list[float]] = {size: [] for size in sizes}
+    launch = []
+    for size in sizes:
+        parameters = [nn.Parameter(torch.ones(size // 4)) for _ in range(min(total // size, 200))]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        bucket = Bucket(range(len(parameters)), parameters)
+        for _ in range(repeats + 1):
+            bucket.reset()
+            slots = range(len(parameters))
+            put[size].append(_time_ns(lambda slots=slots: [bucket.put(slot, 0.5) for slot in slots]) / len(slots))  # type: ignore[misc]  # noqa: B023
+            dist.barrier()
+            launch.append(_time_ns(lambda bucket=bucket: bucket.launch(group)))  # type: ignore[misc]
+            bucket.wait()
+            copy_out[size].append(_time_ns(bucket.copy_out) / len(parameters))
+    return {
+        "put": _fit(put),
+        "copy_out": _fit(copy_out),
+        "launch_ns": _median(launch),
+    }
+
+
+def time_contention(_rank: int, _world_size: int, model: str) -> dict[str, float]:
+    """How much computation and collectives slow each other down, averaged over the ranks.
+
+    A thread issues a fixed number of all-reduces one after the other while this one computes forward and
+    backward passes for as long as they last; before and after, both run alone.
+    """
+    module, loss_fn = models.build(model)
+    buffer = torch.ones(CONTENTION_BYTES // 4)
+
+    def compute() -> None:
+        module.zero_grad()
+        loss_fn(module).backward()
+
+    def compute_alone() -> list[int]:
+        dist.barrier()
+        return [_time_ns(compute) for _ in range(3)]
+
+    def reduce_alone() -> list[int]:
+        dist.barrier()
+        return [_time_ns(lambda: dist.all_reduce(buffer)) for _ in range(10)]
+
+    compute_alone(), reduce_alone()  # first touch of every buffer
+    alone, reduced_alone = compute_alone(), reduce_alone()
+    span_ns = max(CONTENTION_S * 1e9, 4 * _median(alone))
+    count = torch.tensor(span_ns / (2 * _median(reduced_alone))).ceil()
+    dist.broadcast(count, 0)  # ranks must issue equally many
+    together: list[int] = []
+    reduced_together: list[int] = []
+    thread = threading.Thread(
+        target=lambda: reduced_together.extend(
+            _time_ns(lambda: dist.all_reduce(buffer)) for _ in range(int(count))
+        )
+    )
+    dist.barrier()
+    thread.start()
+    while thread.is_alive():
+        together.append(_time_ns(compute))
+    thread.join()
+    alone += compute_alone()
+    reduced_alone += reduce_alone()
+    factors = torch.tensor(
+        [
+            statistics.median(together[:-1] or together) / statistics.median(alone),  # the last one ran partly alone
+            statistics.median(reduced_together) / statistics.median(reduced_alone),
+        ]
+    )
+    dist.all_reduce(factors)
+    compute_slowdown, collective_slowdown = (factors / dist.get_world_size()).clamp(min=1.0).tolist()
+    return {"compute_slowdown": compute_slowdown, "collective_slowdown": collective_slowdown}
+
+
+def _fit(samples: dict[int, list[float]]) -> Linear:
+    """Fixed and per-byte cost, neither negative, with the least relative error over the sizes."""
+    sizes = np.array(list(samples), dtype=float)
+    times = np.array([statistics.median(taken) for taken in samples.values()])
+    rows = np.column_stack([1 / times, sizes / times])
+    (fixed, per_byte), _residual = nnls(rows, np.ones(len(times)))
+    return Linear(fixed_ns=float(fixed), ns_per_byte=float(per_byte))
+
+
+def _time_ns(action: Callable[[], object]) -> int:
+    start = time.perf_counter_ns()
+    action()
+    return time.perf_counter_ns() - start
+
+
+def _median(values: Iterable[float]) -> int:
+    return round(statistics.median(values))

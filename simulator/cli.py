@@ -1,0 +1,295 @@
+"""The command `ddplab`: record, calibrate, predict, validate, demo.
+
+This is where the parts meet: commands read arguments, call one function, and show what it returned. Whatever
+needs torch is imported by the command that needs it.
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from reference.bucketing import ORDERS, Order
+from reference.errors import Error
+from reference.trace import Trace
+
+from .fabric import Fabric
+from .plots import cap_name
+from .prediction import predict as predict_iteration
+
+if TYPE_CHECKING:
+    from reference.launch import Progress as OnProgress
+
+    from .validate import Report
+
+app = typer.Typer(
+    help="Record data-parallel training, predict it under other buckets and networks, check the predictions.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+notes = Console(stderr=True)
+
+Model = Annotated[str, typer.Option(help="Built-in name (resnet50, resnet18, mlp, transformer) or module:callable.")]
+WorldSize = Annotated[int, typer.Option(min=1, help="Number of ranks.")]
+Caps = Annotated[str, typer.Option(help="Bucket caps in MB, comma-separated; `single` means one single bucket.")]
+Orders = Annotated[str, typer.Option(help=f"Bucket orders, comma-separated: {', '.join(ORDERS)}.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the result here, for programs.")]
+
+
+def main() -> None:
+    """Run the command; what the user can mend is told in one line."""
+    sys.path.insert(0, os.getcwd())  # so that --model finds the user's own module, as `python -m` would
+    try:
+        app()
+    except (Error, ValueError) as error:
+        sys.exit(f"ddplab: {error}")
+
+
+@app.command()
+def record(
+    model: Model = "resnet50",
+    world_size: WorldSize = 1,
+    iterations: Annotated[int, typer.Option(min=1, help="Iterations to record, after 2 of warm-up.")] = 10,
+    out: Annotated[Path, typer.Option(help="The trace; .gz compresses it.")] = Path("out/trace.json.gz"),
+    json_path: Json = None,
+) -> None:
+    """Record when each gradient of a model is ready, all ranks at once, without communication."""
+    from reference.launch import RankPool
+
+    from .validate import record_computation
+
+    with _progress() as on_progress, RankPool(world_size) as pool:
+        on_progress("recording", 0, 1)
+        trace = pool.run(record_computation, model, iterations)[0]
+    trace.save(out)
+    summary = _describe(trace)
+    _show([summary], f"{model}, recorded in {out}")
+    _write_json(json_path, {"trace": str(out), **summary})
+
+
+@app.command()
+def calibrate(
+    model: Model = "resnet50",
+    world_size: WorldSize = 2,
+    out: Annotated[Path, typer.Option(help="The fabric file.")] = Path("out/fabric.json"),
+    json_path: Json = None,
+) -> None:
+    """Measure collectives on this machine, and how they and the model's computation slow each other down."""
+    from reference.launch import RankPool
+
+    from .calibrate import calibrate as measure
+
+    with _progress() as on_progress, RankPool(world_size) as pool:
+        fabric = measure(pool, model, on_progress=on_progress)
+    fabric.save(out)
+    factors = {row.size_bytes: row.factor for row in fabric.sharing}
+    broadcasts = {row.size_bytes: row.ns for row in fabric.broadcast}
+    rows = [
+        {
+            "bytes": f"{row.size_bytes:,}",
+            "all-reduce ms": f"{row.ns / 1e6:.3f}",
+            "two at a time": f"x {factors[row.size_bytes]:.2f}",
+            "broadcast ms": f"{broadcasts[row.size_bytes] / 1e6:.3f}",
+        }
+        for row in fabric.all_reduce
+    ]
+    processor = fabric.processor
+    _show(rows, f"{world_size} ranks, saved as {out}")
+    print(
+        f"while a collective runs, computation of {model} takes x {processor.compute_slowdown:.2f}; "
+        f"while it computes, a collective takes x {processor.collective_slowdown:.2f}"
+    )
+    _write_json(json_path, fabric.model_dump())
+
+
+@app.command()
+def predict(
+    trace: Annotated[Path, typer.Argument(help="A recorded trace.")],
+    fabric: Annotated[Path, typer.Option(help="A fabric file, from `ddplab calibrate`.")] = Path("out/fabric.json"),
+    world_size: WorldSize = 2,
+    caps: Caps = "0.5,1,5,25,single",
+    orders: Orders = "ready",
+    perfetto: Annotated[Path | None, typer.Option(help="Write the fastest one's timeline here.")] = None,
+    json_path: Json = None,
+) -> None:
+    """Predict the iteration time under each bucket cap and order."""
+    recorded, costs = Trace.load(trace), Fabric.load(fabric)
+    predictions = {
+        (cap, order): predict_iteration(recorded, costs, world_size=world_size, bucket_cap_mb=cap, order=order)
+        for cap in _caps(caps)
+        for order in _orders(orders)
+    }
+    rows = [
+        {
+            "cap": cap_name(cap),
+            "order": order,
+            "buckets": str(len(prediction.buckets)),
+            "iteration ms": f"{prediction.iteration_ns / 1e6:.1f}",
+            "interval ms": f"{prediction.interval_ns[0] / 1e6:.1f} - {prediction.interval_ns[1] / 1e6:.1f}",
+            "computation ms": f"{prediction.compute_ns / 1e6:.1f}",
+            "exposed ms": f"{prediction.exposed_comm_ns / 1e6:.1f}",
+        }
+        for (cap, order), prediction in predictions.items()
+    ]
+    _show(rows, f"{recorded.workload.model} on {world_size} ranks, predicted")
+    if perfetto is not None:
+        fastest = min(predictions.values(), key=lambda prediction: prediction.iteration_ns)
+        fastest.save_perfetto(perfetto)
+        print(f"timeline of the fastest: open {perfetto} in ui.perfetto.dev")
+    rows_json = [
+        {"cap_mb": _finite(cap), "order": order, **prediction.to_json()}
+        for (cap, order), prediction in predictions.items()
+    ]
+    _write_json(json_path, {"model": recorded.workload.model, "world_size": world_size, "rows": rows_json})
+
+
+@app.command()
+def validate(
+    model: Model = "resnet50",
+    world_size: WorldSize = 2,
+    caps: Caps = "0.5,1,5,25,single",
+    orders: Orders = "ready",
+    repeat: Annotated[int, typer.Option(min=1, help="Turns of each configuration, 3 iterations each.")] = 3,
+    out: Annotated[Path, typer.Option(help="Folder for trace, fabric, predictions, report.")] = Path("out/validate"),
+    json_path: Json = None,
+) -> None:
+    """Record, calibrate, write predictions to disk, then train for real and compare."""
+    from reference.launch import RankPool
+
+    from . import validate as validation
+
+    configurations = [validation.Configuration(cap, order) for cap in _caps(caps) for order in _orders(orders)]
+    with _progress() as on_progress, RankPool(world_size) as pool:
+        report = validation.validate(pool, model, configurations, out=out, repeat=repeat, on_progress=on_progress)
+    _show_report(report)
+    _write_json(json_path, report.to_json())
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for everything that it makes.")] = Path("out/demo"),
+    json_path: Json = None,
+) -> None:
+    """Train ResNet-50 and an MLP on two ranks, predicted first: about 3 minutes on two cores."""
+    from .demo import demo as run
+
+    with _progress() as on_progress:
+        report = run(out, on_progress=on_progress)
+    _show_report(report)
+    print(f"in {out}: report.csv, report.json, demo.png; for each model trace.json.gz, fabric.json, perfetto.json")
+    _write_json(json_path, report.to_json())
+
+
+# Reading arguments
+
+
+def _caps(text: str) -> list[float]:
+    caps = []
+    for word in text.split(","):
+        try:
+            cap = math.inf if word.strip() == "single" else float(word)
+        except ValueError:
+            cap = math.nan
+        if not cap > 0:
+            raise ValueError(f"--caps: expected sizes in MB above 0, or `single`, separated by commas; got {word!r}")
+        caps.append(cap)
+    return caps
+
+
+def _orders(text: str) -> list[Order]:
+    words = [word.strip() for word in text.split(",")]
+    if unknown := [word for word in words if word not in ORDERS]:
+        raise ValueError(f"--orders: expected {', '.join(ORDERS)}, separated by commas; got {unknown[0]!r}")
+    return [order for word in words for order in ORDERS if order == word]
+
+
+# Showing results
+
+
+@contextmanager
+def _progress() -> Iterator["OnProgress"]:
+    """A bar on a terminal; elsewhere a line for each new step."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
+        task = bar.add_task("starting ranks", total=None)
+        said = ""
+
+        def on_progress(word: str, done: int, total: int) -> None:
+            nonlocal said
+            bar.update(task, description=word, completed=done, total=total)
+            if word != said and not notes.is_terminal:
+                notes.print(word)
+            said = word
+
+        yield on_progress
+
+
+def _describe(trace: Trace) -> dict[str, str]:
+    """What a person wants to know of a trace at a glance."""
+    iterations = trace.ranks[0].iterations
+    times = sorted(iteration.end_ns - iteration.forward_start_ns for iteration in iterations)
+    return {
+        "parameters": f"{len(trace.workload.parameters)}",
+        "gradient MB": f"{sum(trace.sizes_bytes) / 2**20:.1f}",
+        "ranks": str(len(trace.ranks)),
+        "iterations": str(len(iterations)),
+        "median iteration ms": f"{times[len(times) // 2] / 1e6:.1f}",
+    }
+
+
+def _show_report(report: "Report") -> None:
+    rows = [
+        {
+            "model": row.model,
+            "cap": cap_name(row.cap_mb),
+            "order": row.order,
+            "buckets": str(row.buckets),
+            "measured ms": f"{row.measured_ns / 1e6:.0f}",
+            "quartiles": f"{row.quartiles_ns[0] / 1e6:.0f}-{row.quartiles_ns[1] / 1e6:.0f}",
+            "predicted": f"{row.predicted_ns / 1e6:.0f}",
+            "error": f"{row.error:+.1%}",
+            "perfect scaling": f"{row.perfect_scaling_error:+.0%}",
+            "no overlap": f"{row.no_overlap_error:+.0%}",
+        }
+        for row in report.rows
+    ]
+    _show(rows, "predicted against measured; the last two columns are the errors of the yardsticks")
+    yardsticks = {
+        name: sum(abs(getattr(row, f"{name}_error")) for row in report.rows) / len(report.rows)
+        for name in ("perfect_scaling", "no_overlap")
+    }
+    print(
+        f"mean absolute error {report.mape:.1%} (perfect scaling {yardsticks['perfect_scaling']:.1%}, no overlap "
+        f"{yardsticks['no_overlap']:.1%}), worst {report.worst_error:+.1%}; "
+        f"pairs ranked wrongly: {report.sign_errors}; inside the interval: {report.coverage:.0%}"
+    )
+
+
+def _show(rows: Sequence[dict[str, str]], title: str) -> None:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name in ("model", "order") else "right")
+    for row in rows:
+        table.add_row(*row.values())
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def _finite(cap_mb: float) -> float | None:
+    return None if math.isinf(cap_mb) else cap_mb
+
+
+def _write_json(path: Path | None, result: dict[str, Any]) -> None:
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,0 +1,299 @@
+"""Validate: predict real training runs, then make them, and compare.
+
+The order is the point: one trace without communication is recorded, the machine is calibrated, all
+predictions are written to disk, and only then does the first target run begin. `predict` gets a trace and a
+fabric and nothing else, so no prediction can have seen a measurement.
+"""
+
+import gc
+import hashlib
+import json
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from reference import models
+from reference.bucketing import Order, bucket_caps
+from reference.data_parallel import DistributedDataParallel
+from reference.launch import Progress, RankPool, report_progress
+from reference.recorder import record
+from reference.trace import Trace
+
+from .calibrate import REPEATS, SIZES_BYTES, measure_collectives, with_slowdowns
+from .fabric import Fabric
+from .prediction import Prediction, predict, trace_buckets
+
+WARM_UP = 2
+RECORDED_ITERATIONS = 10
+ITERATIONS_PER_VISIT = 3
+"""Measured iterations each time a configuration has its turn, after one that is not counted."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One target run: a bucket cap in MiB (infinity: one single bucket) and an order."""
+
+    cap_mb: float
+    order: Order
+
+
+@dataclass(frozen=True)
+class Row:
+    """A configuration's prediction beside its measurement; times in nanoseconds, errors as fractions.
+
+    `quartiles_ns` is the measurement's spread; `error` is predicted / measured - 1, and so are those of the
+    two yardsticks: perfect scaling (computation alone) and no overlap (all-reduces after the backward pass).
+    """
+
+    model: str
+    cap_mb: float
+    order: str
+    buckets: int
+    measured_ns: int
+    quartiles_ns: tuple[int, int]
+    predicted_ns: int
+    interval_ns: tuple[int, int]
+    error: float
+    perfect_scaling_error: float
+    no_overlap_error: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """All rows, and what they amount to.
+
+    Attributes:
+        predictions_sha256: Of the file of predictions, as it was before the first target run.
+        mape: Mean absolute error.
+        worst_error: The error that is farthest from zero.
+        sign_errors: Pairs of configurations that the prediction ranks the wrong way round, of those pairs
+            whose measured quartiles do not overlap.
+        coverage: Fraction of measurements inside the predicted interval.
+        rows: One a configuration.
+    """
+
+    predictions_sha256: str
+    mape: float
+    worst_error: float
+    sign_errors: int
+    coverage: float
+    rows: tuple[Row, ...]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The rows as a table."""
+        return pd.DataFrame([asdict(row) for row in self.rows])
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it; an infinite cap is written as null."""
+        fields = asdict(self)
+        for row in fields["rows"]:
+            row["cap_mb"] = row["cap_mb"] if row["cap_mb"] != float("inf") else None
+        return fields
+
+
+def validate(
+    pool: RankPool,
+    model: str,
+    configurations: Sequence[Configuration],
+    *,
+    out: Path,
+    repeat: int = 3,
+    collectives: Fabric | None = None,
+    on_progress: Progress = lambda _word, _done, _total: None,
+) -> Report:
+    """Record, calibrate, predict, write, and only then measure.
+
+    Args:
+        pool: The ranks to train on.
+        model: As for `--model`.
+        configurations: What to predict and measure.
+        out: Folder for `trace.json.gz`, `fabric.json`, `predictions.json`, `report.json` and `report.csv`.
+        repeat: How often each configuration has its turn.
+        collectives: From `measure_collectives` on the same pool. None: measure them too.
+        on_progress: Told of every step.
+
+    Raises:
+        RankError: A rank failed.
+    """
+    on_progress(f"{model}: recording computation", 0, 1)
+    trace = pool.run(record_computation, model)[0]
+    trace.save(out / "trace.json.gz")
+    on_progress(f"{model}: calibrating", 0, 1)
+    if collectives is None:
+        collectives = measure_collectives(pool, SIZES_BYTES, REPEATS, on_progress)
+    fabric = with_slowdowns(pool, model, collectives)
+    fabric.save(out / "fabric.json")
+    on_progress(f"{model}: predicting", 0, 1)
+    predictions = [predict_one(trace, fabric, configuration, pool.world_size) for configuration in configurations]
+    digest = _write_predictions(out / "predictions.json", configurations, predictions)
+    plans = [_plan(trace, configuration) for configuration in configurations]
+    measured = _measure(pool, model, plans, repeat, on_progress)
+    return _report(model, configurations, predictions, measured, digest, out)
+
+
+def predict_one(trace: Trace, fabric: Fabric, configuration: Configuration, world_size: int) -> Prediction:
+    """The prediction for one configuration."""
+    return predict(
+        trace, fabric, world_size=world_size, bucket_cap_mb=configuration.cap_mb, order=configuration.order
+    )
+
+
+def merge(reports: Sequence[Report]) -> Report:
+    """One report over the rows of several; configurations are ranked within a model only."""
+    rows = [row for report in reports for row in report.rows]
+    digest = hashlib.sha256("".join(report.predictions_sha256 for report in reports).encode()).hexdigest()
+    return summarize(rows, digest)
+
+
+def summarize(rows: Sequence[Row], digest: str) -> Report:
+    """The figures of a set of rows."""
+    errors = [row.error for row in rows]
+    return Report(
+        predictions_sha256=digest,
+        mape=statistics.fmean(map(abs, errors)),
+        worst_error=max(errors, key=abs),
+        sign_errors=sum(_ranked_wrongly(a, b) for a, b in combinations(rows, 2) if a.model == b.model),
+        coverage=statistics.fmean(row.interval_ns[0] <= row.measured_ns <= row.interval_ns[1] for row in rows),
+        rows=tuple(rows),
+    )
+
+
+def _ranked_wrongly(a: Row, b: Row) -> bool:
+    if a.measured_ns > b.measured_ns:
+        a, b = b, a
+    really_faster = a.quartiles_ns[1] < b.quartiles_ns[0]
+    return really_faster and a.predicted_ns > b.predicted_ns
+
+
+def _plan(trace: Trace, configuration: Configuration) -> list[list[int]] | float:
+    """How the real reducer is told: by its cap where it finds the order itself, by an explicit plan elsewhere."""
+    if configuration.order == "ready":
+        return configuration.cap_mb
+    return trace_buckets(trace, bucket_caps(configuration.cap_mb), configuration.order)
+
+
+def _write_predictions(
+    path: Path, configurations: Sequence[Configuration], predictions: Sequence[Prediction]
+) -> str:
+    pairs = zip(configurations, predictions, strict=True)
+    text = json.dumps([{**asdict(c), **p.to_json()} for c, p in pairs], indent=1)
+    path.write_text(text)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _measure(
+    pool: RankPool, model: str, plans: Sequence[list[list[int]] | float], repeat: int, on_progress: Progress
+) -> list[list[int]]:
+    """Iteration times by configuration: of each iteration, the slowest rank's."""
+    by_rank = pool.run(train_configurations, model, plans, repeat, on_progress=on_progress)
+    return [[max(times) for times in zip(*ranks, strict=True)] for ranks in zip(*by_rank, strict=True)]
+
+
+def _report(
+    model: str,
+    configurations: Sequence[Configuration],
+    predictions: Sequence[Prediction],
+    measured: Sequence[list[int]],
+    digest: str,
+    out: Path,
+) -> Report:
+    rows = []
+    for configuration, prediction, times in zip(configurations, predictions, measured, strict=True):
+        low, middle, high = (round(q) for q in statistics.quantiles(times, n=4, method="inclusive"))
+        rows.append(
+            Row(
+                model=model,
+                cap_mb=configuration.cap_mb,
+                order=configuration.order,
+                buckets=len(prediction.buckets),
+                measured_ns=middle,
+                quartiles_ns=(low, high),
+                predicted_ns=prediction.iteration_ns,
+                interval_ns=prediction.interval_ns,
+                error=prediction.iteration_ns / middle - 1,
+                perfect_scaling_error=prediction.compute_ns / middle - 1,
+                no_overlap_error=prediction.no_overlap_ns / middle - 1,
+            )
+        )
+    report = summarize(rows, digest)
+    save(report, out)
+    return report
+
+
+def save(report: Report, out: Path) -> None:
+    """Write `report.json` and `report.csv` into the folder."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "report.json").write_text(json.dumps(report.to_json(), indent=1))
+    report.to_frame().to_csv(out / "report.csv", index=False)
+
+
+# Bodies of ranks
+
+
+def record_computation(_rank: int, _world_size: int, model: str, iterations: int = RECORDED_ITERATIONS) -> Trace:
+    """All ranks compute at the same time, as they will in training, but do not communicate."""
+    module, loss_fn, optimizer = _build(model)
+    for _ in range(WARM_UP):
+        _step(module, loss_fn, optimizer)
+    dist.barrier()
+    with record(module, model=model, process_group=dist.group.WORLD) as recording:
+        for _ in range(iterations):
+            _step(module, loss_fn, optimizer)
+    return recording.trace
+
+
+def train_configurations(
+    rank: int, _world_size: int, model: str, plans: Sequence[list[list[int]] | float], repeat: int
+) -> list[list[int]]:
+    """Train under each configuration in turn, `repeat` times over; nanoseconds of each counted iteration."""
+    module, loss_fn, optimizer = _build(model)
+    times: list[list[int]] = [[] for _ in plans]
+    for turn in range(repeat):
+        for number, plan in enumerate(plans):
+            if rank == 0:
+                report_progress(f"{model}: training", turn * len(plans) + number, repeat * len(plans))
+            times[number].extend(_visit(module, loss_fn, optimizer, plan))
+    return times
+
+
+def _visit(
+    module: nn.Module, loss_fn: models.Loss, optimizer: torch.optim.Optimizer, plan: list[list[int]] | float
+) -> Iterator[int]:
+    if isinstance(plan, float):
+        ddp = DistributedDataParallel(module, bucket_cap_mb=plan)
+    else:
+        ddp = DistributedDataParallel(module, plan=plan)
+    warm_up = 2 if isinstance(plan, float) else 1  # the rebuild comes with the second iteration
+    for _ in range(warm_up):
+        _step(ddp, loss_fn, optimizer)
+    dist.barrier()
+    start = time.perf_counter_ns()
+    for _ in range(ITERATIONS_PER_VISIT):
+        _step(ddp, loss_fn, optimizer)
+        end = time.perf_counter_ns()
+        yield end - start
+        start = end
+    ddp.reducer.detach()
+    del ddp
+    gc.collect()
+
+
+def _build(model: str) -> tuple[nn.Module, models.Loss, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    module, loss_fn = models.build(model)
+    return module, loss_fn, torch.optim.SGD(module.parameters(), lr=1e-3)
+
+
+def _step(module: nn.Module, loss_fn: models.Loss, optimizer: torch.optim.Optimizer) -> None:
+    optimizer.zero_grad()
+    loss_fn(module).backward()
+    optimizer.step()
