@@ -13,6 +13,7 @@ start of its recording; `RankTrace.clock_offset_ns` takes them to rank 0's clock
 import gzip
 import os
 import zlib
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, Self
@@ -236,6 +237,25 @@ class Trace(Record):
             return cls.model_validate_json(data)
         except ValidationError as error:
             raise TraceError(f"{path}: {first_problem(error)}; record it again") from None
+
+
+def join(traces: Sequence[Trace]) -> Trace:
+    """The iterations of several recordings of one workload, in one trace.
+
+    Times of iterations from different recordings have different zeros; within an iteration all is as recorded.
+
+    Raises:
+        ValueError: The recordings differ in workload or bucket layouts.
+    """
+    first = traces[0]
+    for trace in traces[1:]:
+        if (trace.workload, trace.layouts) != (first.workload, first.layouts):
+            raise ValueError("join: expected recordings of one workload under one layout; these differ")
+    ranks = tuple(
+        same[0].model_copy(update={"iterations": tuple(i for rank in same for i in rank.iterations)})
+        for same in zip(*(trace.ranks for trace in traces), strict=True)
+    )
+    return first.model_copy(update={"ranks": ranks})
 
 
 class _Header(BaseModel):

@@ -160,7 +160,7 @@ def validate(
     world_size: WorldSize = 2,
     caps: Caps = "0.5,1,5,25,single",
     orders: Orders = "ready",
-    repeat: Annotated[int, typer.Option(min=1, help="Turns of each configuration, 3 iterations each.")] = 3,
+    repeat: Annotated[int, typer.Option(min=1, help="Turns of each configuration, 2 iterations each.")] = 3,
     out: Annotated[Path, typer.Option(help="Folder for trace, fabric, predictions, report.")] = Path("out/validate"),
     json_path: Json = None,
 ) -> None:
@@ -171,7 +171,7 @@ def validate(
 
     configurations = [validation.Configuration(cap, order) for cap in _caps(caps) for order in _orders(orders)]
     with _progress() as on_progress, RankPool(world_size) as pool:
-        report = validation.validate(pool, model, configurations, out=out, repeat=repeat, on_progress=on_progress)
+        report = validation.validate(pool, [model], configurations, out=out, repeat=repeat, on_progress=on_progress)
     _show_report(report)
     _write_json(json_path, report.to_json())
 

@@ -7,10 +7,9 @@ from reference.bucketing import ORDERS
 from reference.launch import Progress, RankPool
 from reference.trace import Trace
 
-from .calibrate import REPEATS, SIZES_BYTES, measure_collectives
 from .fabric import Fabric
 from .plots import validation_figure
-from .validate import Configuration, Report, merge, predict_one, save, validate
+from .validate import Configuration, Report, predict_one, validate
 
 MODELS = ("resnet50", "mlp")
 CAPS_MB = (0.5, 1.0, 5.0, 25.0)
@@ -28,15 +27,7 @@ def demo(
         RankError: A rank failed.
     """
     with RankPool(world_size) as pool:
-        collectives = measure_collectives(pool, SIZES_BYTES, REPEATS, on_progress)
-        reports = [
-            validate(
-                pool, model, CONFIGURATIONS, out=out / model, repeat=repeat, collectives=collectives, on_progress=on_progress
-            )
-            for model in models
-        ]
-    report = merge(reports)
-    save(report, out)
+        report = validate(pool, models, CONFIGURATIONS, out=out, repeat=repeat, on_progress=on_progress)
     validation_figure(report.to_frame()).savefig(out / "demo.png", dpi=120)
     for model in models:
         _save_timeline(out / model, world_size)

@@ -26,15 +26,15 @@ from reference.bucketing import Order, bucket_caps
 from reference.data_parallel import DistributedDataParallel
 from reference.launch import Progress, RankPool, report_progress
 from reference.recorder import record
-from reference.trace import Trace
+from reference.trace import Trace, join
 
 from .calibrate import REPEATS, SIZES_BYTES, measure_collectives, with_slowdowns
 from .fabric import Fabric
 from .prediction import Prediction, predict, trace_buckets
 
 WARM_UP = 2
-RECORDED_ITERATIONS = 10
-ITERATIONS_PER_VISIT = 3
+RECORDED_ITERATIONS = 8
+ITERATIONS_PER_VISIT = 2
 """Measured iterations each time a configuration has its turn, after one that is not counted."""
 
 
@@ -44,6 +44,10 @@ class Configuration:
 
     cap_mb: float
     order: Order
+
+
+Target = tuple[str, Configuration]
+"""A model under a configuration: one target run."""
 
 
 @dataclass(frozen=True)
@@ -102,42 +106,43 @@ class Report:
 
 def validate(
     pool: RankPool,
-    model: str,
+    model_names: Sequence[str],
     configurations: Sequence[Configuration],
     *,
     out: Path,
     repeat: int = 3,
-    collectives: Fabric | None = None,
     on_progress: Progress = lambda _word, _done, _total: None,
 ) -> Report:
     """Record, calibrate, predict, write, and only then measure.
 
     Args:
         pool: The ranks to train on.
-        model: As for `--model`.
-        configurations: What to predict and measure.
-        out: Folder for `trace.json.gz`, `fabric.json`, `predictions.json`, `report.json` and `report.csv`.
+        model_names: Models to train, as for `--model`.
+        configurations: What to predict and measure for each model.
+        out: Folder for `predictions.json`, `report.json` and `report.csv`, and for each model a folder with
+            its `trace.json.gz` and `fabric.json`.
         repeat: How often each configuration has its turn.
-        collectives: From `measure_collectives` on the same pool. None: measure them too.
         on_progress: Told of every step.
 
     Raises:
         RankError: A rank failed.
     """
-    on_progress(f"{model}: recording computation", 0, 1)
-    trace = pool.run(record_computation, model)[0]
-    trace.save(out / "trace.json.gz")
-    on_progress(f"{model}: calibrating", 0, 1)
-    if collectives is None:
-        collectives = measure_collectives(pool, SIZES_BYTES, REPEATS, on_progress)
-    fabric = with_slowdowns(pool, model, collectives)
-    fabric.save(out / "fabric.json")
-    on_progress(f"{model}: predicting", 0, 1)
-    predictions = [predict_one(trace, fabric, configuration, pool.world_size) for configuration in configurations]
-    digest = _write_predictions(out / "predictions.json", configurations, predictions)
-    plans = [_plan(trace, configuration) for configuration in configurations]
-    measured = _measure(pool, model, plans, repeat, on_progress)
-    return _report(model, configurations, predictions, measured, digest, out)
+    traces, fabrics = _calibrate(pool, model_names, on_progress)
+    for model in model_names:
+        traces[model].save(out / model / "trace.json.gz")
+        fabrics[model].save(out / model / "fabric.json")
+    predictions = {
+        (model, configuration): predict_one(traces[model], fabrics[model], configuration, pool.world_size)
+        for model in model_names
+        for configuration in configurations
+    }
+    digest = _write_predictions(out / "predictions.json", predictions)
+    measured = _measure(pool, traces, configurations, repeat, on_progress)
+    rows = [_row(*target, prediction, measured[target]) for target, prediction in predictions.items()]
+    report = summarize(rows, digest)
+    (out / "report.json").write_text(json.dumps(report.to_json(), indent=1))
+    report.to_frame().to_csv(out / "report.csv", index=False)
+    return report
 
 
 def predict_one(trace: Trace, fabric: Fabric, configuration: Configuration, world_size: int) -> Prediction:
@@ -145,13 +150,6 @@ def predict_one(trace: Trace, fabric: Fabric, configuration: Configuration, worl
     return predict(
         trace, fabric, world_size=world_size, bucket_cap_mb=configuration.cap_mb, order=configuration.order
     )
-
-
-def merge(reports: Sequence[Report]) -> Report:
-    """One report over the rows of several; configurations are ranked within a model only."""
-    rows = [row for report in reports for row in report.rows]
-    digest = hashlib.sha256("".join(report.predictions_sha256 for report in reports).encode()).hexdigest()
-    return summarize(rows, digest)
 
 
 def summarize(rows: Sequence[Row], digest: str) -> Report:
@@ -181,59 +179,69 @@ def _plan(trace: Trace, configuration: Configuration) -> list[list[int]] | float
     return trace_buckets(trace, bucket_caps(configuration.cap_mb), configuration.order)
 
 
-def _write_predictions(
-    path: Path, configurations: Sequence[Configuration], predictions: Sequence[Prediction]
-) -> str:
-    pairs = zip(configurations, predictions, strict=True)
-    text = json.dumps([{**asdict(c), **p.to_json()} for c, p in pairs], indent=1)
+def _calibrate(
+    pool: RankPool, model_names: Sequence[str], on_progress: Progress
+) -> tuple[dict[str, Trace], dict[str, Fabric]]:
+    """Traces and fabrics by model. Recording is spread over the whole time, as a machine's speed drifts."""
+    recordings: dict[str, list[Trace]] = {model: [] for model in model_names}
+
+    def record_all() -> None:
+        for model in model_names:
+            on_progress(f"{model}: recording computation", 0, 1)
+            recordings[model].append(pool.run(record_computation, model)[0])
+
+    record_all()
+    collectives = measure_collectives(pool, SIZES_BYTES, REPEATS, on_progress)
+    record_all()
+    fabrics = {}
+    for model in model_names:
+        on_progress(f"{model}: calibrating slow-downs", 0, 1)
+        fabrics[model] = with_slowdowns(pool, model, collectives)
+    record_all()
+    return {model: join(traces) for model, traces in recordings.items()}, fabrics
+
+
+def _write_predictions(path: Path, predictions: dict[Target, Prediction]) -> str:
+    rows = [{"model": model, **asdict(c), **p.to_json()} for (model, c), p in predictions.items()]
+    text = json.dumps(rows, indent=1)
     path.write_text(text)
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _measure(
-    pool: RankPool, model: str, plans: Sequence[list[list[int]] | float], repeat: int, on_progress: Progress
-) -> list[list[int]]:
-    """Iteration times by configuration: of each iteration, the slowest rank's."""
-    by_rank = pool.run(train_configurations, model, plans, repeat, on_progress=on_progress)
-    return [[max(times) for times in zip(*ranks, strict=True)] for ranks in zip(*by_rank, strict=True)]
-
-
-def _report(
-    model: str,
+    pool: RankPool,
+    traces: dict[str, Trace],
     configurations: Sequence[Configuration],
-    predictions: Sequence[Prediction],
-    measured: Sequence[list[int]],
-    digest: str,
-    out: Path,
-) -> Report:
-    rows = []
-    for configuration, prediction, times in zip(configurations, predictions, measured, strict=True):
-        low, middle, high = (round(q) for q in statistics.quantiles(times, n=4, method="inclusive"))
-        rows.append(
-            Row(
-                model=model,
-                cap_mb=configuration.cap_mb,
-                order=configuration.order,
-                buckets=len(prediction.buckets),
-                measured_ns=middle,
-                quartiles_ns=(low, high),
-                predicted_ns=prediction.iteration_ns,
-                interval_ns=prediction.interval_ns,
-                error=prediction.iteration_ns / middle - 1,
-                perfect_scaling_error=prediction.compute_ns / middle - 1,
-                no_overlap_error=prediction.no_overlap_ns / middle - 1,
-            )
-        )
-    report = summarize(rows, digest)
-    save(report, out)
-    return report
+    repeat: int,
+    on_progress: Progress,
+) -> dict[Target, list[int]]:
+    """Iteration times by target: of each iteration, the slowest rank's. Models take turns."""
+    measured: dict[Target, list[int]] = {(model, c): [] for model in traces for c in configurations}
+    for turn in range(repeat):
+        for model, trace in traces.items():
+            plans = [_plan(trace, configuration) for configuration in configurations]
+            word = f"{model}: training, turn {turn + 1} of {repeat}"
+            by_rank = pool.run(train_configurations, model, plans, word, on_progress=on_progress)
+            for configuration, *times in zip(configurations, *by_rank, strict=True):
+                measured[model, configuration].extend(map(max, zip(*times, strict=True)))
+    return measured
 
 
-def save(report: Report, out: Path) -> None:
-    """Write `report.json` and `report.csv` into the folder."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "report.json").write_text(json.dumps(report.to_json(), indent=1))
-    report.to_frame().to_csv(out / "report.csv", index=False)
+def _row(model: str, configuration: Configuration, prediction: Prediction, times: list[int]) -> Row:
+    low, middle, high = (round(q) for q in statistics.quantiles(times, n=4, method="inclusive"))
+    return Row(
+        model=model,
+        cap_mb=configuration.cap_mb,
+        order=configuration.order,
+        buckets=len(prediction.buckets),
+        measured_ns=middle,
+        quartiles_ns=(low, high),
+        predicted_ns=prediction.iteration_ns,
+        interval_ns=prediction.interval_ns,
+        error=prediction.iteration_ns / middle - 1,
+        perfect_scaling_error=prediction.compute_ns / middle - 1,
+        no_overlap_error=prediction.no_overlap_ns / middle - 1,
+    )
 
 
 # Bodies of ranks
@@ -252,16 +260,15 @@ def record_computation(_rank: int, _world_size: int, model: str, iterations: int
 
 
 def train_configurations(
-    rank: int, _world_size: int, model: str, plans: Sequence[list[list[int]] | float], repeat: int
+    rank: int, _world_size: int, model: str, plans: Sequence[list[list[int]] | float], word: str
 ) -> list[list[int]]:
-    """Train under each configuration in turn, `repeat` times over; nanoseconds of each counted iteration."""
+    """Train under each configuration in turn; nanoseconds of each counted iteration, by configuration."""
     module, loss_fn, optimizer = _build(model)
-    times: list[list[int]] = [[] for _ in plans]
-    for turn in range(repeat):
-        for number, plan in enumerate(plans):
-            if rank == 0:
-                report_progress(f"{model}: training", turn * len(plans) + number, repeat * len(plans))
-            times[number].extend(_visit(module, loss_fn, optimizer, plan))
+    times = []
+    for done, plan in enumerate(plans):
+        if rank == 0:
+            report_progress(word, done, len(plans))
+        times.append(list(_visit(module, loss_fn, optimizer, plan)))
     return times
 
 
