@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import socket
@@ -60,7 +61,7 @@ def run_ranks(
 def report_progress(word: str, done: int, total: int) -> None:
     """From within a body: tell the launcher how far it is; elsewhere, and under torchrun, do nothing."""
     if _launcher is not None:
-        _launcher.send((_PROGRESS, (word, done, total)))
+        _send(_launcher, _PROGRESS, (word, done, total))
 
 
 class RankPool:
@@ -117,7 +118,7 @@ class RankPool:
             self._start()
         try:
             for connection in self._connections:
-                connection.send((body, args))
+                connection.send_bytes(pickle.dumps((body, args)))
             return self._collect(time.monotonic() + (timeout_s or self.timeout_s), on_progress)
         except BaseException:  # a failed body, or Ctrl-C: none of the ranks can be trusted any more
             self.close()
@@ -172,7 +173,7 @@ class RankPool:
 
     def _receive(self, rank: int) -> tuple[int, Any]:
         try:
-            kind, value = self._connections[rank].recv()
+            kind, value = pickle.loads(self._connections[rank].recv_bytes())
         except (EOFError, ConnectionResetError):
             self._processes[rank].join(timeout=1)
             raise RankError(
@@ -195,7 +196,7 @@ def _serve(
     _keep_freed_memory()
     with contextlib.suppress(EOFError):
         while True:
-            body, args = connection.recv()
+            body, args = pickle.loads(connection.recv_bytes())
             try:
                 if not dist.is_initialized():
                     dist.init_process_group(
@@ -205,9 +206,14 @@ def _serve(
                         world_size=world_size,
                         timeout=timedelta(seconds=timeout_s),
                     )
-                connection.send((_RESULT, body(rank, world_size, *args)))
+                _send(connection, _RESULT, body(rank, world_size, *args))
             except Exception:  # noqa: BLE001 - whatever the body raises, or a result that cannot be sent
-                connection.send((_FAILURE, traceback.format_exc()))
+                _send(connection, _FAILURE, traceback.format_exc())
+
+
+def _send(connection: Connection, kind: int, value: Any) -> None:
+    """By plain pickle: `Connection.send` would pass tensors as shared memory, which ends with the rank."""
+    connection.send_bytes(pickle.dumps((kind, value)))
 
 
 def _stay_on_this_machine() -> None:

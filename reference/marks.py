@@ -88,9 +88,17 @@ class Marks:
 
 
 def rank_trace(
-    rank: int, offset_ns: int, uncertainty_ns: int, marks: Marks, layouts: dict[Layout, int]
+    rank: int, offset_ns: int, uncertainty_ns: int, marks: Marks, *, zero: int, layouts: dict[Layout, int]
 ) -> RankTrace:
-    """The finished record of one rank; numbers each new layout in `layouts`.
+    """The finished record of one rank.
+
+    Args:
+        rank: Its number.
+        offset_ns: What takes its clock to rank 0's.
+        uncertainty_ns: How far that may be off.
+        marks: What it noted.
+        zero: Rank 0's reading at the start of its recording.
+        layouts: Numbers of the layouts seen so far; each new one is added.
 
     Raises:
         RuntimeError: No iteration was complete.
@@ -102,7 +110,10 @@ def rank_trace(
         )
     iterations = tuple(_iteration(iteration, marks.zero, layouts) for iteration in marks.iterations)
     return RankTrace(
-        rank=rank, clock_offset_ns=offset_ns, clock_uncertainty_ns=uncertainty_ns, iterations=iterations
+        rank=rank,
+        clock_offset_ns=offset_ns + marks.zero - zero,  # a rank's times count from its own zero
+        clock_uncertainty_ns=uncertainty_ns,
+        iterations=iterations,
     )
 
 
@@ -135,6 +146,6 @@ def _bucket(marks: BucketMarks, backward_end: int, zero: int) -> BucketTimes:
     return BucketTimes(
         ready_ns=marks.ready - zero,
         launched_ns=marks.launched - zero,
-        done_ns=max(min(seen), marks.launched) - zero,
+        done_ns=min(seen) - zero,
         copied_out_ns=None if marks.copied_out is None else marks.copied_out - zero,
     )

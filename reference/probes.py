@@ -125,9 +125,11 @@ class _BucketObserver(Observer):
     def bucket_ready(self, bucket: int) -> None:
         self._ready[bucket] = now_ns()
 
+    def bucket_launching(self, bucket: int) -> None:
+        self._marks.current.buckets.append(BucketMarks(self._ready[bucket], now_ns()))
+
     def bucket_launched(self, bucket: int, work: dist.Work) -> None:
-        times = BucketMarks(self._ready[bucket], now_ns())
-        self._marks.current.buckets.append(times)
+        times = self._marks.current.buckets[bucket]
         work.get_future().add_done_callback(lambda _future: setattr(times, "done", now_ns()))
 
     def bucket_done(self, bucket: int) -> None:
@@ -148,8 +150,9 @@ def watch_torch_buckets(parameters: Sequence[nn.Parameter], marks: Marks) -> Ite
     sizes = [parameter.numel() for parameter in parameters]
 
     def kernel(keys: Any, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Any:
+        bucket = _launched_bucket(marks.current, tensors[0].numel(), sizes)
         result = all_reduce.redispatch(keys & torch._C._after_autograd_keyset, tensors, *args, **kwargs)
-        if bucket := _launched_bucket(marks.current, tensors[0].numel(), sizes):
+        if bucket is not None:
             marks.current.buckets.append(bucket)
             work = dist.Work.unbox(result[1])
             work.get_future().add_done_callback(lambda _future: setattr(bucket, "done", now_ns()))

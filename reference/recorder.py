@@ -109,7 +109,8 @@ class Recording:
             everyone = [None] * dist.get_world_size(self._group)
             dist.all_gather_object(everyone, mine, group=self._group)
         layouts: dict[Layout, int] = {}
-        ranks = tuple(rank_trace(*one_rank, layouts) for one_rank in everyone)
+        zero = everyone[0][-1].zero
+        ranks = tuple(rank_trace(*one_rank, zero=zero, layouts=layouts) for one_rank in everyone)
         return Trace(workload=self._workload(len(ranks)), layouts=tuple(layouts), ranks=ranks)
 
     def _workload(self, world_size: int) -> Workload:

@@ -32,8 +32,11 @@ class Observer:
     def bucket_ready(self, bucket: int) -> None:
         """All gradients of the bucket have been put."""
 
+    def bucket_launching(self, bucket: int) -> None:
+        """It is the bucket's turn: its all-reduce is about to be issued."""
+
     def bucket_launched(self, bucket: int, work: dist.Work) -> None:
-        """The bucket's all-reduce is being worked on."""
+        """The bucket's all-reduce has been issued, and may be done already."""
 
     def bucket_done(self, bucket: int) -> None:
         """The reducer has come back from waiting for the bucket's all-reduce."""
@@ -162,6 +165,7 @@ class Reducer:
 
     def _launch_in_order(self) -> None:
         while self._next_bucket < len(self.buckets) and self.buckets[self._next_bucket].ready:
+            self.observer.bucket_launching(self._next_bucket)
             work = self.buckets[self._next_bucket].launch(self._group)
             self.observer.bucket_launched(self._next_bucket, work)
             self._next_bucket += 1

@@ -108,7 +108,7 @@ class Fabric(Record):
             ValueError: No row, or a negative or non-integer entry.
         """
         return cls._checked(
-            all_reduce=[Timing(world_size=n, size_bytes=size, ns=ns) for n, size, ns in rows],
+            all_reduce=[{"world_size": n, "size_bytes": size, "ns": ns} for n, size, ns in rows],
             concurrency=concurrency,
             source=source,
         )
@@ -118,8 +118,8 @@ class Fabric(Record):
         cls, alpha_ns: int, bytes_per_s: float, *, concurrency: int = 1, source: str = ""
     ) -> Self:
         """From the latency of a hop and the rate of a link; a ring at every world size."""
-        ring = AlphaBeta(alpha_ns=alpha_ns, bytes_per_s=bytes_per_s)
-        return cls(alpha_beta=ring, concurrency=concurrency, source=source)
+        ring = {"alpha_ns": alpha_ns, "bytes_per_s": bytes_per_s}
+        return cls._checked(alpha_beta=ring, concurrency=concurrency, source=source)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -186,7 +186,10 @@ class Fabric(Record):
 
     @classmethod
     def _checked(cls, **fields: object) -> Self:
-        return cls.model_validate(fields)
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            raise ValueError(f"fabric: {first_problem(error)}") from None
 
 
 def _by_world_size(timings: Sequence[Timing]) -> dict[int, list[tuple[int, int]]]:

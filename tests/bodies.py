@@ -1,0 +1,319 @@
+"""Rank bodies: what the tests run on real ranks. Importable functions, so that a spawned process finds them."""
+
+import os
+import time
+from contextlib import nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from reference.data_parallel import DistributedDataParallel, NaiveDataParallel
+from reference.recorder import record
+from reference.reducer import Observer
+from reference.trace import Trace
+
+from .strategies import ModelSpec
+
+TorchDDP = nn.parallel.DistributedDataParallel
+BATCH = 4  # per rank; a power of two, so that means over integers are exact
+
+Gradients = list[list[Tensor]]
+"""By iteration, by parameter."""
+
+
+class IntegerModel(nn.Module):
+    """Parameters of any shapes and dtypes, used in any order, with integer values throughout.
+
+    h = relu(h + x[:, i] * sum(weight_i * constant_i)), parameter after parameter. Sums and products of small
+    integers, and means over powers of two, are exact in floating point, so "equal" can mean equal.
+    """
+
+    def __init__(self, spec: ModelSpec, rank: int) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(spec.seed)
+        self.use_order = spec.use_orders[rank]
+        self.weights = nn.ParameterList()
+        for index, (shape, dtype) in enumerate(zip(spec.shapes, spec.dtypes, strict=True)):
+            options = {"generator": generator, "dtype": getattr(torch, dtype)}
+            self.weights.append(nn.Parameter(torch.randint(-2, 3, shape, **options)))
+            self.register_buffer(f"constant{index}", torch.randint(-2, 3, shape, **options))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.zeros(len(x), dtype=torch.float64)
+        for index in self.use_order:
+            weight = self.weights[index]
+            h = torch.relu(h + x[:, index] * (weight * self.get_buffer(f"constant{index}")).sum())
+        return h
+
+
+def integer_batches(spec: ModelSpec, world_size: int, iterations: int) -> Tensor:
+    """Inputs of all ranks; shape (iterations, world_size, BATCH, parameters)."""
+    generator = torch.Generator().manual_seed(spec.seed + 1)
+    shape = (iterations, world_size, BATCH, len(spec.shapes))
+    return torch.randint(-2, 3, shape, generator=generator, dtype=torch.float64)
+
+
+def train_integers(
+    rank: int,
+    world_size: int,
+    spec: ModelSpec,
+    iterations: int,
+    arguments: dict,
+    *,
+    accumulate: int = 1,
+) -> Gradients:
+    """Gradients of each iteration under our DDP; with `accumulate` > 1 only each such many are synchronised."""
+    ddp = DistributedDataParallel(IntegerModel(spec, rank), **arguments)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
+    gradients = []
+    for number, batch in enumerate(integer_batches(spec, world_size, iterations)):
+        last = (number + 1) % accumulate == 0
+        with nullcontext() if last else ddp.no_sync():
+            ddp(batch[rank]).mean().backward()
+        if last:
+            gradients.append([parameter.grad.clone() for parameter in ddp.parameters()])
+            optimizer.step()
+            optimizer.zero_grad()
+    return gradients
+
+
+def train_integers_locally(
+    spec: ModelSpec, world_size: int, iterations: int, *, accumulate: int = 1
+) -> Gradients:
+    """The same training on one process: mean loss over the concatenated batch of all ranks."""
+    models = [IntegerModel(spec, rank) for rank in range(world_size)]
+    for model in models[1:]:
+        model.weights = models[0].weights  # ranks may use parameters in different orders, but they are the same
+    optimizer = torch.optim.SGD(models[0].parameters(), lr=1.0)
+    gradients = []
+    for number, batch in enumerate(integer_batches(spec, world_size, iterations)):
+        torch.cat([model(batch[rank]) for rank, model in enumerate(models)]).mean().backward()
+        if (number + 1) % accumulate == 0:
+            gradients.append([parameter.grad.clone() for parameter in models[0].parameters()])
+            optimizer.step()
+            optimizer.zero_grad()
+    return gradients
+
+
+def mlp(widths: tuple[int, ...], dtype: torch.dtype, seed: int) -> nn.Module:
+    """A smooth MLP with real-valued weights."""
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+    return nn.Sequential(*layers).to(dtype)
+
+
+def mlp_batch(widths: tuple[int, ...], dtype: torch.dtype, seed: int, samples: int) -> Tensor:
+    return torch.randn(samples, widths[0], dtype=dtype, generator=torch.Generator().manual_seed(seed + 1))
+
+
+def train_mlp(
+    rank: int, world_size: int, wrapper: str, widths: tuple[int, ...], dtype: torch.dtype, seed: int, cap_mb: float
+) -> Gradients:
+    """Gradients of three iterations under "ours", "torch" or "naive"; no optimiser step in between."""
+    module = mlp(widths, dtype, seed + rank)  # different start on every rank: construction must make them equal
+    if wrapper == "naive":
+        model: nn.Module = NaiveDataParallel(module)
+    else:
+        model = {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](module, bucket_cap_mb=cap_mb)
+    batch = mlp_batch(widths, dtype, seed, world_size * BATCH).split(BATCH)[rank]
+    gradients = []
+    for _ in range(3):
+        model.zero_grad()
+        model(batch).square().mean().backward()
+        if wrapper == "naive":
+            model.average_gradients()
+        gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+    return gradients
+
+
+def train_mlp_locally(widths: tuple[int, ...], dtype: torch.dtype, seed: int, world_size: int) -> list[Tensor]:
+    """Gradients on the concatenated batch, from rank 0's start."""
+    model = mlp(widths, dtype, seed)
+    model(mlp_batch(widths, dtype, seed, world_size * BATCH)).square().mean().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+class _Launches(Observer):
+    def __init__(self) -> None:
+        self.ready: list[int] = []
+        self.launched: list[int] = []
+
+    def bucket_ready(self, bucket: int) -> None:
+        self.ready.append(bucket)
+
+    def bucket_launched(self, bucket: int, work: dist.Work) -> None:
+        self.launched.append(bucket)
+
+
+def watch_launches(rank: int, world_size: int, spec: ModelSpec, plan: list[list[int]]) -> tuple[list[int], list[int]]:
+    """Order in which buckets became ready, and order in which they were launched."""
+    ddp = DistributedDataParallel(IntegerModel(spec, rank), plan=plan)
+    ddp.reducer.observer = log = _Launches()
+    ddp(integer_batches(spec, world_size, 1)[0, rank]).mean().backward()
+    return log.ready, log.launched
+
+
+def watch_rebuild(rank: int, world_size: int, spec: ModelSpec, cap_mb: float | None, iterations: int) -> list:
+    """Layout in force during each iteration's backward pass."""
+    ddp = DistributedDataParallel(IntegerModel(spec, rank), bucket_cap_mb=cap_mb)
+    layouts = []
+    for batch in integer_batches(spec, world_size, iterations):
+        output = ddp(batch[rank])
+        layouts.append(ddp.reducer.layout)
+        output.mean().backward()
+    return layouts
+
+
+def state_after_construction(rank: int, world_size: int, wrapper: str) -> dict[str, Tensor]:
+    """State dict of a module that started different on every rank."""
+    torch.manual_seed(rank)
+    module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Linear(2, 2).double())
+    return {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](module).state_dict()
+
+
+def buffers_after_forward(rank: int, _world_size: int, wrapper: str) -> list[list[Tensor]]:
+    """Running means of a batch norm, after each of four forward passes, the third under no_sync."""
+    torch.manual_seed(0)
+    ddp = {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](nn.BatchNorm1d(2))
+    seen = []
+    for number in range(4):
+        with ddp.no_sync() if number == 2 else nullcontext():
+            ddp(torch.full((4, 2), float(rank + number)) + torch.eye(4)[:, :2]).sum().backward()
+        seen.append([buffer.clone() for buffer in ddp.module.buffers()])
+    return seen
+
+
+def outputs_of(rank: int, world_size: int) -> bool:
+    """Whether forward hands on exactly the object that the module returned."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, *, scale: float) -> dict:
+            self.made = {"loss": (self.weight * scale).sum(), "extra": ["text", None]}
+            return self.made
+
+    ddp = DistributedDataParallel(Odd())
+    return ddp(scale=2.0) is ddp.module.made
+
+
+class Unused(nn.Module):
+    """A module with a parameter that takes no part in forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = nn.Linear(2, 1)
+        self.forgotten = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.used(x)
+
+
+def message_of_misuse(rank: int, world_size: int, misuse: str) -> str:
+    """What our DDP says to a mistake."""
+    try:
+        if misuse == "unused parameter":
+            ddp = DistributedDataParallel(Unused())
+            for _ in range(2):
+                ddp(torch.ones(1, 2)).sum().backward()
+        elif misuse == "two backward passes":
+            ddp = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), bucket_cap_mb=1e-6)
+            first, second = nn.Linear(2, 1), nn.Linear(2, 1)
+            features = ddp.module[0](torch.ones(1, 2))
+            ddp(torch.ones(1, 2))
+            first(features).sum().backward(retain_graph=True)
+            second(features).sum().backward()
+        elif misuse == "different shapes":
+            DistributedDataParallel(nn.Linear(2 + rank, 1))
+        elif misuse == "different counts":
+            DistributedDataParallel(nn.Linear(2, 1, bias=rank == 0))
+        elif misuse == "nothing to train":
+            DistributedDataParallel(nn.ReLU())
+        elif misuse == "sparse":
+            DistributedDataParallel(nn.Embedding(4, 2, sparse=True))
+        elif misuse == "unknown name in plan":
+            DistributedDataParallel(nn.Linear(2, 1), plan=[["weight", "bia"]])
+        elif misuse == "parameter twice in plan":
+            DistributedDataParallel(nn.Linear(2, 1), plan=[[0, 1], [1]])
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def survives_dropping_the_wrapper(rank: int, _world_size: int) -> bool:
+    """A module outlives its DDP: it trains alone, and under a new DDP, without the old one's hooks."""
+    module = nn.Linear(2, 1)
+    ddp = DistributedDataParallel(module)
+    del ddp
+    module(torch.ones(1, 2) * rank).sum().backward()
+    local = module.weight.grad.clone()
+    module.zero_grad()
+    DistributedDataParallel(module)(torch.ones(1, 2) * rank).sum().backward()
+    return bool((local == rank).all())
+
+
+def record_training(
+    rank: int, world_size: int, wrapper: str, iterations: int, accumulate: int = 1
+) -> tuple[Trace, Gradients, Gradients]:
+    """A recording, and the gradients with and without one."""
+    together = []
+    for watched in (True, False):
+        model = mlp((8, 16, 16, 4), torch.float32, 0)
+        if wrapper != "module":
+            model = {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](model, bucket_cap_mb=1e-3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batch = mlp_batch((8,), torch.float32, rank, BATCH)
+        gradients = []
+        group = dist.group.WORLD
+        with record(model, model="mlp", batch=BATCH, process_group=group) if watched else nullcontext() as recording:
+            for number in range(iterations):
+                last = (number + 1) % accumulate == 0
+                with nullcontext() if last else model.no_sync():
+                    model(batch).square().mean().backward()
+                gradients.append([parameter.grad.clone() for parameter in model.parameters()])
+                if last:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                with torch.no_grad():
+                    model(batch)  # an evaluation in between is no part of an iteration
+        if watched:
+            trace = recording.trace
+        together.append(gradients)
+    return trace, *together
+
+
+def fail_on(rank: int, _world_size: int, failing: int) -> int:
+    if rank == failing:
+        raise ArithmeticError("the sums do not add up")
+    dist.barrier()  # its peers wait for the one that failed
+    return rank
+
+
+def die_on(rank: int, _world_size: int, dying: int) -> int:
+    if rank == dying:
+        os._exit(17)
+    dist.barrier()
+    return rank
+
+
+def hang_on(rank: int, _world_size: int, hanging: int) -> int:
+    if rank == hanging:
+        time.sleep(3600)  # longer than any time-out: the launcher has to end it
+    return rank
+
+
+def identify(rank: int, world_size: int, *args: object) -> tuple[object, ...]:
+    return rank, world_size, dist.get_rank(), dist.get_world_size(), *args
+
+
+def return_unpicklable(_rank: int, _world_size: int) -> object:
+    return lambda: None
+
+
+def return_tensor(rank: int, _world_size: int) -> Tensor:
+    return torch.full((3,), float(rank))

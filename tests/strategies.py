@@ -1,0 +1,124 @@
+"""All Hypothesis strategies: what a random model, plan, trace or fabric is. Each shows an example."""
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
+from simulator.fabric import Fabric, Linear, Processor, Timing
+from simulator.workload import RankWork
+
+DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model of integers, so that all of its arithmetic is exact; see `bodies.IntegerModel`.
+
+    ModelSpec(shapes=((2, 3), (), (4,)), dtypes=("float32",) * 3, use_orders=((2, 0, 1), (0, 1, 2)), seed=7)
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str, ...]
+    use_orders: tuple[tuple[int, ...], ...]
+    """In which order forward uses the parameters, by rank: gradients become ready in reverse."""
+    seed: int
+
+
+@st.composite
+def model_specs(draw, world_size: int, *, dtypes: tuple[str, ...] = DTYPES) -> ModelSpec:
+    count = draw(st.integers(1, 8))
+    shape = st.lists(st.integers(1, 4), max_size=3).map(tuple)
+    return ModelSpec(
+        shapes=tuple(draw(st.lists(shape, min_size=count, max_size=count))),
+        dtypes=tuple(draw(st.lists(st.sampled_from(dtypes), min_size=count, max_size=count))),
+        use_orders=tuple(tuple(draw(st.permutations(range(count)))) for _ in range(world_size)),
+        seed=draw(st.integers(0, 2**31 - 1)),
+    )
+
+
+def caps_mb() -> st.SearchStrategy[float | None]:
+    """None, 1e-6 (each parameter alone), 6e-5 (63 bytes), 25.0"""
+    return st.one_of(st.none(), st.floats(1e-6, 3e-4), st.just(25.0))
+
+
+@st.composite
+def partitions(draw, count: int, keys: tuple[str, ...] | None = None) -> list[list[int]]:
+    """[[2], [0, 3], [1]]: every index once, in buckets of one key, in any order."""
+    buckets: dict[tuple[int, str], list[int]] = {}
+    for index in draw(st.permutations(range(count))):
+        buckets.setdefault((draw(st.integers(0, 3)), keys[index] if keys else ""), []).append(index)
+    return draw(st.permutations(list(buckets.values())))
+
+
+@st.composite
+def rank_works(draw, parameter_count: int) -> RankWork:
+    """RankWork(forward_ns=3, ready_ns=(7, 5, 5), backward_end_ns=8, step_ns=0)"""
+    nanoseconds = st.integers(0, 1000)
+    forward = draw(nanoseconds)
+    ready = tuple(
+        forward + ns for ns in draw(st.lists(nanoseconds, min_size=parameter_count, max_size=parameter_count))
+    )
+    return RankWork(forward, ready, max(ready) + draw(nanoseconds), draw(nanoseconds))
+
+
+@st.composite
+def steady_fabrics(draw, world_size: int) -> Fabric:
+    """A fabric whose speeds never change: Fabric(all_reduce=(Timing(2, 0, 5), Timing(2, 64, 9)), concurrency=2)"""
+    sizes = draw(st.lists(st.integers(0, 400), min_size=1, max_size=4, unique=True))
+    cost = st.builds(Linear, fixed_ns=st.integers(0, 50), ns_per_byte=st.integers(0, 3))
+    return Fabric(
+        all_reduce=tuple(
+            Timing(world_size=world_size, size_bytes=size, ns=draw(st.integers(0, 2000))) for size in sizes
+        ),
+        concurrency=draw(st.integers(1, 3)),
+        processor=Processor(put=draw(cost), launch_ns=draw(st.integers(0, 50)), copy_out=draw(cost)),
+    )
+
+
+@st.composite
+def traces(draw) -> Trace:
+    """A plain module's trace: 1-6 parameters, 1-3 ranks, 1-3 iterations."""
+    parameters = tuple(
+        Parameter(
+            name=f"layer{index}.weight",
+            shape=(size,),
+            dtype=draw(st.sampled_from(DTYPES)),
+            size_bytes=8 * size,
+        )
+        for index, size in enumerate(draw(st.lists(st.integers(0, 100), min_size=1, max_size=6)))
+    )
+    ranks = tuple(
+        RankTrace(
+            rank=rank,
+            clock_offset_ns=draw(st.integers(-1000, 1000)),
+            iterations=tuple(
+                _iteration(draw(rank_works(len(parameters)))) for _ in range(draw(st.integers(1, 3)))
+            ),
+        )
+        for rank in range(draw(st.integers(1, 3)))
+    )
+    workload = Workload(
+        model=draw(st.text(max_size=5)),
+        source="module",
+        parameters=parameters,
+        device="cpu",
+        device_name="a processor",
+        backend=None,
+        world_size=len(ranks),
+        torch_version="2.13.0",
+        batch=draw(st.none() | st.integers(1, 64)),
+    )
+    return Trace(workload=workload, ranks=ranks)
+
+
+def _iteration(work: RankWork) -> Iteration:
+    return Iteration(
+        forward_start_ns=0,
+        forward_end_ns=work.forward_ns,
+        backward_start_ns=work.forward_ns,
+        backward_end_ns=work.backward_end_ns,
+        end_ns=work.compute_ns,
+        synchronized=False,
+        ready_ns=work.ready_ns,
+    )

@@ -1,0 +1,170 @@
+"""Training with our DDP is local training, and torch's DDP is the oracle."""
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from . import bodies
+from .strategies import ModelSpec, caps_mb, model_specs, partitions
+
+BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True)
+widths = st.lists(st.integers(1, 12), min_size=2, max_size=5).map(tuple)
+seeds = st.integers(0, 2**31 - 1)
+
+
+def assert_equal(got: bodies.Gradients, expected: bodies.Gradients) -> None:
+    for mine, theirs in zip(got, expected, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert torch.equal(a, b)
+
+
+@BOTH_POOLS
+@settings(max_examples=80)
+@given(st.data())
+def test_gradients_are_exactly_those_of_local_training(ranks, data):
+    """Random models, caps, plans and ready orders, float32 and float64, three steps with a rebuild.
+
+    The models compute with integers, so a wrong divisor, a parameter left out, or a gradient of the wrong
+    iteration cannot hide in a tolerance.
+    """
+    spec = data.draw(model_specs(ranks.world_size))
+    arguments = data.draw(
+        st.builds(lambda cap: {"bucket_cap_mb": cap}, caps_mb())
+        | st.builds(lambda plan: {"plan": plan}, partitions(len(spec.shapes), spec.dtypes))
+        | st.builds(lambda caps: {"bucket_cap_mb_list": caps}, st.lists(st.floats(1e-6, 3e-4), min_size=1, max_size=3))
+    )
+    expected = bodies.train_integers_locally(spec, ranks.world_size, 3)
+    for got in ranks.run(bodies.train_integers, spec, 3, arguments):
+        assert_equal(got, expected)
+
+
+@settings(max_examples=25)
+@given(model_specs(2), caps_mb(), st.integers(1, 4))
+def test_k_passes_under_no_sync_equal_one_large_batch(two_ranks, spec, cap, k):
+    expected = bodies.train_integers_locally(spec, 2, 2 * k, accumulate=k)
+    for got in two_ranks.run(_accumulate, spec, 2 * k, {"bucket_cap_mb": cap}, k):
+        assert_equal(got, expected)
+
+
+def _accumulate(rank, world_size, spec, iterations, arguments, k):
+    return bodies.train_integers(rank, world_size, spec, iterations, arguments, accumulate=k)
+
+
+@BOTH_POOLS
+@pytest.mark.parametrize("wrapper", ["ours", "naive"])
+@settings(max_examples=15)
+@given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
+def test_gradients_of_a_real_model_are_those_of_local_training(ranks, wrapper, widths, dtype, seed, cap):
+    """Real-valued, so equal up to the order of summation: a few units in the last place of sums of 16 terms."""
+    expected = bodies.train_mlp_locally(widths, dtype, seed, ranks.world_size)
+    tolerance = 64 * torch.finfo(dtype).eps
+    for gradients in ranks.run(bodies.train_mlp, wrapper, widths, dtype, seed, cap):
+        for iteration in gradients:
+            for got, want in zip(iteration, expected, strict=True):
+                torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * float(want.abs().max()))
+
+
+@settings(max_examples=25)
+@given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
+def test_gradients_are_exactly_torchs_on_two_ranks(two_ranks, widths, dtype, seed, cap):
+    """A sum of two has one order, so every bit agrees, also where the layouts of iteration 0 differ."""
+    ours = two_ranks.run(bodies.train_mlp, "ours", widths, dtype, seed, cap)
+    torchs = two_ranks.run(bodies.train_mlp, "torch", widths, dtype, seed, cap)
+    for got, expected in zip(ours, torchs, strict=True):
+        assert_equal(got, expected)
+
+
+@settings(max_examples=25)
+@given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
+def test_gradients_are_exactly_torchs_on_four_ranks_after_the_rebuild(four_ranks, widths, dtype, seed, cap):
+    """Which rank's summand comes first depends on the place in the bucket: equal once the layouts are."""
+    ours = four_ranks.run(bodies.train_mlp, "ours", widths, dtype, seed, cap)
+    torchs = four_ranks.run(bodies.train_mlp, "torch", widths, dtype, seed, cap)
+    for got, expected in zip(ours, torchs, strict=True):
+        assert_equal(got[1:], expected[1:])
+
+
+@BOTH_POOLS
+@settings(max_examples=25)
+@given(st.data())
+def test_launch_order_is_bucket_order_on_every_rank(ranks, data):
+    spec = data.draw(model_specs(ranks.world_size))
+    plan = data.draw(partitions(len(spec.shapes), spec.dtypes))
+    for ready, launched in ranks.run(bodies.watch_launches, spec, plan):
+        assert launched == list(range(len(plan)))
+        assert sorted(ready) == launched
+
+
+def test_a_bucket_that_is_ready_early_waits_for_its_turn(two_ranks):
+    """The last parameter used is ready first; the plan launches it last, on the rank where it comes first."""
+    spec = ModelSpec(((2,), (2,)), ("float32",) * 2, ((0, 1), (1, 0)), seed=0)
+    logs = two_ranks.run(bodies.watch_launches, spec, [[0], [1]])
+    assert logs == [([1, 0], [0, 1]), ([0, 1], [0, 1])]
+
+
+@settings(max_examples=20)
+@given(model_specs(2), caps_mb())
+def test_buckets_are_rebuilt_once_and_alike_on_every_rank(two_ranks, spec, cap):
+    first, second = two_ranks.run(bodies.watch_rebuild, spec, cap, 4)
+    assert first == second
+    assert first[1] == first[2] == first[3]
+
+
+def test_the_rebuild_follows_rank_0s_ready_order(two_ranks):
+    spec = ModelSpec(((4,), (4,), (4,)), ("float32",) * 3, ((1, 0, 2), (0, 1, 2)), seed=0)
+    layouts = two_ranks.run(bodies.watch_rebuild, spec, 1e-6, 2)
+    assert layouts[0] == layouts[1] == [((2,), (1,), (0,)), ((2,), (0,), (1,))]
+
+
+@BOTH_POOLS
+def test_every_rank_starts_from_rank_0_under_torchs_names(ranks):
+    ours = ranks.run(bodies.state_after_construction, "ours")
+    torchs = ranks.run(bodies.state_after_construction, "torch")
+    for got, expected in zip(ours, torchs, strict=True):
+        assert list(got) == list(expected)
+        assert all(name.startswith("module.") for name in got)
+        for name in got:
+            assert torch.equal(got[name], ours[0][name])
+            assert torch.equal(got[name], expected[name])
+
+
+def test_buffers_are_broadcast_when_torch_does_it(two_ranks):
+    ours = two_ranks.run(bodies.buffers_after_forward, "ours")
+    torchs = two_ranks.run(bodies.buffers_after_forward, "torch")
+    for got, expected in zip(ours, torchs, strict=True):
+        assert_equal(got, expected)
+
+
+def test_forward_returns_what_the_module_returns(two_ranks):
+    assert all(two_ranks.run(bodies.outputs_of))
+
+
+def test_a_module_outlives_its_wrapper(two_ranks):
+    assert all(two_ranks.run(bodies.survives_dropping_the_wrapper))
+
+
+@pytest.mark.parametrize(
+    ("misuse", "says"),
+    [
+        ("unused parameter", "RuntimeError: rank {rank}: the last backward pass produced no gradient for 2 of 4"),
+        ("unused parameter", "forgotten.weight (parameter 2, shape (1, 3))"),
+        ("two backward passes", "RuntimeError: rank {rank}: 0.bias (parameter 1, shape (2,)) got a second gradient"),
+        ("different shapes", "RuntimeError: parameter 0 differs between ranks (name, shape, strides, dtype): rank 0"),
+        ("different counts", "RuntimeError: rank 0 has 2 trainable parameters, rank 1 has 1"),
+        ("nothing to train", "ValueError: ReLU has no trainable parameter"),
+        ("sparse", "ValueError: sparse gradients cannot be averaged yet: set sparse=False for weight"),
+        ("unknown name in plan", "ValueError: plan: no trainable parameter is called 'bia'"),
+        ("parameter twice in plan", "ValueError: buckets: parameters [1] are in more than one bucket"),
+    ],
+)
+def test_a_mistake_is_named_on_every_rank(two_ranks, misuse, says):
+    for rank, message in enumerate(two_ranks.run(bodies.message_of_misuse, misuse)):
+        assert says.format(rank=rank) in message
+
+
+def test_without_a_process_group_the_error_says_how_to_get_one():
+    from reference.data_parallel import DistributedDataParallel
+
+    with pytest.raises(RuntimeError, match="expected an initialised process group"):
+        DistributedDataParallel(torch.nn.Linear(1, 1))

@@ -1,0 +1,74 @@
+"""The launcher: results by rank, the cause of a failure, and never a hang."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from reference.errors import RankError
+from reference.launch import RankPool, run_ranks
+
+from . import bodies
+
+SCRIPT = Path(__file__).parent / "scripts" / "sum_ranks.py"
+
+
+def test_results_come_by_rank(two_ranks):
+    assert two_ranks.run(bodies.identify, "a", 2) == [(0, 2, 0, 2, "a", 2), (1, 2, 1, 2, "a", 2)]
+
+
+def test_tensors_outlive_the_ranks_that_made_them():
+    results = run_ranks(bodies.return_tensor, 2, timeout_s=60)
+    assert [tensor.tolist() for tensor in results] == [[0.0] * 3, [1.0] * 3]
+
+
+@pytest.mark.parametrize(
+    ("body", "rank", "says"),
+    [
+        (bodies.fail_on, 1, r"(?s)rank 1 failed.*fail_on.*ArithmeticError: the sums do not add up"),
+        (bodies.die_on, 0, r"rank 0 died without a word, exit code 17"),
+        (bodies.hang_on, 1, r"ranks \[1\] were still running at the time-out"),
+    ],
+)
+def test_a_rank_that_goes_wrong_ends_the_others_and_tells_why(body, rank, says):
+    with RankPool(2, timeout_s=60) as pool:
+        assert pool.run(bodies.identify)  # ranks are up: what follows is about the body alone
+        began = time.monotonic()
+        with pytest.raises(RankError, match=says) as caught:
+            pool.run(body, rank, timeout_s=5)
+        assert caught.value.rank == rank
+        assert time.monotonic() - began < 30  # a hang, not a measurement: the time-out is 5 s
+        assert pool.run(bodies.identify, "again") == [(0, 2, 0, 2, "again"), (1, 2, 1, 2, "again")]
+
+
+def test_a_result_that_cannot_be_sent_is_a_failure_of_its_rank():
+    with RankPool(1, timeout_s=60) as pool, pytest.raises(RankError, match=r"(?s)rank 0 failed.*[Pp]ickle"):
+        pool.run(bodies.return_unpicklable)
+
+
+def test_a_world_without_ranks_is_refused():
+    with pytest.raises(ValueError, match="world_size: expected at least 1, got 0"):
+        RankPool(0)
+
+
+@pytest.mark.parametrize("under", ["python", "torchrun"])
+def test_a_script_runs_under_python_and_under_torchrun_unchanged(under):
+    launcher = {
+        "python": [sys.executable],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--local-addr=127.0.0.1"],
+    }[under]
+    done = subprocess.run([*launcher, str(SCRIPT)], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("[3.0, 3.0]") == {"python": 1, "torchrun": 2}[under]
+
+
+def test_ranks_share_the_cores(four_ranks):
+    assert four_ranks.run(_threads) == [max(1, (os.cpu_count() or 1) // 4)] * 4
+
+
+def _threads(_rank, _world_size):
+    return torch.get_num_threads()

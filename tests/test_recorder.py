@@ -1,0 +1,142 @@
+"""Recording: true to what happened, and without a trace in the training itself."""
+
+import pytest
+import torch
+from torch import nn
+
+from reference.recorder import record
+from simulator import Fabric, predict
+
+from . import bodies
+
+WRAPPERS = ["ours", "torch", "module"]
+PARAMETERS = 6
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_recording_changes_no_gradient(two_ranks, wrapper):
+    for _trace, watched, unwatched in two_ranks.run(bodies.record_training, wrapper, 4):
+        for mine, theirs in zip(watched, unwatched, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_every_rank_gets_the_whole_trace(two_ranks, wrapper):
+    (first, *_), (second, *_) = two_ranks.run(bodies.record_training, wrapper, 4)
+    assert first == second
+    assert [len(rank.iterations) for rank in first.ranks] == [4, 4]
+    workload = first.workload
+    assert workload.source == {"ours": "ddplab"}.get(wrapper, wrapper)
+    assert (workload.model, workload.world_size, workload.backend, workload.batch) == ("mlp", 2, "gloo", 4)
+    assert [parameter.name for parameter in workload.parameters[:2]] == ["0.weight", "0.bias"]
+    assert [parameter.shape for parameter in workload.parameters[:2]] == [(16, 8), (16,)]
+    assert [parameter.size_bytes for parameter in workload.parameters[:2]] == [512, 64]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_moments_of_an_iteration_are_where_they_belong(two_ranks, wrapper):
+    """Trace itself checks the order within a phase; here: that every moment was seen, in every iteration."""
+    trace, *_ = two_ranks.run(bodies.record_training, wrapper, 4)[0]
+    for rank in trace.ranks:
+        for iteration in rank.iterations:
+            assert all(moment is not None for moment in iteration.ready_ns)
+            assert iteration.forward_start_ns < iteration.forward_end_ns <= iteration.backward_start_ns
+            assert iteration.backward_end_ns < iteration.optimizer_start_ns < iteration.optimizer_end_ns
+            assert iteration.ready_ns[4] < iteration.ready_ns[0]  # the last layer's gradient comes first
+        for before, after in zip(rank.iterations, rank.iterations[1:], strict=False):
+            assert before.end_ns == after.forward_start_ns
+
+
+@pytest.mark.parametrize("wrapper", ["ours", "torch"])
+def test_buckets_are_seen_from_ready_to_done(two_ranks, wrapper):
+    trace, *_ = two_ranks.run(bodies.record_training, wrapper, 4)[0]
+    for rank in trace.ranks:
+        for iteration in rank.iterations:
+            layout = trace.layouts[iteration.layout]
+            assert iteration.synchronized
+            for indices, bucket in zip(layout, iteration.buckets, strict=True):
+                assert bucket.ready_ns >= max(iteration.ready_ns[index] for index in indices)
+                assert bucket.done_ns <= iteration.backward_end_ns
+                assert (bucket.copied_out_ns is None) == (wrapper == "torch")
+    # An all-reduce ends nowhere before its last rank has launched it, on one clock: as sure as the clocks are.
+    offsets = [rank.clock_offset_ns for rank in trace.ranks]
+    slack = 2 * max(rank.clock_uncertainty_ns for rank in trace.ranks)
+    for same in zip(*(rank.iterations for rank in trace.ranks), strict=True):
+        for times in zip(*(iteration.buckets for iteration in same), strict=True):
+            launched = max(bucket.launched_ns + offset for bucket, offset in zip(times, offsets, strict=True))
+            assert all(b.done_ns + o + slack >= launched for b, o in zip(times, offsets, strict=True))
+
+
+def test_ours_and_torchs_rebuilt_layouts_are_the_same(two_ranks):
+    ours, *_ = two_ranks.run(bodies.record_training, "ours", 4)[0]
+    torchs, *_ = two_ranks.run(bodies.record_training, "torch", 4)[0]
+    assert ours.layouts[ours.ranks[0].iterations[-1].layout] == torchs.layouts[torchs.ranks[0].iterations[-1].layout]
+
+
+@pytest.mark.parametrize("wrapper", ["ours", "torch"])
+def test_iterations_under_no_sync_say_so(two_ranks, wrapper):
+    trace, *_ = two_ranks.run(bodies.record_training, wrapper, 4, 2)[0]
+    for rank in trace.ranks:
+        assert [iteration.synchronized for iteration in rank.iterations] == [False, True, False, True]
+        assert [len(iteration.buckets) > 0 for iteration in rank.iterations] == [False, True, False, True]
+        assert [iteration.optimizer_start_ns is None for iteration in rank.iterations] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_recording_can_be_replayed(two_ranks, wrapper):
+    trace, *_ = two_ranks.run(bodies.record_training, wrapper, 4)[0]
+    prediction = predict(trace, Fabric.from_alpha_beta(1000, 1e9), world_size=4)
+    assert prediction.iteration_ns > prediction.compute_ns > 0
+
+
+def test_a_plain_module_is_recorded_without_a_process_group():
+    module = nn.Linear(2, 1)
+    with record(module) as recording:
+        for _ in range(2):
+            module(torch.ones(1, 2)).sum().backward()
+    trace = recording.trace
+    assert (trace.workload.model, trace.workload.backend, trace.layouts) == ("Linear", None, ())
+    assert [iteration.synchronized for iteration in trace.ranks[0].iterations] == [False, False]
+
+
+def test_hooks_are_gone_after_the_recording():
+    module = nn.Linear(2, 1)
+    with record(module) as recording:
+        module(torch.ones(1, 2)).sum().backward()
+    before = recording.trace
+    module(torch.ones(1, 2)).sum().backward()
+    assert recording.trace == before
+    assert not module._forward_hooks
+    assert not module._forward_pre_hooks
+    assert not module.weight._post_accumulate_grad_hooks
+
+
+def test_an_error_in_training_comes_through_and_detaches():
+    module = nn.Linear(2, 1)
+    with pytest.raises(ZeroDivisionError), record(module):
+        _ = 1 / 0
+    assert not module._forward_hooks
+
+
+def test_several_passes_before_one_backward_are_one_iteration():
+    module = nn.Linear(2, 1)
+    with record(module) as recording:
+        (module(torch.ones(1, 2)) + module(torch.ones(1, 2))).sum().backward()
+    assert len(recording.trace.ranks[0].iterations) == 1
+
+
+def test_nothing_recorded_is_an_error_that_says_what_is_needed():
+    with pytest.raises(RuntimeError, match="nothing was recorded: expected at least one forward pass"), record(
+        nn.Linear(1, 1)
+    ):
+        pass
+
+
+def test_a_module_without_parameters_is_refused():
+    with pytest.raises(ValueError, match="ReLU has no trainable parameter"):
+        record(nn.ReLU())
+
+
+def test_a_module_elsewhere_than_on_the_cpu_is_refused():
+    with pytest.raises(ValueError, match="expected all parameters on the CPU, weight is on meta"):
+        record(nn.Linear(1, 1, device="meta"))

@@ -1,0 +1,155 @@
+"""Trace files: what is written is what is read, and what is broken is named."""
+
+import gzip
+import json
+import re
+
+import pytest
+from hypothesis import given
+
+from reference.errors import TraceError
+from reference.trace import Trace, join
+
+from .strategies import traces
+
+PARAMETER = {"name": "weight", "shape": [2], "dtype": "float32", "size_bytes": 8, "sparse": False}
+ITERATION = {
+    "forward_start_ns": 0,
+    "forward_end_ns": 10,
+    "backward_start_ns": 12,
+    "backward_end_ns": 30,
+    "optimizer_start_ns": 31,
+    "optimizer_end_ns": 35,
+    "end_ns": 40,
+    "synchronized": True,
+    "layout": 0,
+    "ready_ns": [20],
+    "buckets": [{"ready_ns": 21, "launched_ns": 22, "done_ns": 25, "copied_out_ns": 28}],
+}
+DOCUMENT = {
+    "schema_version": 1,
+    "workload": {
+        "model": "tiny",
+        "source": "ddplab",
+        "parameters": [PARAMETER],
+        "buffers": [],
+        "device": "cpu",
+        "device_name": "a processor",
+        "backend": "gloo",
+        "world_size": 1,
+        "torch_version": "2.13.0",
+        "batch": None,
+    },
+    "layouts": [[[0]]],
+    "ranks": [{"rank": 0, "clock_offset_ns": 0, "clock_uncertainty_ns": 0, "iterations": [ITERATION]}],
+}
+
+
+@given(traces())
+def test_what_is_saved_is_loaded(tmp_path_factory, trace):
+    folder = tmp_path_factory.mktemp("traces")
+    for name in ("trace.json", "trace.json.gz"):
+        trace.save(folder / name)
+        assert Trace.load(folder / name) == trace
+
+
+def test_equal_traces_give_equal_bytes(tmp_path):
+    trace = Trace.model_validate_json(json.dumps(DOCUMENT))
+    trace.save(tmp_path / "a.json.gz")
+    trace.save(tmp_path / "b.json.gz")
+    assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
+
+
+def test_a_joined_trace_has_the_iterations_of_all():
+    trace = Trace.model_validate_json(json.dumps(DOCUMENT))
+    assert join([trace, trace, trace]).ranks[0].iterations == trace.ranks[0].iterations * 3
+
+
+def test_recordings_of_different_workloads_are_not_joined():
+    trace = Trace.model_validate_json(json.dumps(DOCUMENT))
+    other = trace.model_copy(update={"workload": trace.workload.model_copy(update={"model": "other"})})
+    with pytest.raises(ValueError, match="expected recordings of one workload"):
+        join([trace, other])
+
+
+ITERATION_PATH = ("ranks", 0, "iterations", 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (("schema_version",), 2, "schema_version: expected 1, got 2"),
+        (("schema_version",), "one", "schema_version: input should be a valid integer"),
+        (("workload", "model"), 7, "workload.model: input should be a valid string"),
+        (("workload", "source"), "horovod", "workload.source: input should be 'ddplab', 'torch' or 'module'"),
+        (("workload", "parameters"), [], "workload: parameters: expected at least one"),
+        (("workload", "parameters"), [PARAMETER, PARAMETER], "the name 'weight' occurs twice"),
+        (("workload", "parameters", 0, "size_bytes"), -8, "workload.parameters[0].size_bytes"),
+        (("workload", "parameters", 0, "size_bytes"), 8.5, "workload.parameters[0].size_bytes"),
+        (("workload", "colour"), "red", "workload.colour: extra inputs are not permitted"),
+        (("workload", "world_size"), 2, "ranks: expected ranks 0 to 1 in order, got [0]"),
+        (("layouts", 0), [[0], [0]], "layouts[0]: buckets: parameters [0] are in more than one bucket"),
+        (("layouts", 0), [[1]], "layouts[0]: buckets: expected parameter indices 0 to 0, got [1]"),
+        (("ranks",), [], "ranks: tuple should have at least 1 item"),
+        ((*ITERATION_PATH, "forward_start_ns"), 11, "forward_end_ns: expected at least forward_start_ns = 11"),
+        ((*ITERATION_PATH, "end_ns"), 34, "end_ns: expected at least optimizer_end_ns = 35, got 34"),
+        ((*ITERATION_PATH, "end_ns"), None, "ranks[0].iterations[0].end_ns: input should be a valid integer"),
+        ((*ITERATION_PATH, "end_ns"), 40.0, "ranks[0].iterations[0].end_ns: input should be a valid integer"),
+        ((*ITERATION_PATH, "ready_ns"), [31], "ready_ns[0]: expected a time within the backward pass (12 to 30)"),
+        ((*ITERATION_PATH, "ready_ns"), [20, 21], "ready_ns: expected 1 entries, one a parameter, got 2"),
+        ((*ITERATION_PATH, "layout"), 1, "layout: expected an index into 1 layouts, got 1"),
+        ((*ITERATION_PATH, "buckets"), [], "buckets: expected 1 entries, one a bucket, got 0"),
+        ((*ITERATION_PATH, "buckets", 0, "done_ns"), 21, "expected ready <= launched <= done <= copied out"),
+    ],
+)
+def test_an_inconsistent_file_names_file_field_and_reason(tmp_path, path, value, says):
+    document = json.loads(json.dumps(DOCUMENT))
+    place = document
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(document))
+    with pytest.raises(TraceError, match=re.escape(says)) as caught:
+        Trace.load(file)
+    message = str(caught.value)
+    assert message.startswith(f"{file}: ")
+    assert "\n" not in message
+
+
+def test_the_document_that_these_tests_break_is_valid(tmp_path):
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps(DOCUMENT))
+    assert Trace.load(file).ranks[0].iterations[0].buckets[0].done_ns == 25
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"", "invalid JSON"),
+        (b'{"schema_version": 1', "invalid JSON"),
+        (b"[1, 2]", "input should be an object"),
+        (b"{}", "schema_version: field required"),
+        (gzip.compress(json.dumps(DOCUMENT).encode())[:-20], "truncated or corrupt gzip data"),
+        (b"\x1f\x8b" + b"rubbish" * 9, "cannot be read"),
+    ],
+)
+def test_a_broken_file_is_told_in_one_line(tmp_path, data, says):
+    file = tmp_path / "trace.json"
+    if data is not None:
+        file.write_bytes(data)
+    with pytest.raises(TraceError, match=re.escape(says)) as caught:
+        Trace.load(file)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
+    file = tmp_path / "trace.json"
+    trace = Trace.model_validate_json(json.dumps(DOCUMENT))
+    trace.save(file)
+    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        trace.model_copy(update={"layouts": ()}).save(file)
+    assert Trace.load(file) == trace
