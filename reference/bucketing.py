@@ -7,6 +7,7 @@ become ready roughly last layer first; and once more, after the first synchronis
 order in which the gradients really became ready.
 """
 
+import math
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Literal, get_args
@@ -90,6 +91,11 @@ def bucket_caps(
         raise ValueError(f"bucket caps: expected positive sizes in MiB, got {caps_mb}")
     # A cap past 2**62 bytes means "one bucket"; min() keeps infinity an int.
     return [int(min(cap * MIB, 2.0**62)) for cap in caps_mb]
+
+
+def cap_name(cap_mb: float) -> str:
+    """What a cap is called in tables and figures: "25 MB", or "single" for one bucket without a limit."""
+    return "single" if math.isinf(cap_mb) else f"{cap_mb:g} MB"
 
 
 def initial_buckets(

@@ -2,6 +2,7 @@
 
     Error
     ├── TraceError (also a ValueError)    a trace file that cannot be used
+    ├── ModelError (also a ValueError)    a model name that leads nowhere, or to something else
     └── RankError  (also a RuntimeError)  a rank that raised, died or was stuck
 
 Arguments that make no sense are plain ValueErrors; misuse of data parallelism is a RuntimeError, as in torch.
@@ -14,6 +15,10 @@ class Error(Exception):
 
 class TraceError(Error, ValueError):
     """A trace file that cannot be used; the message names the file, the field and the reason."""
+
+
+class ModelError(Error, ValueError):
+    """No such model, or a callable that does not return `(module, loss_fn)`."""
 
 
 class RankError(Error, RuntimeError):

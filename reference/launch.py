@@ -28,7 +28,7 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from .errors import RankError
+from .errors import ModelError, RankError
 
 Body = Callable[..., Any]
 """An importable function `body(rank, world_size, *args)`; arguments and result must pickle."""
@@ -113,6 +113,7 @@ class RankPool:
 
         Raises:
             RankError: As for `run_ranks`.
+            ModelError: A body asked for a model that does not exist.
         """
         if not self._processes:
             self._start()
@@ -179,6 +180,8 @@ class RankPool:
             raise RankError(
                 rank, f"rank {rank} died without a word, exit code {self._processes[rank].exitcode}"
             ) from None
+        if isinstance(value, ModelError):
+            raise value
         if kind == _FAILURE:  # that of the first to fail: its peers would only say that it went away
             raise RankError(rank, f"rank {rank} failed; the other ranks were ended. Its traceback:\n\n{value}")
         return kind, value
@@ -207,6 +210,8 @@ def _serve(
                         timeout=timedelta(seconds=timeout_s),
                     )
                 _send(connection, _RESULT, body(rank, world_size, *args))
+            except ModelError as error:  # the user's mistake, told in one line: a traceback adds nothing
+                _send(connection, _FAILURE, error)
             except Exception:  # noqa: BLE001 - whatever the body raises, or a result that cannot be sent
                 _send(connection, _FAILURE, traceback.format_exc())
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .errors import ModelError
+
 Loss = Callable[[nn.Module], Tensor]
 Model = tuple[nn.Module, Loss]
 
@@ -21,20 +23,20 @@ def resolve(name: str) -> Callable[[], Model]:
     """The built-in model of that name, or the callable that `module:callable` names.
 
     Raises:
-        ValueError: No such model, module or callable.
+        ModelError: No such model, module or callable.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
     module_name, colon, attribute = name.partition(":")
     expected = f"--model: expected {', '.join(BUILT_IN)} or module:callable, got {name!r}"
     if not colon:
-        raise ValueError(expected)
+        raise ModelError(expected)
     try:
         found = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"{expected}: {error}; run from the folder that holds {module_name}.py") from None
+        raise ModelError(f"{expected}: {error}; run from the folder that holds {module_name}.py") from None
     if not callable(found):
-        raise ValueError(f"{expected}: {attribute} is not callable but a {type(found).__name__}")
+        raise ModelError(f"{expected}: {attribute} is not callable but a {type(found).__name__}")
     return found  # type: ignore[no-any-return]
 
 
@@ -42,11 +44,11 @@ def build(name: str) -> Model:
     """Call the model of that name.
 
     Raises:
-        ValueError: There is none, or it did not return `(module, loss_fn)`.
+        ModelError: There is none, or it did not return `(module, loss_fn)`.
     """
     made = resolve(name)()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])):
-        raise ValueError(f"--model {name}: expected it to return (module, loss_fn), got {type(made).__name__}")
+        raise ModelError(f"--model {name}: expected it to return (module, loss_fn), got {type(made).__name__}")
     return made
 
 

@@ -18,12 +18,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from reference.bucketing import ORDERS, Order
+from reference.bucketing import ORDERS, Order, cap_name
 from reference.errors import Error
 from reference.trace import Trace
 
 from .fabric import Fabric
-from .plots import cap_name
 from .prediction import predict as predict_iteration
 
 if TYPE_CHECKING:

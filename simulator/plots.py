@@ -1,10 +1,10 @@
 """Pictures: each function draws on the axes it is given and returns them."""
 
-import math
-
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+
+from reference.bucketing import cap_name
 
 MEASURED, PREDICTED, YARDSTICK = "#1b1b1b", "#d1495b", "#8d99ae"
 
@@ -55,7 +55,3 @@ def draw_validation(rows: pd.DataFrame, ax: Axes) -> Axes:
     ax.legend(ncols=4, fontsize=8, frameon=False, loc="lower left")
     return ax
 
-
-def cap_name(cap_mb: float) -> str:
-    """How a bucket cap is called in tables and figures."""
-    return "single" if math.isinf(cap_mb) else f"{cap_mb:g} MB"

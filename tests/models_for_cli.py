@@ -1,0 +1,19 @@
+"""Models that the command line is told to use."""
+
+import torch
+from torch import nn
+
+
+def tiny() -> tuple[nn.Module, object]:
+    """A model that trains in a millisecond, with buffers."""
+    module = nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 8))
+    batch = torch.randn(4, 64)
+    return module, lambda model: model(batch).square().mean()
+
+
+def not_a_pair() -> nn.Module:
+    """Forgets the loss."""
+    return nn.Linear(1, 1)
+
+
+not_callable = 7

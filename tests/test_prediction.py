@@ -1,0 +1,133 @@
+"""Predictions from traces: the whole path from a recording to a table, a figure, a timeline."""
+
+import json
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.bucketing import ORDERS, bucket_caps, plan_buckets
+from simulator import Fabric, predict
+from simulator.plots import validation_figure
+from simulator.prediction import trace_buckets
+from simulator.spans import total_ns
+from simulator.validate import Configuration, Row, summarize
+from simulator.workload import ready_order
+
+from .strategies import caps_mb, traces
+
+FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
+
+
+@given(traces(), st.integers(1, 5), caps_mb(), st.sampled_from(ORDERS))
+def test_a_prediction_lies_between_its_bounds(trace, world_size, cap, order):
+    prediction = predict(trace, FABRIC, world_size=world_size, bucket_cap_mb=cap, order=order)
+    low, high = prediction.interval_ns
+    assert low <= prediction.iteration_ns <= high
+    assert prediction.iteration_ns - prediction.compute_ns == prediction.exposed_comm_ns
+    assert {span.rank for span in prediction.spans} <= set(range(world_size))
+
+
+@given(traces(), caps_mb())
+def test_one_rank_is_local_training(trace, cap):
+    prediction = predict(trace, FABRIC, world_size=1, bucket_cap_mb=cap)
+    assert prediction.iteration_ns in {
+        iteration.end_ns - iteration.forward_start_ns for iteration in trace.ranks[0].iterations
+    }
+    assert prediction.no_overlap_ns == prediction.compute_ns
+
+
+@given(traces(), caps_mb(), st.sampled_from(ORDERS))
+def test_buckets_are_those_of_the_reducers_own_rule(trace, cap, order):
+    expected = plan_buckets(
+        order, trace.sizes_bytes, bucket_caps(cap), ready_order=ready_order(trace), keys=trace.keys
+    )
+    prediction = predict(trace, FABRIC, world_size=2, bucket_cap_mb=cap, order=order)
+    assert prediction.buckets == tuple(map(tuple, expected))
+    assert trace_buckets(trace, bucket_caps(cap), order) == expected
+
+
+@given(traces(), st.integers(2, 4))
+def test_a_plan_that_repeats_the_caps_predicts_the_same(trace, world_size):
+    by_caps = predict(trace, FABRIC, world_size=world_size, bucket_cap_mb=1e-4)
+    by_plan = predict(trace, FABRIC, world_size=world_size, plan=by_caps.buckets)
+    assert by_plan == by_caps
+
+
+@given(traces())
+def test_the_frame_holds_every_span(trace):
+    prediction = predict(trace, FABRIC, world_size=2)
+    frame = prediction.to_frame()
+    assert len(frame) == len(prediction.spans)
+    of_rank_0 = frame[(frame["rank"] == 0) & (frame["kind"] == "all_reduce")]
+    assert (of_rank_0["end_ns"] - of_rank_0["start_ns"]).sum() == total_ns(prediction.spans, "all_reduce")
+
+
+@given(traces(), caps_mb())
+def test_a_timeline_follows_the_rules_of_its_format(trace, cap):
+    from simulator.perfetto import chrome_trace
+
+    prediction = predict(trace, FABRIC, world_size=2, bucket_cap_mb=cap)
+    events = json.loads(json.dumps(chrome_trace(prediction.spans)))["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert len(slices) == len(prediction.spans)
+    named = {(event["pid"], event.get("tid")) for event in events if event["ph"] == "M"}
+    assert {(event["pid"], event["tid"]) for event in slices} <= named
+    for track in named:  # slices of one track must not overlap
+        times = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if (e["pid"], e["tid"]) == track)
+        assert all(before[1] <= after[0] + 1e-9 for before, after in zip(times, times[1:], strict=False))
+    starts = {event["id"] for event in events if event["ph"] == "s"}
+    ends = {event["id"] for event in events if event["ph"] == "f"}
+    assert starts <= ends or not starts
+
+
+def test_a_timeline_is_written_where_it_was_asked_for(tmp_path):
+    from .test_trace import DOCUMENT, Trace
+
+    trace = Trace.model_validate_json(json.dumps(DOCUMENT))
+    predict(trace, FABRIC, world_size=2).save_perfetto(tmp_path / "new" / "timeline.json")
+    assert json.loads((tmp_path / "new" / "timeline.json").read_text())["displayTimeUnit"] == "ns"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"world_size": 0}, "world_size: expected at least 1, got 0"),
+        ({"world_size": 2, "bucket_cap_mb": -1}, "bucket caps: expected positive"),
+        ({"world_size": 2, "order": "backward"}, "order: expected one of ready, reverse, forward"),
+        ({"world_size": 2, "plan": [[0, 0]]}, r"parameters \[0\] are in more than one bucket"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_named(arguments, says):
+    from .test_trace import DOCUMENT, Trace
+
+    with pytest.raises(ValueError, match=says):
+        predict(Trace.model_validate_json(json.dumps(DOCUMENT)), FABRIC, **arguments)
+
+
+def row(cap_mb: float, measured: int, predicted: int, spread: int = 1) -> Row:
+    return Row(
+        model="m", cap_mb=cap_mb, order="ready", buckets=2,
+        measured_ns=measured, quartiles_ns=(measured - spread, measured + spread),
+        predicted_ns=predicted, interval_ns=(predicted - 5, predicted + 5), error=predicted / measured - 1,
+        perfect_scaling_error=-0.5, no_overlap_error=0.5,
+    )  # fmt: skip
+
+
+def test_a_report_counts_errors_as_it_says():
+    report = summarize([row(1, 100, 104), row(5, 200, 180), row(25, 300, 170), row(9, 302, 400, spread=9)], "abc")
+    assert report.worst_error == pytest.approx(-130 / 300)
+    assert report.mape == pytest.approx((0.04 + 0.1 + 130 / 300 + 98 / 302) / 4)
+    assert report.coverage == 0.25
+    assert report.sign_errors == 1  # 200 and 300 are ranked the wrong way round; 300 and 302 are within the noise
+
+
+def test_a_report_is_drawn_and_written(tmp_path):
+    report = summarize([row(1, 100, 104), row(float("inf"), 200, 180)], "abc")
+    figure = validation_figure(report.to_frame())
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1 MB\nready", "single\nready"]
+    assert figure.axes[0].get_title(loc="left").startswith("m: mean absolute error 7.0%")
+    assert json.loads(json.dumps(report.to_json()))["rows"][1]["cap_mb"] is None
+    assert isinstance(report.to_frame(), pd.DataFrame)
+    assert Configuration(1.0, "ready") == Configuration(1.0, "ready")
