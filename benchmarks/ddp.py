@@ -1,58 +1,49 @@
-"""Our DistributedDataParallel beside torch's: iteration times in pairs, interleaved, on two Gloo ranks."""
+"""Our DistributedDataParallel beside torch's, on two Gloo ranks."""
 
 import argparse
-import statistics
-import time
+from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from reference import models
 from reference.data_parallel import DistributedDataParallel
 from reference.launch import run_ranks
 
-WARM_UP = 3  # the rebuild, and the first touch of every buffer
+from .pairs import Pairs, header, row, time_pairs
 
 
-def iteration_pairs(_rank: int, _world_size: int, name: str, pairs: int) -> list[tuple[float, float]]:
-    """Seconds of one iteration under ours and under torch's, `pairs` times, the order swapped each time."""
-    contenders = []
-    for wrapper in (DistributedDataParallel, TorchDDP):
-        torch.manual_seed(0)
-        module, loss_fn = models.build(name)
-        optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
-        contenders.append((wrapper(module), loss_fn, optimizer))
+def compare(_rank: int, _world_size: int, model: str, pairs: int) -> Pairs:
+    """Iterations under ours and under torch's."""
+    return time_pairs(trainer(model, DistributedDataParallel), trainer(model, TorchDDP), pairs)
 
-    def iterate(contender) -> float:
-        ddp, loss_fn, optimizer = contender
-        dist.barrier()
-        start = time.perf_counter()
+
+def trainer(model: str, wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], None]:
+    """One training iteration of a model of its own, wrapped."""
+    torch.manual_seed(0)
+    module, loss_fn = models.build(model)
+    wrapped = wrap(module)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+
+    def iterate() -> None:
         optimizer.zero_grad()
-        loss_fn(ddp).backward()
+        loss_fn(wrapped).backward()
         optimizer.step()
-        return time.perf_counter() - start
 
-    times = []
-    for number in range(WARM_UP + pairs):
-        swap = number % 2
-        measured = [iterate(contender) for contender in contenders[:: -1 if swap else 1]]
-        times.append((measured[swap], measured[1 - swap]))
-    return times[WARM_UP:]
+    return iterate
 
 
 def main() -> None:
     """Print one line a model."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["resnet50", "mlp"])
-    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--pairs", type=int, default=30)
     arguments = parser.parse_args()
-    print(f"{'model':12} {'ours ms':>9} {'torch ms':>9} {'ours/torch: median':>19} {'quartiles':>15} {'pairs':>6}")
-    for name in arguments.models:
-        pairs = run_ranks(iteration_pairs, 2, name, arguments.pairs)[0]
-        ours, torchs = (statistics.median(side) * 1e3 for side in zip(*pairs, strict=True))
-        low, middle, high = statistics.quantiles([a / b for a, b in pairs], n=4)
-        print(f"{name:12} {ours:9.1f} {torchs:9.1f} {middle:19.3f} {low:7.3f}-{high:.3f} {len(pairs):6}")
+    print(__doc__)
+    print(header("ours", "torch"))
+    for model in arguments.models:
+        print(row(model, run_ranks(compare, 2, model, arguments.pairs)[0]), flush=True)
 
 
 if __name__ == "__main__":

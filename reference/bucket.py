@@ -18,7 +18,8 @@ class Bucket:
         indices: Parameter index of each slot.
         parameters: The parameters themselves, slot by slot; all of one dtype on one device.
         buffer: Flat tensor of the bucket's size; the all-reduce works in place on it.
-        views: Slot by slot a view of `buffer` with its parameter's shape and, where those are dense, strides.
+        views: Slot by slot a view of `buffer` with its parameter's shape and memory format.
+
     """
 
     def __init__(self, indices: Sequence[int], parameters: Sequence[nn.Parameter]) -> None:
@@ -70,18 +71,16 @@ class Bucket:
 
     def copy_out(self) -> None:
         """Overwrite the parameters' gradients with what the buffer holds."""
-        torch._foreach_copy_([parameter.grad for parameter in self.parameters], self.views)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        torch._foreach_copy_(gradients, self.views)
 
 
 def _views(buffer: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Consecutive pieces of `buffer`, each laid out like its parameter so that copies run at full speed."""
+    """Consecutive pieces of `buffer`, each with its parameter's shape and memory format: copies run at full speed."""
     views = []
     offset = 0
     for parameter in parameters:
-        if parameter.is_contiguous() or not torch._prims_common.is_non_overlapping_and_dense(parameter):
-            view = buffer[offset : offset + parameter.numel()].view(parameter.shape)
-        else:
-            view = buffer.as_strided(parameter.size(), parameter.stride(), offset)
-        views.append(view)
+        strides = torch.empty_like(parameter, device="meta").stride()  # dense, whatever the parameter's are
+        views.append(buffer.as_strided(parameter.size(), strides, offset))
         offset += parameter.numel()
     return views

@@ -49,6 +49,7 @@ def assign_buckets(
 
     Raises:
         ValueError: Sizes, caps, keys, sparse or order that do not fit together.
+
     """
     _check_assignment(sizes_bytes, caps_bytes, keys, sparse, order)
     buckets: Buckets = []
@@ -70,9 +71,7 @@ def assign_buckets(
     return sorted(buckets, key=min) if order is None else buckets
 
 
-def bucket_caps(
-    bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] | None = None
-) -> list[int]:
+def bucket_caps(bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] | None = None) -> list[int]:
     """Caps in bytes for `assign_buckets`, from what a user says in MiB.
 
     None means 25 MiB with a first bucket of 1 MiB, so that communication starts early; a cap given by the
@@ -80,6 +79,7 @@ def bucket_caps(
 
     Raises:
         ValueError: A cap that is not a positive number, or an empty list.
+
     """
     if bucket_cap_mb_list is not None:
         caps_mb = list(bucket_cap_mb_list)
@@ -130,6 +130,7 @@ def plan_buckets(
 
     Raises:
         ValueError: An order that has no such name.
+
     """
     registration = range(len(sizes_bytes))
     walks: dict[str, Sequence[int]] = {

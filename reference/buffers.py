@@ -24,7 +24,9 @@ def broadcast_coalesced(
     """
     in_flight: deque[_Piece] = deque()
     pieces = assign_buckets(
-        [size_bytes(tensor) for tensor in tensors], [piece_bytes], keys=[bucket_key(tensor) for tensor in tensors]
+        [size_bytes(tensor) for tensor in tensors],
+        [piece_bytes],
+        keys=[bucket_key(tensor) for tensor in tensors],
     )
     for indices in pieces:
         if len(in_flight) == MAX_IN_FLIGHT:

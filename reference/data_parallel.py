@@ -57,6 +57,7 @@ class DistributedDataParallel(nn.Module):
     Raises:
         RuntimeError: No process group, or parameters that differ between ranks.
         ValueError: Nothing to train, sparse gradients, or a plan that is not a partition of the parameters.
+
     """
 
     def __init__(
@@ -125,9 +126,7 @@ def _initialized_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def _check_parameters(
-    module: nn.Module, parameters: dict[str, nn.Parameter], group: dist.ProcessGroup
-) -> None:
+def _check_parameters(module: nn.Module, parameters: dict[str, nn.Parameter], group: dist.ProcessGroup) -> None:
     if not parameters:
         raise ValueError(f"{type(module).__name__} has no trainable parameter, so there is nothing to average")
     if sparse := sparse_parameters(module) & set(parameters):

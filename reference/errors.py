@@ -1,11 +1,12 @@
 """What ddplab raises for things that go wrong outside its own code.
 
-    Error
+Error:
     ├── TraceError (also a ValueError)    a trace file that cannot be used
     ├── ModelError (also a ValueError)    a model name that leads nowhere, or to something else
     └── RankError  (also a RuntimeError)  a rank that raised, died or was stuck
 
 Arguments that make no sense are plain ValueErrors; misuse of data parallelism is a RuntimeError, as in torch.
+
 """
 
 
@@ -26,6 +27,7 @@ class RankError(Error, RuntimeError):
 
     Attributes:
         rank: The first rank that failed.
+
     """
 
     def __init__(self, rank: int, message: str) -> None:

@@ -27,6 +27,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from .errors import ModelError, RankError
 
@@ -51,6 +52,7 @@ def run_ranks(
 
     Raises:
         RankError: A rank raised, died or was still running after `timeout_s`; the other ranks are ended.
+
     """
     if dist.is_torchelastic_launched():
         return _run_as_one_rank(body, args, backend, timeout_s)
@@ -74,11 +76,10 @@ class RankPool:
         world_size: Number of ranks.
         backend: As for `torch.distributed.init_process_group`.
         timeout_s: Seconds after which a body, or the start, counts as stuck.
+
     """
 
-    def __init__(
-        self, world_size: int, *, backend: str = "gloo", timeout_s: float = DEFAULT_TIMEOUT_S
-    ) -> None:
+    def __init__(self, world_size: int, *, backend: str = "gloo", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         if world_size < 1:
             raise ValueError(f"world_size: expected at least 1, got {world_size}")
         self.world_size = world_size
@@ -114,6 +115,7 @@ class RankPool:
         Raises:
             RankError: As for `run_ranks`.
             ModelError: A body asked for a model that does not exist.
+
         """
         if not self._processes:
             self._start()
@@ -147,7 +149,14 @@ class RankPool:
             ours, theirs = context.Pipe()
             process = context.Process(
                 target=_serve,
-                args=(rank, self.world_size, str(self._folder / "store"), self.backend, self.timeout_s, theirs),
+                args=(
+                    rank,
+                    self.world_size,
+                    str(self._folder / "store"),
+                    self.backend,
+                    self.timeout_s,
+                    theirs,
+                ),
                 name=f"rank {rank}",
             )
             process.start()
@@ -187,11 +196,9 @@ class RankPool:
         return kind, value
 
 
-def _serve(
-    rank: int, world_size: int, store: str, backend: str, timeout_s: float, connection: Connection
-) -> None:
+def _serve(rank: int, world_size: int, store: str, backend: str, timeout_s: float, connection: Connection) -> None:
     """What a rank's process does: join the group, then run bodies until the pipe closes."""
-    global _launcher  # noqa: PLW0603 - a process has one launcher, as it has one default process group
+    global _launcher
     _launcher = connection
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the launcher ends the ranks, without N tracebacks
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
@@ -204,7 +211,7 @@ def _serve(
                 if not dist.is_initialized():
                     dist.init_process_group(
                         backend,
-                        store=dist.FileStore(store, world_size),
+                        store=FileStore(store, world_size),
                         rank=rank,
                         world_size=world_size,
                         timeout=timedelta(seconds=timeout_s),

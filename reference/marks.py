@@ -102,6 +102,7 @@ def rank_trace(
 
     Raises:
         RuntimeError: No iteration was complete.
+
     """
     if not marks.iterations:
         raise RuntimeError(
@@ -122,7 +123,10 @@ def _iteration(marks: IterationMarks, zero: int, layouts: dict[Layout, int]) -> 
         return None if reading is None else reading - zero
 
     start, end = marks.backward_start, marks.backward_end
-    assert start is not None and end is not None and marks.forward_end is not None and marks.end is not None
+    assert start is not None
+    assert end is not None
+    assert marks.forward_end is not None
+    assert marks.end is not None
     # Hooks of the output run in the order of the graph: a gradient may be ready a moment before ours fires.
     start = min([start, *(ready for ready in marks.ready if ready is not None)])
     return Iteration(

@@ -202,4 +202,3 @@ class _LayoutReader:
         index = {id(parameter): number for number, parameter in enumerate(trainable)}
         buckets = ddp.reducer._get_zeros_like_grad_buckets()
         return tuple(tuple(index[id(parameter)] for parameter in bucket.parameters()) for bucket in buckets)
-

@@ -51,6 +51,7 @@ def record(
         ValueError: A module without trainable parameters, or one that is not on the CPU: GPU work is timed
             by events on its streams, which this recorder does not read yet.
         RuntimeError: On leaving, where no complete iteration (forward and backward) took place.
+
     """
     return Recording(module, model=model, batch=batch, process_group=process_group)
 
@@ -70,9 +71,15 @@ class Recording:
         process_group: dist.ProcessGroup | None,
     ) -> None:
         self._module = module
-        self._source = _source(module)
-        self._inner: nn.Module = module if self._source == "module" else module.module  # type: ignore[assignment]
-        self._group = process_group if self._source == "module" else module.process_group
+        self._source: Literal["ddplab", "torch", "module"]
+        self._inner: nn.Module
+        self._group: dist.ProcessGroup | None
+        if isinstance(module, DistributedDataParallel):
+            self._source, self._inner, self._group = "ddplab", module.module, module.process_group
+        elif isinstance(module, probes.TorchDDP):
+            self._source, self._inner, self._group = "torch", module.module, module.process_group
+        else:
+            self._source, self._inner, self._group = "module", module, process_group
         self._model = model or type(self._inner).__name__
         self._batch = batch
         self._parameters = trainable_parameters(self._inner)
@@ -140,12 +147,6 @@ class Recording:
             torch_version=torch.__version__,
             batch=self._batch,
         )
-
-
-def _source(module: nn.Module) -> Literal["ddplab", "torch", "module"]:
-    if isinstance(module, DistributedDataParallel):
-        return "ddplab"
-    return "torch" if isinstance(module, probes.TorchDDP) else "module"
 
 
 def _check(model: str, parameters: dict[str, nn.Parameter]) -> None:

@@ -23,8 +23,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from .bucketing import check_partition
 from .errors import TraceError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Literal[1] = 1
 GZIP_MAGIC = b"\x1f\x8b"
+
+PHASES = (
+    *("forward_start_ns", "forward_end_ns", "backward_start_ns", "backward_end_ns"),
+    *("optimizer_start_ns", "optimizer_end_ns", "end_ns"),
+)
+"""The moments of an iteration, in their order."""
 
 Layout = tuple[tuple[int, ...], ...]
 """Parameter indices by bucket, in launch order."""
@@ -118,12 +124,7 @@ class Iteration(Record):
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
-        phases = {
-            name: getattr(self, name)
-            for name in ("forward_start_ns", "forward_end_ns", "backward_start_ns", "backward_end_ns")
-            + ("optimizer_start_ns", "optimizer_end_ns", "end_ns")
-            if getattr(self, name) is not None
-        }
+        phases = {name: getattr(self, name) for name in PHASES if getattr(self, name) is not None}
         for (before, earlier), (after, later) in pairwise(phases.items()):
             if earlier > later:
                 raise ValueError(f"{after}: expected at least {before} = {earlier}, got {later}")
@@ -166,9 +167,7 @@ class Trace(Record):
                 raise ValueError(f"layouts[{index}]: {error}") from None
         ranks = [rank.rank for rank in self.ranks]
         if ranks != list(range(self.workload.world_size)):
-            raise ValueError(
-                f"ranks: expected ranks 0 to {self.workload.world_size - 1} in order, got {ranks}"
-            )
+            raise ValueError(f"ranks: expected ranks 0 to {self.workload.world_size - 1} in order, got {ranks}")
         for rank in self.ranks:
             for number, iteration in enumerate(rank.iterations):
                 self._check_iteration(f"ranks[{rank.rank}].iterations[{number}]", iteration)
@@ -225,6 +224,7 @@ class Trace(Record):
 
         Raises:
             TraceError: The file is missing, corrupt, truncated, of an unknown version or inconsistent.
+
         """
         data = _read(Path(path))
         try:
@@ -246,6 +246,7 @@ def join(traces: Sequence[Trace]) -> Trace:
 
     Raises:
         ValueError: The recordings differ in workload or bucket layouts.
+
     """
     first = traces[0]
     for trace in traces[1:]:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from scipy.optimize import nnls
-from torch import nn
+from torch import Tensor, nn
 
 from reference import models
 from reference.bucket import Bucket
@@ -27,6 +27,9 @@ from .fabric import CONCURRENCY, Fabric, Linear, Processor, Sharing, Timing
 
 SIZES_BYTES = [4 * 1024 * 4**power for power in range(7)] + [32 * MIB, 64 * MIB, 128 * MIB]
 """4 KiB to 16 MiB by factors of 4, then up to 128 MiB: more than the gradients of the built-in models."""
+
+GRADIENT_BYTES = [1024, 64 * 1024, MIB, 8 * MIB]
+"""Sizes of the gradients that are copied."""
 
 REPEATS = 9
 CONTENTION_S = 3.0
@@ -52,13 +55,12 @@ def calibrate(
 
     Raises:
         RankError: A rank failed.
+
     """
     return with_slowdowns(pool, model, measure_collectives(pool, sizes_bytes, repeats, on_progress))
 
 
-def measure_collectives(
-    pool: RankPool, sizes_bytes: Iterable[int], repeats: int, on_progress: Progress
-) -> Fabric:
+def measure_collectives(pool: RankPool, sizes_bytes: Iterable[int], repeats: int, on_progress: Progress) -> Fabric:
     """The part of a calibration that does not depend on the model: collectives, copies, launches."""
     sizes = sorted(sizes_bytes)
     tables = pool.run(time_collectives, sizes, repeats, on_progress=on_progress)[0]
@@ -93,59 +95,48 @@ def _timings(world_size: int, ns_by_size: dict[int, int]) -> tuple[Timing, ...]:
 
 def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int) -> dict[str, dict[int, int]]:
     """Median nanoseconds by size of an all-reduce, of two at a time (until both are done), of a broadcast."""
-    buffers = {size: (torch.ones(size // 4), torch.ones(size // 4)) for size in sizes}
-
-    def all_reduce(*tensors: torch.Tensor) -> None:
-        for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
-            assert work is not None
-            work.wait()
-
-    ways: dict[str, Callable[[int], None]] = {
-        "all_reduce": lambda size: all_reduce(buffers[size][0]),
-        "two": lambda size: all_reduce(*buffers[size]),
-        "broadcast": lambda size: dist.broadcast(buffers[size][0], 0) and None,  # type: ignore[func-returns-value]
+    buffers = [torch.ones(max(sizes) // 4), torch.ones(max(sizes) // 4)]
+    ways: dict[str, Callable[[list[Tensor]], None]] = {
+        "all_reduce": lambda pair: _all_reduce(pair[:1]),
+        "two": _all_reduce,
+        "broadcast": lambda pair: _wait(dist.broadcast(pair[0], 0, async_op=True)),
     }
     times: dict[str, dict[int, list[int]]] = {way: {size: [] for size in sizes} for way in ways}
     for done in range(repeats + 1):
         if rank == 0:
             report_progress("calibrating collectives", done, repeats + 1)
         for size in sizes:
+            pair = [buffer[: size // 4] for buffer in buffers]
             for way, run in ways.items():
                 dist.barrier()
-                times[way][size].append(_time_ns(lambda run=run, size=size: run(size)))  # type: ignore[misc]
+                times[way][size].append(_time_ns(run, pair))
     return {way: {size: _median(taken[1:]) for size, taken in by_size.items()} for way, by_size in times.items()}
 
 
 def time_copies(_rank: int, _world_size: int, repeats: int) -> dict[str, Any]:
     """Cost of the reducer's own steps: putting gradients into a bucket, launching, copying out.
 
-    Buffers are larger than any cache together, as a model's gradients are.
+    The gradients are 64 MiB together where they are large, more than a cache holds, as those of a model are.
     """
     group = dist.group.WORLD
     assert group is not None
-    sizes = [1024, 64 * 1024, MIB, 8 * MIB]
-    total = 64 * MIB
-    put: dict[int, list[float]] = {size: [] for size in sizes}
-    copy_out: dict[int, list[float]] = {size: [] for size in sizes}
-    launch = []
-    for size in sizes:
-        parameters = [nn.Parameter(torch.ones(size // 4)) for _ in range(min(total // size, 200))]
+    put: dict[int, list[float]] = {}
+    copy_out: dict[int, list[float]] = {}
+    launch: list[float] = []
+    for size in GRADIENT_BYTES:
+        parameters = [nn.Parameter(torch.ones(size // 4)) for _ in range(min(64 * MIB // size, 200))]
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         bucket = Bucket(range(len(parameters)), parameters)
+        put[size], copy_out[size] = [], []
         for _ in range(repeats + 1):
             bucket.reset()
-            slots = range(len(parameters))
-            put[size].append(_time_ns(lambda slots=slots: [bucket.put(slot, 0.5) for slot in slots]) / len(slots))  # type: ignore[misc]  # noqa: B023
+            put[size].append(_time_ns(_put_all, bucket) / len(parameters))
             dist.barrier()
-            launch.append(_time_ns(lambda bucket=bucket: bucket.launch(group)))  # type: ignore[misc]
+            launch.append(_time_ns(bucket.launch, group))
             bucket.wait()
             copy_out[size].append(_time_ns(bucket.copy_out) / len(parameters))
-    return {
-        "put": _fit(put),
-        "copy_out": _fit(copy_out),
-        "launch_ns": _median(launch),
-    }
+    return {"put": _fit(put), "copy_out": _fit(copy_out), "launch_ns": _median(launch)}
 
 
 def time_contention(_rank: int, _world_size: int, model: str) -> dict[str, float]:
@@ -161,42 +152,54 @@ def time_contention(_rank: int, _world_size: int, model: str) -> dict[str, float
         module.zero_grad()
         loss_fn(module).backward()
 
-    def compute_alone() -> list[int]:
-        dist.barrier()
-        return [_time_ns(compute) for _ in range(3)]
+    def reduce() -> None:
+        _all_reduce([buffer])
 
-    def reduce_alone() -> list[int]:
+    def alone() -> tuple[list[int], list[int]]:
         dist.barrier()
-        return [_time_ns(lambda: dist.all_reduce(buffer)) for _ in range(10)]
+        computed = [_time_ns(compute) for _ in range(3)]
+        dist.barrier()
+        return computed, [_time_ns(reduce) for _ in range(10)]
 
-    compute_alone(), reduce_alone()  # first touch of every buffer
-    alone, reduced_alone = compute_alone(), reduce_alone()
-    span_ns = max(CONTENTION_S * 1e9, 4 * _median(alone))
-    count = torch.tensor(span_ns / (2 * _median(reduced_alone))).ceil()
-    dist.broadcast(count, 0)  # ranks must issue equally many
-    together: list[int] = []
-    reduced_together: list[int] = []
-    thread = threading.Thread(
-        target=lambda: reduced_together.extend(
-            _time_ns(lambda: dist.all_reduce(buffer)) for _ in range(int(count))
-        )
-    )
+    alone()  # the first touch of every buffer does not count
+    computed_before, reduced_before = alone()
+    lasting_ns = max(CONTENTION_S * 1e9, 4 * _median(computed_before))
+    count = torch.tensor(lasting_ns / (2 * _median(reduced_before))).ceil()
+    dist.broadcast(count, 0)  # all ranks must issue equally many
+    computed: list[int] = []
+    reduced: list[int] = []
+    thread = threading.Thread(target=lambda: reduced.extend(_time_ns(reduce) for _ in range(int(count))))
     dist.barrier()
     thread.start()
     while thread.is_alive():
-        together.append(_time_ns(compute))
-    thread.join()
-    alone += compute_alone()
-    reduced_alone += reduce_alone()
-    factors = torch.tensor(
+        computed.append(_time_ns(compute))
+    computed_after, reduced_after = alone()
+    slowdowns = torch.tensor(
         [
-            statistics.median(together[:-1] or together) / statistics.median(alone),  # the last one ran partly alone
-            statistics.median(reduced_together) / statistics.median(reduced_alone),
+            # The last pass ran alone for a part.
+            _median(computed[:-1] or computed) / _median(computed_before + computed_after),
+            _median(reduced) / _median(reduced_before + reduced_after),
         ]
     )
-    dist.all_reduce(factors)
-    compute_slowdown, collective_slowdown = (factors / dist.get_world_size()).clamp(min=1.0).tolist()
-    return {"compute_slowdown": compute_slowdown, "collective_slowdown": collective_slowdown}
+    _all_reduce([slowdowns])
+    of_compute, of_collective = (slowdowns / dist.get_world_size()).clamp(min=1.0).tolist()
+    return {"compute_slowdown": of_compute, "collective_slowdown": of_collective}
+
+
+def _all_reduce(tensors: list[Tensor]) -> None:
+    """All of them at the same time; returns when all are done."""
+    for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+        _wait(work)
+
+
+def _wait(work: dist.Work | None) -> None:
+    assert work is not None
+    work.wait()
+
+
+def _put_all(bucket: Bucket) -> None:
+    for slot in range(len(bucket.parameters)):
+        bucket.put(slot, 0.5)
 
 
 def _fit(samples: dict[int, list[float]]) -> Linear:
@@ -208,9 +211,9 @@ def _fit(samples: dict[int, list[float]]) -> Linear:
     return Linear(fixed_ns=float(fixed), ns_per_byte=float(per_byte))
 
 
-def _time_ns(action: Callable[[], object]) -> int:
+def _time_ns(action: Callable[..., object], *arguments: object) -> int:
     start = time.perf_counter_ns()
-    action()
+    action(*arguments)
     return time.perf_counter_ns() - start
 
 

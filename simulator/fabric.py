@@ -99,13 +99,12 @@ class Fabric(Record):
         return self
 
     @classmethod
-    def from_table(
-        cls, rows: Iterable[tuple[int, int, int]], *, concurrency: int = 1, source: str = ""
-    ) -> Self:
+    def from_table(cls, rows: Iterable[tuple[int, int, int]], *, concurrency: int = 1, source: str = "") -> Self:
         """From measured rows `(world_size, size_bytes, ns)`, in any order.
 
         Raises:
             ValueError: No row, or a negative or non-integer entry.
+
         """
         return cls._checked(
             all_reduce=[{"world_size": n, "size_bytes": size, "ns": ns} for n, size, ns in rows],
@@ -114,9 +113,7 @@ class Fabric(Record):
         )
 
     @classmethod
-    def from_alpha_beta(
-        cls, alpha_ns: int, bytes_per_s: float, *, concurrency: int = 1, source: str = ""
-    ) -> Self:
+    def from_alpha_beta(cls, alpha_ns: int, bytes_per_s: float, *, concurrency: int = 1, source: str = "") -> Self:
         """From the latency of a hop and the rate of a link; a ring at every world size."""
         ring = {"alpha_ns": alpha_ns, "bytes_per_s": bytes_per_s}
         return cls._checked(alpha_beta=ring, concurrency=concurrency, source=source)
@@ -127,6 +124,7 @@ class Fabric(Record):
 
         Raises:
             ValueError: The file is missing, not JSON or inconsistent; the message names file, field, reason.
+
         """
         try:
             return cls.model_validate_json(Path(path).read_bytes())
@@ -150,6 +148,7 @@ class Fabric(Record):
 
         Raises:
             ValueError: No table for that world size, and no alpha-beta either.
+
         """
         if world_size == 1:
             return 0

@@ -42,9 +42,7 @@ def draw_validation(rows: pd.DataFrame, ax: Axes) -> Axes:
         places, milliseconds["predicted_ns"],
         marker="D", s=46, facecolors="none", edgecolors=PREDICTED, linewidths=1.8, label="predicted", zorder=3,
     )  # fmt: skip
-    labels = [
-        f"{cap_name(cap)}\n{order}" for cap, order in zip(rows["cap_mb"], rows["order"], strict=True)
-    ]
+    labels = [f"{cap_name(cap)}\n{order}" for cap, order in zip(rows["cap_mb"], rows["order"], strict=True)]
     ax.set_xticks(list(places), labels, fontsize=8)
     ax.set_ylim(bottom=0)
     ax.set_ylabel("iteration, ms")
@@ -54,4 +52,3 @@ def draw_validation(rows: pd.DataFrame, ax: Axes) -> Axes:
     ax.grid(axis="y", alpha=0.25)
     ax.legend(ncols=4, fontsize=8, frameon=False, loc="lower left")
     return ax
-

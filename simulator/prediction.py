@@ -15,7 +15,7 @@ from reference.trace import Trace
 from . import perfetto
 from .fabric import Fabric
 from .replay import Job, make_job, replay
-from .spans import Kind, Span, iteration_ns
+from .spans import Span, iteration_ns
 from .workload import rank_work, ready_order
 
 INTERVAL = (0.05, 0.95)
@@ -34,6 +34,7 @@ class Prediction:
         exposed_comm_ns: How much longer the iteration is than its computation, copies and launches included.
         buckets: Parameter indices by bucket, in launch order.
         spans: What every rank did in the median iteration.
+
     """
 
     iteration_ns: int
@@ -93,6 +94,7 @@ def predict(
 
     Raises:
         ValueError: Arguments that do not fit the trace or the fabric; the message names the argument.
+
     """
     if world_size < 1:
         raise ValueError(f"world_size: expected at least 1, got {world_size}")

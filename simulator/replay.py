@@ -15,7 +15,7 @@ from typing import Any
 import simpy
 
 from .fabric import Fabric
-from .spans import Kind, Span
+from .spans import Kind, Span, Stream
 from .workload import LaunchSchedule, RankWork, launch_schedule
 
 Process = Generator[simpy.Event, Any, None]
@@ -32,6 +32,7 @@ class Job:
         costs_ns: All-reduce of each bucket when it has the fabric to itself.
         copy_out_ns: Copying each bucket back.
         broadcast_ns: Buffers, before the forward pass; 0: none.
+
     """
 
     works: tuple[RankWork, ...]
@@ -58,6 +59,7 @@ def make_job(
         sizes_bytes: Size of each parameter, by parameter index.
         fabric: What it all costs.
         buffer_bytes: Bytes of buffers by dtype: one broadcast each.
+
     """
     world_size = len(works)
     bucket_bytes = tuple(sum(sizes_bytes[index] for index in bucket) for bucket in buckets)
@@ -94,9 +96,7 @@ class _Replay:
         self.running = 0
         self.changed = self.env.event()
         processor = fabric.processor
-        self.is_fluid = (
-            processor.compute_slowdown > 1 or processor.collective_slowdown > 1 or bool(fabric.sharing)
-        )
+        self.is_fluid = processor.compute_slowdown > 1 or processor.collective_slowdown > 1 or bool(fabric.sharing)
 
     def run(self) -> tuple[Span, ...]:
         for rank in range(len(self.job.works)):
@@ -109,7 +109,7 @@ class _Replay:
     def _rank(self, rank: int) -> Process:
         work, schedule = self.job.works[rank], self.job.schedules[rank]
         if self.job.broadcast_ns:
-            start = self.env.now
+            start = self._now
             yield self.env.timeout(self.job.broadcast_ns)
             self._note(rank, "broadcast", None, start)
         yield from self._compute(rank, "forward", None, work.forward_ns)
@@ -122,7 +122,7 @@ class _Replay:
         yield from self._compute(rank, "backward", None, schedule.backward_end_ns - computed)
         for bucket, done in enumerate(self.done):
             if not done.triggered:
-                start = self.env.now
+                start = self._now
                 yield done
                 self._note(rank, "wait", bucket, start)
             yield from self._compute(rank, "copy_out", bucket, self.job.copy_out_ns[bucket])
@@ -131,7 +131,7 @@ class _Replay:
     def _compute(self, rank: int, kind: Kind, bucket: int | None, work_ns: int) -> Process:
         if not work_ns:
             return
-        start = self.env.now
+        start = self._now
         self._change(computing=1)
         yield from self._progress(work_ns, self._compute_slowdown)
         self._change(computing=-1)
@@ -140,7 +140,7 @@ class _Replay:
     # A collective
 
     def _launched(self, rank: int, bucket: int) -> None:
-        self.launched_ns[bucket][rank] = self.env.now
+        self.launched_ns[bucket][rank] = self._now
         self.missing[bucket] -= 1
         if not self.missing[bucket]:
             self.env.process(self._collective(bucket))
@@ -148,7 +148,7 @@ class _Replay:
     def _collective(self, bucket: int) -> Process:
         with self.slots.request() as slot:
             yield slot
-            start = self.env.now
+            start = self._now
             self._change(running=1)
             yield from self._progress(self.job.costs_ns[bucket], lambda: self._collective_slowdown(bucket))
             self._change(running=-1)
@@ -185,10 +185,12 @@ class _Replay:
             self.changed.succeed()
             self.changed = self.env.event()
 
-    def _note(
-        self, rank: int, kind: Kind, bucket: int | None, start_ns: int, end_ns: int | None = None
-    ) -> None:
-        end_ns = self.env.now if end_ns is None else end_ns
+    @property
+    def _now(self) -> int:
+        return int(self.env.now)
+
+    def _note(self, rank: int, kind: Kind, bucket: int | None, start_ns: int, end_ns: int | None = None) -> None:
+        end_ns = self._now if end_ns is None else end_ns
         if end_ns > start_ns:
-            stream = "comm" if kind in ("broadcast", "queued", "all_reduce") else "compute"
-            self.spans.append(Span(rank, stream, kind, bucket, int(start_ns), int(end_ns)))
+            stream: Stream = "comm" if kind in ("broadcast", "queued", "all_reduce") else "compute"
+            self.spans.append(Span(rank, stream, kind, bucket, start_ns, end_ns))

@@ -1,5 +1,6 @@
 """Rank bodies: what the tests run on real ranks. Importable functions, so that a spawned process finds them."""
 
+import itertools
 import os
 import time
 from contextlib import nullcontext
@@ -78,9 +79,7 @@ def train_integers(
     return gradients
 
 
-def train_integers_locally(
-    spec: ModelSpec, world_size: int, iterations: int, *, accumulate: int = 1
-) -> Gradients:
+def train_integers_locally(spec: ModelSpec, world_size: int, iterations: int, *, accumulate: int = 1) -> Gradients:
     """The same training on one process: mean loss over the concatenated batch of all ranks."""
     models = [IntegerModel(spec, rank) for rank in range(world_size)]
     for model in models[1:]:
@@ -100,7 +99,7 @@ def mlp(widths: tuple[int, ...], dtype: torch.dtype, seed: int) -> nn.Module:
     """A smooth MLP with real-valued weights."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(widths, widths[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.Tanh()]
     return nn.Sequential(*layers).to(dtype)
 
@@ -110,7 +109,13 @@ def mlp_batch(widths: tuple[int, ...], dtype: torch.dtype, seed: int, samples: i
 
 
 def train_mlp(
-    rank: int, world_size: int, wrapper: str, widths: tuple[int, ...], dtype: torch.dtype, seed: int, cap_mb: float
+    rank: int,
+    world_size: int,
+    wrapper: str,
+    widths: tuple[int, ...],
+    dtype: torch.dtype,
+    seed: int,
+    cap_mb: float,
 ) -> Gradients:
     """Gradients of three iterations under "ours", "torch" or "naive"; no optimiser step in between."""
     module = mlp(widths, dtype, seed + rank)  # different start on every rank: construction must make them equal
@@ -184,6 +189,19 @@ def buffers_after_forward(rank: int, _world_size: int, wrapper: str) -> list[lis
             ddp(torch.full((4, 2), float(rank + number)) + torch.eye(4)[:, :2]).sum().backward()
         seen.append([buffer.clone() for buffer in ddp.module.buffers()])
     return seen
+
+
+def train_channels_last(rank: int, world_size: int, wrapper: str) -> Gradients:
+    """Gradients of a convolution whose weights are not contiguous, and their strides."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 5, 2)).to(memory_format=torch.channels_last)
+    ddp = {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](module, bucket_cap_mb=1e-3)
+    gradients = []
+    for _ in range(3):
+        ddp.zero_grad()
+        ddp(torch.full((2, 3, 8, 8), 1.0 + rank)).square().mean().backward()
+        gradients.append([parameter.grad.clone() for parameter in ddp.parameters()])
+    return gradients
 
 
 def outputs_of(rank: int, world_size: int) -> bool:

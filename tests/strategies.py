@@ -92,9 +92,7 @@ def traces(draw) -> Trace:
         RankTrace(
             rank=rank,
             clock_offset_ns=draw(st.integers(-1000, 1000)),
-            iterations=tuple(
-                _iteration(draw(rank_works(len(parameters)))) for _ in range(draw(st.integers(1, 3)))
-            ),
+            iterations=tuple(_iteration(draw(rank_works(len(parameters)))) for _ in range(draw(st.integers(1, 3)))),
         )
         for rank in range(draw(st.integers(1, 3)))
     )

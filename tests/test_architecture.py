@@ -9,7 +9,12 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ["bucketing", "trace", "bucket", "reducer", "data_parallel", "probes", "recorder"]
-SHELL = {"calibrate", "validate", "demo", "cli"}  # these drive real ranks; everything else in simulator is pure
+SHELL = {
+    "calibrate",
+    "validate",
+    "demo",
+    "cli",
+}  # these drive real ranks; everything else in simulator is pure
 
 
 def imports(path: Path) -> set[str]:

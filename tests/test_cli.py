@@ -64,7 +64,8 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
     import hashlib
 
     done = ddplab(
-        "validate", "--model", TINY, "--caps", "0.01,single", "--repeat", 1, "--out", tmp_path, "--json", tmp_path / "j",
+        "validate", "--model", TINY, "--caps", "0.01,single", "--repeat", 1, "--out", tmp_path,
+        "--json", tmp_path / "j",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "j").read_text())
@@ -83,17 +84,32 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["record", "--model", "alexnet"], "ddplab: --model: expected resnet50, resnet18, mlp, transformer or module"),
+        (
+            ["record", "--model", "alexnet"],
+            "ddplab: --model: expected resnet50, resnet18, mlp, transformer or module",
+        ),
         (["record", "--model", "no_such:thing"], "No module named 'no_such'"),
-        (["record", "--model", "tests.models_for_cli:not_callable"], "not_callable is not callable but a int"),
+        (
+            ["record", "--model", "tests.models_for_cli:not_callable"],
+            "not_callable is not callable but a int",
+        ),
         (["record", "--model", "tests.models_for_cli:not_a_pair"], "expected it to return (module, loss_fn)"),
         (["record", "--world-size", "0"], "Invalid value for '--world-size'"),
         (["record", "--frobnicate"], "No such option"),
         (["predict", "absent.json"], "ddplab: absent.json: cannot be read: No such file"),
         (["predict", "{trace}", "--fabric", "absent.json"], "ddplab: absent.json: cannot be read"),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--caps", "1,two"], "ddplab: --caps: expected sizes in MB"),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--caps", "-1"], "ddplab: --caps: expected sizes in MB"),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--orders", "up"], "ddplab: --orders: expected ready, reverse"),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--caps", "1,two"],
+            "ddplab: --caps: expected sizes in MB",
+        ),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--caps", "-1"],
+            "ddplab: --caps: expected sizes in MB",
+        ),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--orders", "up"],
+            "ddplab: --orders: expected ready, reverse",
+        ),
         (["predict", "{fabric}"], "schema_version: field required"),
         (["validate", "--caps", ""], "ddplab: --caps: expected sizes in MB"),
     ],

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from . import bodies
@@ -32,7 +32,9 @@ def test_gradients_are_exactly_those_of_local_training(ranks, data):
     arguments = data.draw(
         st.builds(lambda cap: {"bucket_cap_mb": cap}, caps_mb())
         | st.builds(lambda plan: {"plan": plan}, partitions(len(spec.shapes), spec.dtypes))
-        | st.builds(lambda caps: {"bucket_cap_mb_list": caps}, st.lists(st.floats(1e-6, 3e-4), min_size=1, max_size=3))
+        | st.builds(
+            lambda caps: {"bucket_cap_mb_list": caps}, st.lists(st.floats(1e-6, 3e-4), min_size=1, max_size=3)
+        )
     )
     expected = bodies.train_integers_locally(spec, ranks.world_size, 3)
     for got in ranks.run(bodies.train_integers, spec, 3, arguments):
@@ -83,6 +85,16 @@ def test_gradients_are_exactly_torchs_on_four_ranks_after_the_rebuild(four_ranks
     torchs = four_ranks.run(bodies.train_mlp, "torch", widths, dtype, seed, cap)
     for got, expected in zip(ours, torchs, strict=True):
         assert_equal(got[1:], expected[1:])
+
+
+def test_gradients_of_channels_last_weights_keep_their_strides(two_ranks):
+    ours = two_ranks.run(bodies.train_channels_last, "ours")
+    torchs = two_ranks.run(bodies.train_channels_last, "torch")
+    for got, expected in zip(ours, torchs, strict=True):
+        assert_equal(got, expected)
+        assert [[g.stride() for g in iteration] for iteration in got] == [
+            [g.stride() for g in iteration] for iteration in expected
+        ]
 
 
 @BOTH_POOLS
@@ -147,10 +159,19 @@ def test_a_module_outlives_its_wrapper(two_ranks):
 @pytest.mark.parametrize(
     ("misuse", "says"),
     [
-        ("unused parameter", "RuntimeError: rank {rank}: the last backward pass produced no gradient for 2 of 4"),
+        (
+            "unused parameter",
+            "RuntimeError: rank {rank}: the last backward pass produced no gradient for 2 of 4",
+        ),
         ("unused parameter", "forgotten.weight (parameter 2, shape (1, 3))"),
-        ("two backward passes", "RuntimeError: rank {rank}: 0.bias (parameter 1, shape (2,)) got a second gradient"),
-        ("different shapes", "RuntimeError: parameter 0 differs between ranks (name, shape, strides, dtype): rank 0"),
+        (
+            "two backward passes",
+            "RuntimeError: rank {rank}: 0.bias (parameter 1, shape (2,)) got a second gradient",
+        ),
+        (
+            "different shapes",
+            "RuntimeError: parameter 0 differs between ranks (name, shape, strides, dtype): rank 0",
+        ),
         ("different counts", "RuntimeError: rank 0 has 2 trainable parameters, rank 1 has 1"),
         ("nothing to train", "ValueError: ReLU has no trainable parameter"),
         ("sparse", "ValueError: sparse gradients cannot be averaged yet: set sparse=False for weight"),

@@ -1,5 +1,6 @@
 """What a collective costs."""
 
+import itertools
 import re
 
 import pytest
@@ -10,7 +11,10 @@ from simulator import Fabric
 from simulator.fabric import Linear, Processor, Sharing
 
 tables = st.lists(
-    st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)), min_size=1, max_size=8, unique_by=lambda row: row[0]
+    st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda row: row[0],
 )
 
 
@@ -25,14 +29,21 @@ def test_measured_sizes_cost_what_was_measured(table):
 def test_between_two_measured_sizes_the_cost_is_between_theirs(table, size):
     table = sorted(table)
     fabric = Fabric.from_table([(2, s, ns) for s, ns in table])
-    for (small, a), (large, b) in zip(table, table[1:], strict=False):
+    for (small, a), (large, b) in itertools.pairwise(table):
         if small <= size <= large:
             assert min(a, b) <= fabric.all_reduce_ns(size, 2) <= max(a, b)
 
 
 def test_lines_join_the_points_and_the_last_one_goes_on():
     fabric = Fabric.from_table([(2, 200, 30), (2, 100, 10), (2, 400, 40)])
-    assert [fabric.all_reduce_ns(size, 2) for size in (0, 100, 150, 300, 400, 800)] == [10, 10, 20, 35, 40, 60]
+    assert [fabric.all_reduce_ns(size, 2) for size in (0, 100, 150, 300, 400, 800)] == [
+        10,
+        10,
+        20,
+        35,
+        40,
+        60,
+    ]
 
 
 def test_of_repeated_measurements_the_median_counts():
@@ -97,5 +108,5 @@ def test_a_broken_file_names_file_field_and_reason(tmp_path, text, says):
 
 @pytest.mark.parametrize("row", [(0, 8, 5), (2, -8, 5), (2, 8, -5), (2, 8, 5.5)])
 def test_a_row_that_makes_no_sense_is_refused(row):
-    with pytest.raises(ValueError, match="^fabric: all_reduce\\[0\\]"):
+    with pytest.raises(ValueError, match=r"^fabric: all_reduce\[0\]"):
         Fabric.from_table([row])

@@ -59,7 +59,13 @@ def test_a_world_without_ranks_is_refused():
 def test_a_script_runs_under_python_and_under_torchrun_unchanged(under):
     launcher = {
         "python": [sys.executable],
-        "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--local-addr=127.0.0.1"],
+        "torchrun": [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node=2",
+            "--local-addr=127.0.0.1",
+        ],
     }[under]
     done = subprocess.run([*launcher, str(SCRIPT)], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 """Predictions from traces: the whole path from a recording to a table, a figure, a timeline."""
 
+import itertools
 import json
 
 import pandas as pd
@@ -76,7 +77,7 @@ def test_a_timeline_follows_the_rules_of_its_format(trace, cap):
     assert {(event["pid"], event["tid"]) for event in slices} <= named
     for track in named:  # slices of one track must not overlap
         times = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if (e["pid"], e["tid"]) == track)
-        assert all(before[1] <= after[0] + 1e-9 for before, after in zip(times, times[1:], strict=False))
+        assert all(before[1] <= after[0] + 1e-9 for before, after in itertools.pairwise(times))
     starts = {event["id"] for event in events if event["ph"] == "s"}
     ends = {event["id"] for event in events if event["ph"] == "f"}
     assert starts <= ends or not starts
@@ -126,7 +127,10 @@ def test_a_report_counts_errors_as_it_says():
 def test_a_report_is_drawn_and_written(tmp_path):
     report = summarize([row(1, 100, 104), row(float("inf"), 200, 180)], "abc")
     figure = validation_figure(report.to_frame())
-    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1 MB\nready", "single\nready"]
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == [
+        "1 MB\nready",
+        "single\nready",
+    ]
     assert figure.axes[0].get_title(loc="left").startswith("m: mean absolute error 7.0%")
     assert json.loads(json.dumps(report.to_json()))["rows"][1]["cap_mb"] is None
     assert isinstance(report.to_frame(), pd.DataFrame)

@@ -79,7 +79,12 @@ def test_iterations_under_no_sync_say_so(two_ranks, wrapper):
     for rank in trace.ranks:
         assert [iteration.synchronized for iteration in rank.iterations] == [False, True, False, True]
         assert [len(iteration.buckets) > 0 for iteration in rank.iterations] == [False, True, False, True]
-        assert [iteration.optimizer_start_ns is None for iteration in rank.iterations] == [True, False, True, False]
+        assert [iteration.optimizer_start_ns is None for iteration in rank.iterations] == [
+            True,
+            False,
+            True,
+            False,
+        ]
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
@@ -126,8 +131,9 @@ def test_several_passes_before_one_backward_are_one_iteration():
 
 
 def test_nothing_recorded_is_an_error_that_says_what_is_needed():
-    with pytest.raises(RuntimeError, match="nothing was recorded: expected at least one forward pass"), record(
-        nn.Linear(1, 1)
+    with (
+        pytest.raises(RuntimeError, match="nothing was recorded: expected at least one forward pass"),
+        record(nn.Linear(1, 1)),
     ):
         pass
 

@@ -118,7 +118,10 @@ def test_events_and_recurrence_agree_to_the_nanosecond(job_and_fabric):
         assert max((span.end_ns for span in spans if span.rank == rank), default=0) == end
     for span in spans:
         if span.kind == "all_reduce":
-            assert (span.start_ns, span.end_ns) == (outcome.start_ns[span.bucket], outcome.done_ns[span.bucket])
+            assert (span.start_ns, span.end_ns) == (
+                outcome.start_ns[span.bucket],
+                outcome.done_ns[span.bucket],
+            )
 
 
 @given(jobs(), st.floats(1, 3), st.floats(1, 3), st.floats(1, 3))
