@@ -267,7 +267,7 @@ def _show_report(report: "Report") -> None:
             "cap": cap_name(row.cap_mb),
             "order": row.order,
             "buckets": str(row.buckets),
-            "measured ms": f"{row.measured_ns / 1e6:.0f}",
+            "measured ms": f"{row.measured_ns / 1e6:.0f}" + ("" if row.quiet else "~"),
             "quartiles": f"{row.quartiles_ns[0] / 1e6:.0f}-{row.quartiles_ns[1] / 1e6:.0f}",
             "predicted": f"{row.predicted_ns / 1e6:.0f}",
             "error": f"{row.error:+.1%}",
@@ -277,6 +277,8 @@ def _show_report(report: "Report") -> None:
         for row in report.rows
     ]
     _show(rows, "predicted against measured; the last two columns are the errors of the yardsticks")
+    if noisy := sum(not row.quiet for row in report.rows):
+        print(f"~ the machine was noisy whenever this was measured ({noisy} of {len(report.rows)} rows)")
     yardsticks = {
         name: sum(abs(getattr(row, f"{name}_error")) for row in report.rows) / len(report.rows)
         for name in ("perfect_scaling", "no_overlap")

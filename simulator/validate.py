@@ -3,6 +3,9 @@
 The order is the point: one trace without communication is recorded, the machine is calibrated, all
 predictions are written to disk, and only then does the first target run begin. `predict` gets a trace and a
 fabric and nothing else, so no prediction can have seen a measurement.
+
+Between target runs computation alone is timed. Where it shows that the machine was noisy, the run next to it is
+made again (see `quiet`).
 """
 
 import gc
@@ -10,6 +13,7 @@ import hashlib
 import json
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
@@ -31,11 +35,15 @@ from reference.trace import Trace, join
 from .calibrate import REPEATS, SIZES_BYTES, measure_collectives, with_slowdowns
 from .fabric import Fabric
 from .prediction import Prediction, predict, trace_buckets
+from .quiet import iteration_times_ns, quiet_limit_ns, quiet_part
 
 WARM_UP = 2
 RECORDED_ITERATIONS = 8
 ITERATIONS_PER_VISIT = 2
 """Measured iterations each time a configuration has its turn, after one that is not counted."""
+
+Visit = tuple[bool, list[int]]
+"""Whether the machine was quiet around a turn, and the nanoseconds of its iterations."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,8 @@ Target = tuple[str, Configuration]
 class Row:
     """A configuration's prediction beside its measurement; times in nanoseconds, errors as fractions.
 
-    `quartiles_ns` is the measurement's spread; `error` is predicted / measured - 1, and so are those of the
+    `quartiles_ns` is the measurement's spread; `quiet` tells whether the machine was quiet at least once, and only
+    such turns count where there are any. `error` is predicted / measured - 1, and so are those of the
     two yardsticks: perfect scaling (computation alone) and no overlap (all-reduces after the backward pass).
     """
 
@@ -64,6 +73,7 @@ class Row:
     buckets: int
     measured_ns: int
     quartiles_ns: tuple[int, int]
+    quiet: bool
     predicted_ns: int
     interval_ns: tuple[int, int]
     error: float
@@ -140,7 +150,7 @@ def validate(
     }
     digest = _write_predictions(out / "predictions.json", predictions)
     measured = _measure(pool, traces, configurations, repeat, on_progress)
-    rows = [_row(*target, prediction, measured[target]) for target, prediction in predictions.items()]
+    rows = [_row(*target, prediction, *measured[target]) for target, prediction in predictions.items()]
     report = summarize(rows, digest)
     (out / "report.json").write_text(json.dumps(report.to_json(), indent=1))
     report.to_frame().to_csv(out / "report.csv", index=False)
@@ -200,7 +210,7 @@ def _calibrate(
         on_progress(f"{model}: calibrating slow-downs", 0, 1)
         fabrics[model] = with_slowdowns(pool, model, collectives)
     record_all()
-    return {model: join(traces) for model, traces in recordings.items()}, fabrics
+    return {model: quiet_part(join(traces)) for model, traces in recordings.items()}, fabrics
 
 
 def _write_predictions(path: Path, predictions: dict[Target, Prediction]) -> str:
@@ -216,20 +226,28 @@ def _measure(
     configurations: Sequence[Configuration],
     repeat: int,
     on_progress: Progress,
-) -> dict[Target, list[int]]:
-    """Iteration times by target: of each iteration, the slowest rank's. Models take turns."""
-    measured: dict[Target, list[int]] = {(model, c): [] for model in traces for c in configurations}
+) -> dict[Target, Visit]:
+    """All turns of each target, as one; of each iteration the slowest rank's time. Models take turns."""
+    visits: dict[Target, list[Visit]] = {(model, c): [] for model in traces for c in configurations}
     for turn in range(repeat):
         for model, trace in traces.items():
             plans = [_plan(trace, configuration) for configuration in configurations]
             word = f"{model}: training, turn {turn + 1} of {repeat}"
-            by_rank = pool.run(train_configurations, model, plans, word, on_progress=on_progress)
-            for configuration, *times in zip(configurations, *by_rank, strict=True):
-                measured[model, configuration].extend(map(max, zip(*times, strict=True)))
-    return measured
+            limit = quiet_limit_ns(iteration_times_ns(trace))
+            by_rank = pool.run(train_configurations, model, plans, limit, word, on_progress=on_progress)
+            for configuration, *of_ranks in zip(configurations, *by_rank, strict=True):
+                slowest = [max(times) for times in zip(*(times for _, times in of_ranks), strict=True)]
+                visits[model, configuration].append((of_ranks[0][0], slowest))
+    return {target: _count_quiet(of_target) for target, of_target in visits.items()}
 
 
-def _row(model: str, configuration: Configuration, prediction: Prediction, times: list[int]) -> Row:
+def _count_quiet(visits: list[Visit]) -> Visit:
+    """The turns in which the machine was quiet; all of them if it never was."""
+    quiet = [times for was_quiet, times in visits if was_quiet]
+    return bool(quiet), [ns for times in quiet or [times for _, times in visits] for ns in times]
+
+
+def _row(model: str, configuration: Configuration, prediction: Prediction, quiet: bool, times: list[int]) -> Row:
     low, middle, high = (round(q) for q in statistics.quantiles(times, n=4, method="inclusive"))
     return Row(
         model=model,
@@ -238,6 +256,7 @@ def _row(model: str, configuration: Configuration, prediction: Prediction, times
         buckets=len(prediction.buckets),
         measured_ns=middle,
         quartiles_ns=(low, high),
+        quiet=quiet,
         predicted_ns=prediction.iteration_ns,
         interval_ns=prediction.interval_ns,
         error=prediction.iteration_ns / middle - 1,
@@ -262,16 +281,42 @@ def record_computation(_rank: int, _world_size: int, model: str, iterations: int
 
 
 def train_configurations(
-    rank: int, _world_size: int, model: str, plans: Sequence[list[list[int]] | float], word: str
-) -> list[list[int]]:
-    """Train under each configuration in turn; nanoseconds of each counted iteration, by configuration."""
+    rank: int,
+    _world_size: int,
+    model: str,
+    plans: Sequence[list[list[int]] | float],
+    limit_ns: int,
+    word: str,
+) -> list[Visit]:
+    """Train under each configuration in turn; what each turn took, by configuration.
+
+    A turn next to which computation alone took longer than `limit_ns` is put off to the end, once.
+    """
     module, loss_fn, optimizer = _build(model)
-    times = []
-    for done, plan in enumerate(plans):
+    visits: dict[int, Visit] = {}
+    waiting = deque(range(len(plans)))
+    quiet_before = _is_quiet(module, loss_fn, optimizer, limit_ns)
+    while waiting:
+        number = waiting.popleft()
         if rank == 0:
-            report_progress(word, done, len(plans))
-        times.append(list(_visit(module, loss_fn, optimizer, plan)))
-    return times
+            report_progress(word, len(plans) - len(waiting) - 1, len(plans))
+        times = list(_visit(module, loss_fn, optimizer, plans[number]))
+        quiet_after = _is_quiet(module, loss_fn, optimizer, limit_ns)
+        if number not in visits and not (quiet_before and quiet_after):
+            waiting.append(number)
+        visits[number] = (quiet_before and quiet_after, times)
+        quiet_before = quiet_after
+    return [visits[number] for number in range(len(plans))]
+
+
+def _is_quiet(module: nn.Module, loss_fn: models.Loss, optimizer: torch.optim.Optimizer, limit_ns: int) -> bool:
+    """Whether computation alone takes no longer than `limit_ns` on any rank, right now."""
+    dist.barrier()
+    start = time.perf_counter_ns()
+    _step(module, loss_fn, optimizer)
+    slowest = torch.tensor(time.perf_counter_ns() - start)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return int(slowest) <= limit_ns
 
 
 def _visit(

@@ -110,7 +110,7 @@ def test_arguments_that_make_no_sense_are_named(arguments, says):
 def row(cap_mb: float, measured: int, predicted: int, spread: int = 1) -> Row:
     return Row(
         model="m", cap_mb=cap_mb, order="ready", buckets=2,
-        measured_ns=measured, quartiles_ns=(measured - spread, measured + spread),
+        measured_ns=measured, quartiles_ns=(measured - spread, measured + spread), quiet=True,
         predicted_ns=predicted, interval_ns=(predicted - 5, predicted + 5), error=predicted / measured - 1,
         perfect_scaling_error=-0.5, no_overlap_error=0.5,
     )  # fmt: skip

@@ -1,0 +1,35 @@
+"""Quiet: tell the machine's own noise from what is measured.
+
+On a shared machine a neighbour can halve a core's speed for seconds, and no clock or counter of ours tells. But
+computation without communication has a known time: where it takes much longer than at its best, the machine
+was noisy, and whatever was measured next to it says nothing about data parallelism.
+"""
+
+from collections.abc import Sequence
+
+from reference.trace import Trace
+
+TOLERANCE = 1.15
+"""How much longer than at its best computation may take for the machine to count as quiet."""
+
+
+def quiet_limit_ns(compute_ns: Sequence[int]) -> int:
+    """The longest time of computation that counts as quiet: TOLERANCE over the 10 % quantile of `compute_ns`."""
+    ordered = sorted(compute_ns)
+    return round(TOLERANCE * ordered[len(ordered) // 10])
+
+
+def iteration_times_ns(trace: Trace) -> list[int]:
+    """Time of every recorded iteration, all ranks together."""
+    return [i.end_ns - i.forward_start_ns for rank in trace.ranks for i in rank.iterations]
+
+
+def quiet_part(trace: Trace) -> Trace:
+    """The trace without the iterations in which the machine was noisy; each rank is judged by itself."""
+    limit = quiet_limit_ns(iteration_times_ns(trace))
+    ranks = []
+    for rank in trace.ranks:
+        kept = [i for i in rank.iterations if i.end_ns - i.forward_start_ns <= limit]
+        fastest = min(rank.iterations, key=lambda i: i.end_ns - i.forward_start_ns)
+        ranks.append(rank.model_copy(update={"iterations": tuple(kept or [fastest])}))
+    return trace.model_copy(update={"ranks": tuple(ranks)})
