@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from .bucketing import MIB, assign_buckets
 from .parameters import bucket_key, size_bytes
@@ -41,12 +42,12 @@ class _Piece:
 
     def __init__(self, tensors: list[Tensor], group: dist.ProcessGroup, source: int) -> None:
         self._tensors = tensors
-        self._flat = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        self._flat = _flatten_dense_tensors([tensor.detach() for tensor in tensors])
+        self._is_source = dist.get_rank(group) == source
         self._work = dist.broadcast(self._flat, group_src=source, group=group, async_op=True)
 
     def finish(self) -> None:
         self._work.wait()
-        parts = self._flat.split([tensor.numel() for tensor in self._tensors])
-        with torch.no_grad():
-            for tensor, part in zip(self._tensors, parts, strict=True):
-                tensor.copy_(part.view(tensor.shape))
+        if not self._is_source:
+            with torch.no_grad():
+                torch._foreach_copy_(self._tensors, _unflatten_dense_tensors(self._flat, self._tensors))

@@ -150,7 +150,7 @@ def validate(
     }
     digest = _write_predictions(out / "predictions.json", predictions)
     measured = _measure(pool, traces, configurations, repeat, on_progress)
-    rows = [_row(*target, prediction, *measured[target]) for target, prediction in predictions.items()]
+    rows = [_row(*target, prediction, measured[target]) for target, prediction in predictions.items()]
     report = summarize(rows, digest)
     (out / "report.json").write_text(json.dumps(report.to_json(), indent=1))
     report.to_frame().to_csv(out / "report.csv", index=False)
@@ -247,7 +247,8 @@ def _count_quiet(visits: list[Visit]) -> Visit:
     return bool(quiet), [ns for times in quiet or [times for _, times in visits] for ns in times]
 
 
-def _row(model: str, configuration: Configuration, prediction: Prediction, quiet: bool, times: list[int]) -> Row:
+def _row(model: str, configuration: Configuration, prediction: Prediction, visit: Visit) -> Row:
+    quiet, times = visit
     low, middle, high = (round(q) for q in statistics.quantiles(times, n=4, method="inclusive"))
     return Row(
         model=model,
