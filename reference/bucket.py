@@ -19,7 +19,6 @@ class Bucket:
         parameters: The parameters themselves, slot by slot; all of one dtype on one device.
         buffer: Flat tensor of the bucket's size; the all-reduce works in place on it.
         views: Slot by slot a view of `buffer` with its parameter's shape and memory format.
-
     """
 
     def __init__(self, indices: Sequence[int], parameters: Sequence[nn.Parameter]) -> None:

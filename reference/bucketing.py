@@ -49,7 +49,6 @@ def assign_buckets(
 
     Raises:
         ValueError: Sizes, caps, keys, sparse or order that do not fit together.
-
     """
     _check_assignment(sizes_bytes, caps_bytes, keys, sparse, order)
     buckets: Buckets = []
@@ -79,7 +78,6 @@ def bucket_caps(bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence
 
     Raises:
         ValueError: A cap that is not a positive number, or an empty list.
-
     """
     if bucket_cap_mb_list is not None:
         caps_mb = list(bucket_cap_mb_list)
@@ -130,7 +128,6 @@ def plan_buckets(
 
     Raises:
         ValueError: An order that has no such name.
-
     """
     registration = range(len(sizes_bytes))
     walks: dict[str, Sequence[int]] = {

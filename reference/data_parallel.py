@@ -57,7 +57,6 @@ class DistributedDataParallel(nn.Module):
     Raises:
         RuntimeError: No process group, or parameters that differ between ranks.
         ValueError: Nothing to train, sparse gradients, or a plan that is not a partition of the parameters.
-
     """
 
     def __init__(

@@ -27,7 +27,6 @@ class RankError(Error, RuntimeError):
 
     Attributes:
         rank: The first rank that failed.
-
     """
 
     def __init__(self, rank: int, message: str) -> None:

@@ -52,7 +52,6 @@ def run_ranks(
 
     Raises:
         RankError: A rank raised, died or was still running after `timeout_s`; the other ranks are ended.
-
     """
     if dist.is_torchelastic_launched():
         return _run_as_one_rank(body, args, backend, timeout_s)
@@ -76,7 +75,6 @@ class RankPool:
         world_size: Number of ranks.
         backend: As for `torch.distributed.init_process_group`.
         timeout_s: Seconds after which a body, or the start, counts as stuck.
-
     """
 
     def __init__(self, world_size: int, *, backend: str = "gloo", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -115,7 +113,6 @@ class RankPool:
         Raises:
             RankError: As for `run_ranks`.
             ModelError: A body asked for a model that does not exist.
-
         """
         if not self._processes:
             self._start()

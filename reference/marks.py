@@ -102,7 +102,6 @@ def rank_trace(
 
     Raises:
         RuntimeError: No iteration was complete.
-
     """
     if not marks.iterations:
         raise RuntimeError(

@@ -24,7 +24,6 @@ def resolve(name: str) -> Callable[[], Model]:
 
     Raises:
         ModelError: No such model, module or callable.
-
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -46,7 +45,6 @@ def build(name: str) -> Model:
 
     Raises:
         ModelError: There is none, or it did not return `(module, loss_fn)`.
-
     """
     made = resolve(name)()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])):

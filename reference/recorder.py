@@ -51,7 +51,6 @@ def record(
         ValueError: A module without trainable parameters, or one that is not on the CPU: GPU work is timed
             by events on its streams, which this recorder does not read yet.
         RuntimeError: On leaving, where no complete iteration (forward and backward) took place.
-
     """
     return Recording(module, model=model, batch=batch, process_group=process_group)
 

@@ -57,7 +57,6 @@ class Reducer:
     Attributes:
         buckets: The buckets in force, in launch order.
         observer: Who watches; assign to it at any time between iterations.
-
     """
 
     def __init__(
@@ -130,7 +129,6 @@ class Reducer:
 
         Raises:
             RuntimeError: The last backward pass left gradients out, so its averages never arrived.
-
         """
         if self._expecting and self._ready_order:
             raise RuntimeError(self._unfinished())

@@ -224,7 +224,6 @@ class Trace(Record):
 
         Raises:
             TraceError: The file is missing, corrupt, truncated, of an unknown version or inconsistent.
-
         """
         data = _read(Path(path))
         try:
@@ -246,7 +245,6 @@ def join(traces: Sequence[Trace]) -> Trace:
 
     Raises:
         ValueError: The recordings differ in workload or bucket layouts.
-
     """
     first = traces[0]
     for trace in traces[1:]:

@@ -55,7 +55,6 @@ def calibrate(
 
     Raises:
         RankError: A rank failed.
-
     """
     return with_slowdowns(pool, model, measure_collectives(pool, sizes_bytes, repeats, on_progress))
 

@@ -26,7 +26,6 @@ def solve(job: Job, fabric: Fabric) -> Outcome:
 
     Raises:
         ValueError: The fabric slows things down depending on what else runs; only the replay can do that.
-
     """
     processor = fabric.processor
     if fabric.sharing or processor.compute_slowdown > 1 or processor.collective_slowdown > 1:

@@ -25,7 +25,6 @@ def demo(
 
     Raises:
         RankError: A rank failed.
-
     """
     with RankPool(world_size) as pool:
         report = validate(pool, models, CONFIGURATIONS, out=out, repeat=repeat, on_progress=on_progress)

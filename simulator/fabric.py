@@ -17,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from reference.trace import first_problem
 
+from .nccl_tests import read_log
+
 NS_PER_S = 1_000_000_000
 CONCURRENCY = {"gloo": 2, "nccl": 1}
 """Collectives of one process group that the backend runs at a time: Gloo has two threads, NCCL one stream."""
@@ -104,13 +106,22 @@ class Fabric(Record):
 
         Raises:
             ValueError: No row, or a negative or non-integer entry.
-
         """
         return cls._checked(
             all_reduce=[{"world_size": n, "size_bytes": size, "ns": ns} for n, size, ns in rows],
             concurrency=concurrency,
             source=source,
         )
+
+    @classmethod
+    def from_nccl_tests(cls, *paths: str | os.PathLike[str]) -> Self:
+        """From logs of nccl-tests' `all_reduce_perf`, one or more world sizes; one collective at a time, as NCCL.
+
+        Raises:
+            ValueError: A log that cannot be used; the message names it.
+        """
+        rows = [row for path in paths for row in read_log(path)]
+        return cls.from_table(rows, concurrency=CONCURRENCY["nccl"], source=", ".join(map(str, paths)))
 
     @classmethod
     def from_alpha_beta(cls, alpha_ns: int, bytes_per_s: float, *, concurrency: int = 1, source: str = "") -> Self:
@@ -124,7 +135,6 @@ class Fabric(Record):
 
         Raises:
             ValueError: The file is missing, not JSON or inconsistent; the message names file, field, reason.
-
         """
         try:
             return cls.model_validate_json(Path(path).read_bytes())
@@ -148,7 +158,6 @@ class Fabric(Record):
 
         Raises:
             ValueError: No table for that world size, and no alpha-beta either.
-
         """
         if world_size == 1:
             return 0

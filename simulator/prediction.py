@@ -34,7 +34,6 @@ class Prediction:
         exposed_comm_ns: How much longer the iteration is than its computation, copies and launches included.
         buckets: Parameter indices by bucket, in launch order.
         spans: What every rank did in the median iteration.
-
     """
 
     iteration_ns: int
@@ -94,7 +93,6 @@ def predict(
 
     Raises:
         ValueError: Arguments that do not fit the trace or the fabric; the message names the argument.
-
     """
     if world_size < 1:
         raise ValueError(f"world_size: expected at least 1, got {world_size}")

@@ -32,7 +32,6 @@ class Job:
         costs_ns: All-reduce of each bucket when it has the fabric to itself.
         copy_out_ns: Copying each bucket back.
         broadcast_ns: Buffers, before the forward pass; 0: none.
-
     """
 
     works: tuple[RankWork, ...]
@@ -59,7 +58,6 @@ def make_job(
         sizes_bytes: Size of each parameter, by parameter index.
         fabric: What it all costs.
         buffer_bytes: Bytes of buffers by dtype: one broadcast each.
-
     """
     world_size = len(works)
     bucket_bytes = tuple(sum(sizes_bytes[index] for index in bucket) for bucket in buckets)

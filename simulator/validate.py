@@ -93,7 +93,6 @@ class Report:
             whose measured quartiles do not overlap.
         coverage: Fraction of measurements inside the predicted interval.
         rows: One a configuration.
-
     """
 
     predictions_sha256: str
@@ -137,7 +136,6 @@ def validate(
 
     Raises:
         RankError: A rank failed.
-
     """
     traces, fabrics = _calibrate(pool, model_names, on_progress)
     for model in model_names:

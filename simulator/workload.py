@@ -38,7 +38,6 @@ class LaunchSchedule:
         at_ns: When each bucket's launch begins, by bucket index; never decreasing.
         launch_ns: How long one launch takes.
         backward_end_ns: When the backward pass has nothing left but to wait.
-
     """
 
     at_ns: tuple[int, ...]
@@ -54,7 +53,6 @@ def rank_work(trace: Trace, rank: int, iteration: int) -> RankWork:
 
     Raises:
         ValueError: A parameter got no gradient; its bucket would never be launched.
-
     """
     recorded = trace.ranks[rank].iterations[iteration]
     ready = _all_ready(trace, recorded, f"rank {rank}, iteration {iteration}")

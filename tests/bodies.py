@@ -162,11 +162,12 @@ def watch_launches(rank: int, world_size: int, spec: ModelSpec, plan: list[list[
 
 
 def watch_rebuild(rank: int, world_size: int, spec: ModelSpec, cap_mb: float | None, iterations: int) -> list:
-    """Layout in force during each iteration's backward pass."""
+    """Layout in force during each iteration's backward pass; gradients come in another order every time."""
     ddp = DistributedDataParallel(IntegerModel(spec, rank), bucket_cap_mb=cap_mb)
     layouts = []
     for batch in integer_batches(spec, world_size, iterations):
         output = ddp(batch[rank])
+        ddp.module.use_order = ddp.module.use_order[1:] + ddp.module.use_order[:1]
         layouts.append(ddp.reducer.layout)
         output.mean().backward()
     return layouts

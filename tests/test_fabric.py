@@ -106,6 +106,45 @@ def test_a_broken_file_names_file_field_and_reason(tmp_path, text, says):
     assert "\n" not in str(caught.value)
 
 
+NCCL_LOG = """\
+# nThread 1 nGpus 2 minBytes 8 maxBytes 1024 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1
+#
+# Using devices
+#  Rank  0 Group  0 Pid   1234 on       host device  0 [0x07] NVIDIA A100-SXM4-40GB
+#  Rank  1 Group  0 Pid   1234 on       host device  1 [0x0a] NVIDIA A100-SXM4-40GB
+#
+#                                                              out-of-place                       in-place
+#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
+#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
+           8             2     float     sum      -1     8.65    0.00    0.00      0     8.41    0.00    0.00      0
+        1024           256     float     sum      -1     9.25    0.11    0.11      0     9.10    0.11    0.11      0
+# Out of bounds values : 0 OK
+# Avg bus bandwidth    : 0.0553
+"""
+
+
+def test_a_log_of_nccl_tests_is_a_table_of_its_world_size(tmp_path):
+    (tmp_path / "log").write_text(NCCL_LOG)
+    fabric = Fabric.from_nccl_tests(tmp_path / "log")
+    assert (fabric.world_sizes, fabric.concurrency) == ([2], 1)
+    assert [fabric.all_reduce_ns(size, 2) for size in (8, 516, 1024)] == [8650, 8950, 9250]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (NCCL_LOG.replace("Rank", "Rang"), "expected a line `#  Rank  0 ...` for every rank"),
+        (NCCL_LOG.replace("sum", "none"), "expected rows of all-reduce times"),
+        (None, "cannot be read"),
+    ],
+)
+def test_another_file_is_told_from_a_log(tmp_path, text, says):
+    if text is not None:
+        (tmp_path / "log").write_text(text)
+    with pytest.raises(ValueError, match=re.escape(says)):
+        Fabric.from_nccl_tests(tmp_path / "log")
+
+
 @pytest.mark.parametrize("row", [(0, 8, 5), (2, -8, 5), (2, 8, -5), (2, 8, 5.5)])
 def test_a_row_that_makes_no_sense_is_refused(row):
     with pytest.raises(ValueError, match=r"^fabric: all_reduce\[0\]"):
