@@ -33,7 +33,7 @@ class Bucket:
         self.reset()
 
     def __repr__(self) -> str:
-        return f"Bucket(parameters {list(self.indices)}, {self.size_bytes} bytes, {self.pending} pending)"
+        return f"Bucket(parameters {list(self.indices)}, {self.size_bytes} bytes, {len(self.pending_slots)} pending)"
 
     @property
     def size_bytes(self) -> int:
@@ -43,18 +43,18 @@ class Bucket:
     @property
     def ready(self) -> bool:
         """Whether every gradient has been put."""
-        return not self.pending
+        return not self.pending_slots
 
     def reset(self) -> None:
         """Expect every gradient anew."""
-        self.pending = len(self.parameters)
+        self.pending_slots = set(range(len(self.parameters)))
 
     def put(self, slot: int, scale: float) -> None:
-        """Copy the slot's gradient into the buffer, times `scale`."""
+        """Copy the gradient of the slot's parameter into its view, multiplied by `scale`; same shape and dtype."""
         gradient = self.parameters[slot].grad
         assert gradient is not None
         torch.mul(gradient, scale, out=self.views[slot])
-        self.pending -= 1
+        self.pending_slots.remove(slot)
 
     def launch(self, group: dist.ProcessGroup) -> dist.Work:
         """Issue the all-reduce of the sum over `group`; returns at once."""
@@ -70,8 +70,8 @@ class Bucket:
 
     def copy_out(self) -> None:
         """Overwrite the parameters' gradients with what the buffer holds."""
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        torch._foreach_copy_(gradients, self.views)
+        gradients = [parameter.grad for parameter in self.parameters]
+        torch._foreach_copy_(gradients, self.views)  # type: ignore[arg-type]  # put has seen that none is None
 
 
 def _views(buffer: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -140,12 +140,12 @@ def plan_buckets(
     return assign_buckets(sizes_bytes, caps_bytes, keys=keys, sparse=sparse, order=walks[order])
 
 
-def should_rebuild(*, rebuilt: bool, planned: bool, synchronized_iterations: int) -> bool:
+def should_rebuild(*, rebuilt: bool, planned: bool, has_synchronized: bool) -> bool:
     """Tell whether the coming forward pass rebuilds: once, after the first synchronised backward pass.
 
     Buckets that follow an explicit plan stay as the plan says.
     """
-    return not rebuilt and not planned and synchronized_iterations > 0
+    return has_synchronized and not rebuilt and not planned
 
 
 def check_partition(buckets: Sequence[Sequence[int]], count: int) -> None:

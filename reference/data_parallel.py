@@ -2,11 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from .bucketing import Buckets, bucket_caps, check_partition, initial_buckets
 from .buffers import broadcast_coalesced
@@ -24,7 +25,7 @@ class NaiveDataParallel(nn.Module):
         super().__init__()
         self.module = module
         self.process_group = _initialized_group(process_group)
-        broadcast_coalesced(list(module.state_dict().values()), self.process_group)
+        broadcast_coalesced([*module.parameters(), *module.buffers()], self.process_group)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Whatever the module returns."""
@@ -75,14 +76,12 @@ class DistributedDataParallel(nn.Module):
         self.broadcast_buffers = broadcast_buffers
         self.require_backward_grad_sync = True
         self._buffers_are_stale = True
-        parameters = trainable_parameters(module)
-        _check_parameters(module, parameters, self.process_group)
-        broadcast_coalesced(list(module.state_dict().values()), self.process_group)
-        caps = bucket_caps(bucket_cap_mb, bucket_cap_mb_list)
+        setup = _agree(module, plan, bucket_cap_mb, bucket_cap_mb_list, self.process_group)
+        broadcast_coalesced([*module.parameters(), *module.buffers()], self.process_group)
         self.reducer = Reducer(
-            parameters,
-            _resolve_plan(plan, parameters) if plan is not None else _initial_buckets(parameters, caps),
-            rebuild_caps_bytes=None if plan is not None else caps,
+            trainable_parameters(module),
+            setup.buckets,
+            rebuild_caps_bytes=setup.rebuild_caps_bytes,
             group=self.process_group,
         )
 
@@ -98,6 +97,8 @@ class DistributedDataParallel(nn.Module):
         self._buffers_are_stale = synchronize
         if synchronize:
             self.reducer.prepare_for_backward()
+        elif torch.is_grad_enabled():
+            self.reducer.expect_nothing()
         return output
 
     @contextmanager
@@ -125,36 +126,82 @@ def _initialized_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     return group
 
 
-def _check_parameters(module: nn.Module, parameters: dict[str, nn.Parameter], group: dist.ProcessGroup) -> None:
+@dataclass(frozen=True)
+class _Setup:
+    """What all ranks must have alike; tensors as name, shape, strides and dtype."""
+
+    parameters: list[tuple[str, tuple[int, ...], tuple[int, ...], str]]
+    buffers: list[tuple[str, tuple[int, ...], tuple[int, ...], str]]
+    buckets: Buckets
+    rebuild_caps_bytes: list[int] | None
+
+
+def _agree(
+    module: nn.Module,
+    plan: Sequence[Sequence[int | str]] | None,
+    bucket_cap_mb: float | None,
+    bucket_cap_mb_list: Sequence[float] | None,
+    group: dist.ProcessGroup,
+) -> _Setup:
+    """This rank's setup, if it makes sense and all ranks have the same.
+
+    Every rank learns what is wrong on any of them; one that went on alone would hang in the next collective.
+    """
+    mine: _Setup | ValueError
+    try:
+        mine = _set_up(module, plan, bucket_caps(bucket_cap_mb, bucket_cap_mb_list))
+    except ValueError as error:
+        mine = error
+    everyone: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(everyone, mine, group=group)
+    for theirs in everyone:
+        if isinstance(theirs, ValueError):
+            raise theirs
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise RuntimeError(_difference(everyone[0], theirs, rank))
+    return everyone[0]  # type: ignore[no-any-return]  # gathered objects have no type
+
+
+def _set_up(module: nn.Module, plan: Sequence[Sequence[int | str]] | None, caps_bytes: list[int]) -> _Setup:
+    parameters = trainable_parameters(module)
     if not parameters:
         raise ValueError(f"{type(module).__name__} has no trainable parameter, so there is nothing to average")
     if sparse := sparse_parameters(module) & set(parameters):
         raise ValueError(f"sparse gradients cannot be averaged yet: set sparse=False for {', '.join(sorted(sparse))}")
-    _check_same_on_every_rank(parameters, group)
+    tensors = list(parameters.values())
+    if plan is None:
+        keys = [bucket_key(tensor) for tensor in tensors]
+        buckets = initial_buckets([size_bytes(tensor) for tensor in tensors], caps_bytes, keys=keys)
+    else:
+        buckets = _resolve_plan(plan, parameters)
+    return _Setup(
+        parameters=[_describe(name, tensor) for name, tensor in module.named_parameters()],
+        buffers=[_describe(name, tensor) for name, tensor in module.named_buffers()],
+        buckets=buckets,
+        rebuild_caps_bytes=caps_bytes if plan is None else None,
+    )
 
 
-def _check_same_on_every_rank(parameters: dict[str, nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Every rank learns of a difference, also the ranks that agree; else those would hang in the next collective."""
-    mine = [(name, tuple(p.shape), p.stride(), str(p.dtype)) for name, p in parameters.items()]
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
-    for rank, theirs in enumerate(everyone):
-        for index, (first, other) in enumerate(zip(everyone[0], theirs, strict=False)):
-            if first != other:
-                raise RuntimeError(
-                    f"parameter {index} differs between ranks (name, shape, strides, dtype): "
-                    f"rank 0 has {first}, rank {rank} has {other}"
+def _describe(name: str, tensor: Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...], str]:
+    return name, tuple(tensor.shape), tensor.stride(), str(tensor.dtype)
+
+
+def _difference(first: _Setup, other: _Setup, rank: int) -> str:
+    """Where rank 0 and `rank` differ, in one line."""
+    for what in ("parameters", "buffers"):
+        ours, theirs = getattr(first, what), getattr(other, what)
+        for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+            if a != b:
+                return (
+                    f"{what[:-1]} {index} differs between ranks (name, shape, strides, dtype): "
+                    f"rank 0 has {a}, rank {rank} has {b}"
                 )
-        if len(theirs) != len(everyone[0]):
-            raise RuntimeError(
-                f"rank 0 has {len(everyone[0])} trainable parameters, rank {rank} has {len(theirs)}: "
-                "build the same module on every rank"
+        if len(ours) != len(theirs):
+            return (
+                f"rank 0 has {len(ours)} {what}, rank {rank} has {len(theirs)}: build the same module on every rank"
             )
-
-
-def _initial_buckets(parameters: dict[str, nn.Parameter], caps_bytes: Sequence[int]) -> Buckets:
-    tensors = parameters.values()
-    return initial_buckets([size_bytes(t) for t in tensors], caps_bytes, keys=[bucket_key(t) for t in tensors])
+    return f"rank 0 and rank {rank} were given different plans or bucket caps, or froze different parameters"
 
 
 def _resolve_plan(plan: Sequence[Sequence[int | str]], parameters: dict[str, nn.Parameter]) -> Buckets:

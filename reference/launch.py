@@ -37,6 +37,11 @@ Body = Callable[..., Any]
 Progress = Callable[[str, int, int], None]
 """Told of a step: a word, and how many of how many are done."""
 
+
+def no_progress(_word: str, _done: int, _total: int) -> None:
+    """For whoever does not want to know."""
+
+
 DEFAULT_TIMEOUT_S = 600.0
 
 _RESULT, _FAILURE, _PROGRESS = range(3)  # what a rank's message is
@@ -100,7 +105,7 @@ class RankPool:
         body: Body,
         *args: Any,
         timeout_s: float | None = None,
-        on_progress: Progress = lambda _word, _done, _total: None,
+        on_progress: Progress = no_progress,
     ) -> list[Any]:
         """Run `body(rank, world_size, *args)` on every rank; returns what each returned, by rank.
 
@@ -119,7 +124,7 @@ class RankPool:
         try:
             for connection in self._connections:
                 connection.send_bytes(pickle.dumps((body, args)))
-            return self._collect(time.monotonic() + (timeout_s or self.timeout_s), on_progress)
+            return self._collect(timeout_s or self.timeout_s, on_progress)
         except BaseException:  # a failed body, or Ctrl-C: none of the ranks can be trusted any more
             self.close()
             raise
@@ -161,7 +166,8 @@ class RankPool:
             self._connections.append(ours)
             self._processes.append(process)
 
-    def _collect(self, deadline: float, on_progress: Progress) -> list[Any]:
+    def _collect(self, timeout_s: float, on_progress: Progress) -> list[Any]:
+        deadline = time.monotonic() + timeout_s
         results: dict[int, Any] = {}
         while waiting := {
             connection: rank for rank, connection in enumerate(self._connections) if rank not in results
@@ -169,7 +175,9 @@ class RankPool:
             answered = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
             if not answered:
                 late = sorted(waiting.values())
-                raise RankError(late[0], f"ranks {late} were still running at the time-out; all ranks were ended")
+                raise RankError(
+                    late[0], f"ranks {late} were still running at the time-out of {timeout_s:g} s; all were ended"
+                )
             for rank in (waiting[connection] for connection in answered if isinstance(connection, Connection)):
                 kind, value = self._receive(rank)
                 if kind == _PROGRESS:
@@ -203,8 +211,9 @@ def _serve(rank: int, world_size: int, store: str, backend: str, timeout_s: floa
     _keep_freed_memory()
     with contextlib.suppress(EOFError):
         while True:
-            body, args = pickle.loads(connection.recv_bytes())
+            request = connection.recv_bytes()
             try:
+                body, args = pickle.loads(request)
                 if not dist.is_initialized():
                     dist.init_process_group(
                         backend,

@@ -21,10 +21,11 @@ class BucketMarks:
 
 @dataclass(slots=True)
 class IterationMarks:
-    """Readings of one iteration; None: has not happened."""
+    """Readings of one iteration; None: has not happened. `in_backward`: autograd is at work."""
 
     forward_start: int
     ready: list[int | None]
+    in_backward: bool = False
     synchronized: bool = False
     layout: Layout | None = None
     forward_end: int | None = None
@@ -56,7 +57,7 @@ class Marks:
         now = now_ns()
         if self.current.backward_end is not None:
             self.finish_iteration(now)
-        if self.current.forward_end is None:
+        if self.current.forward_end is None or self.current.in_backward:  # the latter: autograd raised an error
             self.current = self._blank(now)
 
     def forward_ended(self, *, synchronized: bool, layout: Layout | None) -> None:
@@ -66,25 +67,23 @@ class Marks:
         self.current.layout = layout if synchronized else None
 
     def backward_started(self) -> None:
-        """The first gradient of the backward pass is known."""
+        """Autograd begins; an iteration may have several backward passes, and lasts to the end of the last."""
+        self.current.in_backward = True
         if self.current.backward_start is None:
             self.current.backward_start = now_ns()
 
     def backward_ended(self) -> None:
         """Autograd has run its last callback."""
+        self.current.in_backward = False
         self.current.backward_end = now_ns()
 
-    def parameter_ready(self, index: int) -> None:
-        """A gradient has been accumulated."""
-        self.current.ready[index] = now_ns()
-
     def finish_iteration(self, now: int | None = None) -> None:
-        """Keep the current iteration if it is complete, and begin another."""
-        now = now_ns() if now is None else now
-        if self.current.forward_end is not None and self.current.backward_end is not None:
-            self.current.end = now
-            self.iterations.append(self.current)
-        self.current = self._blank(now)
+        """Keep the current iteration if it is complete; `now` is where the next begins, None: there is none."""
+        current = self.current
+        if current.forward_end is not None and current.backward_end is not None:
+            current.end = now or current.optimizer_end or current.backward_end
+            self.iterations.append(current)
+        self.current = self._blank(now_ns() if now is None else now)
 
 
 def rank_trace(
@@ -127,6 +126,8 @@ def _iteration(marks: IterationMarks, zero: int, layouts: dict[Layout, int]) -> 
     assert marks.forward_end is not None
     assert marks.end is not None
     # Hooks of the output run in the order of the graph: a gradient may be ready a moment before ours fires.
+    # A comm hook may send anything: without one all-reduce a bucket, nothing was seen of the buckets.
+    layout = marks.layout if marks.layout is not None and len(marks.layout) == len(marks.buckets) else None
     start = min([start, *(ready for ready in marks.ready if ready is not None)])
     return Iteration(
         forward_start_ns=marks.forward_start - zero,
@@ -137,9 +138,9 @@ def _iteration(marks: IterationMarks, zero: int, layouts: dict[Layout, int]) -> 
         optimizer_end_ns=since_zero(marks.optimizer_end),
         end_ns=marks.end - zero,
         synchronized=marks.synchronized,
-        layout=None if marks.layout is None else layouts.setdefault(marks.layout, len(layouts)),
+        layout=None if layout is None else layouts.setdefault(layout, len(layouts)),
         ready_ns=tuple(since_zero(ready) for ready in marks.ready),
-        buckets=tuple(_bucket(bucket, end, zero) for bucket in marks.buckets),
+        buckets=() if layout is None else tuple(_bucket(bucket, end, zero) for bucket in marks.buckets),
     )
 
 

@@ -37,7 +37,7 @@ def watch_passes(module: nn.Module, marks: Marks) -> Iterator[None]:
             marks.forward_ended(synchronized=synchronized, layout=layout_of())
             for leaf in tree_leaves(output):
                 if isinstance(leaf, Tensor) and leaf.requires_grad:
-                    leaf.register_hook(lambda _gradient: _backward_started(marks))
+                    leaf.register_hook(lambda _gradient: _in_backward(marks))
 
     handles = [
         module.register_forward_pre_hook(before_forward, prepend=True),
@@ -50,11 +50,12 @@ def watch_passes(module: nn.Module, marks: Marks) -> Iterator[None]:
             handle.remove()
 
 
-def _backward_started(marks: Marks) -> None:
-    if marks.current.backward_start is None:
+def _in_backward(marks: Marks) -> None:
+    """Autograd is at work: note the start of its run, and have it tell its end."""
+    if not marks.current.in_backward:
         marks.backward_started()
-    # A callback that is queued from a callback runs after all those that reducers queued meanwhile.
-    _engine.queue_callback(lambda: _engine.queue_callback(marks.backward_ended))
+        # A callback that is queued from a callback runs after all those that reducers queued meanwhile.
+        _engine.queue_callback(lambda: _engine.queue_callback(marks.backward_ended))
 
 
 @contextmanager
@@ -62,6 +63,7 @@ def watch_gradients(parameters: Sequence[nn.Parameter], marks: Marks) -> Iterato
     """Note when each gradient has been accumulated; for modules that our reducer does not serve."""
 
     def ready(index: int, _parameter: Tensor) -> None:
+        _in_backward(marks)
         marks.current.ready[index] = now_ns()
 
     handles = [
@@ -120,6 +122,7 @@ class _BucketObserver(Observer):
         self._ready: dict[int, int] = {}
 
     def parameter_ready(self, index: int) -> None:
+        _in_backward(self._marks)
         self._marks.current.ready[index] = now_ns()
 
     def bucket_ready(self, bucket: int) -> None:
@@ -151,7 +154,7 @@ def watch_torch_buckets(parameters: Sequence[nn.Parameter], marks: Marks) -> Ite
 
     def kernel(keys: Any, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Any:
         bucket = _launched_bucket(marks.current, tensors[0].numel(), sizes)
-        result = all_reduce.redispatch(keys & torch._C._after_autograd_keyset, tensors, *args, **kwargs)
+        result = all_reduce.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, tensors, *args, **kwargs)
         if bucket is not None:
             marks.current.buckets.append(bucket)
             work = dist.Work.unbox(result[1])
@@ -160,8 +163,7 @@ def watch_torch_buckets(parameters: Sequence[nn.Parameter], marks: Marks) -> Ite
 
     library = torch.library.Library("c10d", "IMPL")
     try:
-        for key in ("AutogradCPU", "AutogradCUDA"):
-            library.impl("allreduce_", kernel, key, with_keyset=True)
+        library.impl("allreduce_", kernel, "ADInplaceOrView", with_keyset=True)
         yield
     finally:
         library._destroy()

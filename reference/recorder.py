@@ -176,8 +176,8 @@ def _processor_name() -> str:
 def _clock_offset_ns(group: dist.ProcessGroup | None) -> tuple[int, int]:
     """What to add to this rank's clock to get rank 0's, and how far that may be off, in nanoseconds.
 
-    All ranks leave a barrier at about the same moment and read their clocks. Of several rounds the one in
-    which they left closest together, seen from their usual distance, tells most.
+    All ranks leave a barrier at about the same moment and read their clocks: the median distance of several
+    rounds, and how far the others are from it.
     """
     if group is None:
         return 0, 0

@@ -27,7 +27,7 @@ class Observer:
     """What can be watched of a reducer; every method is a no-op, override what you need."""
 
     def parameter_ready(self, index: int) -> None:
-        """The gradient of a parameter has been accumulated; it is about to be put into its bucket."""
+        """The gradient of a parameter has been accumulated, whether or not it will be averaged."""
 
     def bucket_ready(self, bucket: int) -> None:
         """All gradients of the bucket have been put."""
@@ -75,7 +75,7 @@ class Reducer:
         self._scale = 1.0 / dist.get_world_size(group)
         self._rebuild_caps = rebuild_caps_bytes
         self._rebuilt = False
-        self._synchronized_iterations = 0
+        self._has_synchronized = False
         self._expecting = False
         self._adopt(buckets)
         handles = [
@@ -135,7 +135,7 @@ class Reducer:
         if should_rebuild(
             rebuilt=self._rebuilt,
             planned=self._rebuild_caps is None,
-            synchronized_iterations=self._synchronized_iterations,
+            has_synchronized=self._has_synchronized,
         ):
             self._rebuild()
 
@@ -147,17 +147,21 @@ class Reducer:
         self._ready_order = []
         self._expecting = True
 
+    def expect_nothing(self) -> None:
+        """Leave the gradients of the coming backward pass alone."""
+        self._expecting = False
+
     # Backward pass
 
     def _mark_ready(self, index: int) -> None:
+        self.observer.parameter_ready(index)
         if not self._expecting:
             return
-        self.observer.parameter_ready(index)
-        self._ready_order.append(index)
         number, slot = self._places[index]
         bucket = self.buckets[number]
-        if bucket.ready:
+        if slot not in bucket.pending_slots:
             raise RuntimeError(self._ready_twice(index))
+        self._ready_order.append(index)
         bucket.put(slot, self._scale)
         if bucket.ready:
             self.observer.bucket_ready(number)
@@ -179,7 +183,7 @@ class Reducer:
             self.observer.bucket_done(number)
             bucket.copy_out()
             self.observer.bucket_copied_out(number)
-        self._synchronized_iterations += 1
+        self._has_synchronized = True
 
     # Errors
 
@@ -194,8 +198,8 @@ class Reducer:
 
     def _ready_twice(self, index: int) -> str:
         return (
-            f"rank {dist.get_rank(self._group)}: {self._describe(index)} got a second gradient after its "
-            "bucket was launched. Run one backward pass per forward pass, or accumulate under no_sync()"
+            f"rank {dist.get_rank(self._group)}: {self._describe(index)} got a second gradient since the "
+            "last forward pass. Run one backward pass per forward pass, or accumulate under no_sync()"
         )
 
     def _describe(self, index: int) -> str:

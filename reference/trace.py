@@ -15,6 +15,7 @@ import os
 import zlib
 from collections.abc import Sequence
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Literal, Self
 
@@ -22,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from .bucketing import check_partition
 from .errors import TraceError
+from .files import write_whole
 
 SCHEMA_VERSION: Literal[1] = 1
 GZIP_MAGIC = b"\x1f\x8b"
@@ -50,6 +52,16 @@ class Parameter(Record):
     dtype: str
     size_bytes: int = Field(ge=0)
     sparse: bool = False
+
+    @model_validator(mode="after")
+    def _whole_elements(self) -> Self:
+        elements = prod(self.shape)
+        if (elements == 0) != (self.size_bytes == 0) or (elements and self.size_bytes % elements):
+            raise ValueError(
+                f"size_bytes: expected a multiple of the {elements} elements of shape {self.shape}, "
+                f"got {self.size_bytes}"
+            )
+        return self
 
 
 class Buffer(Record):
@@ -106,9 +118,17 @@ class BucketTimes(Record):
             raise ValueError(f"expected ready <= launched <= done <= copied out, got {seen}")
         return self
 
+    def shifted(self, by_ns: int) -> Self:
+        """The same times, `by_ns` later."""
+        moments = self.model_dump().items()
+        return self.model_copy(update={name: None if ns is None else ns + by_ns for name, ns in moments})
+
 
 class Iteration(Record):
-    """One training iteration of one rank; `end_ns` is the start of the next, or the end of the recording."""
+    """One training iteration of one rank.
+
+    It ends where the next begins; the last of a recording ends with its optimiser step, or its backward pass.
+    """
 
     forward_start_ns: int
     forward_end_ns: int
@@ -139,6 +159,22 @@ class Iteration(Record):
             raise ValueError(f"buckets: expected launches in bucket order, got {launches}")
         return self
 
+    @property
+    def duration_ns(self) -> int:
+        """From the start of its forward pass to its end."""
+        return self.end_ns - self.forward_start_ns
+
+    def shifted(self, by_ns: int) -> Self:
+        """The same iteration, `by_ns` later."""
+        moments = {name: getattr(self, name) for name in PHASES}
+        return self.model_copy(
+            update={name: None if moment is None else moment + by_ns for name, moment in moments.items()}
+            | {
+                "ready_ns": tuple(None if moment is None else moment + by_ns for moment in self.ready_ns),
+                "buckets": tuple(bucket.shifted(by_ns) for bucket in self.buckets),
+            }
+        )
+
 
 class RankTrace(Record):
     """What one rank recorded."""
@@ -148,9 +184,19 @@ class RankTrace(Record):
     clock_uncertainty_ns: int = Field(default=0, ge=0, description="how far the offset may be off")
     iterations: tuple[Iteration, ...] = Field(min_length=1)
 
+    @model_validator(mode="after")
+    def _one_after_the_other(self) -> Self:
+        for number, (before, after) in enumerate(pairwise(self.iterations)):
+            if after.forward_start_ns < before.end_ns:
+                raise ValueError(
+                    f"iterations[{number + 1}].forward_start_ns: expected at least the end of the iteration before, "
+                    f"{before.end_ns}, got {after.forward_start_ns}"
+                )
+        return self
+
 
 class Trace(Record):
-    """A recording, checked on the way in: whatever was loaded can be replayed."""
+    """A recording, checked on the way in."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     workload: Workload
@@ -209,14 +255,8 @@ class Trace(Record):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON, gzipped where the name ends in `.gz`; equal traces give equal bytes."""
-        path = Path(path)
-        data = self.model_dump_json(exclude_defaults=False).encode()
-        if path.suffix == ".gz":
-            data = gzip.compress(data, mtime=0)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")  # so that a crash leaves the old file or the new one
-        part.write_bytes(data)
-        part.replace(path)
+        data = self.model_dump_json().encode()
+        write_whole(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -239,9 +279,7 @@ class Trace(Record):
 
 
 def join(traces: Sequence[Trace]) -> Trace:
-    """The iterations of several recordings of one workload, in one trace.
-
-    Times of iterations from different recordings have different zeros; within an iteration all is as recorded.
+    """Several recordings of one workload as one, each moved to begin where the one before it ended.
 
     Raises:
         ValueError: The recordings differ in workload or bucket layouts.
@@ -250,11 +288,19 @@ def join(traces: Sequence[Trace]) -> Trace:
     for trace in traces[1:]:
         if (trace.workload, trace.layouts) != (first.workload, first.layouts):
             raise ValueError("join: expected recordings of one workload under one layout; these differ")
-    ranks = tuple(
-        same[0].model_copy(update={"iterations": tuple(i for rank in same for i in rank.iterations)})
-        for same in zip(*(trace.ranks for trace in traces), strict=True)
+    iterations = [list(rank.iterations) for rank in first.ranks]
+    for trace in traces[1:]:
+        # On rank 0's clock all ranks move by the same, so that they stay together.
+        end = max(mine[-1].end_ns + rank.clock_offset_ns for mine, rank in zip(iterations, first.ranks, strict=True))
+        start = min(rank.iterations[0].forward_start_ns + rank.clock_offset_ns for rank in trace.ranks)
+        for mine, rank, ours in zip(iterations, trace.ranks, first.ranks, strict=True):
+            by_ns = end - start + rank.clock_offset_ns - ours.clock_offset_ns
+            mine.extend(iteration.shifted(by_ns) for iteration in rank.iterations)
+    ranks = (
+        rank.model_copy(update={"iterations": tuple(mine)})
+        for rank, mine in zip(first.ranks, iterations, strict=True)
     )
-    return first.model_copy(update={"ranks": ranks})
+    return first.model_copy(update={"ranks": tuple(ranks)})
 
 
 class _Header(BaseModel):

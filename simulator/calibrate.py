@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from reference import models
 from reference.bucket import Bucket
 from reference.bucketing import MIB
-from reference.launch import Progress, RankPool, report_progress
+from reference.launch import Progress, RankPool, no_progress, report_progress
 
 from .fabric import CONCURRENCY, Fabric, Linear, Processor, Sharing, Timing
 
@@ -42,7 +42,7 @@ def calibrate(
     *,
     sizes_bytes: Iterable[int] = SIZES_BYTES,
     repeats: int = REPEATS,
-    on_progress: Progress = lambda _word, _done, _total: None,
+    on_progress: Progress = no_progress,
 ) -> Fabric:
     """Measure collectives and their cost to the processor on the ranks of `pool`.
 

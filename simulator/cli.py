@@ -142,7 +142,7 @@ def predict(
             "order": order,
             "buckets": str(len(prediction.buckets)),
             "iteration ms": f"{prediction.iteration_ns / 1e6:.1f}",
-            "interval ms": f"{prediction.interval_ns[0] / 1e6:.1f} - {prediction.interval_ns[1] / 1e6:.1f}",
+            "90 % ms": f"{prediction.interval_ns[0] / 1e6:.1f} - {prediction.interval_ns[1] / 1e6:.1f}",
             "computation ms": f"{prediction.compute_ns / 1e6:.1f}",
             "exposed ms": f"{prediction.exposed_comm_ns / 1e6:.1f}",
         }
@@ -261,22 +261,23 @@ def _describe(trace: Trace) -> dict[str, str]:
 
 
 def _show_report(report: "Report") -> None:
-    rows = [
-        {
-            "model": row.model,
-            "cap": cap_name(row.cap_mb),
-            "order": row.order,
-            "buckets": str(row.buckets),
-            "measured ms": f"{row.measured_ns / 1e6:.0f}" + ("" if row.quiet else "~"),
-            "quartiles": f"{row.quartiles_ns[0] / 1e6:.0f}-{row.quartiles_ns[1] / 1e6:.0f}",
-            "predicted": f"{row.predicted_ns / 1e6:.0f}",
-            "error": f"{row.error:+.1%}",
-            "perfect scaling": f"{row.perfect_scaling_error:+.0%}",
-            "no overlap": f"{row.no_overlap_error:+.0%}",
-        }
-        for row in report.rows
-    ]
-    _show(rows, "predicted against measured; the last two columns are the errors of the yardsticks")
+    for model in dict.fromkeys(row.model for row in report.rows):
+        rows = [
+            {
+                "cap": cap_name(row.cap_mb),
+                "order": row.order,
+                "buckets": str(row.buckets),
+                "measured": f"{row.measured_ns / 1e6:.0f}" + ("" if row.quiet else "~"),
+                "quartiles": f"{row.quartiles_ns[0] / 1e6:.0f}-{row.quartiles_ns[1] / 1e6:.0f}",
+                "predicted": f"{row.predicted_ns / 1e6:.0f}",
+                "error": f"{row.error:+.1%}",
+                "perfect scaling": f"{row.perfect_scaling_error:+.0%}",
+                "no overlap": f"{row.no_overlap_error:+.0%}",
+            }
+            for row in report.rows
+            if row.model == model
+        ]
+        _show(rows, f"{model}: iteration in ms, and the errors of the prediction and of two yardsticks")
     if noisy := sum(not row.quiet for row in report.rows):
         print(f"~ the machine was noisy whenever this was measured ({noisy} of {len(report.rows)} rows)")
     yardsticks = {
@@ -291,9 +292,10 @@ def _show_report(report: "Report") -> None:
 
 
 def _show(rows: Sequence[dict[str, str]], title: str) -> None:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    print(title)
+    table = Table(box=None, padding=(0, 1, 0, 0))
     for name in rows[0]:
-        table.add_column(name, justify="left" if name in ("model", "order") else "right")
+        table.add_column(name, justify="left" if name == "order" else "right", overflow="fold")
     for row in rows:
         table.add_row(*row.values())
     Console(width=None if sys.stdout.isatty() else 120).print(table)

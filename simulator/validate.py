@@ -28,7 +28,7 @@ from torch import nn
 from reference import models
 from reference.bucketing import Order, bucket_caps
 from reference.data_parallel import DistributedDataParallel
-from reference.launch import Progress, RankPool, report_progress
+from reference.launch import Progress, RankPool, no_progress, report_progress
 from reference.recorder import record
 from reference.trace import Trace, join
 
@@ -121,7 +121,7 @@ def validate(
     *,
     out: Path,
     repeat: int = 3,
-    on_progress: Progress = lambda _word, _done, _total: None,
+    on_progress: Progress = no_progress,
 ) -> Report:
     """Record, calibrate, predict, write, and only then measure.
 

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from reference.data_parallel import DistributedDataParallel, NaiveDataParallel
 from reference.recorder import record
@@ -205,6 +206,74 @@ def train_channels_last(rank: int, world_size: int, wrapper: str) -> Gradients:
     return gradients
 
 
+class HasExtraState(nn.Module):
+    """What torch's DDP takes and a broadcast of the state dict would not: extra state, a buffer that is not saved."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), float(rank)))
+        self.register_buffer("passing", torch.full((2,), float(rank)), persistent=False)
+
+    def get_extra_state(self) -> dict:
+        return {"not": "a tensor"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x + self.passing
+
+
+def values_after_construction(rank: int, _world_size: int) -> list[float]:
+    """Parameter and unsaved buffer."""
+    ddp = DistributedDataParallel(HasExtraState(rank + 1), broadcast_buffers=False)
+    return [ddp.module.weight[0].item(), ddp.module.passing[0].item()]
+
+
+def gradients_after_a_stray_forward(rank: int, _world_size: int) -> list[float]:
+    """A synchronised forward pass without backward, then one under no_sync: nothing is averaged."""
+    ddp = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    ddp(torch.ones(1, 1))
+    with ddp.no_sync():
+        ddp(torch.full((1, 1), float(rank))).sum().backward()
+    return ddp.module.weight.grad.flatten().tolist()
+
+
+def save_trace_to_one_path(rank: int, world_size: int, path: str) -> None:
+    """What the README's recipe does on every rank."""
+    trace, *_ = record_training(rank, world_size, "ours", 1)
+    for _ in range(20):
+        trace.save(path)
+
+
+def record_oddly(rank: int, _world_size: int, oddity: str) -> Trace:
+    """Recordings that a training script makes without meaning harm."""
+    torch.manual_seed(0)
+    module = mlp((4, 4, 4), torch.float32, 0)
+    group = dist.group.WORLD
+    if oddity == "a backward pass beside the output":
+        with record(module, process_group=group) as recording:
+            module(torch.ones(1, 4)).sum().backward()
+            sum(parameter.square().sum() for parameter in module.parameters()).backward()
+    elif oddity == "a comm hook that sends something else":
+        ddp = TorchDDP(module)
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        with record(ddp) as recording:
+            for _ in range(4):
+                ddp(torch.ones(1, 4)).sum().backward()
+    elif oddity == "two at once":
+        first, second = TorchDDP(module), TorchDDP(mlp((3, 3), torch.float32, 0))
+        with record(first) as recording, record(second):
+            for _ in range(2):
+                first(torch.ones(1, 4)).sum().backward()
+                second(torch.ones(1, 3)).sum().backward()
+    elif oddity == "a forward pass without backward, then no_sync":
+        ddp = DistributedDataParallel(module)
+        with record(ddp) as recording:
+            ddp(torch.ones(1, 4))
+            with ddp.no_sync():
+                ddp(torch.ones(1, 4)).sum().backward()
+    return recording.trace
+
+
 def outputs_of(rank: int, world_size: int) -> bool:
     """Whether forward hands on exactly the object that the module returned."""
 
@@ -233,6 +302,17 @@ class Unused(nn.Module):
         return self.used(x)
 
 
+class UsesOneOfTwo(nn.Module):
+    """One parameter could get two gradients before the other gets any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a * x
+
+
 def message_of_misuse(rank: int, world_size: int, misuse: str) -> str:
     """What our DDP says to a mistake."""
     try:
@@ -251,6 +331,19 @@ def message_of_misuse(rank: int, world_size: int, misuse: str) -> str:
             DistributedDataParallel(nn.Linear(2 + rank, 1))
         elif misuse == "different counts":
             DistributedDataParallel(nn.Linear(2, 1, bias=rank == 0))
+        elif misuse == "different buffers":
+            module = nn.Linear(2, 1)
+            module.register_buffer("mask", torch.ones(2 + rank))
+            DistributedDataParallel(module)
+        elif misuse == "different caps":
+            DistributedDataParallel(nn.Linear(2, 1), bucket_cap_mb=1 + rank)
+        elif misuse == "nothing to train on one rank":
+            DistributedDataParallel(nn.Linear(2, 1) if rank == 0 else nn.ReLU())
+        elif misuse == "two gradients for one, none for another":
+            ddp = DistributedDataParallel(UsesOneOfTwo())
+            loss = ddp(torch.ones(2)).sum()
+            loss.backward(retain_graph=True)
+            loss.backward()
         elif misuse == "nothing to train":
             DistributedDataParallel(nn.ReLU())
         elif misuse == "sparse":

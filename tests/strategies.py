@@ -79,20 +79,20 @@ def steady_fabrics(draw, world_size: int) -> Fabric:
 @st.composite
 def traces(draw) -> Trace:
     """A plain module's trace: 1-6 parameters, 1-3 ranks, 1-3 iterations."""
+    kinds = st.sampled_from([("float32", 4), ("float64", 8)])
+    sizes = draw(st.lists(st.tuples(st.integers(0, 100), kinds), min_size=1, max_size=6))
     parameters = tuple(
-        Parameter(
-            name=f"layer{index}.weight",
-            shape=(size,),
-            dtype=draw(st.sampled_from(DTYPES)),
-            size_bytes=8 * size,
-        )
-        for index, size in enumerate(draw(st.lists(st.integers(0, 100), min_size=1, max_size=6)))
+        Parameter(name=f"layer{index}.weight", shape=(size,), dtype=dtype, size_bytes=bytes_each * size)
+        for index, (size, (dtype, bytes_each)) in enumerate(sizes)
     )
     ranks = tuple(
         RankTrace(
             rank=rank,
             clock_offset_ns=draw(st.integers(-1000, 1000)),
-            iterations=tuple(_iteration(draw(rank_works(len(parameters)))) for _ in range(draw(st.integers(1, 3)))),
+            iterations=tuple(
+                _iteration(draw(rank_works(len(parameters)))).shifted(10_000 * number)
+                for number in range(draw(st.integers(1, 3)))
+            ),
         )
         for rank in range(draw(st.integers(1, 3)))
     )

@@ -148,6 +148,14 @@ def test_buffers_are_broadcast_when_torch_does_it(two_ranks):
         assert_equal(got, expected)
 
 
+def test_what_the_state_dict_does_not_hold_is_synchronised_too(two_ranks):
+    assert two_ranks.run(bodies.values_after_construction) == [[1.0, 1.0]] * 2
+
+
+def test_under_no_sync_nothing_is_averaged_even_after_a_stray_forward_pass(two_ranks):
+    assert two_ranks.run(bodies.gradients_after_a_stray_forward) == [[0.0], [1.0]]
+
+
 def test_forward_returns_what_the_module_returns(two_ranks):
     assert all(two_ranks.run(bodies.outputs_of))
 
@@ -172,7 +180,14 @@ def test_a_module_outlives_its_wrapper(two_ranks):
             "different shapes",
             "RuntimeError: parameter 0 differs between ranks (name, shape, strides, dtype): rank 0",
         ),
-        ("different counts", "RuntimeError: rank 0 has 2 trainable parameters, rank 1 has 1"),
+        ("different counts", "RuntimeError: rank 0 has 2 parameters, rank 1 has 1"),
+        ("different buffers", "RuntimeError: buffer 0 differs between ranks"),
+        ("different caps", "RuntimeError: rank 0 and rank 1 were given different plans or bucket caps"),
+        ("nothing to train on one rank", "ValueError: ReLU has no trainable parameter"),
+        (
+            "two gradients for one, none for another",
+            "RuntimeError: rank {rank}: a (parameter 0, shape (2,)) got a second",
+        ),
         ("nothing to train", "ValueError: ReLU has no trainable parameter"),
         ("sparse", "ValueError: sparse gradients cannot be averaged yet: set sparse=False for weight"),
         ("unknown name in plan", "ValueError: plan: no trainable parameter is called 'bia'"),

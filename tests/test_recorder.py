@@ -4,7 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from reference.marks import Marks, rank_trace
 from reference.recorder import record
+from reference.trace import Trace
 from simulator import Fabric, predict
 
 from . import bodies
@@ -67,6 +69,18 @@ def test_buckets_are_seen_from_ready_to_done(two_ranks, wrapper):
             assert all(b.done_ns + o + slack >= launched for b, o in zip(times, offsets, strict=True))
 
 
+def test_a_ranks_offset_counts_from_its_own_start():
+    """Its clock is 7 ns behind rank 0's, and its recording began 100 ns later on its own clock."""
+    marks = Marks(1)
+    marks.forward_started()
+    marks.forward_ended(synchronized=False, layout=None)
+    marks.backward_started()
+    marks.backward_ended()
+    marks.finish_iteration()
+    trace = rank_trace(1, 7, 0, marks, zero=marks.zero - 100, layouts={})
+    assert trace.clock_offset_ns == 107
+
+
 def test_ours_and_torchs_rebuilt_layouts_are_the_same(two_ranks):
     ours, *_ = two_ranks.run(bodies.record_training, "ours", 4)[0]
     torchs, *_ = two_ranks.run(bodies.record_training, "torch", 4)[0]
@@ -78,6 +92,7 @@ def test_iterations_under_no_sync_say_so(two_ranks, wrapper):
     trace, *_ = two_ranks.run(bodies.record_training, wrapper, 4, 2)[0]
     for rank in trace.ranks:
         assert [iteration.synchronized for iteration in rank.iterations] == [False, True, False, True]
+        assert all(None not in iteration.ready_ns for iteration in rank.iterations)
         assert [len(iteration.buckets) > 0 for iteration in rank.iterations] == [False, True, False, True]
         assert [iteration.optimizer_start_ns is None for iteration in rank.iterations] == [
             True,
@@ -92,6 +107,26 @@ def test_a_recording_can_be_replayed(two_ranks, wrapper):
     trace, *_ = two_ranks.run(bodies.record_training, wrapper, 4)[0]
     prediction = predict(trace, Fabric.from_alpha_beta(1000, 1e9), world_size=4)
     assert prediction.iteration_ns > prediction.compute_ns > 0
+
+
+@pytest.mark.parametrize(
+    ("oddity", "iterations"),
+    [
+        ("a backward pass beside the output", 1),
+        ("a comm hook that sends something else", 4),
+        ("two at once", 2),
+        ("a forward pass without backward, then no_sync", 1),
+    ],
+)
+def test_an_unusual_script_keeps_its_recording(two_ranks, oddity, iterations):
+    for trace in two_ranks.run(bodies.record_oddly, oddity):
+        assert len(trace.ranks[0].iterations) == iterations
+
+
+def test_every_rank_may_save_to_the_same_path(two_ranks, tmp_path):
+    two_ranks.run(bodies.save_trace_to_one_path, str(tmp_path / "trace.json.gz"))
+    assert [path.name for path in tmp_path.iterdir()] == ["trace.json.gz"]
+    assert len(Trace.load(tmp_path / "trace.json.gz").ranks) == 2
 
 
 def test_a_plain_module_is_recorded_without_a_process_group():

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from reference.errors import TraceError
 from reference.trace import Trace, join
@@ -60,9 +61,26 @@ def test_equal_traces_give_equal_bytes(tmp_path):
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
 
 
-def test_a_joined_trace_has_the_iterations_of_all():
-    trace = Trace.model_validate_json(json.dumps(DOCUMENT))
-    assert join([trace, trace, trace]).ranks[0].iterations == trace.ranks[0].iterations * 3
+@given(traces())
+def test_joined_recordings_follow_each_other_on_one_clock(trace):
+    moved = trace.model_copy(
+        update={"ranks": tuple(r.model_copy(update={"clock_offset_ns": 3 * r.clock_offset_ns}) for r in trace.ranks)}
+    )
+    joined = Trace.model_validate_json(join([trace, moved, trace]).model_dump_json())  # checked, order and all
+    starts = []
+    for rank, original in zip(joined.ranks, trace.ranks, strict=True):
+        count = len(original.iterations)
+        assert [i.duration_ns for i in rank.iterations] == [i.duration_ns for i in original.iterations] * 3
+        again = rank.iterations[count].forward_start_ns + rank.clock_offset_ns
+        starts.append(again - original.iterations[0].forward_start_ns - 3 * original.clock_offset_ns)
+    assert len(set(starts)) == 1  # what was recorded at the same moment still is
+
+
+@given(traces(), st.integers(-(10**9), 10**9))
+def test_shifting_there_and_back_changes_nothing(trace, by_ns):
+    for rank in trace.ranks:
+        for iteration in rank.iterations:
+            assert iteration.shifted(by_ns).shifted(-by_ns) == iteration
 
 
 def test_recordings_of_different_workloads_are_not_joined():
@@ -105,6 +123,12 @@ ITERATION_PATH = ("ranks", 0, "iterations", 0)
             "ready_ns[0]: expected a time within the backward pass (12 to 30)",
         ),
         ((*ITERATION_PATH, "ready_ns"), [20, 21], "ready_ns: expected 1 entries, one a parameter, got 2"),
+        (("ranks", 0, "iterations"), [ITERATION, ITERATION], "expected at least the end of the iteration before, 40"),
+        (
+            ("workload", "parameters", 0, "size_bytes"),
+            7,
+            "expected a multiple of the 2 elements of shape (2,), got 7",
+        ),
         ((*ITERATION_PATH, "layout"), 1, "layout: expected an index into 1 layouts, got 1"),
         ((*ITERATION_PATH, "buckets"), [], "buckets: expected 1 entries, one a bucket, got 0"),
         ((*ITERATION_PATH, "buckets", 0, "done_ns"), 21, "expected ready <= launched <= done <= copied out"),
@@ -157,7 +181,11 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     file = tmp_path / "trace.json"
     trace = Trace.model_validate_json(json.dumps(DOCUMENT))
     trace.save(file)
-    monkeypatch.setattr("pathlib.Path.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("pathlib.Path.replace", fail)
     with pytest.raises(OSError, match="disk full"):
         trace.model_copy(update={"layouts": ()}).save(file)
     assert Trace.load(file) == trace
