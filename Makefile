@@ -13,7 +13,7 @@ help:  ## list the verbs
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ddplab needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + "; try: make PYTHON=python3.12 VERB")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
 
 demo: $(READY)  ## train, record, predict and compare: about 3 minutes, results in out/demo/
@@ -37,4 +37,4 @@ bench: $(READY)  ## our DDP beside torch's, the recorder's overhead, the simulat
 	$(BIN)/python -m benchmarks.simulation
 
 clean:  ## remove .venv and everything that was made
-	rm -rf .venv out dist .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv out dist $$(find . -name __pycache__ -not -path './.venv/*') .pytest_cache .ruff_cache .mypy_cache .hypothesis

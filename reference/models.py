@@ -1,13 +1,13 @@
 """Real models to train and record, and how `--model` names one.
 
 A model is a callable without arguments that returns `(module, loss_fn)`; `loss_fn(module)` runs one batch of
-random data of the model's own and returns the scalar loss. Its attribute `batch`, where it has one, is the
-number of samples.
+random data of the model's own and returns the scalar loss. The attribute `batch` of `loss_fn`, where it has one, is
+the number of samples.
 """
 
 import importlib
-import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -74,12 +74,7 @@ def transformer() -> Model:
     vocabulary, context, batch = 8192, 64, 4
     module = _Transformer(vocabulary, context, width=512, heads=8, layers=8)
     tokens = torch.randint(vocabulary, (batch, context + 1))
-
-    def loss_fn(model: nn.Module) -> Tensor:
-        logits = model(tokens[:, :-1])
-        return functional.cross_entropy(logits.reshape(-1, vocabulary), tokens[:, 1:].reshape(-1))
-
-    return module, loss_fn
+    return module, _Classification(tokens[:, :-1], tokens[:, 1:])
 
 
 BUILT_IN: dict[str, Callable[[], Model]] = {
@@ -90,18 +85,24 @@ BUILT_IN: dict[str, Callable[[], Model]] = {
 }
 
 
-def describe(name: str) -> str:
-    """First line of the model's docstring."""
-    return (inspect.getdoc(resolve(name)) or name).splitlines()[0]
+@dataclass(frozen=True)
+class _Classification:
+    """Cross entropy of one batch."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    @property
+    def batch(self) -> int:
+        return len(self.inputs)
+
+    def __call__(self, module: nn.Module) -> Tensor:
+        logits = module(self.inputs)
+        return functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), self.labels.reshape(-1))
 
 
-def _classify(inputs: Tensor, classes: int) -> Loss:
-    labels = torch.randint(classes, (len(inputs),))
-
-    def loss_fn(model: nn.Module) -> Tensor:
-        return functional.cross_entropy(model(inputs), labels)
-
-    return loss_fn
+def _classify(inputs: Tensor, classes: int) -> _Classification:
+    return _Classification(inputs, torch.randint(classes, (len(inputs),)))
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Conv2d:

@@ -82,7 +82,12 @@ def measure_collectives(pool: RankPool, sizes_bytes: Iterable[int], repeats: int
 def with_slowdowns(pool: RankPool, model: str, fabric: Fabric) -> Fabric:
     """The part that does: how much this model's computation and collectives slow each other down."""
     slowdowns = pool.run(time_contention, model)[0]
-    return fabric.model_copy(update={"processor": fabric.processor.model_copy(update=slowdowns)})
+    return fabric.model_copy(
+        update={
+            "processor": fabric.processor.model_copy(update=slowdowns),
+            "source": f"{fabric.source}; slow-downs with the computation of {model}",
+        }
+    )
 
 
 def _timings(world_size: int, ns_by_size: dict[int, int]) -> tuple[Timing, ...]:

@@ -27,6 +27,7 @@ from rich.table import Table
 
 from reference.bucketing import ORDERS, Order, cap_name
 from reference.errors import Error
+from reference.files import write_whole
 from reference.trace import Trace
 
 from .fabric import Fabric
@@ -35,7 +36,7 @@ from .prediction import predict as predict_iteration
 if TYPE_CHECKING:
     from reference.launch import Progress as OnProgress
 
-    from .validate import Report
+    from .report import Report
 
 app = typer.Typer(
     help="Record data-parallel training, predict it under other buckets and networks, check the predictions.",
@@ -58,7 +59,7 @@ def main() -> None:
     sys.path.insert(0, os.getcwd())  # so that --model finds the user's own module, as `python -m` would
     try:
         app()
-    except (Error, ValueError) as error:
+    except (Error, ValueError, OSError) as error:
         sys.exit(f"ddplab: {error}")
 
 
@@ -73,7 +74,7 @@ def record(
     """Record when each gradient of a model is ready, all ranks at once, without communication."""
     from reference.launch import RankPool
 
-    from .validate import record_computation
+    from .training import record_computation
 
     with _progress() as on_progress, RankPool(world_size) as pool:
         on_progress("recording", 0, 1)
@@ -173,11 +174,12 @@ def validate(
     """Record, calibrate, write predictions to disk, then train for real and compare."""
     from reference.launch import RankPool
 
-    from . import validate as validation
+    from .report import Configuration
+    from .validate import validate as run
 
-    configurations = [validation.Configuration(cap, order) for cap in _caps(caps) for order in _orders(orders)]
+    configurations = [Configuration(cap, order) for cap in _caps(caps) for order in _orders(orders)]
     with _progress() as on_progress, RankPool(world_size) as pool:
-        report = validation.validate(pool, [model], configurations, out=out, repeat=repeat, on_progress=on_progress)
+        report = run(pool, [model], configurations, out=out, repeat=repeat, on_progress=on_progress)
     _show_report(report)
     _write_json(json_path, report.to_json())
 
@@ -250,7 +252,7 @@ def _progress() -> Iterator["OnProgress"]:
 def _describe(trace: Trace) -> dict[str, str]:
     """What a person wants to know of a trace at a glance."""
     iterations = trace.ranks[0].iterations
-    times = sorted(iteration.end_ns - iteration.forward_start_ns for iteration in iterations)
+    times = sorted(iteration.duration_ns for iteration in iterations)
     return {
         "parameters": f"{len(trace.workload.parameters)}",
         "gradient MB": f"{sum(trace.sizes_bytes) / 2**20:.1f}",
@@ -307,5 +309,4 @@ def _finite(cap_mb: float) -> float | None:
 
 def _write_json(path: Path | None, result: dict[str, Any]) -> None:
     if path is not None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        write_whole(path, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())

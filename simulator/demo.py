@@ -9,7 +9,8 @@ from reference.trace import Trace
 
 from .fabric import Fabric
 from .plots import validation_figure
-from .validate import Configuration, Report, predict_one, validate
+from .report import Configuration, Report
+from .validate import predict_one, validate
 
 MODELS = ("resnet50", "mlp")
 CAPS_MB = (0.5, 1.0, 5.0, 25.0)

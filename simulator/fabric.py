@@ -15,6 +15,7 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from reference.files import write_whole
 from reference.trace import first_problem
 
 from .nccl_tests import read_log
@@ -145,8 +146,7 @@ class Fabric(Record):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(self.model_dump_json(indent=1) + "\n")
+        write_whole(path, (self.model_dump_json(indent=1) + "\n").encode())
 
     @property
     def world_sizes(self) -> list[int]:
@@ -184,6 +184,11 @@ class Fabric(Record):
         two = _line(points, min(max(size_bytes, points[0][0]), points[-1][0]))
         return max(1.0, 1.0 + (two - 1.0) * (running - 1))
 
+    def without_what_a_ddp_trace_holds(self) -> Self:
+        """For a trace that was recorded under data parallelism: its computation was slowed, and copied, already."""
+        update = {"put": Linear(), "launch_ns": 0, "compute_slowdown": 1.0}
+        return self.model_copy(update={"processor": self.processor.model_copy(update=update)})
+
     @cached_property
     def _tables(self) -> dict[int, list[tuple[int, int]]]:
         return _by_world_size(self.all_reduce)
@@ -215,10 +220,16 @@ def _middle(ordered: list[int]) -> int:
 
 
 def _interpolate(table: list[tuple[int, int]], size_bytes: int) -> int:
-    """Straight lines between neighbours; below the smallest size its time, above the largest the last line on."""
+    """Straight lines between neighbours; below the smallest size its time.
+
+    Above the largest the last line goes on; where that does not rise, or there is none, time grows as bytes do.
+    """
+    largest, ns = table[-1]
     if size_bytes <= table[0][0]:
         return table[0][1]
-    return max(0, round(_line(table, size_bytes)))
+    if size_bytes > largest and (len(table) == 1 or table[-2][1] >= ns):
+        return round(ns * size_bytes / largest) if largest else ns
+    return round(_line(table, size_bytes))
 
 
 def _line(points: Sequence[tuple[int, float]], x: int) -> float:

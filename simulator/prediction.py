@@ -4,12 +4,12 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import pandas as pd
 
 from reference.bucketing import Buckets, Order, bucket_caps, check_partition, plan_buckets
+from reference.files import write_whole
 from reference.trace import Trace
 
 from . import perfetto
@@ -19,7 +19,7 @@ from .spans import Span, iteration_ns
 from .workload import rank_work, ready_order
 
 INTERVAL = (0.05, 0.95)
-"""Quantiles over the recorded iterations that bound the interval."""
+"""Quantiles over the recorded iterations that bound the interval; of fewer than 20, the extremes."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Prediction:
         iteration_ns: Median over the trace's iterations, each replayed.
         interval_ns: From the 5 % to the 95 % quantile over those; what the trace's own variation explains.
         compute_ns: The iteration without any communication ("perfect scaling"), median.
-        no_overlap_ns: With every all-reduce after the backward pass, one at a time, median.
+        no_overlap_ns: With every all-reduce after the backward pass, one at a time, copies included; median.
         exposed_comm_ns: How much longer the iteration is than its computation, copies and launches included.
         buckets: Parameter indices by bucket, in launch order.
         spans: What every rank did in the median iteration.
@@ -63,8 +63,7 @@ class Prediction:
 
     def save_perfetto(self, path: str | os.PathLike[str]) -> None:
         """Write the median iteration as a Chrome trace, which ui.perfetto.dev opens."""
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text(json.dumps(perfetto.chrome_trace(self.spans)))
+        write_whole(path, json.dumps(perfetto.chrome_trace(self.spans)).encode())
 
 
 def predict(
@@ -81,8 +80,9 @@ def predict(
     """Predict the latency of a synchronised iteration, after the rebuild.
 
     Args:
-        trace: What one iteration computes; best recorded without communication. Where it has fewer ranks than
-            `world_size`, they are repeated in turn.
+        trace: What one iteration computes; best recorded without communication, from a plain module. One with
+            communication holds copies, launches, broadcasts and slow-downs of its backward pass already, so they
+            are not charged again. Where it has fewer ranks than `world_size`, they are repeated in turn.
         fabric: What collectives cost.
         world_size: Number of ranks.
         bucket_cap_mb: As for `DistributedDataParallel`; None: 25, and 1 for the first bucket.
@@ -101,7 +101,9 @@ def predict(
         buckets = [list(bucket) for bucket in plan]
     else:
         buckets = trace_buckets(trace, bucket_caps(bucket_cap_mb, bucket_cap_mb_list), order)
-    buffer_bytes = _buffer_bytes(trace) if broadcast_buffers else []
+    plain = trace.workload.source == "module"
+    buffer_bytes = _buffer_bytes(trace) if broadcast_buffers and plain else []
+    fabric = fabric if plain else fabric.without_what_a_ddp_trace_holds()
     jobs = [
         make_job(
             [rank_work(trace, rank % len(trace.ranks), number) for rank in range(world_size)],
@@ -138,18 +140,22 @@ def _summarize(jobs: list[Job], replays: list[tuple[Span, ...]], buckets: Bucket
     times = [iteration_ns(spans) for spans in replays]
     ordered = sorted(times)
     middle = ordered[len(ordered) // 2]
-    compute = _median([max(work.compute_ns for work in job.works) for job in jobs])
+    compute = round(median(max(work.compute_ns for work in job.works) for job in jobs))
     low, high = (ordered[min(int(q * len(ordered)), len(ordered) - 1)] for q in INTERVAL)
     return Prediction(
         iteration_ns=middle,
         interval_ns=(low, high),
         compute_ns=compute,
-        no_overlap_ns=compute + sum(jobs[0].costs_ns),
+        no_overlap_ns=round(median(map(_no_overlap_ns, jobs))),
         exposed_comm_ns=middle - compute,
         buckets=tuple(tuple(bucket) for bucket in buckets),
         spans=replays[times.index(middle)],
     )
 
 
-def _median(values: list[int]) -> int:
-    return round(median(values))
+def _no_overlap_ns(job: Job) -> int:
+    """The same work with nothing at the same time: backward pass, then each all-reduce, then each copy."""
+    computed = max(
+        schedule.backward_end_ns + work.step_ns for work, schedule in zip(job.works, job.schedules, strict=True)
+    )
+    return job.broadcast_ns + computed + sum(job.costs_ns) + sum(job.copy_out_ns)

@@ -20,16 +20,19 @@ def quiet_limit_ns(compute_ns: Sequence[int]) -> int:
 
 
 def iteration_times_ns(trace: Trace) -> list[int]:
-    """Time of every recorded iteration, all ranks together."""
-    return [i.end_ns - i.forward_start_ns for rank in trace.ranks for i in rank.iterations]
+    """Time of every iteration that all ranks recorded: of each, the slowest rank's."""
+    return [
+        max(i.duration_ns for i in same) for same in zip(*(rank.iterations for rank in trace.ranks), strict=False)
+    ]
 
 
 def quiet_part(trace: Trace) -> Trace:
-    """The trace without the iterations in which the machine was noisy; each rank is judged by itself."""
-    limit = quiet_limit_ns(iteration_times_ns(trace))
-    ranks = []
-    for rank in trace.ranks:
-        kept = [i for i in rank.iterations if i.end_ns - i.forward_start_ns <= limit]
-        fastest = min(rank.iterations, key=lambda i: i.end_ns - i.forward_start_ns)
-        ranks.append(rank.model_copy(update={"iterations": tuple(kept or [fastest])}))
+    """The trace without the iterations in which the machine was noisy on any rank."""
+    times = iteration_times_ns(trace)
+    limit = quiet_limit_ns(times)
+    quiet = [number for number, ns in enumerate(times) if ns <= limit]
+    ranks = (
+        rank.model_copy(update={"iterations": tuple(rank.iterations[number] for number in quiet)})
+        for rank in trace.ranks
+    )
     return trace.model_copy(update={"ranks": tuple(ranks)})

@@ -31,8 +31,3 @@ class Span(NamedTuple):
 def iteration_ns(spans: tuple[Span, ...]) -> int:
     """From the start of the iteration, which is 0, to the end of the last span of the slowest rank."""
     return max((span.end_ns for span in spans), default=0)
-
-
-def total_ns(spans: tuple[Span, ...], kind: Kind, rank: int = 0) -> int:
-    """Time that `rank` spent in spans of that kind."""
-    return sum(span.duration_ns for span in spans if span.kind == kind and span.rank == rank)

@@ -46,6 +46,16 @@ def test_lines_join_the_points_and_the_last_one_goes_on():
     ]
 
 
+@given(tables, st.integers(1, 10**10))
+def test_beyond_the_largest_size_nothing_gets_cheaper(table, more):
+    size, ns = max(table)
+    assert Fabric.from_table([(2, s, t) for s, t in table]).all_reduce_ns(size + more, 2) >= ns
+
+
+def test_where_the_last_line_falls_time_grows_with_the_bytes():
+    assert Fabric.from_table([(2, 100, 10), (2, 200, 9)]).all_reduce_ns(2000, 2) == 90
+
+
 def test_of_repeated_measurements_the_median_counts():
     assert Fabric.from_table([(2, 8, ns) for ns in (9, 5, 70)]).all_reduce_ns(8, 2) == 9
 

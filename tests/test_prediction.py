@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from reference.bucketing import ORDERS, bucket_caps, plan_buckets
 from simulator import Fabric, predict
+from simulator.fabric import Linear, Processor
 from simulator.plots import validation_figure
 from simulator.prediction import trace_buckets
-from simulator.spans import total_ns
-from simulator.validate import Configuration, Row, summarize
+from simulator.quiet import iteration_times_ns, quiet_limit_ns, quiet_part
+from simulator.report import Configuration, Measurement, Row, make_row, summarize
 from simulator.workload import ready_order
 
 from .strategies import caps_mb, traces
@@ -36,7 +37,7 @@ def test_one_rank_is_local_training(trace, cap):
     assert prediction.iteration_ns in {
         iteration.end_ns - iteration.forward_start_ns for iteration in trace.ranks[0].iterations
     }
-    assert prediction.no_overlap_ns == prediction.compute_ns
+    assert prediction.no_overlap_ns == prediction.compute_ns  # no copies are charged on this fabric
 
 
 @given(traces(), caps_mb(), st.sampled_from(ORDERS))
@@ -62,14 +63,15 @@ def test_the_frame_holds_every_span(trace):
     frame = prediction.to_frame()
     assert len(frame) == len(prediction.spans)
     of_rank_0 = frame[(frame["rank"] == 0) & (frame["kind"] == "all_reduce")]
-    assert (of_rank_0["end_ns"] - of_rank_0["start_ns"]).sum() == total_ns(prediction.spans, "all_reduce")
+    assert set(of_rank_0["bucket"]) == {s.bucket for s in prediction.spans if (s.rank, s.kind) == (0, "all_reduce")}
 
 
 @given(traces(), caps_mb())
 def test_a_timeline_follows_the_rules_of_its_format(trace, cap):
     from simulator.perfetto import chrome_trace
 
-    prediction = predict(trace, FABRIC, world_size=2, bucket_cap_mb=cap)
+    fabric = FABRIC.model_copy(update={"processor": Processor(launch_ns=7)})
+    prediction = predict(trace, fabric, world_size=2, bucket_cap_mb=cap)
     events = json.loads(json.dumps(chrome_trace(prediction.spans)))["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
     assert len(slices) == len(prediction.spans)
@@ -78,9 +80,9 @@ def test_a_timeline_follows_the_rules_of_its_format(trace, cap):
     for track in named:  # slices of one track must not overlap
         times = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if (e["pid"], e["tid"]) == track)
         assert all(before[1] <= after[0] + 1e-9 for before, after in itertools.pairwise(times))
-    starts = {event["id"] for event in events if event["ph"] == "s"}
-    ends = {event["id"] for event in events if event["ph"] == "f"}
-    assert starts <= ends or not starts
+    starts, ends = ([event["id"] for event in events if event["ph"] == end] for end in "sf")
+    assert sorted(starts) == sorted(ends)
+    assert len(set(starts)) == len(starts) == 2 * len(prediction.buckets)
 
 
 def test_a_timeline_is_written_where_it_was_asked_for(tmp_path):
@@ -133,5 +135,41 @@ def test_a_report_is_drawn_and_written(tmp_path):
     ]
     assert figure.axes[0].get_title(loc="left").startswith("m: mean absolute error 7.0%")
     assert json.loads(json.dumps(report.to_json()))["rows"][1]["cap_mb"] is None
-    assert isinstance(report.to_frame(), pd.DataFrame)
-    assert Configuration(1.0, "ready") == Configuration(1.0, "ready")
+    report.save(tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text())["predictions_sha256"] == "abc"
+    assert list(pd.read_csv(tmp_path / "report.csv")["measured_ns"]) == [100, 200]
+
+
+def test_only_quiet_turns_count_where_there_are_any():
+    from .test_trace import DOCUMENT, Trace
+
+    prediction = predict(Trace.model_validate_json(json.dumps(DOCUMENT)), FABRIC, world_size=2)
+    noisy, quiet = Measurement((900, 900), quiet=False), Measurement((100, 102), quiet=True)
+    both = make_row("m", Configuration(25, "ready"), prediction, [noisy, quiet])
+    assert (both.measured_ns, both.quiet) == (101, True)
+    alone = make_row("m", Configuration(25, "ready"), prediction, [noisy])
+    assert (alone.measured_ns, alone.quiet) == (900, False)
+
+
+@given(traces())
+def test_a_trace_with_communication_is_not_charged_twice(trace):
+    """What its recording holds already: puts, launches, broadcasts."""
+    recorded = trace.model_copy(update={"workload": trace.workload.model_copy(update={"source": "torch"})})
+    costly = FABRIC.model_copy(update={"processor": Processor(put=Linear(fixed_ns=9), launch_ns=7)})
+    assert (
+        predict(recorded, costly, world_size=2).iteration_ns == predict(recorded, FABRIC, world_size=2).iteration_ns
+    )
+
+
+@given(st.lists(st.integers(100, 400), min_size=1, max_size=30))
+def test_the_quiet_part_keeps_the_fastest_and_nothing_slow(times):
+    from .test_trace import DOCUMENT, Trace
+
+    trace = Trace.model_validate_json(json.dumps(DOCUMENT))
+    one = trace.ranks[0].iterations[0]
+    iterations = tuple(one.model_copy(update={"end_ns": ns}) for ns in times)
+    kept = quiet_part(
+        trace.model_copy(update={"ranks": (trace.ranks[0].model_copy(update={"iterations": iterations}),)})
+    )
+    assert min(times) in iteration_times_ns(kept)
+    assert max(iteration_times_ns(kept)) <= quiet_limit_ns(times)

@@ -1,0 +1,113 @@
+"""Training runs on real ranks: the bodies that are recorded and measured."""
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from reference import models
+from reference.data_parallel import DistributedDataParallel
+from reference.launch import report_progress
+from reference.recorder import record
+from reference.trace import Trace
+
+from .report import Measurement
+
+WARM_UP = 2
+RECORDED_ITERATIONS = 8
+MEASURED_ITERATIONS = 2
+"""Each time that a configuration has its turn, after those that are not counted."""
+
+
+class Trainer:
+    """A model, its batch and its optimiser on this rank."""
+
+    def __init__(self, model: str, rank: int) -> None:
+        torch.manual_seed(rank)  # ranks have batches of their own; data parallelism makes their parameters equal
+        self.module, self._loss_fn = models.build(model)
+        self.batch: int | None = getattr(self._loss_fn, "batch", None)
+        self._optimizer = torch.optim.SGD(self.module.parameters(), lr=1e-3)
+
+    def step(self, module: nn.Module) -> None:
+        """One iteration; `module` is the model, or what wraps it."""
+        self._optimizer.zero_grad()
+        self._loss_fn(module).backward()
+        self._optimizer.step()
+
+
+def record_computation(rank: int, _world_size: int, model: str, iterations: int = RECORDED_ITERATIONS) -> Trace:
+    """All ranks compute at the same time, as they will in training, but do not communicate."""
+    trainer = Trainer(model, rank)
+    for _ in range(WARM_UP):
+        trainer.step(trainer.module)
+    dist.barrier()
+    with record(trainer.module, model=model, batch=trainer.batch, process_group=dist.group.WORLD) as recording:
+        for _ in range(iterations):
+            trainer.step(trainer.module)
+    return recording.trace
+
+
+def measure_configurations(
+    rank: int, _world_size: int, model: str, arguments: Sequence[dict[str, Any]], limit_ns: int, word: str
+) -> list[Measurement]:
+    """Train under each configuration in turn; of each iteration the slowest rank's time.
+
+    A turn next to which computation alone took longer than `limit_ns` on any rank is repeated at the end, once.
+
+    Args:
+        rank: This rank.
+        model: As for `--model`.
+        arguments: Of `DistributedDataParallel`, by configuration.
+        limit_ns: How long computation alone takes at most while the machine is quiet.
+        word: What progress is called.
+    """
+    trainer = Trainer(model, rank)
+    measured: dict[int, Measurement] = {}
+    waiting = deque(range(len(arguments)))
+    quiet_before = _is_quiet(trainer, limit_ns)
+    while waiting:
+        number = waiting.popleft()
+        if rank == 0:
+            report_progress(word, len(arguments) - len(waiting) - 1, len(arguments))
+        times_ns = _train(trainer, arguments[number])
+        quiet_after = _is_quiet(trainer, limit_ns)
+        measurement = Measurement(times_ns, quiet_before and quiet_after)
+        if number not in measured and not measurement.quiet:
+            waiting.append(number)
+        measured[number] = measurement
+        quiet_before = quiet_after
+    return [measured[number] for number in range(len(arguments))]
+
+
+def _train(trainer: Trainer, arguments: dict[str, Any]) -> tuple[int, ...]:
+    ddp = DistributedDataParallel(trainer.module, **arguments)
+    try:
+        for _ in range(1 if "plan" in arguments else 2):  # the rebuild comes with the second iteration
+            trainer.step(ddp)
+        times_ns = []
+        dist.barrier()
+        for _ in range(MEASURED_ITERATIONS):
+            start = time.perf_counter_ns()
+            trainer.step(ddp)
+            times_ns.append(time.perf_counter_ns() - start)
+        return _slowest_ranks(times_ns)
+    finally:
+        ddp.reducer.detach()
+
+
+def _is_quiet(trainer: Trainer, limit_ns: int) -> bool:
+    """Whether computation alone takes no longer than `limit_ns` on any rank, right now."""
+    dist.barrier()
+    start = time.perf_counter_ns()
+    trainer.step(trainer.module)
+    return _slowest_ranks([time.perf_counter_ns() - start])[0] <= limit_ns
+
+
+def _slowest_ranks(times_ns: list[int]) -> tuple[int, ...]:
+    slowest = torch.tensor(times_ns)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return tuple(int(ns) for ns in slowest)
