@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -280,8 +281,12 @@ def _show_report(report: "Report") -> None:
             if row.model == model
         ]
         _show(rows, f"{model}: iteration in ms, and the errors of the prediction and of two yardsticks")
-    if noisy := sum(not row.quiet for row in report.rows):
-        print(f"~ the machine was noisy whenever this was measured ({noisy} of {len(report.rows)} rows)")
+    quiet = [abs(row.error) for row in report.rows if row.quiet]
+    if len(quiet) < len(report.rows):
+        print(
+            f"~ the machine was noisy whenever this was measured ({len(report.rows) - len(quiet)} of "
+            f"{len(report.rows)} rows)" + (f"; mean absolute error of the others {fmean(quiet):.1%}" if quiet else "")
+        )
     yardsticks = {
         name: sum(abs(getattr(row, f"{name}_error")) for row in report.rows) / len(report.rows)
         for name in ("perfect_scaling", "no_overlap")

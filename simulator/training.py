@@ -18,7 +18,7 @@ from reference.trace import Trace
 from .report import Measurement
 
 WARM_UP = 2
-RECORDED_ITERATIONS = 8
+RECORDED_ITERATIONS = 6
 MEASURED_ITERATIONS = 2
 """Each time that a configuration has its turn, after those that are not counted."""
 
@@ -56,7 +56,8 @@ def measure_configurations(
 ) -> list[Measurement]:
     """Train under each configuration in turn; of each iteration the slowest rank's time.
 
-    A turn next to which computation alone took longer than `limit_ns` on any rank is repeated at the end, once.
+    A turn next to which computation alone took longer than `limit_ns` on any rank is repeated at the end, once,
+    and at most half as many turns as there are configurations: time is bounded, however noisy the machine.
 
     Args:
         rank: This rank.
@@ -68,15 +69,17 @@ def measure_configurations(
     trainer = Trainer(model, rank)
     measured: dict[int, Measurement] = {}
     waiting = deque(range(len(arguments)))
+    repetitions = len(arguments) // 2
     quiet_before = _is_quiet(trainer, limit_ns)
     while waiting:
         number = waiting.popleft()
         if rank == 0:
-            report_progress(word, len(arguments) - len(waiting) - 1, len(arguments))
+            report_progress(word, len(measured), len(arguments))
         times_ns = _train(trainer, arguments[number])
         quiet_after = _is_quiet(trainer, limit_ns)
         measurement = Measurement(times_ns, quiet_before and quiet_after)
-        if number not in measured and not measurement.quiet:
+        if repetitions and not measurement.quiet and number not in measured:
+            repetitions -= 1
             waiting.append(number)
         measured[number] = measurement
         quiet_before = quiet_after
