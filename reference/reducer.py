@@ -130,8 +130,7 @@ class Reducer:
         Raises:
             RuntimeError: The last backward pass left gradients out, so its averages never arrived.
         """
-        if self._expecting and self._ready_order:
-            raise RuntimeError(self._unfinished())
+        self._check_finished()
         if should_rebuild(
             rebuilt=self._rebuilt,
             planned=self._rebuild_caps is None,
@@ -148,7 +147,12 @@ class Reducer:
         self._expecting = True
 
     def expect_nothing(self) -> None:
-        """Leave the gradients of the coming backward pass alone."""
+        """Leave the gradients of the coming backward pass alone.
+
+        Raises:
+            RuntimeError: As `prepare_for_forward`.
+        """
+        self._check_finished()
         self._expecting = False
 
     # Backward pass
@@ -186,6 +190,10 @@ class Reducer:
         self._has_synchronized = True
 
     # Errors
+
+    def _check_finished(self) -> None:
+        if self._expecting and self._ready_order:
+            raise RuntimeError(self._unfinished())
 
     def _unfinished(self) -> str:
         missing = sorted(set(range(len(self._parameters))) - set(self._ready_order))

@@ -320,6 +320,11 @@ def message_of_misuse(rank: int, world_size: int, misuse: str) -> str:
             ddp = DistributedDataParallel(Unused())
             for _ in range(2):
                 ddp(torch.ones(1, 2)).sum().backward()
+        elif misuse == "unused parameter, then no_sync":
+            ddp = DistributedDataParallel(Unused())
+            ddp(torch.ones(1, 2)).sum().backward()
+            with ddp.no_sync():
+                ddp(torch.ones(1, 2)).sum().backward()
         elif misuse == "two backward passes":
             ddp = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), bucket_cap_mb=1e-6)
             first, second = nn.Linear(2, 1), nn.Linear(2, 1)

@@ -172,6 +172,7 @@ def test_a_module_outlives_its_wrapper(two_ranks):
             "RuntimeError: rank {rank}: the last backward pass produced no gradient for 2 of 4",
         ),
         ("unused parameter", "forgotten.weight (parameter 2, shape (1, 3))"),
+        ("unused parameter, then no_sync", "produced no gradient for 2 of 4"),
         (
             "two backward passes",
             "RuntimeError: rank {rank}: 0.bias (parameter 1, shape (2,)) got a second gradient",
