@@ -270,31 +270,31 @@ def _show_report(report: "Report") -> None:
                 "cap": cap_name(row.cap_mb),
                 "order": row.order,
                 "buckets": str(row.buckets),
-                "measured": f"{row.measured_ns / 1e6:.0f}" + ("" if row.quiet else "~"),
+                "measured": f"{row.measured_ns / 1e6:.0f}",
                 "quartiles": f"{row.quartiles_ns[0] / 1e6:.0f}-{row.quartiles_ns[1] / 1e6:.0f}",
+                "paired": f"{row.paired_ns / 1e6:.0f}",
                 "predicted": f"{row.predicted_ns / 1e6:.0f}",
-                "error": f"{row.error:+.1%}",
+                "error": f"{row.error:+.0%}",
+                "paired error": f"{row.paired_error:+.1%}",
                 "perfect scaling": f"{row.perfect_scaling_error:+.0%}",
                 "no overlap": f"{row.no_overlap_error:+.0%}",
             }
             for row in report.rows
             if row.model == model
         ]
-        _show(rows, f"{model}: iteration in ms, and the errors of the prediction and of two yardsticks")
-    quiet = [abs(row.error) for row in report.rows if row.quiet]
-    if len(quiet) < len(report.rows):
-        print(
-            f"~ the machine was noisy whenever this was measured ({len(report.rows) - len(quiet)} of "
-            f"{len(report.rows)} rows)" + (f"; mean absolute error of the others {fmean(quiet):.1%}" if quiet else "")
+        _show(
+            rows,
+            f"{model}: iteration in ms, and the errors of the prediction and of two yardsticks, which are paired too",
         )
     yardsticks = {
-        name: sum(abs(getattr(row, f"{name}_error")) for row in report.rows) / len(report.rows)
+        name: fmean(abs(getattr(row, f"{name}_error")) for row in report.rows)
         for name in ("perfect_scaling", "no_overlap")
     }
     print(
-        f"mean absolute error {report.mape:.1%} (perfect scaling {yardsticks['perfect_scaling']:.1%}, no overlap "
-        f"{yardsticks['no_overlap']:.1%}), worst {report.worst_error:+.1%}; "
-        f"pairs ranked wrongly: {report.sign_errors}; inside the interval: {report.coverage:.0%}"
+        f"mean absolute error {report.mape:.1%}, worst {report.worst_error:+.1%}\n"
+        f"paired with the machine's speed beside each run: mean absolute error {report.paired_mape:.1%} "
+        f"(perfect scaling {yardsticks['perfect_scaling']:.1%}, no overlap {yardsticks['no_overlap']:.1%}), "
+        f"pairs ranked wrongly {report.sign_errors}, inside the interval {report.coverage:.0%}"
     )
 
 

@@ -20,7 +20,7 @@ SHOWN = Configuration(25.0, "ready")
 
 
 def demo(
-    out: Path, *, models: Sequence[str] = MODELS, world_size: int = 2, repeat: int = 2, on_progress: Progress
+    out: Path, *, models: Sequence[str] = MODELS, world_size: int = 2, repeat: int = 3, on_progress: Progress
 ) -> Report:
     """Validate each model on real ranks; leaves tables, figure, timelines and traces in `out`.
 

@@ -19,35 +19,31 @@ def validation_figure(rows: pd.DataFrame) -> Figure:
 
 
 def draw_validation(rows: pd.DataFrame, ax: Axes) -> Axes:
-    """Measured and predicted iteration time of each configuration of one model, with the two yardsticks."""
+    """Measured (paired) and predicted iteration time of each configuration of one model, with the two yardsticks."""
     places = range(len(rows))
-    milliseconds = rows[["measured_ns", "predicted_ns"]] / 1e6
-    spread = [
-        [(middle - low) / 1e6 for middle, (low, _) in zip(rows["measured_ns"], rows["quartiles_ns"], strict=True)],
-        [(high - middle) / 1e6 for middle, (_, high) in zip(rows["measured_ns"], rows["quartiles_ns"], strict=True)],
-    ]
+    measured = rows["paired_ns"] / 1e6
+    low, high = zip(*rows["paired_quartiles_ns"], strict=True)
+    spread = [measured - pd.Series(low, rows.index) / 1e6, pd.Series(high, rows.index) / 1e6 - measured]
     for column, label, marker in (
         ("perfect_scaling_error", "perfect scaling", "v"),
         ("no_overlap_error", "no overlap", "^"),
     ):
         ax.scatter(
-            places, milliseconds["measured_ns"] * (1 + rows[column]),
-            marker=marker, s=26, color=YARDSTICK, label=label, zorder=1,
+            places, measured * (1 + rows[column]), marker=marker, s=26, color=YARDSTICK, label=label, zorder=1
         )  # fmt: skip
     ax.errorbar(
-        places, milliseconds["measured_ns"], yerr=spread,
-        fmt="o", color=MEASURED, capsize=3, markersize=6, label="measured (quartiles)", zorder=2,
+        places, measured, yerr=spread,
+        fmt="o", color=MEASURED, capsize=3, markersize=6, label="measured, paired (quartiles)", zorder=2,
     )  # fmt: skip
     ax.scatter(
-        places, milliseconds["predicted_ns"],
+        places, rows["predicted_ns"] / 1e6,
         marker="D", s=46, facecolors="none", edgecolors=PREDICTED, linewidths=1.8, label="predicted", zorder=3,
     )  # fmt: skip
     labels = [f"{cap_name(cap)}\n{order}" for cap, order in zip(rows["cap_mb"], rows["order"], strict=True)]
     ax.set_xticks(list(places), labels, fontsize=8)
     ax.set_ylim(bottom=0)
     ax.set_ylabel("iteration, ms")
-    mape = rows["error"].abs().mean()
-    ax.set_title(f"{rows['model'].iloc[0]}: mean absolute error {mape:.1%}", loc="left")
+    ax.set_title(f"{rows['model'].iloc[0]}: mean absolute error {rows['paired_error'].abs().mean():.1%}", loc="left")
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", alpha=0.25)
     ax.legend(ncols=4, fontsize=8, frameon=False, loc="lower left")

@@ -1,8 +1,8 @@
-"""Quiet: tell the machine's own noise from what is measured.
+"""Quiet: leave the machine's noise out of a recording.
 
 On a shared machine a neighbour can halve a core's speed for seconds, and no clock or counter of ours tells. But
-computation without communication has a known time: where it takes much longer than at its best, the machine
-was noisy, and whatever was measured next to it says nothing about data parallelism.
+computation without communication takes the same time whenever the machine is quiet: where it takes much longer
+than at its best, the machine was noisy, and a prediction is better off without that iteration.
 """
 
 from collections.abc import Sequence

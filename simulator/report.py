@@ -9,6 +9,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from reference.bucketing import Order
@@ -31,22 +32,27 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Iterations of one target run; times in nanoseconds, of each iteration the slowest rank's.
+    """One turn of a target run; times in nanoseconds, of each iteration the slowest rank's.
 
-    `quiet` tells whether the machine was quiet around it (see `quiet`).
+    `compute_ns` is what computation alone took right before and after, on average: the machine's speed just then.
     """
 
     times_ns: tuple[int, ...]
-    quiet: bool
+    compute_ns: int
 
 
 @dataclass(frozen=True)
 class Row:
     """A configuration's prediction beside its measurement; times in nanoseconds, errors as fractions.
 
-    `quartiles_ns` is the measurement's spread; `quiet` tells whether the machine was quiet at least once, and only
-    such turns count where there are any. `error` is predicted / measured - 1, and so are those of the two
-    yardsticks: perfect scaling (computation alone) and no overlap (all communication after the backward pass).
+    `measured_ns` is the median of what the clock said, `quartiles_ns` its spread, and `error` is
+    predicted / measured - 1.
+
+    A prediction holds for a machine as fast as it was when the trace was recorded, and a shared machine's speed
+    changes by the second. So each turn is paired with computation alone, timed right beside it: `paired_ns` is the
+    median after dividing by how much longer that took than in the trace. `paired_error`, and the errors of the two
+    yardsticks (perfect scaling: computation alone; no overlap: all communication after the backward pass), compare
+    with `paired_ns`.
     """
 
     model: str
@@ -55,10 +61,12 @@ class Row:
     buckets: int
     measured_ns: int
     quartiles_ns: tuple[int, int]
-    quiet: bool
+    paired_ns: int
+    paired_quartiles_ns: tuple[int, int]
     predicted_ns: int
     interval_ns: tuple[int, int]
     error: float
+    paired_error: float
     perfect_scaling_error: float
     no_overlap_error: float
 
@@ -70,15 +78,17 @@ class Report:
     Attributes:
         predictions_sha256: Of the file of predictions, as it was before the first target run.
         mape: Mean absolute error.
+        paired_mape: Mean absolute paired error.
         worst_error: The error that is farthest from zero.
         sign_errors: Pairs of one model's configurations that the prediction ranks the wrong way round, of those
-            pairs whose measured quartiles do not overlap.
-        coverage: Fraction of measurements inside the predicted interval.
+            pairs whose paired quartiles do not overlap.
+        coverage: Fraction of paired measurements inside the predicted interval.
         rows: One a configuration and model.
     """
 
     predictions_sha256: str
     mape: float
+    paired_mape: float
     worst_error: float
     sign_errors: int
     coverage: float
@@ -102,10 +112,11 @@ class Report:
 
 
 def make_row(model: str, configuration: Configuration, prediction: Prediction, turns: Sequence[Measurement]) -> Row:
-    """One row, from all turns that the configuration had; its quiet ones, if there are any."""
-    quiet = [turn for turn in turns if turn.quiet]
-    times = [ns for turn in quiet or turns for ns in turn.times_ns]
-    low, middle, high = (round(q) for q in statistics.quantiles(times, n=4, method="inclusive"))
+    """One row, from all turns that the configuration had."""
+    low, middle, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
+    paired_low, paired, paired_high = _quartiles(
+        [ns * prediction.compute_ns / turn.compute_ns for turn in turns for ns in turn.times_ns]
+    )
     return Row(
         model=model,
         cap_mb=configuration.cap_mb,
@@ -113,30 +124,37 @@ def make_row(model: str, configuration: Configuration, prediction: Prediction, t
         buckets=len(prediction.buckets),
         measured_ns=middle,
         quartiles_ns=(low, high),
-        quiet=bool(quiet),
+        paired_ns=paired,
+        paired_quartiles_ns=(paired_low, paired_high),
         predicted_ns=prediction.iteration_ns,
         interval_ns=prediction.interval_ns,
         error=prediction.iteration_ns / middle - 1,
-        perfect_scaling_error=prediction.compute_ns / middle - 1,
-        no_overlap_error=prediction.no_overlap_ns / middle - 1,
+        paired_error=prediction.iteration_ns / paired - 1,
+        perfect_scaling_error=prediction.compute_ns / paired - 1,
+        no_overlap_error=prediction.no_overlap_ns / paired - 1,
     )
 
 
 def summarize(rows: Sequence[Row], predictions_sha256: str) -> Report:
     """The figures of a set of rows."""
-    errors = [row.error for row in rows]
     return Report(
         predictions_sha256=predictions_sha256,
-        mape=statistics.fmean(map(abs, errors)),
-        worst_error=max(errors, key=abs),
+        mape=statistics.fmean(abs(row.error) for row in rows),
+        paired_mape=statistics.fmean(abs(row.paired_error) for row in rows),
+        worst_error=max((row.error for row in rows), key=abs),
         sign_errors=sum(_ranked_wrongly(a, b) for a, b in combinations(rows, 2) if a.model == b.model),
-        coverage=statistics.fmean(row.interval_ns[0] <= row.measured_ns <= row.interval_ns[1] for row in rows),
+        coverage=statistics.fmean(row.interval_ns[0] <= row.paired_ns <= row.interval_ns[1] for row in rows),
         rows=tuple(rows),
     )
 
 
+def _quartiles(times_ns: Sequence[float]) -> tuple[int, int, int]:
+    low, middle, high = np.quantile(times_ns, [0.25, 0.5, 0.75])
+    return round(low), round(middle), round(high)
+
+
 def _ranked_wrongly(a: Row, b: Row) -> bool:
-    if a.measured_ns > b.measured_ns:
+    if a.paired_ns > b.paired_ns:
         a, b = b, a
-    really_faster = a.quartiles_ns[1] < b.quartiles_ns[0]
+    really_faster = a.paired_quartiles_ns[1] < b.paired_quartiles_ns[0]
     return really_faster and a.predicted_ns > b.predicted_ns

@@ -1,7 +1,6 @@
 """Training runs on real ranks: the bodies that are recorded and measured."""
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,38 +51,28 @@ def record_computation(rank: int, _world_size: int, model: str, iterations: int 
 
 
 def measure_configurations(
-    rank: int, _world_size: int, model: str, arguments: Sequence[dict[str, Any]], limit_ns: int, word: str
+    rank: int, _world_size: int, model: str, arguments: Sequence[dict[str, Any]], word: str
 ) -> list[Measurement]:
-    """Train under each configuration in turn; of each iteration the slowest rank's time.
-
-    A turn next to which computation alone took longer than `limit_ns` on any rank is repeated at the end, once,
-    and at most half as many turns as there are configurations: time is bounded, however noisy the machine.
+    """Train under each configuration in turn, and time computation alone in between.
 
     Args:
         rank: This rank.
         model: As for `--model`.
         arguments: Of `DistributedDataParallel`, by configuration.
-        limit_ns: How long computation alone takes at most while the machine is quiet.
         word: What progress is called.
     """
     trainer = Trainer(model, rank)
-    measured: dict[int, Measurement] = {}
-    waiting = deque(range(len(arguments)))
-    repetitions = len(arguments) // 2
-    quiet_before = _is_quiet(trainer, limit_ns)
-    while waiting:
-        number = waiting.popleft()
+    measured = []
+    _time_computation(trainer)  # the first touch of every gradient does not count
+    before = _time_computation(trainer)
+    for done, of_ddp in enumerate(arguments):
         if rank == 0:
-            report_progress(word, len(measured), len(arguments))
-        times_ns = _train(trainer, arguments[number])
-        quiet_after = _is_quiet(trainer, limit_ns)
-        measurement = Measurement(times_ns, quiet_before and quiet_after)
-        if repetitions and not measurement.quiet and number not in measured:
-            repetitions -= 1
-            waiting.append(number)
-        measured[number] = measurement
-        quiet_before = quiet_after
-    return [measured[number] for number in range(len(arguments))]
+            report_progress(word, done, len(arguments))
+        times_ns = _train(trainer, of_ddp)
+        after = _time_computation(trainer)
+        measured.append(Measurement(times_ns, (before + after) // 2))
+        before = after
+    return measured
 
 
 def _train(trainer: Trainer, arguments: dict[str, Any]) -> tuple[int, ...]:
@@ -102,12 +91,12 @@ def _train(trainer: Trainer, arguments: dict[str, Any]) -> tuple[int, ...]:
         ddp.reducer.detach()
 
 
-def _is_quiet(trainer: Trainer, limit_ns: int) -> bool:
-    """Whether computation alone takes no longer than `limit_ns` on any rank, right now."""
+def _time_computation(trainer: Trainer) -> int:
+    """Nanoseconds of an iteration without communication, all ranks at once, on the slowest rank."""
     dist.barrier()
     start = time.perf_counter_ns()
     trainer.step(trainer.module)
-    return _slowest_ranks([time.perf_counter_ns() - start])[0] <= limit_ns
+    return _slowest_ranks([time.perf_counter_ns() - start])[0]
 
 
 def _slowest_ranks(times_ns: list[int]) -> tuple[int, ...]:

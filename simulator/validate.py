@@ -4,8 +4,7 @@ The order is the point: computation is recorded without communication, the machi
 are written to disk, and only then does the first target run begin. `predict` gets a trace and a fabric and nothing
 else, so no prediction can have seen a measurement.
 
-Between target runs computation alone is timed. Where it shows that the machine was noisy, the run next to it is
-made again (see `quiet`).
+Between target runs computation alone is timed, so that each is paired with the machine's speed just then.
 """
 
 import hashlib
@@ -22,7 +21,7 @@ from reference.trace import Trace, join
 from .calibrate import REPEATS, SIZES_BYTES, measure_collectives, with_slowdowns
 from .fabric import Fabric
 from .prediction import Prediction, predict, trace_buckets
-from .quiet import iteration_times_ns, quiet_limit_ns, quiet_part
+from .quiet import quiet_part
 from .report import Configuration, Measurement, Report, make_row, summarize
 from .training import measure_configurations, record_computation
 
@@ -119,9 +118,8 @@ def _measure(
     for turn in range(repeat):
         for model, trace in traces.items():
             arguments = [_arguments(trace, configuration) for configuration in configurations]
-            limit_ns = quiet_limit_ns(iteration_times_ns(trace))
             word = f"{model}: training, turn {turn + 1} of {repeat}"
-            one_turn = pool.run(measure_configurations, model, arguments, limit_ns, word, on_progress=on_progress)[0]
+            one_turn = pool.run(measure_configurations, model, arguments, word, on_progress=on_progress)[0]
             for configuration, measurement in zip(configurations, one_turn, strict=True):
                 measured[model, configuration].append(measurement)
     return measured

@@ -69,7 +69,15 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "j").read_text())
-    assert set(report) == {"predictions_sha256", "mape", "worst_error", "sign_errors", "coverage", "rows"}
+    assert set(report) == {
+        "predictions_sha256",
+        "mape",
+        "paired_mape",
+        "worst_error",
+        "sign_errors",
+        "coverage",
+        "rows",
+    }
     assert [row["cap_mb"] for row in report["rows"]] == [0.01, None]
     for row in report["rows"]:
         assert row["error"] == pytest.approx(row["predicted_ns"] / row["measured_ns"] - 1)

@@ -5,7 +5,7 @@ import json
 
 import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from reference.bucketing import ORDERS, bucket_caps, plan_buckets
@@ -112,16 +112,19 @@ def test_arguments_that_make_no_sense_are_named(arguments, says):
 def row(cap_mb: float, measured: int, predicted: int, spread: int = 1) -> Row:
     return Row(
         model="m", cap_mb=cap_mb, order="ready", buckets=2,
-        measured_ns=measured, quartiles_ns=(measured - spread, measured + spread), quiet=True,
-        predicted_ns=predicted, interval_ns=(predicted - 5, predicted + 5), error=predicted / measured - 1,
+        measured_ns=2 * measured, quartiles_ns=(2 * measured - spread, 2 * measured + spread),
+        paired_ns=measured, paired_quartiles_ns=(measured - spread, measured + spread),
+        predicted_ns=predicted, interval_ns=(predicted - 5, predicted + 5),
+        error=predicted / (2 * measured) - 1, paired_error=predicted / measured - 1,
         perfect_scaling_error=-0.5, no_overlap_error=0.5,
     )  # fmt: skip
 
 
 def test_a_report_counts_errors_as_it_says():
     report = summarize([row(1, 100, 104), row(5, 200, 180), row(25, 300, 170), row(9, 302, 400, spread=9)], "abc")
-    assert report.worst_error == pytest.approx(-130 / 300)
-    assert report.mape == pytest.approx((0.04 + 0.1 + 130 / 300 + 98 / 302) / 4)
+    assert report.worst_error == pytest.approx(170 / 600 - 1)
+    assert report.mape == pytest.approx((96 / 200 + 220 / 400 + 430 / 600 + 204 / 604) / 4)
+    assert report.paired_mape == pytest.approx((0.04 + 0.1 + 130 / 300 + 98 / 302) / 4)
     assert report.coverage == 0.25
     assert report.sign_errors == 1  # 200 and 300 are ranked the wrong way round; 300 and 302 are within the noise
 
@@ -129,26 +132,23 @@ def test_a_report_counts_errors_as_it_says():
 def test_a_report_is_drawn_and_written(tmp_path):
     report = summarize([row(1, 100, 104), row(float("inf"), 200, 180)], "abc")
     figure = validation_figure(report.to_frame())
-    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == [
-        "1 MB\nready",
-        "single\nready",
-    ]
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1 MB\nready", "single\nready"]
     assert figure.axes[0].get_title(loc="left").startswith("m: mean absolute error 7.0%")
     assert json.loads(json.dumps(report.to_json()))["rows"][1]["cap_mb"] is None
     report.save(tmp_path)
     assert json.loads((tmp_path / "report.json").read_text())["predictions_sha256"] == "abc"
-    assert list(pd.read_csv(tmp_path / "report.csv")["measured_ns"]) == [100, 200]
+    assert list(pd.read_csv(tmp_path / "report.csv")["measured_ns"]) == [200, 400]
 
 
-def test_only_quiet_turns_count_where_there_are_any():
-    from .test_trace import DOCUMENT, Trace
-
-    prediction = predict(Trace.model_validate_json(json.dumps(DOCUMENT)), FABRIC, world_size=2)
-    noisy, quiet = Measurement((900, 900), quiet=False), Measurement((100, 102), quiet=True)
-    both = make_row("m", Configuration(25, "ready"), prediction, [noisy, quiet])
-    assert (both.measured_ns, both.quiet) == (101, True)
-    alone = make_row("m", Configuration(25, "ready"), prediction, [noisy])
-    assert (alone.measured_ns, alone.quiet) == (900, False)
+@given(traces(), st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 8)), min_size=1, max_size=5))
+def test_pairing_takes_the_machines_speed_out(trace, turns):
+    """A machine that makes everything k times slower, computation alone too, leaves the paired time as it was."""
+    prediction = predict(trace, FABRIC, world_size=2)
+    assume(prediction.compute_ns > 0)
+    steady = [Measurement((ns,), prediction.compute_ns) for ns, _ in turns]
+    drifting = [Measurement((ns * k,), prediction.compute_ns * k) for ns, k in turns]
+    rows = [make_row("m", Configuration(25, "ready"), prediction, measured) for measured in (steady, drifting)]
+    assert rows[0].paired_ns == rows[1].paired_ns == rows[0].measured_ns
 
 
 @given(traces())
