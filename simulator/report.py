@@ -50,7 +50,7 @@ class Row:
 
     A prediction holds for a machine as fast as it was when the trace was recorded, and a shared machine's speed
     changes by the second. So each turn is paired with computation alone, timed right beside it: `paired_ns` is the
-    median after dividing by how much longer that took than in the trace. `paired_error`, and the errors of the two
+    median after taking off what that took longer than in the trace. `paired_error`, and the errors of the two
     yardsticks (perfect scaling: computation alone; no overlap: all communication after the backward pass), compare
     with `paired_ns`.
     """
@@ -115,7 +115,7 @@ def make_row(model: str, configuration: Configuration, prediction: Prediction, t
     """One row, from all turns that the configuration had."""
     low, middle, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
     paired_low, paired, paired_high = _quartiles(
-        [ns * prediction.compute_ns / turn.compute_ns for turn in turns for ns in turn.times_ns]
+        [ns + prediction.compute_ns - turn.compute_ns for turn in turns for ns in turn.times_ns]
     )
     return Row(
         model=model,

@@ -5,7 +5,7 @@ import json
 
 import pandas as pd
 import pytest
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.bucketing import ORDERS, bucket_caps, plan_buckets
@@ -142,11 +142,10 @@ def test_a_report_is_drawn_and_written(tmp_path):
 
 @given(traces(), st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 8)), min_size=1, max_size=5))
 def test_pairing_takes_the_machines_speed_out(trace, turns):
-    """A machine that makes everything k times slower, computation alone too, leaves the paired time as it was."""
+    """However much longer computation takes from turn to turn, with the iteration around it: the same paired time."""
     prediction = predict(trace, FABRIC, world_size=2)
-    assume(prediction.compute_ns > 0)
     steady = [Measurement((ns,), prediction.compute_ns) for ns, _ in turns]
-    drifting = [Measurement((ns * k,), prediction.compute_ns * k) for ns, k in turns]
+    drifting = [Measurement((ns + late,), prediction.compute_ns + late) for ns, late in turns]
     rows = [make_row("m", Configuration(25, "ready"), prediction, measured) for measured in (steady, drifting)]
     assert rows[0].paired_ns == rows[1].paired_ns == rows[0].measured_ns
 
