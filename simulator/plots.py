@@ -43,7 +43,9 @@ def draw_validation(rows: pd.DataFrame, ax: Axes) -> Axes:
     ax.set_xticks(list(places), labels, fontsize=8)
     ax.set_ylim(bottom=0)
     ax.set_ylabel("iteration, ms")
-    ax.set_title(f"{rows['model'].iloc[0]}: mean absolute error {rows['paired_error'].abs().mean():.1%}", loc="left")
+    ax.set_title(
+        f"{rows['model'].iloc[0]}: mean absolute error {rows['paired_error'].abs().mean():.1%}, paired", loc="left"
+    )
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", alpha=0.25)
     ax.legend(ncols=4, fontsize=8, frameon=False, loc="lower left")

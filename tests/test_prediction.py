@@ -133,7 +133,7 @@ def test_a_report_is_drawn_and_written(tmp_path):
     report = summarize([row(1, 100, 104), row(float("inf"), 200, 180)], "abc")
     figure = validation_figure(report.to_frame())
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1 MB\nready", "single\nready"]
-    assert figure.axes[0].get_title(loc="left").startswith("m: mean absolute error 7.0%")
+    assert figure.axes[0].get_title(loc="left") == "m: mean absolute error 7.0%, paired"
     assert json.loads(json.dumps(report.to_json()))["rows"][1]["cap_mb"] is None
     report.save(tmp_path)
     assert json.loads((tmp_path / "report.json").read_text())["predictions_sha256"] == "abc"
