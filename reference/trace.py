@@ -19,11 +19,12 @@ from math import prod
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from .bucketing import check_partition
 from .errors import TraceError
 from .files import write_whole
+from .records import Record, first_problem
 
 SCHEMA_VERSION: Literal[1] = 1
 GZIP_MAGIC = b"\x1f\x8b"
@@ -36,12 +37,6 @@ PHASES = (
 
 Layout = tuple[tuple[int, ...], ...]
 """Parameter indices by bucket, in launch order."""
-
-
-class Record(BaseModel):
-    """A flat, typed, immutable record; a field that the schema does not know is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Parameter(Record):
@@ -305,15 +300,6 @@ def join(traces: Sequence[Trace]) -> Trace:
 
 class _Header(BaseModel):
     schema_version: int
-
-
-def first_problem(error: ValidationError) -> str:
-    """One line for the first problem that pydantic found: the field, then the reason."""
-    first = error.errors(include_url=False)[0]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    reason = first["msg"].removeprefix("Value error, ")
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return (f"{field}: " if field else "") + reason[:1].lower() + reason[1:] + more
 
 
 def _read(path: Path) -> bytes:

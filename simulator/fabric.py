@@ -13,10 +13,10 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from reference.files import write_whole
-from reference.trace import first_problem
+from reference.records import Record, first_problem
 
 from .nccl_tests import read_log
 
@@ -25,12 +25,6 @@ CONCURRENCY = {"gloo": 2, "nccl": 1}
 """Collectives of one process group that the backend runs at a time: Gloo has two threads, NCCL one stream."""
 
 Factor = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
-
-
-class Record(BaseModel):
-    """A frozen record; a field that the schema does not know is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Timing(Record):
@@ -84,7 +78,7 @@ class Sharing(Record):
     factor: float = Field(ge=0.5, le=4.0, allow_inf_nan=False)
 
 
-class Fabric(Record):
+class Fabric(Record, strict=False):
     """What collectives cost; see the module's docstring."""
 
     all_reduce: tuple[Timing, ...] = ()
