@@ -197,7 +197,8 @@ class RankPool:
         if isinstance(value, ModelError):
             raise value
         if kind == _FAILURE:  # that of the first to fail: its peers would only say that it went away
-            raise RankError(rank, f"rank {rank} failed; the other ranks were ended. Its traceback:\n\n{value}")
+            cause = value.strip().splitlines()[-1]
+            raise RankError(rank, f"rank {rank} failed: {cause}; the others were ended. Its traceback:\n\n{value}")
         return kind, value
 
 

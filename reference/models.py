@@ -33,8 +33,10 @@ def resolve(name: str) -> Callable[[], Model]:
         raise ModelError(expected)
     try:
         found = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+    except ImportError as error:
         raise ModelError(f"{expected}: {error}; run from the folder that holds {module_name}.py") from None
+    except AttributeError as error:
+        raise ModelError(f"{expected}: {error}") from None
     if not callable(found):
         raise ModelError(f"{expected}: {attribute} is not callable but a {type(found).__name__}")
     return found  # type: ignore[no-any-return]

@@ -28,7 +28,7 @@ from rich.table import Table
 
 from reference.bucketing import ORDERS, Order, cap_name
 from reference.errors import Error
-from reference.files import write_whole
+from reference.files import check_writable, write_whole
 from reference.trace import Trace
 
 from .fabric import Fabric
@@ -51,7 +51,12 @@ notes = Console(stderr=True)
 Model = Annotated[str, typer.Option(help="Built-in name (resnet50, resnet18, mlp, transformer) or module:callable.")]
 WorldSize = Annotated[int, typer.Option(min=1, help="Number of ranks.")]
 Caps = Annotated[str, typer.Option(help="Bucket caps in MB, comma-separated; `single` means one single bucket.")]
-Orders = Annotated[str, typer.Option(help=f"Bucket orders, comma-separated: {', '.join(ORDERS)}.")]
+Orders = Annotated[
+    str,
+    typer.Option(
+        help="Bucket orders, comma-separated: ready (as gradients come), reverse, forward (of registration)."
+    ),
+]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result here, for programs.")]
 
 
@@ -77,6 +82,8 @@ def record(
 
     from .training import record_computation
 
+    _check_outputs(out, json_path)
+
     with _progress() as on_progress, RankPool(world_size) as pool:
         on_progress("recording", 0, 1)
         trace = pool.run(record_computation, model, iterations)[0]
@@ -98,6 +105,7 @@ def calibrate(
 
     from .calibrate import calibrate as measure
 
+    _check_outputs(out, json_path)
     with _progress() as on_progress, RankPool(world_size) as pool:
         fabric = measure(pool, model, on_progress=on_progress)
     fabric.save(out)
@@ -132,6 +140,7 @@ def predict(
     json_path: Json = None,
 ) -> None:
     """Predict the iteration time under each bucket cap and order."""
+    _check_outputs(perfetto, json_path)
     recorded, costs = Trace.load(trace), Fabric.load(fabric)
     predictions = {
         (cap, order): predict_iteration(recorded, costs, world_size=world_size, bucket_cap_mb=cap, order=order)
@@ -178,6 +187,7 @@ def validate(
     from .report import Configuration
     from .validate import validate as run
 
+    _check_outputs(out / "report.json", json_path)
     configurations = [Configuration(cap, order) for cap in _caps(caps) for order in _orders(orders)]
     with _progress() as on_progress, RankPool(world_size) as pool:
         report = run(pool, [model], configurations, out=out, repeat=repeat, on_progress=on_progress)
@@ -193,6 +203,7 @@ def demo(
     """Train ResNet-50 and an MLP on two ranks, predicted first: about 3 minutes on two cores."""
     from .demo import demo as run
 
+    _check_outputs(out / "report.json", json_path)
     with _progress() as on_progress:
         report = run(out, on_progress=on_progress)
     _show_report(report)
@@ -221,6 +232,13 @@ def _orders(text: str) -> list[Order]:
     if unknown := [word for word in words if word not in ORDERS]:
         raise ValueError(f"--orders: expected {', '.join(ORDERS)}, separated by commas; got {unknown[0]!r}")
     return [order for word in words for order in ORDERS if order == word]
+
+
+def _check_outputs(*paths: Path | None) -> None:
+    """Before any work: what will be written can be."""
+    for path in paths:
+        if path is not None:
+            check_writable(path)
 
 
 # Showing results

@@ -134,9 +134,11 @@ class Fabric(Record, strict=False):
         try:
             return cls.model_validate_json(Path(path).read_bytes())
         except OSError as error:
-            raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
+            raise ValueError(f"{path}: cannot be read: {error.strerror or error}; run `ddplab calibrate`") from None
         except ValidationError as error:
-            raise ValueError(f"{path}: {first_problem(error)}; run `ddplab calibrate` again") from None
+            raise ValueError(
+                f"{path}: not a fabric file: {first_problem(error)}; run `ddplab calibrate` again"
+            ) from None
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON."""
@@ -161,7 +163,7 @@ class Fabric(Record, strict=False):
             return self.alpha_beta.all_reduce_ns(size_bytes, world_size)
         raise ValueError(
             f"world_size: all-reduce was measured for {self.world_sizes} ranks, not for {world_size}; "
-            "measure it, or use Fabric.from_alpha_beta"
+            f"measure it (ddplab calibrate --world-size {world_size}), or use Fabric.from_alpha_beta"
         )
 
     def broadcast_ns(self, size_bytes: int, world_size: int) -> int:
