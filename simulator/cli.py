@@ -4,40 +4,23 @@ This is where the parts meet: commands read arguments, call one function, and sh
 needs torch is imported by the command that needs it.
 """
 
-import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.table import Table
 
 from reference.bucketing import ORDERS, Order, cap_name
 from reference.errors import Error
-from reference.files import check_writable, write_whole
+from reference.files import check_writable
 from reference.trace import Trace
 
 from .fabric import Fabric
 from .prediction import predict as predict_iteration
-
-if TYPE_CHECKING:
-    from reference.launch import Progress as OnProgress
-
-    from .report import Report
+from .report import Configuration
+from .show import describe_trace, progress, show_report, show_table, write_json
 
 app = typer.Typer(
     help="Record data-parallel training, predict it under other buckets and networks, check the predictions.",
@@ -46,7 +29,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-notes = Console(stderr=True)
 
 Model = Annotated[str, typer.Option(help="Built-in name (resnet50, resnet18, mlp, transformer) or module:callable.")]
 WorldSize = Annotated[int, typer.Option(min=1, help="Number of ranks.")]
@@ -84,13 +66,13 @@ def record(
 
     _check_outputs(out, json_path)
 
-    with _progress() as on_progress, RankPool(world_size) as pool:
+    with progress() as on_progress, RankPool(world_size) as pool:
         on_progress("recording", 0, 1)
         trace = pool.run(record_computation, model, iterations)[0]
     trace.save(out)
-    summary = _describe(trace)
-    _show([summary], f"{model}, recorded in {out}")
-    _write_json(json_path, {"trace": str(out), **summary})
+    summary = describe_trace(trace)
+    show_table([summary], f"{model}, recorded in {out}")
+    write_json(json_path, {"trace": str(out), **summary})
 
 
 @app.command()
@@ -106,7 +88,7 @@ def calibrate(
     from .calibrate import calibrate as measure
 
     _check_outputs(out, json_path)
-    with _progress() as on_progress, RankPool(world_size) as pool:
+    with progress() as on_progress, RankPool(world_size) as pool:
         fabric = measure(pool, model, on_progress=on_progress)
     fabric.save(out)
     factors = {row.size_bytes: row.factor for row in fabric.sharing}
@@ -121,12 +103,12 @@ def calibrate(
         for row in fabric.all_reduce
     ]
     processor = fabric.processor
-    _show(rows, f"{world_size} ranks, saved as {out}")
+    show_table(rows, f"{world_size} ranks, saved as {out}")
     print(
         f"while a collective runs, computation of {model} takes x {processor.compute_slowdown:.2f}; "
         f"while it computes, a collective takes x {processor.collective_slowdown:.2f}"
     )
-    _write_json(json_path, fabric.model_dump())
+    write_json(json_path, fabric.model_dump())
 
 
 @app.command()
@@ -159,16 +141,16 @@ def predict(
         }
         for (cap, order), prediction in predictions.items()
     ]
-    _show(rows, f"{recorded.workload.model} on {world_size} ranks, predicted")
+    show_table(rows, f"{recorded.workload.model} on {world_size} ranks, predicted")
     if perfetto is not None:
         fastest = min(predictions.values(), key=lambda prediction: prediction.iteration_ns)
         fastest.save_perfetto(perfetto)
         print(f"timeline of the fastest: open {perfetto} in ui.perfetto.dev")
     rows_json = [
-        {"cap_mb": _finite(cap), "order": order, **prediction.to_json()}
+        {**Configuration(cap, order).to_json(), **prediction.to_json()}
         for (cap, order), prediction in predictions.items()
     ]
-    _write_json(json_path, {"model": recorded.workload.model, "world_size": world_size, "rows": rows_json})
+    write_json(json_path, {"model": recorded.workload.model, "world_size": world_size, "rows": rows_json})
 
 
 @app.command()
@@ -184,15 +166,14 @@ def validate(
     """Record, calibrate, write predictions to disk, then train for real and compare."""
     from reference.launch import RankPool
 
-    from .report import Configuration
     from .validate import validate as run
 
     _check_outputs(out / "report.json", json_path)
     configurations = [Configuration(cap, order) for cap in _caps(caps) for order in _orders(orders)]
-    with _progress() as on_progress, RankPool(world_size) as pool:
+    with progress() as on_progress, RankPool(world_size) as pool:
         report = run(pool, [model], configurations, out=out, repeat=repeat, on_progress=on_progress)
-    _show_report(report)
-    _write_json(json_path, report.to_json())
+    show_report(report)
+    write_json(json_path, report.to_json())
 
 
 @app.command()
@@ -204,11 +185,11 @@ def demo(
     from .demo import demo as run
 
     _check_outputs(out / "report.json", json_path)
-    with _progress() as on_progress:
+    with progress() as on_progress:
         report = run(out, on_progress=on_progress)
-    _show_report(report)
+    show_report(report)
     print(f"in {out}: report.csv, report.json, demo.png; for each model trace.json.gz, fabric.json, perfetto.json")
-    _write_json(json_path, report.to_json())
+    write_json(json_path, report.to_json())
 
 
 # Reading arguments
@@ -239,97 +220,3 @@ def _check_outputs(*paths: Path | None) -> None:
     for path in paths:
         if path is not None:
             check_writable(path)
-
-
-# Showing results
-
-
-@contextmanager
-def _progress() -> Iterator["OnProgress"]:
-    """A bar on a terminal; elsewhere a line for each new step."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
-        task = bar.add_task("starting ranks", total=None)
-        said = ""
-
-        def on_progress(word: str, done: int, total: int) -> None:
-            nonlocal said
-            bar.update(task, description=word, completed=done, total=total)
-            if word != said and not notes.is_terminal:
-                notes.print(word)
-            said = word
-
-        yield on_progress
-
-
-def _describe(trace: Trace) -> dict[str, str]:
-    """What a person wants to know of a trace at a glance."""
-    iterations = trace.ranks[0].iterations
-    times = sorted(iteration.duration_ns for iteration in iterations)
-    return {
-        "parameters": f"{len(trace.workload.parameters)}",
-        "gradient MB": f"{sum(trace.sizes_bytes) / 2**20:.1f}",
-        "ranks": str(len(trace.ranks)),
-        "iterations": str(len(iterations)),
-        "median iteration ms": f"{times[len(times) // 2] / 1e6:.1f}",
-    }
-
-
-def _show_report(report: "Report") -> None:
-    for model in dict.fromkeys(row.model for row in report.rows):
-        rows = [
-            {
-                "cap": cap_name(row.cap_mb),
-                "order": row.order,
-                "buckets": str(row.buckets),
-                "measured": f"{row.measured_ns / 1e6:.0f}",
-                "quartiles": f"{row.quartiles_ns[0] / 1e6:.0f}-{row.quartiles_ns[1] / 1e6:.0f}",
-                "paired": f"{row.paired_ns / 1e6:.0f}",
-                "predicted": f"{row.predicted_ns / 1e6:.0f}",
-                "error": f"{row.error:+.0%}",
-                "paired error": f"{row.paired_error:+.1%}",
-                "perfect scaling": f"{row.perfect_scaling_error:+.0%}",
-                "no overlap": f"{row.no_overlap_error:+.0%}",
-            }
-            for row in report.rows
-            if row.model == model
-        ]
-        _show(
-            rows,
-            f"{model}: iteration in ms, and the errors of the prediction and of two yardsticks, which are paired too",
-        )
-    yardsticks = {
-        name: fmean(abs(getattr(row, f"{name}_error")) for row in report.rows)
-        for name in ("perfect_scaling", "no_overlap")
-    }
-    print(
-        f"mean absolute error {report.mape:.1%}, worst {report.worst_error:+.1%}\n"
-        f"paired with the machine's speed beside each run: mean absolute error {report.paired_mape:.1%} "
-        f"(perfect scaling {yardsticks['perfect_scaling']:.1%}, no overlap {yardsticks['no_overlap']:.1%}), "
-        f"pairs ranked wrongly {report.sign_errors}, inside the interval {report.coverage:.0%}"
-    )
-
-
-def _show(rows: Sequence[dict[str, str]], title: str) -> None:
-    print(title)
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name == "order" else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row.values())
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
-
-
-def _finite(cap_mb: float) -> float | None:
-    return None if math.isinf(cap_mb) else cap_mb
-
-
-def _write_json(path: Path | None, result: dict[str, Any]) -> None:
-    if path is not None:
-        write_whole(path, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())

@@ -38,6 +38,7 @@ LAYERS = {  # each module imports only from those before it
         "quiet",
         "report",
         "plots",
+        "show",
         "training",
         "calibrate",
         "validate",

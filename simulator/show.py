@@ -1,0 +1,115 @@
+"""Show: results as tables and JSON, and progress, for whoever sits at the terminal."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from reference.bucketing import cap_name
+from reference.files import write_whole
+from reference.trace import Trace
+
+from .report import Report
+
+notes = Console(stderr=True)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on a terminal, elsewhere a line for each new step; to be told a word, how many are done, of how many."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
+        task = bar.add_task("starting ranks", total=None)
+        said = ""
+
+        def on_progress(word: str, done: int, total: int) -> None:
+            nonlocal said
+            bar.update(task, description=word, completed=done, total=total)
+            if word != said and not notes.is_terminal:
+                notes.print(word)
+            said = word
+
+        yield on_progress
+
+
+def describe_trace(trace: Trace) -> dict[str, str]:
+    """What a person wants to know of a trace at a glance."""
+    iterations = trace.ranks[0].iterations
+    times = sorted(iteration.duration_ns for iteration in iterations)
+    return {
+        "parameters": f"{len(trace.workload.parameters)}",
+        "gradient MB": f"{sum(trace.sizes_bytes) / 2**20:.1f}",
+        "ranks": str(len(trace.ranks)),
+        "iterations": str(len(iterations)),
+        "median iteration ms": f"{times[len(times) // 2] / 1e6:.1f}",
+    }
+
+
+def show_report(report: Report) -> None:
+    """A table a model, then what all rows amount to; times in milliseconds."""
+    for model in dict.fromkeys(row.model for row in report.rows):
+        rows = [
+            {
+                "cap": cap_name(row.cap_mb),
+                "order": row.order,
+                "buckets": str(row.buckets),
+                "measured": f"{row.measured_ns / 1e6:.0f}",
+                "quartiles": f"{row.quartiles_ns[0] / 1e6:.0f}-{row.quartiles_ns[1] / 1e6:.0f}",
+                "paired": f"{row.paired_ns / 1e6:.0f}",
+                "predicted": f"{row.predicted_ns / 1e6:.0f}",
+                "error": f"{row.error:+.0%}",
+                "paired error": f"{row.paired_error:+.1%}",
+                "perfect scaling": f"{row.perfect_scaling_error:+.0%}",
+                "no overlap": f"{row.no_overlap_error:+.0%}",
+            }
+            for row in report.rows
+            if row.model == model
+        ]
+        show_table(
+            rows,
+            f"{model}: iteration in ms, and the errors of the prediction and of two yardsticks, which are paired too",
+        )
+    yardsticks = {
+        name: fmean(abs(getattr(row, f"{name}_error")) for row in report.rows)
+        for name in ("perfect_scaling", "no_overlap")
+    }
+    print(
+        f"mean absolute error {report.mape:.1%}, worst {report.worst_error:+.1%}\n"
+        f"paired with the machine's speed beside each run: mean absolute error {report.paired_mape:.1%} "
+        f"(perfect scaling {yardsticks['perfect_scaling']:.1%}, no overlap {yardsticks['no_overlap']:.1%}), "
+        f"pairs ranked wrongly {report.sign_errors}, inside the interval {report.coverage:.0%}"
+    )
+
+
+def show_table(rows: Sequence[dict[str, str]], title: str) -> None:
+    """Rows as a table, their keys as its header; at least one row."""
+    print(title)
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for name in rows[0]:
+        table.add_column(name, justify="left" if name == "order" else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*row.values())
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
+
+
+def write_json(path: Path | None, result: dict[str, Any]) -> None:
+    """The result for programs, if they asked for it.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if path is not None:
+        write_whole(path, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
