@@ -15,6 +15,8 @@ from typing import Literal, get_args
 MIB = 1024 * 1024
 DEFAULT_BUCKET_CAP_MB = 25
 DEFAULT_FIRST_BUCKET_MB = 1
+ONE_BUCKET = 2**62
+"""A cap in bytes that nothing reaches."""
 
 Order = Literal["ready", "reverse", "forward"]
 ORDERS: tuple[Order, ...] = get_args(Order)
@@ -87,8 +89,18 @@ def bucket_caps(bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence
         caps_mb = [DEFAULT_FIRST_BUCKET_MB, DEFAULT_BUCKET_CAP_MB]
     if not caps_mb or not all(cap > 0 for cap in caps_mb):
         raise ValueError(f"bucket caps: expected positive sizes in MiB, got {caps_mb}")
-    # A cap past 2**62 bytes means "one bucket"; min() keeps infinity an int.
-    return [int(min(cap * MIB, 2.0**62)) for cap in caps_mb]
+    return [int(min(cap * MIB, float(ONE_BUCKET))) for cap in caps_mb]  # infinity is no int
+
+
+def first_iteration_caps(caps_bytes: Sequence[int], *, listed: bool, graph_may_change: bool) -> list[int]:
+    """Caps in force until the rebuild, from those that the user's wishes come to.
+
+    Registration order is a guess at the order in which gradients become ready. Where it is wrong an all-reduce
+    may be launched between collectives that the backward pass itself issues, on some ranks earlier than on
+    others; so the first iteration has one bucket. Without a rebuild (the graph may change), or with caps that
+    the user listed one by one, they hold from the start. (torch 2.13)
+    """
+    return list(caps_bytes) if listed or graph_may_change else [ONE_BUCKET]
 
 
 def cap_name(cap_mb: float) -> str:
@@ -140,12 +152,13 @@ def plan_buckets(
     return assign_buckets(sizes_bytes, caps_bytes, keys=keys, sparse=sparse, order=walks[order])
 
 
-def should_rebuild(*, rebuilt: bool, planned: bool, has_synchronized: bool) -> bool:
-    """Tell whether the coming forward pass rebuilds: once, after the first synchronised backward pass.
+def should_rebuild(*, rebuilt: bool, fixed: bool, has_ready_order: bool) -> bool:
+    """Tell whether the coming forward pass rebuilds: once, as soon as a backward pass has told the ready order.
 
-    Buckets that follow an explicit plan stay as the plan says.
+    Fixed buckets stay: those of an explicit plan, and those of a graph that may change (torch: with
+    `find_unused_parameters`, unless the graph is said to be static).
     """
-    return has_synchronized and not rebuilt and not planned
+    return has_ready_order and not rebuilt and not fixed
 
 
 def check_partition(buckets: Sequence[Sequence[int]], count: int) -> None:

@@ -1,7 +1,9 @@
 """Every rank starts from rank 0's tensors: broadcast in large pieces."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -51,3 +53,22 @@ class _Piece:
         if not self._is_source:
             with torch.no_grad():
                 torch._foreach_copy_(self._tensors, _unflatten_dense_tensors(self._flat, self._tensors))
+
+
+@dataclass(frozen=True)
+class BufferHook:
+    """What is done with buffers instead of broadcasting those of rank 0 (torch: `_register_buffer_comm_hook`).
+
+    Attributes:
+        hook: `hook(state, buffers_by_name)`; returns None, or futures that the backward pass waits for.
+        state: Passed to the hook.
+        after_forward: Whether it runs after the forward pass, not before it.
+    """
+
+    hook: Callable[[Any, dict[str, Tensor]], "list[torch.futures.Future[Any]] | None"]
+    state: Any
+    after_forward: bool
+
+    def __call__(self, buffers: dict[str, Tensor]) -> "list[torch.futures.Future[Any]]":
+        """Run it; returns the futures to wait for."""
+        return self.hook(self.state, buffers) or []

@@ -1,18 +1,38 @@
-"""Data parallelism as a module wrapper: the naive version first, then `DistributedDataParallel`."""
+"""Data parallelism as a module wrapper: the naive version first, then `DistributedDataParallel`.
 
-from collections.abc import Iterator, Sequence
+Its sections follow an iteration as torch's note on DDP tells it: construction, forward pass, backward pass, and
+the optimiser step, which needs nothing from here: it sees the same averaged gradients on every rank.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
+from torch.distributed.algorithms.join import Join, Joinable
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.utils import _to_kwargs
 
-from .bucketing import Buckets, bucket_caps, check_partition, initial_buckets
-from .buffers import broadcast_coalesced
-from .parameters import bucket_key, size_bytes, sparse_parameters, trainable_parameters
-from .reducer import Reducer
+from . import arguments
+from .agreement import agree, set_up
+from .bucketing import bucket_caps, first_iteration_caps
+from .buffers import BufferHook, broadcast_coalesced
+from .hooks.grad_bucket import Hook, check_hook
+from .join import DataParallelJoinHook
+from .log import Log
+from .order import CheckedLaunchOrder
+from .outputs import tensors_in, through_sink
+from .parameters import (
+    sparse_parameters,
+    synchronized_buffers,
+    synchronized_tensors,
+    trainable_parameters,
+)
+from .reducer import Features, Reducer
+from .torch_names import DataParallelNames
 
 
 class NaiveDataParallel(nn.Module):
@@ -24,7 +44,7 @@ class NaiveDataParallel(nn.Module):
     def __init__(self, module: nn.Module, *, process_group: dist.ProcessGroup | None = None) -> None:
         super().__init__()
         self.module = module
-        self.process_group = _initialized_group(process_group)
+        self.process_group = arguments.resolve_group(process_group)
         broadcast_coalesced([*module.parameters(), *module.buffers()], self.process_group)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -40,66 +60,197 @@ class NaiveDataParallel(nn.Module):
                 parameter.grad /= world_size
 
 
-class DistributedDataParallel(nn.Module):
+class DistributedDataParallel(DataParallelNames, nn.Module, Joinable):
     """Wraps a module so that its gradients are averaged over all ranks while the backward pass runs.
 
-    Every rank constructs it at the same time with the same arguments. Ranks start from rank 0's parameters
-    and buffers; forward returns what the module returns; after each backward pass every rank holds the same
-    averaged gradients. The state dict is that of torch's class: the module's, behind the prefix `module.`.
+    A drop-in for torch 2.13's class of this name. Every rank constructs it at the same time with the same
+    arguments. Ranks start from rank 0's parameters and buffers; forward returns what the module returns; after
+    each backward pass every rank holds the same averaged gradients. The state dict is that of torch's class: the
+    module's, behind the prefix `module.`. Names in the module's `_ddp_params_and_buffers_to_ignore` are left alone.
 
     Args:
         module: The module to train; its parameters must not be added, removed or frozen afterwards.
+        device_ids: The GPU that inputs are moved to, in a list of one. None: inputs stay where they are.
+        output_device: As in torch, where it only shows in the logging data. None: `device_ids[0]`.
+        dim: As in torch, where nothing depends on it any more.
+        broadcast_buffers: Deprecated alias of `forward_sync_buffers`; False also leaves buffers alone here.
+        init_sync: Whether ranks compare their modules and start from rank 0's. False: nothing is communicated.
         process_group: The ranks that train together. None: the default group.
         bucket_cap_mb: Size in MiB at which a bucket closes. None: 25, and 1 for the first bucket.
-        bucket_cap_mb_list: One size a bucket, the last for all that follow; overrides `bucket_cap_mb`.
-        broadcast_buffers: Whether each synchronised forward pass starts from rank 0's buffers.
+        find_unused_parameters: Whether to search forward's outputs for parameters that get no gradient.
+        check_reduction: Deprecated, without effect.
+        gradient_as_bucket_view: Whether gradients live in the buckets: less memory, nothing to copy out.
+        static_graph: Whether every iteration uses the same parameters equally often: allows for re-entrant and
+            repeated activation checkpoints, and needs no search for unused parameters.
+        delay_all_reduce_named_params: Not supported.
+        param_to_hook_all_reduce: Not supported.
+        mixed_precision: Not supported.
+        device_mesh: The ranks as a one-dimensional mesh, instead of `process_group`.
+        skip_all_reduce_unused_params: Whether buckets without a used parameter are not sent at all; all ranks
+            must leave out the same parameters.
+        bucket_cap_mb_list: One size in MiB a bucket, the last for all that follow; overrides `bucket_cap_mb`.
+        batched_grad_copy: Whether all gradients of a bucket are copied at once. Small ones always are.
+        forward_sync_buffers: Whether each synchronised forward pass starts from rank 0's buffers. None: True.
         plan: Parameter indices or names by bucket, in launch order; such buckets are never rebuilt.
+        debug: Whether ranks note each launch, so that a time-out tells which rank left the order.
 
     Raises:
-        RuntimeError: No process group, or parameters that differ between ranks.
-        ValueError: Nothing to train, sparse gradients, or a plan that is not a partition of the parameters.
+        RuntimeError: No process group, nothing to train, or parameters that differ between ranks.
+        ValueError: Devices that make no sense, or a plan that is not a partition of the parameters.
+        NotImplementedError: An argument that is not supported; the message says what to use instead.
     """
 
     def __init__(
         self,
         module: nn.Module,
-        *,
+        device_ids: arguments.Devices | None = None,
+        output_device: int | torch.device | None = None,
+        dim: int = 0,
+        broadcast_buffers: bool | None = None,  # noqa: FBT001 - this order and these names are torch's
+        init_sync: bool = True,  # noqa: FBT001, FBT002
         process_group: dist.ProcessGroup | None = None,
         bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,  # noqa: FBT001, FBT002
+        check_reduction: bool = False,  # noqa: FBT001, FBT002
+        gradient_as_bucket_view: bool = False,  # noqa: FBT001, FBT002
+        static_graph: bool = False,  # noqa: FBT001, FBT002
+        delay_all_reduce_named_params: None = None,
+        param_to_hook_all_reduce: None = None,
+        mixed_precision: None = None,
+        device_mesh: DeviceMesh | None = None,
+        skip_all_reduce_unused_params: bool = False,  # noqa: FBT001, FBT002
         bucket_cap_mb_list: Sequence[float] | None = None,
-        broadcast_buffers: bool = True,
+        batched_grad_copy: bool = False,  # noqa: FBT001, FBT002
+        forward_sync_buffers: bool | None = None,  # noqa: FBT001
+        *,
         plan: Sequence[Sequence[int | str]] | None = None,
+        debug: bool = False,
     ) -> None:
         super().__init__()
+        Joinable.__init__(self)
+        arguments.refuse_out_of_scope(
+            mixed_precision=mixed_precision,
+            delay_all_reduce_named_params=delay_all_reduce_named_params,
+            param_to_hook_all_reduce=param_to_hook_all_reduce,
+        )
+        arguments.warn_of_check_reduction(check_reduction=check_reduction)
+        self.forward_sync_buffers, sync_buffers_now = arguments.resolve_buffer_sync(
+            broadcast_buffers=broadcast_buffers, forward_sync_buffers=forward_sync_buffers
+        )
+        self.process_group = arguments.resolve_group(process_group, device_mesh)
         self.module = module
-        self.process_group = _initialized_group(process_group)
-        self.broadcast_buffers = broadcast_buffers
+        self.dim = dim
+        self.bucket_cap_mb, self.bucket_cap_mb_list, self.plan = bucket_cap_mb, bucket_cap_mb_list, plan
+        self.features = Features(
+            find_unused_parameters=find_unused_parameters,
+            skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+            static_graph=static_graph,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            batched_grad_copy=batched_grad_copy,
+        )
+        self.debug = debug
         self.require_backward_grad_sync = True
-        self._buffers_are_stale = True
-        setup = _agree(module, plan, bucket_cap_mb, bucket_cap_mb_list, self.process_group)
-        broadcast_coalesced([*module.parameters(), *module.buffers()], self.process_group)
+        self.require_forward_param_sync = True
+        self.buffer_hook: BufferHook | None = None
+        self.sink_clones = True
+        self._make_reducer(exchange=init_sync)
+        trainable = list(trainable_parameters(module).values())
+        self.device = trainable[0].device
+        self.device_ids, self.output_device = arguments.resolve_devices(trainable, device_ids, output_device)
+        if init_sync:
+            self._send_state(source=0, with_buffers=sync_buffers_now)
+
+    # Construction
+
+    def _make_reducer(self, *, exchange: bool) -> None:
+        caps = bucket_caps(self.bucket_cap_mb, self.bucket_cap_mb_list)
+        first_caps = first_iteration_caps(
+            caps, listed=self.bucket_cap_mb_list is not None, graph_may_change=self.features.graph_may_change
+        )
+        setup = agree(lambda: set_up(self.module, self.plan, first_caps, caps), self.process_group, exchange=exchange)
+        trainable = trainable_parameters(self.module)
+        sparse = sparse_parameters(self.module)
+        this = weakref.ref(self)
         self.reducer = Reducer(
-            trainable_parameters(module),
+            trainable,
             setup.buckets,
             rebuild_caps_bytes=setup.rebuild_caps_bytes,
             group=self.process_group,
+            sparse=frozenset(index for index, name in enumerate(trainable) if name in sparse),
+            features=self.features,
+            wants_averages=lambda: (alive := this()) is not None and alive.require_backward_grad_sync,
         )
+        if self.debug:
+            self.reducer.order = CheckedLaunchOrder(self.process_group)
+        self.log = Log()
+        self.reducer.observers.append(self.log)
+
+    def _send_state(self, *, source: int, with_buffers: bool) -> None:
+        """Overwrite every rank's parameters and buffers with those of `source`."""
+        tensors = synchronized_tensors(self.module)
+        if not with_buffers:
+            for name in synchronized_buffers(self.module):
+                del tensors[name]
+        broadcast_coalesced(list(tensors.values()), self.process_group, source=source)
+
+    # Forward pass
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Whatever the module returns, with this rank's inputs."""
-        synchronize = torch.is_grad_enabled() and self.require_backward_grad_sync
-        if synchronize:
-            self.reducer.prepare_for_forward()
-        if self.broadcast_buffers and self._buffers_are_stale:
-            broadcast_coalesced(list(self.module.buffers()), self.process_group)
-        output = self.module(*inputs, **kwargs)
+        with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
+            inputs, kwargs = self._before_forward(inputs, kwargs)
+            return self._after_forward(self.module(*inputs, **kwargs))
+
+    @torch.compiler.disable
+    def _before_forward(
+        self, inputs: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if torch.is_grad_enabled():
+            self.reducer.prepare_for_forward(averaging=self.require_backward_grad_sync)
+        self._presence = Join.notify_join_context(self)
+        if torch.is_grad_enabled():
+            self.reducer.rebuild_if_due()
+        if self._sends_buffers(after_forward=False):
+            self._send_buffers()
+        if self._join_config.enable:
+            self.agree_on_averaging(wanted=self.require_backward_grad_sync)
+        if self.device_ids:
+            device = torch.device(self.device.type, self.device_ids[0])
+            (inputs,), (kwargs,) = _to_kwargs(inputs, kwargs, device, use_side_stream_for_tensor_copies=True)
+        return inputs, kwargs
+
+    @torch.compiler.disable
+    def _after_forward(self, output: Any) -> Any:
+        if self._sends_buffers(after_forward=True):
+            self._send_buffers()
+        averaging = torch.is_grad_enabled() and self.require_backward_grad_sync
         # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
-        self._buffers_are_stale = synchronize
-        if synchronize:
-            self.reducer.prepare_for_backward()
+        self.require_forward_param_sync = averaging
+        if averaging:
+            self.reducer.prepare_for_backward(list(tensors_in(output)), self._rank_counter())
+            if self.reducer.usage.needs_sink:
+                return through_sink(output, self.reducer.average_at_the_end, clone=self.sink_clones)
         elif torch.is_grad_enabled():
             self.reducer.expect_nothing()
         return output
+
+    def _sends_buffers(self, *, after_forward: bool) -> bool:
+        wanted = self.require_forward_param_sync and self.forward_sync_buffers
+        hooked_after = self.buffer_hook is not None and self.buffer_hook.after_forward
+        return wanted and after_forward == hooked_after and any(True for _ in self.module.buffers())
+
+    def _send_buffers(self) -> None:
+        # Under Join rank 0 may have no inputs any more, and stale buffers.
+        source = self.agree_on_rank(candidate=True) if self._join_config.enable else 0
+        named = synchronized_buffers(self.module)
+        # A backward pass that comes later may use what the module saved of a buffer: not a reason to fail.
+        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(named.values())):
+            if self.buffer_hook is None:
+                broadcast_coalesced(list(named.values()), self.process_group, source=source)
+            else:
+                self.reducer.after_backward += self.buffer_hook(named)
+
+    # Backward pass
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -114,105 +265,109 @@ class DistributedDataParallel(nn.Module):
         finally:
             self.require_backward_grad_sync = before
 
+    def register_comm_hook(self, state: object, hook: Hook) -> None:
+        """Have `hook(state, bucket)` do what the all-reduce does; call it once, before the first backward pass.
 
-def _initialized_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    if not dist.is_initialized():
-        raise RuntimeError(
-            "expected an initialised process group, there is none: call torch.distributed.init_process_group "
-            "first, or start the script with reference.launch.run_ranks"
+        Args:
+            state: Passed to every call of the hook.
+            hook: Gets a `GradBucket` and returns a future of the flat tensor that becomes the gradients.
+
+        Raises:
+            TypeError: The hook is not callable.
+            ValueError: The hook takes no `bucket`, or is annotated otherwise.
+            RuntimeError: There is one already, or training has begun.
+        """
+        with self.log.errors():
+            check_hook(hook)
+            self.reducer.register_comm_hook(state, hook)
+        self.log.comm_hook = getattr(hook, "__qualname__", repr(hook))
+
+    # Join
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        enable: bool = True,  # noqa: FBT001, FBT002
+        throw_on_early_termination: bool = False,  # noqa: FBT001, FBT002
+    ) -> Join:
+        """Context in which ranks may run out of inputs at different times; see `torch.distributed.algorithms.Join`.
+
+        Args:
+            divide_by_initial_world_size: Whether averages are over all ranks; else over those that have inputs.
+            enable: False: does nothing.
+            throw_on_early_termination: Whether all ranks raise once the first has run out.
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
         )
-    group = group if group is not None else dist.group.WORLD
-    assert group is not None
-    return group
 
+    def join_hook(self, **kwargs: Any) -> DataParallelJoinHook:
+        """What a rank without inputs does; takes `divide_by_initial_world_size` as `join` does."""
+        self.divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
+        self.log.uneven_inputs = True
+        return DataParallelJoinHook(self)
 
-@dataclass(frozen=True)
-class _Setup:
-    """What all ranks must have alike; tensors as name, shape, strides and dtype."""
+    @property
+    def join_device(self) -> torch.device:
+        """Where Join's own collectives have their tensors."""
+        return self.device
 
-    parameters: list[tuple[str, tuple[int, ...], tuple[int, ...], str]]
-    buffers: list[tuple[str, tuple[int, ...], tuple[int, ...], str]]
-    buckets: Buckets
-    rebuild_caps_bytes: list[int] | None
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        """The ranks that join."""
+        return self.process_group
 
+    def _rank_counter(self) -> Callable[[], int] | None:
+        presence = self._presence
+        if presence is None or self.divide_by_initial_world_size:
+            return None
 
-def _agree(
-    module: nn.Module,
-    plan: Sequence[Sequence[int | str]] | None,
-    bucket_cap_mb: float | None,
-    bucket_cap_mb_list: Sequence[float] | None,
-    group: dist.ProcessGroup,
-) -> _Setup:
-    """This rank's setup, if it makes sense and all ranks have the same.
+        def count() -> int:
+            presence.wait()
+            return int(presence.get_future().value()[0].item())
 
-    Every rank learns what is wrong on any of them; one that went on alone would hang in the next collective.
-    """
-    mine: _Setup | ValueError
-    try:
-        mine = _set_up(module, plan, bucket_caps(bucket_cap_mb, bucket_cap_mb_list))
-    except ValueError as error:
-        mine = error
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
-    for theirs in everyone:
-        if isinstance(theirs, ValueError):
-            raise theirs
-    for rank, theirs in enumerate(everyone):
-        if theirs != everyone[0]:
-            raise RuntimeError(_difference(everyone[0], theirs, rank))
-    return everyone[0]  # type: ignore[no-any-return]  # gathered objects have no type
+        return count
 
+    def agree_on_averaging(self, *, wanted: bool) -> bool:
+        """Whether any rank averages the gradients of the coming backward pass."""
+        wishes = torch.tensor([float(wanted)], device=self.device)
+        dist.all_reduce(wishes, group=self.process_group)
+        return bool(wishes.item())
 
-def _set_up(module: nn.Module, plan: Sequence[Sequence[int | str]] | None, caps_bytes: list[int]) -> _Setup:
-    parameters = trainable_parameters(module)
-    if not parameters:
-        raise ValueError(f"{type(module).__name__} has no trainable parameter, so there is nothing to average")
-    if sparse := sparse_parameters(module) & set(parameters):
-        raise ValueError(f"sparse gradients cannot be averaged yet: set sparse=False for {', '.join(sorted(sparse))}")
-    tensors = list(parameters.values())
-    if plan is None:
-        keys = [bucket_key(tensor) for tensor in tensors]
-        buckets = initial_buckets([size_bytes(tensor) for tensor in tensors], caps_bytes, keys=keys)
-    else:
-        buckets = _resolve_plan(plan, parameters)
-    return _Setup(
-        parameters=[_describe(name, tensor) for name, tensor in module.named_parameters()],
-        buffers=[_describe(name, tensor) for name, tensor in module.named_buffers()],
-        buckets=buckets,
-        rebuild_caps_bytes=caps_bytes if plan is None else None,
-    )
+    def agree_on_rank(self, *, candidate: bool) -> int:
+        """The highest rank among the candidates."""
+        rank = torch.tensor([dist.get_rank(self.process_group) if candidate else -1], device=self.device)
+        dist.all_reduce(rank, op=dist.ReduceOp.MAX, group=self.process_group)
+        return int(rank.item())
 
+    def shadow_buffer_sync(self) -> None:
+        """For a rank without inputs: take part in the broadcast before the others' forward pass."""
+        if self._sends_buffers(after_forward=False):
+            source = self.agree_on_rank(candidate=False)
+            broadcast_coalesced(list(synchronized_buffers(self.module).values()), self.process_group, source=source)
 
-def _describe(name: str, tensor: Tensor) -> tuple[str, tuple[int, ...], tuple[int, ...], str]:
-    return name, tuple(tensor.shape), tensor.stride(), str(tensor.dtype)
+    def sync_final_model(self, *, is_last_joiner: bool) -> None:
+        """Give all ranks the model of one that had inputs to the end."""
+        source = self.agree_on_rank(candidate=is_last_joiner)
+        self._send_state(source=source, with_buffers=self.forward_sync_buffers)
 
+    # Pickling
 
-def _difference(first: _Setup, other: _Setup, rank: int) -> str:
-    """Where rank 0 and `rank` differ, in one line."""
-    for what in ("parameters", "buffers"):
-        ours, theirs = getattr(first, what), getattr(other, what)
-        for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-            if a != b:
-                return (
-                    f"{what[:-1]} {index} differs between ranks (name, shape, strides, dtype): "
-                    f"rank 0 has {a}, rank {rank} has {b}"
-                )
-        if len(ours) != len(theirs):
-            return (
-                f"rank 0 has {len(ours)} {what}, rank {rank} has {len(theirs)}: build the same module on every rank"
+    def __getstate__(self) -> dict[str, Any]:
+        if self.process_group != dist.group.WORLD:
+            raise RuntimeError(
+                "DDP Pickling/Unpickling are only supported when using DDP with the default process group: this "
+                "module was given another, which means nothing to the process that reads the pickle"
             )
-    return f"rank 0 and rank {rank} were given different plans or bucket caps, or froze different parameters"
+        state = self.__dict__.copy()
+        for belongs_here in ("process_group", "reducer", "log", "_presence"):
+            state.pop(belongs_here, None)
+        return state
 
-
-def _resolve_plan(plan: Sequence[Sequence[int | str]], parameters: dict[str, nn.Parameter]) -> Buckets:
-    """Names to parameter indices; a bucket of mixed dtypes or devices is refused."""
-    indices = {name: index for index, name in enumerate(parameters)}
-    if unknown := {entry for bucket in plan for entry in bucket if isinstance(entry, str)} - set(indices):
-        raise ValueError(f"plan: no trainable parameter is called {sorted(unknown)[0]!r}")
-    buckets = [[indices[entry] if isinstance(entry, str) else entry for entry in bucket] for bucket in plan]
-    check_partition(buckets, len(parameters))
-    keys = [bucket_key(parameter) for parameter in parameters.values()]
-    for number, bucket in enumerate(buckets):
-        if len({keys[index] for index in bucket}) > 1:
-            raise ValueError(f"plan: bucket {number} mixes dtypes or devices; give each its own bucket")
-    return buckets
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.process_group = arguments.resolve_group(None)
+        self._make_reducer(exchange=False)

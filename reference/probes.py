@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from .data_parallel import DistributedDataParallel
 from .marks import BucketMarks, IterationMarks, Marks, now_ns
-from .reducer import Observer
+from .observer import Future, Observer
 from .trace import Layout
 
 TorchDDP = nn.parallel.DistributedDataParallel
@@ -108,12 +108,12 @@ def watch_optimizers(parameters: Sequence[nn.Parameter], marks: Marks) -> Iterat
 @contextmanager
 def watch_our_buckets(ddp: DistributedDataParallel, marks: Marks) -> Iterator[None]:
     """Note what our reducer does, gradients included."""
-    before = ddp.reducer.observer
-    ddp.reducer.observer = _BucketObserver(marks)
+    observer = _BucketObserver(marks)
+    ddp.reducer.observers.append(observer)
     try:
         yield
     finally:
-        ddp.reducer.observer = before
+        ddp.reducer.observers.remove(observer)
 
 
 class _BucketObserver(Observer):
@@ -131,9 +131,9 @@ class _BucketObserver(Observer):
     def bucket_launching(self, bucket: int) -> None:
         self._marks.current.buckets.append(BucketMarks(self._ready[bucket], now_ns()))
 
-    def bucket_launched(self, bucket: int, work: dist.Work) -> None:
+    def bucket_launched(self, bucket: int, future: Future) -> None:
         times = self._marks.current.buckets[bucket]
-        work.get_future().add_done_callback(lambda _future: setattr(times, "done", now_ns()))
+        future.add_done_callback(lambda _future: setattr(times, "done", now_ns()))
 
     def bucket_done(self, bucket: int) -> None:
         self._marks.current.buckets[bucket].waited = now_ns()

@@ -12,7 +12,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from reference.data_parallel import DistributedDataParallel, NaiveDataParallel
 from reference.recorder import record
-from reference.reducer import Observer
+from reference.observer import Observer
 from reference.trace import Trace
 
 from .strategies import ModelSpec
@@ -150,14 +150,14 @@ class _Launches(Observer):
     def bucket_ready(self, bucket: int) -> None:
         self.ready.append(bucket)
 
-    def bucket_launched(self, bucket: int, work: dist.Work) -> None:
+    def bucket_launched(self, bucket: int, future: torch.futures.Future) -> None:
         self.launched.append(bucket)
 
 
 def watch_launches(rank: int, world_size: int, spec: ModelSpec, plan: list[list[int]]) -> tuple[list[int], list[int]]:
     """Order in which buckets became ready, and order in which they were launched."""
     ddp = DistributedDataParallel(IntegerModel(spec, rank), plan=plan)
-    ddp.reducer.observer = log = _Launches()
+    ddp.reducer.observers.append(log := _Launches())
     ddp(integer_batches(spec, world_size, 1)[0, rank]).mean().backward()
     return log.ready, log.launched
 

@@ -1,0 +1,44 @@
+"""What can be watched of a reducer."""
+
+from typing import Any
+
+import torch
+
+Future = torch.futures.Future[Any]
+
+
+class Observer:
+    """Told of a reducer's steps, by parameter index and bucket index; every method is a no-op, override what you need."""
+
+    def forward_started(self) -> None:
+        """A forward pass begins whose gradients will be averaged."""
+
+    def backward_started(self) -> None:
+        """The first gradient of its backward pass has arrived."""
+
+    def parameter_ready(self, index: int) -> None:
+        """The gradient of a parameter has been accumulated, whether or not it will be averaged."""
+
+    def bucket_ready(self, bucket: int) -> None:
+        """All gradients of the bucket have been put."""
+
+    def bucket_launching(self, bucket: int) -> None:
+        """It is the bucket's turn: its collective is about to be issued."""
+
+    def bucket_launched(self, bucket: int, future: Future) -> None:
+        """The bucket's collective has been issued, and may be done already."""
+
+    def backward_computed(self) -> None:
+        """All gradients have been computed and all buckets launched."""
+
+    def bucket_done(self, bucket: int) -> None:
+        """The reducer has come back from waiting for the bucket's collective."""
+
+    def bucket_copied_out(self, bucket: int) -> None:
+        """The bucket's averages are in the gradients."""
+
+    def rebuilt(self) -> None:
+        """The reducer has new buckets."""
+
+    def failed(self, message: str) -> None:
+        """The reducer is about to raise an error."""

@@ -1,0 +1,197 @@
+"""Which parameters take part in a backward pass: all, those found in the graph, or as many as the first time.
+
+`EveryParameter` is the rule without any feature. `FoundInGraph` is `find_unused_parameters`, `StaticGraph` is
+`static_graph`; the reducer asks all three the same questions.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import Node, get_gradient_edge
+
+
+class EveryParameter:
+    """Every parameter gets exactly one gradient in each backward pass."""
+
+    needs_sink = False
+    """Whether outputs must pass through the sink, see `outputs.through_sink`."""
+
+    launches_during_backward = True
+    """False: all buckets are launched at the end of the backward pass."""
+
+    unused: frozenset[int] = frozenset()
+    """Parameter indices that get no gradient in the coming backward pass."""
+
+    is_static = True
+    """Whether the same parameters were unused in all iterations so far."""
+
+    def forward_done(self, outputs: Iterable[Tensor]) -> None:
+        """A forward pass whose gradients will be averaged has returned these tensors."""
+
+    def arrived(self, index: int, *, defined: bool, expected: bool) -> None:
+        """A gradient has been accumulated, or an undefined one passed; `expected`: to be averaged."""
+
+    def gradients_to_come(self, index: int) -> int:
+        """How many more gradients of this parameter follow the one that arrived; negative: that was one too many."""
+        return 0
+
+    def launched_all(self) -> None:
+        """All buckets are on their way: the moment to exchange what ranks must know of each other."""
+
+    def untouched(self) -> frozenset[int]:
+        """Parameter indices whose gradient must stay as it is, because no rank had one."""
+        return frozenset()
+
+    def finished(self) -> None:
+        """A synchronised backward pass is over."""
+
+
+class UsedMap:
+    """How many ranks used each parameter, added up over `group` (torch: `local_used_map`)."""
+
+    def __init__(self, count: int, device: torch.device, group: dist.ProcessGroup) -> None:
+        self.tensor = torch.zeros(count, dtype=torch.int32, device=device)
+        """Ranks that used each parameter, int32, as of the last exchange."""
+        self._group = group
+        self._used: set[int] = set()
+        self._work: dist.Work | None = None
+
+    def add(self, index: int) -> None:
+        """This rank used a parameter."""
+        self._used.add(index)
+
+    def exchange(self) -> None:
+        """Start to add up; every rank must, in the same order among its collectives."""
+        used = torch.zeros(len(self.tensor), dtype=torch.int32)
+        used[sorted(self._used)] = 1
+        self.tensor.copy_(used)
+        self._work = dist.all_reduce(self.tensor, group=self._group, async_op=True)
+
+    def unused(self) -> frozenset[int]:
+        """Parameters that no rank used. Waits for the exchange only if that can be any."""
+        if len(self._used) == len(self.tensor):
+            return frozenset()
+        self.wait()
+        return frozenset(torch.nonzero(self.tensor == 0).flatten().tolist())
+
+    def wait(self) -> None:
+        """Wait for the exchange."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+    def clear(self) -> None:
+        """Forget this rank's uses."""
+        self._used.clear()
+
+
+class FoundInGraph(EveryParameter):
+    """Searches the graph behind forward's outputs for parameters that it leaves out.
+
+    Args:
+        accumulators: The autograd node that accumulates each parameter's gradient, by parameter index.
+        used: A map of as many parameters.
+    """
+
+    needs_sink = True
+
+    def __init__(self, accumulators: Sequence[Node], used: UsedMap) -> None:
+        self._indices = {node: index for index, node in enumerate(accumulators)}
+        self.used = used
+        self._searched = False
+
+    def forward_done(self, outputs: Iterable[Tensor]) -> None:
+        """Find out which parameters the graph leaves out."""
+        unused = frozenset(range(len(self._indices))) - reachable(outputs, self._indices)
+        self.is_static = self.is_static and (not self._searched or unused == self.unused)
+        self.unused, self._searched = unused, True
+
+    def arrived(self, index: int, *, defined: bool, expected: bool) -> None:
+        """Note the use, also under no_sync: what accumulates there will be averaged, used or not in the end."""
+        if defined:
+            self.used.add(index)
+
+    def launched_all(self) -> None:
+        """Exchange the ranks' uses."""
+        self.used.exchange()
+
+    def untouched(self) -> frozenset[int]:
+        """Parameters that no rank used since the last synchronised backward pass."""
+        return self.used.unused()
+
+    def finished(self) -> None:
+        """Forget this iteration's uses."""
+        self.used.wait()
+        self.used.clear()
+
+
+class StaticGraph(EveryParameter):
+    """Counts in the first iteration how many gradients each parameter gets, and expects as many in all others.
+
+    So a parameter that several checkpoints share is ready when its last gradient is, and nothing is ever
+    searched. The first iteration launches everything at its end.
+    """
+
+    needs_sink = True
+    launches_during_backward = False
+
+    def __init__(self, used: UsedMap) -> None:
+        self.used = used
+        self._times: Counter[int] = Counter()
+        self._left: Counter[int] = Counter()
+        self._untouched: frozenset[int] = frozenset()
+
+    def forward_done(self, outputs: Iterable[Tensor]) -> None:
+        """Expect as many gradients as in the first iteration."""
+        self._left = Counter(self._times)
+
+    def arrived(self, index: int, *, defined: bool, expected: bool) -> None:
+        """Count, in the first iteration."""
+        if self.launches_during_backward:
+            return
+        if defined:
+            self.used.add(index)
+        if expected:
+            self._times[index] += 1
+
+    def gradients_to_come(self, index: int) -> int:
+        """See `EveryParameter.gradients_to_come`."""
+        self._left[index] -= 1
+        return self._left[index]
+
+    def launched_all(self) -> None:
+        """Exchange the ranks' uses, in the first iteration."""
+        if not self.launches_during_backward:
+            self.used.exchange()
+
+    def untouched(self) -> frozenset[int]:
+        """Parameters that no rank used in the first iteration, and so none ever."""
+        if not self.launches_during_backward:
+            self._untouched = self.used.unused()
+        return self._untouched
+
+    def finished(self) -> None:
+        """After the first iteration: what it left out is unused for good, the sink is not needed any more."""
+        if not self.launches_during_backward:
+            self.used.wait()
+            self.unused = frozenset(range(len(self.used.tensor))) - frozenset(self._times)
+            self.launches_during_backward, self.needs_sink = True, False
+
+
+def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[int]:
+    """Indices of the accumulating nodes that a backward pass from `outputs` can reach."""
+    found = set()
+    seen: set[Node] = set()
+    waiting = [get_gradient_edge(output).node for output in outputs if output.requires_grad]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in indices:
+            found.add(indices[node])
+        waiting.extend(following for following, _ in node.next_functions if following is not None)
+    return frozenset(found)

@@ -1,0 +1,55 @@
+"""CUDA devices mapped to the CPU: a test written for GPUs runs, unchanged, where there are none."""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.testing._internal import common_distributed
+from torch.utils._pytree import tree_map
+
+CPU = torch.device("cpu")
+
+
+class CudaOnCpu(TorchFunctionMode):
+    """Every device argument that names a GPU, as string, number or object, becomes the CPU."""
+
+    def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if function is torch.Tensor.cuda:
+            return args[0]
+        if function in (torch.Tensor.to, torch._C._nn._parse_to):
+            args = tuple(CPU if type(argument) is int else argument for argument in args)
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = CPU
+        args, kwargs = tree_map(_to_cpu, (args, kwargs))
+        return function(*args, **kwargs)
+
+
+def _to_cpu(value: Any) -> Any:
+    if isinstance(value, torch.device) and value.type == "cuda":
+        return CPU
+    if isinstance(value, str) and (value == "cuda" or value.startswith("cuda:")):
+        return "cpu"
+    return value
+
+
+def lift_gpu_skips() -> None:
+    """Let tests run that ask for more GPUs than there are; call it before they are imported."""
+
+    def skip_nothing(*_args: Any, **_options: Any) -> Callable:
+        return lambda test: test
+
+    common_distributed.skip_if_lt_x_gpu = skip_nothing
+    common_distributed.nccl_skip_if_lt_x_gpu = skip_nothing
+    common_distributed.skip_if_no_gpu = lambda test: test
+
+
+def replace_cuda_calls() -> None:
+    """Make the functions of `torch.cuda` that tests call around their tensors do nothing."""
+    torch.cuda.set_device = lambda *_args, **_options: None
+    torch.cuda.synchronize = lambda *_args, **_options: None
+    torch.cuda.device = lambda *_args, **_options: nullcontext()
+    torch.cuda.device_count = lambda: 8
+    torch.cuda.current_device = lambda: 0
