@@ -138,6 +138,8 @@ class DistributedDataParallel(DataParallelNames, nn.Module, Joinable):
             broadcast_buffers=broadcast_buffers, forward_sync_buffers=forward_sync_buffers
         )
         self.process_group = arguments.resolve_group(process_group, device_mesh)
+        if device_mesh is not None:
+            self.device_mesh = device_mesh
         self.module = module
         self.dim = dim
         self.bucket_cap_mb, self.bucket_cap_mb_list, self.plan = bucket_cap_mb, bucket_cap_mb_list, plan
@@ -205,6 +207,8 @@ class DistributedDataParallel(DataParallelNames, nn.Module, Joinable):
     def _before_forward(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if self.reducer.iterations == 0:
+            self._setup_in_backward_optimizers()
         if torch.is_grad_enabled():
             self.reducer.prepare_for_forward(averaging=self.require_backward_grad_sync)
         self._presence = Join.notify_join_context(self)
@@ -351,8 +355,8 @@ class DistributedDataParallel(DataParallelNames, nn.Module, Joinable):
 
     def sync_final_model(self, *, is_last_joiner: bool) -> None:
         """Give all ranks the model of one that had inputs to the end."""
-        source = self.agree_on_rank(candidate=is_last_joiner)
-        self._send_state(source=source, with_buffers=self.forward_sync_buffers)
+        self._authoritative_rank = self.agree_on_rank(candidate=is_last_joiner)
+        self._send_state(source=self._authoritative_rank, with_buffers=self.forward_sync_buffers)
 
     # Pickling
 

@@ -193,7 +193,7 @@ def _buckets(reducer: Any) -> Data:
     unused = sum(size_bytes(parameter) for parameter in reducer.unused_parameters())
     data: Data = {
         "bucket_sizes": listed(reducer.initial_sizes_bytes),
-        "num_buckets_reduced": len(reducer.buckets),
+        "num_buckets_reduced": reducer.reduced_buckets,
         "has_rebuilt_buckets": int(reducer.rebuilt),
         "can_set_static_graph": int(reducer.usage.is_static),
         "unused_parameter_size": unused,

@@ -68,6 +68,8 @@ class Reducer(ReducerNames):
         iterations: Forward passes so far whose gradients are averaged.
         ready_order: Parameter indices as their gradients became ready in the current or last such iteration.
         rebuilt: Whether the buckets have been rebuilt.
+        reduced_buckets: Buckets that were sent in the last such iteration.
+        optimizers_in_backward: Whether the comm hook steps optimisers, and sets the gradients it has used to None.
         observers: Who watches; append at any time between iterations.
         usage: Which parameters take part in a backward pass.
         after_backward: Futures that the coming backward pass waits for at its end.
@@ -93,6 +95,8 @@ class Reducer(ReducerNames):
         self.iterations = 0
         self.ready_order: list[int] = []
         self.rebuilt = False
+        self.reduced_buckets = 0
+        self.optimizers_in_backward = False
         self._parameters = list(parameters.values())
         self._group = group
         self._rebuild_caps = rebuild_caps_bytes
@@ -346,7 +350,10 @@ class Reducer(ReducerNames):
         for observer in self.observers:
             observer.backward_computed()
         untouched = self.usage.untouched()
-        first_launch = self.order.launches - sum(future is not None for future in self._futures) + 1
+        if self.optimizers_in_backward:
+            untouched |= {index for index, parameter in enumerate(self._parameters) if parameter.grad is None}
+        self.reduced_buckets = sum(future is not None for future in self._futures)
+        first_launch = self.order.launches - self.reduced_buckets + 1
         for number, (bucket, future) in enumerate(zip(self.buckets, self._futures, strict=True)):
             if future is None:
                 continue

@@ -5,6 +5,7 @@ Most begin with an underscore in torch, or are kept there for compatibility; ddp
 """
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import _apply_optim_in_backward_hook
+from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from .bucketing import MIB, bucket_caps
@@ -33,8 +36,8 @@ class ReducerNames:
         assert work is not None
         return work.get_future()
 
-    def _set_optimizer_in_backward(self) -> None:
-        """Nothing to do: the hook of an optimiser in backward leaves the bucket's views as gradients."""
+    def _set_optimizer_in_backward(self: Any) -> None:
+        self.optimizers_in_backward = True
 
 
 class DataParallelNames:
@@ -73,6 +76,14 @@ class DataParallelNames:
     @property
     def _has_rebuilt_buckets(self: Any) -> bool:
         return self.reducer.rebuilt  # type: ignore[no-any-return]
+
+    @property
+    def broadcast_bucket_size(self) -> int:
+        """Bytes of a piece in which parameters and buffers are broadcast."""
+        return PIECE_BYTES
+
+    def _remove_autograd_hooks(self: Any) -> None:
+        self.reducer.detach()
 
     # Logging
 
@@ -145,6 +156,18 @@ class DataParallelNames:
         from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim  # noqa: PLC0415 - slow
 
         _as_overlapped_optim(optim, optim_params, *args, **kwargs).register_ddp(self)
+
+    def _setup_in_backward_optimizers(self: Any) -> None:
+        """Have optimisers that run in the backward pass run after the averaging, not after the accumulation."""
+        parameters = [p for p in trainable_parameters(self.module).values() if hasattr(p, "_in_backward_optimizers")]
+        if not parameters:
+            return
+        for parameter in parameters:
+            for handle in param_to_optim_hook_handle_map.get(parameter, []):
+                handle.remove()
+        hook = _apply_optim_in_backward_hook(gradient_is_bucket_view=self.gradient_as_bucket_view)
+        self.register_comm_hook(weakref.ref(self), hook)
+        self.reducer._set_optimizer_in_backward()
 
     # Parameters
 

@@ -186,12 +186,13 @@ def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[
     found = set()
     seen: set[Node] = set()
     waiting = [get_gradient_edge(output).node for output in outputs if output.requires_grad]
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if node in indices:
-            found.add(indices[node])
-        waiting.extend(following for following, _ in node.next_functions if following is not None)
+    with torch.autograd.profiler.record_function("search_unused_parameters"):  # torch's name
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node in indices:
+                found.add(indices[node])
+            waiting.extend(following for following, _ in node.next_functions if following is not None)
     return frozenset(found)

@@ -27,6 +27,16 @@ class CudaOnCpu(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
+class NoStream(nullcontext):
+    """Work on the CPU is done when it is called: a stream of it has nothing to order."""
+
+    def __init__(self, *_args: Any, **_options: Any) -> None:
+        super().__init__()
+
+    def wait_stream(self, _other: Any) -> None:
+        """All that came before is done."""
+
+
 def _to_cpu(value: Any) -> Any:
     if isinstance(value, torch.device) and value.type == "cuda":
         return CPU
@@ -53,3 +63,5 @@ def replace_cuda_calls() -> None:
     torch.cuda.device = lambda *_args, **_options: nullcontext()
     torch.cuda.device_count = lambda: 8
     torch.cuda.current_device = lambda: 0
+    torch.Stream = NoStream
+    torch.accelerator.current_stream = NoStream

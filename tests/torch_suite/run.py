@@ -1,8 +1,10 @@
-"""Run torch's own DDP tests on two Gloo ranks and hold the outcomes against `expected.csv`.
+"""Run torch's own DDP tests on two Gloo ranks and hold every outcome against `expected.csv`.
 
     python -m tests.torch_suite.run [--wrapper ours|torch] [TEST ...]
 
-Every test gets two fresh processes, forked from a server that has imported torch already.
+Each test gets two fresh processes, forked from a server that has imported torch already. The table has a row a
+test: its outcome with torch's class and with ours, whether `make test` leaves it out as slow, and the reason for
+an outcome other than "passed". An outcome that is not in the table fails, a skip or an unexpected pass too.
 """
 
 import argparse
@@ -10,6 +12,7 @@ import csv
 import importlib
 import multiprocessing
 import os
+import re
 import sys
 import tempfile
 import time
@@ -18,33 +21,55 @@ import unittest
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import NamedTuple
 
 WORLD_SIZE = 2
-TIMEOUT_S = 300.0
-EXPECTED = Path(__file__).with_name("expected.csv")
+TIMEOUT_S = 100.0
+TABLE = Path(__file__).with_name("expected.csv")
 WRAPPERS = {"ours": "reference.data_parallel", "torch": "torch.nn.parallel.distributed"}
-
-Outcome = tuple[str, str]
-"""passed, skipped or failed, and why."""
+OUTCOMES = ("failed", "skipped", "passed")  # the worst first: that of a test is the worst of its ranks
 
 
-def run_one(name: str, wrapper: str) -> Outcome:
-    """The outcome of one test, run by new processes."""
+class Expected(NamedTuple):
+    """A row of the table."""
+
+    test: str
+    torch: str
+    ours: str
+    slow: str
+    reason: str
+
+
+class Outcome(NamedTuple):
+    """What came of a test, and why."""
+
+    name: str
+    why: str
+
+
+def table() -> dict[str, Expected]:
+    """The expected outcomes, by test."""
+    with TABLE.open(newline="") as file:
+        return {row["test"]: Expected(**row) for row in csv.DictReader(file)}
+
+
+def run_one(test: str, wrapper: str) -> Outcome:
+    """The outcome of one test, run by new processes that are gone afterwards."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.torch_suite.suite", WRAPPERS[wrapper]])
+    context.set_forkserver_preload(["tests.torch_suite.suite", *WRAPPERS.values()])
+    pipes, processes = [], []
     with tempfile.TemporaryDirectory(prefix="ddplab-torch-suite-") as folder:
         for made in ("barrier", "test_dir"):  # torch's tests expect these two
             Path(folder, made).mkdir()
-        pipes, processes = [], []
         for rank in range(WORLD_SIZE):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_one_rank, args=(rank, name, wrapper, folder, theirs))
+            process = context.Process(target=_one_rank, args=(rank, test, wrapper, folder, theirs))
             process.start()
-            theirs.close()
+            theirs.close()  # so that the death of the rank ends the pipe
             pipes.append(ours)
             processes.append(process)
         try:
-            return _worst(_collect(pipes))
+            return min(_collect(pipes), key=lambda outcome: OUTCOMES.index(outcome.name))
         finally:
             for process in processes:
                 process.kill()
@@ -54,85 +79,91 @@ def run_one(name: str, wrapper: str) -> Outcome:
 def _collect(pipes: list[Connection]) -> list[Outcome]:
     deadline = time.monotonic() + TIMEOUT_S
     outcomes: list[Outcome] = []
-    waiting = list(pipes)
-    while waiting:
-        answered = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+    while len(outcomes) < len(pipes):
+        answered = wait(pipes, timeout=max(0.0, deadline - time.monotonic()))
         if not answered:
-            return [*outcomes, ("failed", f"still running after {TIMEOUT_S:g} s")]
+            return [Outcome("failed", f"still running after {TIMEOUT_S:g} s")]
         for pipe in answered:
-            waiting.remove(pipe)
             try:
                 outcomes.append(pipe.recv())
             except EOFError:
-                outcomes.append(("failed", "a rank died without a word"))
-            if outcomes[-1][0] == "failed":
-                return outcomes  # its peers may wait for it for ever
+                outcomes.append(Outcome("failed", "a rank died without a word"))
+            if outcomes[-1].name == "failed":
+                return outcomes  # its peer may wait for it for ever
     return outcomes
 
 
-def _worst(outcomes: list[Outcome]) -> Outcome:
-    return min(outcomes, key=lambda outcome: ["failed", "skipped", "passed"].index(outcome[0]))
-
-
-def _one_rank(rank: int, name: str, wrapper: str, folder: str, pipe: Connection) -> None:
+def _one_rank(rank: int, test: str, wrapper: str, folder: str, pipe: Connection) -> None:
+    """What a rank's process does; torch's tests are imported here, not in the process that started it."""
     import torch
     import torch.distributed as dist
     from torch.testing._internal.common_utils import set_rng_seed
 
     from . import suite
 
-    torch.set_num_threads(1)
-    os.environ.update(TEMP_DIR=folder, GLOO_SOCKET_IFNAME="lo", RANK=str(rank))
     output = os.open(os.path.join(folder, f"output{rank}"), os.O_WRONLY | os.O_CREAT)
-    if "TORCH_SUITE_LOUD" not in os.environ:
-        os.dup2(output, 1)
-        os.dup2(output, 2)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    torch.set_num_threads(1)
+    os.environ |= {
+        "RANK": str(rank),
+        "TEMP_DIR": folder,
+        "GLOO_SOCKET_IFNAME": "lo",
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # tests load pickles that they have written themselves
+    }
     suite.use(importlib.import_module(WRAPPERS[wrapper]).DistributedDataParallel)
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
         rank=rank,
         world_size=WORLD_SIZE,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=TIMEOUT_S),
     )
     set_rng_seed(1234)
     try:
-        suite.run(name, rank)
-        pipe.send(("passed", ""))
+        suite.run(test, rank)
+        pipe.send(Outcome("passed", ""))
     except unittest.SkipTest as skip:
-        pipe.send(("skipped", str(skip)))
-    except SystemExit as leaving:
-        pipe.send(("skipped", f"exit code {leaving.code}"))
-    except BaseException:
-        pipe.send(("failed", traceback.format_exc()))
-    pipe.recv()  # stay until both ranks have answered: who leaves early breaks the other's connections
+        pipe.send(Outcome("skipped", str(skip)))
+    except SystemExit as leaving:  # how torch's decorators skip
+        pipe.send(Outcome("skipped", f"exit code {leaving.code}"))
+    except BaseException:  # noqa: BLE001 - whatever a test raises
+        pipe.send(Outcome("failed", traceback.format_exc()))
+    pipe.recv()  # stay until the parent ends both: who leaves early breaks the other's connections
 
 
-def _last(why):
-    import re
-
-    lines = [l for l in why.splitlines() if re.match(r"^[\w.]*(Error|Exception|Skip)\b", l)]
-    return lines[-1][:200] if lines else (why.strip().splitlines() or [""])[-1][:200]
+def cause(why: str) -> str:
+    """The line of a traceback that names the error."""
+    lines = [line for line in why.splitlines() if re.match(r"[\w.]+(Error|Exception)\b", line)]
+    return (lines or why.splitlines() or [""])[-1][:160]
 
 
 def main() -> None:
+    """Run the tests that are named, or all; exit with 1 if an outcome is not the expected one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("tests", nargs="*")
-    parser.add_argument("--wrapper", choices=WRAPPERS, default="ours")
+    parser.add_argument("tests", nargs="*", metavar="TEST", help="tests to run, with full tracebacks; default: all")
+    parser.add_argument("--wrapper", choices=WRAPPERS, default="ours", help="whose class is tested")
     arguments = parser.parse_args()
     from . import suite
 
-    counts = {}
-    with open("/tmp/outcomes-%s.csv" % arguments.wrapper, "w") as file:
-        for name in arguments.tests or suite.names():
-            start = time.monotonic()
-            outcome, why = run_one(name, arguments.wrapper)
-            counts[outcome] = counts.get(outcome, 0) + 1
-            print(f"{outcome:8} {time.monotonic() - start:6.1f} s  {name}", flush=True)
-            if outcome != "passed" and (arguments.tests or True):
-                print("   " + (why if arguments.tests else _last(why)), flush=True)
-            csv.writer(file).writerow([name, outcome, _last(why)])
-    print(counts)
+    expected = table()
+    names = arguments.tests or suite.names()
+    if unknown := sorted(set(names) ^ set(expected) if not arguments.tests else set(names) - set(expected)):
+        sys.exit(f"{TABLE.name}: expected one row for each of torch's tests that build a DDP; see {unknown}")
+    counts = dict.fromkeys(OUTCOMES, 0)
+    surprises = 0
+    for name in names:
+        start = time.monotonic()
+        outcome = run_one(name, arguments.wrapper)
+        wanted = getattr(expected[name], arguments.wrapper)
+        counts[outcome.name] += 1
+        surprises += outcome.name != wanted
+        note = "" if outcome.name == wanted else f"   EXPECTED {wanted}: {cause(outcome.why)}"
+        print(f"{outcome.name:8}{time.monotonic() - start:6.1f} s  {name}{note}", flush=True)
+        if arguments.tests and outcome.why:
+            print(outcome.why)
+    print(", ".join(f"{counts[name]} {name}" for name in reversed(OUTCOMES)), f"- {surprises} not as expected")
+    sys.exit(surprises > 0)
 
 
 if __name__ == "__main__":
