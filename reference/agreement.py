@@ -1,4 +1,4 @@
-"""All ranks must construct alike: they show each other what they were given, and a mistake on one is raised on all."""
+"""All ranks must construct alike: they show each other what they were given; one's mistake is raised on all."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -112,7 +112,7 @@ def warn_of_check_reduction(*, check_reduction: bool) -> None:
     """The argument has had no effect for years."""
     if check_reduction:
         warnings.warn(
-            "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. Please avoid using it.",
+            "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. Avoid using it.",
             FutureWarning,
             stacklevel=3,
         )

@@ -2,8 +2,10 @@
 
 import copy
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from .parameters import size_bytes
@@ -16,8 +18,8 @@ COPIED_ON_ARRIVAL = 16 * 1024
 class Bucket:
     """Gradients that travel together in one all-reduce.
 
-    An iteration takes it through three steps: `put` once per parameter (it is *ready* after the last), a
-    collective over `buffer` by whoever owns the bucket, `copy_out`; `reset` begins the next. The bucket owns
+    An iteration takes it through four steps: `put` once per parameter (it is *ready* after the last), `pack`,
+    `all_reduce` or another collective over `buffer`, `copy_out`; `reset` begins the next. The bucket owns
     its buffer; parameters keep gradients of their own, which `put` reads and `copy_out` overwrites.
 
     Args:
@@ -28,7 +30,6 @@ class Bucket:
     Attributes:
         buffer: Flat tensor of the bucket's size; the all-reduce works in place on it.
         views: Slot by slot a view of `buffer` with its parameter's shape and memory format.
-        pending_slots: Slots whose gradient has not been put yet.
     """
 
     buffer: Tensor
@@ -39,11 +40,10 @@ class Bucket:
         self._make_buffer()
         waits = batched or self.parameters[0].device.type != "cpu"
         self._waits = [waits or parameter.numel() < COPIED_ON_ARRIVAL for parameter in self.parameters]
-        self._waiting: list[int] = []
         self.reset()
 
     def __repr__(self) -> str:
-        return f"Bucket(parameters {list(self.indices)}, {self.size_bytes} bytes, {len(self.pending_slots)} pending)"
+        return f"Bucket(parameters {list(self.indices)}, {self.size_bytes} bytes, {self._pending} pending)"
 
     def _make_buffer(self) -> None:
         first = self.parameters[0]
@@ -59,44 +59,78 @@ class Bucket:
     @property
     def ready(self) -> bool:
         """Whether every gradient has been put."""
-        return not self.pending_slots
+        return self._pending == 0
+
+    def is_pending(self, slot: int) -> bool:
+        """Whether the slot's gradient has not been put yet."""
+        return not self._is_put[slot]
 
     def reset(self) -> None:
         """Expect every gradient anew."""
-        self.pending_slots = set(range(len(self.parameters)))
-        self._waiting.clear()
+        self._pending = len(self.parameters)
+        self._is_put = bytearray(self._pending)
+        self._waiting: list[int] = []
+        self._absent: list[int] = []
 
-    def put(self, slot: int, scale: float) -> None:
-        """Take the gradient of the slot's parameter, multiplied by `scale`; zeros where it has none.
+    def put(self, slot: int, scale: float) -> bool:
+        """Take the gradient of the slot's parameter, multiplied by `scale`; a small one is only noted.
 
-        A small one is only noted: all such are copied and scaled together when the last slot is put.
+        Returns:
+            Whether the bucket is ready now.
         """
-        self.pending_slots.remove(slot)
-        gradient = self.parameters[slot].grad
-        if gradient is None:
-            self.views[slot].zero_()
-        elif self._waits[slot]:
+        self._is_put[slot] = True
+        self._pending -= 1
+        if self._waits[slot]:
             self._waiting.append(slot)
         else:
-            self._put_at_once(slot, gradient.detach(), scale)
-        if self._waiting and not self.pending_slots:
-            self._put_waiting(scale)
+            self._put_at_once(slot, scale)
+        return self._pending == 0
 
-    def _put_at_once(self, slot: int, gradient: Tensor, scale: float) -> None:
-        torch.mul(gradient, scale, out=self.views[slot])  # one pass over memory: copying and scaling
+    def _put_at_once(self, slot: int, scale: float) -> None:
+        gradient = self.parameters[slot].grad
+        if gradient is None or gradient is self.views[slot]:
+            self._waiting.append(slot)  # nothing to copy
+        else:
+            torch.mul(gradient.detach(), scale, out=self.views[slot])  # one pass over memory: copied and scaled
+            self._moved([slot])
 
-    def _put_waiting(self, scale: float) -> None:
-        views = [self.views[slot] for slot in self._waiting]
-        gradients = [self.parameters[slot].grad for slot in self._waiting]
+    def pack(self, scale: float) -> None:
+        """Copy and scale what was only noted, all at once; call it after the last `put`, with the same scale.
+
+        Parameters without a gradient count as having one of zeros.
+        """
+        slots = sorted(self._waiting)  # the order of the buffer, which is kinder to the cache
+        views = [self.views[slot] for slot in slots]
+        moved, gradients = [], []
         with torch.no_grad():
-            torch._foreach_copy_(views, gradients)  # type: ignore[arg-type]  # put has seen that none is None
+            for slot, view in zip(slots, views, strict=True):
+                gradient = self.parameters[slot].grad
+                if gradient is None:
+                    view.zero_()
+                    self._absent.append(slot)
+                elif gradient is not view:
+                    moved.append(slot)
+                    gradients.append(gradient)
+            if moved:
+                torch._foreach_copy_([self.views[slot] for slot in moved], gradients)
+                self._moved(moved)
             self._scale(views, scale)
 
+    def _moved(self, slots: list[int]) -> None:
+        """These gradients have been copied into their views."""
+
     def _scale(self, views: list[Tensor], scale: float) -> None:
+        if scale == 1.0 or not views:
+            return
         if len(views) == len(self.views):
             self.buffer.mul_(scale)
         else:
             torch._foreach_mul_(views, scale)
+
+    def all_reduce(self, group: dist.ProcessGroup) -> "torch.futures.Future[Any]":
+        """Start to add the buffer up over the ranks of `group`, in place; returns at once."""
+        work: Any = dist.all_reduce(self.buffer, group=group, async_op=True)
+        return work.get_future()  # type: ignore[no-any-return]
 
     def copy_out(self, averages: Tensor | None = None, *, unused: frozenset[int] = frozenset()) -> None:
         """Overwrite the parameters' gradients with the averages.
@@ -126,7 +160,7 @@ class Bucket:
         return shadow
 
     def views_of(self, flat: Tensor) -> list[Tensor]:
-        """Consecutive pieces of `flat`, each with its parameter's shape and memory format: copies run at full speed."""
+        """Consecutive pieces of `flat`, each with its parameter's shape and memory format, for speed."""
         views = []
         offset = 0
         for parameter in self.parameters:
@@ -144,42 +178,20 @@ class ViewBucket(Bucket):
 
     def _make_buffer(self) -> None:
         super()._make_buffer()
-        self._addresses = [view.data_ptr() for view in self.views]
         for slot, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
                 self.views[slot].copy_(parameter.grad)
-                parameter.grad = self.views[slot]
+                self._moved([slot])
 
-    def _put_at_once(self, slot: int, gradient: Tensor, scale: float) -> None:
-        if gradient.data_ptr() == self._addresses[slot]:
-            self._waiting.append(slot)  # already in its place: scaled with the others
-        else:
-            super()._put_at_once(slot, gradient, scale)
-            self.parameters[slot].grad = self.views[slot]
-
-    def _put_waiting(self, scale: float) -> None:
-        with torch.no_grad():
-            self._adopt([slot for slot in self._waiting if not self._is_view(slot)])
-            self._scale([self.views[slot] for slot in self._waiting], scale)
-
-    def _adopt(self, slots: list[int]) -> None:
-        if slots:
-            gradients = [self.parameters[slot].grad for slot in slots]
-            torch._foreach_copy_([self.views[slot] for slot in slots], gradients)  # type: ignore[arg-type]  # as above
+    def _moved(self, slots: list[int]) -> None:
         for slot in slots:
             self.parameters[slot].grad = self.views[slot]
-
-    def _is_view(self, slot: int) -> bool:
-        gradient = self.parameters[slot].grad
-        return gradient is not None and gradient.data_ptr() == self._addresses[slot]
 
     def copy_out(self, averages: Tensor | None = None, *, unused: frozenset[int] = frozenset()) -> None:
         """Put the averages where they are not yet; see `Bucket.copy_out`."""
         if averages is not None:
             self.buffer.copy_(averages)
-        for slot, index in enumerate(self.indices):
-            if index not in unused and self.parameters[slot].grad is None:
-                self.parameters[slot].grad = self.views[slot]
+        self._moved([slot for slot in self._absent if self.indices[slot] not in unused])
 
 
 class SparseBucket(Bucket):
@@ -187,13 +199,18 @@ class SparseBucket(Bucket):
 
     def _make_buffer(self) -> None:
         (parameter,) = self.parameters
-        self.buffer = torch.sparse_coo_tensor(size=parameter.shape, dtype=parameter.dtype, device=parameter.device)
+        self.buffer = torch.zeros_like(parameter, layout=torch.sparse_coo)
         self.views = [self.buffer]
 
-    def put(self, slot: int, scale: float) -> None:
-        """Take the gradient, scaled in place; an empty one where there is none."""
-        self.pending_slots.remove(slot)
-        gradient = self.parameters[slot].grad
+    def put(self, slot: int, scale: float) -> bool:
+        """Only note it; see `pack`."""
+        self._is_put[slot] = True
+        self._pending = 0
+        return True
+
+    def pack(self, scale: float) -> None:
+        """Scale it in place."""
+        gradient = self.parameters[0].grad
         if gradient is None:
             self._make_buffer()
         else:

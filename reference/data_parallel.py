@@ -7,12 +7,13 @@ the optimiser step, which needs nothing from here: it sees the same averaged gra
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.join import Join, Joinable
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.utils import _to_kwargs
 
@@ -21,7 +22,8 @@ from .agreement import agree, set_up
 from .bucketing import bucket_caps, first_iteration_caps
 from .buffers import BufferHook, broadcast_coalesced
 from .hooks.grad_bucket import Hook, check_hook
-from .join import DataParallelJoinHook
+from .join import JoinsUneven
+from .layout import Features
 from .log import Log
 from .order import CheckedLaunchOrder
 from .outputs import tensors_in, through_sink
@@ -31,8 +33,11 @@ from .parameters import (
     synchronized_tensors,
     trainable_parameters,
 )
-from .reducer import Features, Reducer
+from .reducer import Reducer
 from .torch_names import DataParallelNames
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_not_compiled = cast("Callable[[_Method], _Method]", torch.compiler.disable)
 
 
 class NaiveDataParallel(nn.Module):
@@ -60,7 +65,7 @@ class NaiveDataParallel(nn.Module):
                 parameter.grad /= world_size
 
 
-class DistributedDataParallel(DataParallelNames, nn.Module, Joinable):
+class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
     """Wraps a module so that its gradients are averaged over all ranks while the backward pass runs.
 
     A drop-in for torch 2.13's class of this name. Every rank constructs it at the same time with the same
@@ -127,7 +132,7 @@ class DistributedDataParallel(DataParallelNames, nn.Module, Joinable):
         debug: bool = False,
     ) -> None:
         super().__init__()
-        Joinable.__init__(self)
+        JoinsUneven.__init__(self)
         arguments.refuse_out_of_scope(
             mixed_precision=mixed_precision,
             delay_all_reduce_named_params=delay_all_reduce_named_params,
@@ -160,7 +165,7 @@ class DistributedDataParallel(DataParallelNames, nn.Module, Joinable):
         self.device = trainable[0].device
         self.device_ids, self.output_device = arguments.resolve_devices(trainable, device_ids, output_device)
         if init_sync:
-            self._send_state(source=0, with_buffers=sync_buffers_now)
+            self.send_state(source=0, with_buffers=sync_buffers_now)
 
     # Construction
 
@@ -184,10 +189,11 @@ class DistributedDataParallel(DataParallelNames, nn.Module, Joinable):
         )
         if self.debug:
             self.reducer.order = CheckedLaunchOrder(self.process_group)
+        self._has_buffers = bool(synchronized_buffers(self.module))
         self.log = Log()
         self.reducer.observers.append(self.log)
 
-    def _send_state(self, *, source: int, with_buffers: bool) -> None:
+    def send_state(self, *, source: int, with_buffers: bool) -> None:
         """Overwrite every rank's parameters and buffers with those of `source`."""
         tensors = synchronized_tensors(self.module)
         if not with_buffers:
@@ -203,7 +209,7 @@ class DistributedDataParallel(DataParallelNames, nn.Module, Joinable):
             inputs, kwargs = self._before_forward(inputs, kwargs)
             return self._after_forward(self.module(*inputs, **kwargs))
 
-    @torch.compiler.disable
+    @_not_compiled
     def _before_forward(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -214,7 +220,7 @@ class DistributedDataParallel(DataParallelNames, nn.Module, Joinable):
         self._presence = Join.notify_join_context(self)
         if torch.is_grad_enabled():
             self.reducer.rebuild_if_due()
-        if self._sends_buffers(after_forward=False):
+        if self.sends_buffers(after_forward=False):
             self._send_buffers()
         if self._join_config.enable:
             self.agree_on_averaging(wanted=self.require_backward_grad_sync)
@@ -223,32 +229,33 @@ class DistributedDataParallel(DataParallelNames, nn.Module, Joinable):
             (inputs,), (kwargs,) = _to_kwargs(inputs, kwargs, device, use_side_stream_for_tensor_copies=True)
         return inputs, kwargs
 
-    @torch.compiler.disable
+    @_not_compiled
     def _after_forward(self, output: Any) -> Any:
-        if self._sends_buffers(after_forward=True):
+        if self.sends_buffers(after_forward=True):
             self._send_buffers()
         averaging = torch.is_grad_enabled() and self.require_backward_grad_sync
         # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
         self.require_forward_param_sync = averaging
         if averaging:
-            self.reducer.prepare_for_backward(list(tensors_in(output)), self._rank_counter())
+            self.reducer.prepare_for_backward(list(tensors_in(output)), self.rank_counter(self._presence))
             if self.reducer.usage.needs_sink:
                 return through_sink(output, self.reducer.average_at_the_end, clone=self.sink_clones)
         elif torch.is_grad_enabled():
             self.reducer.expect_nothing()
         return output
 
-    def _sends_buffers(self, *, after_forward: bool) -> bool:
+    def sends_buffers(self, *, after_forward: bool) -> bool:
+        """Whether buffers are sent in this iteration, before or after the forward pass."""
         wanted = self.require_forward_param_sync and self.forward_sync_buffers
         hooked_after = self.buffer_hook is not None and self.buffer_hook.after_forward
-        return wanted and after_forward == hooked_after and any(True for _ in self.module.buffers())
+        return wanted and self._has_buffers and after_forward == hooked_after
 
     def _send_buffers(self) -> None:
         # Under Join rank 0 may have no inputs any more, and stale buffers.
         source = self.agree_on_rank(candidate=True) if self._join_config.enable else 0
         named = synchronized_buffers(self.module)
         # A backward pass that comes later may use what the module saved of a buffer: not a reason to fail.
-        with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(tuple(named.values())):
+        with torch.no_grad(), _unsafe_preserve_version_counter(tuple(named.values())):
             if self.buffer_hook is None:
                 broadcast_coalesced(list(named.values()), self.process_group, source=source)
             else:
@@ -286,78 +293,6 @@ class DistributedDataParallel(DataParallelNames, nn.Module, Joinable):
             self.reducer.register_comm_hook(state, hook)
         self.log.comm_hook = getattr(hook, "__qualname__", repr(hook))
 
-    # Join
-
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        enable: bool = True,  # noqa: FBT001, FBT002
-        throw_on_early_termination: bool = False,  # noqa: FBT001, FBT002
-    ) -> Join:
-        """Context in which ranks may run out of inputs at different times; see `torch.distributed.algorithms.Join`.
-
-        Args:
-            divide_by_initial_world_size: Whether averages are over all ranks; else over those that have inputs.
-            enable: False: does nothing.
-            throw_on_early_termination: Whether all ranks raise once the first has run out.
-        """
-        return Join(
-            [self],
-            enable,
-            throw_on_early_termination,
-            divide_by_initial_world_size=divide_by_initial_world_size,
-        )
-
-    def join_hook(self, **kwargs: Any) -> DataParallelJoinHook:
-        """What a rank without inputs does; takes `divide_by_initial_world_size` as `join` does."""
-        self.divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
-        self.log.uneven_inputs = True
-        return DataParallelJoinHook(self)
-
-    @property
-    def join_device(self) -> torch.device:
-        """Where Join's own collectives have their tensors."""
-        return self.device
-
-    @property
-    def join_process_group(self) -> dist.ProcessGroup:
-        """The ranks that join."""
-        return self.process_group
-
-    def _rank_counter(self) -> Callable[[], int] | None:
-        presence = self._presence
-        if presence is None or self.divide_by_initial_world_size:
-            return None
-
-        def count() -> int:
-            presence.wait()
-            return int(presence.get_future().value()[0].item())
-
-        return count
-
-    def agree_on_averaging(self, *, wanted: bool) -> bool:
-        """Whether any rank averages the gradients of the coming backward pass."""
-        wishes = torch.tensor([float(wanted)], device=self.device)
-        dist.all_reduce(wishes, group=self.process_group)
-        return bool(wishes.item())
-
-    def agree_on_rank(self, *, candidate: bool) -> int:
-        """The highest rank among the candidates."""
-        rank = torch.tensor([dist.get_rank(self.process_group) if candidate else -1], device=self.device)
-        dist.all_reduce(rank, op=dist.ReduceOp.MAX, group=self.process_group)
-        return int(rank.item())
-
-    def shadow_buffer_sync(self) -> None:
-        """For a rank without inputs: take part in the broadcast before the others' forward pass."""
-        if self._sends_buffers(after_forward=False):
-            source = self.agree_on_rank(candidate=False)
-            broadcast_coalesced(list(synchronized_buffers(self.module).values()), self.process_group, source=source)
-
-    def sync_final_model(self, *, is_last_joiner: bool) -> None:
-        """Give all ranks the model of one that had inputs to the end."""
-        self._authoritative_rank = self.agree_on_rank(candidate=is_last_joiner)
-        self._send_state(source=self._authoritative_rank, with_buffers=self.forward_sync_buffers)
-
     # Pickling
 
     def __getstate__(self) -> dict[str, Any]:
@@ -372,6 +307,6 @@ class DistributedDataParallel(DataParallelNames, nn.Module, Joinable):
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.process_group = arguments.resolve_group(None)
         self._make_reducer(exchange=False)

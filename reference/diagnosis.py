@@ -5,8 +5,10 @@ Where torch's tools and tests look for a phrase, that phrase is kept.
 
 from collections.abc import Collection, Sequence
 
-import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import DebugLevel, get_debug_level
+
+from .layout import Features
 
 NAMED_AT_MOST = 5  # unless TORCH_DISTRIBUTED_DEBUG asks for more
 
@@ -31,11 +33,9 @@ class Diagnosis:
     def unfinished(
         self,
         missing: Sequence[int],
-        *,
         reached: Collection[int] | None,
         buckets: Sequence[int],
-        searched: bool,
-        static: bool,
+        features: Features,
     ) -> str:
         """The last backward pass left gradients out.
 
@@ -43,16 +43,15 @@ class Diagnosis:
             missing: Parameters without a gradient, ascending.
             reached: Parameters behind forward's outputs. None: not known.
             buckets: Buckets that were therefore never launched.
-            searched: Whether `find_unused_parameters` is on.
-            static: Whether `static_graph` is on.
+            features: What the reducer was asked to do.
         """
-        if static:
+        if features.static_graph:
             cause = (
                 "This error indicates that your training graph has changed in this iteration, e.g., one parameter "
                 "is used in first iteration, but then got unused in the second iteration. this is not compatible "
                 "with static_graph set to True."
             )
-        elif searched:
+        elif features.find_unused_parameters:
             cause = (
                 "find_unused_parameters=True is on, so these parameters are part of what forward returned, in an "
                 "output that takes no part in the loss and was not found in its structure. Return outputs in "
@@ -65,7 +64,7 @@ class Diagnosis:
                 "outputs participate in calculating loss."
             )
         indices = " ".join(map(str, missing))
-        debug_off = dist.get_debug_level() == dist.DebugLevel.OFF
+        debug_off = get_debug_level() == DebugLevel.OFF
         hint = (
             "\nTo have all of them named, and told apart in every iteration, set the environment variable "
             "TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL."

@@ -1,18 +1,23 @@
 """Join: what a rank that ran out of inputs does so that the others can go on."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from torch.distributed.algorithms.join import JoinHook
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+
+from .buffers import broadcast_coalesced
+from .parameters import synchronized_buffers
+
+if TYPE_CHECKING:
+    from .reducer import Reducer
 
 
-class DataParallelJoinHook(JoinHook):
-    """Matches every collective of the iterations that other ranks still run (torch: `_DDPJoinHook`).
+class UnevenJoinHook(JoinHook):
+    """Matches every collective of the iterations that other ranks still run (torch: `_DDPJoinHook`)."""
 
-    Args:
-        ddp: The data-parallel module of this rank.
-    """
-
-    def __init__(self, ddp: Any) -> None:
+    def __init__(self, ddp: "JoinsUneven") -> None:
         super().__init__()
         self._ddp = ddp
 
@@ -29,3 +34,91 @@ class DataParallelJoinHook(JoinHook):
     def post_hook(self, is_last_joiner: bool) -> None:  # noqa: FBT001 - torch's signature
         """All ranks end with the model of one that had inputs to the end."""
         self._ddp.sync_final_model(is_last_joiner=is_last_joiner)
+
+
+class JoinsUneven(Joinable):
+    """The part of a data-parallel module that Join talks to; what it uses of the rest stands at its top."""
+
+    module: torch.nn.Module
+    reducer: "Reducer"
+    process_group: dist.ProcessGroup
+    device: torch.device
+    forward_sync_buffers: bool
+    require_forward_param_sync: bool
+    sends_buffers: Callable[..., bool]
+    send_state: Callable[..., None]
+    log: Any
+
+    def join(
+        self,
+        divide_by_initial_world_size: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        enable: bool = True,  # noqa: FBT001, FBT002
+        throw_on_early_termination: bool = False,  # noqa: FBT001, FBT002
+    ) -> Join:
+        """Context in which ranks may run out of inputs at different times.
+
+        Args:
+            divide_by_initial_world_size: Whether averages are over all ranks; else over those that have inputs.
+            enable: False: does nothing.
+            throw_on_early_termination: Whether all ranks raise once the first has run out.
+        """
+        return Join(
+            [self],
+            enable,
+            throw_on_early_termination,
+            divide_by_initial_world_size=divide_by_initial_world_size,
+        )
+
+    def join_hook(self, **kwargs: Any) -> UnevenJoinHook:
+        """What a rank without inputs does; takes `divide_by_initial_world_size` as `join` does."""
+        self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
+        self.log.uneven_inputs = True
+        return UnevenJoinHook(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        """Where Join's own collectives have their tensors."""
+        return self.device
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        """The ranks that join."""
+        return self.process_group
+
+    def rank_counter(self, presence: dist.Work | None) -> Callable[[], int] | None:
+        """How to tell the number of ranks that have inputs; None: averages are over all.
+
+        Args:
+            presence: The collective by which Join counts them. None: no Join is active.
+        """
+        if presence is None or self._divide_by_initial_world_size:
+            return None
+
+        def count() -> int:
+            presence.wait()
+            return int(presence.get_future().value()[0].item())
+
+        return count
+
+    def agree_on_averaging(self, *, wanted: bool) -> bool:
+        """Whether any rank averages the gradients of the coming backward pass."""
+        wishes = torch.tensor([float(wanted)], device=self.device)
+        dist.all_reduce(wishes, group=self.process_group)
+        return bool(wishes.item())
+
+    def agree_on_rank(self, *, candidate: bool) -> int:
+        """The highest rank among the candidates."""
+        rank = torch.tensor([dist.get_rank(self.process_group) if candidate else -1], device=self.device)
+        dist.all_reduce(rank, op=dist.ReduceOp.MAX, group=self.process_group)
+        return int(rank.item())
+
+    def shadow_buffer_sync(self) -> None:
+        """For a rank without inputs: take part in the broadcast before the others' forward pass."""
+        if self.sends_buffers(after_forward=False):
+            source = self.agree_on_rank(candidate=False)
+            broadcast_coalesced(list(synchronized_buffers(self.module).values()), self.process_group, source=source)
+
+    def sync_final_model(self, *, is_last_joiner: bool) -> None:
+        """Give all ranks the model of one that had inputs to the end."""
+        self._authoritative_rank = self.agree_on_rank(candidate=is_last_joiner)
+        self.send_state(source=self._authoritative_rank, with_buffers=self.forward_sync_buffers)

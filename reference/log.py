@@ -190,16 +190,18 @@ def _buckets(reducer: Any) -> Data:
     def listed(sizes: Any) -> str:
         return ", ".join(map(str, sizes))
 
-    unused = sum(size_bytes(parameter) for parameter in reducer.unused_parameters())
+    unused = sum(size_bytes(reducer._parameters[index]) for index in reducer.usage.unused)
     data: Data = {
-        "bucket_sizes": listed(reducer.initial_sizes_bytes),
+        "bucket_sizes": listed(reducer.layout.initial_sizes_bytes),
         "num_buckets_reduced": reducer.reduced_buckets,
-        "has_rebuilt_buckets": int(reducer.rebuilt),
+        "has_rebuilt_buckets": int(reducer.layout.rebuilt),
         "can_set_static_graph": int(reducer.usage.is_static),
         "unused_parameter_size": unused,
         "prev_iteration_grad_ready_order_indices": listed(reducer.ready_order),
     }
-    if reducer.rebuilt:
-        data["rebuilt_bucket_sizes"] = listed(bucket.size_bytes for bucket in reducer.buckets)
-        data["rebuilt_per_bucket_param_indices"] = listed(" ".join(map(str, indices)) for indices in reducer.layout)
+    if reducer.layout.rebuilt:
+        data["rebuilt_bucket_sizes"] = listed(bucket.size_bytes for bucket in reducer.layout.buckets)
+        data["rebuilt_per_bucket_param_indices"] = listed(
+            " ".join(map(str, indices)) for indices in reducer.layout.indices
+        )
     return data

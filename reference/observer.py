@@ -8,7 +8,10 @@ Future = torch.futures.Future[Any]
 
 
 class Observer:
-    """Told of a reducer's steps, by parameter index and bucket index; every method is a no-op, override what you need."""
+    """Told of a reducer's steps, by parameter and bucket index; every method is a no-op, override what you need."""
+
+    watches_parameters = False
+    """Whether `parameter_ready` is called: that is the one step that costs time for every gradient."""
 
     def forward_started(self) -> None:
         """A forward pass begins whose gradients will be averaged."""
@@ -36,9 +39,6 @@ class Observer:
 
     def bucket_copied_out(self, bucket: int) -> None:
         """The bucket's averages are in the gradients."""
-
-    def rebuilt(self) -> None:
-        """The reducer has new buckets."""
 
     def failed(self, message: str) -> None:
         """The reducer is about to raise an error."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 KEPT = 256
 """Launches a rank remembers in the store."""
@@ -60,7 +61,7 @@ class CheckedLaunchOrder(LaunchOrder):
         # Ranks create their reducers of a group in the same order, so counting tells them apart.
         self._created[group.group_name] += 1
         prefix = f"ddplab/order/{self._created[group.group_name]}"
-        self._store = dist.PrefixStore(prefix, dist.distributed_c10d._get_process_group_store(group))
+        self._store = PrefixStore(prefix, dist.distributed_c10d._get_process_group_store(group))
         self._rank = dist.get_rank(group)
         self._launches = 0
 

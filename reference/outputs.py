@@ -67,7 +67,7 @@ def through_sink(output: Any, on_backward: Callable[[], None], *, clone: bool = 
     inputs = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
     if not inputs:
         return output
-    passed = iter(_Sink.apply(on_backward, clone, *inputs))
+    passed = iter(_Sink.apply(on_backward, clone, *inputs))  # type: ignore[no-untyped-call]
     return map_tensors(lambda tensor: tensor if tensor.grad_fn is None else next(passed), output)
 
 

@@ -1,10 +1,7 @@
 """Which of a module's tensors data parallelism is about, in the order that gives them their index."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node, get_gradient_edge
 
 
 def ignored_names(module: nn.Module) -> frozenset[str]:
@@ -53,8 +50,3 @@ def size_bytes(tensor: Tensor) -> int:
 def bucket_key(tensor: Tensor) -> tuple[torch.dtype, torch.device]:
     """What tensors must share to share a bucket."""
     return tensor.dtype, tensor.device
-
-
-def accumulators(parameters: Iterable[nn.Parameter]) -> list[Node]:
-    """The autograd node that accumulates each parameter's gradient. A parameter only has it while someone holds it."""
-    return [get_gradient_edge(parameter).node for parameter in parameters]

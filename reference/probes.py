@@ -117,6 +117,8 @@ def watch_our_buckets(ddp: DistributedDataParallel, marks: Marks) -> Iterator[No
 
 
 class _BucketObserver(Observer):
+    watches_parameters = True
+
     def __init__(self, marks: Marks) -> None:
         self._marks = marks
         self._ready: dict[int, int] = {}
@@ -190,7 +192,7 @@ class _LayoutReader:
 
     def __call__(self) -> Layout | None:
         if isinstance(self._module, DistributedDataParallel):
-            return self._module.reducer.layout
+            return self._module.reducer.layout.indices
         if not isinstance(self._module, TorchDDP):
             return None
         rebuilt = self._module._has_rebuilt_buckets

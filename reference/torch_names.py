@@ -12,9 +12,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.algorithms.ddp_comm_hooks.optimizer_overlap_hooks import _apply_optim_in_backward_hook
-from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
+from torch._C._distributed_c10d import BuiltinCommHookType, Logger, Reducer
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, optimizer_overlap_hooks
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from .bucketing import MIB, bucket_caps
@@ -32,9 +31,8 @@ class ReducerNames:
         return self.usage.is_static  # type: ignore[no-any-return]
 
     def _run_allreduce_hook(self: Any, bucket: Any) -> "torch.futures.Future[Any]":
-        work = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
-        assert work is not None
-        return work.get_future()
+        work: Any = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
+        return work.get_future()  # type: ignore[no-any-return]
 
     def _set_optimizer_in_backward(self: Any) -> None:
         self.optimizers_in_backward = True
@@ -42,6 +40,8 @@ class ReducerNames:
 
 class DataParallelNames:
     """What is asked of the module itself."""
+
+    buffer_hook: BufferHook | None
 
     @property
     def broadcast_buffers(self: Any) -> bool:
@@ -75,7 +75,7 @@ class DataParallelNames:
 
     @property
     def _has_rebuilt_buckets(self: Any) -> bool:
-        return self.reducer.rebuilt  # type: ignore[no-any-return]
+        return self.reducer.layout.rebuilt  # type: ignore[no-any-return]
 
     @property
     def broadcast_bucket_size(self) -> int:
@@ -92,8 +92,8 @@ class DataParallelNames:
         """A logger of torch's own, for its functions that report an error to one."""
         if "torch_logger" not in self.__dict__:
             dummy = nn.Parameter(torch.empty(1))  # torch's logger needs torch's reducer, and that a parameter
-            self.__dict__["torch_reducer"] = dist.Reducer([dummy], [[0]], [1], self.process_group)
-            self.__dict__["torch_logger"] = dist.Logger(self.__dict__["torch_reducer"])
+            self.__dict__["torch_reducer"] = Reducer([dummy], [[0]], [1], self.process_group)
+            self.__dict__["torch_logger"] = Logger(self.__dict__["torch_reducer"])
         return self.__dict__["torch_logger"]
 
     def _get_ddp_logging_data(self: Any) -> dict[str, str | int]:
@@ -121,10 +121,10 @@ class DataParallelNames:
     def _set_ddp_sink_clone(self: Any, val: bool) -> None:  # noqa: FBT001 - torch's signature
         self.sink_clones = val
 
-    def _register_builtin_comm_hook(self: Any, comm_hook_type: dist.BuiltinCommHookType) -> None:
-        hooks: dict[dist.BuiltinCommHookType, Callable[..., Any]] = {
-            dist.BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
-            dist.BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+    def _register_builtin_comm_hook(self: Any, comm_hook_type: BuiltinCommHookType) -> None:
+        hooks: dict[BuiltinCommHookType, Callable[..., Any]] = {
+            BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
+            BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
         }
         self.reducer.register_comm_hook(self.process_group, hooks[comm_hook_type])
         self.log.comm_hook = str(comm_hook_type)
@@ -153,19 +153,26 @@ class DataParallelNames:
     def _register_fused_optim(
         self: Any, optim: type, *args: Any, optim_params: list[Tensor] | None = None, **kwargs: Any
     ) -> None:
-        from torch.distributed.algorithms._optimizer_overlap import _as_overlapped_optim  # noqa: PLC0415 - slow
+        from torch.distributed.algorithms._optimizer_overlap import optimizer_overlap  # imports all optimisers
 
-        _as_overlapped_optim(optim, optim_params, *args, **kwargs).register_ddp(self)
+        optimizer_overlap._as_overlapped_optim(optim, optim_params, *args, **kwargs).register_ddp(self)
 
     def _setup_in_backward_optimizers(self: Any) -> None:
         """Have optimisers that run in the backward pass run after the averaging, not after the accumulation."""
         parameters = [p for p in trainable_parameters(self.module).values() if hasattr(p, "_in_backward_optimizers")]
         if not parameters:
             return
+        # Imported here, where the user's script has done so already: it takes a second, and warns.
+        from torch.distributed.optim.apply_optimizer_in_backward import (
+            param_to_optim_hook_handle_map,
+        )
+
         for parameter in parameters:
             for handle in param_to_optim_hook_handle_map.get(parameter, []):
                 handle.remove()
-        hook = _apply_optim_in_backward_hook(gradient_is_bucket_view=self.gradient_as_bucket_view)
+        hook = optimizer_overlap_hooks._apply_optim_in_backward_hook(
+            gradient_is_bucket_view=self.gradient_as_bucket_view
+        )
         self.register_comm_hook(weakref.ref(self), hook)
         self.reducer._set_optimizer_in_backward()
 

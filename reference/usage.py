@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import Node, get_gradient_edge
 
+from .layout import Features
+
 
 class EveryParameter:
     """Every parameter gets exactly one gradient in each backward pass."""
@@ -31,11 +33,17 @@ class EveryParameter:
     def forward_done(self, outputs: Iterable[Tensor]) -> None:
         """A forward pass whose gradients will be averaged has returned these tensors."""
 
-    def arrived(self, index: int, *, defined: bool, expected: bool) -> None:
-        """A gradient has been accumulated, or an undefined one passed; `expected`: to be averaged."""
+    def arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001 - in every hook
+        """A gradient has been accumulated.
 
-    def gradients_to_come(self, index: int) -> int:
-        """How many more gradients of this parameter follow the one that arrived; negative: that was one too many."""
+        Args:
+            index: Of its parameter.
+            gradient: What was added. None: an undefined one passed, nothing was added.
+            expected: Whether it is to be averaged.
+
+        Returns:
+            How many more gradients of this parameter are to come; negative: that was one too many.
+        """
         return 0
 
     def launched_all(self) -> None:
@@ -109,10 +117,11 @@ class FoundInGraph(EveryParameter):
         self.is_static = self.is_static and (not self._searched or unused == self.unused)
         self.unused, self._searched = unused, True
 
-    def arrived(self, index: int, *, defined: bool, expected: bool) -> None:
+    def arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001
         """Note the use, also under no_sync: what accumulates there will be averaged, used or not in the end."""
-        if defined:
+        if gradient is not None:
             self.used.add(index)
+        return 0
 
     def launched_all(self) -> None:
         """Exchange the ranks' uses."""
@@ -148,18 +157,16 @@ class StaticGraph(EveryParameter):
         """Expect as many gradients as in the first iteration."""
         self._left = Counter(self._times)
 
-    def arrived(self, index: int, *, defined: bool, expected: bool) -> None:
-        """Count, in the first iteration."""
-        if self.launches_during_backward:
-            return
-        if defined:
-            self.used.add(index)
+    def arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001
+        """Count in the first iteration, count down in the others."""
+        if not self.launches_during_backward:
+            if gradient is not None:
+                self.used.add(index)
+            if expected:
+                self._times[index] += 1
+            return 1  # all are launched at the end
         if expected:
-            self._times[index] += 1
-
-    def gradients_to_come(self, index: int) -> int:
-        """See `EveryParameter.gradients_to_come`."""
-        self._left[index] -= 1
+            self._left[index] -= 1
         return self._left[index]
 
     def launched_all(self) -> None:
@@ -196,3 +203,14 @@ def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[
                 found.add(indices[node])
             waiting.extend(following for following, _ in node.next_functions if following is not None)
     return frozenset(found)
+
+
+def make_usage(
+    features: Features, accumulators: Sequence[Node], device: torch.device, group: dist.ProcessGroup
+) -> EveryParameter:
+    """The rule that the features ask for; a static graph needs no search."""
+    if features.static_graph:
+        return StaticGraph(UsedMap(len(accumulators), device, group))
+    if features.find_unused_parameters:
+        return FoundInGraph(accumulators, UsedMap(len(accumulators), device, group))
+    return EveryParameter()

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from reference.data_parallel import DistributedDataParallel, NaiveDataParallel
-from reference.recorder import record
 from reference.observer import Observer
+from reference.recorder import record
 from reference.trace import Trace
 
 from .strategies import ModelSpec
@@ -169,7 +169,7 @@ def watch_rebuild(rank: int, world_size: int, spec: ModelSpec, cap_mb: float | N
     for batch in integer_batches(spec, world_size, iterations):
         output = ddp(batch[rank])
         ddp.module.use_order = ddp.module.use_order[1:] + ddp.module.use_order[:1]
-        layouts.append(ddp.reducer.layout)
+        layouts.append(ddp.reducer.layout.indices)
         output.mean().backward()
     return layouts
 

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket as TorchGradBucket
 
-from ..bucket import Bucket
+from ..bucket import Bucket  # noqa: TID252 - relative inside a package
 
 Hook = Callable[[Any, Any], "torch.futures.Future[Any]"]
 """`hook(state, bucket: GradBucket)`; returns a future of a tensor as long as `bucket.buffer()`."""
@@ -71,7 +71,7 @@ def check_hook(hook: object) -> None:
     bucket = signature.parameters.get("bucket")
     if bucket is None:
         raise ValueError(f"Communication hook: expected a parameter called bucket, got {hook!r}{signature}")
-    if bucket.annotation not in (inspect.Parameter.empty, dist.GradBucket, GradBucket, "dist.GradBucket"):
+    if bucket.annotation not in (inspect.Parameter.empty, TorchGradBucket, GradBucket, "dist.GradBucket"):
         raise ValueError(
             f"Communication hook: bucket annotation should be dist.GradBucket, got {bucket.annotation!r}"
         )
