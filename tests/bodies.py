@@ -3,6 +3,7 @@
 import itertools
 import os
 import time
+import warnings
 from contextlib import nullcontext
 
 import torch
@@ -15,6 +16,7 @@ from reference.observer import Observer
 from reference.recorder import record
 from reference.trace import Trace
 
+from . import scenarios
 from .strategies import ModelSpec
 
 TorchDDP = nn.parallel.DistributedDataParallel
@@ -434,3 +436,25 @@ def return_unpicklable(_rank: int, _world_size: int) -> object:
 
 def return_tensor(rank: int, _world_size: int) -> Tensor:
     return torch.full((3,), float(rank))
+
+
+def run_scenario(rank: int, _world_size: int, case: str) -> tuple[list, list]:
+    """What a scenario sees under our class and under torch's."""
+    scenario = scenarios.CASES[case]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return scenario(DistributedDataParallel, rank), scenario(TorchDDP, rank)
+
+
+def assert_same(got: object, expected: object) -> None:
+    """Equal to the bit, however nested."""
+    if isinstance(expected, list | tuple):
+        assert len(got) == len(expected)
+        for a, b in zip(got, expected, strict=True):
+            assert_same(a, b)
+    elif isinstance(expected, Tensor):
+        assert isinstance(got, Tensor)
+        assert got.stride() == expected.stride()
+        assert torch.equal(got, expected), f"{got} is not {expected}"
+    else:
+        assert got == expected

@@ -1,0 +1,435 @@
+"""What a training script may do with a data-parallel module; each scenario runs alike under our class and torch's.
+
+A scenario gets `wrap(module, **options)` and its rank, and returns what it saw: gradients, parameters, texts. On two
+ranks a sum has one order, so both classes must see the same bits.
+"""
+
+import copy
+import dataclasses
+import io
+from collections import namedtuple
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel.distributed import _BufferCommHookLocation
+from torch.utils.checkpoint import checkpoint
+
+Wrap = Callable[..., nn.Module]
+Pair = namedtuple("Pair", ["used", "ignored"])
+
+
+@dataclasses.dataclass
+class Outputs:
+    """What a module may return; torch's class finds the tensors in it, but passes none of them to its sink."""
+
+    used: Tensor
+    ignored: Tensor
+
+
+def gradients(module: nn.Module) -> list[Tensor | None]:
+    return [None if p.grad is None else p.grad.detach().clone() for p in module.parameters()]
+
+
+def batch(rank: int, *shape: int, step: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def linears(*widths: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)))
+
+
+def train(
+    ddp: nn.Module,
+    rank: int,
+    *,
+    steps: int = 4,
+    loss: Callable[[Any], Tensor] = lambda output: output.square().mean(),
+    shape: tuple[int, ...] = (3, 4),
+    set_to_none: bool = True,
+) -> list:
+    """Gradients of each step and the parameters at the end."""
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    seen = []
+    for step in range(steps):
+        optimizer.zero_grad(set_to_none=set_to_none)
+        loss(ddp(batch(rank, *shape, step=step))).backward()
+        seen.append(gradients(ddp))
+        optimizer.step()
+    return [*seen, [p.detach().clone() for p in ddp.parameters()]]
+
+
+class Branches(nn.Module):
+    """Uses layer a, b or both, as told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, which: str) -> Tensor:
+        h = self.first(x)
+        return sum(getattr(self, name)(h) for name in which)
+
+
+def branches(wrap: Wrap, rank: int, *, whiches: tuple[tuple[str, str], ...], set_to_none: bool = True) -> list:
+    """Different branches, by step and rank; what no rank used keeps its gradient, also None."""
+    ddp = wrap(Branches(), find_unused_parameters=True)
+    seen = []
+    for step, which in enumerate(whiches):
+        ddp.zero_grad(set_to_none=set_to_none)
+        ddp(batch(rank, 3, 4, step=step), which[rank]).square().mean().backward()
+        seen.append(gradients(ddp))
+    return seen
+
+
+class Nested(nn.Module):
+    """Returns two outputs in a structure; the second will take no part in the loss."""
+
+    def __init__(self, structure: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.structure = structure
+        self.a, self.b = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        used, ignored = self.a(x), self.b(x)
+        return {
+            "tuple": (used, (ignored, 3)),
+            "list": [used, [ignored, None]],
+            "dict": {"used": used, "more": {"ignored": ignored}},
+            "namedtuple": Pair(used, [ignored]),
+            "dataclass": Outputs(used, ignored),
+        }[self.structure]
+
+
+def output_unused_in_loss(wrap: Wrap, rank: int, *, structure: str) -> list:
+    ddp = wrap(Nested(structure), find_unused_parameters=True)
+
+    def loss(output: Any) -> Tensor:
+        used = output["used"] if structure == "dict" else getattr(output, "used", None)
+        return (output[0] if used is None else used).square().mean()
+
+    return [type(ddp(batch(rank, 3, 4))).__name__, *train(ddp, rank, loss=loss)]
+
+
+class Checkpointed(nn.Module):
+    """Runs its layers under activation checkpointing, as often as told, perhaps with weights in common."""
+
+    def __init__(self, *, reentrant: bool, times: int, shared: bool, unused: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.reentrant, self.times = reentrant, times
+        self.first, self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        if shared:
+            self.b.weight = self.a.weight
+        if unused:
+            self.forgotten = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for _ in range(self.times):
+            for layer in (self.a, self.b):
+                x = checkpoint(layer, x, use_reentrant=self.reentrant).relu()
+        return x
+
+
+def checkpoints(wrap: Wrap, rank: int, *, static: bool, find_unused: bool = False, **how: Any) -> list:
+    ddp = wrap(Checkpointed(**how), static_graph=static, find_unused_parameters=find_unused)
+    return train(ddp, rank)
+
+
+def mixed(wrap: Wrap, rank: int, *, set_to_none: bool = True, **options: Any) -> list:
+    """Parameters of two dtypes, frozen, tied, without elements, complex."""
+
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4).double()
+            self.tied = nn.Linear(4, 4)
+            self.tied.weight = self.a.weight
+            self.frozen = nn.Linear(4, 4).requires_grad_(False)
+            self.empty = nn.Parameter(torch.zeros(0, 3))
+            self.complex = nn.Parameter(torch.randn(4, dtype=torch.complex64))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.frozen(self.tied(self.a(x)))
+            x = self.b(x.double()) + self.empty.sum()
+            return (x * self.complex).abs()
+
+    return train(wrap(Mixed(), bucket_cap_mb=1e-4, **options), rank, set_to_none=set_to_none)
+
+
+def ignored(wrap: Wrap, rank: int) -> list:
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    torch.manual_seed(rank)
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    module._ddp_params_and_buffers_to_ignore = ["0.weight", "1.running_mean"]
+    ddp = wrap(module)
+    return [*train(ddp, rank), *module.buffers()]
+
+
+def sparse(wrap: Wrap, rank: int, *, kind: str, empty_on: int | None = None, **options: Any) -> list:
+    """Gradients of an embedding, on one rank perhaps without a single index."""
+    torch.manual_seed(0)
+    embedding = {"embedding": nn.Embedding, "bag": nn.EmbeddingBag}[kind](6, 3, sparse=True)
+    module = nn.ModuleList([embedding, nn.Linear(3, 2)])
+    bags = (torch.tensor([0]),) if kind == "bag" else ()
+    module.forward = lambda indices: module[1](embedding(indices, *bags)).square().sum() + 0 * module[1].bias.sum()
+    ddp = wrap(module, **options)
+    seen = []
+    for step in range(3):
+        ddp.zero_grad()
+        count = 0 if rank == empty_on else 2 + rank + step
+        indices = torch.arange(count) % 6
+        ddp(indices).backward()
+        seen.append([g.to_dense() for g in gradients(ddp)])
+    return seen
+
+
+def several_forwards(wrap: Wrap, rank: int, **options: Any) -> list:
+    """Two forward passes, then one backward pass over both."""
+    ddp = wrap(linears(4, 4, 2), **options)
+    seen = []
+    for step in range(3):
+        ddp.zero_grad()
+        (ddp(batch(rank, 3, 4, step=step)).sum() + ddp(batch(rank, 2, 4, step=step)).square().sum()).backward()
+        seen.append(gradients(ddp))
+    return seen
+
+
+def several_backwards(wrap: Wrap, rank: int, **options: Any) -> list:
+    """Two backward passes after one forward pass: only the first is averaged."""
+    ddp = wrap(linears(4, 4, 2), **options)
+    seen = []
+    for step in range(3):
+        ddp.zero_grad()
+        loss = ddp(batch(rank, 3, 4, step=step)).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        seen.append(gradients(ddp))
+    return seen
+
+
+def backward_in_parts(wrap: Wrap, rank: int) -> list:
+    """Two losses with a backward pass each, which only together reach all parameters."""
+    ddp = wrap(Nested("tuple"))
+    seen = []
+    for step in range(3):
+        ddp.zero_grad()
+        used, (other, _) = ddp(batch(rank, 3, 4, step=step))
+        used.square().mean().backward(retain_graph=True)
+        other.square().mean().backward()
+        seen.append(gradients(ddp))
+    return seen
+
+
+def higher_order(wrap: Wrap, rank: int) -> list:
+    """create_graph: the second derivative is that of the local graph."""
+    ddp = wrap(nn.Sequential(*linears(4, 4, 2), nn.Sigmoid()))
+    x = batch(rank, 3, 4).requires_grad_()
+    ddp(x).sum().backward(create_graph=True)
+    return [*gradients(ddp), x.grad.detach()]
+
+
+def no_gradient_outputs(wrap: Wrap, rank: int, **options: Any) -> list:
+    """Some outputs, or all of a pass, need no gradient."""
+    torch.manual_seed(0)
+    module = nn.Linear(4, 2)
+    inner = module.forward
+    module.forward = lambda x: (inner(x), inner(x).detach(), x)
+    ddp = wrap(module, **options)
+    seen = []
+    for step in range(3):
+        with torch.no_grad():
+            ddp(batch(rank, 3, 4))
+        ddp.eval()(batch(rank, 3, 4))
+        ddp.train().zero_grad()
+        output = ddp(batch(rank, 3, 4, step=step))
+        output[0].square().mean().backward()
+        seen += [gradients(ddp), [part.requires_grad for part in output]]
+    return seen
+
+
+def functional(wrap: Wrap, rank: int) -> list:
+    """Called with other parameters: then those get the gradients, and nothing is averaged."""
+    ddp = wrap(linears(4, 2))
+    others = {f"module.{name}": torch.ones_like(p).requires_grad_() for name, p in ddp.module.named_parameters()}
+    torch.func.functional_call(ddp, others, batch(rank, 3, 4)).sum().backward()
+    return [*(p.grad for p in others.values()), *train(ddp, rank)]
+
+
+def autocast(wrap: Wrap, rank: int) -> list:
+    ddp = wrap(linears(4, 4, 2))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    seen = []
+    for step in range(3):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = ddp(batch(rank, 3, 4, step=step)).square().mean()
+        scaler.scale(loss).backward()
+        seen.append(gradients(ddp))
+        scaler.step(optimizer)
+        scaler.update()
+    return [*seen, [p.detach().clone() for p in ddp.parameters()]]
+
+
+def copied(wrap: Wrap, rank: int, *, how: str) -> list:
+    """A deep copy or a pickle trains on like the original."""
+    ddp = wrap(linears(4, 4, 2), bucket_cap_mb=1e-4)
+    before = train(ddp, rank, steps=2)
+    if how == "deepcopy":
+        twin = copy.deepcopy(ddp)
+    else:
+        file = io.BytesIO()
+        torch.save(ddp, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    return [before, train(twin, rank), train(ddp, rank)]
+
+
+def buffers(wrap: Wrap, rank: int, **options: Any) -> list:
+    """Running statistics over passes with and without averaging, evaluation in between."""
+    torch.manual_seed(rank)
+    ddp = wrap(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), **options)
+    seen = []
+    for step in range(6):
+        with ddp.no_sync() if step in (2, 3) else nullcontext():
+            ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
+        seen.append([buffer.clone() for buffer in ddp.buffers()])
+        if step == 4:
+            with torch.no_grad():
+                ddp(batch(rank, 3, 4))
+    return seen
+
+
+def buffer_hook(wrap: Wrap, rank: int, *, after: bool, futures: bool) -> list:
+    """A user's hook adds up buffers over the ranks."""
+    ddp = wrap(nn.Sequential(*linears(4, 4), nn.BatchNorm1d(4)))
+
+    def hook(state: Any, named: dict[str, Tensor]) -> Any:
+        state.append(sorted(named))
+        works = [torch.distributed.all_reduce(named["1.running_mean"], async_op=True).get_future()]
+        return works if futures else torch.futures.wait_all(works) and None
+
+    calls: list = []
+    location = _BufferCommHookLocation.POST_FORWARD if after else _BufferCommHookLocation.PRE_FORWARD
+    ddp._register_buffer_comm_hook(calls, hook, location)
+    seen = []
+    for step in range(3):
+        ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
+        seen.append([buffer.clone() for buffer in ddp.buffers()])
+    return [*seen, calls]
+
+
+def user_hooks(wrap: Wrap, rank: int, **options: Any) -> list:
+    """Hooks on gradients that a script registers run before the averaging."""
+
+    def clamp(parameter: Tensor) -> None:
+        parameter.grad.clamp_(-0.01, 0.01)
+
+    ddp = wrap(linears(4, 200, 100), **options)
+    for parameter in ddp.parameters():
+        parameter.register_hook(lambda gradient: 2 * gradient)
+        parameter.register_post_accumulate_grad_hook(clamp)
+    return train(ddp, rank)
+
+
+def comm_hook(wrap: Wrap, rank: int, *, how: str, **options: Any) -> list:
+    """A hook that overwrites the buffer, or returns a new tensor."""
+    ddp = wrap(linears(4, 4, 2), bucket_cap_mb=1e-4, **options)
+
+    def hook(state, bucket):  # unannotated, as torch's class wants torch's GradBucket
+        buffer = bucket.buffer() if how == "in place" else bucket.buffer().clone()
+        state.append((bucket.index(), bucket.is_last(), [tuple(g.shape) for g in bucket.gradients()]))
+        future = torch.distributed.all_reduce(buffer, async_op=True).get_future()
+        return future.then(lambda done: done.value()[0].mul_(0.25))
+
+    calls: list = []
+    ddp.register_comm_hook(calls, hook)
+    return [*train(ddp, rank), calls]
+
+
+def uneven(wrap: Wrap, rank: int, *, divide: bool, **options: Any) -> list:
+    """Rank 0 runs out of inputs first."""
+    ddp = wrap(nn.Sequential(*linears(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), bucket_cap_mb=1e-4, **options)
+    with ddp.join(divide_by_initial_world_size=divide):
+        seen = train(ddp, rank, steps=2 + 3 * rank)
+    return [*seen, [p.detach().clone() for p in ddp.parameters()], list(ddp.buffers())]
+
+
+BOTH_ZEROS = [{"set_to_none": True}, {"set_to_none": False}]
+MODES: list[dict[str, Any]] = [{}, {"gradient_as_bucket_view": True}, {"batched_grad_copy": True}]
+UNUSED: list[dict[str, Any]] = [
+    {"whiches": (("a", "a"), ("b", "b"), ("a", "b"), ("ab", "a"))},
+    {"whiches": (("ab", "ab"), ("a", "b"), ("b", "a"), ("a", "a"), ("b", "b")), "set_to_none": False},
+]
+CHECKPOINTS: list[dict[str, Any]] = [
+    {"static": False, "reentrant": False, "times": 1, "shared": False, "unused": False},
+    {"static": False, "reentrant": True, "times": 1, "shared": False, "unused": False},
+    {"static": False, "reentrant": False, "times": 2, "shared": True, "unused": False},
+    {"static": False, "reentrant": False, "times": 1, "shared": False, "unused": True, "find_unused": True},
+    *(
+        {"static": True, "reentrant": reentrant, "times": times, "shared": shared, "unused": unused}
+        for reentrant in (False, True)
+        for times, shared, unused in ((1, False, True), (2, False, False), (1, True, False), (2, True, True))
+    ),
+]
+
+
+def _cases(scenario: Callable[..., list], *argument_sets: dict[str, Any], modes: bool = False) -> dict[str, Callable]:
+    found = {}
+    for mode in MODES if modes else [{}]:
+        for arguments in argument_sets or ({},):
+            every = arguments | mode
+            words = ", ".join(f"{key}={value}" for key, value in every.items())
+            found[f"{scenario.__name__}({words})"] = partial(scenario, **every)
+    return found
+
+
+def _in_modes(scenario: Callable[..., list]) -> Callable[..., list]:
+    """A scenario without options of its own, run in another mode: the mode is given to `wrap`."""
+
+    def run(wrap: Wrap, rank: int, mode: dict[str, Any], **arguments: Any) -> list:
+        return scenario(lambda module, **options: wrap(module, **(mode | options)), rank, **arguments)
+
+    run.__name__ = scenario.__name__
+    return run
+
+
+CASES: dict[str, Callable[..., list]] = {
+    **_cases(mixed, *BOTH_ZEROS, modes=True),
+    **_cases(ignored),
+    **_cases(sparse, *({"kind": kind, "empty_on": rank} for kind in ("embedding", "bag") for rank in (None, 0, 1))),
+    **_cases(sparse, {"kind": "embedding"}, modes=True),
+    **_cases(several_forwards, modes=True),
+    **_cases(several_backwards, modes=True),
+    **_cases(backward_in_parts),
+    **_cases(higher_order),
+    **_cases(no_gradient_outputs, {}, {"find_unused_parameters": True}, {"static_graph": True}, modes=True),
+    **_cases(functional),
+    **_cases(autocast),
+    **_cases(copied, {"how": "deepcopy"}, {"how": "pickle"}),
+    **_cases(buffers, {}, {"forward_sync_buffers": False}, {"broadcast_buffers": False}),
+    **_cases(buffer_hook, *({"after": after, "futures": futures} for after in (0, 1) for futures in (0, 1))),
+    **_cases(user_hooks, modes=True),
+    **_cases(comm_hook, {"how": "in place"}, {"how": "new tensor"}, modes=True),
+    **_cases(uneven, {"divide": True}, {"divide": False}, {"divide": True, "find_unused_parameters": True}),
+    **_cases(checkpoints, *CHECKPOINTS),
+    **_cases(
+        output_unused_in_loss, *({"structure": name} for name in ("tuple", "list", "dict", "namedtuple"))
+    ),
+    **{
+        f"{name} {mode}": partial(_in_modes(branches), mode=mode, **arguments)
+        for mode in MODES
+        for arguments in UNUSED
+        for name in (f"branches({arguments['whiches']})",)
+    },
+}
