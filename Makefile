@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test test-torch test-gpu check format bench clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -21,6 +21,12 @@ demo: $(READY)  ## train, record, predict and compare: about 3 minutes, results 
 
 test: $(READY)  ## run the tests
 	$(BIN)/pytest
+
+test-torch: $(READY)  ## torch's own DDP tests with our class in torch's place, all of them: about 2 minutes
+	$(BIN)/python -m tests.torch_suite.run
+
+test-gpu: $(READY)  ## the tests that need a CUDA device; elsewhere they say that they are skipped
+	$(BIN)/pytest -m gpu -rs
 
 check: $(READY)  ## lint, formatting and strict types
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
 """Checks of the gradients that arrive, and of how the user's script calls forward and backward."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -20,6 +20,14 @@ class GradientCheck:
         self._warned_of_graph = False
         self.all_slots = True
         """Whether every gradient is looked at; set it again when the buckets are new."""
+
+    def converted(self, buckets: Sequence[Bucket]) -> str | None:
+        """Whether the module has been converted since it was wrapped; None: no."""
+        for number, bucket in enumerate(buckets):
+            parameter, buffer = bucket.parameters[0], bucket.buffer
+            if parameter.dtype != buffer.dtype or parameter.device != buffer.device:
+                return self._diagnosis.converted(bucket.indices[0], number, parameter, buffer)
+        return None
 
     def complaint(self, bucket: Bucket, number: int) -> str | None:
         """What is wrong with a bucket that is about to be launched; None: nothing. Warns of what is only slow."""

@@ -134,6 +134,13 @@ class Diagnosis:
             f"{_kind(buffer)}, got {_kind(gradient)}. Convert the module before it is wrapped, not after."
         )
 
+    def converted(self, index: int, bucket: int, parameter: Tensor, buffer: Tensor) -> str:
+        """A parameter that is not what it was: autograd does not tell of its gradients any more."""
+        return (
+            f"rank {self._rank}: {self.describe(index)} in bucket {bucket} was wrapped as {_kind(buffer)}, now it is "
+            f"{_kind(parameter)}. Convert the module before it is wrapped, not after."
+        )
+
     def strides(self, index: int, gradient: Tensor, view: Tensor) -> str:
         """A gradient whose memory layout is not its parameter's: right, but slow."""
         return (

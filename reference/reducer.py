@@ -76,7 +76,7 @@ class Reducer(ReducerNames):
             self._parameters, buckets, rebuild_caps_bytes=rebuild_caps_bytes, sparse=sparse, features=features
         )
         self._accumulators = accumulators(self._parameters)
-        self.usage = make_usage(features, self._accumulators, self._parameters[0].device, group)
+        self.usage = make_usage(features, self._parameters, self._accumulators, group)
         self.iterations = 0
         self.ready_order: list[int] = []
         self.reduced_buckets = 0
@@ -91,6 +91,7 @@ class Reducer(ReducerNames):
         self._expecting = False  # gradients that arrive are averaged
         self._began = False  # the backward pass has brought one
         self._reached: frozenset[int] | None = None
+        self._watches: list[Callable[[int], None]] = []
         several_devices = len({parameter.device for parameter in self._parameters}) > 1
         self.detach = listen(self._accumulators, self, threads=several_devices)
         """Stop listening to autograd, for good; happens by itself when the reducer is garbage."""
@@ -110,7 +111,7 @@ class Reducer(ReducerNames):
         if self.iterations > 0:
             self._fail("static_graph should be called before training loop starts, and after the module is wrapped")
         self.features = self.layout.features = replace(self.features, static_graph=True)
-        self.usage = make_usage(self.features, self._accumulators, self._parameters[0].device, self._group)
+        self.usage = make_usage(self.features, self._parameters, self._accumulators, self._group)
 
     # Forward pass
 
@@ -118,9 +119,12 @@ class Reducer(ReducerNames):
         """A forward pass begins; `averaging` tells whether its gradients will be averaged.
 
         Raises:
-            RuntimeError: The last backward pass left gradients out, so its averages never arrived.
+            RuntimeError: The last backward pass left gradients out, so its averages never arrived; or the module
+                has been converted to another dtype or device since it was wrapped.
         """
         self._check_finished()
+        if converted := self._gradients.converted(self.layout.buckets):
+            self._fail(converted)
         if averaging:
             self.iterations += 1
             self._tell("forward_started")

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 
 from .layout import Features
@@ -58,10 +58,11 @@ class EveryParameter:
 
 
 class UsedMap:
-    """How many ranks used each parameter, added up over `group` (torch: `local_used_map`)."""
+    """How many ranks used each of `parameters`, added up over `group` (torch: `local_used_map`)."""
 
-    def __init__(self, count: int, device: torch.device, group: dist.ProcessGroup) -> None:
-        self.tensor = torch.zeros(count, dtype=torch.int32, device=device)
+    def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+        self._parameters = parameters
+        self.tensor = torch.zeros(len(parameters), dtype=torch.int32, device=parameters[0].device)
         """Ranks that used each parameter, int32, as of the last exchange."""
         self._group = group
         self._used: set[int] = set()
@@ -72,7 +73,11 @@ class UsedMap:
         self._used.add(index)
 
     def exchange(self) -> None:
-        """Start to add up; every rank must, in the same order among its collectives."""
+        """Start to add up; every rank must, in the same order among its collectives.
+
+        A gradient that was dropped after it had been accumulated under no_sync counts as never made.
+        """
+        self._used = {index for index in self._used if self._parameters[index].grad is not None}
         used = torch.zeros(len(self.tensor), dtype=torch.int32)
         used[sorted(self._used)] = 1
         self.tensor.copy_(used)
@@ -206,11 +211,11 @@ def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[
 
 
 def make_usage(
-    features: Features, accumulators: Sequence[Node], device: torch.device, group: dist.ProcessGroup
+    features: Features, parameters: Sequence[nn.Parameter], accumulators: Sequence[Node], group: dist.ProcessGroup
 ) -> EveryParameter:
     """The rule that the features ask for; a static graph needs no search."""
     if features.static_graph:
-        return StaticGraph(UsedMap(len(accumulators), device, group))
+        return StaticGraph(UsedMap(parameters, group))
     if features.find_unused_parameters:
-        return FoundInGraph(accumulators, UsedMap(len(accumulators), device, group))
+        return FoundInGraph(accumulators, UsedMap(parameters, group))
     return EveryParameter()

@@ -225,7 +225,7 @@ class HasExtraState(nn.Module):
 
 def values_after_construction(rank: int, _world_size: int) -> list[float]:
     """Parameter and unsaved buffer."""
-    ddp = DistributedDataParallel(HasExtraState(rank + 1), broadcast_buffers=False)
+    ddp = DistributedDataParallel(HasExtraState(rank + 1), forward_sync_buffers=False)
     return [ddp.module.weight[0].item(), ddp.module.passing[0].item()]
 
 
@@ -290,78 +290,6 @@ def outputs_of(rank: int, world_size: int) -> bool:
 
     ddp = DistributedDataParallel(Odd())
     return ddp(scale=2.0) is ddp.module.made
-
-
-class Unused(nn.Module):
-    """A module with a parameter that takes no part in forward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used = nn.Linear(2, 1)
-        self.forgotten = nn.Linear(3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.used(x)
-
-
-class UsesOneOfTwo(nn.Module):
-    """One parameter could get two gradients before the other gets any."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.a * x
-
-
-def message_of_misuse(rank: int, world_size: int, misuse: str) -> str:
-    """What our DDP says to a mistake."""
-    try:
-        if misuse == "unused parameter":
-            ddp = DistributedDataParallel(Unused())
-            for _ in range(2):
-                ddp(torch.ones(1, 2)).sum().backward()
-        elif misuse == "unused parameter, then no_sync":
-            ddp = DistributedDataParallel(Unused())
-            ddp(torch.ones(1, 2)).sum().backward()
-            with ddp.no_sync():
-                ddp(torch.ones(1, 2)).sum().backward()
-        elif misuse == "two backward passes":
-            ddp = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)), bucket_cap_mb=1e-6)
-            first, second = nn.Linear(2, 1), nn.Linear(2, 1)
-            features = ddp.module[0](torch.ones(1, 2))
-            ddp(torch.ones(1, 2))
-            first(features).sum().backward(retain_graph=True)
-            second(features).sum().backward()
-        elif misuse == "different shapes":
-            DistributedDataParallel(nn.Linear(2 + rank, 1))
-        elif misuse == "different counts":
-            DistributedDataParallel(nn.Linear(2, 1, bias=rank == 0))
-        elif misuse == "different buffers":
-            module = nn.Linear(2, 1)
-            module.register_buffer("mask", torch.ones(2 + rank))
-            DistributedDataParallel(module)
-        elif misuse == "different caps":
-            DistributedDataParallel(nn.Linear(2, 1), bucket_cap_mb=1 + rank)
-        elif misuse == "nothing to train on one rank":
-            DistributedDataParallel(nn.Linear(2, 1) if rank == 0 else nn.ReLU())
-        elif misuse == "two gradients for one, none for another":
-            ddp = DistributedDataParallel(UsesOneOfTwo())
-            loss = ddp(torch.ones(2)).sum()
-            loss.backward(retain_graph=True)
-            loss.backward()
-        elif misuse == "nothing to train":
-            DistributedDataParallel(nn.ReLU())
-        elif misuse == "sparse":
-            DistributedDataParallel(nn.Embedding(4, 2, sparse=True))
-        elif misuse == "unknown name in plan":
-            DistributedDataParallel(nn.Linear(2, 1), plan=[["weight", "bia"]])
-        elif misuse == "parameter twice in plan":
-            DistributedDataParallel(nn.Linear(2, 1), plan=[[0, 1], [1]])
-    except (RuntimeError, ValueError) as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
 
 
 def survives_dropping_the_wrapper(rank: int, _world_size: int) -> bool:
@@ -458,3 +386,145 @@ def assert_same(got: object, expected: object) -> None:
         assert torch.equal(got, expected), f"{got} is not {expected}"
     else:
         assert got == expected
+
+
+def run_random_script(rank: int, _world_size: int, *script: object) -> tuple[list, list]:
+    """What a random script sees under our class and under torch's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ours = scenarios.random_script(DistributedDataParallel, rank, *script)
+        return ours, scenarios.random_script(TorchDDP, rank, *script)
+
+
+def layouts_by_iteration(rank: int, _world_size: int, options: dict) -> tuple[list, list]:
+    """Parameter indices by bucket in each iteration, and whether the buckets have been rebuilt."""
+    both = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        ddp = wrapper(mlp((4, 4, 4, 4), torch.float32, 0), **options)
+        index = {id(parameter): number for number, parameter in enumerate(ddp.module.parameters())}
+        seen = []
+        for _ in range(4):
+            loss = ddp(torch.ones(1, 4)).sum()
+            if wrapper is DistributedDataParallel:
+                buckets = [list(indices) for indices in ddp.reducer.layout.indices]
+            else:
+                shadows = ddp.reducer._get_zeros_like_grad_buckets()
+                buckets = [[index[id(parameter)] for parameter in bucket.parameters()] for bucket in shadows]
+            loss.backward()
+            seen.append((buckets, ddp._has_rebuilt_buckets))
+        both.append(seen)
+    return tuple(both)
+
+
+def logging_data(rank: int, _world_size: int, options: dict) -> tuple[dict, dict]:
+    both = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        ddp = wrapper(mlp((4, 4, 4), torch.float32, 0), **options)
+        for _ in range(6):
+            ddp(torch.ones(1, 4)).sum().backward()
+        both.append(ddp._get_ddp_logging_data())
+    return tuple(both)
+
+
+def bytes_of_gradients_and_buckets(rank: int, _world_size: int) -> dict[str, int]:
+    """Bytes of distinct storages that gradients and buckets occupy after three iterations."""
+    found = {}
+    for name, view, to_none in (
+        ("copies", False, True),
+        ("views", True, True),
+        ("views, zeroed in place", True, False),
+    ):
+        ddp = DistributedDataParallel(mlp((4, 200, 200, 4), torch.float32, 0), gradient_as_bucket_view=view)
+        for _ in range(3):
+            ddp.zero_grad(set_to_none=to_none)
+            ddp(torch.ones(2, 4)).sum().backward()
+        tensors = [p.grad for p in ddp.parameters()] + [bucket.buffer for bucket in ddp.reducer.layout.buckets]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        found[name] = sum(storages.values())
+        found["parameters"] = sum(p.numel() * p.element_size() for p in ddp.parameters())
+    return found
+
+
+def exchange_state_with_torch(rank: int, _world_size: int) -> bool:
+    ours = DistributedDataParallel(mlp((4, 4), torch.float32, rank))
+    torchs = TorchDDP(mlp((4, 4), torch.float32, rank + 7))
+    torchs.load_state_dict(ours.state_dict())
+    there = all(map(torch.equal, ours.parameters(), torchs.parameters()))
+    torchs.module[0].weight.data.add_(1)
+    ours.load_state_dict(torchs.state_dict())
+    return there and all(map(torch.equal, ours.parameters(), torchs.parameters()))
+
+
+def buckets_sent_for_unused_parameters(rank: int, _world_size: int) -> tuple[int, int]:
+    """Buckets sent in an iteration that leaves two parameters out, one bucket a parameter: sent all, skipped."""
+    sent = []
+    for skip in (False, True):
+        ddp = DistributedDataParallel(
+            scenarios.Branches(), find_unused_parameters=True, skip_all_reduce_unused_params=skip, bucket_cap_mb=1e-6
+        )
+        for _ in range(2):
+            ddp(torch.ones(1, 4), "a").sum().backward()
+        sent.append(ddp.reducer.reduced_buckets)
+        assert ddp.module.b.weight.grad is None
+    return tuple(sent)
+
+
+def construct_on_one_rank_only(rank: int, _world_size: int) -> list[float] | None:
+    if rank == 0:
+        return None
+    module = nn.Linear(1, 1)
+    for parameter in module.parameters():
+        nn.init.constant_(parameter, float(rank))
+    DistributedDataParallel(module, init_sync=False)
+    return [parameter.item() for parameter in module.parameters()]
+
+
+def train_with_unused_output(rank: int, _world_size: int, structure: str) -> list:
+    return scenarios.output_unused_in_loss(DistributedDataParallel, rank, structure=structure)
+
+
+def drop_accumulated_gradients(rank: int, _world_size: int) -> list[str]:
+    """Rank 1's second parameter is used under no_sync only, and its gradient is dropped."""
+    module = scenarios.Uses((1, 1), 0)
+    for parameter in module.parameters():
+        nn.init.ones_(parameter)
+    ddp = DistributedDataParallel(module, find_unused_parameters=True)
+    x = torch.tensor([[1.0], [1.0]]) * (1 + rank) ** 0.5 * 2**0.5
+    with ddp.no_sync():
+        ddp(x, (1,)).sum().backward()
+    ddp.zero_grad()
+    ddp(x, (0,)).sum().backward()
+    return ["None" if p.grad is None else f"{p.grad.item():.1f}" for p in ddp.parameters()]
+
+
+def second_derivatives(rank: int, _world_size: int) -> tuple[bool, bool]:
+    """d/dw of (w x)^2 is 2 w x^2, averaged; its derivative by w is this rank's 2 x^2."""
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(module.weight)
+    ddp = DistributedDataParallel(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ddp(torch.tensor([[1.0 + rank]])).square().sum().backward(create_graph=True)
+    gradient = module.weight.grad
+    module.weight.grad = None
+    (second,) = torch.autograd.grad(gradient.sum(), module.weight)
+    return gradient.item() == (2 * 1 + 2 * 4) / 2, second.item() == 2 * (1 + rank) ** 2
+
+
+def backward_after_the_next_forward(rank: int, _world_size: int) -> bool:
+    """Scales by a buffer, which the graph saves; the next forward pass overwrites it with rank 0's."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+            self.register_buffer("scale", torch.ones(1))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.weight * self.scale * x
+
+    ddp = DistributedDataParallel(Scaled())
+    first = ddp(torch.ones(1))
+    second = ddp(torch.ones(1))
+    (first + second).sum().backward()
+    return ddp.module.weight.grad.item() == 2

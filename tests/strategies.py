@@ -8,6 +8,8 @@ from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
 from simulator.fabric import Fabric, Linear, Processor, Timing
 from simulator.workload import RankWork
 
+from .scenarios import Step
+
 DTYPES = ("float32", "float64")
 
 
@@ -35,6 +37,25 @@ def model_specs(draw, world_size: int, *, dtypes: tuple[str, ...] = DTYPES) -> M
         use_orders=tuple(tuple(draw(st.permutations(range(count)))) for _ in range(world_size)),
         seed=draw(st.integers(0, 2**31 - 1)),
     )
+
+
+@st.composite
+def scripts(draw, world_size: int, *, any_use: bool) -> tuple[tuple[int, ...], list[Step]]:
+    """Sizes of parameters and steps; without `any_use` each step uses all parameters, in any order.
+
+    ((3, 20000), [Step(used=((0, 1), (1, 0)), averaged=True, zero=None, optimize=True)])
+    """
+    sizes = tuple(draw(st.lists(st.sampled_from([1, 3, 20_000]), min_size=1, max_size=4)))
+    everything = st.permutations(range(len(sizes))).map(tuple)
+    some = everything.flatmap(lambda order: st.integers(1, len(order)).map(lambda count: order[:count]))
+    step = st.builds(
+        Step,
+        used=st.tuples(*[some if any_use else everything] * world_size),
+        averaged=st.booleans(),
+        zero=st.sampled_from([None, True, False]),
+        optimize=st.booleans(),
+    )
+    return sizes, draw(st.lists(step, min_size=1, max_size=6))
 
 
 def caps_mb() -> st.SearchStrategy[float | None]:

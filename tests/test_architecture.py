@@ -16,9 +16,23 @@ LAYERS = {  # each module imports only from those before it
         "bucketing",
         "trace",
         "parameters",
+        "observer",
+        "order",
         "buffers",
         "bucket",
+        "layout",
+        "hooks.grad_bucket",
+        "diagnosis",
+        "checks",
+        "usage",
+        "outputs",
+        "listening",
+        "torch_names",
         "reducer",
+        "arguments",
+        "agreement",
+        "log",
+        "join",
         "data_parallel",
         "marks",
         "probes",
@@ -58,14 +72,20 @@ SHELL = {
 def imports(path: Path) -> set[str]:
     """Modules that a file imports, relative ones by their full name."""
     found = set()
+    package = path.parent.relative_to(ROOT).parts
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            package = [path.parent.name] if node.level else []
-            base = ".".join([*package, *([node.module] if node.module else [])])
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join([*above, *([node.module] if node.module else [])])
             found |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
     return found
+
+
+def dotted(path: Path) -> str:
+    """A file's module name."""
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
 @pytest.mark.parametrize("module", ["simulator", "reference.trace", "reference.bucketing"])
@@ -77,11 +97,16 @@ def test_torch_is_not_loaded_by(module):
 @pytest.mark.parametrize("package", LAYERS)
 def test_arrows_inside_a_package_run_one_way(package):
     modules = LAYERS[package]
-    assert {path.stem for path in (ROOT / package).glob("*.py")} - {"__init__"} == set(modules)
+    files = {dotted(path): path for path in (ROOT / package).rglob("*.py") if path.stem != "__init__"}
+    assert set(files) == {f"{package}.{module}" for module in modules}
     for position, module in enumerate(modules):
-        allowed = {f"{package}.{earlier}" for earlier in modules[:position]}
-        own = {".".join(name.split(".")[:2]) for name in imports(ROOT / package / f"{module}.py") if "." in name}
-        assert {name for name in own if name.startswith(f"{package}.")} <= allowed
+        later = {f"{package}.{name}" for name in modules[position:]}
+        assert not imports(files[f"{package}.{module}"]) & later
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "reference").rglob("*.py")), ids=lambda path: path.stem)
+def test_a_module_of_the_reference_is_read_in_one_sitting(path):
+    assert len(path.read_text().splitlines()) <= 315
 
 
 def test_reference_knows_nothing_of_the_simulator():

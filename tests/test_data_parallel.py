@@ -70,7 +70,7 @@ def test_gradients_of_a_real_model_are_those_of_local_training(ranks, wrapper, w
 @settings(max_examples=25)
 @given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
 def test_gradients_are_exactly_torchs_on_two_ranks(two_ranks, widths, dtype, seed, cap):
-    """A sum of two has one order, so every bit agrees, also where the layouts of iteration 0 differ."""
+    """A sum of two has one order, so every bit agrees, whatever the layouts."""
     ours = two_ranks.run(bodies.train_mlp, "ours", widths, dtype, seed, cap)
     torchs = two_ranks.run(bodies.train_mlp, "torch", widths, dtype, seed, cap)
     for got, expected in zip(ours, torchs, strict=True):
@@ -79,12 +79,12 @@ def test_gradients_are_exactly_torchs_on_two_ranks(two_ranks, widths, dtype, see
 
 @settings(max_examples=25)
 @given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
-def test_gradients_are_exactly_torchs_on_four_ranks_after_the_rebuild(four_ranks, widths, dtype, seed, cap):
-    """Which rank's summand comes first depends on the place in the bucket: equal once the layouts are."""
+def test_gradients_are_exactly_torchs_on_four_ranks(four_ranks, widths, dtype, seed, cap):
+    """Which rank's summand comes first depends on the place in the bucket, so the layouts must be equal too."""
     ours = four_ranks.run(bodies.train_mlp, "ours", widths, dtype, seed, cap)
     torchs = four_ranks.run(bodies.train_mlp, "torch", widths, dtype, seed, cap)
     for got, expected in zip(ours, torchs, strict=True):
-        assert_equal(got[1:], expected[1:])
+        assert_equal(got, expected)
 
 
 def test_gradients_of_channels_last_weights_keep_their_strides(two_ranks):
@@ -126,7 +126,7 @@ def test_buckets_are_rebuilt_once_and_alike_on_every_rank(two_ranks, spec, cap):
 def test_the_rebuild_follows_rank_0s_ready_order(two_ranks):
     spec = ModelSpec(((4,), (4,), (4,)), ("float32",) * 3, ((1, 0, 2), (0, 1, 2)), seed=0)
     layouts = two_ranks.run(bodies.watch_rebuild, spec, 1e-6, 2)
-    assert layouts[0] == layouts[1] == [((2,), (1,), (0,)), ((2,), (0,), (1,))]
+    assert layouts[0] == layouts[1] == [((0, 1, 2),), ((2,), (0,), (1,))]
 
 
 @BOTH_POOLS
@@ -162,42 +162,6 @@ def test_forward_returns_what_the_module_returns(two_ranks):
 
 def test_a_module_outlives_its_wrapper(two_ranks):
     assert all(two_ranks.run(bodies.survives_dropping_the_wrapper))
-
-
-@pytest.mark.parametrize(
-    ("misuse", "says"),
-    [
-        (
-            "unused parameter",
-            "RuntimeError: rank {rank}: the last backward pass produced no gradient for 2 of 4",
-        ),
-        ("unused parameter", "forgotten.weight (parameter 2, shape (1, 3))"),
-        ("unused parameter, then no_sync", "produced no gradient for 2 of 4"),
-        (
-            "two backward passes",
-            "RuntimeError: rank {rank}: 0.bias (parameter 1, shape (2,)) got a second gradient",
-        ),
-        (
-            "different shapes",
-            "RuntimeError: parameter 0 differs between ranks (name, shape, strides, dtype): rank 0",
-        ),
-        ("different counts", "RuntimeError: rank 0 has 2 parameters, rank 1 has 1"),
-        ("different buffers", "RuntimeError: buffer 0 differs between ranks"),
-        ("different caps", "RuntimeError: rank 0 and rank 1 were given different plans or bucket caps"),
-        ("nothing to train on one rank", "ValueError: ReLU has no trainable parameter"),
-        (
-            "two gradients for one, none for another",
-            "RuntimeError: rank {rank}: a (parameter 0, shape (2,)) got a second",
-        ),
-        ("nothing to train", "ValueError: ReLU has no trainable parameter"),
-        ("sparse", "ValueError: sparse gradients cannot be averaged yet: set sparse=False for weight"),
-        ("unknown name in plan", "ValueError: plan: no trainable parameter is called 'bia'"),
-        ("parameter twice in plan", "ValueError: buckets: parameters [1] are in more than one bucket"),
-    ],
-)
-def test_a_mistake_is_named_on_every_rank(two_ranks, misuse, says):
-    for rank, message in enumerate(two_ranks.run(bodies.message_of_misuse, misuse)):
-        assert says.format(rank=rank) in message
 
 
 def test_without_a_process_group_the_error_says_how_to_get_one():

@@ -1,0 +1,302 @@
+"""What a script can do wrong with our data parallelism: each returns normally or raises."""
+
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from reference.data_parallel import DistributedDataParallel
+
+from .scenarios import Branches, Nested
+
+
+class UsesOneOfTwo(nn.Module):
+    """One parameter could get two gradients before the other gets any."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a * x
+
+
+def line() -> nn.Linear:
+    return nn.Linear(2, 1)
+
+
+def x(rows: int = 1, columns: int = 2) -> Tensor:
+    return torch.ones(rows, columns)
+
+
+def unused_in_forward(_rank: int) -> None:
+    ddp = DistributedDataParallel(Branches())
+    for _ in range(2):
+        ddp(x(1, 4), "a").sum().backward()
+
+
+def unused_in_forward_later(_rank: int) -> None:
+    ddp = DistributedDataParallel(Branches())
+    for which in ("ab", "ab", "a", "a"):
+        ddp(x(1, 4), which).sum().backward()
+
+
+def unused_then_no_sync(rank: int) -> None:
+    ddp = DistributedDataParallel(Branches())
+    ddp(x(1, 4), "a").sum().backward()
+    with ddp.no_sync():
+        ddp(x(1, 4), "a").sum().backward()
+
+
+def output_unused_in_loss(_rank: int) -> None:
+    ddp = DistributedDataParallel(Nested("tuple"))
+    for _ in range(2):
+        ddp(x(1, 4))[0].sum().backward()
+
+
+class Opaque:
+    """A return value in which nobody finds the tensors."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = tensors
+
+
+def output_not_found(_rank: int) -> None:
+    module = Nested("tuple")
+    inner = module.forward
+    module.forward = lambda x: (inner(x)[0], Opaque(*inner(x)[1][:1]))
+    ddp = DistributedDataParallel(module, find_unused_parameters=True)
+    output, opaque = ddp(x(1, 4))
+    (output.sum() + opaque.tensors[0].sum()).backward()
+
+
+def used_outside_forward(_rank: int) -> None:
+    module = Branches()
+    ddp = DistributedDataParallel(module, find_unused_parameters=True)
+    (ddp(x(1, 4), "a").sum() + module.b(x(1, 4)).sum()).backward()
+
+
+def two_backward_passes(_rank: int) -> None:
+    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(2, 2), line()), bucket_cap_mb_list=[1e-6])
+    first, second = line(), line()
+    features = ddp.module[0](x())
+    ddp(x())
+    first(features).sum().backward(retain_graph=True)
+    second(features).sum().backward()
+
+
+def two_gradients_for_one_none_for_another(_rank: int) -> None:
+    ddp = DistributedDataParallel(UsesOneOfTwo())
+    loss = ddp(torch.ones(2)).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def static_graph_uses_more(_rank: int) -> None:
+    ddp = DistributedDataParallel(Branches(), static_graph=True)
+    for which in ("a", "ab"):
+        ddp(x(1, 4), which).sum().backward()
+
+
+def static_graph_uses_less(_rank: int) -> None:
+    ddp = DistributedDataParallel(Branches(), static_graph=True)
+    for which in ("ab", "a", "a"):
+        ddp(x(1, 4), which).sum().backward()
+
+
+def different_shapes(rank: int) -> None:
+    DistributedDataParallel(nn.Linear(2 + rank, 1))
+
+
+def different_counts(rank: int) -> None:
+    DistributedDataParallel(nn.Linear(2, 1, bias=rank == 0))
+
+
+def different_buffers(rank: int) -> None:
+    module = line()
+    module.register_buffer("mask", torch.ones(2 + rank))
+    DistributedDataParallel(module)
+
+
+def different_caps(rank: int) -> None:
+    DistributedDataParallel(line(), bucket_cap_mb=1 + rank)
+
+
+def nothing_to_train_on_one_rank(rank: int) -> None:
+    DistributedDataParallel(line() if rank == 0 else nn.ReLU())
+
+
+def nothing_to_train(_rank: int) -> None:
+    DistributedDataParallel(nn.ReLU())
+
+
+def lazy_parameters(_rank: int) -> None:
+    DistributedDataParallel(nn.Sequential(line(), nn.LazyLinear(2)))
+
+
+def sync_batch_norm_on_cpu(_rank: int) -> None:
+    DistributedDataParallel(nn.Sequential(line(), nn.SyncBatchNorm(1)))
+
+
+def unknown_name_in_plan(_rank: int) -> None:
+    DistributedDataParallel(line(), plan=[["weight", "bia"]])
+
+
+def parameter_twice_in_plan(_rank: int) -> None:
+    DistributedDataParallel(line(), plan=[[0, 1], [1]])
+
+
+def sparse_in_a_shared_bucket(_rank: int) -> None:
+    DistributedDataParallel(nn.Sequential(nn.Embedding(2, 2, sparse=True), line()), plan=[[0, 1, 2]])
+
+
+def converted_after_wrapping(_rank: int) -> None:
+    ddp = DistributedDataParallel(line())
+    ddp.double()
+    ddp(x().double()).sum().backward()
+
+
+def converted_while_training(_rank: int) -> None:
+    ddp = DistributedDataParallel(line())
+    for _ in range(3):
+        ddp(x()).sum().backward()
+    ddp.double().zero_grad()
+    ddp(x().double()).sum().backward()
+
+
+def dense_where_sparse(_rank: int) -> None:
+    module = nn.Embedding(4, 2, sparse=True)
+    ddp = DistributedDataParallel(module)
+    module.sparse = False
+    ddp(torch.tensor([1])).sum().backward()
+
+
+def mixed_precision(_rank: int) -> None:
+    DistributedDataParallel(line(), mixed_precision=object())
+
+
+def delayed_parameters(_rank: int) -> None:
+    module = line()
+    DistributedDataParallel(module, delay_all_reduce_named_params=[("weight", module.weight)])
+
+
+def two_device_ids(_rank: int) -> None:
+    DistributedDataParallel(line(), device_ids=[0, 1])
+
+
+def device_id_for_a_cpu_module(_rank: int) -> None:
+    DistributedDataParallel(line(), device_ids=[0])
+
+
+def group_and_mesh(_rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2,))
+    DistributedDataParallel(line(), process_group=dist.group.WORLD, device_mesh=mesh)
+
+
+def mesh_of_two_dimensions(_rank: int) -> None:
+    DistributedDataParallel(line(), device_mesh=init_device_mesh("cpu", (1, 2)))
+
+
+def slice_of_a_mesh(_rank: int) -> None:
+    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
+    DistributedDataParallel(line(), device_mesh=mesh["data"])
+
+
+def two_comm_hooks(_rank: int) -> None:
+    ddp = DistributedDataParallel(line())
+    for _ in range(2):
+        ddp.register_comm_hook(None, lambda state, bucket: None)
+
+
+def comm_hook_after_training(_rank: int) -> None:
+    ddp = DistributedDataParallel(line())
+    ddp(x()).sum().backward()
+    ddp.register_comm_hook(None, lambda state, bucket: None)
+
+
+def comm_hook_without_bucket(_rank: int) -> None:
+    DistributedDataParallel(line()).register_comm_hook(None, lambda state, gradients: None)
+
+
+def comm_hook_is_no_function(_rank: int) -> None:
+    DistributedDataParallel(line()).register_comm_hook(None, 3)
+
+
+def comm_hook_returns_too_little(_rank: int) -> None:
+    def hook(state: object, bucket: object) -> torch.futures.Future:
+        future = torch.futures.Future()
+        future.set_result(torch.ones(1))
+        return future
+
+    hook.__annotations__ = {}
+    ddp = DistributedDataParallel(line())
+    ddp.register_comm_hook(None, hook)
+    ddp(x()).sum().backward()
+
+
+def pickled_with_a_group(_rank: int) -> None:
+    DistributedDataParallel(line(), process_group=dist.new_group([0, 1])).__getstate__()
+
+
+def backward_inside_no_sync(_rank: int) -> None:
+    ddp = DistributedDataParallel(line())
+    loss = ddp(x()).sum()
+    with ddp.no_sync():
+        loss.backward()
+
+
+def forward_inside_no_sync(_rank: int) -> None:
+    ddp = DistributedDataParallel(line())
+    with ddp.no_sync():
+        loss = ddp(x()).sum()
+    loss.backward()
+
+
+def converted_to_channels_last_after_wrapping(_rank: int) -> None:
+    module = nn.Conv2d(3, 4, 3)
+    ddp = DistributedDataParallel(module)
+    module.to(memory_format=torch.channels_last)
+    ddp(torch.ones(1, 3, 5, 5).to(memory_format=torch.channels_last)).sum().backward()
+
+
+def graph_of_gradients(_rank: int) -> None:
+    ddp = DistributedDataParallel(line())
+    ddp(x()).square().sum().backward(create_graph=True)
+
+
+def deprecated_arguments(_rank: int) -> None:
+    DistributedDataParallel(line(), broadcast_buffers=True, check_reduction=True)
+
+
+def rank_that_leaves_the_order(rank: int) -> None:
+    """Rank 1 skips a backward pass; its time-out is short."""
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=1 + 2 * rank))
+    ddp = DistributedDataParallel(line(), process_group=group, debug=True, forward_sync_buffers=False)
+    for step in range(4):
+        if rank == 1 and step == 3:
+            return
+        ddp(x()).sum().backward()
+
+
+def message(rank: int, _world_size: int, misuse: str) -> str:
+    """What is said to a mistake: warnings and, if there is one, the error."""
+    said = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            MISUSES[misuse](rank)
+        except Exception as error:  # noqa: BLE001 - that it is the right one is what tests look at
+            said = [f"{type(error).__name__}: {error}"]
+    return "\n".join([f"{warning.category.__name__}: {warning.message}" for warning in caught] + said)
+
+
+MISUSES: dict[str, Callable[[int], None]] = {
+    name: value
+    for name, value in globals().items()
+    if callable(value) and getattr(value, "__module__", "") == __name__ and name not in ("line", "x", "message")
+    if not isinstance(value, type)
+}

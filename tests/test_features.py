@@ -1,0 +1,112 @@
+"""What our data parallelism does beyond averaging, and where it differs from torch's class on purpose."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference.outputs import map_tensors, tensors_in
+
+from . import bodies, scenarios
+
+CAPS = [
+    {},
+    {"bucket_cap_mb": 0.0002},
+    {"bucket_cap_mb_list": [0.0001, 0.0003]},
+    {"bucket_cap_mb": 0.0002, "find_unused_parameters": True},
+    {"bucket_cap_mb_list": [0.0001, 0.0003], "find_unused_parameters": True},
+    {"bucket_cap_mb": 0.0002, "static_graph": True},
+    {"bucket_cap_mb": 0.0002, "static_graph": True, "find_unused_parameters": True},
+    {"bucket_cap_mb": 0.0002, "gradient_as_bucket_view": True},
+]
+
+
+@pytest.mark.parametrize("options", CAPS, ids=str)
+def test_buckets_are_torchs_in_every_iteration(two_ranks, options):
+    """The layout, and the moment of the rebuild."""
+    for ours, torchs in two_ranks.run(bodies.layouts_by_iteration, options):
+        assert ours == torchs
+
+
+@pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"bucket_cap_mb": 1.5}], ids=str)
+def test_logging_data_is_torchs_but_for_the_times(two_ranks, options):
+    """Every key of torch's, with its value once torch has sampled it; a few more, and at once."""
+    for ours, torchs in two_ranks.run(bodies.logging_data, options):
+        assert set(torchs) <= set(ours)
+        assert set(ours) - set(torchs) <= {"static_graph", "can_set_static_graph"}
+        timed = {key for key in torchs if "time" in key}
+        assert {key: ours[key] for key in set(torchs) - timed} == {key: torchs[key] for key in set(torchs) - timed}
+        assert all(ours[key] > 0 for key in timed)
+
+
+def test_views_of_the_buckets_are_the_gradients(two_ranks):
+    """After the first iteration, whichever way gradients are zeroed; that is the memory saved."""
+    for seen in two_ranks.run(bodies.bytes_of_gradients_and_buckets):
+        assert seen["copies"] == 2 * seen["parameters"]
+        assert seen["views"] == seen["views, zeroed in place"] == seen["parameters"]
+
+
+def test_the_state_dict_goes_both_ways(two_ranks):
+    assert all(two_ranks.run(bodies.exchange_state_with_torch))
+
+
+def test_skipped_buckets_are_not_sent(two_ranks):
+    """A bucket whose parameters are all unused costs nothing with skip_all_reduce_unused_params."""
+    assert two_ranks.run(bodies.buckets_sent_for_unused_parameters) == [(6, 4)] * 2
+
+
+def test_without_init_sync_nothing_is_communicated(two_ranks):
+    """Rank 1 constructs alone; its parameters stay its own."""
+    assert two_ranks.run(bodies.construct_on_one_rank_only) == [None, [1.0, 1.0]]
+
+
+def test_tensors_in_a_dataclass_may_be_unused_in_the_loss(two_ranks):
+    """Torch finds them, but does not pass them through its sink, and fails in the next iteration."""
+    expected = two_ranks.run(bodies.train_with_unused_output, "tuple")
+    assert all(map(_same, two_ranks.run(bodies.train_with_unused_output, "dataclass"), expected))
+
+
+def _same(got, expected):
+    bodies.assert_same(got[1:], expected[1:])
+    return True
+
+
+def test_gradients_dropped_after_no_sync_count_as_unused(two_ranks):
+    """Torch raises an internal error; here the averages are over what is there, and None stays None."""
+    assert two_ranks.run(bodies.drop_accumulated_gradients) == [["6.0", "None"]] * 2
+
+
+def test_with_create_graph_the_gradient_is_averaged_and_its_derivative_is_local(two_ranks):
+    for averaged, local in two_ranks.run(bodies.second_derivatives):
+        assert averaged
+        assert local
+
+
+def test_buffers_of_a_forward_pass_do_not_spoil_an_earlier_backward_pass(two_ranks):
+    """A broadcast overwrites buffers that the graph of the pass before has saved."""
+    assert all(two_ranks.run(bodies.backward_after_the_next_forward))
+
+
+nested = st.recursive(
+    st.integers(0, 3).map(lambda value: torch.tensor(float(value))) | st.text(max_size=2) | st.none(),
+    lambda parts: (
+        st.lists(parts, max_size=3)
+        | st.lists(parts, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=2), parts, max_size=3)
+        | st.builds(scenarios.Pair, parts, parts)
+        | st.builds(scenarios.Outputs, parts, parts)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200)
+@given(nested)
+def test_mapping_the_tensors_of_an_output_changes_nothing_else(output):
+    """Every tensor is changed once, in order; types and all other values stay."""
+    before = [tensor.item() for tensor in tensors_in(output)]
+    changed = map_tensors(lambda tensor: tensor + 1, output)
+    assert [tensor.item() for tensor in tensors_in(changed)] == [value + 1 for value in before]
+    assert [tensor.item() for tensor in tensors_in(output)] == before
+    bodies.assert_same(map_tensors(lambda tensor: tensor - 1, changed), output)
+    assert type(changed) is type(output)

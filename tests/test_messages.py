@@ -1,0 +1,106 @@
+"""A mistake is named: what, on which rank, which parameter and bucket, and what to do."""
+
+import pytest
+
+from . import misuse
+
+EXPECTED = {
+    "unused_in_forward": [
+        "RuntimeError: rank {rank}: Expected to have finished reduction in the prior iteration",
+        "did not receive grad for rank {rank}: 4 5\n",
+        "Not used in forward: b.weight (parameter 4, shape (4, 4)), b.bias (parameter 5, shape (4,))",
+        "Buckets that were not launched: 0",
+        "`find_unused_parameters=True`",
+        "TORCH_DISTRIBUTED_DEBUG",
+    ],
+    "unused_in_forward_later": ["Without a gradient: b.weight (parameter 4, shape (4, 4))"],
+    "unused_then_no_sync": ["Not used in forward: b.weight (parameter 4"],
+    "output_unused_in_loss": [
+        "Used in forward, but their output is not used in the loss: b.weight (parameter 2, shape (2, 4)), b.bias"
+    ],
+    "output_not_found": [
+        "Expected to mark a variable ready only once. b.",
+        "forward's outputs do not depend on it, so it was counted as unused",
+    ],
+    "used_outside_forward": [
+        "RuntimeError: rank {rank}: Expected to mark a variable ready only once. b.",
+        "used outside the `forward` function",
+    ],
+    "two_backward_passes": [
+        "RuntimeError: rank {rank}: Expected to mark a variable ready only once. 0.bias (parameter 1, shape (2,)) in "
+        "bucket 2",
+        "no_sync()",
+        "static_graph=True",
+    ],
+    "two_gradients_for_one_none_for_another": ["rank {rank}: Expected to mark", "a (parameter 0, shape (2,))"],
+    "static_graph_uses_more": [
+        "rank {rank}: Your training graph has changed in this iteration: b.",
+        "not compatible with static_graph",
+    ],
+    "static_graph_uses_less": ["b.weight (parameter 4, shape (4, 4))", "training graph has changed"],
+    "different_shapes": [
+        "RuntimeError: parameter 0 differs between ranks (name, shape, strides, dtype): rank 0 has ('weight', (1, 2)"
+    ],
+    "different_counts": ["RuntimeError: rank 0 has 2 parameters, rank 1 has 1"],
+    "different_buffers": ["RuntimeError: buffer 0 differs between ranks"],
+    "different_caps": ["RuntimeError: rank 0 and rank 1 were given different plans or bucket caps"],
+    "nothing_to_train_on_one_rank": ["RuntimeError: DistributedDataParallel is not needed", "ReLU has no trainable"],
+    "nothing_to_train": ["RuntimeError: DistributedDataParallel is not needed", "ReLU has no trainable"],
+    "lazy_parameters": ["RuntimeError: Modules with uninitialized parameters", "Sequential has 1.weight"],
+    "sync_batch_norm_on_cpu": ["ValueError: SyncBatchNorm layers only work with GPU modules"],
+    "unknown_name_in_plan": ["ValueError: plan: no trainable parameter is called 'bia'"],
+    "parameter_twice_in_plan": ["ValueError: buckets: parameters [1] are in more than one bucket"],
+    "sparse_in_a_shared_bucket": ["ValueError: plan: bucket 0 holds 0.weight, whose gradients are sparse"],
+    "converted_after_wrapping": [
+        "RuntimeError: rank {rank}: weight (parameter 0, shape (1, 2)) in bucket 0 was wrapped as a torch.float32 "
+        "tensor on cpu, now it is a torch.float64 tensor on cpu. Convert the module before it is wrapped",
+    ],
+    "converted_while_training": ["bias (parameter 1, shape (1,)) in bucket 0 was wrapped as a torch.float32"],
+    "dense_where_sparse": ["expected the gradient of weight (parameter 0, shape (4, 2))", "sparse torch.float32"],
+    "mixed_precision": ["NotImplementedError: mixed_precision is not supported; use torch.autocast"],
+    "delayed_parameters": ["NotImplementedError: delay_all_reduce_named_params is not supported; use a bucket plan"],
+    "two_device_ids": ["ValueError: device_ids can only be None or contain a single element"],
+    "device_id_for_a_cpu_module": ["ValueError: ", "only work with a module on a single GPU"],
+    "group_and_mesh": ["RuntimeError: Cannot specify both process_group and device_mesh"],
+    "mesh_of_two_dimensions": ["RuntimeError: Only 1D device mesh is supported"],
+    "slice_of_a_mesh": ["NotImplementedError: device_mesh", "fully_shard"],
+    "two_comm_hooks": ["RuntimeError: register_comm_hook or register_builtin_comm_hook can only be called once"],
+    "comm_hook_after_training": ["RuntimeError: a comm hook should be registered before the training loop starts"],
+    "comm_hook_without_bucket": ["ValueError: Communication hook: expected a parameter called bucket"],
+    "comm_hook_is_no_function": ["TypeError: Communication hook must be callable"],
+    "comm_hook_returns_too_little": [
+        "TypeError: comm hook: expected a future of a tensor of 3 elements, got one of 1"
+    ],
+    "pickled_with_a_group": ["RuntimeError: DDP Pickling/Unpickling are only supported"],
+    "backward_inside_no_sync": [
+        "UserWarning: rank {rank}: forward ran outside of no_sync(), but its backward inside. forward decides, so "
+        "these gradients are averaged"
+    ],
+    "forward_inside_no_sync": [
+        "UserWarning: rank {rank}: backward ran outside of no_sync(), but its forward inside",
+        "not averaged",
+    ],
+    "converted_to_channels_last_after_wrapping": [
+        "UserWarning: rank {rank}: the gradient of weight (parameter 0, shape (4, 3, 3, 3)) has strides"
+    ],
+    "graph_of_gradients": ["UserWarning: rank {rank}: backward was called with create_graph=True"],
+    "deprecated_arguments": [
+        "FutureWarning: `broadcast_buffers` is deprecated",
+        "FutureWarning: The `check_reduction` argument",
+    ],
+    "rank_that_leaves_the_order": [],
+}
+
+
+@pytest.mark.parametrize("mistake", misuse.MISUSES)
+def test_a_mistake_is_named_on_every_rank(two_ranks, mistake):
+    for rank, said in enumerate(two_ranks.run(misuse.message, mistake)):
+        for words in EXPECTED[mistake]:
+            assert words.format(rank=rank) in said
+
+
+def test_a_rank_that_leaves_the_order_is_named_by_those_that_wait(two_ranks):
+    """The fourth launch never comes from rank 1; each launch is numbered."""
+    said = two_ranks.run(misuse.message, "rank_that_leaves_the_order")[0]
+    assert "rank 0 waited for launch 4, bucket 0 (12 bytes)" in said
+    assert "rank 1 left the order: it never came to launch 4; its last was launch 3, bucket 0 (12 bytes)" in said

@@ -1,0 +1,25 @@
+"""Torch's own DDP tests, with our class in torch's place, come out as `torch_suite/expected.csv` says.
+
+`make test-torch` runs the slow ones too.
+"""
+
+import pytest
+
+from .torch_suite import run
+
+EXPECTED = run.table()
+
+
+@pytest.mark.parametrize("test", [test for test, row in EXPECTED.items() if not row.slow])
+def test_torchs_test_comes_out_as_the_table_says(test):
+    outcome = run.run_one(test, "ours")
+    assert outcome.name == EXPECTED[test].ours, outcome.why
+
+
+def test_whatever_passes_for_torchs_class_passes_for_ours():
+    worse = [row.test for row in EXPECTED.values() if row.torch == "passed" != row.ours]
+    assert worse == ["test_ddp_native_mixed_precision_ignored_params"]  # out of scope, says NotImplementedError
+
+
+def test_every_outcome_but_passed_has_a_reason():
+    assert all(row.reason for row in EXPECTED.values() if (row.torch, row.ours) != ("passed", "passed"))
