@@ -1,7 +1,10 @@
-"""Our DistributedDataParallel beside torch's, on two Gloo ranks."""
+"""Our DistributedDataParallel beside torch's, on two Gloo ranks: time of an iteration, in pairs, and peak memory."""
 
 import argparse
+import resource
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
@@ -13,10 +16,33 @@ from reference.launch import run_ranks
 
 from .pairs import Pairs, header, row, time_pairs
 
+WRAPPERS: dict[str, type[nn.Module]] = {"ours": DistributedDataParallel, "torch": TorchDDP}
+MODES: dict[str, dict[str, Any]] = {
+    "": {},
+    "+view": {"gradient_as_bucket_view": True},
+    "+batched": {"batched_grad_copy": True},
+}
+MEMORY_ITERATIONS = 5
 
-def compare(_rank: int, _world_size: int, model: str, pairs: int) -> Pairs:
+
+def compare(_rank: int, _world_size: int, model: str, mode: str, pairs: int) -> Pairs:
     """Iterations under ours and under torch's."""
-    return time_pairs(trainer(model, DistributedDataParallel), trainer(model, TorchDDP), pairs)
+    first, second = (trainer(model, partial(wrapper, **MODES[mode])) for wrapper in WRAPPERS.values())
+    return time_pairs(first, second, pairs)
+
+
+def peak_memory(_rank: int, _world_size: int, model: str, mode: str, wrapper: str) -> int:
+    """Bytes that this rank's process grew by at its largest, from the built model on."""
+    built: list[int] = []
+
+    def wrap(module: nn.Module) -> nn.Module:
+        built.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+        return WRAPPERS[wrapper](module, **MODES[mode])
+
+    iterate = trainer(model, wrap)
+    for _ in range(MEMORY_ITERATIONS):
+        iterate()
+    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - built[0]) * 1024
 
 
 def trainer(model: str, wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], None]:
@@ -35,15 +61,21 @@ def trainer(model: str, wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], 
 
 
 def main() -> None:
-    """Print one line a model."""
+    """Print one line a model and mode, then the peak memory of each."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["resnet50", "mlp"])
+    parser.add_argument("--models", nargs="+", default=["small-tensors", "resnet50", "transformer", "mlp"])
+    parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["", "+view"])
     parser.add_argument("--pairs", type=int, default=30)
     arguments = parser.parse_args()
+    rows = [(model, mode) for model in arguments.models for mode in arguments.modes]
     print(__doc__)
     print(header("ours", "torch"))
-    for model in arguments.models:
-        print(row(model, run_ranks(compare, 2, model, arguments.pairs)[0]), flush=True)
+    for model, mode in rows:
+        print(row(model + mode, run_ranks(compare, 2, model, mode, arguments.pairs)[0]), flush=True)
+    print(f"\n{'peak MiB':22} {'ours':>10} {'torch':>10} {'ours/torch':>11}")
+    for model, mode in rows:
+        ours, torchs = (max(run_ranks(peak_memory, 2, model, mode, wrapper)) / 2**20 for wrapper in WRAPPERS)
+        print(f"{model + mode:22} {ours:10.1f} {torchs:10.1f} {ours / torchs:11.3f}", flush=True)
 
 
 if __name__ == "__main__":

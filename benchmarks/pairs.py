@@ -26,14 +26,14 @@ def time_pairs(first: Callable[[], None], second: Callable[[], None], pairs: int
 def header(first: str, second: str) -> str:
     """Column titles for `row`."""
     ratio = f"{first}/{second}"
-    return f"{'model':12} {first + ' ms':>12} {second + ' ms':>12} {ratio:>12} {'quartiles':>13} {'pairs':>6}"
+    return f"{'model':22} {first + ' ms':>12} {second + ' ms':>12} {ratio:>12} {'quartiles':>13} {'pairs':>6}"
 
 
 def row(name: str, pairs: Pairs) -> str:
     """Medians of both ways, median and quartiles of the ratio."""
     a, b = (statistics.median(side) * 1e3 for side in zip(*pairs, strict=True))
     low, middle, high = statistics.quantiles([first / second for first, second in pairs], n=4)
-    return f"{name:12} {a:12.1f} {b:12.1f} {middle:12.3f} {low:6.3f}-{high:.3f} {len(pairs):6}"
+    return f"{name:22} {a:12.1f} {b:12.1f} {middle:12.3f} {low:6.3f}-{high:.3f} {len(pairs):6}"
 
 
 def time_once(way: Callable[[], None]) -> float:

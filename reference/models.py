@@ -79,11 +79,19 @@ def transformer() -> Model:
     return module, _Classification(tokens[:, :-1], tokens[:, 1:])
 
 
+def small_tensors() -> Model:
+    """400 tensors of at most 256 elements in 200 layers: hooks and launches decide, not arithmetic or bytes."""
+    width, depth, batch = 16, 200, 16
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh())]
+    return nn.Sequential(*layers), _classify(torch.randn(batch, width), width)
+
+
 BUILT_IN: dict[str, Callable[[], Model]] = {
     "resnet50": resnet50,
     "resnet18": resnet18,
     "mlp": mlp,
     "transformer": transformer,
+    "small-tensors": small_tensors,
 }
 
 
