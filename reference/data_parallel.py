@@ -207,7 +207,9 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
         """Whatever the module returns, with this rank's inputs."""
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
             inputs, kwargs = self._before_forward(inputs, kwargs)
-            return self._after_forward(self.module(*inputs, **kwargs))
+            with self._inside_ddp_forward():
+                output = self.module(*inputs, **kwargs)
+            return self._after_forward(output)
 
     @_not_compiled
     def _before_forward(

@@ -122,7 +122,7 @@ class Reducer(ReducerNames):
             RuntimeError: The last backward pass left gradients out, so its averages never arrived; or the module
                 has been converted to another dtype or device since it was wrapped.
         """
-        self._check_finished()
+        self.check_finished()
         if converted := self._gradients.converted(self.layout.buckets):
             self._fail(converted)
         if averaging:
@@ -260,6 +260,14 @@ class Reducer(ReducerNames):
         self.usage.finished()
         self._gradients.all_slots = False
 
+    def check_finished(self) -> None:
+        """Raise RuntimeError, with what is missing, if the last backward pass left gradients out."""
+        if self._expecting and self._began:
+            buckets = self.layout.buckets
+            missing = [i for i, (number, slot) in enumerate(self.layout.places) if buckets[number].is_pending(slot)]
+            unlaunched = range(self._next_bucket, len(buckets))
+            self._fail(self._diagnosis.unfinished(missing, self._reached, unlaunched, self.features))
+
     # Join
 
     def shadow_backward(self) -> None:
@@ -298,10 +306,3 @@ class Reducer(ReducerNames):
         if self.iterations > 1 and get_debug_level() == DebugLevel.OFF:
             return None
         return reachable(outputs, {node: index for index, node in enumerate(self._accumulators)})
-
-    def _check_finished(self) -> None:
-        if self._expecting and self._began:
-            buckets = self.layout.buckets
-            missing = [i for i, (number, slot) in enumerate(self.layout.places) if buckets[number].is_pending(slot)]
-            unlaunched = range(self._next_bucket, len(buckets))
-            self._fail(self._diagnosis.unfinished(missing, self._reached, unlaunched, self.features))

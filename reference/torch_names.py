@@ -7,6 +7,7 @@ Most begin with an underscore in torch, or are kept there for compatibility; ddp
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import BuiltinCommHookType, Logger, Reducer
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, optimizer_overlap_hooks
+from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from .bucketing import MIB, bucket_caps
@@ -59,6 +61,16 @@ class DataParallelNames:
         return self.features.gradient_as_bucket_view  # type: ignore[no-any-return]
 
     @property
+    def batched_grad_copy(self: Any) -> bool:
+        """As given to the constructor."""
+        return self.features.batched_grad_copy  # type: ignore[no-any-return]
+
+    @property
+    def skip_all_reduce_unused_params(self: Any) -> bool:
+        """As given to the constructor."""
+        return self.features.skip_all_reduce_unused_params  # type: ignore[no-any-return]
+
+    @property
     def static_graph(self: Any) -> bool:
         """As given to the constructor, or `_set_static_graph`."""
         return self.features.static_graph  # type: ignore[no-any-return]
@@ -84,6 +96,19 @@ class DataParallelNames:
 
     def _remove_autograd_hooks(self: Any) -> None:
         self.reducer.detach()
+
+    def _check_reducer_finalized(self: Any) -> None:
+        self.reducer.check_finished()
+
+    @contextmanager
+    def _inside_ddp_forward(self) -> Iterator[None]:
+        """Tell torch.compile that it compiles inside of a DDP: it then splits its graph where buckets end."""
+        before = TorchDDP._active_ddp_module
+        TorchDDP._active_ddp_module = self  # type: ignore[assignment]  # asked for its bucket size only
+        try:
+            yield
+        finally:
+            TorchDDP._active_ddp_module = before
 
     # Logging
 

@@ -528,3 +528,85 @@ def backward_after_the_next_forward(rank: int, _world_size: int) -> bool:
     second = ddp(torch.ones(1))
     (first + second).sum().backward()
     return ddp.module.weight.grad.item() == 2
+
+
+def _on_gpu(wrapper: type[nn.Module], rank: int, options: dict, steps: int = 4) -> list:
+    ddp = wrapper(mlp((64, 64, 300, 64), torch.float32, 0).cuda(), device_ids=[0], bucket_cap_mb=0.05, **options)
+    return scenarios.train(ddp, rank, steps=steps, shape=(8, 64))
+
+
+def _to_cpu(value: object) -> object:
+    if isinstance(value, list):
+        return [_to_cpu(part) for part in value]
+    return value.cpu() if isinstance(value, Tensor) else value
+
+
+def train_on_gpu(rank: int, _world_size: int, options: dict) -> tuple[list, list]:
+    return tuple(_to_cpu(_on_gpu(wrapper, rank, options)) for wrapper in (DistributedDataParallel, TorchDDP))
+
+
+def count_kernels(rank: int, _world_size: int, options: dict) -> tuple[int, int]:
+    """Kernels and copies that one iteration launches on the device, after the rebuild."""
+    counts = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        ddp = wrapper(mlp((64,) * 9, torch.float32, 0).cuda(), device_ids=[0], **options)
+        x = torch.ones(8, 64, device="cuda")
+        for _ in range(3):
+            ddp.zero_grad()
+            ddp(x).sum().backward()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            ddp.zero_grad()
+            ddp(x).sum().backward()
+            torch.cuda.synchronize()
+        counts.append(len([event for event in profile.events() if event.device_type.name == "CUDA"]))
+    return tuple(counts)
+
+
+def train_on_side_stream(rank: int, _world_size: int) -> tuple[list, list]:
+    both = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            seen = _on_gpu(wrapper, rank, {})
+        stream.synchronize()
+        both.append(_to_cpu(seen))
+    return tuple(both)
+
+
+def train_sync_batch_norm(rank: int, _world_size: int) -> tuple[list, list]:
+    both = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        module = nn.Sequential(*mlp((4, 4), torch.float32, 0), nn.BatchNorm1d(4))
+        ddp = wrapper(nn.SyncBatchNorm.convert_sync_batchnorm(module).cuda(), device_ids=[0])
+        both.append(_to_cpu([*scenarios.train(ddp, rank), *ddp.buffers()]))
+    return tuple(both)
+
+
+def inputs_on_cpu(rank: int, _world_size: int) -> bool:
+    ddp = DistributedDataParallel(mlp((4, 4), torch.float32, 0).cuda(), device_ids=[0])
+    return ddp(torch.ones(1, 4)).device.type == "cuda"
+
+
+def names_missing(rank: int, _world_size: int) -> list[str]:
+    ours, torchs = (wrapper(nn.Linear(1, 1)) for wrapper in (DistributedDataParallel, TorchDDP))
+    return [name for name in dir(torchs) if not name.startswith("__") and not hasattr(ours, name)]
+
+
+def compiled_graphs(rank: int, _world_size: int) -> tuple[int, int]:
+    """Graphs that torch.compile hands to its backend for a module of several buckets."""
+    counts = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        torch._dynamo.reset()
+        graphs = []
+
+        def backend(graph, inputs, graphs=graphs):
+            graphs.append(graph)
+            return graph.forward
+
+        ddp = torch.compile(wrapper(mlp((600,) * 5, torch.float32, 0), bucket_cap_mb=1), backend=backend)
+        ddp(torch.ones(2, 600)).sum().backward()
+        counts.append(len(graphs))
+    return tuple(counts)

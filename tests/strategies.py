@@ -30,7 +30,7 @@ class ModelSpec:
 @st.composite
 def model_specs(draw, world_size: int, *, dtypes: tuple[str, ...] = DTYPES) -> ModelSpec:
     count = draw(st.integers(1, 8))
-    shape = st.lists(st.integers(1, 4), max_size=3).map(tuple)
+    shape = st.lists(st.sampled_from([1, 2, 3, 4, 0]), max_size=3).map(tuple)
     return ModelSpec(
         shapes=tuple(draw(st.lists(shape, min_size=count, max_size=count))),
         dtypes=tuple(draw(st.lists(st.sampled_from(dtypes), min_size=count, max_size=count))),

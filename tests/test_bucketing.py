@@ -132,3 +132,9 @@ def test_a_cap_given_by_the_user_holds_for_the_first_bucket_too():
 def test_arguments_that_do_not_fit_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_open_buckets_come_last_in_the_order_in_which_they_were_opened():
+    """Torch leaves that order to a hash table."""
+    keys = ["half", "float", "half", "double"]
+    assert assign_buckets([4, 4, 4, 4], [100], keys=keys, order=[3, 0, 1, 2]) == [[3], [0, 2], [1]]

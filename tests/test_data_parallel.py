@@ -11,6 +11,20 @@ from .strategies import ModelSpec, caps_mb, model_specs, partitions
 BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True)
 widths = st.lists(st.integers(1, 12), min_size=2, max_size=5).map(tuple)
 seeds = st.integers(0, 2**31 - 1)
+features = st.fixed_dictionaries(
+    {},
+    optional={
+        name: st.booleans()
+        for name in (
+            "find_unused_parameters",
+            "static_graph",
+            "gradient_as_bucket_view",
+            "batched_grad_copy",
+            "skip_all_reduce_unused_params",
+            "debug",
+        )
+    },
+)
 
 
 def assert_equal(got: bodies.Gradients, expected: bodies.Gradients) -> None:
@@ -23,7 +37,7 @@ def assert_equal(got: bodies.Gradients, expected: bodies.Gradients) -> None:
 @settings(max_examples=80)
 @given(st.data())
 def test_gradients_are_exactly_those_of_local_training(ranks, data):
-    """Random models, caps, plans and ready orders, float32 and float64, three steps with a rebuild.
+    """Random models, caps, plans, ready orders and features, float32 and float64, three steps with a rebuild.
 
     The models compute with integers, so a wrong divisor, a parameter left out, or a gradient of the wrong
     iteration cannot hide in a tolerance.
@@ -36,16 +50,17 @@ def test_gradients_are_exactly_those_of_local_training(ranks, data):
             lambda caps: {"bucket_cap_mb_list": caps}, st.lists(st.floats(1e-6, 3e-4), min_size=1, max_size=3)
         )
     )
+    arguments |= data.draw(features)
     expected = bodies.train_integers_locally(spec, ranks.world_size, 3)
     for got in ranks.run(bodies.train_integers, spec, 3, arguments):
         assert_equal(got, expected)
 
 
 @settings(max_examples=25)
-@given(model_specs(2), caps_mb(), st.integers(1, 4))
-def test_k_passes_under_no_sync_equal_one_large_batch(two_ranks, spec, cap, k):
+@given(model_specs(2), caps_mb(), st.integers(1, 4), features)
+def test_k_passes_under_no_sync_equal_one_large_batch(two_ranks, spec, cap, k, features):
     expected = bodies.train_integers_locally(spec, 2, 2 * k, accumulate=k)
-    for got in two_ranks.run(_accumulate, spec, 2 * k, {"bucket_cap_mb": cap}, k):
+    for got in two_ranks.run(_accumulate, spec, 2 * k, {"bucket_cap_mb": cap} | features, k):
         assert_equal(got, expected)
 
 

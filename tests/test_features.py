@@ -110,3 +110,21 @@ def test_mapping_the_tensors_of_an_output_changes_nothing_else(output):
     assert [tensor.item() for tensor in tensors_in(output)] == before
     bodies.assert_same(map_tensors(lambda tensor: tensor - 1, changed), output)
     assert type(changed) is type(output)
+
+
+def test_private_names_that_are_missing(two_ranks):
+    """What tools may ask of torch's class and not of ours; everything else that has no dunder is there."""
+    missing = {name for names in two_ranks.run(bodies.names_missing) for name in names}
+    assert {"_update_process_group", "_set_sparse_metadata", "_register_accum_grad_hook"} <= missing
+    assert not {name for name in missing if not name.startswith("_")} - {
+        # Torch's own helpers, kept there for callers from before 1.0, and its internal state under public names.
+        "scatter", "gather", "to_kwargs", "will_sync_module_buffers", "mixed_precision", "modules_buffers",
+        "named_module_buffers", "device_type", "is_multi_device_module", "bucket_bytes_cap_default",
+        "use_side_stream_for_tensor_copies",
+    }  # fmt: skip
+
+
+def test_torch_compile_splits_its_graph_where_buckets_end(two_ranks):
+    """As under torch's class, so that a compiled module overlaps too."""
+    for ours, torchs in two_ranks.run(bodies.compiled_graphs):
+        assert ours == torchs > 1

@@ -1,0 +1,49 @@
+"""On a CUDA device: NCCL with one rank, and two Gloo ranks that share the device. `make test-gpu`."""
+
+import pytest
+import torch
+
+from reference.launch import RankPool
+
+from . import bodies
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; there is none"),
+]
+POOLS = [("nccl", 1), ("gloo", 2)]
+MODES = [{}, {"gradient_as_bucket_view": True}, {"batched_grad_copy": True}, {"static_graph": True}]
+
+
+@pytest.fixture(scope="module", params=POOLS, ids=[f"{backend}, {ranks} ranks" for backend, ranks in POOLS])
+def gpu_ranks(request):
+    backend, world_size = request.param
+    with RankPool(world_size, backend=backend, timeout_s=100) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+def test_gradients_are_exactly_torchs(gpu_ranks, options):
+    for ours, torchs in gpu_ranks.run(bodies.train_on_gpu, options):
+        bodies.assert_same(ours, torchs)
+
+
+@pytest.mark.parametrize("options", MODES[:3], ids=str)
+def test_no_more_kernels_are_launched_than_by_torchs_class(gpu_ranks, options):
+    for ours, torchs in gpu_ranks.run(bodies.count_kernels, options):
+        assert ours <= torchs
+
+
+def test_the_callers_stream_sees_the_averages(gpu_ranks):
+    """Backward runs on a side stream behind a long kernel; what is read there afterwards is complete."""
+    for ours, torchs in gpu_ranks.run(bodies.train_on_side_stream):
+        bodies.assert_same(ours, torchs)
+
+
+def test_synchronised_batch_norm(gpu_ranks):
+    for ours, torchs in gpu_ranks.run(bodies.train_sync_batch_norm):
+        bodies.assert_same(ours, torchs)
+
+
+def test_inputs_are_moved_to_the_device(gpu_ranks):
+    assert all(gpu_ranks.run(bodies.inputs_on_cpu))
