@@ -11,7 +11,6 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from .bucketing import MIB, assign_buckets
-from .parameters import bucket_key, size_bytes
 
 PIECE_BYTES = 250 * MIB
 MAX_IN_FLIGHT = 2  # bounds the memory for pieces at 2 * PIECE_BYTES, whatever the model's size
@@ -27,9 +26,9 @@ def broadcast_coalesced(
     """
     in_flight: deque[_Piece] = deque()
     pieces = assign_buckets(
-        [size_bytes(tensor) for tensor in tensors],
+        [tensor.nbytes for tensor in tensors],
         [piece_bytes],
-        keys=[bucket_key(tensor) for tensor in tensors],
+        keys=[(tensor.dtype, tensor.device) for tensor in tensors],
     )
     for indices in pieces:
         if len(in_flight) == MAX_IN_FLIGHT:
@@ -44,9 +43,16 @@ class _Piece:
 
     def __init__(self, tensors: list[Tensor], group: dist.ProcessGroup, source: int) -> None:
         self._tensors = tensors
-        self._flat = _flatten_dense_tensors([tensor.detach() for tensor in tensors])
         self._is_source = dist.get_rank(group) == source
+        self._flat = self._flatten() if self._is_source else self._empty()
         self._work = dist.broadcast(self._flat, group_src=source, group=group, async_op=True)
+
+    def _flatten(self) -> Tensor:
+        return _flatten_dense_tensors([tensor.detach() for tensor in self._tensors])
+
+    def _empty(self) -> Tensor:
+        first = self._tensors[0]
+        return torch.empty(sum(t.numel() for t in self._tensors), dtype=first.dtype, device=first.device)
 
     def finish(self) -> None:
         self._work.wait()
