@@ -48,7 +48,7 @@ class _Piece:
         self._work = dist.broadcast(self._flat, group_src=source, group=group, async_op=True)
 
     def _flatten(self) -> Tensor:
-        return _flatten_dense_tensors([tensor.detach() for tensor in self._tensors])
+        return _flatten_dense_tensors([tensor.detach() for tensor in self._tensors])  # type: ignore[no-any-return]
 
     def _empty(self) -> Tensor:
         first = self._tensors[0]

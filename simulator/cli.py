@@ -30,7 +30,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Model = Annotated[str, typer.Option(help="Built-in name (resnet50, resnet18, mlp, transformer) or module:callable.")]
+Model = Annotated[
+    str, typer.Option(help="Built-in name (resnet50, resnet18, mlp, transformer, small-tensors) or module:callable.")
+]
 WorldSize = Annotated[int, typer.Option(min=1, help="Number of ranks.")]
 Caps = Annotated[str, typer.Option(help="Bucket caps in MB, comma-separated; `single` means one single bucket.")]
 Orders = Annotated[

@@ -94,7 +94,7 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
     [
         (
             ["record", "--model", "alexnet"],
-            "ddplab: --model: expected resnet50, resnet18, mlp, transformer or module",
+            "ddplab: --model: expected resnet50, resnet18, mlp, transformer, small-tensors or module",
         ),
         (["record", "--model", "no_such:thing"], "No module named 'no_such'"),
         (
