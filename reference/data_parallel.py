@@ -304,7 +304,7 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
                 "module was given another, which means nothing to the process that reads the pickle"
             )
         state = self.__dict__.copy()
-        for belongs_here in ("process_group", "reducer", "log", "_presence"):
+        for belongs_here in ("process_group", "reducer", "log", "_presence", "torch_logger", "torch_reducer"):
             state.pop(belongs_here, None)
         return state
 

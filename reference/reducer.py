@@ -272,13 +272,15 @@ class Reducer(ReducerNames):
 
     def shadow_backward(self) -> None:
         """For a rank without inputs: match the collectives of the others' backward pass, with zeros."""
+        tells_order = self.usage.launches_during_backward
         futures = [self._communicate(bucket.zeros(), number) for number, bucket in enumerate(self.layout.buckets)]
         self.usage.launched_all()
         for future in futures:
             future.wait()
         self.usage.untouched()
         self.usage.finished()
-        self.ready_order = list(range(len(self._parameters)))  # as ready for the rebuild as the others
+        if tells_order:  # as ready for the rebuild as the others
+            self.ready_order = list(range(len(self._parameters)))
 
     # Watching, and errors
 

@@ -497,6 +497,14 @@ def drop_accumulated_gradients(rank: int, _world_size: int) -> list[str]:
     return ["None" if p.grad is None else f"{p.grad.item():.1f}" for p in ddp.parameters()]
 
 
+def train_unevenly(rank: int, _world_size: int, options: dict, first: int) -> list:
+    """Gradients of each step and the final parameters; under join, rank 0 has fewer inputs."""
+    ddp = DistributedDataParallel(mlp((4, 4, 4), torch.float32, 0), bucket_cap_mb=1e-4, **options)
+    with ddp.join():
+        seen = scenarios.train(ddp, rank, steps=first if rank == 0 else 6)[:-1]
+    return [*seen, [p.detach().clone() for p in ddp.parameters()]]
+
+
 def second_derivatives(rank: int, _world_size: int) -> tuple[bool, bool]:
     """d/dw of (w x)^2 is 2 w x^2, averaged; its derivative by w is this rank's 2 x^2."""
     module = nn.Linear(1, 1, bias=False)

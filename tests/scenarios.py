@@ -278,6 +278,7 @@ def copied(wrap: Wrap, rank: int, *, how: str) -> list:
     """A deep copy or a pickle trains on like the original."""
     ddp = wrap(linears(4, 4, 2), bucket_cap_mb=1e-4)
     before = train(ddp, rank, steps=2)
+    assert ddp.logger is not None  # it must not hinder
     if how == "deepcopy":
         twin = copy.deepcopy(ddp)
     else:

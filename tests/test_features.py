@@ -76,6 +76,14 @@ def test_gradients_dropped_after_no_sync_count_as_unused(two_ranks):
     assert two_ranks.run(bodies.drop_accumulated_gradients) == [["6.0", "None"]] * 2
 
 
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_a_static_graph_may_run_out_of_inputs(two_ranks, first):
+    """Rank 0 has `first` inputs, rank 1 six: the same as without the promise that the graph is static."""
+    expected = two_ranks.run(bodies.train_unevenly, {}, first)
+    for got, wanted in zip(two_ranks.run(bodies.train_unevenly, {"static_graph": True}, first), expected, strict=True):
+        bodies.assert_same(got, wanted)
+
+
 def test_with_create_graph_the_gradient_is_averaged_and_its_derivative_is_local(two_ranks):
     for averaged, local in two_ranks.run(bodies.second_derivatives):
         assert averaged
