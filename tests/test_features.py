@@ -1,10 +1,14 @@
 """What our data parallelism does beyond averaging, and where it differs from torch's class on purpose."""
 
+import threading
+import time
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference.listening import accumulators, listen
 from reference.outputs import map_tensors, tensors_in
 
 from . import bodies, scenarios
@@ -80,7 +84,9 @@ def test_gradients_dropped_after_no_sync_count_as_unused(two_ranks):
 def test_a_static_graph_may_run_out_of_inputs(two_ranks, first):
     """Rank 0 has `first` inputs, rank 1 six: the same as without the promise that the graph is static."""
     expected = two_ranks.run(bodies.train_unevenly, {}, first)
-    for got, wanted in zip(two_ranks.run(bodies.train_unevenly, {"static_graph": True}, first), expected, strict=True):
+    for got, wanted in zip(
+        two_ranks.run(bodies.train_unevenly, {"static_graph": True}, first), expected, strict=True
+    ):
         bodies.assert_same(got, wanted)
 
 
@@ -93,6 +99,39 @@ def test_with_create_graph_the_gradient_is_averaged_and_its_derivative_is_local(
 def test_buffers_of_a_forward_pass_do_not_spoil_an_earlier_backward_pass(two_ranks):
     """A broadcast overwrites buffers that the graph of the pass before has saved."""
     assert all(two_ranks.run(bodies.backward_after_the_next_forward))
+
+
+class Slow:
+    """Notices when it is told of a gradient while it is still busy with another."""
+
+    def __init__(self) -> None:
+        self.busy = self.overlapped = False
+        self.told = 0
+
+    def arrived(self, index, gradient):
+        self.overlapped |= self.busy
+        self.busy = True
+        time.sleep(0.002)
+        self.busy = False
+        self.told += 1
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_gradients_from_several_threads_come_one_at_a_time_if_asked(threads):
+    """As those of a module on several devices do."""
+    parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
+    nodes, listener = accumulators(parameters), Slow()
+    detach = listen(nodes, listener, threads=threads)
+    workers = [threading.Thread(target=lambda p=p: [(2 * p).sum().backward() for _ in range(20)]) for p in parameters]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert listener.told == 40
+    assert listener.overlapped is not threads
+    detach()
+    (2 * parameters[0]).sum().backward()
+    assert listener.told == 40
 
 
 nested = st.recursive(
