@@ -45,7 +45,7 @@ def agree(make: Callable[[], Setup], group: dist.ProcessGroup, *, exchange: bool
     mine: Setup | Exception
     try:
         mine = make()
-    except (ValueError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, the others must know
         mine = error
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, mine, group=group)
@@ -63,8 +63,10 @@ def set_up(
     plan: Sequence[Sequence[int | str]] | None,
     initial_caps_bytes: Sequence[int],
     rebuild_caps_bytes: Sequence[int],
+    *,
+    with_buffers: bool,
 ) -> Setup:
-    """This rank's own setup.
+    """This rank's own setup; `with_buffers` where buffers are synchronised too, and so must be alike.
 
     Raises:
         RuntimeError: As `check_module`.
@@ -85,7 +87,7 @@ def set_up(
     ignored = ignored_names(module)
     return Setup(
         parameters=[_describe(*named) for named in module.named_parameters() if named[0] not in ignored],
-        buffers=[_describe(*named) for named in module.named_buffers() if named[0] not in ignored],
+        buffers=[_describe(*named) for named in module.named_buffers() if with_buffers and named[0] not in ignored],
         buckets=buckets,
         rebuild_caps_bytes=list(rebuild_caps_bytes) if plan is None else None,
     )

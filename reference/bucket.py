@@ -30,6 +30,7 @@ class Bucket:
     Attributes:
         buffer: Flat tensor of the bucket's size; the all-reduce works in place on it.
         views: Slot by slot a view of `buffer` with its parameter's shape and memory format.
+        waits: Slot by slot whether `put` only notes the gradient, for `pack` to copy.
     """
 
     buffer: Tensor
@@ -39,7 +40,7 @@ class Bucket:
         self.parameters = list(parameters)
         self._make_buffer()
         waits = batched or self.parameters[0].device.type != "cpu"
-        self._waits = [waits or parameter.numel() < COPIED_ON_ARRIVAL for parameter in self.parameters]
+        self.waits = [waits or parameter.numel() < COPIED_ON_ARRIVAL for parameter in self.parameters]
         self.reset()
 
     def __repr__(self) -> str:
@@ -80,7 +81,7 @@ class Bucket:
         """
         self._is_put[slot] = True
         self._pending -= 1
-        if self._waits[slot]:
+        if self.waits[slot]:
             self._waiting.append(slot)
         else:
             self._put_at_once(slot, scale)
@@ -95,10 +96,12 @@ class Bucket:
             self._moved([slot])
 
     def pack(self, scale: float) -> None:
-        """Copy and scale what was only noted, all at once; call it after the last `put`, with the same scale.
+        """Copy and scale what was only noted, all at once; call it after the last `put`, at the latest.
 
         Parameters without a gradient count as having one of zeros.
         """
+        if not self._waiting:
+            return
         slots = sorted(self._waiting)  # the order of the buffer, which is kinder to the cache
         views = [self.views[slot] for slot in slots]
         moved, gradients = [], []
@@ -115,6 +118,7 @@ class Bucket:
                 torch._foreach_copy_([self.views[slot] for slot in moved], gradients)
                 self._moved(moved)
             self._scale(views, scale)
+        self._waiting = []
 
     def _moved(self, slots: list[int]) -> None:
         """These gradients have been copied into their views."""
@@ -206,10 +210,14 @@ class SparseBucket(Bucket):
         """Only note it; see `pack`."""
         self._is_put[slot] = True
         self._pending = 0
+        self._waiting.append(slot)
         return True
 
     def pack(self, scale: float) -> None:
         """Scale it in place."""
+        if not self._waiting:
+            return
+        self._waiting = []
         gradient = self.parameters[0].grad
         if gradient is None:
             self._make_buffer()

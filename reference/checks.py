@@ -10,16 +10,13 @@ from .diagnosis import Diagnosis
 
 
 class GradientCheck:
-    """Whether gradients fit into their buckets: all of them at first, later one a bucket.
-
-    That is enough, as modules are converted to other dtypes and devices as a whole.
-    """
+    """Whether gradients fit into their buckets."""
 
     def __init__(self, diagnosis: Diagnosis) -> None:
         self._diagnosis = diagnosis
         self._warned_of_graph = False
-        self.all_slots = True
-        """Whether every gradient is looked at; set it again when the buckets are new."""
+        self.thorough = True
+        """Whether to look at every gradient, and at its strides; set it again when the buckets are new."""
 
     def converted(self, buckets: Sequence[Bucket]) -> str | None:
         """Whether the module has been converted since it was wrapped; None: no."""
@@ -29,18 +26,18 @@ class GradientCheck:
                 return self._diagnosis.converted(bucket.indices[0], number, parameter, buffer)
         return None
 
-    def complaint(self, bucket: Bucket, number: int) -> str | None:
-        """What is wrong with a bucket that is about to be launched; None: nothing. Warns of what is only slow."""
-        for slot in range(len(bucket.parameters) if self.all_slots else 1):
+    def complaint(self, bucket: Bucket, number: int, slots: Sequence[int]) -> str | None:
+        """What is wrong with the gradients of these slots; None: nothing. Warns of what is only slow."""
+        for slot in slots:
             gradient = bucket.parameters[slot].grad
             if gradient is None:
                 continue
             index, view = bucket.indices[slot], bucket.views[slot]
             if gradient.dtype != view.dtype or gradient.device != view.device or gradient.layout != view.layout:
                 return self._diagnosis.mismatch(index, number, gradient, view)
-            if self.all_slots and not view.is_sparse and _dense_strides(gradient) != _dense_strides(view):
+            if self.thorough and not view.is_sparse and _dense_strides(gradient) != _dense_strides(view):
                 warnings.warn(self._diagnosis.strides(index, gradient, view), stacklevel=2)
-                self.all_slots = False  # once is enough
+                self.thorough = False  # once is enough
             if gradient.requires_grad and not self._warned_of_graph:
                 warnings.warn(self._diagnosis.graph_not_averaged(index), stacklevel=2)
                 self._warned_of_graph = True

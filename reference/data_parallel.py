@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.utils import _to_kwargs
 
 from . import arguments
-from .agreement import agree, set_up
+from .agreement import Setup, agree, set_up
 from .bucketing import bucket_caps, first_iteration_caps
 from .buffers import BufferHook, broadcast_coalesced
 from .hooks.grad_bucket import Hook, check_hook
@@ -160,22 +160,17 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
         self.require_forward_param_sync = True
         self.buffer_hook: BufferHook | None = None
         self.sink_clones = True
-        self._make_reducer(exchange=init_sync)
-        trainable = list(trainable_parameters(module).values())
-        self.device = trainable[0].device
-        self.device_ids, self.output_device = arguments.resolve_devices(trainable, device_ids, output_device)
+        self._given_devices = device_ids, output_device
+        self._make_reducer(exchange=init_sync, with_buffers=sync_buffers_now)
         if init_sync:
             self.send_state(source=0, with_buffers=sync_buffers_now)
 
     # Construction
 
-    def _make_reducer(self, *, exchange: bool) -> None:
-        caps = bucket_caps(self.bucket_cap_mb, self.bucket_cap_mb_list)
-        first_caps = first_iteration_caps(
-            caps, listed=self.bucket_cap_mb_list is not None, graph_may_change=self.features.graph_may_change
-        )
-        setup = agree(lambda: set_up(self.module, self.plan, first_caps, caps), self.process_group, exchange=exchange)
+    def _make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
+        setup = agree(lambda: self._set_up(with_buffers=with_buffers), self.process_group, exchange=exchange)
         trainable = trainable_parameters(self.module)
+        self.device = next(iter(trainable.values())).device
         sparse = sparse_parameters(self.module)
         this = weakref.ref(self)
         self.reducer = Reducer(
@@ -190,8 +185,19 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
         if self.debug:
             self.reducer.order = CheckedLaunchOrder(self.process_group)
         self._has_buffers = bool(synchronized_buffers(self.module))
+        self._forward_ran = False
         self.log = Log()
         self.reducer.observers.append(self.log)
+
+    def _set_up(self, *, with_buffers: bool) -> Setup:
+        caps = bucket_caps(self.bucket_cap_mb, self.bucket_cap_mb_list)
+        first_caps = first_iteration_caps(
+            caps, listed=self.bucket_cap_mb_list is not None, graph_may_change=self.features.graph_may_change
+        )
+        setup = set_up(self.module, self.plan, first_caps, caps, with_buffers=with_buffers)
+        trainable = list(trainable_parameters(self.module).values())
+        self.device_ids, self.output_device = arguments.resolve_devices(trainable, *self._given_devices)
+        return setup
 
     def send_state(self, *, source: int, with_buffers: bool) -> None:
         """Overwrite every rank's parameters and buffers with those of `source`."""
@@ -215,7 +221,8 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
     def _before_forward(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if self.reducer.iterations == 0:
+        if not self._forward_ran:
+            self._forward_ran = True
             self._setup_in_backward_optimizers()
         if torch.is_grad_enabled():
             self.reducer.prepare_for_forward(averaging=self.require_backward_grad_sync)
@@ -223,7 +230,7 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
         if torch.is_grad_enabled():
             self.reducer.rebuild_if_due()
         if self.sends_buffers(after_forward=False):
-            self._send_buffers()
+            self.send_buffers()
         if self._join_config.enable:
             self.agree_on_averaging(wanted=self.require_backward_grad_sync)
         if self.device_ids:
@@ -234,7 +241,7 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
     @_not_compiled
     def _after_forward(self, output: Any) -> Any:
         if self.sends_buffers(after_forward=True):
-            self._send_buffers()
+            self.send_buffers()
         averaging = torch.is_grad_enabled() and self.require_backward_grad_sync
         # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
         self.require_forward_param_sync = averaging
@@ -252,9 +259,13 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
         hooked_after = self.buffer_hook is not None and self.buffer_hook.after_forward
         return wanted and self._has_buffers and after_forward == hooked_after
 
-    def _send_buffers(self) -> None:
-        # Under Join rank 0 may have no inputs any more, and stale buffers.
-        source = self.agree_on_rank(candidate=True) if self._join_config.enable else 0
+    def send_buffers(self, *, candidate: bool = True) -> None:
+        """Broadcast rank 0's buffers, or what the buffer hook does instead.
+
+        Args:
+            candidate: Whether this rank's are up to date: under Join rank 0 may have no inputs any more.
+        """
+        source = self.agree_on_rank(candidate=candidate) if self._join_config.enable else 0
         named = synchronized_buffers(self.module)
         # A backward pass that comes later may use what the module saved of a buffer: not a reason to fail.
         with torch.no_grad(), _unsafe_preserve_version_counter(tuple(named.values())):
@@ -311,4 +322,4 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.process_group = arguments.resolve_group(None)
-        self._make_reducer(exchange=False)
+        self._make_reducer(exchange=False, with_buffers=False)

@@ -7,9 +7,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from .buffers import broadcast_coalesced
-from .parameters import synchronized_buffers
-
 if TYPE_CHECKING:
     from .reducer import Reducer
 
@@ -25,7 +22,8 @@ class UnevenJoinHook(JoinHook):
         """Shadow one forward and backward pass, collective by collective in the order of a real one."""
         ddp = self._ddp
         ddp.reducer.rebuild_if_due()
-        ddp.shadow_buffer_sync()
+        if ddp.sends_buffers(after_forward=False):
+            ddp.send_buffers(candidate=False)
         averaging = ddp.agree_on_averaging(wanted=False)
         ddp.require_forward_param_sync = averaging
         if averaging:
@@ -46,6 +44,7 @@ class JoinsUneven(Joinable):
     forward_sync_buffers: bool
     require_forward_param_sync: bool
     sends_buffers: Callable[..., bool]
+    send_buffers: Callable[..., None]
     send_state: Callable[..., None]
     log: Any
 
@@ -111,12 +110,6 @@ class JoinsUneven(Joinable):
         rank = torch.tensor([dist.get_rank(self.process_group) if candidate else -1], device=self.device)
         dist.all_reduce(rank, op=dist.ReduceOp.MAX, group=self.process_group)
         return int(rank.item())
-
-    def shadow_buffer_sync(self) -> None:
-        """For a rank without inputs: take part in the broadcast before the others' forward pass."""
-        if self.sends_buffers(after_forward=False):
-            source = self.agree_on_rank(candidate=False)
-            broadcast_coalesced(list(synchronized_buffers(self.module).values()), self.process_group, source=source)
 
     def sync_final_model(self, *, is_last_joiner: bool) -> None:
         """Give all ranks the model of one that had inputs to the end."""

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
 
 Change = Callable[[Tensor], Tensor]
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
-    """Every tensor in lists, tuples, named tuples, dicts and dataclasses, to any depth."""
+    """Every tensor in lists, tuples, named tuples, dicts, dataclasses and registered pytree nodes, to any depth."""
     if isinstance(output, Tensor):
         yield output
     else:
@@ -36,10 +37,12 @@ def map_tensors(change: Change, output: Any) -> Any:
     if isinstance(output, tuple):
         parts = [map_tensors(change, part) for part in output]
         return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
-    changed = copy.copy(output)
+    if not dataclasses.is_dataclass(output):  # a registered pytree node
+        return tree_map(lambda part: change(part) if isinstance(part, Tensor) else part, output)
+    twin: Any = copy.copy(output)
     for field in dataclasses.fields(output):
-        object.__setattr__(changed, field.name, map_tensors(change, getattr(output, field.name)))  # frozen ones too
-    return changed
+        object.__setattr__(twin, field.name, map_tensors(change, getattr(output, field.name)))  # frozen ones too
+    return twin
 
 
 def _parts(output: Any) -> list[Any]:
@@ -49,7 +52,7 @@ def _parts(output: Any) -> list[Any]:
         return list(output.values())
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         return [getattr(output, field.name) for field in dataclasses.fields(output)]
-    return []
+    return tree_leaves(output) if type(output) in SUPPORTED_NODES else []
 
 
 def through_sink(output: Any, on_backward: Callable[[], None], *, clone: bool = True) -> Any:

@@ -11,6 +11,7 @@ An iteration, told once:
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -89,7 +90,9 @@ class Reducer(ReducerNames):
         self._gradients = GradientCheck(self._diagnosis)
         self._wishes = WishCheck(self._diagnosis, wants_averages)
         self._expecting = False  # gradients that arrive are averaged
-        self._began = False  # the backward pass has brought one
+        self._shadows = 0  # iterations of other ranks that this one only matched
+        self._began = False  # one has arrived since forward
+        self._in_pass = False  # autograd is at work
         self._reached: frozenset[int] | None = None
         self._watches: list[Callable[[int], None]] = []
         several_devices = len({parameter.device for parameter in self._parameters}) > 1
@@ -116,7 +119,13 @@ class Reducer(ReducerNames):
     # Forward pass
 
     def prepare_for_forward(self, *, averaging: bool) -> None:
-        """A forward pass begins; `averaging` tells whether its gradients will be averaged.
+        """A forward pass begins; `averaging` tells whether its gradients will be averaged."""
+        if averaging:
+            self.iterations += 1
+            self._tell("forward_started")
+
+    def rebuild_if_due(self) -> None:
+        """Rebuild the buckets in ready order, once, as soon as that is known; all ranks must call it together.
 
         Raises:
             RuntimeError: The last backward pass left gradients out, so its averages never arrived; or the module
@@ -125,15 +134,9 @@ class Reducer(ReducerNames):
         self.check_finished()
         if converted := self._gradients.converted(self.layout.buckets):
             self._fail(converted)
-        if averaging:
-            self.iterations += 1
-            self._tell("forward_started")
-
-    def rebuild_if_due(self) -> None:
-        """Rebuild the buckets in ready order, once, as soon as that is known; all ranks must call it together."""
         known = [] if self._expecting else self.ready_order
         if self.layout.rebuild_if_due(known, self._group):
-            self._gradients.all_slots = True
+            self._gradients.thorough = True
 
     def prepare_for_backward(self, outputs: Sequence[Tensor], count_ranks: Callable[[], int] | None = None) -> None:
         """Expect every gradient in the coming backward pass, and average them.
@@ -146,7 +149,7 @@ class Reducer(ReducerNames):
             bucket.reset()
         self._next_bucket = 0
         self._futures: list[Future | None] = []
-        self._expecting, self._began, self._end_queued = True, False, False
+        self._expecting, self._began, self._in_pass, self._end_queued = True, False, False, False
         self._wishes.forward_done(averaging=True)
         self._count_ranks = count_ranks or partial(dist.get_world_size, self._group)
         self._watches = [o.parameter_ready for o in self.observers if o.watches_parameters]
@@ -156,7 +159,7 @@ class Reducer(ReducerNames):
 
     def expect_nothing(self) -> None:
         """Leave the gradients of the coming backward pass alone."""
-        self._expecting, self._began = False, False
+        self._expecting, self._began, self._in_pass = False, False, False
         self._wishes.forward_done(averaging=False)
         self._watches = [o.parameter_ready for o in self.observers if o.watches_parameters]
 
@@ -170,8 +173,8 @@ class Reducer(ReducerNames):
 
     def arrived(self, index: int, gradient: Tensor | None) -> None:
         """The path of every gradient, None for an undefined one: as few steps as can be."""
-        if not self._began:
-            self._begin_backward()
+        if not self._in_pass:
+            self._begin_pass()
         to_come = self.usage.arrived(index, gradient, self._expecting)
         if self._watches and gradient is not None:
             for watch in self._watches:
@@ -182,12 +185,23 @@ class Reducer(ReducerNames):
             self.ready_order.append(index)
             self._mark_ready(index)
 
+    def _begin_pass(self) -> None:
+        self._in_pass = True
+        _engine.queue_callback(self._end_pass)
+        self._wishes.gradient_arrived()
+        if self._expecting and not self._began:
+            self._begin_backward()
+
+    def _end_pass(self) -> None:
+        """Another backward pass may bring the rest; until then the user's script may change the gradients."""
+        self._in_pass = False
+        if self._expecting and self._began:
+            for bucket in self.layout.buckets[self._next_bucket :]:
+                bucket.pack(self._scale)
+
     def _begin_backward(self) -> None:
         self._began = True
-        self._wishes.gradient_arrived()
-        if not self._expecting:
-            return
-        # Multiplying beats dividing, and gives the same bits as torch, which does so too.
+        # Multiplying beats dividing, and gives the same bits as torch's default path, which does so too.
         self._scale = 1.0 if self._comm_hook else 1.0 / self._count_ranks()
         self._tell("backward_started")
         for index in sorted(self.usage.unused):
@@ -198,12 +212,18 @@ class Reducer(ReducerNames):
         bucket = self.layout.buckets[number]
         if not bucket.is_pending(slot):
             self._fail(self._diagnosis.ready_twice(index, number, unused=index in self.usage.unused))
+        if not bucket.waits[slot]:
+            self._check(bucket, number, [slot])
         if bucket.put(slot, self._scale):
             self._complete(bucket, number)
 
-    def _complete(self, bucket: Bucket, number: int) -> None:
-        if complaint := self._gradients.complaint(bucket, number):
+    def _check(self, bucket: Bucket, number: int, slots: Sequence[int]) -> None:
+        if complaint := self._gradients.complaint(bucket, number, slots):
             self._fail(complaint)
+
+    def _complete(self, bucket: Bucket, number: int) -> None:
+        # All gradients in the first iteration, later one a bucket: modules are converted as a whole.
+        self._check(bucket, number, range(len(bucket.parameters) if self._gradients.thorough else 1))
         bucket.pack(self._scale)
         self._tell("bucket_ready", number)
         self._launch_in_order()
@@ -231,7 +251,10 @@ class Reducer(ReducerNames):
         if self._comm_hook is None:
             return bucket.all_reduce(self._group)
         hook, state = self._comm_hook
-        return hook(state, GradBucket(bucket, number, is_last=number == len(self.layout.buckets) - 1))
+        future = hook(state, GradBucket(bucket, number, is_last=number == len(self.layout.buckets) - 1))
+        if not isinstance(future, torch._C.Future):
+            self._fail(self._diagnosis.no_future(hook, number, future))
+        return future
 
     def _launch_everything(self) -> None:
         if not self._began:
@@ -258,7 +281,7 @@ class Reducer(ReducerNames):
         while self.after_backward:
             self.after_backward.pop(0).wait()
         self.usage.finished()
-        self._gradients.all_slots = False
+        self._gradients.thorough = False
 
     def check_finished(self) -> None:
         """Raise RuntimeError, with what is missing, if the last backward pass left gradients out."""
@@ -272,15 +295,15 @@ class Reducer(ReducerNames):
 
     def shadow_backward(self) -> None:
         """For a rank without inputs: match the collectives of the others' backward pass, with zeros."""
-        tells_order = self.usage.launches_during_backward
         futures = [self._communicate(bucket.zeros(), number) for number, bucket in enumerate(self.layout.buckets)]
         self.usage.launched_all()
         for future in futures:
             future.wait()
         self.usage.untouched()
         self.usage.finished()
-        if tells_order:  # as ready for the rebuild as the others
-            self.ready_order = list(range(len(self._parameters)))
+        self._shadows += 1
+        if self._shadows + self.iterations > self.usage.iterations_without_order:
+            self.ready_order = list(range(len(self._parameters)))  # as ready for the rebuild as the others
 
     # Watching, and errors
 
@@ -296,9 +319,18 @@ class Reducer(ReducerNames):
         try:
             future.wait()
         except RuntimeError as error:
+            self._let_collectives_end()
             if explanation := self.order.explain(launch):
                 self._fail(f"{explanation}. {error}")
             raise
+
+    def _let_collectives_end(self) -> None:
+        """Those in flight work on buffers that the next iteration uses."""
+        for future in self._futures:
+            if future is not None:
+                with suppress(Exception):
+                    future.wait()
+        self.usage.finished()
 
     def _search(self, outputs: Sequence[Tensor]) -> frozenset[int] | None:
         """Parameters behind the outputs, for error messages; only where it is worth the time.

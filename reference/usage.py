@@ -24,6 +24,9 @@ class EveryParameter:
     launches_during_backward = True
     """False: all buckets are launched at the end of the backward pass."""
 
+    iterations_without_order = 0
+    """Iterations at the start that do not tell the order of readiness."""
+
     unused: frozenset[int] = frozenset()
     """Parameter indices that get no gradient in the coming backward pass."""
 
@@ -151,12 +154,14 @@ class StaticGraph(EveryParameter):
 
     needs_sink = True
     launches_during_backward = False
+    iterations_without_order = 1
 
     def __init__(self, used: UsedMap) -> None:
         self.used = used
         self._times: Counter[int] = Counter()
         self._left: Counter[int] = Counter()
-        self._untouched: frozenset[int] = frozenset()
+        self._exchanged = False
+        self._untouched: frozenset[int] | None = None
 
     def forward_done(self, outputs: Iterable[Tensor]) -> None:
         """Expect as many gradients as in the first iteration."""
@@ -175,20 +180,21 @@ class StaticGraph(EveryParameter):
         return self._left[index]
 
     def launched_all(self) -> None:
-        """Exchange the ranks' uses, in the first iteration."""
-        if not self.launches_during_backward:
+        """Exchange the ranks' uses, once: in the first iteration of whoever has inputs first."""
+        if not self._exchanged:
+            self._exchanged = True
             self.used.exchange()
 
     def untouched(self) -> frozenset[int]:
         """Parameters that no rank used in the first iteration, and so none ever."""
-        if not self.launches_during_backward:
+        if self._untouched is None:
             self._untouched = self.used.unused()
         return self._untouched
 
     def finished(self) -> None:
-        """After the first iteration: what it left out is unused for good, the sink is not needed any more."""
-        if not self.launches_during_backward:
-            self.used.wait()
+        """After this rank's first iteration: what it left out is unused for good, the sink is not needed any more."""
+        self.used.wait()
+        if self._times and not self.launches_during_backward:
             self.unused = frozenset(range(len(self.used.tensor))) - frozenset(self._times)
             self.launches_during_backward, self.needs_sink = True, False
 

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from reference.data_parallel import DistributedDataParallel, NaiveDataParallel
 from reference.observer import Observer
@@ -568,6 +568,7 @@ def count_kernels(rank: int, _world_size: int, options: dict) -> tuple[int, int]
             ddp(x).sum().backward()
             torch.cuda.synchronize()
         counts.append(len([event for event in profile.events() if event.device_type.name == "CUDA"]))
+        assert counts[-1] > 0
     return tuple(counts)
 
 
@@ -600,7 +601,7 @@ def inputs_on_cpu(rank: int, _world_size: int) -> bool:
 
 def names_missing(rank: int, _world_size: int) -> list[str]:
     ours, torchs = (wrapper(nn.Linear(1, 1)) for wrapper in (DistributedDataParallel, TorchDDP))
-    return [name for name in dir(torchs) if not name.startswith("__") and not hasattr(ours, name)]
+    return sorted(name for name in dir(torchs) if not name.startswith("__") and not hasattr(ours, name))
 
 
 class Layers(nn.Module):
@@ -631,3 +632,66 @@ def compiled_graphs(rank: int, _world_size: int) -> tuple[int, int]:
         ddp(torch.ones(2, 600)).sum().backward()
         counts.append(len(graphs))
     return tuple(counts)
+
+
+def local_buffers(rank: int, _world_size: int) -> bool:
+    module = nn.Linear(1, 1)
+    module.register_buffer("own", torch.full((1 + rank,), float(rank)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ddp = DistributedDataParallel(module, broadcast_buffers=False)
+    ddp(torch.ones(1, 1)).sum().backward()
+    return bool((module.own == rank).all())
+
+
+def static_graph_over_two_epochs(rank: int, _world_size: int) -> bool:
+    """Rank 0 has no input in the first epoch and some in the second; at the end all ranks have one model."""
+    ddp = DistributedDataParallel(mlp((4, 4, 4), torch.float32, 0), bucket_cap_mb=1e-4, static_graph=True)
+    for first, last in ((0, 4), (3, 4)):
+        with ddp.join():
+            scenarios.train(ddp, rank, steps=last if rank else first)
+    return bool(torch.isfinite(next(ddp.parameters())).all())
+
+
+def forward_before_training(rank: int, _world_size: int) -> int:
+    """Calls of the set-up: evaluation, accumulation and training each begin with a forward pass."""
+
+    class Counts(DistributedDataParallel):
+        calls = 0
+
+        def _setup_in_backward_optimizers(self) -> None:
+            self.calls += 1
+
+    ddp = Counts(nn.Linear(1, 1))
+    with torch.no_grad():
+        ddp(torch.ones(1, 1))
+    with ddp.no_sync():
+        ddp(torch.ones(1, 1)).sum().backward()
+    ddp(torch.ones(1, 1)).sum().backward()
+    return ddp.calls
+
+
+def train_compressed(rank: int, _world_size: int) -> float:
+    """Largest relative difference that sending bfloat16 makes."""
+    gradients = []
+    for hook in (None, default_hooks.bf16_compress_hook):
+        ddp = DistributedDataParallel(mlp((4, 4), torch.float32, 0))
+        if hook is not None:
+            ddp.register_comm_hook(None, hook)
+        ddp(mlp_batch((4,), torch.float32, rank, 3)).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in ddp.parameters()]))
+    exact, compressed = gradients
+    return float((exact - compressed).abs().max() / exact.abs().max())
+
+
+def compare_on_three_ranks(rank: int, _world_size: int) -> list[float]:
+    """Largest relative difference to torch's gradients: plain, and as views zeroed in place."""
+    differences = []
+    for view in (False, True):
+        both = []
+        for wrapper in (DistributedDataParallel, TorchDDP):
+            ddp = wrapper(mlp((8, 8, 8), torch.float32, 0), gradient_as_bucket_view=view)
+            steps = scenarios.train(ddp, rank, shape=(3, 8), set_to_none=not view)
+            both.append(torch.cat([tensor.flatten() for step in steps for tensor in step]))
+        differences.append(float((both[0] - both[1]).abs().max() / both[1].abs().max()))
+    return differences

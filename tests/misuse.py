@@ -238,6 +238,33 @@ def comm_hook_returns_too_little(_rank: int) -> None:
     ddp(x()).sum().backward()
 
 
+def comm_hook_returns_nothing(_rank: int) -> None:
+    def hook(state, bucket):
+        dist.all_reduce(bucket.buffer())
+
+    ddp = DistributedDataParallel(line())
+    ddp.register_comm_hook(None, hook)
+    ddp(x()).sum().backward()
+
+
+def cap_of_another_type_on_one_rank(rank: int) -> None:
+    DistributedDataParallel(line(), bucket_cap_mb=25 if rank == 0 else "25")
+
+
+def device_id_on_one_rank(rank: int) -> None:
+    DistributedDataParallel(line(), device_ids=None if rank == 0 else [0])
+
+
+def large_parameter_converted(_rank: int) -> None:
+    ddp = DistributedDataParallel(nn.Linear(200, 200), gradient_as_bucket_view=True)
+    ddp.module.weight.register_post_accumulate_grad_hook(_to_columns)
+    ddp(x(1, 200)).sum().backward()
+
+
+def _to_columns(parameter: Tensor) -> None:
+    parameter.grad = parameter.grad.t().contiguous().t()
+
+
 def pickled_with_a_group(_rank: int) -> None:
     DistributedDataParallel(line(), process_group=dist.new_group([0, 1])).__getstate__()
 
@@ -297,6 +324,8 @@ def message(rank: int, _world_size: int, misuse: str) -> str:
 MISUSES: dict[str, Callable[[int], None]] = {
     name: value
     for name, value in globals().items()
-    if callable(value) and getattr(value, "__module__", "") == __name__ and name not in ("line", "x", "message")
+    if callable(value)
+    and getattr(value, "__module__", "") == __name__
+    and name not in ("line", "x", "message", "_to_columns")
     if not isinstance(value, type)
 }

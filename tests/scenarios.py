@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel.distributed import _BufferCommHookLocation
+from torch.utils._pytree import register_pytree_node
 from torch.utils.checkpoint import checkpoint
 
 Wrap = Callable[..., nn.Module]
@@ -29,6 +30,16 @@ class Outputs:
 
     used: Tensor
     ignored: Tensor
+
+
+class Box:
+    """A class that torch's pytree has been told of."""
+
+    def __init__(self, used: Any, ignored: Any) -> None:
+        self.used, self.ignored = used, ignored
+
+
+register_pytree_node(Box, lambda box: ([box.used, box.ignored], None), lambda parts, _: Box(*parts))
 
 
 def gradients(module: nn.Module) -> list[Tensor | None]:
@@ -105,17 +116,24 @@ class Nested(nn.Module):
             "dict": {"used": used, "more": {"ignored": ignored}},
             "namedtuple": Pair(used, [ignored]),
             "dataclass": Outputs(used, ignored),
+            "registered node": Box(used, ignored),
         }[self.structure]
 
 
-def output_unused_in_loss(wrap: Wrap, rank: int, *, structure: str) -> list:
-    ddp = wrap(Nested(structure), find_unused_parameters=True)
+def output_unused_in_loss(wrap: Wrap, rank: int, *, structure: str, **options: Any) -> list:
+    ddp = wrap(Nested(structure), **(options or {"find_unused_parameters": True}))
 
     def loss(output: Any) -> Tensor:
         used = output["used"] if structure == "dict" else getattr(output, "used", None)
         return (output[0] if used is None else used).square().mean()
 
     return [type(ddp(batch(rank, 3, 4))).__name__, *train(ddp, rank, loss=loss)]
+
+
+def registered_node(wrap: Wrap, rank: int) -> list:
+    """A static graph behind an output of a class that only pytree knows."""
+    ddp = wrap(Nested("registered node"), static_graph=True)
+    return train(ddp, rank, loss=lambda box: box.used.square().mean() + box.ignored.sum())
 
 
 class Checkpointed(nn.Module):
@@ -218,14 +236,21 @@ def several_backwards(wrap: Wrap, rank: int, **options: Any) -> list:
     return seen
 
 
-def backward_in_parts(wrap: Wrap, rank: int) -> list:
-    """Two losses with a backward pass each, which only together reach all parameters."""
-    ddp = wrap(Nested("tuple"))
+def backward_in_parts(wrap: Wrap, rank: int, *, between: str, **options: Any) -> list:
+    """Two losses with a backward pass each, which only together reach all parameters.
+
+    What the script does to the gradients in between comes too late for the averages.
+    """
+    ddp = wrap(Nested("tuple"), **options)
     seen = []
     for step in range(3):
         ddp.zero_grad()
         used, (other, _) = ddp(batch(rank, 3, 4, step=step))
         used.square().mean().backward(retain_graph=True)
+        if between == "halved":
+            ddp.module.a.weight.grad.mul_(0.5)
+        elif between != "kept":
+            ddp.zero_grad(set_to_none=between == "None")
         other.square().mean().backward()
         seen.append(gradients(ddp))
     return seen
@@ -351,11 +376,18 @@ def comm_hook(wrap: Wrap, rank: int, *, how: str, **options: Any) -> list:
     return [*train(ddp, rank), calls]
 
 
-def uneven(wrap: Wrap, rank: int, *, divide: bool, **options: Any) -> list:
-    """Rank 0 runs out of inputs first."""
+def uneven(wrap: Wrap, rank: int, *, divide: bool, first: int = 2, hooked: bool = False, **options: Any) -> list:
+    """Rank 0 runs out of inputs first; perhaps a hook of the user's adds up the buffers."""
     ddp = wrap(nn.Sequential(*linears(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), bucket_cap_mb=1e-4, **options)
+
+    def hook(_state: Any, named: dict[str, Tensor]) -> None:
+        for buffer in named.values():
+            torch.distributed.all_reduce(buffer)
+
+    if hooked:
+        ddp._register_buffer_comm_hook(None, hook, _BufferCommHookLocation.PRE_FORWARD)
     with ddp.join(divide_by_initial_world_size=divide):
-        seen = train(ddp, rank, steps=2 + 3 * rank)
+        seen = train(ddp, rank, steps=5 if rank else first)
     return [*seen, [p.detach().clone() for p in ddp.parameters()], list(ddp.buffers())]
 
 
@@ -454,7 +486,8 @@ CASES: dict[str, Callable[..., list]] = {
     **_cases(sparse, {"kind": "embedding"}, modes=True),
     **_cases(several_forwards, modes=True),
     **_cases(several_backwards, modes=True),
-    **_cases(backward_in_parts),
+    **_cases(registered_node),
+    **_cases(backward_in_parts, *({"between": between} for between in ("kept", "None", "zeros", "halved"))),
     **_cases(no_gradient_outputs, {}, {"find_unused_parameters": True}, {"static_graph": True}, modes=True),
     **_cases(functional),
     **_cases(autocast),
@@ -464,9 +497,19 @@ CASES: dict[str, Callable[..., list]] = {
     **_cases(buffer_hook, *({"after": after, "futures": futures} for after, futures in ((0, 0), (1, 0), (1, 1)))),
     **_cases(user_hooks, modes=True),
     **_cases(comm_hook, {"how": "in place"}, {"how": "new tensor"}, modes=True),
-    **_cases(uneven, {"divide": True}, {"divide": False}, {"divide": True, "find_unused_parameters": True}),
+    **_cases(
+        uneven,
+        {"divide": True},
+        {"divide": False},
+        {"divide": False, "first": 0},
+        {"divide": True, "hooked": True},
+        {"divide": True, "find_unused_parameters": True},
+    ),
     **_cases(checkpoints, *CHECKPOINTS),
-    **_cases(output_unused_in_loss, *({"structure": name} for name in ("tuple", "list", "dict", "namedtuple"))),
+    **_cases(
+        output_unused_in_loss,
+        *({"structure": name} for name in ("tuple", "list", "dict", "namedtuple")),
+    ),
     **{
         f"{name} {mode}": partial(_in_modes(branches), mode=mode, **arguments)
         for mode in MODES

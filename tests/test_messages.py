@@ -88,15 +88,27 @@ EXPECTED = {
         "FutureWarning: `broadcast_buffers` is deprecated",
         "FutureWarning: The `check_reduction` argument",
     ],
-    "rank_that_leaves_the_order": [],
+    "comm_hook_returns_nothing": [
+        "RuntimeError: rank {rank}: expected the comm hook comm_hook_returns_nothing.<locals>.hook to return a "
+        "torch.futures.Future for bucket 0, got NoneType"
+    ],
+    "cap_of_another_type_on_one_rank": ["TypeError: "],
+    "device_id_on_one_rank": ["ValueError: DistributedDataParallel device_ids and output_device"],
+    "large_parameter_converted": [
+        "UserWarning: rank {rank}: the gradient of weight (parameter 0, shape (200, 200)) has strides (1, 200)"
+    ],
 }
 
 
-@pytest.mark.parametrize("mistake", misuse.MISUSES)
+@pytest.mark.parametrize("mistake", EXPECTED)
 def test_a_mistake_is_named_on_every_rank(two_ranks, mistake):
     for rank, said in enumerate(two_ranks.run(misuse.message, mistake)):
         for words in EXPECTED[mistake]:
             assert words.format(rank=rank) in said
+
+
+def test_every_mistake_is_looked_at():
+    assert set(misuse.MISUSES) - set(EXPECTED) == {"rank_that_leaves_the_order"}
 
 
 def test_a_rank_that_leaves_the_order_is_named_by_those_that_wait(two_ranks):
