@@ -1,6 +1,6 @@
-"""Data parallelism as a module wrapper: the naive version first, then `DistributedDataParallel`.
+"""Data parallelism as a module wrapper; `naive` has it at its simplest.
 
-Its sections follow an iteration as torch's note on DDP tells it: construction, forward pass, backward pass, and
+The sections follow an iteration as torch's note on DDP tells it: construction, forward pass, backward pass, and
 the optimiser step, which needs nothing from here: it sees the same averaged gradients on every rank.
 """
 
@@ -25,6 +25,7 @@ from .hooks.grad_bucket import Hook, check_hook
 from .join import JoinsUneven
 from .layout import Features
 from .log import Log
+from .naive import NaiveDataParallel as NaiveDataParallel
 from .order import CheckedLaunchOrder
 from .outputs import tensors_in, through_sink
 from .parameters import (
@@ -38,31 +39,6 @@ from .torch_names import DataParallelNames
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _not_compiled = cast("Callable[[_Method], _Method]", torch.compiler.disable)
-
-
-class NaiveDataParallel(nn.Module):
-    """One all-reduce a parameter, after the backward pass: right, and slow. Kept for teaching.
-
-    Call `average_gradients` between the backward pass and the optimiser step, on every rank.
-    """
-
-    def __init__(self, module: nn.Module, *, process_group: dist.ProcessGroup | None = None) -> None:
-        super().__init__()
-        self.module = module
-        self.process_group = arguments.resolve_group(process_group)
-        broadcast_coalesced([*module.parameters(), *module.buffers()], self.process_group)
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Whatever the module returns."""
-        return self.module(*inputs, **kwargs)
-
-    def average_gradients(self) -> None:
-        """Replace every gradient by its mean over the ranks."""
-        world_size = dist.get_world_size(self.process_group)
-        for parameter in self.module.parameters():
-            if parameter.grad is not None:
-                dist.all_reduce(parameter.grad, group=self.process_group)
-                parameter.grad /= world_size
 
 
 class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
@@ -183,7 +159,7 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
             wants_averages=lambda: (alive := this()) is not None and alive.require_backward_grad_sync,
         )
         if self.debug:
-            self.reducer.order = CheckedLaunchOrder(self.process_group)
+            self.reducer.communication.order = CheckedLaunchOrder(self.process_group)
         self._has_buffers = bool(synchronized_buffers(self.module))
         self._forward_ran = False
         self.log = Log()

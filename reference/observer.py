@@ -1,6 +1,7 @@
 """What can be watched of a reducer."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 import torch
 
@@ -42,3 +43,10 @@ class Observer:
 
     def failed(self, message: str) -> None:
         """The reducer is about to raise an error."""
+
+
+def fail(observers: Iterable[Observer], message: str) -> NoReturn:
+    """Raise RuntimeError, and let the observers know."""
+    for observer in observers:
+        observer.failed(message)
+    raise RuntimeError(message)

@@ -11,10 +11,9 @@ An iteration, told once:
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,12 +22,12 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from .bucket import Bucket
 from .checks import GradientCheck, WishCheck
+from .communication import Communication
 from .diagnosis import Diagnosis
-from .hooks.grad_bucket import GradBucket, Hook, result_of
+from .hooks.grad_bucket import Hook
 from .layout import Features, Layout
 from .listening import accumulators, listen
-from .observer import Future, Observer
-from .order import LaunchOrder
+from .observer import Future, Observer, fail
 from .torch_names import ReducerNames
 from .usage import make_usage, reachable
 
@@ -54,7 +53,7 @@ class Reducer(ReducerNames):
         reduced_buckets: Buckets that were sent in the last such iteration.
         usage: Which parameters take part in a backward pass.
         observers: Who watches; append at any time between iterations.
-        order: Told of every launch, and asked when one fails.
+        communication: Sends buckets, and checks their order if asked to.
         after_backward: Futures that the coming backward pass waits for at its end.
         optimizers_in_backward: Whether the comm hook steps optimisers, and sets the gradients it has used to None.
     """
@@ -82,11 +81,10 @@ class Reducer(ReducerNames):
         self.ready_order: list[int] = []
         self.reduced_buckets = 0
         self.observers: list[Observer] = []
-        self.order = LaunchOrder()
         self.after_backward: list[Future] = []
         self.optimizers_in_backward = False
-        self._comm_hook: tuple[Hook, Any] | None = None
         self._diagnosis = Diagnosis(parameters, dist.get_rank(group))
+        self.communication = Communication(group, self._diagnosis, self.observers)
         self._gradients = GradientCheck(self._diagnosis)
         self._wishes = WishCheck(self._diagnosis, wants_averages)
         self._expecting = False  # gradients that arrive are averaged
@@ -103,16 +101,17 @@ class Reducer(ReducerNames):
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
         """Have a hook communicate; see `DistributedDataParallel.register_comm_hook`."""
-        if self._comm_hook is not None:
-            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
         if self.iterations > 0:
             raise RuntimeError("a comm hook should be registered before the training loop starts")
-        self._comm_hook = hook, state
+        self.communication.register(state, hook)
 
     def set_static_graph(self) -> None:
         """Take the graph as static from the first iteration on."""
         if self.iterations > 0:
-            self._fail("static_graph should be called before training loop starts, and after the module is wrapped")
+            fail(
+                self.observers,
+                "static_graph should be called before training loop starts, on the wrapped module",
+            )
         self.features = self.layout.features = replace(self.features, static_graph=True)
         self.usage = make_usage(self.features, self._parameters, self._accumulators, self._group)
 
@@ -133,7 +132,7 @@ class Reducer(ReducerNames):
         """
         self.check_finished()
         if converted := self._gradients.converted(self.layout.buckets):
-            self._fail(converted)
+            fail(self.observers, converted)
         known = [] if self._expecting else self.ready_order
         if self.layout.rebuild_if_due(known, self._group):
             self._gradients.thorough = True
@@ -148,7 +147,7 @@ class Reducer(ReducerNames):
         for bucket in self.layout.buckets:
             bucket.reset()
         self._next_bucket = 0
-        self._futures: list[Future | None] = []
+        self.communication.begin()
         self._expecting, self._began, self._in_pass, self._end_queued = True, False, False, False
         self._wishes.forward_done(averaging=True)
         self._count_ranks = count_ranks or partial(dist.get_world_size, self._group)
@@ -180,7 +179,7 @@ class Reducer(ReducerNames):
             for watch in self._watches:
                 watch(index)
         if to_come < 0:
-            self._fail(self._diagnosis.graph_changed(index, self.layout.places[index][0]))
+            fail(self.observers, self._diagnosis.graph_changed(index, self.layout.places[index][0]))
         if self._expecting and to_come == 0:
             self.ready_order.append(index)
             self._mark_ready(index)
@@ -202,7 +201,7 @@ class Reducer(ReducerNames):
     def _begin_backward(self) -> None:
         self._began = True
         # Multiplying beats dividing, and gives the same bits as torch's default path, which does so too.
-        self._scale = 1.0 if self._comm_hook else 1.0 / self._count_ranks()
+        self._scale = 1.0 if self.communication.hooked else 1.0 / self._count_ranks()
         self._tell("backward_started")
         for index in sorted(self.usage.unused):
             self._mark_ready(index)
@@ -211,7 +210,7 @@ class Reducer(ReducerNames):
         number, slot = self.layout.places[index]
         bucket = self.layout.buckets[number]
         if not bucket.is_pending(slot):
-            self._fail(self._diagnosis.ready_twice(index, number, unused=index in self.usage.unused))
+            fail(self.observers, self._diagnosis.ready_twice(index, number, unused=index in self.usage.unused))
         if not bucket.waits[slot]:
             self._check(bucket, number, [slot])
         if bucket.put(slot, self._scale):
@@ -219,7 +218,7 @@ class Reducer(ReducerNames):
 
     def _check(self, bucket: Bucket, number: int, slots: Sequence[int]) -> None:
         if complaint := self._gradients.complaint(bucket, number, slots):
-            self._fail(complaint)
+            fail(self.observers, complaint)
 
     def _complete(self, bucket: Bucket, number: int) -> None:
         # All gradients in the first iteration, later one a bucket: modules are converted as a whole.
@@ -240,21 +239,10 @@ class Reducer(ReducerNames):
     def _launch(self, number: int) -> None:
         bucket = self.layout.buckets[number]
         if self.features.skip_all_reduce_unused_params and self.usage.unused.issuperset(bucket.indices):
-            self._futures.append(None)
             return
         self._tell("bucket_launching", number)
-        self._futures.append(self._communicate(bucket, number))
-        self._tell("bucket_launched", number, self._futures[-1])
-
-    def _communicate(self, bucket: Bucket, number: int) -> Future:
-        self.order.launching(number, bucket.size_bytes)
-        if self._comm_hook is None:
-            return bucket.all_reduce(self._group)
-        hook, state = self._comm_hook
-        future = hook(state, GradBucket(bucket, number, is_last=number == len(self.layout.buckets) - 1))
-        if not isinstance(future, torch._C.Future):
-            self._fail(self._diagnosis.no_future(hook, number, future))
-        return future
+        future = self.communication.send(bucket, number, is_last=number == len(self.layout.buckets) - 1)
+        self._tell("bucket_launched", number, future)
 
     def _launch_everything(self) -> None:
         if not self._began:
@@ -269,14 +257,12 @@ class Reducer(ReducerNames):
         untouched = self.usage.untouched()
         if self.optimizers_in_backward:
             untouched |= {index for index, parameter in enumerate(self._parameters) if parameter.grad is None}
-        self.reduced_buckets = sum(future is not None for future in self._futures)
-        launch = self.order.launches - self.reduced_buckets
-        for number, (bucket, future) in enumerate(zip(self.layout.buckets, self._futures, strict=True)):
-            if future is not None:
-                launch += 1
-                self._wait(future, launch)
+        self.reduced_buckets = self.communication.sent
+        for number, bucket in enumerate(self.layout.buckets):
+            if self.communication.was_sent(number):
+                self.communication.wait(number)
                 self._tell("bucket_done", number)
-                bucket.copy_out(result_of(future, bucket) if self._comm_hook else None, unused=untouched)
+                bucket.copy_out(self.communication.averages(bucket, number), unused=untouched)
                 self._tell("bucket_copied_out", number)
         while self.after_backward:
             self.after_backward.pop(0).wait()
@@ -289,16 +275,19 @@ class Reducer(ReducerNames):
             buckets = self.layout.buckets
             missing = [i for i, (number, slot) in enumerate(self.layout.places) if buckets[number].is_pending(slot)]
             unlaunched = range(self._next_bucket, len(buckets))
-            self._fail(self._diagnosis.unfinished(missing, self._reached, unlaunched, self.features))
+            fail(self.observers, self._diagnosis.unfinished(missing, self._reached, unlaunched, self.features))
 
     # Join
 
     def shadow_backward(self) -> None:
         """For a rank without inputs: match the collectives of the others' backward pass, with zeros."""
-        futures = [self._communicate(bucket.zeros(), number) for number, bucket in enumerate(self.layout.buckets)]
+        self.communication.begin()
+        last = len(self.layout.buckets) - 1
+        for number, bucket in enumerate(self.layout.buckets):
+            self.communication.send(bucket.zeros(), number, is_last=number == last)
         self.usage.launched_all()
-        for future in futures:
-            future.wait()
+        for number in range(last + 1):
+            self.communication.wait(number)
         self.usage.untouched()
         self.usage.finished()
         self._shadows += 1
@@ -310,27 +299,6 @@ class Reducer(ReducerNames):
     def _tell(self, step: str, *details: Any) -> None:
         for observer in self.observers:
             getattr(observer, step)(*details)
-
-    def _fail(self, message: str) -> NoReturn:
-        self._tell("failed", message)
-        raise RuntimeError(message)
-
-    def _wait(self, future: Future, launch: int) -> None:
-        try:
-            future.wait()
-        except RuntimeError as error:
-            self._let_collectives_end()
-            if explanation := self.order.explain(launch):
-                self._fail(f"{explanation}. {error}")
-            raise
-
-    def _let_collectives_end(self) -> None:
-        """Those in flight work on buffers that the next iteration uses."""
-        for future in self._futures:
-            if future is not None:
-                with suppress(Exception):
-                    future.wait()
-        self.usage.finished()
 
     def _search(self, outputs: Sequence[Tensor]) -> frozenset[int] | None:
         """Parameters behind the outputs, for error messages; only where it is worth the time.

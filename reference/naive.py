@@ -1,0 +1,34 @@
+"""Data parallelism at its simplest, to compare with."""
+
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from .arguments import resolve_group
+from .buffers import broadcast_coalesced
+
+
+class NaiveDataParallel(nn.Module):
+    """One all-reduce a parameter, after the backward pass: right, and slow. Kept for teaching.
+
+    Call `average_gradients` between the backward pass and the optimiser step, on every rank.
+    """
+
+    def __init__(self, module: nn.Module, *, process_group: dist.ProcessGroup | None = None) -> None:
+        super().__init__()
+        self.module = module
+        self.process_group = resolve_group(process_group)
+        broadcast_coalesced([*module.parameters(), *module.buffers()], self.process_group)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Whatever the module returns."""
+        return self.module(*inputs, **kwargs)
+
+    def average_gradients(self) -> None:
+        """Replace every gradient by its mean over the ranks."""
+        world_size = dist.get_world_size(self.process_group)
+        for parameter in self.module.parameters():
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad, group=self.process_group)
+                parameter.grad /= world_size
