@@ -92,7 +92,8 @@ class Bucket:
         if gradient is None or gradient is self.views[slot]:
             self._waiting.append(slot)  # nothing to copy
         else:
-            torch.mul(gradient.detach(), scale, out=self.views[slot])  # one pass over memory: copied and scaled
+            with torch.no_grad():
+                torch.mul(gradient, scale, out=self.views[slot])  # one pass over memory: copied and scaled
             self._moved([slot])
 
     def pack(self, scale: float) -> None:

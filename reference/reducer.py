@@ -266,6 +266,7 @@ class Reducer(ReducerNames):
                 self._tell("bucket_copied_out", number)
         while self.after_backward:
             self.after_backward.pop(0).wait()
+        self.communication.begin()  # futures hold the buffers, which the rebuild wants freed
         self.usage.finished()
         self._gradients.thorough = False
 
