@@ -40,6 +40,11 @@ class ReducerNames:
         self.optimizers_in_backward = True
 
 
+def _feature(name: str) -> Any:
+    """A read-only attribute: what the constructor, or `_set_static_graph`, was told."""
+    return property(lambda ddp: getattr(ddp.features, name))
+
+
 class DataParallelNames:
     """What is asked of the module itself."""
 
@@ -50,30 +55,11 @@ class DataParallelNames:
         """Deprecated name of `forward_sync_buffers`."""
         return self.forward_sync_buffers  # type: ignore[no-any-return]
 
-    @property
-    def find_unused_parameters(self: Any) -> bool:
-        """As given to the constructor."""
-        return self.features.find_unused_parameters  # type: ignore[no-any-return]
-
-    @property
-    def gradient_as_bucket_view(self: Any) -> bool:
-        """As given to the constructor."""
-        return self.features.gradient_as_bucket_view  # type: ignore[no-any-return]
-
-    @property
-    def batched_grad_copy(self: Any) -> bool:
-        """As given to the constructor."""
-        return self.features.batched_grad_copy  # type: ignore[no-any-return]
-
-    @property
-    def skip_all_reduce_unused_params(self: Any) -> bool:
-        """As given to the constructor."""
-        return self.features.skip_all_reduce_unused_params  # type: ignore[no-any-return]
-
-    @property
-    def static_graph(self: Any) -> bool:
-        """As given to the constructor, or `_set_static_graph`."""
-        return self.features.static_graph  # type: ignore[no-any-return]
+    find_unused_parameters = _feature("find_unused_parameters")
+    gradient_as_bucket_view = _feature("gradient_as_bucket_view")
+    batched_grad_copy = _feature("batched_grad_copy")
+    skip_all_reduce_unused_params = _feature("skip_all_reduce_unused_params")
+    static_graph = _feature("static_graph")
 
     @property
     def bucket_bytes_cap(self: Any) -> int:

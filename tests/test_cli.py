@@ -174,4 +174,5 @@ def _wait_until(condition, complaint: str) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, complaint
-        time.sleep(0.1)  # other processes' doings: there is no event to wait for
+        # Polled, as Linux tells nobody how long a process has computed, or that the last of a group is gone.
+        time.sleep(0.1)
