@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from .parameters import size_bytes
 
-# A gradient of at least this many elements is copied the moment it arrives, while the cache still holds it;
-# a smaller one costs more to launch than to copy and waits for its bucket's one fused copy. On a GPU all wait.
-COPIED_ON_ARRIVAL = 16 * 1024
+# On a CPU a gradient of at least this many elements is copied and scaled in one pass over memory; smaller ones
+# cost more to launch than to copy, and all together take one fused copy. On a GPU all do.
+LARGE = 16 * 1024
 
 
 class Bucket:
@@ -20,17 +20,20 @@ class Bucket:
 
     An iteration takes it through four steps: `put` once per parameter (it is *ready* after the last), `pack`,
     `all_reduce` or another collective over `buffer`, `copy_out`; `reset` begins the next. The bucket owns
-    its buffer; parameters keep gradients of their own, which `put` reads and `copy_out` overwrites.
+    its buffer; parameters keep gradients of their own, which `pack` reads and `copy_out` overwrites.
+
+    Gradients are copied when all are there rather than one by one as they arrive: between two layers the
+    caches have forgotten how to copy, and a copy costs more to begin there than the gradient being in the
+    cache saves.
 
     Args:
         indices: Parameter index of each slot.
         parameters: The parameters themselves, slot by slot; all of one dtype on one device.
-        batched: Whether large gradients too wait for the fused copy.
+        batched: Whether large gradients too take the fused copy.
 
     Attributes:
         buffer: Flat tensor of the bucket's size; the all-reduce works in place on it.
         views: Slot by slot a view of `buffer` with its parameter's shape and memory format.
-        waits: Slot by slot whether `put` only notes the gradient, for `pack` to copy.
     """
 
     buffer: Tensor
@@ -39,8 +42,8 @@ class Bucket:
         self.indices = tuple(indices)
         self.parameters = list(parameters)
         self._make_buffer()
-        waits = batched or self.parameters[0].device.type != "cpu"
-        self.waits = [waits or parameter.numel() < COPIED_ON_ARRIVAL for parameter in self.parameters]
+        all_fused = batched or self.parameters[0].device.type != "cpu"
+        self._fused = [all_fused or parameter.numel() < LARGE for parameter in self.parameters]
         self.reset()
 
     def __repr__(self) -> str:
@@ -73,69 +76,51 @@ class Bucket:
         self._waiting: list[int] = []
         self._absent: list[int] = []
 
-    def put(self, slot: int, scale: float) -> bool:
-        """Take the gradient of the slot's parameter, multiplied by `scale`; a small one is only noted.
-
-        Returns:
-            Whether the bucket is ready now.
-        """
+    def put(self, slot: int) -> bool:
+        """The gradient of the slot's parameter is there; returns whether the bucket is ready now."""
         self._is_put[slot] = True
         self._pending -= 1
-        if self.waits[slot]:
-            self._waiting.append(slot)
-        else:
-            self._put_at_once(slot, scale)
+        self._waiting.append(slot)
         return self._pending == 0
 
-    def _put_at_once(self, slot: int, scale: float) -> None:
-        gradient = self.parameters[slot].grad
-        if gradient is None or gradient is self.views[slot]:
-            self._waiting.append(slot)  # nothing to copy
-        else:
-            with torch.no_grad():
-                torch.mul(gradient, scale, out=self.views[slot])  # one pass over memory: copied and scaled
-            self._moved([slot])
-
     def pack(self, scale: float) -> None:
-        """Copy and scale what was only noted, all at once; call it after the last `put`, at the latest.
+        """Copy the gradients that were put since the last time into the buffer, multiplied by `scale`.
 
         Parameters without a gradient count as having one of zeros.
         """
-        if not self._waiting:
-            return
-        slots = sorted(self._waiting)  # the order of the buffer, which is kinder to the cache
-        views = [self.views[slot] for slot in slots]
-        moved, gradients = [], []
-        with torch.no_grad():
-            for slot, view in zip(slots, views, strict=True):
-                gradient = self.parameters[slot].grad
-                if gradient is None:
-                    view.zero_()
-                    self._absent.append(slot)
-                elif gradient is not view:
-                    moved.append(slot)
-                    gradients.append(gradient)
-            if moved:
-                torch._foreach_copy_([self.views[slot] for slot in moved], gradients)
-                self._moved(moved)
-            self._scale(views, scale)
+        fused: dict[int, Tensor] = {}
+        for slot in sorted(self._waiting):  # the order of the buffer, which is kinder to the cache
+            gradient = self.parameters[slot].grad
+            if gradient is None:
+                self.views[slot].zero_()
+                self._absent.append(slot)
+            elif self._fused[slot]:
+                fused[slot] = gradient
+            else:
+                torch.mul(gradient.detach(), scale, out=self.views[slot])
+                self._moved([slot])
+        self._pack_fused(fused, scale)
         self._waiting = []
+
+    @torch.no_grad()
+    def _pack_fused(self, gradients: dict[int, Tensor], scale: float) -> None:
+        moved = [slot for slot, gradient in gradients.items() if gradient is not self.views[slot]]
+        if moved:
+            torch._foreach_copy_([self.views[slot] for slot in moved], [gradients[slot] for slot in moved])
+            self._moved(moved)
+        if scale == 1.0 or not gradients:
+            return
+        if len(gradients) == len(self.views):
+            self.buffer.mul_(scale)
+        else:
+            torch._foreach_mul_([self.views[slot] for slot in gradients], scale)
 
     def _moved(self, slots: list[int]) -> None:
         """These gradients have been copied into their views."""
 
-    def _scale(self, views: list[Tensor], scale: float) -> None:
-        if scale == 1.0 or not views:
-            return
-        if len(views) == len(self.views):
-            self.buffer.mul_(scale)
-        else:
-            torch._foreach_mul_(views, scale)
-
     def all_reduce(self, group: dist.ProcessGroup) -> "torch.futures.Future[Any]":
         """Start to add the buffer up over the ranks of `group`, in place; returns at once."""
-        work: Any = dist.all_reduce(self.buffer, group=group, async_op=True)
-        return work.get_future()  # type: ignore[no-any-return]
+        return group.allreduce([self.buffer]).get_future()  # less Python than dist.all_reduce
 
     def copy_out(self, averages: Tensor | None = None, *, unused: frozenset[int] = frozenset()) -> None:
         """Overwrite the parameters' gradients with the averages.
@@ -207,8 +192,8 @@ class SparseBucket(Bucket):
         self.buffer = torch.zeros_like(parameter, layout=torch.sparse_coo)
         self.views = [self.buffer]
 
-    def put(self, slot: int, scale: float) -> bool:
-        """Only note it; see `pack`."""
+    def put(self, slot: int) -> bool:
+        """See `Bucket.put`."""
         self._is_put[slot] = True
         self._pending = 0
         self._waiting.append(slot)

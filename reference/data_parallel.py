@@ -70,7 +70,7 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
         skip_all_reduce_unused_params: Whether buckets without a used parameter are not sent at all; all ranks
             must leave out the same parameters.
         bucket_cap_mb_list: One size in MiB a bucket, the last for all that follow; overrides `bucket_cap_mb`.
-        batched_grad_copy: Whether all gradients of a bucket are copied at once. Small ones always are.
+        batched_grad_copy: Whether large gradients too take a bucket's one fused copy; small ones always do.
         forward_sync_buffers: Whether each synchronised forward pass starts from rank 0's buffers. None: True.
         plan: Parameter indices or names by bucket, in launch order; such buckets are never rebuilt.
         debug: Whether ranks note each launch, so that a time-out tells which rank left the order.

@@ -211,18 +211,14 @@ class Reducer(ReducerNames):
         bucket = self.layout.buckets[number]
         if not bucket.is_pending(slot):
             fail(self.observers, self._diagnosis.ready_twice(index, number, unused=index in self.usage.unused))
-        if not bucket.waits[slot]:
-            self._check(bucket, number, [slot])
-        if bucket.put(slot, self._scale):
+        if bucket.put(slot):
             self._complete(bucket, number)
-
-    def _check(self, bucket: Bucket, number: int, slots: Sequence[int]) -> None:
-        if complaint := self._gradients.complaint(bucket, number, slots):
-            fail(self.observers, complaint)
 
     def _complete(self, bucket: Bucket, number: int) -> None:
         # All gradients in the first iteration, later one a bucket: modules are converted as a whole.
-        self._check(bucket, number, range(len(bucket.parameters) if self._gradients.thorough else 1))
+        slots = range(len(bucket.parameters) if self._gradients.thorough else 1)
+        if complaint := self._gradients.complaint(bucket, number, slots):
+            fail(self.observers, complaint)
         bucket.pack(self._scale)
         self._tell("bucket_ready", number)
         self._launch_in_order()

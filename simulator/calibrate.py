@@ -118,13 +118,13 @@ def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int
 
 
 def time_copies(_rank: int, _world_size: int, repeats: int) -> dict[str, Any]:
-    """Cost of the reducer's own steps: putting gradients into a bucket, launching, copying out.
+    """Cost of the reducer's own steps: packing a bucket, launching it, copying out.
 
     The gradients are 64 MiB together where they are large, more than a cache holds, as those of a model are.
     """
     group = dist.group.WORLD
     assert group is not None
-    put: dict[int, list[float]] = {}
+    pack: dict[int, list[float]] = {}
     copy_out: dict[int, list[float]] = {}
     launch: list[float] = []
     for size in GRADIENT_BYTES:
@@ -132,17 +132,17 @@ def time_copies(_rank: int, _world_size: int, repeats: int) -> dict[str, Any]:
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         bucket = Bucket(range(len(parameters)), parameters)
-        put[size], copy_out[size] = [], []
+        pack[size], copy_out[size] = [], []
         for _ in range(repeats + 1):
             bucket.reset()
-            put[size].append(_time_ns(_put_all, bucket) / len(parameters))
+            pack[size].append(_time_ns(_pack, bucket) / len(parameters))
             dist.barrier()
             start = time.perf_counter_ns()
             future = bucket.all_reduce(group)
             launch.append(time.perf_counter_ns() - start)
             future.wait()
             copy_out[size].append(_time_ns(bucket.copy_out) / len(parameters))
-    return {"put": _fit(put), "copy_out": _fit(copy_out), "launch_ns": _median(launch)}
+    return {"pack": _fit(pack), "copy_out": _fit(copy_out), "launch_ns": _median(launch)}
 
 
 def time_contention(_rank: int, _world_size: int, model: str) -> dict[str, float]:
@@ -203,9 +203,10 @@ def _wait(work: dist.Work | None) -> None:
     work.wait()
 
 
-def _put_all(bucket: Bucket) -> None:
+def _pack(bucket: Bucket) -> None:
     for slot in range(len(bucket.parameters)):
-        bucket.put(slot, 0.5)
+        bucket.put(slot)
+    bucket.pack(0.5)
 
 
 def _fit(samples: dict[int, list[float]]) -> Linear:

@@ -64,7 +64,7 @@ class Processor(Record):
     The slow-downs are factors: 1.5 means that something takes 1.5 times as long while the other runs.
     """
 
-    put: Linear = Field(default=Linear(), description="copying one gradient into its bucket")
+    pack: Linear = Field(default=Linear(), description="copying one gradient into its bucket, once that is full")
     launch_ns: int = Field(default=0, ge=0, description="issuing one all-reduce")
     copy_out: Linear = Field(default=Linear(), description="copying one gradient back out of its bucket")
     compute_slowdown: Factor = Field(default=1.0, description="of computation while a collective runs")
@@ -182,7 +182,7 @@ class Fabric(Record, strict=False):
 
     def without_what_a_ddp_trace_holds(self) -> Self:
         """For a trace that was recorded under data parallelism: its computation was slowed, and copied, already."""
-        update = {"put": Linear(), "launch_ns": 0, "compute_slowdown": 1.0}
+        update = {"pack": Linear(), "launch_ns": 0, "compute_slowdown": 1.0}
         return self.model_copy(update={"processor": self.processor.model_copy(update=update)})
 
     @cached_property

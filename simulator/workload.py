@@ -75,17 +75,19 @@ def ready_order(trace: Trace) -> list[int]:
 def launch_schedule(
     work: RankWork, buckets: Sequence[Sequence[int]], sizes_bytes: Sequence[int], processor: Processor
 ) -> LaunchSchedule:
-    """Walk the gradients as they become ready, as the reducer does: put each, launch strictly in bucket order.
+    """Walk the gradients as they become ready, as the reducer does: pack full buckets, launch strictly in order.
 
-    Every put and launch takes the processor and so delays all that follows.
+    Every pack and launch takes the processor and so delays all that follows.
     """
     bucket_of = {index: number for number, bucket in enumerate(buckets) for index in bucket}
     pending = [len(bucket) for bucket in buckets]
     at_ns: list[int] = []
     delay = 0
     for index in sorted(bucket_of, key=work.ready_ns.__getitem__):
-        delay += processor.put(sizes_bytes[index])
-        pending[bucket_of[index]] -= 1
+        number = bucket_of[index]
+        pending[number] -= 1
+        if not pending[number]:
+            delay += sum(processor.pack(sizes_bytes[packed]) for packed in buckets[number])
         while len(at_ns) < len(buckets) and not pending[len(at_ns)]:
             at_ns.append(work.ready_ns[index] + delay)
             delay += processor.launch_ns

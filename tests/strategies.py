@@ -93,7 +93,7 @@ def steady_fabrics(draw, world_size: int) -> Fabric:
             Timing(world_size=world_size, size_bytes=size, ns=draw(st.integers(0, 2000))) for size in sizes
         ),
         concurrency=draw(st.integers(1, 3)),
-        processor=Processor(put=draw(cost), launch_ns=draw(st.integers(0, 50)), copy_out=draw(cost)),
+        processor=Processor(pack=draw(cost), launch_ns=draw(st.integers(0, 50)), copy_out=draw(cost)),
     )
 
 

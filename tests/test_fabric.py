@@ -86,7 +86,7 @@ def test_sharing_slows_in_between_the_measured_sizes_too():
 
 def test_what_is_saved_is_loaded(tmp_path):
     fabric = Fabric.from_table([(2, 8, 5)], concurrency=2, source="here").model_copy(
-        update={"processor": Processor(put=Linear(fixed_ns=1.5), compute_slowdown=1.25)}
+        update={"processor": Processor(pack=Linear(fixed_ns=1.5), compute_slowdown=1.25)}
     )
     fabric.save(tmp_path / "fabric.json")
     assert Fabric.load(tmp_path / "fabric.json") == fabric

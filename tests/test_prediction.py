@@ -154,7 +154,7 @@ def test_pairing_takes_the_machines_speed_out(trace, turns):
 def test_a_trace_with_communication_is_not_charged_twice(trace):
     """What its recording holds already: puts, launches, broadcasts."""
     recorded = trace.model_copy(update={"workload": trace.workload.model_copy(update={"source": "torch"})})
-    costly = FABRIC.model_copy(update={"processor": Processor(put=Linear(fixed_ns=9), launch_ns=7)})
+    costly = FABRIC.model_copy(update={"processor": Processor(pack=Linear(fixed_ns=9), launch_ns=7)})
     assert (
         predict(recorded, costly, world_size=2).iteration_ns == predict(recorded, FABRIC, world_size=2).iteration_ns
     )

@@ -66,12 +66,12 @@ def test_two_at_a_time_may_each_be_slower():
     assert {" 30- 42 rank 0 all_reduce 0", " 30- 42 rank 0 all_reduce 1"} <= set(lines)
 
 
-def test_puts_and_launches_delay_the_backward_pass():
-    costs = fabric(8, processor=Processor(put=Linear(fixed_ns=1), launch_ns=2, copy_out=Linear(ns_per_byte=1)))
+def test_packing_and_launching_delay_the_backward_pass():
+    costs = fabric(8, processor=Processor(pack=Linear(fixed_ns=1), launch_ns=2, copy_out=Linear(ns_per_byte=1)))
     lines = story([WORK] * 2, [[1], [0]], costs)
     assert " 10- 21 rank 0 backward 0" in lines
     assert " 21- 23 rank 0 launch 0" in lines
-    assert " 34- 36 rank 0 launch 1" in lines  # 30 + two puts + one launch
+    assert " 34- 36 rank 0 launch 1" in lines  # 30 + two packed + one launch
     assert " 38- 42 rank 0 copy_out 0" in lines  # 4 bytes; before that the backward pass ended, at 32 + 6
     assert " 44- 48 rank 0 copy_out 1" in lines
 
