@@ -16,7 +16,7 @@ $(READY): pyproject.toml constraints.txt
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
 
-demo: $(READY)  ## train, record, predict and compare: about 3 minutes, results in out/demo/
+demo: $(READY)  ## train, record, predict and compare: 3 to 4 minutes, results in out/demo/
 	$(BIN)/ddplab demo --out out/demo
 
 test: $(READY)  ## run the tests

@@ -13,6 +13,8 @@ from .parameters import size_bytes
 # On a CPU a gradient of at least this many elements is copied and scaled in one pass over memory; smaller ones
 # cost more to launch than to copy, and all together take one fused copy. On a GPU all do.
 LARGE = 16 * 1024
+# Gradients that views will replace are packed before more bytes than this wait: until then both take memory.
+MOST_WAITING_BYTES = 2**18
 
 
 class Bucket:
@@ -34,9 +36,12 @@ class Bucket:
     Attributes:
         buffer: Flat tensor of the bucket's size; the all-reduce works in place on it.
         views: Slot by slot a view of `buffer` with its parameter's shape and memory format.
+        waiting: Slots that have been put but not packed.
+        pack_early: Whether `pack` should be called now, although the bucket is not ready.
     """
 
     buffer: Tensor
+    pack_early: bool = False
 
     def __init__(self, indices: Sequence[int], parameters: Sequence[nn.Parameter], *, batched: bool = False) -> None:
         self.indices = tuple(indices)
@@ -73,14 +78,14 @@ class Bucket:
         """Expect every gradient anew."""
         self._pending = len(self.parameters)
         self._is_put = bytearray(self._pending)
-        self._waiting: list[int] = []
+        self.waiting: list[int] = []
         self._absent: list[int] = []
 
     def put(self, slot: int) -> bool:
         """The gradient of the slot's parameter is there; returns whether the bucket is ready now."""
         self._is_put[slot] = True
         self._pending -= 1
-        self._waiting.append(slot)
+        self.waiting.append(slot)
         return self._pending == 0
 
     def pack(self, scale: float) -> None:
@@ -89,7 +94,7 @@ class Bucket:
         Parameters without a gradient count as having one of zeros.
         """
         fused: dict[int, Tensor] = {}
-        for slot in sorted(self._waiting):  # the order of the buffer, which is kinder to the cache
+        for slot in sorted(self.waiting):  # the order of the buffer, which is kinder to the cache
             gradient = self.parameters[slot].grad
             if gradient is None:
                 self.views[slot].zero_()
@@ -100,7 +105,7 @@ class Bucket:
                 torch.mul(gradient.detach(), scale, out=self.views[slot])
                 self._moved([slot])
         self._pack_fused(fused, scale)
-        self._waiting = []
+        self.waiting = []
 
     @torch.no_grad()
     def _pack_fused(self, gradients: dict[int, Tensor], scale: float) -> None:
@@ -168,10 +173,32 @@ class ViewBucket(Bucket):
 
     def _make_buffer(self) -> None:
         super()._make_buffer()
+        self._sizes_bytes = [size_bytes(parameter) for parameter in self.parameters]
         for slot, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
                 self.views[slot].copy_(parameter.grad)
                 self._moved([slot])
+
+    def reset(self) -> None:
+        """See `Bucket.reset`."""
+        super().reset()
+        self._waiting_bytes = 0
+
+    def put(self, slot: int) -> bool:
+        """See `Bucket.put`."""
+        if self.parameters[slot].grad is not self.views[slot]:
+            self._waiting_bytes += self._sizes_bytes[slot]
+        return super().put(slot)
+
+    @property
+    def pack_early(self) -> bool:  # type: ignore[override]  # never set
+        """Whether so many gradients wait that the memory they hold should be freed."""
+        return self._waiting_bytes > MOST_WAITING_BYTES
+
+    def pack(self, scale: float) -> None:
+        """See `Bucket.pack`."""
+        super().pack(scale)
+        self._waiting_bytes = 0
 
     def _moved(self, slots: list[int]) -> None:
         for slot in slots:
@@ -196,14 +223,14 @@ class SparseBucket(Bucket):
         """See `Bucket.put`."""
         self._is_put[slot] = True
         self._pending = 0
-        self._waiting.append(slot)
+        self.waiting.append(slot)
         return True
 
     def pack(self, scale: float) -> None:
         """Scale it in place."""
-        if not self._waiting:
+        if not self.waiting:
             return
-        self._waiting = []
+        self.waiting = []
         gradient = self.parameters[0].grad
         if gradient is None:
             self._make_buffer()

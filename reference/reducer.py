@@ -195,8 +195,8 @@ class Reducer(ReducerNames):
         """Another backward pass may bring the rest; until then the user's script may change the gradients."""
         self._in_pass = False
         if self._expecting and self._began:
-            for bucket in self.layout.buckets[self._next_bucket :]:
-                bucket.pack(self._scale)
+            for number in range(self._next_bucket, len(self.layout.buckets)):
+                self._pack(self.layout.buckets[number], number)
 
     def _begin_backward(self) -> None:
         self._began = True
@@ -211,17 +211,19 @@ class Reducer(ReducerNames):
         bucket = self.layout.buckets[number]
         if not bucket.is_pending(slot):
             fail(self.observers, self._diagnosis.ready_twice(index, number, unused=index in self.usage.unused))
-        if bucket.put(slot):
-            self._complete(bucket, number)
+        ready = bucket.put(slot)
+        if ready or bucket.pack_early:
+            self._pack(bucket, number)
+        if ready:
+            self._tell("bucket_ready", number)
+            self._launch_in_order()
 
-    def _complete(self, bucket: Bucket, number: int) -> None:
+    def _pack(self, bucket: Bucket, number: int) -> None:
         # All gradients in the first iteration, later one a bucket: modules are converted as a whole.
-        slots = range(len(bucket.parameters) if self._gradients.thorough else 1)
+        slots = bucket.waiting if self._gradients.thorough else bucket.waiting[:1]
         if complaint := self._gradients.complaint(bucket, number, slots):
             fail(self.observers, complaint)
         bucket.pack(self._scale)
-        self._tell("bucket_ready", number)
-        self._launch_in_order()
 
     def _launch_in_order(self) -> None:
         buckets = self.layout.buckets

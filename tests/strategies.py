@@ -45,7 +45,7 @@ def scripts(draw, world_size: int, *, any_use: bool) -> tuple[tuple[int, ...], l
 
     ((3, 20000), [Step(used=((0, 1), (1, 0)), averaged=True, zero=None, optimize=True)])
     """
-    sizes = tuple(draw(st.lists(st.sampled_from([1, 3, 20_000]), min_size=1, max_size=4)))
+    sizes = tuple(draw(st.lists(st.sampled_from([1, 3, 20_000, 70_000]), min_size=1, max_size=4)))
     everything = st.permutations(range(len(sizes))).map(tuple)
     some = everything.flatmap(lambda order: st.integers(1, len(order)).map(lambda count: order[:count]))
     step = st.builds(

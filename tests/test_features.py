@@ -7,7 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from reference.bucket import MOST_WAITING_BYTES, ViewBucket
 from reference.launch import run_ranks
 from reference.listening import accumulators, listen
 from reference.outputs import map_tensors, tensors_in
@@ -50,6 +52,20 @@ def test_views_of_the_buckets_are_the_gradients(two_ranks):
     for seen in two_ranks.run(bodies.bytes_of_gradients_and_buckets):
         assert seen["copies"] == 2 * seen["parameters"]
         assert seen["views"] == seen["views, zeroed in place"] == seen["parameters"]
+
+
+@given(st.lists(st.sampled_from([1, 1_000, 40_000, 100_000]), min_size=1, max_size=20))
+def test_gradients_that_views_replace_are_freed_early(sizes):
+    """While a bucket fills, no more than `MOST_WAITING_BYTES` of gradients take memory beside their views."""
+    parameters = [nn.Parameter(torch.zeros(elements)) for elements in sizes]
+    bucket = ViewBucket(range(len(sizes)), parameters)
+    for slot, parameter in enumerate(parameters):
+        parameter.grad = torch.full_like(parameter, slot)
+        if bucket.put(slot) or bucket.pack_early:
+            bucket.pack(2.0)
+        assert sum(parameters[i].nbytes for i in bucket.waiting) <= MOST_WAITING_BYTES
+    assert all(parameter.grad is view for parameter, view in zip(parameters, bucket.views, strict=True))
+    assert all(view.eq(2 * slot).all() for slot, view in enumerate(bucket.views))
 
 
 def test_the_state_dict_goes_both_ways(two_ranks):
