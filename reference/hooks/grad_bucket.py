@@ -82,15 +82,21 @@ def check_hook(hook: object) -> None:
         )
 
 
+def only_tensor(future: "torch.futures.Future[Any]") -> Any:
+    """What a hook's future holds; the one of a plain collective holds it in a list."""
+    value = future.value()
+    if isinstance(value, list | tuple) and len(value) == 1:
+        (value,) = value
+    return value
+
+
 def result_of(future: "torch.futures.Future[Any]", bucket: Bucket) -> Tensor | None:
     """The flat tensor that a hook's future holds; None where it is the bucket's own buffer.
 
     Raises:
         TypeError: The future holds something else.
     """
-    value = future.value()
-    if isinstance(value, list | tuple) and len(value) == 1:
-        (value,) = value  # the future of a plain collective holds a list of one
+    value = only_tensor(future)
     if isinstance(value, Tensor) and bucket.buffer.is_complex() and not value.is_complex():
         value = torch.view_as_complex(value)  # collectives see complex numbers as pairs
     if not isinstance(value, Tensor) or value.numel() != bucket.buffer.numel():
