@@ -156,14 +156,6 @@ class Diagnosis:
             "is averaged in place, outside of the graph: derivatives of it are those of this rank's gradient."
         )
 
-    def no_future(self, hook: object, bucket: int, result: object) -> str:
-        """A comm hook that returned something else."""
-        return (
-            f"rank {self._rank}: expected the comm hook {getattr(hook, '__qualname__', hook)} to return a "
-            f"torch.futures.Future for bucket {bucket}, got {type(result).__name__}. Return the future of its "
-            "collective: dist.all_reduce(..., async_op=True).get_future()"
-        )
-
     def changed_mind(self, *, averaged: bool) -> str:
         """Forward and backward were not both inside, or both outside, `no_sync`."""
         inside, outside = ("backward", "forward") if averaged else ("forward", "backward")

@@ -8,6 +8,7 @@ milliseconds to reuse). A script that calls `run_ranks` also runs under `torchru
 import atexit
 import contextlib
 import ctypes
+import faulthandler
 import multiprocessing
 import os
 import pickle
@@ -43,6 +44,9 @@ def no_progress(_word: str, _done: int, _total: int) -> None:
 
 
 DEFAULT_TIMEOUT_S = 600.0
+
+STACK_TIMEOUT_S = 1.0
+STACK_LINES = 8
 
 _RESULT, _FAILURE, _PROGRESS = range(3)  # what a rank's message is
 _launcher: Connection | None = None  # in a rank's process: the way back to who started it
@@ -154,7 +158,7 @@ class RankPool:
                 args=(
                     rank,
                     self.world_size,
-                    str(self._folder / "store"),
+                    self._folder,
                     self.backend,
                     self.timeout_s,
                     theirs,
@@ -175,8 +179,10 @@ class RankPool:
             answered = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
             if not answered:
                 late = sorted(waiting.values())
+                stacks = "".join(f"\n\nRank {rank} was at, innermost first:\n{self._stack(rank)}" for rank in late)
                 raise RankError(
-                    late[0], f"ranks {late} were still running at the time-out of {timeout_s:g} s; all were ended"
+                    late[0],
+                    f"ranks {late} were still running at the time-out of {timeout_s:g} s; all were ended.{stacks}",
                 )
             for rank in (waiting[connection] for connection in answered if isinstance(connection, Connection)):
                 kind, value = self._receive(rank)
@@ -185,6 +191,17 @@ class RankPool:
                 else:
                     results[rank] = value
         return [results[rank] for rank in range(self.world_size)]
+
+    def _stack(self, rank: int) -> str:
+        """The Python lines at which a rank hangs, as it writes them when it gets a signal."""
+        pid = self._processes[rank].pid
+        if self._folder is None or pid is None or not (path := _stack_file(self._folder, rank)).exists():
+            return "its start"
+        os.kill(pid, signal.SIGUSR1)
+        deadline = time.monotonic() + STACK_TIMEOUT_S
+        while not path.stat().st_size and time.monotonic() < deadline:
+            time.sleep(0.01)  # for the rank to write
+        return "\n".join(path.read_text().splitlines()[1 : 1 + STACK_LINES]) or "nothing that it could tell"
 
     def _receive(self, rank: int) -> tuple[int, Any]:
         try:
@@ -202,11 +219,12 @@ class RankPool:
         return kind, value
 
 
-def _serve(rank: int, world_size: int, store: str, backend: str, timeout_s: float, connection: Connection) -> None:
+def _serve(rank: int, world_size: int, folder: Path, backend: str, timeout_s: float, connection: Connection) -> None:
     """What a rank's process does: join the group, then run bodies until the pipe closes."""
     global _launcher
     _launcher = connection
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the launcher ends the ranks, without N tracebacks
+    faulthandler.register(signal.SIGUSR1, file=_stack_file(folder, rank).open("w"), all_threads=False)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
     _stay_on_this_machine()
     _keep_freed_memory()
@@ -218,7 +236,7 @@ def _serve(rank: int, world_size: int, store: str, backend: str, timeout_s: floa
                 if not dist.is_initialized():
                     dist.init_process_group(
                         backend,
-                        store=FileStore(store, world_size),
+                        store=FileStore(str(folder / "store"), world_size),
                         rank=rank,
                         world_size=world_size,
                         timeout=timedelta(seconds=timeout_s),
@@ -228,6 +246,10 @@ def _serve(rank: int, world_size: int, store: str, backend: str, timeout_s: floa
                 _send(connection, _FAILURE, error)
             except Exception:  # noqa: BLE001 - whatever the body raises, or a result that cannot be sent
                 _send(connection, _FAILURE, traceback.format_exc())
+
+
+def _stack_file(folder: Path, rank: int) -> Path:
+    return folder / f"stack-{rank}"
 
 
 def _send(connection: Connection, kind: int, value: Any) -> None:

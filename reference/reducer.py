@@ -84,7 +84,7 @@ class Reducer(ReducerNames):
         self.after_backward: list[Future] = []
         self.optimizers_in_backward = False
         self._diagnosis = Diagnosis(parameters, dist.get_rank(group))
-        self.communication = Communication(group, self._diagnosis, self.observers)
+        self.communication = Communication(group, self.observers)
         self._gradients = GradientCheck(self._diagnosis)
         self._wishes = WishCheck(self._diagnosis, wants_averages)
         self._expecting = False  # gradients that arrive are averaged
@@ -258,9 +258,9 @@ class Reducer(ReducerNames):
         self.reduced_buckets = self.communication.sent
         for number, bucket in enumerate(self.layout.buckets):
             if self.communication.was_sent(number):
-                self.communication.wait(number)
+                averages = self.communication.wait(number)
                 self._tell("bucket_done", number)
-                bucket.copy_out(self.communication.averages(bucket, number), unused=untouched)
+                bucket.copy_out(averages, unused=untouched)
                 self._tell("bucket_copied_out", number)
         while self.after_backward:
             self.after_backward.pop(0).wait()

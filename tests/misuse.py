@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -227,24 +228,60 @@ def comm_hook_is_no_function(_rank: int) -> None:
 
 
 def comm_hook_returns_too_little(_rank: int) -> None:
-    def hook(state: object, bucket: object) -> torch.futures.Future:
+    def hook(state, bucket):
         future = torch.futures.Future()
         future.set_result(torch.ones(1))
         return future
 
-    hook.__annotations__ = {}
-    ddp = DistributedDataParallel(line())
-    ddp.register_comm_hook(None, hook)
-    ddp(x()).sum().backward()
+    train_with(hook)
 
 
 def comm_hook_returns_nothing(_rank: int) -> None:
     def hook(state, bucket):
         dist.all_reduce(bucket.buffer())
 
-    ddp = DistributedDataParallel(line())
-    ddp.register_comm_hook(None, hook)
-    ddp(x()).sum().backward()
+    train_with(hook)
+
+
+def comm_hook_never_ends(_rank: int) -> None:
+    train_with(lambda state, bucket: torch.futures.Future(), timeout_s=0.5)
+
+
+def comm_hook_fails_in_a_callback(_rank: int) -> None:
+    def hook(state, bucket):
+        sent = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return sent.then(lambda future: future.value()[7])
+
+    train_with(hook)
+
+
+def comm_hook_is_an_object(_rank: int) -> None:
+    train_with(partial(Refuses(), "state"))
+
+
+def comm_hook_raises_on_one_rank(rank: int) -> None:
+    """Rank 0 waits for it, not long."""
+
+    def hook(group, bucket):
+        if rank == 1 and bucket.index() == 1:
+            raise OverflowError("too steep")
+        return dist.all_reduce(bucket.buffer(), group=group, async_op=True).get_future()
+
+    train_with(hook, timeout_s=1 + 2 * rank, bucket_cap_mb=1e-6)
+
+
+class Refuses:
+    def __call__(self, words, state, bucket):
+        raise OverflowError("too steep")
+
+
+def train_with(hook: Callable, *, timeout_s: float = 60, **options: object) -> None:
+    """Two iterations under a comm hook, whose state is a group with this time-out."""
+    group = dist.new_group([0, 1], timeout=timedelta(seconds=timeout_s))
+    ddp = DistributedDataParallel(line(), process_group=group, forward_sync_buffers=False, **options)
+    ddp.register_comm_hook(group, hook)
+    for _ in range(2):
+        ddp(x()).sum().backward()
 
 
 def cap_of_another_type_on_one_rank(rank: int) -> None:
@@ -326,6 +363,6 @@ MISUSES: dict[str, Callable[[int], None]] = {
     for name, value in globals().items()
     if callable(value)
     and getattr(value, "__module__", "") == __name__
-    and name not in ("line", "x", "message", "_to_columns")
+    and name not in ("line", "x", "message", "_to_columns", "train_with", "partial")
     if not isinstance(value, type)
 }

@@ -69,8 +69,24 @@ EXPECTED = {
     "comm_hook_without_bucket": ["ValueError: Communication hook: expected a parameter called bucket"],
     "comm_hook_is_no_function": ["TypeError: Communication hook must be callable"],
     "comm_hook_returns_too_little": [
-        "TypeError: comm hook: expected a future of a tensor of 3 elements, got one of 1"
+        "TypeError: rank {rank}, bucket 0: comm hook comm_hook_returns_too_little.<locals>.hook (",
+        "misuse.py:",
+        "expected its future to hold a tensor of 3 elements, got one of 1",
     ],
+    "comm_hook_returns_nothing": [
+        "RuntimeError: rank {rank}, bucket 0: comm hook comm_hook_returns_nothing.<locals>.hook (",
+        "expected it to return a torch.futures.Future, got NoneType",
+    ],
+    "comm_hook_never_ends": [
+        "RuntimeError: rank {rank}, bucket 0: comm hook comm_hook_never_ends.<locals>.<lambda> (",
+        "its future had no result after 1 s",
+    ],
+    "comm_hook_fails_in_a_callback": [
+        "RuntimeError: rank {rank}, bucket 0: comm hook comm_hook_fails_in_a_callback.<locals>.hook (",
+        "its future holds ",
+        "IndexError: list index out of range",
+    ],
+    "comm_hook_is_an_object": ["comm hook Refuses.__call__ (", "misuse.py:", "raised OverflowError: too steep"],
     "pickled_with_a_group": ["RuntimeError: DDP Pickling/Unpickling are only supported"],
     "backward_inside_no_sync": [
         "UserWarning: rank {rank}: forward ran outside of no_sync(), but its backward inside. forward decides, so "
@@ -88,10 +104,6 @@ EXPECTED = {
         "FutureWarning: `broadcast_buffers` is deprecated",
         "FutureWarning: The `check_reduction` argument",
     ],
-    "comm_hook_returns_nothing": [
-        "RuntimeError: rank {rank}: expected the comm hook comm_hook_returns_nothing.<locals>.hook to return a "
-        "torch.futures.Future for bucket 0, got NoneType"
-    ],
     "cap_of_another_type_on_one_rank": ["TypeError: "],
     "device_id_on_one_rank": ["ValueError: DistributedDataParallel device_ids and output_device"],
     "large_parameter_converted": [
@@ -108,7 +120,7 @@ def test_a_mistake_is_named_on_every_rank(two_ranks, mistake):
 
 
 def test_every_mistake_is_looked_at():
-    assert set(misuse.MISUSES) - set(EXPECTED) == {"rank_that_leaves_the_order"}
+    assert set(misuse.MISUSES) - set(EXPECTED) == {"rank_that_leaves_the_order", "comm_hook_raises_on_one_rank"}
 
 
 def test_a_rank_that_leaves_the_order_is_named_by_those_that_wait(two_ranks):
@@ -116,3 +128,12 @@ def test_a_rank_that_leaves_the_order_is_named_by_those_that_wait(two_ranks):
     said = two_ranks.run(misuse.message, "rank_that_leaves_the_order")[0]
     assert "rank 0 waited for launch 4, bucket 0 (12 bytes)" in said
     assert "rank 1 left the order: it never came to launch 4; its last was launch 3, bucket 0 (12 bytes)" in said
+
+
+def test_a_comm_hook_that_raises_on_one_rank_is_named_there_and_by_those_that_wait(two_ranks):
+    waiting, raising = two_ranks.run(misuse.message, "comm_hook_raises_on_one_rank")
+    hook = "comm hook comm_hook_raises_on_one_rank.<locals>.hook ("
+    assert f"RuntimeError: rank 1, bucket 1: {hook}" in raising
+    assert raising.endswith("it raised OverflowError: too steep")
+    assert f"RuntimeError: rank 0, bucket 1: {hook}" in waiting
+    assert "its future holds RuntimeError" in waiting

@@ -88,20 +88,3 @@ def only_tensor(future: "torch.futures.Future[Any]") -> Any:
     if isinstance(value, list | tuple) and len(value) == 1:
         (value,) = value
     return value
-
-
-def result_of(future: "torch.futures.Future[Any]", bucket: Bucket) -> Tensor | None:
-    """The flat tensor that a hook's future holds; None where it is the bucket's own buffer.
-
-    Raises:
-        TypeError: The future holds something else.
-    """
-    value = only_tensor(future)
-    if isinstance(value, Tensor) and bucket.buffer.is_complex() and not value.is_complex():
-        value = torch.view_as_complex(value)  # collectives see complex numbers as pairs
-    if not isinstance(value, Tensor) or value.numel() != bucket.buffer.numel():
-        got = f"one of {value.numel()}" if isinstance(value, Tensor) else repr(type(value))
-        raise TypeError(f"comm hook: expected a future of a tensor of {bucket.buffer.numel()} elements, got {got}")
-    if value.is_sparse:
-        return value
-    return None if value.data_ptr() == bucket.buffer.data_ptr() else value.reshape(-1)
