@@ -203,6 +203,9 @@ class Reducer(ReducerNames):
         # Multiplying beats dividing, and gives the same bits as torch's default path, which does so too.
         self._scale = 1.0 if self.communication.hooked else 1.0 / self._count_ranks()
         self._tell("backward_started")
+        skip = self.usage.unused if self.features.skip_all_reduce_unused_params else frozenset()
+        buckets = self.layout.buckets
+        self._to_send = [number for number, bucket in enumerate(buckets) if not skip.issuperset(bucket.indices)]
         for index in sorted(self.usage.unused):
             self._mark_ready(index)
 
@@ -235,11 +238,10 @@ class Reducer(ReducerNames):
             _engine.queue_callback(self._finalize)
 
     def _launch(self, number: int) -> None:
-        bucket = self.layout.buckets[number]
-        if self.features.skip_all_reduce_unused_params and self.usage.unused.issuperset(bucket.indices):
+        if number not in self._to_send:
             return
         self._tell("bucket_launching", number)
-        future = self.communication.send(bucket, number, is_last=number == len(self.layout.buckets) - 1)
+        future = self.communication.send(self.layout.buckets[number], number, is_last=number == self._to_send[-1])
         self._tell("bucket_launched", number, future)
 
     def _launch_everything(self) -> None:
