@@ -39,6 +39,15 @@ def model_specs(draw, world_size: int, *, dtypes: tuple[str, ...] = DTYPES) -> M
     )
 
 
+def hook_shapes(*, scalars: bool = True):
+    """Shapes of parameters, matrices and others, that comm hooks are given; torch's PowerSGD takes no scalars.
+
+    ((6, 5), (3,), (4, 2, 3), ())
+    """
+    shapes = [*[()] * scalars, (3,), (600,), (1, 7), (6, 5), (6, 5), (9, 9), (2, 12), (4, 3, 2), (20, 30)]
+    return st.lists(st.sampled_from(shapes), min_size=1, max_size=5).map(tuple)
+
+
 @st.composite
 def scripts(draw, world_size: int, *, any_use: bool) -> tuple[tuple[int, ...], list[Step]]:
     """Sizes of parameters and steps; without `any_use` each step uses all parameters, in any order.

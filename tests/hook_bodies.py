@@ -1,0 +1,344 @@
+"""Rank bodies that train with comm hooks, on gradients that the tests choose."""
+
+import copy
+import io
+import logging
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+
+from reference.data_parallel import DistributedDataParallel
+from reference.hooks.allreduce import allreduce, noop
+from reference.hooks.compress import bf16_compress, compress, fp16_compress
+from reference.hooks.post_local_sgd import PostLocalSGDState, post_local_sgd
+from reference.hooks.powersgd import batched_power_sgd, power_sgd
+from reference.hooks.powersgd_state import PowerSGDState
+from reference.hooks.quantization import quantize_per_channel, quantize_per_tensor
+
+from .scenarios import Branches, batch
+
+WRAPPERS = {"ours": DistributedDataParallel, "torch": nn.parallel.DistributedDataParallel}
+Shapes = tuple[tuple[int, ...], ...]
+
+POWER: dict[str, Any] = {"matrix_approximation_rank": 2, "start_powerSGD_iter": 2, "min_compression_rate": 1}
+
+# Name: hook, and what makes its state of options.
+OURS: dict[str, tuple[Callable, Callable[..., Any]]] = {
+    "allreduce": (allreduce, lambda **_: None),
+    "noop": (noop, lambda **_: None),
+    "fp16": (fp16_compress, lambda **_: None),
+    "bf16": (bf16_compress, lambda **_: None),
+    "compress(fp16)(allreduce)": (compress(torch.float16)(allreduce), lambda **_: None),
+    "compress(bf16)(allreduce)": (compress(torch.bfloat16)(allreduce), lambda **_: None),
+    "per tensor": (quantize_per_tensor, lambda **_: None),
+    "per channel": (quantize_per_channel, lambda **_: None),
+    "power": (power_sgd, lambda **options: PowerSGDState(None, **(POWER | options))),
+    "batched power": (batched_power_sgd, lambda **options: PowerSGDState(None, **(POWER | options))),
+    "compress(bf16)(power)": (
+        compress(torch.bfloat16)(power_sgd),
+        lambda **options: PowerSGDState(None, **(POWER | options)),
+    ),
+    "local": (post_local_sgd, lambda: PostLocalSGDState(None, None, 2, post_local_gradient_allreduce=False)),
+}
+# Without those that quantise, which fail on Gloo under torch's class too, and batched PowerSGD, which fails anywhere.
+TORCHS: dict[str, tuple[Callable, Callable[..., Any]]] = {
+    "allreduce": (default_hooks.allreduce_hook, lambda: None),
+    "fp16": (default_hooks.fp16_compress_hook, lambda: None),
+    "bf16": (default_hooks.bf16_compress_hook, lambda: None),
+    "bf16 wrapper": (default_hooks.bf16_compress_wrapper(default_hooks.allreduce_hook), lambda: None),
+    "power": (powerSGD_hook.powerSGD_hook, lambda: powerSGD_hook.PowerSGDState(None, **POWER)),
+    "local": (
+        post_localSGD_hook.post_localSGD_hook,
+        lambda: post_localSGD_hook.PostLocalSGDState(None, None, 2, post_local_gradient_allreduce=False),
+    ),
+}
+HOOKS = {"ours": OURS, "torch": TORCHS}
+
+
+class Given(nn.Module):
+    """A module whose gradients are what forward is given."""
+
+    def __init__(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes)
+
+    def forward(self, gradients: list[Tensor]) -> Tensor:
+        return torch.stack([(w * g).sum() for w, g in zip(self.weights, gradients, strict=True)]).sum()
+
+
+def given_gradients(rank: int, shapes: Shapes, seed: int, step: int, *, low_rank: int | None = None) -> list[Tensor]:
+    """One tensor a shape; as matrices, of rank `low_rank` and, over all ranks, with one column space."""
+    generator = torch.Generator().manual_seed(seed * 1000 + step * 10 + rank)
+    common = torch.Generator().manual_seed(seed)
+    made = []
+    for shape in shapes:
+        if low_rank is None or len(shape) < 2:
+            made.append(torch.randn(shape, generator=generator))
+        else:
+            columns = torch.Size(shape[1:]).numel()
+            basis = torch.randn(shape[0], low_rank, generator=common)
+            made.append((basis @ torch.randn(low_rank, columns, generator=generator)).view(shape))
+    return made
+
+
+def averages(
+    rank: int,
+    _world_size: int,
+    hook: tuple[str, str],
+    wrapper: str,
+    shapes: Shapes,
+    seed: int,
+    *,
+    steps: int = 4,
+    options: dict[str, Any] | None = None,
+    state_options: dict[str, Any] | None = None,
+    low_rank: int | None = None,
+    same: bool = False,
+) -> tuple[list[list[Tensor]], Any, nn.Module]:
+    """What became of the given gradients, by step; the hook's state; the model.
+
+    `same`: each step is given the same gradients.
+    """
+    function, make_state = HOOKS[hook[0]][hook[1]]
+    state = make_state(**(state_options or {}))
+    ddp = WRAPPERS[wrapper](Given(shapes), **(options or {}))
+    ddp.register_comm_hook(state, function)
+    seen = []
+    for step in range(steps):
+        ddp.zero_grad()
+        given = given_gradients(rank, shapes, seed, 0 if same else step, low_rank=low_rank)
+        ddp(given).backward()
+        seen.append([w.grad.clone() for w in ddp.module.weights])
+    return seen, state, ddp
+
+
+def on_classes(
+    rank: int, world_size: int, hook: tuple[str, str], *rest: Any, wrappers: tuple[str, ...], **options: Any
+) -> list:
+    """Averages by class and step."""
+    return [averages(rank, world_size, hook, wrapper, *rest, **options)[0] for wrapper in wrappers]
+
+
+def elements_sent(rank: int, world_size: int, hook: str, shapes: Shapes, options: dict) -> tuple[int, Any]:
+    """Elements that the hook gives to all-reduces in an iteration, and its statistics."""
+    sent = []
+    real = dist.all_reduce
+
+    def count(tensor: Tensor, **arguments: Any) -> Any:
+        sent.append(tensor.numel())
+        return real(tensor, **arguments)
+
+    with mock.patch.object(dist, "all_reduce", count):
+        _, before, _ = averages(rank, world_size, ("ours", hook), "ours", shapes, 0, steps=2, state_options=options)
+        in_full, sent[:] = sum(sent), []
+        _, state, _ = averages(rank, world_size, ("ours", hook), "ours", shapes, 0, steps=3, state_options=options)
+    assert before.compression_stats() == (0.0, 0, 0)
+    return sum(sent) - in_full, state.compression_stats()
+
+
+def kept_errors(rank: int, world_size: int, hook: str, shapes: Shapes, seed: int, options: dict) -> float:
+    """How far what was given is from what was sent and what is kept, as a fraction; ranks averaged."""
+    steps = 6
+    seen, state, ddp = averages(
+        rank, world_size, ("ours", hook), "ours", shapes, seed, steps=steps, state_options=options
+    )
+    given = [given_gradients(rank, shapes, seed, step) for step in range(steps)]
+    worst = 0.0
+    for index, parameter in enumerate(ddp.parameters()):
+        kept = state._errors.get(state.name(parameter), torch.zeros(shapes[index])).view(shapes[index])
+        everyones = sum(step[index] for step in given) - kept
+        dist.all_reduce(everyones)
+        sent = sum(step[index] for step in seen)
+        worst = max(worst, float((everyones / world_size - sent).norm() / (1 + sent.norm())))
+    return worst
+
+
+def _trainer(seed: int) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(12, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 3))
+    ddp = DistributedDataParallel(module, bucket_cap_mb=1e-3)
+    return ddp, torch.optim.SGD(ddp.parameters(), lr=0.1, momentum=0.9)
+
+
+def train_and_save(
+    rank: int, _world_size: int, folder: str, first: int, last: int, options: dict
+) -> tuple[list[Tensor], Any]:
+    """Iterations `first` to `last` under PowerSGD, beginning with what the last call saved; saves at the end."""
+    ddp, optimizer = _trainer(seed=3)
+    path = Path(folder) / f"rank-{rank}.pt"
+    if first == 0:
+        state = PowerSGDState(None, **(POWER | options))
+    else:
+        saved = torch.load(path, weights_only=False)
+        ddp.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        state = saved["hook"]
+    ddp.register_comm_hook(state, power_sgd)
+    for step in range(first, last):
+        optimizer.zero_grad()
+        ddp(batch(rank, 5, 12, step=step)).square().mean().backward()
+        optimizer.step()
+    torch.save({"model": ddp.state_dict(), "optimizer": optimizer.state_dict(), "hook": state}, path)
+    return [p.detach().clone() for p in ddp.parameters()], (state.iter, state.compression_stats())
+
+
+def saved_with_a_group(rank: int, world_size: int) -> list[list[str]]:
+    """Warnings on loading a state whose group was: none given, all ranks, a part, that of a subgroup."""
+    part = dist.new_group([rank], use_local_synchronization=True)
+    states = [
+        PowerSGDState(None),
+        PowerSGDState(dist.group.WORLD),
+        PowerSGDState(part),
+        PostLocalSGDState(None, part, 3),
+    ]
+    said = []
+    for state in states:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loaded = pickle.loads(pickle.dumps(state))
+            assert loaded.process_group is None
+            assert {k: v for k, v in vars(loaded).items() if "group" not in k} == {
+                k: v for k, v in vars(state).items() if "group" not in k
+            }
+        said.append([str(warning.message) for warning in caught])
+    return said
+
+
+def size_when_saved(rank: int, world_size: int, shapes: Shapes) -> tuple[int, int]:
+    """Bytes of the pickle of a state and of what it remembers."""
+    _, state, _ = averages(rank, world_size, ("ours", "power"), "ours", shapes, 0)
+    remembered = sum(t.nbytes for t in [*state._errors.values(), *state._qs.values()])
+    file = io.BytesIO()
+    torch.save(state, file)
+    assert copy.deepcopy(state)._errors.keys() == state._errors.keys()
+    return file.tell(), remembered
+
+
+def skips_unused_parameters(rank: int, _world_size: int) -> list[bool]:
+    """PowerSGD, whose last bucket may not be sent; whether the gradients are finite."""
+    ddp = DistributedDataParallel(
+        Branches(), find_unused_parameters=True, skip_all_reduce_unused_params=True, bucket_cap_mb=1e-6
+    )
+    ddp.register_comm_hook(PowerSGDState(None, **POWER), power_sgd)
+    finite = []
+    for which in ("ab", "ab", "ab", "a", "b", "ab"):
+        ddp.zero_grad()
+        ddp(batch(rank, 3, 4), which).sum().backward()
+        finite.append(all(bool(p.grad.isfinite().all()) for p in ddp.parameters() if p.grad is not None))
+    return finite
+
+
+def survives_a_failed_iteration(rank: int, _world_size: int, shapes: Shapes) -> bool:
+    """The user's script catches an error in the middle of a backward pass and goes on."""
+    state = PowerSGDState(None, **POWER)
+    ddp = DistributedDataParallel(Given(shapes), bucket_cap_mb=1e-6)
+    ddp.register_comm_hook(state, power_sgd)
+    failing = False
+
+    def fail(_parameter: Tensor) -> None:
+        if failing:
+            raise ArithmeticError("in the middle")
+
+    ddp.module.weights[0].register_post_accumulate_grad_hook(fail)
+    for step in range(6):
+        failing = step == 4
+        ddp.zero_grad()
+        try:
+            ddp(given_gradients(rank, shapes, 0, step)).backward()
+        except ArithmeticError:
+            assert failing
+            ddp = DistributedDataParallel(ddp.module, bucket_cap_mb=1e-6)
+            ddp.register_comm_hook(state, power_sgd)
+    return all(bool(p.grad.isfinite().all()) for p in ddp.parameters())
+
+
+def logged_statistics(rank: int, world_size: int, every: int) -> list[str]:
+    """What PowerSGD logs in 8 iterations, 6 of which compress."""
+    logger = logging.getLogger("reference.hooks.powersgd_state")
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        options = {"compression_stats_logging_frequency": every}
+        averages(rank, world_size, ("ours", "power"), "ours", ((8, 8),), 0, steps=8, state_options=options)
+    finally:
+        logger.removeHandler(handler)
+    return records
+
+
+def local_sgd(rank: int, world_size: int, period: int) -> tuple[list[list[Tensor]], list[Tensor]]:
+    """Parameters by step, with gradients averaged in pairs from step 2 on, and all ranks' averaged every `period`."""
+    subgroup, _ = dist.new_subgroups(2)
+    ddp = DistributedDataParallel(nn.Linear(4, 3))
+    torch.manual_seed(1)
+    for parameter in ddp.parameters():
+        nn.init.normal_(parameter)
+    start = [p.detach().clone() for p in ddp.parameters()]
+    ddp.register_comm_hook(PostLocalSGDState(None, subgroup, 2), post_local_sgd)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    averager = PeriodicModelAverager(period=period, warmup_steps=2)
+    seen = []
+    for step in range(6):
+        optimizer.zero_grad()
+        ddp(batch(rank, 5, 4, step=step)).square().mean().backward()
+        optimizer.step()
+        averager.average_parameters(ddp.parameters())
+        seen.append([p.detach().clone() for p in ddp.parameters()])
+    return seen, start
+
+
+def local_sgd_by_hand(world_size: int, period: int, start: list[Tensor]) -> list[list[list[Tensor]]]:
+    """The same without processes; by step and rank."""
+    models = []
+    for _ in range(world_size):
+        model = nn.Linear(4, 3)
+        with torch.no_grad():
+            for parameter, value in zip(model.parameters(), start, strict=True):
+                parameter.copy_(value)
+        models.append(model)
+    seen = []
+    for step in range(6):
+        gradients = []
+        for rank, model in enumerate(models):
+            model.zero_grad()
+            model(batch(rank, 5, 4, step=step)).square().mean().backward()
+            gradients.append([p.grad for p in model.parameters()])
+        for rank, model in enumerate(models):
+            pair = [rank // 2 * 2, rank // 2 * 2 + 1]
+            over = pair if step >= 2 else list(range(world_size))
+            with torch.no_grad():
+                for index, parameter in enumerate(model.parameters()):
+                    parameter -= 0.1 * sum(gradients[r][index] for r in over) / len(over)
+        if step >= 2 and (step - 2) % period == 0:
+            with torch.no_grad():
+                for parameters in zip(*(model.parameters() for model in models), strict=True):
+                    mean = sum(p.detach().clone() for p in parameters) / world_size
+                    for parameter in parameters:
+                        parameter.copy_(mean)
+        seen.append([[p.detach().clone() for p in model.parameters()] for model in models])
+    return seen
+
+
+def builtin_hooks(rank: int, _world_size: int) -> list[bool]:
+    """Whether a hook registered by torch's enumeration gives the same on both classes."""
+    same = []
+    for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS):
+        both = []
+        for wrapper in WRAPPERS.values():
+            ddp = wrapper(Given(((3, 4), (5,))))
+            ddp._register_builtin_comm_hook(kind)
+            ddp(given_gradients(rank, ((3, 4), (5,)), 0, 0)).backward()
+            both.append([p.grad for p in ddp.parameters()])
+        same.append(all(torch.equal(a, b) for a, b in zip(*both, strict=True)))
+    return same

@@ -1,0 +1,335 @@
+"""Comm hooks: laws of each, torch's classes and hooks as oracles, and states that outlive their process."""
+
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference.hooks.low_rank import orthogonalize, rows_and_columns, square, worth_compressing
+from reference.hooks.powersgd_state import PowerSGDState
+from reference.hooks.quantization import dequantize, quantize
+from reference.launch import run_ranks
+
+from . import bodies, hook_bodies
+from .strategies import caps_mb, hook_shapes
+
+BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True, ids="{} ranks".format)
+BOTH = ("ours", "torch")
+seeds = st.integers(0, 1000)
+modes = st.fixed_dictionaries({"gradient_as_bucket_view": st.booleans(), "bucket_cap_mb": caps_mb()})
+power_options = st.fixed_dictionaries(
+    {
+        "matrix_approximation_rank": st.integers(1, 5),
+        "min_compression_rate": st.sampled_from([0, 1, 2]),
+        "batch_tensors_with_same_shape": st.booleans(),
+        "orthogonalization_epsilon": st.sampled_from([0, 1e-8]),
+        "use_error_feedback": st.booleans(),
+        "warm_start": st.booleans(),
+    }
+)
+
+
+def train(pool, hook, shapes, seed, *, wrappers=("ours",), **options):
+    """Averages by rank, class and step."""
+    return pool.run(partial(hook_bodies.on_classes, wrappers=wrappers, **options), hook, shapes, seed)
+
+
+def mean_gradients(world_size, shapes, seed, step, **options):
+    """What averaging without a hook gives."""
+    by_rank = [hook_bodies.given_gradients(rank, shapes, seed, step, **options) for rank in range(world_size)]
+    return [sum(ranks) / world_size for ranks in zip(*by_rank, strict=True)]
+
+
+@pytest.mark.parametrize("hook", hook_bodies.OURS)
+@settings(max_examples=12)
+@given(hook_shapes(), modes, seeds)
+def test_our_hooks_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shapes, options, seed):
+    for ours, torchs in train(two_ranks, ("ours", hook), shapes, seed, wrappers=BOTH, options=options):
+        bodies.assert_same(ours, torchs)
+
+
+@pytest.mark.parametrize("hook", ["allreduce", "fp16", "local"])
+@settings(max_examples=8)
+@given(hook_shapes(), modes, seeds)
+def test_torchs_hooks_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shapes, options, seed):
+    for ours, torchs in train(two_ranks, ("torch", hook), shapes, seed, wrappers=BOTH, options=options):
+        bodies.assert_same(ours, torchs)
+
+
+@settings(max_examples=8)
+@given(hook_shapes(scalars=False), seeds)
+def test_torchs_powersgd_does_the_same_on_torchs_class_and_on_ours(two_ranks, shapes, seed):
+    """One bucket: with several, on Gloo, it issues collectives in an order that differs between ranks."""
+    for ours, torchs in train(two_ranks, ("torch", "power"), shapes, seed, wrappers=BOTH):
+        bodies.assert_same(ours, torchs)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (("ours", "allreduce"), ("torch", "allreduce")),
+        (("ours", "compress(fp16)(allreduce)"), ("ours", "fp16")),
+        (("ours", "compress(bf16)(allreduce)"), ("ours", "bf16")),
+        (("ours", "fp16"), ("torch", "fp16")),
+        (("ours", "bf16"), ("torch", "bf16")),
+        (("ours", "bf16"), ("torch", "bf16 wrapper")),
+        (("ours", "local"), ("torch", "local")),
+    ],
+    ids=str,
+)
+@settings(max_examples=8)
+@given(hook_shapes(), modes, seeds)
+def test_two_ways_to_say_the_same_give_the_same_bits(two_ranks, a, b, shapes, options, seed):
+    for one, other in zip(
+        train(two_ranks, a, shapes, seed, options=options),
+        train(two_ranks, b, shapes, seed, options=options),
+        strict=True,
+    ):
+        bodies.assert_same(one, other)
+
+
+@BOTH_POOLS
+@pytest.mark.parametrize(("hook", "tolerance"), [("fp16", 2**-9), ("bf16", 2**-6)])
+@settings(max_examples=6)
+@given(hook_shapes(), seeds)
+def test_compression_rounds(ranks, hook, tolerance, shapes, seed):
+    """To the half precision's relative spacing, of the largest number on the way."""
+    results = train(ranks, ("ours", hook), shapes, seed, steps=2)
+    for step, averages in enumerate(results[0][0]):
+        exact = mean_gradients(ranks.world_size, shapes, seed, step)
+        for got, expected in zip(averages, exact, strict=True):
+            torch.testing.assert_close(got, expected, rtol=0, atol=4 * tolerance)
+
+
+# Quantisation
+
+
+@given(st.integers(1, 4), st.integers(1, 40), st.sampled_from([0.0, 1e-30, 1.0, 1e30]), seeds)
+def test_quantisation_is_right_to_half_a_level_and_keeps_zeros(channels, elements, size, seed):
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(channels, elements, generator=generator) * size
+    values[:, 0] = 0
+    got = dequantize(quantize(values), channels)
+    levels = (values.amax(1).clamp(min=0) - values.amin(1).clamp(max=0)) / 255
+    assert ((got - values).abs() <= levels[:, None] * 0.501).all()
+    assert (got[:, 0] == 0).all()
+
+
+def test_what_is_not_a_number_stays_so():
+    values = torch.tensor([[1.0, float("nan")], [1.0, float("inf")], [1.0, 2.0]])
+    got = dequantize(quantize(values), 3)
+    assert not got[:2].isfinite().all(1).any()
+    assert got[2].isfinite().all()
+
+
+@BOTH_POOLS
+@pytest.mark.parametrize("hook", ["per tensor", "per channel"])
+@settings(max_examples=8)
+@given(hook_shapes(), modes, seeds)
+def test_quantised_averages_are_right_to_half_a_level(ranks, hook, shapes, options, seed):
+    results = train(ranks, ("ours", hook), shapes, seed, options=options)
+    for step, averages in enumerate(results[0][0]):
+        by_rank = [hook_bodies.given_gradients(rank, shapes, seed, step) for rank in range(ranks.world_size)]
+        flat = [torch.cat([g.flatten() for g in gradients]) for gradients in by_rank]
+        level = max(float(f.max().clamp(min=0) - f.min().clamp(max=0)) if f.numel() else 0.0 for f in flat) / 255
+        for got, expected in zip(averages, mean_gradients(ranks.world_size, shapes, seed, step), strict=True):
+            torch.testing.assert_close(got, expected, rtol=0, atol=0.51 * level)
+
+
+# PowerSGD
+
+
+@given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.sampled_from([0, 1e-12]), seeds)
+def test_orthogonalize_gives_an_orthonormal_basis_of_the_columns(count, rows, columns, epsilon, seed):
+    rank = min(rows, columns)
+    stack = torch.randn(count, rows, rank, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    basis = orthogonalize(stack, epsilon)
+    assert torch.allclose(basis.mT @ basis, torch.eye(rank, dtype=torch.float64), atol=1e-6)
+    assert torch.allclose(basis @ (basis.mT @ stack), stack, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("epsilon", [0, 1e-8])
+def test_columns_of_zeros_stay_finite(dtype, epsilon):
+    assert orthogonalize(torch.zeros(2, 4, 2, dtype=dtype), epsilon).isfinite().all()
+
+
+@given(st.integers(0, 30))
+def test_a_square_holds_all_numbers_and_zeros(elements):
+    matrix = square(torch.arange(1.0, elements + 1))
+    assert matrix.shape[0] == matrix.shape[1]
+    assert (matrix.shape[0] - 1) ** 2 < elements or elements == 0
+    assert matrix.flatten()[:elements].tolist() == list(range(1, elements + 1))
+    assert not matrix.flatten()[elements:].any()
+
+
+def test_rows_are_the_outermost_dimension_in_memory():
+    assert rows_and_columns(torch.empty(2, 3, 5, 7)) == (2, 105)
+    assert rows_and_columns(torch.empty(2, 3, 5, 7).to(memory_format=torch.channels_last)) == (2, 105)
+    assert rows_and_columns(torch.empty(2, 3).T) == (2, 3)
+    assert rows_and_columns(torch.empty(())) == (1, 1)
+    assert rows_and_columns(torch.empty(0, 3)) == (0, 0)
+
+
+@BOTH_POOLS
+@settings(max_examples=15)
+@given(hook_shapes(), modes, seeds, st.booleans())
+def test_at_full_rank_powersgd_is_the_average(ranks, shapes, options, seed, batched):
+    state = {"matrix_approximation_rank": 64, "min_compression_rate": 0, "batch_tensors_with_same_shape": batched}
+    results = train(ranks, ("ours", "power"), shapes, seed, options=options, state_options=state)
+    for step, averages in enumerate(results[0][0]):
+        for got, expected in zip(averages, mean_gradients(ranks.world_size, shapes, seed, step), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@BOTH_POOLS
+@settings(max_examples=15)
+@given(hook_shapes(), modes, seeds, power_options)
+def test_gradients_of_low_rank_are_averaged_exactly(ranks, shapes, options, seed, state):
+    """Where the columns of all ranks' gradients lie in one space of as many dimensions as P has columns."""
+    rank = state["matrix_approximation_rank"]
+    results = train(
+        ranks,
+        ("ours", "power"),
+        shapes,
+        seed,
+        options=options,
+        state_options=state,
+        low_rank=rank,
+    )
+    for step, averages in enumerate(results[0][0]):
+        exact = mean_gradients(ranks.world_size, shapes, seed, step, low_rank=rank)
+        for got, expected in zip(averages, exact, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
+
+
+@BOTH_POOLS
+@settings(max_examples=10)
+@given(hook_shapes(), seeds, power_options)
+def test_what_arrives_is_the_average_projected_onto_few_directions(ranks, shapes, seed, options):
+    """Algorithm 1: M' = P (P^T M) for orthonormal P, so M' has low rank and is orthogonal to what is missing."""
+    state = options | {"use_error_feedback": False}
+    results = train(ranks, ("ours", "power"), shapes, seed, state_options=state)
+    for step, averages in list(enumerate(results[0][0]))[2:]:
+        for got, mean in zip(averages, mean_gradients(ranks.world_size, shapes, seed, step), strict=True):
+            if got.dim() > 1 and got.numel() and not torch.allclose(got, mean, atol=1e-5):
+                matrix, missing = (t.view(len(t), -1) for t in (got, mean - got))
+                assert torch.linalg.matrix_rank(matrix, rtol=1e-4) <= state["matrix_approximation_rank"]
+                assert float((matrix.T @ missing).norm()) <= 1e-3 * (1 + float(mean.norm()) ** 2)
+
+
+@settings(max_examples=5)
+@given(seeds, st.integers(1, 3))
+def test_a_warm_start_finds_the_best_approximation(two_ranks, seed, rank):
+    """Subspace iteration on gradients that stay the same ends at the truncated singular value decomposition."""
+    shapes = ((8, 6),)
+    results = train(
+        two_ranks,
+        ("ours", "power"),
+        shapes,
+        seed,
+        steps=200,
+        same=True,
+        state_options={"matrix_approximation_rank": rank, "min_compression_rate": 0, "use_error_feedback": False},
+    )
+    (mean,) = mean_gradients(2, shapes, seed, 0)
+    u, s, vh = torch.linalg.svd(mean, full_matrices=False)
+    best = u[:, :rank] * s[:rank] @ vh[:rank]
+    (last,) = results[0][0][-1]
+    assert float((mean - last).norm()) <= float((mean - best).norm()) * 1.01 + 1e-5
+
+
+@BOTH_POOLS
+@settings(max_examples=10)
+@given(hook_shapes(), seeds, power_options)
+def test_error_feedback_loses_nothing(ranks, shapes, seed, options):
+    """The sum of what was sent and of what is kept is the sum of what was given."""
+    state = options | {"use_error_feedback": True}
+    assert max(ranks.run(hook_bodies.kept_errors, "power", shapes, seed, state)) < 1e-4
+
+
+@settings(max_examples=15)
+@given(hook_shapes(), power_options)
+def test_what_powersgd_sends_is_what_the_formula_says(two_ranks, shapes, options):
+    """Rank (rows + columns) elements a matrix that is worth it, all elements of the others."""
+    before = after = 0
+    for shape in shapes:
+        rows, columns = rows_and_columns(torch.empty(shape))
+        rank = min(rows, columns, options["matrix_approximation_rank"])
+        worth = len(shape) > 1 and worth_compressing(rows, columns, rank, options["min_compression_rate"])
+        before += rows * columns
+        after += rank * (rows + columns) if worth else rows * columns
+    sent, statistics = two_ranks.run(hook_bodies.elements_sent, "power", shapes, options)[0]
+    assert sent == after
+    assert statistics == (before / after if after else 0, before, after)
+
+
+def test_batched_powersgd_sends_two_columns_of_a_square_per_rank_of_approximation(two_ranks):
+    sent, statistics = two_ranks.run(hook_bodies.elements_sent, "batched power", ((9, 11),), {})[0]
+    assert sent == 2 * 2 * 10
+    assert statistics == (99 / 40, 99, 40)
+
+
+def test_statistics_are_logged_every_so_many_iterations(two_ranks):
+    (records, _) = two_ranks.run(hook_bodies.logged_statistics, 3)
+    assert records == [
+        "PowerSGD: iteration 3, 64 elements as 32, rate 2.0",
+        "PowerSGD: iteration 6, 256 elements as 128, rate 2.0",
+    ]
+
+
+def test_the_last_bucket_may_be_skipped(two_ranks):
+    assert two_ranks.run(hook_bodies.skips_unused_parameters) == [[True] * 6] * 2
+
+
+def test_a_state_outlives_a_failed_iteration(two_ranks):
+    assert all(two_ranks.run(hook_bodies.survives_a_failed_iteration, ((4, 4), (4, 4), (4, 4))))
+
+
+@pytest.mark.parametrize(("use_error_feedback", "warm_start"), [(True, False), (False, True)])
+def test_powersgd_cannot_start_before_the_rebuild(use_error_feedback, warm_start):
+    with pytest.raises(ValueError, match="start_powerSGD_iter: expected at least 2"):
+        PowerSGDState(None, start_powerSGD_iter=1, use_error_feedback=use_error_feedback, warm_start=warm_start)
+    PowerSGDState(None, start_powerSGD_iter=0, use_error_feedback=False, warm_start=False)
+
+
+# States that are saved
+
+
+@pytest.mark.parametrize("stop", [1, 3, 6], ids="after {}".format)
+def test_training_goes_on_in_new_processes_as_if_it_had_never_stopped(two_ranks, tmp_path, stop):
+    (tmp_path / "whole").mkdir()
+    whole = two_ranks.run(hook_bodies.train_and_save, str(tmp_path / "whole"), 0, 9, {})
+    two_ranks.run(hook_bodies.train_and_save, str(tmp_path), 0, stop, {})
+    resumed = run_ranks(hook_bodies.train_and_save, 2, str(tmp_path), stop, 9, {}, timeout_s=60)
+    bodies.assert_same([list(rank) for rank in resumed], [list(rank) for rank in whole])
+
+
+def test_process_groups_are_not_saved_and_loading_says_which_they_were(two_ranks):
+    for rank, (none, everyone, part, subgroup) in enumerate(two_ranks.run(hook_bodies.saved_with_a_group)):
+        assert none == everyone == []
+        assert f"process_group had ranks [{rank}]" in part[0]
+        assert f"subgroup had ranks [{rank}]" in subgroup[0]
+
+
+def test_a_saved_state_is_as_large_as_what_it_remembers(two_ranks):
+    for saved, remembered in two_ranks.run(hook_bodies.size_when_saved, ((64, 64),) * 6):
+        assert saved < remembered + 20_000
+
+
+# Post-local SGD, and torch's enumeration
+
+
+def test_post_local_sgd_is_local_training_with_averages_now_and_then(four_ranks):
+    results = four_ranks.run(hook_bodies.local_sgd, 2)
+    expected = hook_bodies.local_sgd_by_hand(4, 2, results[0][1])
+    for rank, (seen, _) in enumerate(results):
+        for step, parameters in enumerate(seen):
+            for got, wanted in zip(parameters, expected[step][rank], strict=True):
+                torch.testing.assert_close(got, wanted)
+
+
+def test_built_in_hooks_are_torchs(two_ranks):
+    assert two_ranks.run(hook_bodies.builtin_hooks) == [[True, True]] * 2
