@@ -37,8 +37,9 @@ format: $(READY)  ## rewrite the code as `make check` wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## our DDP beside torch's, the recorder's overhead, the simulator's speed
+bench: $(READY)  ## our DDP and our PowerSGD beside torch's, the recorder's overhead, the simulator's speed
 	$(BIN)/python -m benchmarks.ddp
+	$(BIN)/python -m benchmarks.powersgd
 	$(BIN)/python -m benchmarks.recorder
 	$(BIN)/python -m benchmarks.simulation
 

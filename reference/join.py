@@ -1,4 +1,8 @@
-"""Join: what a rank that ran out of inputs does so that the others can go on."""
+"""Join: what a rank that ran out of inputs does so that the others can go on.
+
+`Join`, `Joinable` and `JoinHook` are torch's: our module joins with torch's `ZeroRedundancyOptimizer` and with any
+class of the user's, in one `with Join([ddp, optimizer, mine]):`.
+"""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -6,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+
+__all__ = ["Join", "JoinHook", "Joinable", "JoinsUneven", "UnevenJoinHook"]
 
 if TYPE_CHECKING:
     from .reducer import Reducer

@@ -14,12 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import BuiltinCommHookType, Logger, Reducer
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, optimizer_overlap_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import optimizer_overlap_hooks
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHookLocation
 
 from .bucketing import MIB, bucket_caps
 from .buffers import PIECE_BYTES, BufferHook, broadcast_coalesced
+from .hooks.allreduce import allreduce
+from .hooks.compress import fp16_compress
 from .parameters import sparse_parameters, trainable_parameters
 
 
@@ -134,8 +136,8 @@ class DataParallelNames:
 
     def _register_builtin_comm_hook(self: Any, comm_hook_type: BuiltinCommHookType) -> None:
         hooks: dict[BuiltinCommHookType, Callable[..., Any]] = {
-            BuiltinCommHookType.ALLREDUCE: default_hooks.allreduce_hook,
-            BuiltinCommHookType.FP16_COMPRESS: default_hooks.fp16_compress_hook,
+            BuiltinCommHookType.ALLREDUCE: allreduce,
+            BuiltinCommHookType.FP16_COMPRESS: fp16_compress,
         }
         self.reducer.register_comm_hook(self.process_group, hooks[comm_hook_type])
         self.log.comm_hook = str(comm_hook_type)

@@ -1,0 +1,77 @@
+"""Our PowerSGD beside torch's, both under our DistributedDataParallel, on two Gloo ranks: time of an iteration.
+
+In pairs, and with all gradients in one bucket: with several, torch's hook hangs on Gloo.
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
+
+from reference.data_parallel import DistributedDataParallel
+from reference.hooks.powersgd import power_sgd
+from reference.hooks.powersgd_state import PowerSGDState
+from reference.launch import run_ranks
+
+from .ddp import trainer
+from .pairs import Pairs, header, row, time_pairs
+
+HOOKS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "ours": (power_sgd, PowerSGDState),
+    "torch": (torchs.powerSGD_hook, torchs.PowerSGDState),
+}
+
+
+def compare(model: str, rank: int, pairs: int, *, batched: bool) -> Pairs:
+    """Iterations under our hook and under torch's; half of them in processes that build torch's first."""
+    half = -(-pairs // 2)
+    return [
+        pair
+        for first in HOOKS
+        for pair in run_ranks(
+            compare_in_order, 2, model, half, first, {"batch_tensors_with_same_shape": batched}, rank
+        )[0]
+    ]
+
+
+def compare_in_order(
+    _rank: int, _world_size: int, model: str, pairs: int, first: str, options: dict[str, Any], rank: int
+) -> Pairs:
+    """Iterations under our hook and under torch's, the one built `first`."""
+
+    def build(name: str) -> Callable[[], None]:
+        hook, make_state = HOOKS[name]
+
+        def wrap(module: nn.Module) -> nn.Module:
+            ddp = DistributedDataParallel(module, bucket_cap_mb=1e4)
+            state = make_state(dist.group.WORLD, rank, start_powerSGD_iter=2, **options)
+            ddp.register_comm_hook(state, hook)
+            return ddp
+
+        return trainer(model, wrap)
+
+    built = {name: build(name) for name in sorted(HOOKS, key=first.__ne__)}
+    return time_pairs(built["ours"], built["torch"], pairs)
+
+
+def main() -> None:
+    """Print one line a model, rank of approximation and mode."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", nargs="+", default=["resnet50", "mlp"])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 4], help="of the approximation")
+    parser.add_argument("--pairs", type=int, default=20)
+    arguments = parser.parse_args()
+    print(__doc__)
+    print(header("ours", "torch"))
+    for model in arguments.models:
+        for rank in arguments.ranks:
+            for batched in (False, True):
+                name = f"{model}, rank {rank}{', batched' * batched}"
+                print(row(name, compare(model, rank, arguments.pairs, batched=batched)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
