@@ -156,8 +156,9 @@ class Bucket:
 
     def views_of(self, flat: Tensor) -> list[Tensor]:
         """Consecutive pieces of `flat`, each with its parameter's shape and memory format, for speed."""
+        flat = flat.contiguous()
         views = []
-        offset = 0
+        offset = flat.storage_offset()
         for parameter in self.parameters:
             strides = torch.empty_like(parameter, device="meta").stride()  # dense, whatever the parameter's are
             views.append(flat.as_strided(parameter.size(), strides, offset))
@@ -236,6 +237,7 @@ class SparseBucket(Bucket):
             self._make_buffer()
         else:
             self.buffer = gradient.detach().mul_(scale)
+            self.views = [self.buffer]
 
     def zeros(self) -> "Bucket":
         """The same bucket, empty; see `Bucket.zeros`."""

@@ -104,6 +104,9 @@ class Communication:
         future, bucket, launch = self._in_flight[number]
         try:
             return self._way.wait(future, bucket, number)
+        except TypeError as error:
+            self._tell(error)
+            raise
         except RuntimeError as error:
             self._let_all_end()
             if explanation := self.order.explain(launch):
@@ -111,7 +114,7 @@ class Communication:
             self._tell(error)
             raise
 
-    def _tell(self, error: RuntimeError) -> None:
+    def _tell(self, error: Exception) -> None:
         for observer in self._observers:
             observer.failed(str(error))
 

@@ -203,12 +203,12 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
         if torch.is_grad_enabled():
             self.reducer.prepare_for_forward(averaging=self.require_backward_grad_sync)
         self._presence = Join.notify_join_context(self)
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or self._join_config.enable:  # ranks that have joined cannot tell
             self.reducer.rebuild_if_due()
         if self.sends_buffers(after_forward=False):
             self.send_buffers()
         if self._join_config.enable:
-            self.agree_on_averaging(wanted=self.require_backward_grad_sync)
+            self.agree_on_averaging(wanted=torch.is_grad_enabled() and self.require_backward_grad_sync)
         if self.device_ids:
             device = torch.device(self.device.type, self.device_ids[0])
             (inputs,), (kwargs,) = _to_kwargs(inputs, kwargs, device, use_side_stream_for_tensor_copies=True)

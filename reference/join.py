@@ -14,6 +14,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 __all__ = ["Join", "JoinHook", "Joinable", "JoinsUneven", "UnevenJoinHook"]
 
 if TYPE_CHECKING:
+    from .layout import Features
     from .reducer import Reducer
 
 
@@ -31,6 +32,8 @@ class UnevenJoinHook(JoinHook):
         if ddp.sends_buffers(after_forward=False):
             ddp.send_buffers(candidate=False)
         averaging = ddp.agree_on_averaging(wanted=False)
+        if ddp.sends_buffers(after_forward=True):
+            ddp.send_buffers(candidate=False)
         ddp.require_forward_param_sync = averaging
         if averaging:
             ddp.reducer.shadow_backward()
@@ -47,6 +50,7 @@ class JoinsUneven(Joinable):
     reducer: "Reducer"
     process_group: dist.ProcessGroup
     device: torch.device
+    features: "Features"
     forward_sync_buffers: bool
     require_forward_param_sync: bool
     sends_buffers: Callable[..., bool]
@@ -63,7 +67,8 @@ class JoinsUneven(Joinable):
         """Context in which ranks may run out of inputs at different times.
 
         Args:
-            divide_by_initial_world_size: Whether averages are over all ranks; else over those that have inputs.
+            divide_by_initial_world_size: Whether averages are over all ranks; else over those that have inputs
+                (unless a comm hook does the averaging, or the module is not the first that joins).
             enable: False: does nothing.
             throw_on_early_termination: Whether all ranks raise once the first has run out.
         """
@@ -75,7 +80,16 @@ class JoinsUneven(Joinable):
         )
 
     def join_hook(self, **kwargs: Any) -> UnevenJoinHook:
-        """What a rank without inputs does; takes `divide_by_initial_world_size` as `join` does."""
+        """What a rank without inputs does; takes `divide_by_initial_world_size` as `join` does.
+
+        Raises:
+            NotImplementedError: With `skip_all_reduce_unused_params`.
+        """
+        if self.features.skip_all_reduce_unused_params:
+            raise NotImplementedError(
+                "skip_all_reduce_unused_params is not supported under Join: a rank without inputs cannot know which "
+                "buckets the others skip. Construct the module without it"
+            )
         self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
         self.log.uneven_inputs = True
         return UnevenJoinHook(self)
@@ -94,7 +108,7 @@ class JoinsUneven(Joinable):
         """How to tell the number of ranks that have inputs; None: averages are over all.
 
         Args:
-            presence: The collective by which Join counts them. None: no Join is active.
+            presence: The collective by which Join counts them. None: no Join is active, or another class leads it.
         """
         if presence is None or self._divide_by_initial_world_size:
             return None

@@ -290,6 +290,8 @@ class Reducer(ReducerNames):
         for number in range(last + 1):
             self.communication.wait(number)
         self.usage.untouched()
+        while self.after_backward:
+            self.after_backward.pop(0).wait()
         self.usage.finished()
         self._shadows += 1
         if self._shadows + self.iterations > self.usage.iterations_without_order:

@@ -6,6 +6,7 @@ import logging
 import pickle
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -103,10 +104,11 @@ def averages(
     state_options: dict[str, Any] | None = None,
     low_rank: int | None = None,
     same: bool = False,
+    scales: dict[int, float] | None = None,
 ) -> tuple[list[list[Tensor]], Any, nn.Module]:
     """What became of the given gradients, by step; the hook's state; the model.
 
-    `same`: each step is given the same gradients.
+    `same`: each step is given the same gradients; `scales`: what those of a step are multiplied by.
     """
     function, make_state = HOOKS[hook[0]][hook[1]]
     state = make_state(**(state_options or {}))
@@ -116,7 +118,7 @@ def averages(
     for step in range(steps):
         ddp.zero_grad()
         given = given_gradients(rank, shapes, seed, 0 if same else step, low_rank=low_rank)
-        ddp(given).backward()
+        ddp([g * (scales or {}).get(step, 1.0) for g in given]).backward()
         seen.append([w.grad.clone() for w in ddp.module.weights])
     return seen, state, ddp
 
@@ -126,6 +128,24 @@ def on_classes(
 ) -> list:
     """Averages by class and step."""
     return [averages(rank, world_size, hook, wrapper, *rest, **options)[0] for wrapper in wrappers]
+
+
+def bytes_given(rank: int, world_size: int, hook: str, shapes: Shapes) -> int:
+    """Bytes that this rank gives to the collectives of one iteration."""
+    given = []
+
+    def count(name: str) -> Any:
+        real = getattr(dist, name)
+
+        def counted(*tensors: Any, **arguments: Any) -> Any:
+            given.append(tensors[-1].nbytes)
+            return real(*tensors, **arguments)
+
+        return mock.patch.object(dist, name, counted)
+
+    with count("all_reduce"), count("all_gather"):
+        averages(rank, world_size, ("ours", hook), "ours", shapes, 0, steps=1)
+    return sum(given)
 
 
 def elements_sent(rank: int, world_size: int, hook: str, shapes: Shapes, options: dict) -> tuple[int, Any]:
@@ -154,7 +174,12 @@ def kept_errors(rank: int, world_size: int, hook: str, shapes: Shapes, seed: int
     given = [given_gradients(rank, shapes, seed, step) for step in range(steps)]
     worst = 0.0
     for index, parameter in enumerate(ddp.parameters()):
-        kept = state._errors.get(state.name(parameter), torch.zeros(shapes[index])).view(shapes[index])
+        if hook == "power":
+            kept = state._errors.get(state.name(parameter), torch.zeros(shapes[index])).view(shapes[index])
+        else:
+            (bucket,) = ddp.reducer.layout.buckets
+            flat = state._errors["bucket 0"].flatten()[: bucket.buffer.numel()]
+            kept = bucket.views_of(flat)[bucket.indices.index(index)]
         everyones = sum(step[index] for step in given) - kept
         dist.all_reduce(everyones)
         sent = sum(step[index] for step in seen)
@@ -170,25 +195,26 @@ def _trainer(seed: int) -> tuple[DistributedDataParallel, torch.optim.Optimizer]
 
 
 def train_and_save(
-    rank: int, _world_size: int, folder: str, first: int, last: int, options: dict
-) -> tuple[list[Tensor], Any]:
-    """Iterations `first` to `last` under PowerSGD, beginning with what the last call saved; saves at the end."""
+    rank: int, _world_size: int, folder: str, first: int, last: int, hook: str, options: dict
+) -> tuple[list[Tensor], int]:
+    """Iterations `first` to `last` under a hook, beginning with what the last call saved; saves at the end."""
+    function, make_state = OURS[hook]
     ddp, optimizer = _trainer(seed=3)
     path = Path(folder) / f"rank-{rank}.pt"
     if first == 0:
-        state = PowerSGDState(None, **(POWER | options))
+        state = make_state(**options)
     else:
         saved = torch.load(path, weights_only=False)
         ddp.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         state = saved["hook"]
-    ddp.register_comm_hook(state, power_sgd)
+    ddp.register_comm_hook(state, function)
     for step in range(first, last):
         optimizer.zero_grad()
         ddp(batch(rank, 5, 12, step=step)).square().mean().backward()
         optimizer.step()
     torch.save({"model": ddp.state_dict(), "optimizer": optimizer.state_dict(), "hook": state}, path)
-    return [p.detach().clone() for p in ddp.parameters()], (state.iter, state.compression_stats())
+    return [p.detach().clone() for p in ddp.parameters()], state.iter
 
 
 def saved_with_a_group(rank: int, world_size: int) -> list[list[str]]:
@@ -237,8 +263,8 @@ def skips_unused_parameters(rank: int, _world_size: int) -> list[bool]:
     return finite
 
 
-def survives_a_failed_iteration(rank: int, _world_size: int, shapes: Shapes) -> bool:
-    """The user's script catches an error in the middle of a backward pass and goes on."""
+def averages_around_a_failure(rank: int, _world_size: int, shapes: Shapes) -> list[list[Tensor]]:
+    """Of six iterations; another one fails in between, before the gradient of the first parameter is sent."""
     state = PowerSGDState(None, **POWER)
     ddp = DistributedDataParallel(Given(shapes), bucket_cap_mb=1e-6)
     ddp.register_comm_hook(state, power_sgd)
@@ -249,16 +275,62 @@ def survives_a_failed_iteration(rank: int, _world_size: int, shapes: Shapes) -> 
             raise ArithmeticError("in the middle")
 
     ddp.module.weights[0].register_post_accumulate_grad_hook(fail)
+    seen = []
     for step in range(6):
-        failing = step == 4
-        ddp.zero_grad()
-        try:
-            ddp(given_gradients(rank, shapes, 0, step)).backward()
-        except ArithmeticError:
-            assert failing
+        if step == 4:
+            failing = True
+            with suppress(ArithmeticError):
+                ddp(given_gradients(rank, shapes, 0, 99)).backward()
+            failing = False
             ddp = DistributedDataParallel(ddp.module, bucket_cap_mb=1e-6)
             ddp.register_comm_hook(state, power_sgd)
-    return all(bool(p.grad.isfinite().all()) for p in ddp.parameters())
+        ddp.zero_grad()
+        ddp(given_gradients(rank, shapes, 0, step)).backward()
+        seen.append([p.grad.clone() for p in ddp.parameters()])
+    return seen
+
+
+def sliced_results(rank: int, _world_size: int) -> list[list[Tensor]]:
+    """Averages that a hook returns as a slice, as every other number, and after `set_buffer`, by mode."""
+
+    def hook(how, bucket):
+        buffer = bucket.buffer()
+        dist.all_reduce(buffer.div_(2))
+        length = len(buffer)
+        if how == "slice":
+            result = torch.cat([torch.zeros(5), buffer])[5:]
+        elif how == "stride":
+            result = torch.stack([buffer, torch.zeros(length)], 1)[:, 0]
+        else:
+            bucket.set_buffer(torch.cat([torch.zeros(5), buffer])[5:])
+            result = torch.cat([g.flatten() for g in bucket.gradients()])
+        future: torch.futures.Future = torch.futures.Future()
+        future.set_result(result)
+        return future
+
+    seen = []
+    for view in (False, True):
+        for how in ("slice", "stride", "set_buffer"):
+            ddp = DistributedDataParallel(Given(((3, 2), (4,))), gradient_as_bucket_view=view)
+            ddp.register_comm_hook(how, hook)
+            ddp(given_gradients(rank, ((3, 2), (4,)), 0, 0)).backward()
+            seen.append([p.grad.clone() for p in ddp.parameters()])
+    return seen
+
+
+def sparse_gradients_seen(_rank: int, _world_size: int) -> list[bool]:
+    """Whether a hook is given the sparse gradient itself, in both ways."""
+    same = []
+
+    def hook(_state, bucket):
+        (gradient,) = bucket.gradients()
+        same.append(gradient._nnz() == bucket.buffer()._nnz() > 0)
+        return allreduce(None, bucket)
+
+    ddp = DistributedDataParallel(nn.Embedding(4, 3, sparse=True))
+    ddp.register_comm_hook(None, hook)
+    ddp(torch.tensor([1, 2])).sum().backward()
+    return same
 
 
 def logged_statistics(rank: int, world_size: int, every: int) -> list[str]:

@@ -103,6 +103,29 @@ def raise_inside(rank: int, _world_size: int, failing: int) -> None:
             ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
 
 
+def with_what_torch_does_not_shadow(rank: int, _world_size: int, inputs: tuple[int, ...]) -> list:
+    """A buffer hook after forward, with collectives and their futures, and forward passes without gradients."""
+    ddp = WRAPPERS["ours"](model("buffers"), bucket_cap_mb=1e-6)
+
+    def hook(_state: Any, named: dict[str, Tensor]) -> list:
+        return [
+            dist.all_reduce(buffer.div_(2), async_op=True).get_future()
+            for name, buffer in named.items()
+            if "running" in name
+        ]
+
+    ddp._register_buffer_comm_hook(None, hook)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    with ddp.join():
+        for step in range(inputs[rank]):
+            with torch.no_grad():
+                ddp(batch(rank, 3, 4, step=step))
+            optimizer.zero_grad()
+            ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
+            optimizer.step()
+    return [p.detach().clone() for p in ddp.parameters()]
+
+
 def early_termination(rank: int, world_size: int, inputs: tuple[int, ...]) -> list[str]:
     """What each class raises, or nothing, where all ranks are to stop with the first."""
     said = dict.fromkeys(WRAPPERS, "")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from reference.data_parallel import DistributedDataParallel
+from reference.hooks.compress import compress
 
 from .scenarios import Branches, Nested
 
@@ -255,6 +256,13 @@ def comm_hook_fails_in_a_callback(_rank: int) -> None:
     train_with(hook)
 
 
+def comm_hook_fails_inside_compress(_rank: int) -> None:
+    def mine(state, bucket):
+        raise OverflowError("too steep")
+
+    train_with(compress(torch.bfloat16)(mine))
+
+
 def comm_hook_is_an_object(_rank: int) -> None:
     train_with(partial(Refuses(), "state"))
 
@@ -273,6 +281,12 @@ def comm_hook_raises_on_one_rank(rank: int) -> None:
 class Refuses:
     def __call__(self, words, state, bucket):
         raise OverflowError("too steep")
+
+
+def join_with_skipped_buckets(_rank: int) -> None:
+    ddp = DistributedDataParallel(line(), find_unused_parameters=True, skip_all_reduce_unused_params=True)
+    with ddp.join():
+        ddp(x()).sum().backward()
 
 
 def train_with(hook: Callable, *, timeout_s: float = 60, **options: object) -> None:
@@ -363,6 +377,6 @@ MISUSES: dict[str, Callable[[int], None]] = {
     for name, value in globals().items()
     if callable(value)
     and getattr(value, "__module__", "") == __name__
-    and name not in ("line", "x", "message", "_to_columns", "train_with", "partial")
+    and name not in ("line", "x", "message", "_to_columns", "train_with", "partial", "compress")
     if not isinstance(value, type)
 }

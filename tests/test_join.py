@@ -131,6 +131,12 @@ def test_ranks_stop_with_the_first_where_that_is_wanted(two_ranks, inputs):
         assert ("exhausted" in ours) == (inputs[0] != inputs[1])
 
 
+@pytest.mark.parametrize("inputs", [(1, 4), (4, 1), (0, 3), (3, 3)])
+def test_evaluation_and_buffer_hooks_after_forward_are_shadowed(two_ranks, inputs):
+    first, second = two_ranks.run(join_bodies.with_what_torch_does_not_shadow, inputs)
+    bodies.assert_same(first, second)
+
+
 def test_join_can_be_switched_off(two_ranks):
     for ours, torchs in two_ranks.run(join_bodies.on_both_classes, (3, 3), {"join": {"enable": False}}):
         bodies.assert_same(ours, torchs)

@@ -86,6 +86,8 @@ EXPECTED = {
         "its future holds ",
         "IndexError: list index out of range",
     ],
+    "comm_hook_fails_inside_compress": ["comm hook comm_hook_fails_inside_compress.<locals>.mine (", "misuse.py:"],
+    "join_with_skipped_buckets": ["NotImplementedError: skip_all_reduce_unused_params is not supported under Join"],
     "comm_hook_is_an_object": ["comm hook Refuses.__call__ (", "misuse.py:", "raised OverflowError: too steep"],
     "pickled_with_a_group": ["RuntimeError: DDP Pickling/Unpickling are only supported"],
     "backward_inside_no_sync": [

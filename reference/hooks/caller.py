@@ -62,10 +62,7 @@ class HookCaller:
         """
         done = threading.Event()
         future.add_done_callback(lambda _: done.set())
-        timeout: timedelta = self._group._get_backend(bucket.buffer.device).options._timeout
-        patience_s = timeout.total_seconds()
-        patience_s += min(patience_s, GRACE_S)
-        if not done.wait(patience_s):
+        if not done.wait(patience_s := self._patience_s(bucket)):
             raise RuntimeError(
                 f"{self._where(number)}: its future had no result after {patience_s:g} s. Either "
                 "nothing sets it, or another rank does not take part in its collectives"
@@ -76,10 +73,18 @@ class HookCaller:
             raise RuntimeError(f"{self._where(number)}: its future holds {type(error).__name__}: {error}") from error
         return self._result(only_tensor(future), bucket, number)
 
+    def _patience_s(self, bucket: Bucket) -> float | None:
+        options = self._group._get_backend(bucket.buffer.device).options
+        if options is None:  # a backend without time-outs
+            return None
+        timeout: timedelta = options._timeout
+        return timeout.total_seconds() + min(timeout.total_seconds(), GRACE_S)
+
     def _result(self, value: Any, bucket: Bucket, number: int) -> Tensor | None:
         expected = bucket.buffer
-        if isinstance(value, Tensor) and expected.is_complex() and not value.is_complex():
-            value = torch.view_as_complex(value)  # collectives see complex numbers as pairs
+        in_pairs = isinstance(value, Tensor) and not value.is_complex() and value.numel() == 2 * expected.numel()
+        if expected.is_complex() and in_pairs:
+            value = torch.view_as_complex(value.reshape(-1, 2))  # collectives see complex numbers as pairs
         if not isinstance(value, Tensor) or value.numel() != expected.numel():
             got = f"one of {value.numel()}" if isinstance(value, Tensor) else type(value).__name__
             raise TypeError(

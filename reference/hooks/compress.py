@@ -1,6 +1,7 @@
 """Compression to half precision, of any comm hook: half the bytes, and the gradients are rounded."""
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ def compress(dtype: torch.dtype) -> Callable[[Hook], Hook]:
     """
 
     def wrapper(hook: Hook) -> Hook:
+        @wraps(hook)
         def compressed(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
             buffer = bucket.buffer()
             if not buffer.is_floating_point():

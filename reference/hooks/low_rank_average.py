@@ -30,7 +30,7 @@ class LowRankAverage:
         epsilon: See `orthogonalize`.
 
     Attributes:
-        done: Becomes true, or an error, when everything is in place.
+        done: Gets all tensors that were replaced, or an error, when everything is in place.
         qs: Then for each matrix the Q of this time.
         elements_sent: Elements that this rank gives to the two collectives.
     """
@@ -61,7 +61,7 @@ class LowRankAverage:
         self._first_sent = average(self._first, group)  # P <- all-reduce mean (P)
         self.elements_sent = self._first.numel() + sum(shape.numel() for shape in self._q_shapes)
         devices: list[int | str | torch.device] = [] if self._first.is_cpu else [self._first.device]
-        self.done: torch.futures.Future[None] = torch.futures.Future(devices=devices)
+        self.done: torch.futures.Future[list[Tensor]] = torch.futures.Future(devices=devices)
 
     def send_qs(self) -> None:
         """Wait for the first collective and start the second."""
@@ -79,6 +79,7 @@ class LowRankAverage:
         """In a thread of the process group."""
         try:
             sent.value()
+            used_on_this_stream(*self._ms, *self._ps, *self._averaged_rest)
             self.qs = [torch.empty(0)] * len(self._matrices)
             for stack, m, p, qs in zip(self._stacks, self._ms, self._ps, self._q_stacks, strict=True):
                 torch.bmm(p, qs.mH, out=m)  # M' <- P^ Q^T
@@ -88,9 +89,16 @@ class LowRankAverage:
                         self._matrices[i].copy_(product)
             if self._rest:
                 torch._foreach_copy_(list(self._rest), self._averaged_rest)
-            self.done.set_result(None)
+            self.done.set_result([*self._matrices, *self._rest])  # on CUDA a future waits for what it holds
         except Exception as error:  # noqa: BLE001 - told to whoever waits
             self.done.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
+
+
+def used_on_this_stream(*tensors: Tensor) -> None:
+    """On CUDA: keep the memory of tensors that another stream allocated until this one is done with it."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
 def _stacked(matrices: list[Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from torch._C._distributed_c10d import GradBucket
 
 from .allreduce import average
 from .low_rank import rows_and_columns, square, stacks, worth_compressing
-from .low_rank_average import LowRankAverage
+from .low_rank_average import LowRankAverage, used_on_this_stream
 from .powersgd_state import PowerSGDState
 
 
@@ -45,6 +45,7 @@ def batched_power_sgd(state: PowerSGDState, bucket: GradBucket) -> torch.futures
 
     def copy_back(done: torch.futures.Future[Tensor]) -> Tensor:
         done.value()
+        used_on_this_stream(matrix)
         return buffer.copy_(matrix.flatten()[: buffer.numel()])
 
     return _compress(state, bucket, {f"bucket {bucket.index()}": matrix}, []).then(copy_back)
@@ -56,10 +57,11 @@ def _compress(
     """Replace all by their averages, the named matrices by approximations; returns a future of the buffer."""
     buffer = bucket.buffer()
     names, inputs = list(matrices), list(matrices.values())
-    errors = [state.error(name, matrix) for name, matrix in matrices.items()] if state.use_error_feedback else []
-    if errors:
-        torch._foreach_add_(inputs, errors)  # Delta <- g + e  (Algorithm 2)
-        torch._foreach_copy_(errors, inputs)
+    errors: list[Tensor] = []
+    if state.use_error_feedback and inputs:
+        kept = [state.error(name, matrix) for name, matrix in matrices.items()]
+        errors = list(torch._foreach_add(inputs, kept))  # Delta <- g + e  (Algorithm 2)
+        torch._foreach_copy_(inputs, errors)
     averaging = LowRankAverage(
         inputs,
         [state.q(name, matrix) for name, matrix in matrices.items()],
@@ -69,8 +71,9 @@ def _compress(
         epsilon=state.orthogonalization_epsilon,
     )
 
-    def remember(done: torch.futures.Future[None]) -> Tensor:
+    def remember(done: torch.futures.Future[list[Tensor]]) -> Tensor:
         done.value()
+        used_on_this_stream(*errors, *averaging.qs)
         if errors:
             torch._foreach_sub_(errors, inputs)  # e <- Delta - Delta'  (Algorithm 2)
         state.remember(dict(zip(names, errors, strict=False)), dict(zip(names, averaging.qs, strict=True)))

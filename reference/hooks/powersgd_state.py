@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from .low_rank import random_q
 from .low_rank_average import LowRankAverage
@@ -17,6 +18,10 @@ logger = logging.getLogger(__name__)
 
 class PowerSGDState(HookState):
     """What PowerSGD remembers from one iteration to the next. Errors are each rank's own: save the state of each.
+
+    What `power_sgd` remembers belongs to parameters, so that a new process goes on as if training had not stopped.
+    What `batched_power_sgd` remembers belongs to buckets: the first one of a new process has another size, so it
+    begins anew. What is sent for a parameter that no rank used counts as sent, although its gradient is left alone.
 
     Args:
         process_group: Ranks to average over. None: all.
@@ -69,7 +74,9 @@ class PowerSGDState(HookState):
         self._forget()
 
     def _forget(self) -> None:
-        self._numbers: dict[Tensor, int] = {}
+        self._numbers = WeakTensorKeyDictionary()
+        self._seen = 0
+        self._iteration = 0
         self.waiting: LowRankAverage | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -86,30 +93,44 @@ class PowerSGDState(HookState):
         return (self._before / self._after if self._after else 0.0), self._before, self._after
 
     def name(self, parameter: Tensor) -> str:
-        """By which the parameter is remembered: by the order in which they are seen, the same in every process."""
-        return f"parameter {self._numbers.setdefault(parameter, len(self._numbers))}"
+        """By which the parameter is remembered: its place in the order in which the hook first saw them.
+
+        That is the same in each process that builds the same model with the same bucket caps.
+        """
+        if parameter not in self._numbers:
+            self._numbers[parameter] = self._seen
+            self._seen += 1
+        return f"parameter {self._numbers[parameter]}"
 
     def begins(self, bucket: GradBucket) -> bool:
         """Whether this bucket is to be compressed; counts the iteration."""
-        compressing = self.iter >= self.start_powerSGD_iter
+        self._iteration = self.iter
         self.iter += bucket.is_last()
-        return compressing
+        return self._iteration >= self.start_powerSGD_iter
 
     def error(self, name: str, matrix: Tensor) -> Tensor:
         """What the last compression of the named matrix lost, zeros at first; of the matrix's shape."""
         error = self._errors.get(name)
-        return torch.zeros_like(matrix) if error is None or error.shape != matrix.shape else error
+        return torch.zeros_like(matrix) if error is None or error.shape != matrix.shape else error.to(matrix)
 
     def q(self, name: str, matrix: Tensor) -> Tensor:
         """Where to begin: the last Q, or a random one that is the same on all ranks; shape [columns, rank]."""
         rank = min(*matrix.shape, self.matrix_approximation_rank)
-        q = self._qs.get(name)
-        if q is not None and q.shape == (matrix.shape[1], rank):
-            return q
-        return random_q(matrix.shape[1], rank, f"{self.random_seed} {self.iter} {name}", like=matrix)
+        last = self._qs.get(name, torch.empty(0)).to(matrix)
+        known = last.shape == (matrix.shape[1], rank)
+        if known and not self.orthogonalization_epsilon:
+            return last
+        fresh = random_q(matrix.shape[1], rank, f"{self.random_seed} {self._iteration} {name}", like=matrix)
+        # Gram and Schmidt's method would keep columns of zeros, which gradients of zeros leave, for ever.
+        return torch.where(last.any(0), last, fresh) if known else fresh
 
     def remember(self, errors: dict[str, Tensor], qs: dict[str, Tensor]) -> None:
-        """Keep what the next iteration begins with."""
+        """Keep what the next iteration begins with, unless a rank's gradients were not finite.
+
+        A gradient scaler skips such an iteration; an error that is not a number would never leave.
+        """
+        if qs and not torch.stack([q.isfinite().all() for q in qs.values()]).all():
+            return
         if self.use_error_feedback:
             self._errors |= errors
         if self.warm_start:
