@@ -91,6 +91,12 @@ def given_gradients(rank: int, shapes: Shapes, seed: int, step: int, *, low_rank
     return made
 
 
+def mean_gradients(world_size: int, shapes: Shapes, seed: int, step: int, **options: Any) -> list[Tensor]:
+    """What averaging without a hook gives."""
+    by_rank = [given_gradients(rank, shapes, seed, step, **options) for rank in range(world_size)]
+    return [sum(ranks) / world_size for ranks in zip(*by_rank, strict=True)]
+
+
 def averages(
     rank: int,
     _world_size: int,
@@ -105,6 +111,7 @@ def averages(
     low_rank: int | None = None,
     same: bool = False,
     scales: dict[int, float] | None = None,
+    device: str = "cpu",
 ) -> tuple[list[list[Tensor]], Any, nn.Module]:
     """What became of the given gradients, by step; the hook's state; the model.
 
@@ -112,14 +119,14 @@ def averages(
     """
     function, make_state = HOOKS[hook[0]][hook[1]]
     state = make_state(**(state_options or {}))
-    ddp = WRAPPERS[wrapper](Given(shapes), **(options or {}))
+    ddp = WRAPPERS[wrapper](Given(shapes).to(device), **(options or {}))
     ddp.register_comm_hook(state, function)
     seen = []
     for step in range(steps):
         ddp.zero_grad()
         given = given_gradients(rank, shapes, seed, 0 if same else step, low_rank=low_rank)
-        ddp([g * (scales or {}).get(step, 1.0) for g in given]).backward()
-        seen.append([w.grad.clone() for w in ddp.module.weights])
+        ddp([g.to(device) * (scales or {}).get(step, 1.0) for g in given]).backward()
+        seen.append([w.grad.cpu().clone() for w in ddp.module.weights])
     return seen, state, ddp
 
 

@@ -1,11 +1,13 @@
 """On a CUDA device: NCCL with one rank, and two Gloo ranks that share the device. `make test-gpu`."""
 
+from functools import partial
+
 import pytest
 import torch
 
 from reference.launch import RankPool
 
-from . import bodies
+from . import bodies, hook_bodies
 
 pytestmark = [
     pytest.mark.gpu,
@@ -47,3 +49,24 @@ def test_synchronised_batch_norm(gpu_ranks):
 
 def test_inputs_are_moved_to_the_device(gpu_ranks):
     assert all(gpu_ranks.run(bodies.inputs_on_cpu))
+
+
+@pytest.mark.parametrize(
+    "hook", [name for name in hook_bodies.OURS if name not in ("noop", "local", "compress(bf16)(power)")]
+)
+def test_comm_hooks_average(gpu_ranks, hook):
+    """To what rounding and quantisation allow, several buckets in flight, on both classes; PowerSGD at full rank."""
+    shapes, seed = ((300, 200), (64,), (200, 300), (9, 9)), 0
+    train = partial(
+        hook_bodies.on_classes,
+        wrappers=("ours", "torch"),
+        device="cuda",
+        options={"bucket_cap_mb": 0.1},
+        state_options={"matrix_approximation_rank": 400, "min_compression_rate": 0},
+    )
+    for classes in gpu_ranks.run(train, ("ours", hook), shapes, seed):
+        for steps in classes:
+            for step, averages in enumerate(steps):
+                exact = hook_bodies.mean_gradients(gpu_ranks.world_size, shapes, seed, step)
+                for got, expected in zip(averages, exact, strict=True):
+                    torch.testing.assert_close(got, expected, rtol=0, atol=0.05)

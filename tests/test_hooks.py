@@ -36,12 +36,6 @@ def train(pool, hook, shapes, seed, *, wrappers=("ours",), **options):
     return pool.run(partial(hook_bodies.on_classes, wrappers=wrappers, **options), hook, shapes, seed)
 
 
-def mean_gradients(world_size, shapes, seed, step, **options):
-    """What averaging without a hook gives."""
-    by_rank = [hook_bodies.given_gradients(rank, shapes, seed, step, **options) for rank in range(world_size)]
-    return [sum(ranks) / world_size for ranks in zip(*by_rank, strict=True)]
-
-
 @pytest.mark.parametrize("hook", hook_bodies.OURS)
 @settings(max_examples=12)
 @given(hook_shapes(), modes, seeds)
@@ -98,7 +92,7 @@ def test_compression_rounds(ranks, hook, tolerance, shapes, seed):
     """To the half precision's relative spacing, of the largest number on the way."""
     results = train(ranks, ("ours", hook), shapes, seed, steps=2)
     for step, averages in enumerate(results[0][0]):
-        exact = mean_gradients(ranks.world_size, shapes, seed, step)
+        exact = hook_bodies.mean_gradients(ranks.world_size, shapes, seed, step)
         for got, expected in zip(averages, exact, strict=True):
             torch.testing.assert_close(got, expected, rtol=0, atol=4 * tolerance)
 
@@ -134,7 +128,9 @@ def test_quantised_averages_are_right_to_half_a_level(ranks, hook, shapes, optio
         by_rank = [hook_bodies.given_gradients(rank, shapes, seed, step) for rank in range(ranks.world_size)]
         flat = [torch.cat([g.flatten() for g in gradients]) for gradients in by_rank]
         level = max(float(f.max().clamp(min=0) - f.min().clamp(max=0)) if f.numel() else 0.0 for f in flat) / 255
-        for got, expected in zip(averages, mean_gradients(ranks.world_size, shapes, seed, step), strict=True):
+        for got, expected in zip(
+            averages, hook_bodies.mean_gradients(ranks.world_size, shapes, seed, step), strict=True
+        ):
             torch.testing.assert_close(got, expected, rtol=0, atol=0.51 * level)
 
 
@@ -181,7 +177,9 @@ def test_at_full_rank_powersgd_is_the_average(ranks, hook, shapes, options, seed
     state = {"matrix_approximation_rank": 64, "min_compression_rate": 0, "batch_tensors_with_same_shape": batched}
     results = train(ranks, ("ours", hook), shapes, seed, options=options, state_options=state)
     for step, averages in enumerate(results[0][0]):
-        for got, expected in zip(averages, mean_gradients(ranks.world_size, shapes, seed, step), strict=True):
+        for got, expected in zip(
+            averages, hook_bodies.mean_gradients(ranks.world_size, shapes, seed, step), strict=True
+        ):
             torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -201,7 +199,7 @@ def test_gradients_of_low_rank_are_averaged_exactly(ranks, shapes, options, seed
         low_rank=rank,
     )
     for step, averages in enumerate(results[0][0]):
-        exact = mean_gradients(ranks.world_size, shapes, seed, step, low_rank=rank)
+        exact = hook_bodies.mean_gradients(ranks.world_size, shapes, seed, step, low_rank=rank)
         for got, expected in zip(averages, exact, strict=True):
             torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
 
@@ -214,7 +212,7 @@ def test_what_arrives_is_the_average_projected_onto_few_directions(ranks, shapes
     state = options | {"use_error_feedback": False}
     results = train(ranks, ("ours", "power"), shapes, seed, state_options=state)
     for step, averages in list(enumerate(results[0][0]))[2:]:
-        for got, mean in zip(averages, mean_gradients(ranks.world_size, shapes, seed, step), strict=True):
+        for got, mean in zip(averages, hook_bodies.mean_gradients(ranks.world_size, shapes, seed, step), strict=True):
             if got.dim() > 1 and got.numel() and not torch.allclose(got, mean, atol=1e-5):
                 matrix, missing = (t.view(len(t), -1) for t in (got, mean - got))
                 assert torch.linalg.matrix_rank(matrix, rtol=1e-4) <= state["matrix_approximation_rank"]
@@ -235,7 +233,7 @@ def test_a_warm_start_finds_the_best_approximation(two_ranks, seed, rank):
         same=True,
         state_options={"matrix_approximation_rank": rank, "min_compression_rate": 0, "use_error_feedback": False},
     )
-    (mean,) = mean_gradients(2, shapes, seed, 0)
+    (mean,) = hook_bodies.mean_gradients(2, shapes, seed, 0)
     u, s, vh = torch.linalg.svd(mean, full_matrices=False)
     best = u[:, :rank] * s[:rank] @ vh[:rank]
     (last,) = results[0][0][-1]
@@ -320,13 +318,13 @@ def test_powersgd_recovers_from_gradients_of_zeros_and_of_infinity(two_ranks, ep
             two_ranks, ("ours", "power"), ((9, 9),), 0, steps=8, same=True, scales={bad: scale}, state_options=options
         )
         (last,) = results[0][0][-1]
-        (mean,) = mean_gradients(2, ((9, 9),), 0, 0)
+        (mean,) = hook_bodies.mean_gradients(2, ((9, 9),), 0, 0)
         assert last.isfinite().all()
         assert float((last * mean).sum()) > 0.1 * float(mean.norm() ** 2)
 
 
 def test_a_hook_may_return_any_view(two_ranks):
-    expected = mean_gradients(2, ((3, 2), (4,)), 0, 0)
+    expected = hook_bodies.mean_gradients(2, ((3, 2), (4,)), 0, 0)
     for seen in two_ranks.run(hook_bodies.sliced_results):
         for averages in seen:
             for got, wanted in zip(averages, expected, strict=True):
