@@ -7,15 +7,15 @@ every rank, starts when its last rank has launched it, and tells all ranks when 
 Speed is fluid: computation and collectives progress at rates that change whenever something starts or stops.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
 import simpy
 
 from .fabric import Fabric
 from .spans import Kind, Span, Stream
+from .work_clock import WorkClock
 from .workload import LaunchSchedule, RankWork, launch_schedule
 
 Process = Generator[simpy.Event, Any, None]
@@ -91,8 +91,8 @@ class _Replay:
         self.missing = [len(job.works)] * len(job.costs_ns)
         self.done = [self.env.event() for _ in job.costs_ns]
         self.computing = 0
-        self.running = 0
-        self.changed = self.env.event()
+        self.computation = WorkClock(self.env)
+        self.running: dict[int, WorkClock] = {}
         processor = fabric.processor
         self.is_fluid = processor.compute_slowdown > 1 or processor.collective_slowdown > 1 or bool(fabric.sharing)
 
@@ -130,9 +130,12 @@ class _Replay:
         if not work_ns:
             return
         start = self._now
-        self._change(computing=1)
-        yield from self._progress(work_ns, self._compute_slowdown)
-        self._change(computing=-1)
+        if self.is_fluid:
+            self._computes(1)
+            yield self.computation.after(work_ns)
+            self._computes(-1)
+        else:
+            yield self.env.timeout(work_ns)
         self._note(rank, kind, bucket, start)
 
     # A collective
@@ -147,9 +150,11 @@ class _Replay:
         with self.slots.request() as slot:
             yield slot
             start = self._now
-            self._change(running=1)
-            yield from self._progress(self.job.costs_ns[bucket], lambda: self._collective_slowdown(bucket))
-            self._change(running=-1)
+            clock = self.running[bucket] = WorkClock(self.env)
+            self._adjust_speeds()
+            yield clock.after(self.job.costs_ns[bucket])
+            del self.running[bucket]
+            self._adjust_speeds()
         for rank, launched_ns in enumerate(self.launched_ns[bucket]):
             self._note(rank, "queued", bucket, launched_ns, start)
             self._note(rank, "all_reduce", bucket, start)
@@ -157,31 +162,23 @@ class _Replay:
 
     # Speed
 
-    def _progress(self, work_ns: int, slowdown: Callable[[], float]) -> Process:
-        """Pass the time that `work_ns` at full speed take, at whatever speed holds from moment to moment."""
+    def _computes(self, change: int) -> None:
+        """A rank begins to compute, or stops."""
+        before = self.computing
+        self.computing += change
+        if not before or not self.computing:
+            self._adjust_speeds()
+
+    def _adjust_speeds(self) -> None:
+        """Something has started or stopped: whatever is under way goes on at the speed that holds from here."""
         if not self.is_fluid:
-            yield self.env.timeout(work_ns)
             return
-        remaining: float = work_ns
-        while remaining > 0:
-            factor, start = slowdown(), self.env.now
-            yield self.env.timeout(ceil(remaining * factor)) | self.changed
-            remaining -= (self.env.now - start) / factor
-
-    def _compute_slowdown(self) -> float:
-        return self.fabric.processor.compute_slowdown if self.running else 1.0
-
-    def _collective_slowdown(self, bucket: int) -> float:
-        factor = self.fabric.sharing_factor(self.job.sizes_bytes[bucket], self.running)
-        return factor * (self.fabric.processor.collective_slowdown if self.computing else 1.0)
-
-    def _change(self, *, computing: int = 0, running: int = 0) -> None:
-        """Something starts or stops: whatever is under way finds out how fast it goes from here."""
-        self.computing += computing
-        self.running += running
-        if self.is_fluid:
-            self.changed.succeed()
-            self.changed = self.env.event()
+        processor = self.fabric.processor
+        self.computation.slow_down(processor.compute_slowdown if self.running else 1.0)
+        beside_computation = processor.collective_slowdown if self.computing else 1.0
+        for bucket, clock in self.running.items():
+            sharing = self.fabric.sharing_factor(self.job.sizes_bytes[bucket], len(self.running))
+            clock.slow_down(sharing * beside_computation)
 
     @property
     def _now(self) -> int:

@@ -57,6 +57,7 @@ LAYERS = {  # each module imports only from those before it
         "nccl_tests",
         "fabric",
         "workload",
+        "work_clock",
         "replay",
         "closed_form",
         "perfetto",

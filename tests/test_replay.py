@@ -1,6 +1,7 @@
 """The replay: small stories told in nanoseconds, and laws that hold for every story."""
 
 import pytest
+import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,6 +9,7 @@ from simulator.closed_form import solve
 from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
 from simulator.replay import Job, make_job, replay
 from simulator.spans import Span, iteration_ns
+from simulator.work_clock import WorkClock
 from simulator.workload import RankWork, launch_schedule
 
 from .strategies import partitions, rank_works, steady_fabrics
@@ -96,6 +98,46 @@ def test_a_collective_is_slower_while_a_rank_computes():
     costs = fabric(8, processor=Processor(collective_slowdown=2.0))
     lines = story([WORK] * 2, [[0, 1]], costs)
     assert " 30- 39 rank 0 all_reduce 0" in lines
+
+
+moments = st.integers(0, 1000)
+
+
+@given(
+    st.lists(st.tuples(moments, moments), min_size=1, max_size=8),
+    st.dictionaries(moments, st.floats(1, 4), max_size=6),
+)
+def test_a_work_clock_wakes_each_when_its_work_is_done(works, slowdowns):
+    """Whenever work begins and speeds change: the sum of time over slow-down, piece by piece, is the work."""
+    env = simpy.Environment()
+    clock = WorkClock(env)
+    ended = {}
+
+    def work(number, start, work_ns):
+        yield env.timeout(start)
+        yield clock.after(work_ns)
+        ended[number] = env.now
+
+    def change():
+        for moment, slowdown in sorted(slowdowns.items()):
+            yield env.timeout(moment - env.now)
+            clock.slow_down(slowdown)
+
+    env.process(change())
+    for number, (start, work_ns) in enumerate(works):
+        env.process(work(number, start, work_ns))
+    env.run()
+    changes = [*sorted(slowdowns.items()), (10**6, 1.0)]
+    for number, (start, work_ns) in enumerate(works):
+        now, factor, left = start, 1.0, float(work_ns)
+        for moment, following in changes:
+            if moment > now:
+                if left * factor <= moment - now:
+                    break
+                left -= (moment - now) / factor
+                now = moment
+            factor = following
+        assert ended[number] == pytest.approx(now + left * factor, abs=1.01)
 
 
 @st.composite

@@ -1,0 +1,64 @@
+"""Work clocks: how long something takes whose speed changes while it is under way."""
+
+from heapq import heappop, heappush
+from math import ceil
+
+import simpy
+
+ROUNDING_NS = 1e-6
+"""What sums of floating point numbers may be off by."""
+
+
+class WorkClock:
+    """Shows how much work each of those that go at one speed has done so far, and wakes them when theirs is done.
+
+    All of them share the clock, so a change of speed costs the same however many they are.
+
+    Args:
+        env: The simulation; its time is in nanoseconds.
+    """
+
+    def __init__(self, env: simpy.Environment) -> None:
+        self._env = env
+        self._slowdown = 1.0
+        self._shown_ns = 0.0
+        self._read_at_ns = 0
+        self._waiting: list[tuple[float, int, simpy.Event]] = []
+        self._entered = 0
+        self._alarm: simpy.Timeout | None = None
+
+    def after(self, work_ns: int) -> simpy.Event:
+        """An event for when this much work, in nanoseconds at full speed, will have been done from now on."""
+        self._read()
+        event = self._env.event()
+        self._entered += 1
+        heappush(self._waiting, (self._shown_ns + work_ns, self._entered, event))
+        if self._waiting[0][2] is event:
+            self._set_alarm()
+        return event
+
+    def slow_down(self, factor: float) -> None:
+        """From now on work takes `factor` times as long as at full speed."""
+        if factor != self._slowdown:
+            self._read()
+            self._slowdown = factor
+            self._set_alarm()
+
+    def _read(self) -> None:
+        self._shown_ns += (self._env.now - self._read_at_ns) / self._slowdown
+        self._read_at_ns = int(self._env.now)
+
+    def _set_alarm(self) -> None:
+        """For whoever is done first; an alarm that was set before rings in vain."""
+        if self._waiting:
+            left_ns = self._waiting[0][0] - self._shown_ns - ROUNDING_NS
+            self._alarm = self._env.timeout(max(0, ceil(left_ns * self._slowdown)))
+            self._alarm.callbacks.append(self._ring)
+
+    def _ring(self, alarm: simpy.Event) -> None:
+        if alarm is not self._alarm:
+            return
+        self._read()
+        while self._waiting and self._waiting[0][0] <= self._shown_ns + ROUNDING_NS:
+            heappop(self._waiting)[2].succeed()
+        self._set_alarm()
