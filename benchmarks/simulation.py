@@ -7,10 +7,10 @@ from collections.abc import Callable
 from reference import models
 from reference.bucketing import bucket_caps, plan_buckets
 from reference.parameters import size_bytes, trainable_parameters
-from simulator.closed_form import solve
+from simulator.engines.closed_form import solve
+from simulator.engines.replay import make_job, replay
 from simulator.fabric import Fabric, Processor
-from simulator.replay import make_job, replay
-from simulator.workload import RankWork
+from simulator.workload.rank_work import RankWork
 
 RUNS = 50
 

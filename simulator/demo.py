@@ -7,8 +7,8 @@ from reference.bucketing import ORDERS
 from reference.launch import Progress, RankPool
 from reference.trace import Trace
 
+from .answers.plots import validation_figure
 from .fabric import Fabric
-from .plots import validation_figure
 from .report import Configuration, Report
 from .validate import predict_one, validate
 

@@ -12,11 +12,11 @@ from reference.bucketing import Buckets, Order, bucket_caps, check_partition, pl
 from reference.files import write_whole
 from reference.trace import Trace
 
-from . import perfetto
+from .answers import perfetto
+from .engines.replay import Job, make_job, replay
 from .fabric import Fabric
-from .replay import Job, make_job, replay
 from .spans import Span, iteration_ns
-from .workload import rank_work, ready_order
+from .workload.rank_work import rank_work, ready_order
 
 INTERVAL = (0.05, 0.95)
 """Quantiles over the recorded iterations that bound the interval; of fewer than 20, the extremes."""

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
 from simulator.fabric import Fabric, Linear, Processor, Timing
-from simulator.workload import RankWork
+from simulator.workload.rank_work import RankWork
 
 from .scenarios import Step
 

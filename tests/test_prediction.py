@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from reference.bucketing import ORDERS, bucket_caps, plan_buckets
 from simulator import Fabric, predict
+from simulator.answers.plots import validation_figure
 from simulator.fabric import Linear, Processor
-from simulator.plots import validation_figure
 from simulator.prediction import trace_buckets
 from simulator.quiet import iteration_times_ns, quiet_limit_ns, quiet_part
 from simulator.report import Configuration, Measurement, Row, make_row, summarize
-from simulator.workload import ready_order
+from simulator.workload.rank_work import ready_order
 
 from .strategies import caps_mb, traces
 
@@ -68,7 +68,7 @@ def test_the_frame_holds_every_span(trace):
 
 @given(traces(), caps_mb())
 def test_a_timeline_follows_the_rules_of_its_format(trace, cap):
-    from simulator.perfetto import chrome_trace
+    from simulator.answers.perfetto import chrome_trace
 
     fabric = FABRIC.model_copy(update={"processor": Processor(launch_ns=7)})
     prediction = predict(trace, fabric, world_size=2, bucket_cap_mb=cap)

@@ -5,12 +5,12 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.closed_form import solve
+from simulator.engines.closed_form import solve
+from simulator.engines.replay import Job, make_job, replay
+from simulator.engines.work_clock import WorkClock
 from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
-from simulator.replay import Job, make_job, replay
 from simulator.spans import Span, iteration_ns
-from simulator.work_clock import WorkClock
-from simulator.workload import RankWork, launch_schedule
+from simulator.workload.rank_work import RankWork, launch_schedule
 
 from .strategies import partitions, rank_works, steady_fabrics
 

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup
 
-from ..bucket import Bucket  # noqa: TID252 - relative inside a package
+from ..bucket import Bucket
 from .grad_bucket import GradBucket, Hook, only_tensor
 
 GRACE_S = 5.0

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket as TorchGradBucket
 
-from ..bucket import Bucket  # noqa: TID252 - relative inside a package
+from ..bucket import Bucket
 
 Hook = Callable[[Any, Any], "torch.futures.Future[Any]"]
 """`hook(state, bucket: GradBucket)`; returns a future of a tensor as long as `bucket.buffer()`."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import simpy
 
-from .fabric import Fabric
-from .spans import Kind, Span, Stream
+from ..fabric import Fabric
+from ..spans import Kind, Span, Stream
+from ..workload.rank_work import LaunchSchedule, RankWork, launch_schedule
 from .work_clock import WorkClock
-from .workload import LaunchSchedule, RankWork, launch_schedule
 
 Process = Generator[simpy.Event, Any, None]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from reference.trace import Iteration, Trace
 
-from .fabric import Processor
+from ..fabric import Processor
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from .spans import Span
+from ..spans import Span
 
 COMPUTE_TRACK = 1
 FIRST_COMM_TRACK = 2

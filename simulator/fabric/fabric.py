@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -19,12 +19,11 @@ from reference.files import write_whole
 from reference.records import Record, first_problem
 
 from .nccl_tests import read_log
+from .processor import Linear, Processor
 
 NS_PER_S = 1_000_000_000
 CONCURRENCY = {"gloo": 2, "nccl": 1}
 """Collectives of one process group that the backend runs at a time: Gloo has two threads, NCCL one stream."""
-
-Factor = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
 
 
 class Timing(Record):
@@ -45,30 +44,6 @@ class AlphaBeta(Record):
         """2 (n - 1) steps that each pass on one n-th of the message (Patarasu and Yuan 2009)."""
         steps = 2 * (world_size - 1)
         return steps * self.alpha_ns + round(steps * size_bytes * NS_PER_S / (world_size * self.bytes_per_s))
-
-
-class Linear(Record):
-    """A cost that grows with the bytes handled."""
-
-    fixed_ns: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    ns_per_byte: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-
-    def __call__(self, size_bytes: int) -> int:
-        """Nanoseconds for `size_bytes`."""
-        return round(self.fixed_ns + self.ns_per_byte * size_bytes)
-
-
-class Processor(Record):
-    """What running collectives costs the processor that also computes.
-
-    The slow-downs are factors: 1.5 means that something takes 1.5 times as long while the other runs.
-    """
-
-    pack: Linear = Field(default=Linear(), description="copying one gradient into its bucket, once that is full")
-    launch_ns: int = Field(default=0, ge=0, description="issuing one all-reduce")
-    copy_out: Linear = Field(default=Linear(), description="copying one gradient back out of its bucket")
-    compute_slowdown: Factor = Field(default=1.0, description="of computation while a collective runs")
-    collective_slowdown: Factor = Field(default=1.0, description="of a collective while a rank computes")
 
 
 class Sharing(Record):

@@ -3,7 +3,7 @@
 import heapq
 from dataclasses import dataclass
 
-from .fabric import Fabric
+from ..fabric import Fabric
 from .replay import Job
 
 

@@ -1,0 +1,1 @@
+"""What follows from the spans of a simulated iteration."""

@@ -1,0 +1,1 @@
+"""Two engines, one meaning: by events, and by recurrence."""
