@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -137,8 +138,9 @@ def test_a_mistake_is_told_in_one_line(words, says, trace, fabric):
 def test_ctrl_c_ends_the_command_and_its_ranks():
     command = [Path(sys.executable).parent / "ddplab", "record", "--model", TINY, "--iterations", "100000"]
     process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # tests run in the background ignore it
+    )  # fmt: skip
     _wait_for_a_rank(process.pid)
     os.killpg(process.pid, signal.SIGINT)  # what a terminal does
     _, errors = process.communicate(timeout=60)
