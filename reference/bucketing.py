@@ -8,8 +8,9 @@ order in which the gradients really became ready.
 """
 
 import math
+import random
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Literal, get_args
 
 MIB = 1024 * 1024
@@ -18,7 +19,7 @@ DEFAULT_FIRST_BUCKET_MB = 1
 ONE_BUCKET = 2**62
 """A cap in bytes that nothing reaches."""
 
-Order = Literal["ready", "reverse", "forward"]
+Order = Literal["ready", "reverse", "forward", "size", "random"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 Buckets = list[list[int]]
@@ -127,29 +128,34 @@ def plan_buckets(
     ready_order: Sequence[int],
     keys: Sequence[Hashable] | None = None,
     sparse: Sequence[bool] | None = None,
+    seed: int = 0,
 ) -> Buckets:
     """Buckets in launch order when parameters are walked in a named order, the small first bucket first.
 
     Args:
-        order: "ready", what the rebuild does; "reverse" or "forward" of registration order.
+        order: "ready", what the rebuild does; "reverse" or "forward" of registration order; "size", the smallest
+            first, of equals the one registered last; "random", which a seed decides.
         sizes_bytes: Size of each parameter, by parameter index.
         caps_bytes: As for `assign_buckets`.
         ready_order: Parameter indices as their gradients became ready; used where `order` is "ready".
         keys: As for `assign_buckets`.
         sparse: As for `assign_buckets`.
+        seed: Of the order "random".
 
     Raises:
         ValueError: An order that has no such name.
     """
     registration = range(len(sizes_bytes))
-    walks: dict[str, Sequence[int]] = {
-        "ready": ready_order,
-        "reverse": registration[::-1],
-        "forward": registration,
+    walks: dict[str, Callable[[], Sequence[int]]] = {
+        "ready": lambda: ready_order,
+        "reverse": lambda: registration[::-1],
+        "forward": lambda: registration,
+        "size": lambda: sorted(registration, key=lambda index: (sizes_bytes[index], -index)),
+        "random": lambda: random.Random(seed).sample(registration, len(registration)),
     }
     if order not in walks:
         raise ValueError(f"order: expected one of {', '.join(ORDERS)}, got {order!r}")
-    return assign_buckets(sizes_bytes, caps_bytes, keys=keys, sparse=sparse, order=walks[order])
+    return assign_buckets(sizes_bytes, caps_bytes, keys=keys, sparse=sparse, order=walks[order]())
 
 
 def should_rebuild(*, rebuilt: bool, fixed: bool, has_ready_order: bool) -> bool:
@@ -161,17 +167,17 @@ def should_rebuild(*, rebuilt: bool, fixed: bool, has_ready_order: bool) -> bool
     return has_ready_order and not rebuilt and not fixed
 
 
-def check_partition(buckets: Sequence[Sequence[int]], count: int) -> None:
-    """Raise ValueError unless every parameter index in range(count) lies in exactly one non-empty bucket."""
+def check_partition(buckets: Sequence[Sequence[int]], count: int, *, name: str = "buckets") -> None:
+    """Raise ValueError, about `name`, unless every index in range(count) lies in exactly one non-empty bucket."""
     seen = [index for bucket in buckets for index in bucket]
     if not all(buckets):
-        raise ValueError(f"buckets: bucket {[bool(b) for b in buckets].index(False)} is empty")
+        raise ValueError(f"{name}: bucket {[bool(b) for b in buckets].index(False)} is empty")
     if unknown := sorted(set(seen) - set(range(count))):
-        raise ValueError(f"buckets: expected parameter indices 0 to {count - 1}, got {unknown}")
+        raise ValueError(f"{name}: expected parameter indices 0 to {count - 1}, got {unknown}")
     if twice := sorted(index for index, times in Counter(seen).items() if times > 1):
-        raise ValueError(f"buckets: parameters {twice} are in more than one bucket")
+        raise ValueError(f"{name}: parameters {twice} are in more than one bucket")
     if missing := sorted(set(range(count)) - set(seen)):
-        raise ValueError(f"buckets: parameters {missing} are in no bucket")
+        raise ValueError(f"{name}: parameters {missing} are in no bucket")
 
 
 def _check_assignment(

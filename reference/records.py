@@ -1,5 +1,7 @@
 """Records: flat, typed, immutable pieces of a file, and how a broken one is told in one line."""
 
+from typing import TypeVar
+
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 
@@ -9,10 +11,27 @@ class Record(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
+R = TypeVar("R", bound=Record)
+
+
+def checked(kind: type[R], **fields: object) -> R:
+    """A record of these fields.
+
+    Raises:
+        ValueError: Fields that do not fit; one line, which names the first of them.
+    """
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from None
+
+
 def first_problem(error: ValidationError) -> str:
     """One line for the first problem that pydantic found: the field, then the reason."""
     first = error.errors(include_url=False)[0]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     reason = first["msg"].removeprefix("Value error, ")
+    if reason.startswith("Input should") and isinstance(first["input"], str | int | float | None):
+        reason += f", got {first['input']!r}"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return (f"{field}: " if field else "") + reason[:1].lower() + reason[1:] + more

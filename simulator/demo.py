@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from reference.bucketing import ORDERS
+from reference.bucketing import Order
 from reference.launch import Progress, RankPool
 from reference.trace import Trace
 
@@ -14,6 +14,7 @@ from .validate import predict_one, validate
 
 MODELS = ("resnet50", "mlp")
 CAPS_MB = (0.5, 1.0, 5.0, 25.0)
+ORDERS: tuple[Order, ...] = ("ready", "reverse", "forward")
 SINGLE = Configuration(float("inf"), "ready")  # in one bucket, order plays no part
 CONFIGURATIONS = [Configuration(cap, order) for cap in CAPS_MB for order in ORDERS] + [SINGLE]
 SHOWN = Configuration(25.0, "ready")

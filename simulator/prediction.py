@@ -3,46 +3,84 @@
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import median
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+import numpy as np
 import pandas as pd
 
-from reference.bucketing import Buckets, Order, bucket_caps, check_partition, plan_buckets
+from reference.bucketing import Order
 from reference.files import write_whole
+from reference.records import checked
 from reference.trace import Trace
 
 from .answers import perfetto
-from .engines.replay import Job, make_job, replay
+from .answers.breakdown import break_down, critical_path
 from .fabric import Fabric
-from .spans import Span, iteration_ns
-from .workload.rank_work import rank_work, ready_order
+from .iteration.blueprint import Blueprint, draft
+from .iteration.comm_hook import CommHook, named_hook
+from .iteration.policy import Phase, Policy, buckets_of
+from .sampling import Engine, error_factors, interval, run, simulate, summarize, whole
+from .spans import Span
+from .timeline import Timeline
+from .workload.variation import Draws, Straggler, Variation
+from .workload.work import recorded_work
 
-INTERVAL = (0.05, 0.95)
-"""Quantiles over the recorded iterations that bound the interval; of fewer than 20, the extremes."""
+RECORDED = Variation()
 
 
 @dataclass(frozen=True)
 class Prediction:
     """What an iteration would cost, in nanoseconds.
 
+    Under `no_sync` all of these are of a cycle, up to its synchronised iteration, divided by its iterations.
+
     Attributes:
-        iteration_ns: Median over the trace's iterations, each replayed.
-        interval_ns: From the 5 % to the 95 % quantile over those; what the trace's own variation explains.
+        iteration_ns: Median over the iterations.
+        interval_ns: 90 % of iterations lie within, by how the trace varies and how well the fabric is known.
+        mean_ns: Mean over the iterations; times their number, what an epoch takes.
+        p95_ns: 95 % of the iterations take no longer.
+        p99_ns: 99 % of the iterations take no longer.
         compute_ns: The iteration without any communication ("perfect scaling"), median.
-        no_overlap_ns: With every all-reduce after the backward pass, one at a time, copies included; median.
+        no_overlap_ns: With every collective after the backward pass, one at a time, copies included; median.
         exposed_comm_ns: How much longer the iteration is than its computation, copies and launches included.
+        samples_ns: Every iteration, in order.
         buckets: Parameter indices by bucket, in launch order.
-        spans: What every rank did in the median iteration.
+        timeline: The median iteration, or cycle of them: when each rank did what.
     """
 
     iteration_ns: int
     interval_ns: tuple[int, int]
+    mean_ns: int
+    p95_ns: int
+    p99_ns: int
     compute_ns: int
     no_overlap_ns: int
     exposed_comm_ns: int
+    samples_ns: tuple[int, ...]
     buckets: tuple[tuple[int, ...], ...]
-    spans: tuple[Span, ...]
+    timeline: Timeline = field(repr=False, compare=False)
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """What every rank did in the median iteration; ranks that do as another are left out."""
+        return tuple(self.timeline.spans())
+
+    @cached_property
+    def breakdown(self) -> dict[str, int]:
+        """Where the median iteration of the slowest rank goes: parts that add up to it; see `answers.breakdown`."""
+        return break_down(self.timeline)
+
+    @cached_property
+    def critical_path(self) -> tuple[Span, ...]:
+        """The chain of spans that makes the median iteration as long as it is, from its start to its end."""
+        return critical_path(self.timeline)
+
+    @property
+    def critical_buckets(self) -> tuple[int, ...]:
+        """Buckets whose collectives lie on the critical path: only these are worth making faster."""
+        on_path = {span.bucket for span in self.critical_path if span.stream == "comm" and span.bucket is not None}
+        return tuple(sorted(on_path))
 
     def to_frame(self) -> pd.DataFrame:
         """The spans as a table, one row each, in order of time."""
@@ -55,15 +93,20 @@ class Prediction:
         return {
             "iteration_ns": self.iteration_ns,
             "interval_ns": list(self.interval_ns),
+            "mean_ns": self.mean_ns,
+            "p95_ns": self.p95_ns,
+            "p99_ns": self.p99_ns,
             "compute_ns": self.compute_ns,
             "no_overlap_ns": self.no_overlap_ns,
             "exposed_comm_ns": self.exposed_comm_ns,
+            "breakdown_ns": self.breakdown,
+            "critical_buckets": list(self.critical_buckets),
             "buckets": [list(bucket) for bucket in self.buckets],
         }
 
     def save_perfetto(self, path: str | os.PathLike[str]) -> None:
         """Write the median iteration as a Chrome trace, which ui.perfetto.dev opens."""
-        write_whole(path, json.dumps(perfetto.chrome_trace(self.spans)).encode())
+        write_whole(path, json.dumps(perfetto.chrome_trace(self.timeline)).encode())
 
 
 def predict(
@@ -73,11 +116,24 @@ def predict(
     world_size: int,
     bucket_cap_mb: float | None = 25,
     bucket_cap_mb_list: Sequence[float] | None = None,
+    first_bucket_mb: float | None = None,
     plan: Sequence[Sequence[int]] | None = None,
     order: Order = "ready",
+    order_seed: int = 0,
     broadcast_buffers: bool = True,
+    find_unused_parameters: bool = False,
+    static_graph: bool = False,
+    gradient_as_bucket_view: bool = False,
+    hook: CommHook | str = "none",
+    sync_every: int = 1,
+    process_groups: int = 1,
+    phase: Phase = "steady",
+    variation: Variation = RECORDED,
+    stragglers: Sequence[Straggler] = (),
+    inputs: Sequence[int] | None = None,
+    engine: Engine = "auto",
 ) -> Prediction:
-    """Predict the latency of a synchronised iteration, after the rebuild.
+    """Predict the latency of an iteration. The arguments down to `phase` are those of `Policy`.
 
     Args:
         trace: What one iteration computes; best recorded without communication, from a plain module. One with
@@ -87,75 +143,97 @@ def predict(
         world_size: Number of ranks.
         bucket_cap_mb: As for `DistributedDataParallel`; None: 25, and 1 for the first bucket.
         bucket_cap_mb_list: As for `DistributedDataParallel`.
+        first_bucket_mb: MiB of the first bucket alone.
         plan: Parameter indices by bucket in launch order, in place of caps and order.
         order: The order in which parameters are walked into buckets.
+        order_seed: Of the order "random".
         broadcast_buffers: Whether buffers are broadcast before the forward pass.
+        find_unused_parameters: As for `DistributedDataParallel`.
+        static_graph: As for `DistributedDataParallel`.
+        gradient_as_bucket_view: As for `DistributedDataParallel`.
+        hook: A comm hook, or its name as `named_hook` takes it.
+        sync_every: Iterations from one synchronisation to the next; the others are under `no_sync`.
+        process_groups: How many take buckets in turn.
+        phase: The first iteration, the one with the rebuild, or any later one.
+        variation: How iterations differ from each other.
+        stragglers: Slow ranks. (A slow link is the fabric's: `slow_link`.)
+        inputs: Batches of each rank, under Join; the iterations are then those of a whole epoch.
+        engine: Events, the definition; or the closed form, which gives the same answer sooner where speeds are
+            constant; or whichever can.
 
     Raises:
         ValueError: Arguments that do not fit the trace or the fabric; the message names the argument.
     """
+    policy = checked(
+        Policy,
+        bucket_cap_mb=bucket_cap_mb,
+        bucket_cap_mb_list=bucket_cap_mb_list,
+        first_bucket_mb=first_bucket_mb,
+        plan=plan,
+        order=order,
+        order_seed=order_seed,
+        broadcast_buffers=broadcast_buffers,
+        find_unused_parameters=find_unused_parameters,
+        static_graph=static_graph,
+        gradient_as_bucket_view=gradient_as_bucket_view,
+        hook=named_hook(hook) if isinstance(hook, str) else hook,
+        sync_every=sync_every,
+        process_groups=process_groups,
+        phase=phase,
+    )
+    return predict_policy(
+        trace, fabric, world_size, policy, variation=variation, stragglers=stragglers, inputs=inputs, engine=engine
+    )
+
+
+def predict_policy(
+    trace: Trace,
+    fabric: Fabric,
+    world_size: int,
+    policy: Policy,
+    *,
+    variation: Variation = RECORDED,
+    stragglers: Sequence[Straggler] = (),
+    inputs: Sequence[int] | None = None,
+    engine: Engine = "auto",
+) -> Prediction:
+    """As `predict`, with what the reducer is told in one piece."""
     if world_size < 1:
         raise ValueError(f"world_size: expected at least 1, got {world_size}")
-    if plan is not None:
-        check_partition(plan, len(trace.workload.parameters))
-        buckets = [list(bucket) for bucket in plan]
-    else:
-        buckets = trace_buckets(trace, bucket_caps(bucket_cap_mb, bucket_cap_mb_list), order)
-    plain = trace.workload.source == "module"
-    buffer_bytes = _buffer_bytes(trace) if broadcast_buffers and plain else []
-    fabric = fabric if plain else fabric.without_what_a_ddp_trace_holds()
-    jobs = [
-        make_job(
-            [rank_work(trace, rank % len(trace.ranks), number) for rank in range(world_size)],
-            buckets,
-            trace.sizes_bytes,
-            fabric,
-            buffer_bytes=buffer_bytes,
-        )
-        for number in range(min(len(rank.iterations) for rank in trace.ranks))
-    ]
-    return _summarize(jobs, [replay(job, fabric) for job in jobs], buckets)
+    works = recorded_work(trace, unused_allowed=policy.unused_allowed)
+    draws = Draws(works, world_size, variation, stragglers, inputs)
+    fabric = as_charged(fabric, trace)
+    blueprint = draft(trace, fabric, policy, buckets_of(policy, trace), world_size, joins=inputs is not None)
+    return _summarize(blueprint, draws, engine, fabric.relative_error(world_size))
 
 
-def trace_buckets(trace: Trace, caps_bytes: Sequence[int], order: Order) -> Buckets:
-    """The buckets that the reducer would use for the trace's model, in launch order."""
-    return plan_buckets(
-        order,
-        trace.sizes_bytes,
-        caps_bytes,
-        ready_order=ready_order(trace),
-        keys=trace.keys,
-        sparse=trace.sparse,
+def as_charged(fabric: Fabric, trace: Trace) -> Fabric:
+    """The fabric without what the trace's times hold already, if it was recorded with communication."""
+    return fabric if trace.workload.source == "module" else fabric.without_what_a_ddp_trace_holds()
+
+
+def _summarize(blueprint: Blueprint, draws: Draws, engine: Engine, relative_error: float) -> Prediction:
+    cycle = blueprint.policy.sync_every
+    simulated = simulate(blueprint, draws, engine)
+    summary = summarize(simulated, cycle)
+    place = int(summary.place)
+    job = blueprint.job(draws.work(place), draws.ranks.tolist(), draws.joined(place))
+    cheaper, dearer = (
+        np.array(run(replace(job, cost_ns=whole(job.cost_ns * factor)), "auto").iteration_ns / cycle)
+        for factor in error_factors(np.array(relative_error))
     )
-
-
-def _buffer_bytes(trace: Trace) -> list[int]:
-    by_dtype: dict[str, int] = {}
-    for buffer in trace.workload.buffers:
-        by_dtype[buffer.dtype] = by_dtype.get(buffer.dtype, 0) + buffer.size_bytes
-    return list(by_dtype.values())
-
-
-def _summarize(jobs: list[Job], replays: list[tuple[Span, ...]], buckets: Buckets) -> Prediction:
-    times = [iteration_ns(spans) for spans in replays]
-    ordered = sorted(times)
-    middle = ordered[len(ordered) // 2]
-    compute = round(median(max(work.compute_ns for work in job.works) for job in jobs))
-    low, high = (ordered[min(int(q * len(ordered)), len(ordered) - 1)] for q in INTERVAL)
+    low, high = interval(summary, cheaper, dearer)
+    median, compute = round(float(summary.median)), round(float(summary.compute))
     return Prediction(
-        iteration_ns=middle,
-        interval_ns=(low, high),
+        iteration_ns=median,
+        interval_ns=(int(low), int(high)),
+        mean_ns=round(float(summary.mean)),
+        p95_ns=round(float(summary.p95)),
+        p99_ns=round(float(summary.p99)),
         compute_ns=compute,
-        no_overlap_ns=round(median(map(_no_overlap_ns, jobs))),
-        exposed_comm_ns=middle - compute,
-        buckets=tuple(tuple(bucket) for bucket in buckets),
-        spans=replays[times.index(middle)],
+        no_overlap_ns=round(float(summary.no_overlap)),
+        exposed_comm_ns=median - compute,
+        samples_ns=tuple(whole(simulated[0] / cycle).tolist()),
+        buckets=blueprint.buckets,
+        timeline=run(job, engine),
     )
-
-
-def _no_overlap_ns(job: Job) -> int:
-    """The same work with nothing at the same time: backward pass, then each all-reduce, then each copy."""
-    computed = max(
-        schedule.backward_end_ns + work.step_ns for work, schedule in zip(job.works, job.schedules, strict=True)
-    )
-    return job.broadcast_ns + computed + sum(job.costs_ns) + sum(job.copy_out_ns)

@@ -2,17 +2,28 @@
 
 from typing import Literal, NamedTuple
 
-Kind = Literal["forward", "backward", "launch", "wait", "copy_out", "step", "broadcast", "queued", "all_reduce"]
+ComputeKind = Literal[
+    "unsynchronized", "rebuild", "forward", "search", "backward", "pack", "compress", "launch", "recompress",
+    "decompress", "copy_out", "step",
+]  # fmt: skip
+CollectiveKind = Literal["join", "order", "broadcast", "all_reduce", "second_all_reduce", "bitmap"]
+Kind = ComputeKind | CollectiveKind | Literal["wait", "straggler", "queued"]
 Stream = Literal["compute", "comm"]
 
 
 class Span(NamedTuple):
     """Something that kept one stream of one rank from `start_ns` to `end_ns`.
 
-    On the stream "compute": *forward*, *backward* (with copying gradients into buckets), *launch*, *wait* (for
-    an all-reduce after the backward pass), *copy_out* and *step* (optimiser and all else up to the next
-    iteration). On the stream "comm": *broadcast* of buffers, *queued* (launched here, but a peer is late or
-    the backend busy) and *all_reduce*. `bucket` is the bucket index, None where no bucket is meant.
+    On the stream "compute": *unsynchronized* (iterations under `no_sync` that go before), *rebuild* (buckets laid out
+    anew), *forward*, *search* (for unused parameters), *backward*, *pack* (gradients into their bucket), *compress*,
+    *recompress* and *decompress* (a comm hook, before its first and its second collective and after the last),
+    *launch*, *wait* (for a collective), *copy_out* and *step* (optimiser and all else up to the next iteration).
+
+    On the stream "comm": *straggler* (launched here, a peer is late) and *queued* (launched by all, the backend is
+    busy), then the collective: *broadcast* of buffers, *order* (rank 0's order of readiness, at the rebuild), *join*
+    (the count of ranks with inputs), *all_reduce* and *second_all_reduce* of a bucket, *bitmap* of used parameters.
+
+    `bucket` is the bucket index, None where no bucket is meant.
     """
 
     rank: int

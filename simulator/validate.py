@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from reference.bucketing import bucket_caps
 from reference.files import write_whole
 from reference.launch import Progress, RankPool, no_progress
 from reference.trace import Trace, join
 
 from .calibrate import REPEATS, SIZES_BYTES, measure_collectives, with_slowdowns
 from .fabric import Fabric
-from .prediction import Prediction, predict, trace_buckets
+from .iteration.policy import Policy, buckets_of
+from .prediction import Prediction, predict
 from .quiet import quiet_part
 from .report import Configuration, Measurement, Report, make_row, summarize
 from .training import measure_configurations, record_computation
@@ -129,4 +129,4 @@ def _arguments(trace: Trace, configuration: Configuration) -> dict[str, Any]:
     """How the real reducer is told: by its cap where it finds the order itself, else by an explicit plan."""
     if configuration.order == "ready":
         return {"bucket_cap_mb": configuration.cap_mb}
-    return {"plan": trace_buckets(trace, bucket_caps(configuration.cap_mb), configuration.order)}
+    return {"plan": buckets_of(Policy(bucket_cap_mb=configuration.cap_mb, order=configuration.order), trace)}

@@ -1,12 +1,15 @@
 """All Hypothesis strategies: what a random model, plan, trace or fabric is. Each shows an example."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
-from simulator.fabric import Fabric, Linear, Processor, Timing
-from simulator.workload.rank_work import RankWork
+from reference.bucketing import ORDERS
+from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Workload
+from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
+from simulator.iteration.comm_hook import HOOKS, named_hook
+from simulator.iteration.policy import Policy
 
 from .scenarios import Step
 
@@ -82,14 +85,63 @@ def partitions(draw, count: int, keys: tuple[str, ...] | None = None) -> list[li
 
 
 @st.composite
-def rank_works(draw, parameter_count: int) -> RankWork:
-    """RankWork(forward_ns=3, ready_ns=(7, 5, 5), backward_end_ns=8, step_ns=0)"""
+def iterations(draw, parameter_count: int) -> Iteration:
+    """iteration(forward_ns=3, ready_ns=(7, 5, 5), backward_end_ns=8, step_ns=0)"""
     nanoseconds = st.integers(0, 1000)
     forward = draw(nanoseconds)
     ready = tuple(
         forward + ns for ns in draw(st.lists(nanoseconds, min_size=parameter_count, max_size=parameter_count))
     )
-    return RankWork(forward, ready, max(ready) + draw(nanoseconds), draw(nanoseconds))
+    return iteration(forward, ready, max(ready) + draw(nanoseconds), draw(nanoseconds))
+
+
+def iteration(forward_ns: int, ready_ns: tuple[int | None, ...], backward_end_ns: int, step_ns: int) -> Iteration:
+    """One that a plain module computes, from its start at 0."""
+    return Iteration(
+        forward_start_ns=0,
+        forward_end_ns=forward_ns,
+        backward_start_ns=forward_ns,
+        backward_end_ns=backward_end_ns,
+        end_ns=backward_end_ns + step_ns,
+        synchronized=False,
+        ready_ns=ready_ns,
+    )
+
+
+def trace_of(
+    ranks: Sequence[Sequence[Iteration]], sizes_bytes: Sequence[int], buffer_bytes: Sequence[int] = ()
+) -> Trace:
+    """A plain module's trace, of parameters of bytes."""
+    workload = Workload(
+        model="by hand",
+        source="module",
+        parameters=tuple(
+            Parameter(name=f"parameter {index}", shape=(size,), dtype="int8", size_bytes=size)
+            for index, size in enumerate(sizes_bytes)
+        ),
+        buffers=tuple(
+            Buffer(name=f"buffer {index}", dtype=f"dtype {index}", size_bytes=size)
+            for index, size in enumerate(buffer_bytes)
+        ),
+        device="cpu",
+        device_name="a processor",
+        backend=None,
+        world_size=len(ranks),
+        torch_version="2.13.0",
+    )
+    return Trace(
+        workload=workload,
+        ranks=tuple(
+            RankTrace(
+                rank=rank,
+                iterations=tuple(
+                    one.shifted(sum(before.end_ns for before in iterations[:number]))
+                    for number, one in enumerate(iterations)
+                ),
+            )
+            for rank, iterations in enumerate(ranks)
+        ),
+    )
 
 
 @st.composite
@@ -102,8 +154,51 @@ def steady_fabrics(draw, world_size: int) -> Fabric:
             Timing(world_size=world_size, size_bytes=size, ns=draw(st.integers(0, 2000))) for size in sizes
         ),
         concurrency=draw(st.integers(1, 3)),
-        processor=Processor(pack=draw(cost), launch_ns=draw(st.integers(0, 50)), copy_out=draw(cost)),
+        processor=Processor(
+            pack=draw(cost),
+            launch_ns=draw(st.integers(0, 50)),
+            copy_out=draw(cost),
+            search_ns_per_parameter=draw(st.integers(0, 5)),
+            rebuild_ns=draw(st.integers(0, 50)),
+        ),
     )
+
+
+@st.composite
+def fluid_fabrics(draw, world_size: int) -> Fabric:
+    """One whose speeds depend on what runs: collectives share a link, and slow computation down."""
+    steady = draw(steady_fabrics(world_size))
+    factor = st.floats(1, 3)
+    processor = steady.processor.model_copy(
+        update={"compute_slowdown": draw(factor), "collective_slowdown": draw(factor)}
+    )
+    sharing = (Sharing(size_bytes=0, factor=draw(factor)),)
+    return steady.model_copy(update={"processor": processor, "sharing": sharing})
+
+
+@st.composite
+def policies(draw, keys: tuple[str, ...]) -> Policy:
+    """Policy(plan=((1,), (0, 2)), hook=named_hook("power_sgd:2"), sync_every=3)"""
+    plan = draw(st.none() | partitions(len(keys), keys))
+    return Policy(
+        bucket_cap_mb=draw(caps_mb()),
+        first_bucket_mb=draw(st.none() | st.floats(1e-6, 3e-4)),
+        plan=None if plan is None else tuple(map(tuple, plan)),
+        order=draw(st.sampled_from(ORDERS)),
+        broadcast_buffers=draw(st.booleans()),
+        find_unused_parameters=draw(st.booleans()),
+        static_graph=draw(st.booleans()),
+        gradient_as_bucket_view=draw(st.booleans()),
+        hook=named_hook(draw(st.sampled_from([*HOOKS, "power_sgd:3"]))).model_copy(
+            update={part: Linear(fixed_ns=draw(st.integers(0, 30))) for part in HOOK_COSTS}
+        ),
+        sync_every=draw(st.integers(1, 3)),
+        process_groups=draw(st.integers(1, 3)),
+        phase=draw(st.sampled_from(["steady", "first", "rebuild"])),
+    )
+
+
+HOOK_COSTS = ("compress", "recompress", "decompress")
 
 
 @st.composite
@@ -120,7 +215,7 @@ def traces(draw) -> Trace:
             rank=rank,
             clock_offset_ns=draw(st.integers(-1000, 1000)),
             iterations=tuple(
-                _iteration(draw(rank_works(len(parameters)))).shifted(10_000 * number)
+                draw(iterations(len(parameters))).shifted(10_000 * number)
                 for number in range(draw(st.integers(1, 3)))
             ),
         )
@@ -138,15 +233,3 @@ def traces(draw) -> Trace:
         batch=draw(st.none() | st.integers(1, 64)),
     )
     return Trace(workload=workload, ranks=ranks)
-
-
-def _iteration(work: RankWork) -> Iteration:
-    return Iteration(
-        forward_start_ns=0,
-        forward_end_ns=work.forward_ns,
-        backward_start_ns=work.forward_ns,
-        backward_end_ns=work.backward_end_ns,
-        end_ns=work.compute_ns,
-        synchronized=False,
-        ready_ns=work.ready_ns,
-    )

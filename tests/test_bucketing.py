@@ -89,13 +89,22 @@ def test_resnet50_is_the_real_one():
 
 
 def test_orders_walk_as_they_are_called():
-    sizes, ready = [1, 1, 1], [1, 2, 0]
-    walked = {order: plan_buckets(order, sizes, [1], ready_order=ready) for order in ORDERS}
+    sizes, ready = [3, 1, 1], [1, 2, 0]
+    walked = {order: plan_buckets(order, sizes, [1], ready_order=ready) for order in ORDERS if order != "random"}
     assert walked == {
         "ready": [[1], [2], [0]],
         "reverse": [[2], [1], [0]],
         "forward": [[0], [1], [2]],
+        "size": [[2], [1], [0]],
     }
+
+
+@given(st.integers(1, 30), st.integers(0, 100))
+def test_a_random_order_is_its_seeds(count, seed):
+    walks = [plan_buckets("random", [1] * count, [1], ready_order=[], seed=s) for s in (seed, seed, seed + 1)]
+    assert walks[0] == walks[1]
+    assert sorted(walks[0]) == sorted(walks[2]) == [[index] for index in range(count)]
+    assert count < 20 or walks[0] != walks[2]
 
 
 def test_a_cap_given_by_the_user_holds_for_the_first_bucket_too():

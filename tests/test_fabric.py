@@ -3,12 +3,16 @@
 import itertools
 import re
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric
-from simulator.fabric import Linear, Processor, Sharing
+from simulator.fabric import Level, Linear, Processor, Sharing, Timing, Topology
+from simulator.fabric.growth import LATENCY_LAWS, between, grown, latency_law, table_for
+from simulator.fabric.segments import relative_squared_error, segments
+from simulator.fabric.tables import Table
 
 tables = st.lists(
     st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)),
@@ -52,8 +56,9 @@ def test_beyond_the_largest_size_nothing_gets_cheaper(table, more):
     assert Fabric.from_table([(2, s, t) for s, t in table]).all_reduce_ns(size + more, 2) >= ns
 
 
-def test_where_the_last_line_falls_time_grows_with_the_bytes():
-    assert Fabric.from_table([(2, 100, 10), (2, 200, 9)]).all_reduce_ns(2000, 2) == 90
+@pytest.mark.parametrize("last_ns", [9, 10])
+def test_where_the_last_line_does_not_rise_time_grows_with_the_bytes(last_ns):
+    assert Fabric.from_table([(2, 100, 10), (2, 200, last_ns)]).all_reduce_ns(2000, 2) == 10 * last_ns
 
 
 def test_of_repeated_measurements_the_median_counts():
@@ -75,19 +80,107 @@ def test_a_world_size_that_was_not_measured_is_named():
         Fabric.from_table([(2, 8, 5), (4, 8, 5)]).all_reduce_ns(8, 8)
 
 
+@pytest.mark.parametrize("world_size", [0, -1])
+def test_a_world_without_ranks_is_refused(world_size):
+    with pytest.raises(ValueError, match=f"^world_size: expected at least 1, got {world_size}$"):
+        Fabric.from_alpha_beta(1, 1.0).all_reduce_ns(8, world_size)
+
+
 def test_sharing_slows_in_between_the_measured_sizes_too():
+    rows = (Sharing(size_bytes=0, factor=1.0), Sharing(size_bytes=100, factor=2.0))
+    fabric = Fabric.from_alpha_beta(1, 1.0).model_copy(update={"sharing": rows})
+    assert [fabric.sharing_factor(size, 2, 4) for size in (0, 50, 100, 500)] == [1.0, 1.5, 2.0, 2.0]
+    assert fabric.sharing_factor(100, 1, 4) == 1.0
+
+
+def test_collectives_on_described_links_share_the_bytes_a_second_and_not_the_latency():
+    fabric = Fabric.from_alpha_beta(1000, 1e9)
+    alone = 2 * 1000 + 8000
+    assert fabric.all_reduce_ns(8000, 2) == alone
+    assert fabric.sharing_factor(8000, 3, 2) == (2 * 1000 + 3 * 8000) / alone
+    assert fabric.sharing_factor(0, 3, 2) == 1.0
+
+
+def test_measured_collectives_do_not_slow_each_other_unless_that_was_measured():
+    assert Fabric.from_table([(2, 8, 5)]).sharing_factor(8, 2, 2) == 1.0
+
+
+@given(tables, st.lists(st.integers(0, 10**10), min_size=1, max_size=5))
+def test_many_sizes_cost_what_each_costs(table, sizes):
+    fabric = Fabric.from_table([(4, size, ns) for size, ns in table])
+    many = fabric.all_reduce_costs_ns(np.array(sizes), 4)
+    assert many.dtype == np.int64
+    assert many.tolist() == [fabric.all_reduce_ns(size, 4) for size in sizes]
+
+
+@given(tables, st.integers(0, 10**9), st.floats(1, 10))
+def test_a_slow_link_slows_the_bytes_and_not_the_latency(table, size, slow):
+    even = Fabric.from_table([(4, size, ns) for size, ns in table])
+    uneven = even.model_copy(update={"slow_link": slow})
+    assert uneven.all_reduce_ns(0, 4) == even.all_reduce_ns(0, 4)
+    assert uneven.all_reduce_ns(size, 4) >= even.all_reduce_ns(size, 4)
+    assert uneven.all_reduce_ns(size, 1) == 0
+
+
+def test_a_link_twice_as_slow_doubles_what_the_bytes_cost():
+    fabric = Fabric.from_alpha_beta(10, 1e9).model_copy(update={"slow_link": 2.0})
+    assert fabric.all_reduce_ns(4000, 4) == 6 * 10 + 2 * 6 * 1000
+
+
+def test_a_scaled_fabric_scales_every_collective_and_again_what_is_scaled():
     fabric = Fabric(
-        alpha_beta=Fabric.from_alpha_beta(1, 1.0).alpha_beta,
-        sharing=(Sharing(size_bytes=0, factor=1.0), Sharing(size_bytes=100, factor=2.0)),
+        all_reduce=(Timing(world_size=2, size_bytes=8, ns=100),),
+        broadcast=(Timing(world_size=2, size_bytes=8, ns=50),),
     )
-    assert [fabric.sharing_factor(size, 2) for size in (0, 50, 100, 500)] == [1.0, 1.5, 2.0, 2.0]
-    assert fabric.sharing_factor(100, 1) == 1.0
+    twice = fabric.scaled(4.0).scaled(0.5)
+    assert (twice.all_reduce_ns(8, 2), twice.broadcast_ns(8, 2)) == (200, 100)
+    with pytest.raises(ValueError, match="factor: expected a positive number, got 0"):
+        fabric.scaled(0)
+
+
+def test_the_bitmap_of_used_parameters_has_four_bytes_for_each():
+    fabric = Fabric.from_alpha_beta(10, 1e9)
+    assert fabric.bitmap_ns(100, 4) == fabric.all_reduce_ns(400, 4)
+
+
+def test_a_copy_does_not_keep_the_costs_of_what_it_was_copied_from():
+    fabric = Fabric.from_table([(2, 8, 5)])
+    assert fabric.all_reduce_ns(8, 2) == 5
+    other = fabric.model_copy(update={"all_reduce": (Timing(world_size=2, size_bytes=8, ns=7),)})
+    assert other.all_reduce_ns(8, 2) == 7
+
+
+@pytest.mark.parametrize("library", ["nccl", "gloo"])
+def test_a_broadcast_is_measured_or_described_or_bounded_by_an_all_reduce(library):
+    measured = Fabric(
+        all_reduce=tuple(Timing(world_size=n, size_bytes=8, ns=9) for n in (2, 4)),
+        broadcast=(Timing(world_size=2, size_bytes=8, ns=5),),
+        topology=Topology(levels=(Level(name="link", latency_ns=3, bytes_per_s=1e9),)),
+        library=library,
+    )
+    assert [measured.broadcast_ns(8, n) for n in (1, 2, 4)] == [0, 5, 9]
+    assert measured.broadcast_ns(0, 8) == (7 if library == "nccl" else 3) * 3
+
+
+def test_what_is_uncertain_grows_with_the_way_from_what_was_measured():
+    rows = tuple(Timing(world_size=n, size_bytes=8, ns=5, spread=0.02) for n in (4, 8))
+    fabric = Fabric(all_reduce=rows, extrapolate=True)
+    doublings = [fabric.relative_error(n) for n in (1, 8, 16, 32, 64)]
+    missed = 1 - 2 / 3  # 8 ranks foretold from 4: latency by log2, 5 -> 7.5 (as whole ns: 8); measured 5
+    assert doublings[:2] == [0.0, 0.02]
+    assert doublings[2] > missed
+    assert doublings[3:] == pytest.approx([doublings[2] + 0.05, doublings[2] + 0.10])
+    one = Fabric(all_reduce=rows[:1], extrapolate=True)
+    assert [one.relative_error(n) for n in (8, 16, 32)] == pytest.approx([0.16, 0.21, 0.26])
+    assert fabric.relative_error(6) == pytest.approx(0.16)
+    assert Fabric.from_alpha_beta(1, 1e9).relative_error(8) == 0.14
 
 
 def test_what_is_saved_is_loaded(tmp_path):
     fabric = Fabric.from_table([(2, 8, 5)], concurrency=2, source="here").model_copy(
         update={"processor": Processor(pack=Linear(fixed_ns=1.5), compute_slowdown=1.25)}
     )
+    fabric.all_reduce_ns(8, 2)
     fabric.save(tmp_path / "fabric.json")
     assert Fabric.load(tmp_path / "fabric.json") == fabric
 
@@ -97,11 +190,14 @@ def test_what_is_saved_is_loaded(tmp_path):
     [
         (None, "cannot be read: No such file"),
         ("{", "invalid JSON"),
-        ("{}", "all_reduce: expected measured times, or alpha_beta"),
+        ("{}", "all_reduce: expected measured times, or a topology"),
         ('{"all_reduce": [{"world_size": 2, "size_bytes": -1, "ns": 5}]}', "all_reduce[0].size_bytes"),
-        ('{"alpha_beta": {"alpha_ns": 1, "bytes_per_s": 0}}', "alpha_beta.bytes_per_s"),
         (
-            '{"alpha_beta": {"alpha_ns": 1, "bytes_per_s": 1}, "processor": {"compute_slowdown": 0.5}}',
+            '{"topology": {"levels": [{"name": "x", "latency_ns": 1, "bytes_per_s": 0}]}}',
+            "topology.levels[0].bytes_per_s",
+        ),
+        (
+            '{"all_reduce": [{"world_size": 2, "size_bytes": 1, "ns": 5}], "processor": {"compute_slowdown": 0.5}}',
             "processor.compute_slowdown: input should be greater than or equal to 1",
         ),
     ],
@@ -159,3 +255,105 @@ def test_another_file_is_told_from_a_log(tmp_path, text, says):
 def test_a_row_that_makes_no_sense_is_refused(row):
     with pytest.raises(ValueError, match=r"^fabric: all_reduce\[0\]"):
         Fabric.from_table([row])
+
+
+def table_of(protocols, sizes) -> Table:
+    """The table of a library that uses protocol `i` (latency, slope) for the i-th list of sizes."""
+    rows = [(size, a + b * size) for (a, b), part in zip(protocols, sizes, strict=True) for size in part]
+    return Table(np.array([size for size, _ in rows]), np.array([ns for _, ns in rows]))
+
+
+@st.composite
+def switching(draw):
+    """Protocols, each with half the slope and ten times the latency of the one before; three sizes or more each."""
+    count = draw(st.integers(1, 3))
+    latency, slope = draw(st.integers(100, 10_000)), draw(st.floats(0.01, 10))
+    protocols = [(latency * 10.0**step, slope / 2**step) for step in range(count)]
+    lengths = draw(st.lists(st.integers(3, 5), min_size=count, max_size=count))
+    exponents = iter(range(sum(lengths)))
+    sizes = [[int(latency / slope) * 2 ** next(exponents) + 1 for _ in range(length)] for length in lengths]
+    return protocols, sizes
+
+
+@given(switching())
+def test_the_protocols_behind_a_table_are_found(protocols_and_sizes):
+    """The noise is set far below what rounding to a float leaves, so every switch counts."""
+    protocols, sizes = protocols_and_sizes
+    found = segments(table_of(protocols, sizes), noise=1e-6)
+    assert [piece.from_bytes for piece in found] == [part[0] for part in sizes]
+    for piece, (latency, slope) in zip(found, protocols, strict=True):
+        assert (piece.alpha_ns, piece.ns_per_byte) == pytest.approx((latency, slope), rel=1e-5)
+
+
+def errors(found, table: Table) -> float:
+    ends = [piece.from_bytes for piece in found[1:]] + [np.inf]
+    parts = [
+        (p, (table.sizes_bytes >= p.from_bytes) & (table.sizes_bytes < end))
+        for p, end in zip(found, ends, strict=True)
+    ]
+    return sum(relative_squared_error(p, table.sizes_bytes[part], table.ns[part]) for p, part in parts)
+
+
+@given(tables)
+def test_segments_miss_no_more_than_any_single_line(rows):
+    table = Table(*(np.array(column) for column in zip(*sorted(rows), strict=True)))
+    found = segments(table)
+    (single,) = segments(table, noise=1e9)
+    assert errors(found, table) <= relative_squared_error(single, table.sizes_bytes, table.ns) * (1 + 1e-9)
+    assert all(piece.alpha_ns >= 0 and piece.ns_per_byte >= 0 for piece in found)
+
+
+def test_noise_is_no_protocol():
+    sizes = [2**exponent for exponent in range(10, 26)]
+    noisy = [(5000 + size / 10) * (1.02 if exponent % 2 else 0.98) for exponent, size in enumerate(sizes)]
+    assert len(segments(Table(np.array(sizes), np.array(noisy)))) == 1
+
+
+SIZES = np.array([4**exponent for exponent in range(2, 15)])
+
+
+def of_law(law: str, world_size: int) -> Table:
+    """What a fabric costs that follows a law exactly."""
+    latency = 5000 * LATENCY_LAWS[law](world_size)
+    return Table(SIZES, np.rint(latency + SIZES * 2 * (world_size - 1) / world_size / 10))
+
+
+@given(st.sampled_from(list(LATENCY_LAWS)), st.integers(2, 64), st.integers(2, 512))
+def test_a_fabric_that_follows_a_law_is_foretold(law, measured, world_size):
+    foretold = grown(of_law(law, measured), measured, world_size, LATENCY_LAWS[law])
+    np.testing.assert_allclose(foretold.ns, of_law(law, world_size).ns, rtol=1e-3)
+
+
+@given(st.sampled_from(list(LATENCY_LAWS)), st.sets(st.sampled_from([2, 3, 4, 8, 16]), min_size=2))
+def test_the_law_of_the_latency_is_read_from_the_data(law, world_sizes):
+    measured = {n: of_law(law, n) for n in sorted(world_sizes)}
+    assert latency_law(measured, "neither") == law
+    np.testing.assert_allclose(table_for(measured, 64, "neither").ns, of_law(law, 64).ns, rtol=2e-3)
+
+
+def test_with_one_world_size_measured_the_library_says_how_latency_grows():
+    table = Fabric.from_table([(2, 0, 1000), (2, 10, 1000)])
+    grows = {lib: table.model_copy(update={"library": lib, "extrapolate": True}) for lib in ("nccl", "gloo")}
+    assert {lib: fabric.all_reduce_ns(8, 16) for lib, fabric in grows.items()} == {"nccl": 4000, "gloo": 15_000}
+    assert grows["nccl"].algorithm_for(8, 16) == "extrapolated"
+    assert grows["nccl"].algorithm_for(8, 2) == "measured"
+
+
+@given(tables, tables, st.integers(3, 7), st.integers(0, 10**9))
+def test_between_two_measured_world_sizes_the_cost_is_between_theirs(two, eight, world_size, size):
+    measured = Fabric.from_table([(n, *row) for n, rows in ((2, two), (8, eight)) for row in rows])
+    fabric = measured.model_copy(update={"extrapolate": True})
+    ends = [max(1, fabric.all_reduce_ns(row[0], n)) for row in two + eight for n in (2, 8)]
+    at = min(max(size, min(two + eight)[0]), max(two + eight)[0])
+    assert min(ends) <= max(1, fabric.all_reduce_ns(at, world_size)) <= max(ends)
+
+
+def test_between_two_world_sizes_time_follows_a_power_of_the_ranks():
+    four = between({2: Table(np.array([8]), np.array([100.0])), 8: Table(np.array([8]), np.array([400.0]))}, 2, 8, 4)
+    assert four.ns.tolist() == [200]
+
+
+def test_measured_ranks_alone_foretell_nothing():
+    assume_none = Fabric.from_table([(1, 8, 5)]).model_copy(update={"extrapolate": True})
+    with pytest.raises(ValueError, match=re.escape("measured for [1] ranks, not for 4")):
+        assume_none.all_reduce_ns(8, 4)

@@ -12,10 +12,10 @@ from reference.bucketing import ORDERS, bucket_caps, plan_buckets
 from simulator import Fabric, predict
 from simulator.answers.plots import validation_figure
 from simulator.fabric import Linear, Processor
-from simulator.prediction import trace_buckets
+from simulator.iteration.policy import Policy, buckets_of
 from simulator.quiet import iteration_times_ns, quiet_limit_ns, quiet_part
 from simulator.report import Configuration, Measurement, Row, make_row, summarize
-from simulator.workload.rank_work import ready_order
+from simulator.workload.work import ready_order
 
 from .strategies import caps_mb, traces
 
@@ -43,11 +43,11 @@ def test_one_rank_is_local_training(trace, cap):
 @given(traces(), caps_mb(), st.sampled_from(ORDERS))
 def test_buckets_are_those_of_the_reducers_own_rule(trace, cap, order):
     expected = plan_buckets(
-        order, trace.sizes_bytes, bucket_caps(cap), ready_order=ready_order(trace), keys=trace.keys
+        order, trace.sizes_bytes, bucket_caps(cap), ready_order=ready_order(trace)[0], keys=trace.keys
     )
     prediction = predict(trace, FABRIC, world_size=2, bucket_cap_mb=cap, order=order)
     assert prediction.buckets == tuple(map(tuple, expected))
-    assert trace_buckets(trace, bucket_caps(cap), order) == expected
+    assert buckets_of(Policy(bucket_cap_mb=cap, order=order), trace) == expected
 
 
 @given(traces(), st.integers(2, 4))
@@ -72,7 +72,7 @@ def test_a_timeline_follows_the_rules_of_its_format(trace, cap):
 
     fabric = FABRIC.model_copy(update={"processor": Processor(launch_ns=7)})
     prediction = predict(trace, fabric, world_size=2, bucket_cap_mb=cap)
-    events = json.loads(json.dumps(chrome_trace(prediction.spans)))["traceEvents"]
+    events = json.loads(json.dumps(chrome_trace(prediction.timeline)))["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
     assert len(slices) == len(prediction.spans)
     named = {(event["pid"], event.get("tid")) for event in events if event["ph"] == "M"}
@@ -82,7 +82,11 @@ def test_a_timeline_follows_the_rules_of_its_format(trace, cap):
         assert all(before[1] <= after[0] + 1e-9 for before, after in itertools.pairwise(times))
     starts, ends = ([event["id"] for event in events if event["ph"] == end] for end in "sf")
     assert sorted(starts) == sorted(ends)
-    assert len(set(starts)) == len(starts) == 2 * len(prediction.buckets)
+    assert len(set(starts)) == len(starts) == len(prediction.timeline.job.ranks) * len(prediction.buckets)
+    for rank in prediction.timeline.job.ranks:  # what goes into the network comes out of it
+        counted = [e["args"]["bytes"] for e in events if e["ph"] == "C" and e["pid"] == rank]
+        assert min(counted) >= 0
+        assert counted[-1] == 0
 
 
 def test_a_timeline_is_written_where_it_was_asked_for(tmp_path):
@@ -98,8 +102,8 @@ def test_a_timeline_is_written_where_it_was_asked_for(tmp_path):
     [
         ({"world_size": 0}, "world_size: expected at least 1, got 0"),
         ({"world_size": 2, "bucket_cap_mb": -1}, "bucket caps: expected positive"),
-        ({"world_size": 2, "order": "backward"}, "order: expected one of ready, reverse, forward"),
-        ({"world_size": 2, "plan": [[0, 0]]}, r"parameters \[0\] are in more than one bucket"),
+        ({"world_size": 2, "order": "backward"}, "order: input should be .* got 'backward'"),
+        ({"world_size": 2, "plan": [[0, 0]]}, r"plan: parameters \[0\] are in more than one bucket"),
     ],
 )
 def test_arguments_that_make_no_sense_are_named(arguments, says):

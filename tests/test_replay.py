@@ -1,31 +1,43 @@
 """The replay: small stories told in nanoseconds, and laws that hold for every story."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulator import predict
 from simulator.engines.closed_form import solve
-from simulator.engines.replay import Job, make_job, replay
+from simulator.engines.replay import replay
 from simulator.engines.work_clock import WorkClock
 from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
+from simulator.iteration.blueprint import draft
+from simulator.iteration.comm_hook import PowerSGD
+from simulator.iteration.job import Job
+from simulator.iteration.policy import Policy, buckets_of
 from simulator.spans import Span, iteration_ns
-from simulator.workload.rank_work import RankWork, launch_schedule
+from simulator.workload.variation import Draws, Straggler, Variation
+from simulator.workload.work import recorded_work
 
-from .strategies import partitions, rank_works, steady_fabrics
+from .strategies import fluid_fabrics, iteration, partitions, policies, steady_fabrics, trace_of, traces
+from .strategies import iterations as any_iteration
 
-WORK = RankWork(forward_ns=10, ready_ns=(30, 20), backward_end_ns=32, step_ns=5)  # parameter 1 is ready first
+ALIKE = iteration(forward_ns=10, ready_ns=(30, 20), backward_end_ns=32, step_ns=5)  # parameter 1 is ready first
 
 
 def fabric(cost_ns: int, **fields) -> Fabric:
-    """Every all-reduce of two ranks takes `cost_ns`."""
+    """Every collective of two ranks takes `cost_ns`."""
     return Fabric(all_reduce=(Timing(world_size=2, size_bytes=0, ns=cost_ns),), **fields)
 
 
-def story(works, buckets, costs: Fabric, **arguments) -> list[str]:
-    """What happened, a line each, in order of time."""
-    job = make_job(works, buckets, [4, 4], costs, **arguments)
-    spans = sorted(replay(job, costs), key=lambda span: (span.rank, span.start_ns, span.stream))
+def story(ranks, buckets, costs: Fabric, *, buffer_bytes=(), **arguments) -> list[str]:
+    """What happened, a line each, in order of time; each rank computes one iteration."""
+    trace = trace_of([[one] for one in ranks], [4] * len(ranks[0].ready_ns), buffer_bytes)
+    prediction = predict(trace, costs, world_size=2, plan=buckets, **arguments)
+    spans = sorted(prediction.spans, key=lambda span: (span.rank, span.start_ns, span.stream))
+    assert sum(prediction.breakdown.values()) == prediction.iteration_ns * arguments.get("sync_every", 1)
     return [
         f"{s.start_ns:3}-{s.end_ns:3} rank {s.rank} {s.kind}" + ("" if s.bucket is None else f" {s.bucket}")
         for s in spans
@@ -33,7 +45,7 @@ def story(works, buckets, costs: Fabric, **arguments) -> list[str]:
 
 
 def test_communication_hides_behind_the_backward_pass_and_the_rest_is_exposed():
-    assert story([WORK] * 2, [[1], [0]], fabric(8))[:6] == [
+    assert story([ALIKE], [[1], [0]], fabric(8))[:6] == [
         "  0- 10 rank 0 forward",
         " 10- 20 rank 0 backward 0",
         " 20- 28 rank 0 all_reduce 0",
@@ -41,37 +53,37 @@ def test_communication_hides_behind_the_backward_pass_and_the_rest_is_exposed():
         " 30- 38 rank 0 all_reduce 1",
         " 30- 32 rank 0 backward",
     ]
-    assert story([WORK] * 2, [[1], [0]], fabric(8))[6:8] == [" 32- 38 rank 0 wait 1", " 38- 43 rank 0 step"]
+    assert story([ALIKE], [[1], [0]], fabric(8))[6:8] == [" 32- 38 rank 0 wait 1", " 38- 43 rank 0 step"]
 
 
 def test_a_collective_starts_when_its_last_rank_has_launched_it():
-    late = RankWork(forward_ns=25, ready_ns=(45, 35), backward_end_ns=47, step_ns=5)
-    lines = story([WORK, late], [[0, 1]], fabric(8))
-    assert " 30- 45 rank 0 queued 0" in lines
+    late = iteration(forward_ns=25, ready_ns=(45, 35), backward_end_ns=47, step_ns=5)
+    lines = story([ALIKE, late], [[0, 1]], fabric(8))
+    assert " 30- 45 rank 0 straggler 0" in lines
     assert " 45- 53 rank 0 all_reduce 0" in lines
     assert " 32- 53 rank 0 wait 0" in lines
 
 
 def test_buckets_are_launched_in_order_even_if_a_later_one_is_ready_first():
-    lines = story([WORK] * 2, [[0], [1]], fabric(8))
+    lines = story([ALIKE], [[0], [1]], fabric(8))
     assert " 30- 38 rank 0 all_reduce 0" in lines
     assert " 38- 46 rank 0 all_reduce 1" in lines
 
 
 def test_a_backend_runs_as_many_collectives_as_it_has_slots():
-    lines = story([WORK] * 2, [[0], [1]], fabric(8, concurrency=2))
+    lines = story([ALIKE], [[0], [1]], fabric(8, concurrency=2))
     assert {" 30- 38 rank 0 all_reduce 0", " 30- 38 rank 0 all_reduce 1"} <= set(lines)
 
 
 def test_two_at_a_time_may_each_be_slower():
-    lines = story([WORK] * 2, [[0], [1]], fabric(8, concurrency=2, sharing=(Sharing(size_bytes=0, factor=1.5),)))
+    lines = story([ALIKE], [[0], [1]], fabric(8, concurrency=2, sharing=(Sharing(size_bytes=0, factor=1.5),)))
     assert {" 30- 42 rank 0 all_reduce 0", " 30- 42 rank 0 all_reduce 1"} <= set(lines)
 
 
 def test_packing_and_launching_delay_the_backward_pass():
     costs = fabric(8, processor=Processor(pack=Linear(fixed_ns=1), launch_ns=2, copy_out=Linear(ns_per_byte=1)))
-    lines = story([WORK] * 2, [[1], [0]], costs)
-    assert " 10- 21 rank 0 backward 0" in lines
+    lines = story([ALIKE], [[1], [0]], costs)
+    assert " 20- 21 rank 0 pack 0" in lines
     assert " 21- 23 rank 0 launch 0" in lines
     assert " 34- 36 rank 0 launch 1" in lines  # 30 + two packed + one launch
     assert " 38- 42 rank 0 copy_out 0" in lines  # 4 bytes; before that the backward pass ended, at 32 + 6
@@ -79,8 +91,11 @@ def test_packing_and_launching_delay_the_backward_pass():
 
 
 def test_buffers_are_broadcast_before_forward():
-    assert story([WORK] * 2, [[0, 1]], fabric(8), buffer_bytes=[4, 4])[:2] == [
-        "  0- 16 rank 0 broadcast",
+    assert story([ALIKE], [[0, 1]], fabric(8), buffer_bytes=[4, 4])[:5] == [
+        "  0-  8 rank 0 broadcast",
+        "  0-  8 rank 0 wait",
+        "  8- 16 rank 0 broadcast",
+        "  8- 16 rank 0 wait",
         " 16- 26 rank 0 forward",
     ]
 
@@ -88,7 +103,7 @@ def test_buffers_are_broadcast_before_forward():
 def test_computation_is_slower_while_a_collective_runs():
     """Bucket 0 is launched at 20 and takes 8; meanwhile computation does 4 ns of work, so the rest is 4 ns late."""
     costs = fabric(8, processor=Processor(compute_slowdown=2.0))
-    lines = story([WORK] * 2, [[1], [0]], costs)
+    lines = story([ALIKE], [[1], [0]], costs)
     assert " 20- 34 rank 0 backward 1" in lines
     assert " 34- 42 rank 0 all_reduce 1" in lines
 
@@ -96,8 +111,101 @@ def test_computation_is_slower_while_a_collective_runs():
 def test_a_collective_is_slower_while_a_rank_computes():
     """Bucket 1 is launched at 30; computation goes on for 2 ns, in which it does 1 of its 8 ns."""
     costs = fabric(8, processor=Processor(collective_slowdown=2.0))
-    lines = story([WORK] * 2, [[0, 1]], costs)
+    lines = story([ALIKE], [[0, 1]], costs)
     assert " 30- 39 rank 0 all_reduce 0" in lines
+
+
+def test_a_slot_that_is_taken_makes_the_next_collective_queue():
+    lines = story([ALIKE], [[1], [0]], fabric(15))
+    assert " 30- 35 rank 0 queued 1" in lines
+    assert " 35- 50 rank 0 all_reduce 1" in lines
+
+
+def test_process_groups_in_turn_are_queues_of_their_own():
+    lines = story([ALIKE], [[1], [0]], fabric(15), process_groups=2)
+    assert {" 20- 35 rank 0 all_reduce 0", " 30- 45 rank 0 all_reduce 1"} <= set(lines)
+
+
+def test_ranks_whose_gradients_come_in_another_order_launch_in_the_same():
+    """Rank 1 has bucket 1 full at 20 but launches it after bucket 0, at 30."""
+    turned = iteration(forward_ns=10, ready_ns=(20, 30), backward_end_ns=32, step_ns=5)
+    costs = fabric(4, processor=Processor(pack=Linear(fixed_ns=1)))
+    lines = story([ALIKE, turned], [[1], [0]], costs)
+    assert " 21- 31 rank 0 straggler 0" not in lines
+    assert " 21- 32 rank 0 straggler 0" in lines  # rank 1 packed both before its first launch
+    assert " 32- 36 rank 0 all_reduce 0" in lines
+    assert " 36- 40 rank 1 all_reduce 1" in lines
+
+
+def test_unused_parameters_are_searched_for_and_the_map_is_added_up():
+    unused = iteration(forward_ns=10, ready_ns=(30, None), backward_end_ns=32, step_ns=5)
+    costs = fabric(8, processor=Processor(search_ns_per_parameter=2))
+    lines = story([unused], [[1], [0]], costs, find_unused_parameters=True)
+    assert " 10- 14 rank 0 search" in lines
+    assert " 14- 22 rank 0 all_reduce 0" in lines  # the unused one counts as ready
+    assert " 34- 42 rank 0 all_reduce 1" in lines
+    assert " 42- 50 rank 0 bitmap" in lines
+    assert lines[-1] == " 50- 55 rank 0 step"
+
+
+def test_averages_in_views_are_not_copied_out():
+    costs = fabric(8, processor=Processor(copy_out=Linear(fixed_ns=3)))
+    assert not any("copy_out" in line for line in story([ALIKE], [[0, 1]], costs, gradient_as_bucket_view=True))
+    assert " 38- 44 rank 0 copy_out 0" in story([ALIKE], [[0, 1]], costs)
+
+
+def test_the_rebuild_comes_before_the_second_forward_pass():
+    costs = fabric(8, processor=Processor(rebuild_ns=3))
+    lines = story([ALIKE], None, costs, phase="rebuild")
+    assert {"  0-  8 rank 0 order", "  8- 11 rank 0 rebuild", " 11- 21 rank 0 forward"} <= set(lines)
+    assert not any("rebuild" in line for line in story([ALIKE], None, costs, find_unused_parameters=True))
+
+
+def test_a_static_graph_launches_after_its_first_backward_pass():
+    lines = story([ALIKE], [[1], [0]], fabric(8), static_graph=True, phase="first")
+    assert " 32- 40 rank 0 all_reduce 0" in lines
+    assert " 48- 56 rank 0 bitmap" in lines
+
+
+def test_iterations_under_no_sync_only_compute():
+    lines = story([ALIKE], [[0, 1]], fabric(8), sync_every=3)
+    assert lines[0] == "  0- 74 rank 0 unsynchronized"  # two of 37 ns
+    assert "104-112 rank 0 all_reduce 0" in lines
+
+
+def test_a_hook_without_communication_sends_nothing():
+    assert not any("all_reduce" in line for line in story([ALIKE], [[1], [0]], fabric(8), hook="noop"))
+
+
+def test_a_second_collective_follows_the_launch_of_the_next_bucket():
+    matrices = iteration(forward_ns=10, ready_ns=(30, 20), backward_end_ns=32, step_ns=5)
+    trace = trace_of([[matrices]], [400, 400])
+    shaped = tuple(parameter.model_copy(update={"shape": (20, 20)}) for parameter in trace.workload.parameters)
+    trace = trace.model_copy(update={"workload": trace.workload.model_copy(update={"parameters": shaped})})
+    hook = PowerSGD(compress=Linear(fixed_ns=1), recompress=Linear(fixed_ns=2), decompress=Linear(fixed_ns=3))
+    spans = predict(trace, fabric(4), world_size=2, plan=[[1], [0]], hook=hook).spans
+    lines = [f"{s.start_ns}-{s.end_ns} {s.kind} {s.bucket}" for s in spans if s.kind not in ("forward", "step")]
+    assert [line for line in lines if "all_reduce" in line] == [
+        "21-25 all_reduce 0", "32-36 all_reduce 1", "36-40 second_all_reduce 0", "40-44 second_all_reduce 1",
+    ]  # fmt: skip
+    assert {"32-34 recompress 0", "36-38 recompress 1", "40-43 decompress 0", "44-47 decompress 1"} <= set(lines)
+
+
+def test_a_rank_without_inputs_shadows_the_others():
+    trace = trace_of([[ALIKE]], [4, 4])
+    prediction = predict(trace, fabric(8), world_size=2, plan=[[0, 1]], inputs=[2, 1])
+    assert prediction.samples_ns == (43, 43)
+    lines = {f"{s.start_ns}-{s.end_ns} {s.kind}" for s in prediction.spans if s.rank == 1}  # of the second iteration
+    assert lines == {"0-8 join", "0-8 wait", "8-30 straggler", "30-38 all_reduce", "8-38 wait"}
+
+
+def test_a_straggler_makes_the_others_wait_for_it():
+    trace = trace_of([[ALIKE]], [4, 4])
+    prediction = predict(trace, fabric(8), world_size=2, plan=[[0, 1]], stragglers=[Straggler(rank=1, factor=2)])
+    assert prediction.iteration_ns == 2 * 30 + 8 + 2 * 5
+    assert prediction.breakdown["stragglers"] == 0  # on the slowest rank
+    waits = {span.rank: span.duration_ns for span in prediction.spans if span.kind == "wait"}
+    assert waits == {0: 36, 1: 4}
 
 
 moments = st.integers(0, 1000)
@@ -141,55 +249,40 @@ def test_a_work_clock_wakes_each_when_its_work_is_done(works, slowdowns):
 
 
 @st.composite
-def jobs(draw) -> tuple[Job, Fabric]:
-    world_size, count = draw(st.integers(2, 4)), draw(st.integers(1, 6))
-    costs = draw(steady_fabrics(world_size))
-    works = [draw(rank_works(count)) for _ in range(world_size)]
-    sizes = draw(st.lists(st.integers(0, 300), min_size=count, max_size=count))
-    buckets = draw(partitions(count))
-    buffers = draw(st.lists(st.integers(0, 100), max_size=2))
-    return make_job(works, buckets, sizes, costs, buffer_bytes=buffers), costs
+def jobs(draw, fabrics=steady_fabrics) -> Job:
+    """One iteration of any trace under any policy, on a fabric that has every world size."""
+    trace, world_size = draw(traces()), draw(st.integers(1, 4))
+    policy, costs = draw(policies(tuple(trace.keys))), draw(fabrics(world_size))
+    blueprint = draft(trace, costs, policy, buckets_of(policy, trace), world_size, joins=draw(st.booleans()))
+    draws = Draws(recorded_work(trace, unused_allowed=policy.unused_allowed), world_size, Variation())
+    return blueprint.job(draws.work(0), draws.ranks.tolist())
 
 
 @given(jobs())
-def test_events_and_recurrence_agree_to_the_nanosecond(job_and_fabric):
-    job, costs = job_and_fabric
-    spans, outcome = replay(job, costs), solve(job, costs)
-    assert iteration_ns(spans) == outcome.iteration_ns
-    for rank, end in enumerate(outcome.end_ns):
-        assert max((span.end_ns for span in spans if span.rank == rank), default=0) == end
-    for span in spans:
-        if span.kind == "all_reduce":
-            assert (span.start_ns, span.end_ns) == (
-                outcome.start_ns[span.bucket],
-                outcome.done_ns[span.bucket],
-            )
+def test_events_and_recurrence_agree_to_the_nanosecond(job):
+    by_events, by_recurrence = replay(job), solve(job)
+    for moments in ("end_ns", "start_ns", "done_ns"):
+        np.testing.assert_array_equal(getattr(by_events, moments), getattr(by_recurrence, moments))
 
 
-@given(jobs(), st.floats(1, 3), st.floats(1, 3), st.floats(1, 3))
-def test_laws_of_every_iteration(job_and_fabric, compute, collective, shared):
-    job, costs = job_and_fabric
-    slow = costs.model_copy(
-        update={
-            "processor": costs.processor.model_copy(
-                update={"compute_slowdown": compute, "collective_slowdown": collective}
-            ),
-            "sharing": (Sharing(size_bytes=0, factor=shared),),
-        }
-    )
-    spans = replay(job, slow)
-    assert spans == replay(job, slow), "not deterministic"
-    total = iteration_ns(spans)
-    assert total >= max(work.compute_ns for work in job.works)
-    assert total * costs.concurrency >= sum(job.costs_ns)
-    assert total >= iteration_ns(replay(job, costs)), "slower parts made a faster whole"
-    for bucket, cost in enumerate(job.costs_ns):
-        done = [span for span in spans if span.kind == "all_reduce" and span.bucket == bucket]
-        assert len(done) == (len(job.works) if cost else 0)
-        assert len({(span.start_ns, span.end_ns) for span in done}) <= 1
-        assert all(span.duration_ns >= cost for span in done)
-    assert _overlapping([span for span in spans if span.stream == "compute" and span.rank == 0]) <= 1
-    assert _overlapping([span for span in spans if span.kind == "all_reduce" and span.rank == 0]) <= costs.concurrency
+@given(jobs(fluid_fabrics))
+def test_laws_of_every_iteration(job):
+    timeline, spans = replay(job), list(replay(job).spans())
+    assert spans == list(timeline.spans()), "not deterministic"
+    total = timeline.iteration_ns
+    assert total == iteration_ns(tuple(spans))
+    assert total >= job.work_ns.sum(axis=1).max()
+    assert total * job.concurrency * len(set(job.queues)) >= job.cost_ns.sum()
+    steady = replace(job, compute_slowdown=1.0, collective_slowdown=1.0, sharing=(1.0,) * len(job.sharing))
+    assert total >= replay(steady).iteration_ns, "slower parts made a faster whole"
+    for number, cost in enumerate(job.cost_ns):
+        assert timeline.done_ns[number] - timeline.start_ns[number] >= cost
+    for rank in job.ranks:
+        assert _overlapping([s for s in spans if (s.stream, s.rank) == ("compute", rank)]) <= 1
+    for queue in set(job.queues):
+        of_queue = [number for number, other in enumerate(job.queues) if other == queue]
+        running = [Span(0, "comm", "all_reduce", n, timeline.start_ns[n], timeline.done_ns[n]) for n in of_queue]
+        assert _overlapping([span for span in running if span.duration_ns]) <= job.concurrency
 
 
 def _overlapping(spans: list[Span]) -> int:
@@ -202,23 +295,49 @@ def _overlapping(spans: list[Span]) -> int:
     return most
 
 
-@given(jobs())
-def test_permuting_ranks_changes_nothing(job_and_fabric):
-    job, costs = job_and_fabric
-    mirrored = Job(
-        job.works[::-1], job.schedules[::-1], job.sizes_bytes, job.costs_ns, job.copy_out_ns, job.broadcast_ns
-    )
-    assert iteration_ns(replay(mirrored, costs)) == iteration_ns(replay(job, costs))
+@given(jobs(fluid_fabrics), st.randoms())
+def test_permuting_ranks_changes_nothing(job, random):
+    order = random.sample(range(len(job.ranks)), len(job.ranks))
+    permuted = replay(replace(job, work_ns=job.work_ns[order]))
+    np.testing.assert_array_equal(permuted.end_ns, replay(job).end_ns[order])
 
 
-@given(rank_works(5), partitions(5))
-def test_without_costs_a_bucket_is_launched_when_it_and_all_before_it_are_ready(work, buckets):
-    schedule = launch_schedule(work, buckets, [4] * 5, Processor())
-    ready = [max(work.ready_ns[index] for index in bucket) for bucket in buckets]
-    assert schedule.at_ns == tuple(max(ready[: number + 1]) for number in range(len(buckets)))
+@given(jobs(), st.data())
+def test_ranks_that_do_the_same_need_to_be_simulated_once(job, data):
+    copies = data.draw(st.lists(st.integers(0, len(job.ranks) - 1), max_size=3))
+    rows = [*range(len(job.ranks)), *copies]
+    more = replace(job, work_ns=job.work_ns[rows], ranks=tuple(range(len(rows))))
+    assert replay(more).iteration_ns == replay(job).iteration_ns
+
+
+@given(any_iteration(5), partitions(5), st.lists(st.integers(0, 9), min_size=4, max_size=4), st.integers(0, 9))
+def test_buckets_are_packed_when_full_and_launched_in_order(one, buckets, pack_ns, launch_ns):
+    """Against the reducer's own way: gradient by gradient."""
+    trace = trace_of([[one]], [4] * 5)
+    policy = Policy(plan=tuple(map(tuple, buckets)))
+    processor = Processor(launch_ns=launch_ns)
+    blueprint = draft(trace, fabric(8, processor=processor), policy, buckets, 2, joins=False)
+    blueprint = replace(blueprint, pack_ns=np.array(pack_ns[: len(buckets)]))
+    job = blueprint.job(Draws(recorded_work(trace), 2, Variation()).work(0), [0])
+    assert replay(job).launched_ns.tolist() == [_launches_one_by_one(one.ready_ns, buckets, pack_ns, launch_ns)]
+
+
+def _launches_one_by_one(ready_ns, buckets, pack_ns, launch_ns) -> list[int]:
+    missing = [set(bucket) for bucket in buckets]
+    launched: list[int] = []
+    delay = 0
+    by_bucket = [(number, index) for number, bucket in enumerate(buckets) for index in bucket]
+    for number, index in sorted(by_bucket, key=lambda place: ready_ns[place[1]]):
+        missing[number].remove(index)
+        if not missing[number]:
+            delay += pack_ns[number]
+        while len(launched) < len(buckets) and not missing[len(launched)]:
+            delay += launch_ns
+            launched.append(ready_ns[index] + delay)
+    return launched
 
 
 def test_the_closed_form_refuses_what_it_cannot_do():
     costs = fabric(8, processor=Processor(compute_slowdown=1.5))
     with pytest.raises(ValueError, match="closed form: expected constant speeds"):
-        solve(make_job([WORK] * 2, [[0, 1]], [4, 4], costs), costs)
+        predict(trace_of([[ALIKE]], [4, 4]), costs, world_size=2, engine="closed_form")

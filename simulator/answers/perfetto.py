@@ -1,8 +1,9 @@
 """Export to the Chrome trace event format, which ui.perfetto.dev and chrome://tracing open.
 
-One process a rank; a track for its computation and one for each collective that is under way at a time; an
-arrow from each launch to its all-reduce. Format: "Trace Event Format" of the Chromium project; its times are
-microseconds, here with fractions.
+One process a rank; a track for its computation, one for copies into and out of buckets, one for each collective
+that is under way at a time. Arrows lead from a bucket's last gradient to its launch and on to the end of its
+collective, and a counter shows the bytes in flight. Format: "Trace Event Format" of the Chromium project; its times
+are microseconds, here with fractions.
 """
 
 from collections.abc import Iterable
@@ -11,58 +12,56 @@ from operator import attrgetter
 from typing import Any
 
 from ..spans import Span
+from ..timeline import Timeline
 
 COMPUTE_TRACK = 1
-FIRST_COMM_TRACK = 2
+COPY_TRACK = 2
+FIRST_COMM_TRACK = 3
+COPIES = ("pack", "copy_out")
 
 Event = dict[str, Any]
 
 
-def chrome_trace(spans: Iterable[Span]) -> Event:
+def chrome_trace(timeline: Timeline) -> Event:
     """The whole document, ready for `json.dump`."""
     events: list[Event] = []
-    for rank, of_rank in groupby(sorted(spans, key=attrgetter("rank", "start_ns", "end_ns")), attrgetter("rank")):
-        events.extend(_rank_events(rank, list(of_rank)))
+    by_rank = sorted(timeline.spans(), key=attrgetter("rank", "start_ns", "end_ns"))
+    for rank, of_rank in groupby(by_rank, attrgetter("rank")):
+        spans = list(of_rank)
+        tracks = _tracks(spans)
+        events.extend(_names(rank, tracks))
+        events.extend(_slice(span, track) for span, track in zip(spans, tracks, strict=True))
+        events.extend(_arrows(spans, tracks))
+        events.extend(_bytes_in_flight(rank, timeline))
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
-def _rank_events(rank: int, spans: list[Span]) -> list[Event]:
-    tracks = _tracks(spans)
-    names = {COMPUTE_TRACK: "computation"} | {
-        track: f"communication {track - COMPUTE_TRACK}" for track in sorted(set(tracks) - {COMPUTE_TRACK})
-    }
-    events: list[Event] = [
+def _names(rank: int, tracks: Iterable[int]) -> list[Event]:
+    names = {COMPUTE_TRACK: "computation", COPY_TRACK: "copies"}
+    names |= {track: f"communication {track - COPY_TRACK}" for track in sorted(set(tracks) - set(names))}
+    return [
         {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}},
-        *({"ph": "M", "pid": rank, "tid": track, "name": "thread_name", "args": {"name": name}}
-          for track, name in names.items()),
-    ]  # fmt: skip
-    for span, track in zip(spans, tracks, strict=True):
-        events.append(_slice(span, track))
-        if span.kind == "launch":
-            events.append(_arrow("s", span, track, span.start_ns))
-        elif span.kind == "all_reduce":
-            events.append(_arrow("f", span, track, span.start_ns))
-    return events
+        *(
+            {"ph": "M", "pid": rank, "tid": track, "name": "thread_name", "args": {"name": name}}
+            for track, name in names.items()
+        ),
+    ]
 
 
 def _tracks(spans: list[Span]) -> list[int]:
-    """A track for each span: slices of one track must not overlap, and a bucket keeps to one."""
+    """A track for each span: slices of one track must not overlap, and a collective keeps to one."""
     free_at: list[int] = []  # by communication track
-    of_bucket: dict[int | None, int] = {}
     tracks = []
+    lane = 0
     for span in spans:
         if span.stream == "compute":
-            tracks.append(COMPUTE_TRACK)
+            tracks.append(COPY_TRACK if span.kind in COPIES else COMPUTE_TRACK)
             continue
-        if span.bucket not in of_bucket:
-            free = [lane for lane, end in enumerate(free_at) if end <= span.start_ns]
-            if not free:
-                free = [len(free_at)]
-                free_at.append(0)
-            of_bucket[span.bucket] = free[0]
-            ends = (other.end_ns for other in spans if other.stream == "comm" and other.bucket == span.bucket)
-            free_at[free[0]] = max(ends)
-        tracks.append(FIRST_COMM_TRACK + of_bucket[span.bucket])
+        begins = [at for at, end in enumerate(free_at) if end == span.start_ns]  # goes on, or follows on
+        free = begins or [at for at, end in enumerate(free_at) if end <= span.start_ns]
+        lane = free[0] if free else len(free_at)
+        free_at[lane:] = [span.end_ns, *free_at[lane + 1 :]]
+        tracks.append(FIRST_COMM_TRACK + lane)
     return tracks
 
 
@@ -80,7 +79,40 @@ def _slice(span: Span, track: int) -> Event:
     }
 
 
-def _arrow(end: str, span: Span, track: int, at_ns: int) -> Event:
-    """Start ("s") or finish ("f") of an arrow; both ends carry one id, and bind to the slice around them."""
-    arrow = {"ph": end, "pid": span.rank, "tid": track, "name": "launch", "cat": "launch", "ts": at_ns / 1000}
-    return arrow | {"id": f"{span.rank}.{span.bucket}"} | ({"bp": "e"} if end == "f" else {})
+def _arrows(spans: list[Span], tracks: list[int]) -> list[Event]:
+    """For every bucket: from where its last gradient was ready, by way of its launch, to where it was done."""
+    arrows = []
+    for bucket in sorted({span.bucket for span in spans if span.bucket is not None}):
+        mine = [(span, track) for span, track in zip(spans, tracks, strict=True) if span.bucket == bucket]
+        collectives = [pair for pair in mine if pair[0].kind in ("all_reduce", "second_all_reduce")]
+        ready = [pair for pair in mine if pair[0].kind == "backward"]
+        launch = [pair for pair in mine if pair[0].kind == "launch"]
+        if not collectives or not (ready or launch):
+            continue
+        stops = [*ready[:1], *launch[:1], collectives[-1]]
+        for place, (span, track) in enumerate(stops):
+            phase = "s" if place == 0 else "f" if place == len(stops) - 1 else "t"
+            at_ns = span.start_ns if span.kind == "launch" else span.end_ns
+            arrows.append(_arrow(phase, span, track, at_ns))
+    return arrows
+
+
+def _arrow(phase: str, span: Span, track: int, at_ns: int) -> Event:
+    """Start ("s"), step ("t") or finish ("f") of an arrow; all carry one id, and bind to the slice around them."""
+    arrow = {"ph": phase, "pid": span.rank, "tid": track, "name": "bucket", "cat": "bucket", "ts": at_ns / 1000}
+    return arrow | {"id": f"{span.rank}.{span.bucket}"} | ({"bp": "e"} if phase == "f" else {})
+
+
+def _bytes_in_flight(rank: int, timeline: Timeline) -> list[Event]:
+    """What the network carries for this rank, whenever that changes."""
+    sizes = [collective.size_bytes for collective in timeline.job.script.collectives]
+    begun = zip(timeline.start_ns.tolist(), sizes, strict=True)
+    ended = zip(timeline.done_ns.tolist(), [-size for size in sizes], strict=True)
+    events = []
+    carried = 0
+    for at_ns, changes in groupby(sorted([*begun, *ended]), lambda change: change[0]):
+        carried += sum(size for _, size in changes)
+        events.append(
+            {"ph": "C", "pid": rank, "name": "bytes in flight", "ts": at_ns / 1000, "args": {"bytes": carried}}
+        )
+    return events

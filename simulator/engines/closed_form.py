@@ -1,49 +1,63 @@
-"""Closed form: the replay's answer by recurrence, where speeds are constant and nothing needs events."""
+"""Closed form: the replay's answer by recurrence, where speeds are constant and nothing needs events.
 
-import heapq
-from dataclasses import dataclass
+All ranks go through the script together, so each instruction is one operation on arrays: over ranks, and over as many
+jobs as there are axes before that.
+"""
 
-from ..fabric import Fabric
-from .replay import Job
+import numpy as np
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """When each bucket's all-reduce started and was done, and each rank's iteration ended; by index."""
-
-    start_ns: tuple[int, ...]
-    done_ns: tuple[int, ...]
-    end_ns: tuple[int, ...]
-
-    @property
-    def iteration_ns(self) -> int:
-        """The slowest rank's end."""
-        return max(self.end_ns)
+from ..iteration.job import Job, Nanoseconds
+from ..iteration.script import Compute, Launch
+from ..timeline import Timeline
 
 
-def solve(job: Job, fabric: Fabric) -> Outcome:
-    """Compute one iteration: `start = max(last launch, a slot is free)`, `done = start + cost`.
+def solve(job: Job) -> Timeline:
+    """Simulate one iteration: a collective starts at `max(last launch, a slot is free)`, and takes what it costs.
 
     Raises:
-        ValueError: The fabric slows things down depending on what else runs; only the replay can do that.
+        ValueError: Speeds depend on what else runs; only the replay can do that.
     """
-    processor = fabric.processor
-    if fabric.sharing or processor.compute_slowdown > 1 or processor.collective_slowdown > 1:
-        raise ValueError("closed form: expected constant speeds, but the fabric has slow-downs; use replay")
-    slots = [0] * fabric.concurrency  # when each is free again
-    start_ns, done_ns = [], []
-    for bucket, cost in enumerate(job.costs_ns):
-        launched = max(schedule.at_ns[bucket] + schedule.launch_ns for schedule in job.schedules)
-        start_ns.append(max(job.broadcast_ns + launched, slots[0]))
-        done_ns.append(start_ns[-1] + cost)
-        heapq.heapreplace(slots, done_ns[-1])
-    ends = tuple(_finish(job, rank, done_ns) for rank in range(len(job.works)))
-    return Outcome(tuple(start_ns), tuple(done_ns), ends)
+    end_ns = np.empty((len(job.ranks), len(job.script.instructions)), np.int64)
+    start_ns, done_ns, _last = _recur(job, end_ns)
+    return Timeline(job, end_ns, start_ns, done_ns)
 
 
-def _finish(job: Job, rank: int, done_ns: list[int]) -> int:
-    """Wait for each bucket and copy it out, in bucket order, then step."""
-    now = job.broadcast_ns + job.schedules[rank].backward_end_ns
-    for done, copy_out in zip(done_ns, job.copy_out_ns, strict=True):
-        now = max(now, done) + copy_out
-    return now + job.works[rank].step_ns
+def solve_many(jobs: Job) -> Nanoseconds:
+    """Latencies of many iterations at once: the shape of whatever axes come before those of ranks and collectives.
+
+    Raises:
+        ValueError: As for `solve`.
+    """
+    _start, _done, last = _recur(jobs)
+    latest: Nanoseconds = last.max(axis=-1)
+    return latest
+
+
+def _recur(job: Job, end_ns: Nanoseconds | None = None) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
+    """When each collective began and when it was done, and when each rank was done with everything.
+
+    When it was done with each instruction goes into `end_ns`, shape [..., ranks, instructions], if that is given.
+    """
+    if job.is_fluid:
+        raise ValueError("closed form: expected constant speeds, but the fabric has slow-downs; use the replay")
+    script, work_ns, cost_ns = job.script, job.work_ns, job.cost_ns
+    jobs = np.broadcast_shapes(work_ns.shape[:-2], cost_ns.shape[:-1])
+    now = np.zeros((*jobs, work_ns.shape[-2]), np.int64)
+    start, done = (np.empty((*jobs, len(script.collectives)), np.int64) for _ in range(2))
+    free = np.zeros((*jobs, max(job.queues, default=0) + 1, job.concurrency), np.int64)
+    step = 0
+    for place, instruction in enumerate(script.instructions):
+        if isinstance(instruction, Compute):
+            now = now + work_ns[..., step]
+            step += 1
+        elif isinstance(instruction, Launch):
+            number = instruction.collective
+            slots = free[..., job.queues[number], :]  # when each is free again
+            start[..., number] = np.maximum(now.max(axis=-1), slots.min(axis=-1))
+            done[..., number] = start[..., number] + cost_ns[..., number]
+            np.put_along_axis(slots, slots.argmin(axis=-1)[..., None], done[..., number, None], axis=-1)
+        else:
+            now = np.maximum(now, done[..., instruction.collective, None])
+        if end_ns is not None:
+            end_ns[..., place] = now
+    return start, done, now

@@ -1,6 +1,23 @@
 """What collectives and the processor cost."""
 
-from .fabric import CONCURRENCY, AlphaBeta, Fabric, Sharing, Timing
+from .fabric import Fabric
+from .level import Level
+from .libraries import CONCURRENCY
 from .processor import Linear, Processor
+from .sharing import Sharing
+from .tables import Timing
+from .topology import Topology
+from .topology_file import load_topology, save_topology
 
-__all__ = ["CONCURRENCY", "AlphaBeta", "Fabric", "Linear", "Processor", "Sharing", "Timing"]
+__all__ = [
+    "CONCURRENCY",
+    "Fabric",
+    "Level",
+    "Linear",
+    "Processor",
+    "Sharing",
+    "Timing",
+    "Topology",
+    "load_topology",
+    "save_topology",
+]

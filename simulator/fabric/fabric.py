@@ -1,73 +1,89 @@
 """Fabric: everything that the cost of a collective depends on, and what it costs the processor to run one.
 
-A cost comes from a measured table where there is one for the world size (interpolated between sizes, because
-a straight line through all of them is off by 12-35 % across protocol switches), else from alpha and beta.
+A cost comes from a measured table where there is one for the world size, else from a table grown out of the others
+where that is asked for, else from described links.
 """
 
 import os
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
-from itertools import groupby
-from operator import attrgetter
 from pathlib import Path
-from typing import Self
+from typing import Any, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from reference.files import write_whole
 from reference.records import Record, first_problem
 
+from .curves import Curve, Curves
+from .libraries import CONCURRENCY, Algorithm, Library, Offer
 from .nccl_tests import read_log
 from .processor import Linear, Processor
+from .sharing import Sharing, measured_factor
+from .tables import Timing, tables_by_world_size
+from .topology import Topology
+from .topology_file import load_topology
 
-NS_PER_S = 1_000_000_000
-CONCURRENCY = {"gloo": 2, "nccl": 1}
-"""Collectives of one process group that the backend runs at a time: Gloo has two threads, NCCL one stream."""
-
-
-class Timing(Record):
-    """A measured collective: all ranks of `world_size` moved `size_bytes` each in `ns`."""
-
-    world_size: int = Field(ge=1)
-    size_bytes: int = Field(ge=0)
-    ns: int = Field(ge=0)
-
-
-class AlphaBeta(Record):
-    """A ring of equal links: latency of one hop, and the rate of the slowest link."""
-
-    alpha_ns: int = Field(ge=0)
-    bytes_per_s: float = Field(gt=0, allow_inf_nan=False)
-
-    def all_reduce_ns(self, size_bytes: int, world_size: int) -> int:
-        """2 (n - 1) steps that each pass on one n-th of the message (Patarasu and Yuan 2009)."""
-        steps = 2 * (world_size - 1)
-        return steps * self.alpha_ns + round(steps * size_bytes * NS_PER_S / (world_size * self.bytes_per_s))
-
-
-class Sharing(Record):
-    """How much longer a collective of `size_bytes` takes when another of its size runs beside it."""
-
-    size_bytes: int = Field(ge=0)
-    factor: float = Field(ge=0.5, le=4.0, allow_inf_nan=False)
+BITMAP_BYTES = 4
+"""Of a parameter in the bitmap of used parameters: DDP reduces it as int32."""
 
 
 class Fabric(Record, strict=False):
     """What collectives cost; see the module's docstring."""
 
-    all_reduce: tuple[Timing, ...] = ()
-    broadcast: tuple[Timing, ...] = ()
-    alpha_beta: AlphaBeta | None = None
-    concurrency: int = Field(default=1, ge=1, description="collectives that run at the same time")
-    sharing: tuple[Sharing, ...] = Field(default=(), description="with two at a time; empty: no slow-down")
-    processor: Processor = Processor()
-    source: str = Field(default="", description="where the figures come from: machine, versions, data set")
+    all_reduce: tuple[Timing, ...] = Field(
+        default=(), description="measured all-reduces; from nccl-tests or `ddplab calibrate`"
+    )
+    broadcast: tuple[Timing, ...] = Field(default=(), description="measured broadcasts; from `ddplab calibrate`")
+    topology: Topology | None = Field(
+        default=None, description="links, for world sizes without a measured table; from the machine's data sheet"
+    )
+    library: Library = Field(
+        default="nccl",
+        description="collective library of described links and of grown tables; from the job's backend",
+    )
+    algorithm: Literal["library"] | Algorithm = Field(
+        default="library",
+        description="all-reduce on described links; library: the cheapest that it has; from the job's settings",
+    )
+    extrapolate: bool = Field(
+        default=False,
+        description="whether world sizes that were not measured get a grown table, yes or no; the user's",
+    )
+    slow_link: float = Field(
+        default=1.0,
+        ge=1,
+        allow_inf_nan=False,
+        description="time of a byte on the slowest rank's link as a multiple of the others'; from a pairwise test",
+    )
+    scale: float = Field(
+        default=1.0, gt=0, allow_inf_nan=False, description="factor on the cost of every collective; see `scaled`"
+    )
+    concurrency: int = Field(
+        default=1, ge=1, description="collectives that run at the same time, a count; 2 with Gloo, 1 with NCCL"
+    )
+    sharing: tuple[Sharing, ...] = Field(
+        default=(), description="slow-down with two at a time; from `ddplab calibrate`; empty: tables know none"
+    )
+    processor: Processor = Field(
+        default=Processor(), description="costs to the processor, nanoseconds and factors; from `ddplab calibrate`"
+    )
+    source: str = Field(
+        default="", description="where the figures come from: machine, versions, data set; the user's"
+    )
 
     @model_validator(mode="after")
     def _has_costs(self) -> Self:
-        if not self.all_reduce and self.alpha_beta is None:
-            raise ValueError("all_reduce: expected measured times, or alpha_beta in their place; got neither")
+        if not self.all_reduce and self.topology is None:
+            raise ValueError("all_reduce: expected measured times, or a topology in their place; got neither")
+        if (
+            self.algorithm == "in_network"
+            and self.topology
+            and not any(level.reduces for level in self.topology.levels)
+        ):
+            raise ValueError("algorithm: expected a level of the topology that reduces for in_network, got none")
         return self
 
     @classmethod
@@ -94,18 +110,44 @@ class Fabric(Record, strict=False):
         return cls.from_table(rows, concurrency=CONCURRENCY["nccl"], source=", ".join(map(str, paths)))
 
     @classmethod
+    def from_topology(
+        cls,
+        topology: Topology | str | os.PathLike[str],
+        *,
+        library: Library = "nccl",
+        algorithm: Literal["library"] | Algorithm = "library",
+        concurrency: int | None = None,
+    ) -> Self:
+        """From described links, or a YAML file of them; as many collectives at a time as the library runs.
+
+        Raises:
+            ValueError: A file that cannot be used, or an algorithm that the links do not offer.
+        """
+        links = topology if isinstance(topology, Topology) else load_topology(topology)
+        at_a_time = CONCURRENCY.get(library, 1) if concurrency is None else concurrency
+        return cls._checked(
+            topology=links, library=library, algorithm=algorithm, concurrency=at_a_time, source=links.source
+        )
+
+    @classmethod
     def from_alpha_beta(cls, alpha_ns: int, bytes_per_s: float, *, concurrency: int = 1, source: str = "") -> Self:
-        """From the latency of a hop and the rate of a link; a ring at every world size."""
-        ring = {"alpha_ns": alpha_ns, "bytes_per_s": bytes_per_s}
-        return cls._checked(alpha_beta=ring, concurrency=concurrency, source=source)
+        """From the latency of a hop and the rate of a link; a ring at every world size.
+
+        Raises:
+            ValueError: A negative latency, or a rate that is not positive.
+        """
+        link = {"name": "link", "latency_ns": alpha_ns, "bytes_per_s": bytes_per_s}
+        return cls._checked(topology={"levels": [link]}, algorithm="ring", concurrency=concurrency, source=source)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a calibration file that `save` wrote.
+        """Read a calibration file that `save` wrote, or a topology file (`.yaml`, `.yml`).
 
         Raises:
-            ValueError: The file is missing, not JSON or inconsistent; the message names file, field, reason.
+            ValueError: The file is missing, malformed or inconsistent; the message names file, field, reason.
         """
+        if Path(path).suffix.lower() in (".yaml", ".yml"):
+            return cls.from_topology(path)
         try:
             return cls.model_validate_json(Path(path).read_bytes())
         except OSError as error:
@@ -122,51 +164,98 @@ class Fabric(Record, strict=False):
     @property
     def world_sizes(self) -> list[int]:
         """World sizes that were measured."""
-        return sorted(self._tables)
+        return list(self._curves.all_reduces)
 
     def all_reduce_ns(self, size_bytes: int, world_size: int) -> int:
         """Nanoseconds of an all-reduce of `size_bytes` over `world_size` ranks that has the fabric to itself.
 
         Raises:
-            ValueError: No table for that world size, and no alpha-beta either.
+            ValueError: The world size was not measured and may not be grown, or the topology does not fit it.
         """
-        if world_size == 1:
-            return 0
-        if world_size in self._tables:
-            return _interpolate(self._tables[world_size], size_bytes)
-        if self.alpha_beta is not None:
-            return self.alpha_beta.all_reduce_ns(size_bytes, world_size)
-        raise ValueError(
-            f"world_size: all-reduce was measured for {self.world_sizes} ranks, not for {world_size}; "
-            f"measure it (ddplab calibrate --world-size {world_size}), or use Fabric.from_alpha_beta"
-        )
+        return int(self.all_reduce_costs_ns(np.array([size_bytes]), world_size)[0])
+
+    def all_reduce_costs_ns(self, sizes_bytes: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
+        """`all_reduce_ns` of many sizes at once: nanoseconds, in the order of `sizes_bytes`."""
+        return self._charged(self._curves.all_reduce(world_size), sizes_bytes)
 
     def broadcast_ns(self, size_bytes: int, world_size: int) -> int:
-        """Nanoseconds of a broadcast; where none was measured, those of an all-reduce, which bound it from above."""
-        if world_size > 1 and world_size in self._broadcasts:
-            return _interpolate(self._broadcasts[world_size], size_bytes)
-        return self.all_reduce_ns(size_bytes, world_size)
+        """Nanoseconds of a broadcast, one rank's message to all; measured, or described, or else as an all-reduce.
 
-    def sharing_factor(self, size_bytes: int, running: int) -> float:
-        """How much longer a collective takes while `running` of them run, itself included."""
-        if running == 1 or not self.sharing:
+        Raises:
+            ValueError: As `all_reduce_ns`.
+        """
+        return int(self._charged(self._curves.broadcast(world_size), np.array([size_bytes]))[0])
+
+    def bitmap_ns(self, parameter_count: int, world_size: int) -> int:
+        """Nanoseconds of the all-reduce that tells which of `parameter_count` parameters any rank used."""
+        return self.all_reduce_ns(BITMAP_BYTES * parameter_count, world_size)
+
+    def algorithm_for(self, size_bytes: int, world_size: int) -> str:
+        """Which all-reduce algorithm a size gets on described links; else "measured", "extrapolated" or "none"."""
+        curve = self._curves.all_reduce(world_size)
+        return curve.choice(size_bytes)[0] if isinstance(curve, Offer) else self._curves.origin(world_size)
+
+    def sharing_factor(self, size_bytes: int, running: int, world_size: int) -> float:
+        """How much longer a collective takes while `running` of them run, itself included.
+
+        As measured where it was; else collectives on described links share the bytes a second, not the latency, and
+        those with a table do not slow each other down.
+        """
+        if running == 1:
             return 1.0
-        points = [(row.size_bytes, row.factor) for row in sorted(self.sharing, key=attrgetter("size_bytes"))]
-        two = _line(points, min(max(size_bytes, points[0][0]), points[-1][0]))
-        return max(1.0, 1.0 + (two - 1.0) * (running - 1))
+        if self.sharing:
+            return measured_factor(self.sharing, size_bytes, running)
+        curve = self._curves.all_reduce(world_size)
+        if not isinstance(curve, Offer):
+            return 1.0
+        cost = curve.choice(size_bytes)[1]  # the library chooses before it knows what else runs
+        alone, beside = self._charged(cost, np.array([size_bytes, size_bytes * running]))
+        return float(beside / alone) if alone else 1.0
+
+    def relative_error(self, world_size: int) -> float:
+        """Half-width of the band that holds a collective's cost nine times in ten, as a fraction of the cost."""
+        return self._curves.relative_error(world_size)
+
+    def scaled(self, factor: float) -> Self:
+        """The same fabric with every collective `factor` times as long.
+
+        Raises:
+            ValueError: A factor that is not positive.
+        """
+        if not 0 < factor < float("inf"):
+            raise ValueError(f"factor: expected a positive number, got {factor}")
+        return self.model_copy(update={"scale": self.scale * factor})
 
     def without_what_a_ddp_trace_holds(self) -> Self:
         """For a trace that was recorded under data parallelism: its computation was slowed, and copied, already."""
         update = {"pack": Linear(), "launch_ns": 0, "compute_slowdown": 1.0}
         return self.model_copy(update={"processor": self.processor.model_copy(update=update)})
 
-    @cached_property
-    def _tables(self) -> dict[int, list[tuple[int, int]]]:
-        return _by_world_size(self.all_reduce)
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """As pydantic's; the copy prepares its costs anew, because they may follow from what was updated."""
+        copied = super().model_copy(update=update, deep=deep)
+        for name in copied.__dict__.keys() - type(self).model_fields.keys():
+            del copied.__dict__[name]
+        return copied
+
+    def _charged(self, curve: Curve, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A curve's costs with what the whole fabric adds: each collective passes the slowest link."""
+        costs = curve.costs_ns(sizes_bytes)
+        if self.slow_link > 1:
+            empty = curve.costs_ns(np.zeros(1, dtype=np.int64))
+            costs = costs + (self.slow_link - 1) * np.maximum(costs - empty, 0)
+        return np.rint(self.scale * costs).astype(np.int64)
 
     @cached_property
-    def _broadcasts(self) -> dict[int, list[tuple[int, int]]]:
-        return _by_world_size(self.broadcast)
+    def _curves(self) -> Curves:
+        return Curves(
+            all_reduces=tables_by_world_size(self.all_reduce),
+            broadcasts=tables_by_world_size(self.broadcast),
+            topology=self.topology,
+            library=self.library,
+            algorithm=self.algorithm,
+            extrapolate=self.extrapolate,
+        )
 
     @classmethod
     def _checked(cls, **fields: object) -> Self:
@@ -174,39 +263,3 @@ class Fabric(Record, strict=False):
             return cls.model_validate(fields)
         except ValidationError as error:
             raise ValueError(f"fabric: {first_problem(error)}") from None
-
-
-def _by_world_size(timings: Sequence[Timing]) -> dict[int, list[tuple[int, int]]]:
-    """Sorted `(size_bytes, ns)` by world size; the median where a size was measured more than once."""
-    tables = {}
-    ordered = sorted(timings, key=attrgetter("world_size", "size_bytes", "ns"))
-    for world_size, rows in groupby(ordered, key=attrgetter("world_size")):
-        sizes = groupby(rows, key=attrgetter("size_bytes"))
-        tables[world_size] = [(size, _middle([row.ns for row in same])) for size, same in sizes]
-    return tables
-
-
-def _middle(ordered: list[int]) -> int:
-    return ordered[len(ordered) // 2]
-
-
-def _interpolate(table: list[tuple[int, int]], size_bytes: int) -> int:
-    """Straight lines between neighbours; below the smallest size its time.
-
-    Above the largest the last line goes on; where that does not rise, or there is none, time grows as bytes do.
-    """
-    largest, ns = table[-1]
-    if size_bytes <= table[0][0]:
-        return table[0][1]
-    if size_bytes > largest and (len(table) == 1 or table[-2][1] >= ns):
-        return round(ns * size_bytes / largest) if largest else ns
-    return round(_line(table, size_bytes))
-
-
-def _line(points: Sequence[tuple[int, float]], x: int) -> float:
-    """The polygon through `points` at x, its last piece continued."""
-    if len(points) == 1:
-        return points[0][1]
-    right = min(max(bisect_left(points, x, key=lambda point: point[0]), 1), len(points) - 1)
-    (x0, y0), (x1, y1) = points[right - 1], points[right]
-    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)

@@ -12,8 +12,15 @@ Factor = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
 class Linear(Record):
     """A cost that grows with the bytes handled."""
 
-    fixed_ns: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    ns_per_byte: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    fixed_ns: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="cost of each call, nanoseconds; from a line through times",
+    )
+    ns_per_byte: float = Field(
+        default=0.0, ge=0, allow_inf_nan=False, description="cost of a byte, nanoseconds; from the same line's slope"
+    )
 
     def __call__(self, size_bytes: int) -> int:
         """Nanoseconds for `size_bytes`."""
@@ -26,8 +33,35 @@ class Processor(Record):
     The slow-downs are factors: 1.5 means that something takes 1.5 times as long while the other runs.
     """
 
-    pack: Linear = Field(default=Linear(), description="copying one gradient into its bucket, once that is full")
-    launch_ns: int = Field(default=0, ge=0, description="issuing one all-reduce")
-    copy_out: Linear = Field(default=Linear(), description="copying one gradient back out of its bucket")
-    compute_slowdown: Factor = Field(default=1.0, description="of computation while a collective runs")
-    collective_slowdown: Factor = Field(default=1.0, description="of a collective while a rank computes")
+    pack: Linear = Field(
+        default=Linear(),
+        description="copying one gradient into its bucket once that is full, nanoseconds; from `ddplab calibrate`",
+    )
+    launch_ns: int = Field(
+        default=0, ge=0, description="issuing one all-reduce, nanoseconds; from `ddplab calibrate` or a profiler"
+    )
+    copy_out: Linear = Field(
+        default=Linear(),
+        description="copying one gradient back out of its bucket, nanoseconds; from `ddplab calibrate`",
+    )
+    compute_slowdown: Factor = Field(
+        default=1.0,
+        description="of computation while a collective runs, a factor on its time alone; from `ddplab calibrate`",
+    )
+    collective_slowdown: Factor = Field(
+        default=1.0,
+        description="of a collective while a rank computes, a factor on its time alone; from `ddplab calibrate`",
+    )
+    search_ns_per_parameter: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="searching the autograd graph for unused parameters, nanoseconds a parameter; "
+        "from steps with and without find_unused_parameters",
+    )
+    rebuild_ns: int = Field(
+        default=0,
+        ge=0,
+        description="allocating buckets and laying them out anew at the rebuild, nanoseconds; "
+        "from the second iteration of a profile against the third",
+    )

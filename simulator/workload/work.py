@@ -51,6 +51,11 @@ def stack(works: Sequence[Work]) -> Work:
     return Work(*(np.stack([getattr(work, field.name) for work in works]) for field in fields(Work)))
 
 
+def concatenate(works: Sequence[Work]) -> Work:
+    """Works one after the other along their first axis."""
+    return Work(*(np.concatenate([getattr(work, field.name) for work in works]) for field in fields(Work)))
+
+
 def recorded_work(trace: Trace, *, unused_allowed: bool = False) -> list[Work]:
     """All recorded iterations by rank: one `Work` a rank, its first axis the iterations.
 

@@ -1,0 +1,99 @@
+"""Breakdown: where the slowest rank's iteration goes, and the chain of events that made it as long as it is."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..iteration.job import Nanoseconds
+from ..iteration.script import Compute, Launch, Wait
+from ..spans import ComputeKind, Span
+from ..timeline import Timeline
+
+PARTS: dict[str, tuple[ComputeKind, ...]] = {
+    "unsynchronized": ("unsynchronized",),
+    "forward": ("forward",),
+    "backward": ("backward",),
+    "search": ("search",),
+    "copies": ("pack", "copy_out"),
+    "hook": ("compress", "recompress", "decompress"),
+    "launch": ("launch",),
+    "rebuild": ("rebuild",),
+    "optimizer": ("step",),
+}
+"""The computing steps that each part adds up."""
+
+WAITING = ("exposed_comm", "stragglers")
+
+
+def break_down(timeline: Timeline) -> dict[str, int]:
+    """Nanoseconds by part of the slowest rank's iteration, which they add up to.
+
+    Besides `PARTS`: `exposed_comm`, waiting while some collective runs, and `stragglers`, waiting while none does
+    because a rank has not launched it yet.
+    """
+    row = int(timeline.end_ns[:, -1].argmax())
+    ends = timeline.end_ns[row]
+    durations = np.diff(ends, prepend=0)
+    part_of = {kind: part for part, kinds in PARTS.items() for kind in kinds}
+    parts = dict.fromkeys([*PARTS, *WAITING], 0)
+    for place, instruction in enumerate(timeline.job.script.instructions):
+        if isinstance(instruction, Compute):
+            parts[part_of[instruction.kind]] += int(durations[place])
+        elif isinstance(instruction, Wait) and durations[place]:
+            end = int(ends[place])
+            communicating = _covered_ns(timeline.start_ns, timeline.done_ns, end - int(durations[place]), end)
+            parts["exposed_comm"] += communicating
+            parts["stragglers"] += int(durations[place]) - communicating
+    return parts
+
+
+def critical_path(timeline: Timeline) -> tuple[Span, ...]:
+    """Spans from the start to the end of the iteration, each of which had to end before the next could begin.
+
+    From the slowest rank's end backwards: what it waited for was a collective; that began when its last rank launched
+    it, or when the one before it made room.
+    """
+    return tuple(_backwards(timeline))[::-1]
+
+
+def _backwards(timeline: Timeline) -> Iterator[Span]:
+    script, launched = timeline.job.script, timeline.launched_ns
+    launch_place = [place for place, step in enumerate(script.instructions) if isinstance(step, Launch)]
+    row, place = int(timeline.end_ns[:, -1].argmax()), len(script.instructions) - 1
+    while place >= 0:
+        instruction = script.instructions[place]
+        end = int(timeline.end_ns[row, place])
+        start = int(timeline.end_ns[row, place - 1]) if place else 0
+        if isinstance(instruction, Wait) and end > start:
+            number: int | None = instruction.collective
+            while number is not None:
+                collective = script.collectives[number]
+                rank = timeline.job.ranks[row]
+                begun = int(timeline.start_ns[number])
+                if begun < timeline.done_ns[number]:
+                    done = int(timeline.done_ns[number])
+                    yield Span(rank, "comm", collective.kind, collective.bucket, begun, done)
+                last = number
+                number = _made_room(timeline, number) if launched[:, number].max() < begun else None
+            row, place = int(launched[:, last].argmax()), launch_place[last]
+        elif isinstance(instruction, Compute) and end > start:
+            yield Span(timeline.job.ranks[row], "compute", instruction.kind, instruction.bucket, start, end)
+        place -= 1
+
+
+def _made_room(timeline: Timeline, number: int) -> int:
+    """The collective of the same process group that ended when this one, which had been queued, began."""
+    queues = timeline.job.queues
+    before = [other for other in range(number) if queues[other] == queues[number]]
+    return next(other for other in before if timeline.done_ns[other] == timeline.start_ns[number])
+
+
+def _covered_ns(starts: Nanoseconds, ends: Nanoseconds, begin: int, end: int) -> int:
+    """How much of the time from `begin` to `end` lies in at least one of the intervals."""
+    inside: NDArray[np.bool_] = (starts < end) & (ends > begin)
+    covered, reached = 0, begin
+    for low, high in sorted(zip(starts[inside].tolist(), ends[inside].tolist(), strict=True)):
+        covered += max(0, min(high, end) - max(low, reached))
+        reached = max(reached, high)
+    return covered

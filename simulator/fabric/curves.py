@@ -1,0 +1,101 @@
+"""Curves: which costs hold at a world size, be they measured, grown out of measured ones, or of described links."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .growth import UNMEASURED, table_for
+from .level import Level
+from .libraries import Algorithm, Library, Offer, broadcast, offer
+from .tables import FREE, Table
+from .topology import Topology
+from .uncertainty import DESCRIBED, missed_before, table_error
+
+
+class Curve(Protocol):
+    """What a collective costs at one world size."""
+
+    def costs_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Nanoseconds by size."""
+
+
+@dataclass(frozen=True, eq=False)
+class Curves:
+    """The curves of a fabric by world size, each made when it is first asked for.
+
+    A measured table comes first; then, if `extrapolate` says so, one grown out of other world sizes; then links.
+    """
+
+    all_reduces: Mapping[int, Table]
+    broadcasts: Mapping[int, Table]
+    topology: Topology | None
+    library: Library
+    algorithm: Literal["library"] | Algorithm
+    extrapolate: bool
+    _made: dict[int, Curve] = field(default_factory=dict)
+
+    def all_reduce(self, world_size: int) -> Curve:
+        """The all-reduce's curve.
+
+        Raises:
+            ValueError: Nothing says what it costs at that world size, or the topology does not fit it.
+        """
+        if world_size not in self._made:
+            self._made[world_size] = self._make(world_size)
+        return self._made[world_size]
+
+    def broadcast(self, world_size: int) -> Curve:
+        """The broadcast's curve; the all-reduce's, which bounds it from above, where only that was measured."""
+        if world_size > 1 and world_size in self.broadcasts:
+            return self.broadcasts[world_size]
+        curve = self.all_reduce(world_size)
+        return broadcast(self._levels(world_size), self.library) if isinstance(curve, Offer) else curve
+
+    def origin(self, world_size: int) -> str:
+        """Where the all-reduce's curve comes from: "measured", "extrapolated" or "described"; "none" of one rank."""
+        if isinstance(self.all_reduce(world_size), Offer):
+            return "described"
+        if world_size == 1:
+            return "none"
+        return "measured" if world_size in self.all_reduces else "extrapolated"
+
+    def relative_error(self, world_size: int) -> float:
+        """Half-width of the band that holds an all-reduce's cost nine times in ten, as a fraction of it."""
+        origin = self.origin(world_size)
+        known = {"none": 0.0, "described": DESCRIBED}
+        if origin in known:
+            return known[origin]
+        return table_error(self._of_several_ranks, world_size, 0.0 if origin == "measured" else self._missed)
+
+    def _make(self, world_size: int) -> Curve:
+        if world_size < 1:
+            raise ValueError(f"world_size: expected at least 1, got {world_size}")
+        if world_size == 1:
+            return FREE
+        if world_size in self.all_reduces:
+            return self.all_reduces[world_size]
+        if self.extrapolate and self._of_several_ranks:
+            return table_for(self._of_several_ranks, world_size, UNMEASURED[self.library])
+        return offer(self._levels(world_size), self.library, self.algorithm)
+
+    @cached_property
+    def _missed(self) -> float:
+        return missed_before(self._of_several_ranks, UNMEASURED[self.library])
+
+    @property
+    def _of_several_ranks(self) -> Mapping[int, Table]:
+        """Tables from which others may grow: one rank alone tells nothing of several."""
+        return {world_size: table for world_size, table in self.all_reduces.items() if world_size > 1}
+
+    def _levels(self, world_size: int) -> tuple[Level, ...]:
+        if self.topology is not None:
+            return self.topology.in_use(world_size)
+        raise ValueError(
+            f"world_size: all-reduce was measured for {list(self.all_reduces)} ranks, not for {world_size}; "
+            f"measure it (ddplab calibrate --world-size {world_size}), set extrapolate=True, "
+            "or describe the links (Fabric.from_topology)"
+        )

@@ -1,0 +1,156 @@
+"""Topology files: levels in YAML as a person writes them, checked and put into order.
+
+    source: data sheet of the machine
+    levels:
+      nvlink: {members: 8, latency_us: 2.0, gb_per_s: 300}
+      nic:    {of: nvlink, latency_us: 6.0, gb_per_s: 50}
+    in_network: [nic]
+
+Each level joins `members` groups of the level `of`; the one without `of` joins ranks. The outermost may leave
+`members` out. 1 GB is 10^9 bytes.
+"""
+
+import os
+from collections.abc import Hashable, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError
+
+from reference.files import write_whole
+from reference.records import Record, first_problem
+
+from .level import Level
+from .topology import Topology
+
+ADVICE = "see the format in `simulator.fabric.topology_file`"
+
+
+class LevelEntry(Record):
+    """A level as the file writes it."""
+
+    of: str | None = Field(
+        default=None, description="name of the level whose groups it joins, no unit; none: it joins ranks"
+    )
+    members: int | None = Field(default=None, ge=1, description="groups joined, a count; from the data sheet")
+    latency_us: float = Field(
+        ge=0, allow_inf_nan=False, description="time of an empty message, microseconds; half a measured ping-pong"
+    )
+    gb_per_s: float = Field(
+        ge=1e-9,
+        allow_inf_nan=False,
+        description="rate of one member one way, 10^9 bytes a second; from the data sheet",
+    )
+
+
+class TopologyFile(Record):
+    """A file as it is written."""
+
+    source: str = Field(default="", description="where the figures come from, no unit; from the user")
+    levels: dict[str, LevelEntry] = Field(
+        min_length=1, description="levels by name, in any order; from the data sheet"
+    )
+    in_network: list[str] = Field(
+        default=[], description="names of levels whose switches reduce; from the data sheet"
+    )
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that occurs twice, where YAML's own would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002  # the signature is PyYAML's
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(problem=f"{key} occurs twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def load_topology(path: str | os.PathLike[str]) -> Topology:
+    """Read a topology file.
+
+    Raises:
+        ValueError: It is missing, not YAML, or describes no hierarchy; the message names file, field and reason.
+    """
+    try:
+        written = yaml.load(Path(path).read_text(), _Loader)  # a subclass of SafeLoader
+        return _ordered(TopologyFile.model_validate(written))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}; {ADVICE}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}; {ADVICE}") from None
+    except ValidationError as error:
+        raise ValueError(f"{path}: not a topology: {first_problem(error)}; {ADVICE}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: not a topology: {error}; {ADVICE}") from None
+
+
+def save_topology(topology: Topology, path: str | os.PathLike[str]) -> None:
+    """Write a topology file; rates are rounded to whole bytes a second."""
+    written = {
+        "source": topology.source,
+        "levels": {
+            level.name: _entry(level, below)
+            for level, below in zip(topology.levels, (None, *topology.levels[:-1]), strict=True)
+        },
+        "in_network": [level.name for level in topology.levels if level.reduces],
+    }
+    write_whole(path, yaml.safe_dump(written, sort_keys=False).encode())
+
+
+def _entry(level: Level, below: Level | None) -> dict[str, object]:
+    entry = {
+        "of": below and below.name,
+        "members": level.members,
+        "latency_us": level.latency_ns / 1000,
+        "gb_per_s": level.bytes_per_s / 1e9,
+    }
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def _ordered(written: TopologyFile) -> Topology:
+    """From the file's names to levels, innermost first."""
+    for name in written.in_network:
+        if name not in written.levels:
+            raise ValueError(f"in_network: no level is called {name}; there are {', '.join(written.levels)}")
+    levels = [_level(name, written) for name in _inside_out(written.levels)]
+    return Topology(levels=tuple(levels), source=written.source)
+
+
+def _level(name: str, written: TopologyFile) -> Level:
+    entry = written.levels[name]
+    return Level(
+        name=name,
+        members=entry.members,
+        latency_ns=round(entry.latency_us * 1000),
+        bytes_per_s=float(round(entry.gb_per_s * 1e9)),
+        reduces=name in written.in_network,
+    )
+
+
+def _inside_out(levels: Mapping[str, LevelEntry]) -> list[str]:
+    """Names from the innermost level outwards.
+
+    Raises:
+        ValueError: They form no single chain; the message names the level.
+    """
+    above: dict[str | None, str] = {}
+    for name, entry in levels.items():
+        if entry.of is not None and entry.of not in levels:
+            raise ValueError(f"levels.{name}.of: no level is called {entry.of}; there are {', '.join(levels)}")
+        if entry.of in above:
+            twice = "join ranks (have no `of`)" if entry.of is None else f"are around {entry.of}"
+            raise ValueError(
+                f"levels.{name}.of: expected one level around each other, but {above[entry.of]} and {name} {twice}"
+            )
+        above[entry.of] = name
+    order = []
+    name_or_none = above.get(None)
+    while name_or_none is not None:
+        order.append(name_or_none)
+        name_or_none = above.get(name_or_none)
+    for name in levels:
+        if name not in order:
+            raise ValueError(f"levels.{name}.of: cyclic; expected a chain that ends at a level without `of`")
+    return order

@@ -1,0 +1,176 @@
+"""Blueprint: an iteration's script with prices, before any rank has work; then, with work, a job."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.trace import Trace
+
+from ..fabric import Fabric
+from ..workload.work import Work
+from .job import Job, Nanoseconds
+from .policy import Policy, outline_of
+from .script import Collective, Compute, Script, Transport, write_script
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Blueprint:
+    """Everything about an iteration that is the same on all ranks.
+
+    Attributes:
+        policy: What the reducer is told.
+        buckets: Parameter indices by bucket, in launch order.
+        script: What every rank does.
+        same_ns: How long those steps take that take equally long on all ranks.
+        pack_ns: Copying each bucket's gradients into it.
+        cost_ns: Each collective when it has the fabric to itself; shape [..., collectives].
+        sharing: By collective, how many times as long it takes with one other beside it.
+        fabric: What the prices are from.
+    """
+
+    policy: Policy
+    buckets: tuple[tuple[int, ...], ...]
+    script: Script
+    same_ns: dict[Compute, int]
+    pack_ns: Nanoseconds
+    cost_ns: Nanoseconds
+    sharing: tuple[float, ...]
+    fabric: Fabric
+
+    def job(self, work: Work, ranks: Sequence[int], joined: NDArray[np.bool_] | None = None) -> Job:
+        """The iteration with these ranks' work.
+
+        Args:
+            work: Its last leading axis is the ranks; any before it are jobs, for the closed form.
+            ranks: Their numbers.
+            joined: Who has run out of inputs and shadows the others, by the axes of `work`; None: nobody has.
+        """
+        processor = self.fabric.processor
+        work_ns = self._durations(work)
+        if joined is not None:
+            work_ns[joined] = 0
+        return Job(
+            script=self.script,
+            work_ns=work_ns,
+            ranks=tuple(ranks),
+            cost_ns=self.cost_ns,
+            queues=tuple(number % self.policy.process_groups for number in range(len(self.script.collectives))),
+            concurrency=self.fabric.concurrency,
+            sharing=self.sharing,
+            compute_slowdown=processor.compute_slowdown,
+            collective_slowdown=processor.collective_slowdown,
+        )
+
+    def _durations(self, work: Work) -> Nanoseconds:
+        """By step of the script along a new last axis."""
+        launch, packed = self._launches(work)
+        before = np.concatenate([work.forward_ns[..., None], launch], axis=-1)
+        pieces = np.diff(np.concatenate([before, work.backward_end_ns[..., None]], axis=-1))
+        rank_ns: dict[Compute, Nanoseconds] = {
+            Compute("unsynchronized"): (self.policy.sync_every - 1) * (work.compute_ns - work.optimizer_ns),
+            Compute("forward"): work.forward_ns,
+            Compute("backward"): pieces[..., -1],
+            Compute("step"): work.step_ns,
+        }
+        for bucket in range(len(self.buckets)):
+            rank_ns[Compute("backward", bucket)] = pieces[..., bucket]
+            rank_ns[Compute("pack", bucket)] = packed[..., bucket]
+        steps = self.script.steps
+        durations = np.empty((*work.forward_ns.shape, len(steps)), np.int64)
+        for place, step in enumerate(steps):
+            durations[..., place] = rank_ns[step] if step in rank_ns else self.same_ns[step]
+        return durations
+
+    def _launches(self, work: Work) -> tuple[Nanoseconds, Nanoseconds]:
+        """When each bucket is launched, and what is packed from the launch before it to its own; [..., buckets].
+
+        A bucket is packed as soon as it is full; it is launched when all before it are full too.
+        """
+        if self.policy.launches_at_the_end:
+            launch = np.repeat(work.backward_end_ns[..., None], len(self.buckets), axis=-1)
+            return launch, np.broadcast_to(self.pack_ns, launch.shape)
+        members = np.concatenate([np.array(bucket) for bucket in self.buckets])
+        first = np.cumsum([0, *map(len, self.buckets[:-1])])
+        full = np.maximum.reduceat(work.ready_ns[..., members], first, axis=-1)
+        launch = np.maximum.accumulate(full, axis=-1)
+        if (launch == full).all():
+            return launch, np.broadcast_to(self.pack_ns, full.shape)
+        turn = full.argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable")  # of packing
+        last_turn = np.maximum.accumulate(turn, axis=-1)
+        packed = np.zeros_like(full)
+        for bucket, pack_ns in enumerate(self.pack_ns.tolist()):
+            piece = (last_turn < turn[..., bucket, None]).sum(axis=-1)  # the first launch that comes after
+            packed += pack_ns * (np.arange(len(self.buckets)) == piece[..., None])
+        return launch, packed
+
+
+def draft(
+    trace: Trace, fabric: Fabric, policy: Policy, buckets: Sequence[Sequence[int]], world_size: int, *, joins: bool
+) -> Blueprint:
+    """Price an iteration of the trace's model.
+
+    Args:
+        trace: Of the model; its times play no part.
+        fabric: What everything costs.
+        policy: What the reducer is told.
+        buckets: Parameter indices by bucket, in launch order.
+        world_size: Number of ranks.
+        joins: Whether they train under Join.
+    """
+    sizes, processor, hook = trace.sizes_bytes, fabric.processor, policy.hook
+    script = write_script(outline_of(policy, trace, buckets, joins=joins))
+    copies_out = not policy.gradient_as_bucket_view
+    same_ns = {
+        Compute("rebuild"): processor.rebuild_ns,
+        Compute("search"): round(processor.search_ns_per_parameter * len(sizes)),
+    }
+    for number, bucket in enumerate(buckets):
+        bucket_bytes = sum(sizes[index] for index in bucket)
+        same_ns |= {
+            Compute("compress", number): hook.compress(bucket_bytes),
+            Compute("launch", number): processor.launch_ns,
+            Compute("recompress", number): hook.recompress(bucket_bytes),
+            Compute("decompress", number): hook.decompress(bucket_bytes),
+            Compute("copy_out", number): copies_out * sum(processor.copy_out(sizes[index]) for index in bucket),
+        }
+    return Blueprint(
+        policy=policy,
+        buckets=tuple(map(tuple, buckets)),
+        script=script,
+        same_ns=same_ns,
+        pack_ns=np.array([sum(processor.pack(sizes[index]) for index in bucket) for bucket in buckets], np.int64),
+        cost_ns=price(messages_of(script), fabric, world_size),
+        sharing=_sharing(script.collectives, fabric, world_size, fabric.concurrency * policy.process_groups),
+        fabric=fabric,
+    )
+
+
+def messages_of(script: Script) -> list[tuple[Transport, int]]:
+    """What each collective sends, and how."""
+    return [(collective.transport, collective.size_bytes) for collective in script.collectives]
+
+
+def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size: int) -> Nanoseconds:
+    """What each message costs that has the fabric to itself.
+
+    An all-gather is n - 1 steps of a ring that each pass on one rank's part: half an all-reduce of all parts.
+    """
+    transports = np.array([transport for transport, _ in messages], dtype=object)
+    sizes = np.array([size for _, size in messages], np.int64)
+    cost_ns = np.zeros(len(messages), np.int64)
+    reduced, gathered = transports == "all_reduce", transports == "all_gather"
+    if reduced.any():
+        cost_ns[reduced] = fabric.all_reduce_costs_ns(sizes[reduced], world_size)
+    if gathered.any():
+        cost_ns[gathered] = fabric.all_reduce_costs_ns(world_size * sizes[gathered], world_size) // 2
+    for place in np.flatnonzero(transports == "broadcast"):
+        cost_ns[place] = fabric.broadcast_ns(int(sizes[place]), world_size)
+    return cost_ns
+
+
+def _sharing(collectives: Sequence[Collective], fabric: Fabric, world_size: int, at_a_time: int) -> tuple[float, ...]:
+    if at_a_time == 1:
+        return (1.0,) * len(collectives)
+    return tuple(fabric.sharing_factor(collective.size_bytes, 2, world_size) for collective in collectives)

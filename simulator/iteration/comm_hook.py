@@ -1,0 +1,149 @@
+"""What comm hooks send and compute: the cost side of `reference.hooks`, one class a hook.
+
+Bytes follow from shapes by the formulas of the hooks themselves; a test compares them with what the real ones send.
+What a hook computes is measured (`ddplab calibrate --hook NAME`) or told, by bytes of gradients.
+"""
+
+from collections.abc import Callable, Sequence
+from math import ceil, prod, sqrt
+
+from pydantic import Field
+
+from reference.records import Record
+from reference.trace import Parameter
+
+from ..fabric.processor import Linear
+from .script import Message
+
+FLOAT32_BYTES = 4
+CHANNEL_ELEMENTS = 512
+"""Elements that share a scale, as in `reference.hooks.quantization`."""
+
+
+class CommHook(Record):
+    """No hook: a bucket's gradients are all-reduced as they are. Other hooks say otherwise.
+
+    The three costs are those of one bucket, by bytes of its gradients.
+    """
+
+    name: str = Field(default="none", description="as the user calls it")
+    compress: Linear = Field(default=Linear(), description="ns before the first collective; measured")
+    recompress: Linear = Field(default=Linear(), description="ns between two collectives; measured, else 0")
+    decompress: Linear = Field(default=Linear(), description="ns after the last collective; measured")
+
+    def message(self, parameters: Sequence[Parameter]) -> Message | None:
+        """What a bucket of these parameters sends; None: nothing."""
+        return Message("all_reduce", sum(parameter.size_bytes for parameter in parameters))
+
+
+class Noop(CommHook):
+    """Keeps each rank's gradients: what the iteration costs without communication, but with everything else."""
+
+    name: str = "noop"
+
+    def message(self, parameters: Sequence[Parameter]) -> Message | None:
+        """Nothing."""
+        return None
+
+
+class HalfPrecision(CommHook):
+    """`fp16_compress` and `bf16_compress`: two bytes an element."""
+
+    name: str = "fp16"
+
+    def message(self, parameters: Sequence[Parameter]) -> Message | None:
+        """Two bytes an element."""
+        return Message("all_reduce", 2 * sum(map(_elements, parameters)))
+
+
+class Quantized(CommHook):
+    """`quantize_per_tensor` and `quantize_per_channel`: a byte an element, 8 a channel; all ranks' are gathered."""
+
+    name: str = "quantize_per_tensor"
+    channel_elements: int | None = Field(default=None, ge=1, description="that share a scale; None: a whole bucket")
+
+    def message(self, parameters: Sequence[Parameter]) -> Message | None:
+        """Levels, scales and zeros, of whole channels."""
+        elements = sum(map(_elements, parameters))
+        channel = self.channel_elements or max(1, elements)
+        channels = -(-elements // channel)
+        return Message("all_gather", channels * (channel + 2 * FLOAT32_BYTES))
+
+
+class PowerSGD(CommHook):
+    """`power_sgd`: P and what is not worth compressing, then Q (Vogels et al. 2019, Algorithm 1)."""
+
+    name: str = "power_sgd:1"
+    matrix_approximation_rank: int = Field(default=1, ge=1, description="columns of P and Q; PowerSGDState's")
+    min_compression_rate: float = Field(default=2.0, gt=0, description="below this a matrix goes as it is")
+
+    def message(self, parameters: Sequence[Parameter]) -> Message | None:
+        """(rows + columns) * rank elements for each matrix that is worth it."""
+        first = second = 0
+        for parameter in parameters:
+            rows, columns = _rows_and_columns(parameter)
+            rank = min(rows, columns, self.matrix_approximation_rank)
+            bytes_each = parameter.size_bytes // max(1, _elements(parameter))
+            sent = (rows + columns) * rank
+            if len(parameter.shape) > 1 and sent * self.min_compression_rate < rows * columns:
+                first += rows * rank * bytes_each
+                second += columns * rank * bytes_each
+            else:
+                first += parameter.size_bytes
+        return Message("all_reduce", first, second or None)
+
+
+class BatchedPowerSGD(PowerSGD):
+    """`batched_power_sgd`: the bucket as one square matrix, never more columns than it has."""
+
+    name: str = "batched_power_sgd:1"
+
+    def message(self, parameters: Sequence[Parameter]) -> Message | None:
+        """P, then Q, of the smallest square that takes all elements."""
+        elements = sum(map(_elements, parameters))
+        if not elements:
+            return Message("all_reduce", 0)
+        side = ceil(sqrt(elements))
+        sent = side * min(side, self.matrix_approximation_rank)
+        bytes_each = sum(parameter.size_bytes for parameter in parameters) // elements
+        return Message("all_reduce", sent * bytes_each, sent * bytes_each)
+
+
+NO_HOOK = CommHook()
+HOOKS: dict[str, Callable[[int], CommHook]] = {
+    "none": lambda _rank: NO_HOOK,
+    "noop": lambda _rank: Noop(),
+    "fp16": lambda _rank: HalfPrecision(name="fp16"),
+    "bf16": lambda _rank: HalfPrecision(name="bf16"),
+    "quantize_per_tensor": lambda _rank: Quantized(),
+    "quantize_per_channel": lambda _rank: Quantized(name="quantize_per_channel", channel_elements=CHANNEL_ELEMENTS),
+    "power_sgd": lambda rank: PowerSGD(name=f"power_sgd:{rank}", matrix_approximation_rank=rank),
+    "batched_power_sgd": lambda rank: BatchedPowerSGD(
+        name=f"batched_power_sgd:{rank}", matrix_approximation_rank=rank
+    ),
+}
+"""By the name that `named_hook` takes; the number is the rank of an approximation."""
+
+
+def named_hook(name: str) -> CommHook:
+    """A hook by its name: one of `HOOKS`, the two PowerSGDs with their rank as in `power_sgd:4`.
+
+    Raises:
+        ValueError: No such hook, or a rank that is not a positive integer.
+    """
+    word, colon, rank = name.partition(":")
+    takes_rank = word.endswith("power_sgd")
+    if word not in HOOKS or (colon and not (takes_rank and rank.isdecimal() and int(rank))):
+        raise ValueError(f"hook: expected one of {', '.join(HOOKS)}, or power_sgd:RANK; got {name!r}")
+    return HOOKS[word](int(rank or 1))
+
+
+def _elements(parameter: Parameter) -> int:
+    return prod(parameter.shape)
+
+
+def _rows_and_columns(parameter: Parameter) -> tuple[int, int]:
+    """As `reference.hooks.low_rank` sees it, for parameters whose first dimension is outermost in memory."""
+    elements = _elements(parameter)
+    rows = parameter.shape[0] if parameter.shape else 1
+    return (rows, elements // rows) if elements else (0, 0)

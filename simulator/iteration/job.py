@@ -1,0 +1,46 @@
+"""Job: one iteration in plain numbers, which is all that an engine is given."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .script import Script
+
+Nanoseconds = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """An iteration to simulate.
+
+    Ranks that do the same at the same moments are simulated once, however many they are.
+
+    Attributes:
+        script: What every rank does.
+        work_ns: How long each computing step takes at full speed; shape [ranks, steps of the script], or with further
+            axes before those, one job each, where only the closed form is asked.
+        ranks: The number of each simulated rank; others do as one of these.
+        cost_ns: Each collective when it has the fabric to itself; shape [collectives], or with axes before.
+        queues: The process group of each collective; those of one group start in their order.
+        concurrency: Collectives of one group that run at the same time.
+        sharing: By collective, how many times as long it takes with one other beside it; each further adds as much.
+        compute_slowdown: How many times as long computing takes while a collective runs.
+        collective_slowdown: How many times as long a collective takes while a rank computes.
+    """
+
+    script: Script
+    work_ns: Nanoseconds
+    ranks: tuple[int, ...]
+    cost_ns: Nanoseconds
+    queues: tuple[int, ...]
+    concurrency: int = 1
+    sharing: tuple[float, ...]
+    compute_slowdown: float = 1.0
+    collective_slowdown: float = 1.0
+
+    @property
+    def is_fluid(self) -> bool:
+        """Whether speeds depend on what else runs."""
+        shares = self.concurrency * len(set(self.queues)) > 1 and max(self.sharing, default=1.0) > 1
+        return shares or self.compute_slowdown > 1 or self.collective_slowdown > 1

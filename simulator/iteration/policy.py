@@ -1,0 +1,163 @@
+"""Policy: what the reducer is told, and the buckets and collectives that follow from it."""
+
+from collections.abc import Sequence
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from reference.bucketing import (
+    Buckets,
+    Order,
+    bucket_caps,
+    check_partition,
+    first_iteration_caps,
+    initial_buckets,
+    plan_buckets,
+)
+from reference.records import Record
+from reference.trace import Trace
+
+from ..workload.work import ready_order
+from .comm_hook import NO_HOOK, CommHook
+from .script import Outline
+
+Phase = Literal["steady", "first", "rebuild"]
+BITMAP_BYTES = 4
+"""Of one parameter in the map of used ones, which is int32 (torch: `local_used_map`)."""
+ORDER_BYTES = 8
+"""Of one parameter in the order of readiness that rank 0 tells all."""
+JOIN_BYTES = 4
+"""Of the one float that ranks add up under Join to count those with inputs."""
+
+
+class Policy(Record, strict=False):
+    """Arguments of `DistributedDataParallel`, under its names, and how it is used; see each field."""
+
+    bucket_cap_mb: float | None = Field(
+        default=25,
+        description="MiB at which a bucket closes; None: 25, and 1 for the first. DDP's argument",
+    )
+    bucket_cap_mb_list: tuple[float, ...] | None = Field(
+        default=None, description="MiB of the first, second, ... bucket; the last holds on. DDP's argument"
+    )
+    first_bucket_mb: float | None = Field(
+        default=None,
+        description="MiB of the first bucket; None: as the others. torch's kDefaultFirstBucketBytes",
+    )
+    plan: tuple[tuple[int, ...], ...] | None = Field(
+        default=None, description="parameter indices by bucket in launch order, in place of caps and order"
+    )
+    order: Order = Field(
+        default="ready", description="in which parameters are walked into buckets; all but `ready` act as a plan"
+    )
+    order_seed: int = Field(default=0, description="of the order `random`")
+    broadcast_buffers: bool = Field(default=True, description="rank 0's before each forward pass. DDP's argument")
+    find_unused_parameters: bool = Field(
+        default=False, description="search the graph, add up a bitmap, never rebuild. DDP's argument"
+    )
+    static_graph: bool = Field(
+        default=False,
+        description="first launches come after the backward pass, unused ones last. DDP's argument",
+    )
+    gradient_as_bucket_view: bool = Field(
+        default=False, description="averages need no copying out of the buckets. DDP's argument"
+    )
+    hook: CommHook = Field(default=NO_HOOK, description="comm hook: bytes that it sends, time that it computes")
+    sync_every: int = Field(
+        default=1, ge=1, description="iterations from one synchronisation to the next, the others under `no_sync`"
+    )
+    process_groups: int = Field(
+        default=1, ge=1, description="that take buckets in turn, each a queue of its own (round robin)"
+    )
+    phase: Phase = Field(
+        default="steady",
+        description="`first`: iteration 0, before the rebuild; `rebuild`: the one with it; later: `steady`",
+    )
+
+    @model_validator(mode="after")
+    def _has_caps(self) -> Self:
+        self.caps_bytes()
+        return self
+
+    @property
+    def unused_allowed(self) -> bool:
+        """Whether a parameter may get no gradient."""
+        return self.find_unused_parameters or self.static_graph
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether buckets are laid out anew after the first iteration."""
+        follows_readiness = self.plan is None and self.order == "ready"
+        return follows_readiness and (self.static_graph or not self.find_unused_parameters)
+
+    @property
+    def launches_at_the_end(self) -> bool:
+        """Whether all buckets are launched after the backward pass: a static graph counts in its first iteration."""
+        return self.static_graph and self.phase == "first"
+
+    def caps_bytes(self) -> list[int]:
+        """Caps for `reference.bucketing.assign_buckets`."""
+        caps_mb = self.bucket_cap_mb_list
+        if caps_mb is None and self.first_bucket_mb is not None:
+            caps_mb = (self.first_bucket_mb, 25 if self.bucket_cap_mb is None else self.bucket_cap_mb)
+        return bucket_caps(self.bucket_cap_mb, caps_mb)
+
+
+def buckets_of(policy: Policy, trace: Trace) -> Buckets:
+    """The buckets that the reducer would use for the trace's model, in launch order.
+
+    Raises:
+        ValueError: A plan that leaves a parameter out, has it twice, or an unknown one.
+    """
+    if policy.plan is not None:
+        check_partition(policy.plan, len(trace.sizes_bytes), name="plan")
+        return [list(bucket) for bucket in policy.plan]
+    sizes, keys, sparse, caps = trace.sizes_bytes, trace.keys, trace.sparse, policy.caps_bytes()
+    if policy.order == "ready" and (policy.phase == "first" or not policy.rebuilds):
+        listed = policy.bucket_cap_mb_list is not None
+        caps = first_iteration_caps(
+            caps, listed=listed, graph_may_change=policy.find_unused_parameters and not policy.static_graph
+        )
+        return initial_buckets(sizes, caps, keys=keys, sparse=sparse)
+    ready, unused = ready_order(trace)
+    return plan_buckets(
+        policy.order,
+        sizes,
+        caps,
+        ready_order=ready + unused,
+        keys=keys,
+        sparse=sparse,
+        seed=policy.order_seed,
+    )
+
+
+def outline_of(policy: Policy, trace: Trace, buckets: Sequence[Sequence[int]], *, joins: bool) -> Outline:
+    """What an iteration under this policy consists of.
+
+    Args:
+        policy: What the reducer is told.
+        trace: Of the model.
+        buckets: Parameter indices by bucket, in launch order.
+        joins: Whether the ranks train under Join.
+    """
+    parameters = trace.workload.parameters
+    static_first = policy.static_graph and policy.phase == "first"
+    searches = policy.find_unused_parameters and not policy.static_graph
+    broadcasts = policy.broadcast_buffers and trace.workload.source == "module"
+    return Outline(
+        messages=tuple(policy.hook.message([parameters[index] for index in bucket]) for bucket in buckets),
+        skips_before=policy.sync_every > 1,
+        rebuild_bytes=len(parameters) * ORDER_BYTES if policy.phase == "rebuild" and policy.rebuilds else None,
+        join_bytes=JOIN_BYTES if joins else None,
+        buffer_bytes=buffer_bytes(trace) if broadcasts else (),
+        searches=searches,
+        bitmap_bytes=len(parameters) * BITMAP_BYTES if searches or static_first else None,
+    )
+
+
+def buffer_bytes(trace: Trace) -> tuple[int, ...]:
+    """Bytes of the model's buffers by dtype: one broadcast each."""
+    by_dtype: dict[str, int] = {}
+    for buffer in trace.workload.buffers:
+        by_dtype[buffer.dtype] = by_dtype.get(buffer.dtype, 0) + buffer.size_bytes
+    return tuple(by_dtype.values())

@@ -1,0 +1,178 @@
+"""Script: what every rank does in an iteration, step by step; the same for all, only durations differ.
+
+A rank computes, launches collectives and waits for them. Collectives are numbered in the order in which all ranks
+launch them. The order of steps is that of `reference.reducer`: gradients come, a full bucket is packed, buckets are
+launched strictly in their order, and after the backward pass each is waited for and copied out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from ..spans import CollectiveKind, ComputeKind
+
+Transport = Literal["all_reduce", "all_gather", "broadcast"]
+
+
+class Compute(NamedTuple):
+    """The rank computes; for how long is told by `Job.work_ns`."""
+
+    kind: ComputeKind
+    bucket: int | None = None
+
+
+class Launch(NamedTuple):
+    """The rank issues a collective and goes on."""
+
+    collective: int
+
+
+class Wait(NamedTuple):
+    """The rank waits until a collective is done."""
+
+    collective: int
+
+
+Instruction = Compute | Launch | Wait
+
+BUCKET_STEPS: tuple[ComputeKind, ...] = ("backward", "pack", "compress", "launch")
+"""What a rank computes until it issues a bucket's collective."""
+
+
+class Collective(NamedTuple):
+    """What all ranks do together: `transport` of `size_bytes`, `bucket` is None where it carries no gradients."""
+
+    kind: CollectiveKind
+    bucket: int | None
+    transport: Transport
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """Instructions, and the collectives that they launch and wait for, in launch order."""
+
+    instructions: tuple[Instruction, ...]
+    collectives: tuple[Collective, ...]
+
+    @property
+    def steps(self) -> list[Compute]:
+        """All computing, in order: the columns of `Job.work_ns`."""
+        return [instruction for instruction in self.instructions if isinstance(instruction, Compute)]
+
+
+class Message(NamedTuple):
+    """What one bucket sends: one collective, or two where the second depends on the first (PowerSGD)."""
+
+    transport: Transport
+    first_bytes: int
+    second_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outline:
+    """What an iteration consists of besides its forward pass, its backward pass and its step.
+
+    Attributes:
+        messages: What each bucket sends, in launch order; None: nothing (the hook keeps it).
+        skips_before: Whether iterations without synchronisation go before (`no_sync`).
+        rebuild_bytes: The order of readiness that rank 0 tells all; None: no rebuild.
+        join_bytes: The count of ranks that still have inputs, added up under Join; None: no Join.
+        buffer_bytes: Buffers that rank 0 broadcasts before the forward pass, by dtype.
+        searches: Whether the graph is searched for unused parameters.
+        bitmap_bytes: The map of used parameters, added up after the last launch; None: none.
+    """
+
+    messages: tuple[Message | None, ...]
+    skips_before: bool = False
+    rebuild_bytes: int | None = None
+    join_bytes: int | None = None
+    buffer_bytes: tuple[int, ...] = ()
+    searches: bool = False
+    bitmap_bytes: int | None = None
+
+
+def write_script(outline: Outline) -> Script:
+    """The steps of an iteration in their order."""
+    writer = _Writer()
+    if outline.skips_before:
+        writer.compute("unsynchronized")
+    if outline.join_bytes is not None:
+        counting = writer.launch(Collective("join", None, "all_reduce", outline.join_bytes))
+    _before_forward(writer, outline)
+    writer.compute("forward")
+    if outline.join_bytes is not None:
+        writer.wait(counting)
+    if outline.searches:
+        writer.compute("search")
+    awaited = _launch_buckets(writer, outline.messages)
+    if outline.bitmap_bytes is not None:
+        bitmap = writer.launch(Collective("bitmap", None, "all_reduce", outline.bitmap_bytes))
+    writer.compute("backward")
+    for bucket, collective in enumerate(awaited):
+        if collective is not None:
+            writer.wait(collective)
+        writer.compute("decompress", bucket)
+        writer.compute("copy_out", bucket)
+    if outline.bitmap_bytes is not None:
+        writer.wait(bitmap)
+    writer.compute("step")
+    return Script(tuple(writer.instructions), tuple(writer.collectives))
+
+
+class _Writer:
+    """Appends instructions, and numbers collectives as they are launched."""
+
+    def __init__(self) -> None:
+        self.instructions: list[Instruction] = []
+        self.collectives: list[Collective] = []
+
+    def compute(self, kind: ComputeKind, bucket: int | None = None) -> None:
+        self.instructions.append(Compute(kind, bucket))
+
+    def launch(self, collective: Collective) -> int:
+        self.collectives.append(collective)
+        self.instructions.append(Launch(len(self.collectives) - 1))
+        return len(self.collectives) - 1
+
+    def wait(self, number: int) -> None:
+        self.instructions.append(Wait(number))
+
+
+def _before_forward(writer: _Writer, outline: Outline) -> None:
+    if outline.rebuild_bytes is not None:
+        writer.wait(writer.launch(Collective("order", None, "broadcast", outline.rebuild_bytes)))
+        writer.compute("rebuild")
+    for size in outline.buffer_bytes:
+        writer.wait(writer.launch(Collective("broadcast", None, "broadcast", size)))
+
+
+def _launch_buckets(writer: _Writer, messages: Sequence[Message | None]) -> list[int | None]:
+    """Returns the collective after which each bucket holds its averages.
+
+    A second collective follows the launch of the next bucket, the last one comes at once, as in `hooks.powersgd`.
+    """
+    awaited: list[int | None] = [None] * len(messages)
+    owing: list[tuple[int, Message]] = []
+    for bucket, message in enumerate(messages):
+        for kind in BUCKET_STEPS:
+            writer.compute(kind, bucket)
+        if message is None:
+            continue
+        awaited[bucket] = writer.launch(Collective("all_reduce", bucket, message.transport, message.first_bytes))
+        _launch_seconds(writer, owing, awaited)
+        owing = [(bucket, message)] if message.second_bytes is not None else []
+    _launch_seconds(writer, owing, awaited)
+    return awaited
+
+
+def _launch_seconds(writer: _Writer, owing: Sequence[tuple[int, Message]], awaited: list[int | None]) -> None:
+    for bucket, message in owing:
+        first = awaited[bucket]
+        assert first is not None
+        assert message.second_bytes is not None
+        writer.wait(first)
+        writer.compute("recompress", bucket)
+        awaited[bucket] = writer.launch(
+            Collective("second_all_reduce", bucket, message.transport, message.second_bytes)
+        )

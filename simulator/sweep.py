@@ -1,0 +1,224 @@
+"""Sweep: predictions over all combinations of traces, fabrics, world sizes, caps, orders and hooks, as one table.
+
+Where speeds are constant, all fabrics and world sizes of one policy are a single array to the closed form. The others
+are replayed one by one, by joblib: on all cores of this machine, or wherever `joblib.parallel_config` says, such as
+on a Dask or Ray cluster.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+import joblib
+import numpy as np
+import pandas as pd
+from joblib.parallel import get_active_backend
+
+from reference.bucketing import Order
+from reference.records import checked
+from reference.trace import Trace
+
+from .fabric import Fabric
+from .grid import FIGURES, Grid, is_steady
+from .iteration.comm_hook import CommHook, named_hook
+from .iteration.policy import Policy
+from .prediction import RECORDED, Prediction, as_charged, predict_policy
+from .workload.variation import Draws, Straggler, Variation
+from .workload.work import recorded_work
+
+Progress = Callable[[str, int, int], None]
+Cell = tuple[int, ...]
+"""Where a configuration is in the results: its number along each axis."""
+
+POLICY = Policy()
+AXES = ("trace", "fabric", "world_size", "bucket_cap_mb", "order", "hook")
+COLUMNS = (*AXES, "buckets", *FIGURES, "efficiency")
+"""Of the table. `efficiency` is compute_ns / iteration_ns: 1 is perfect scaling."""
+
+TASK_SIZE = 16
+"""Replays that one task for joblib holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Configurations of one trace and fabric that are replayed somewhere else."""
+
+    trace: Trace
+    fabric: Fabric
+    variation: Variation
+    stragglers: tuple[Straggler, ...]
+    cells: tuple[tuple[Cell, int, Policy], ...]
+
+    def run(self) -> list[tuple[Cell, list[int]]]:
+        """The number of buckets and `FIGURES` of each."""
+        return [
+            (
+                cell,
+                _figures(
+                    predict_policy(
+                        self.trace,
+                        self.fabric,
+                        world_size,
+                        policy,
+                        variation=self.variation,
+                        stragglers=self.stragglers,
+                    )
+                ),
+            )
+            for cell, world_size, policy in self.cells
+        ]
+
+
+def sweep(
+    trace: Trace | Mapping[str, Trace],
+    fabric: Fabric | Mapping[str, Fabric],
+    *,
+    world_sizes: Sequence[int],
+    bucket_caps_mb: Sequence[float | None] = (25,),
+    orders: Sequence[Order] = ("ready",),
+    hooks: Sequence[CommHook | str] = ("none",),
+    policy: Policy = POLICY,
+    variation: Variation = RECORDED,
+    stragglers: Sequence[Straggler] = (),
+    n_jobs: int | None = None,
+    on_progress: Progress = lambda _word, _done, _total: None,
+) -> pd.DataFrame:
+    """Predict every combination.
+
+    Args:
+        trace: One trace, or several by name.
+        fabric: One fabric, or several by name.
+        world_sizes: Numbers of ranks.
+        bucket_caps_mb: Caps in MiB.
+        orders: Bucket orders.
+        hooks: Comm hooks, or their names as `named_hook` takes them.
+        policy: Everything else that the reducer is told.
+        variation: How iterations differ from each other.
+        stragglers: Slow ranks.
+        n_jobs: Tasks at a time. None: as many as there are cores, or what `joblib.parallel_config` says.
+        on_progress: Told a word, how many configurations are done, of how many.
+
+    Returns:
+        One row a configuration, with `COLUMNS`: times in nanoseconds, the same as `predict` gives.
+
+    Raises:
+        ValueError: As for `predict`; or nothing to sweep over.
+    """
+    results = Results(
+        traces={trace.workload.model: trace} if isinstance(trace, Trace) else dict(trace),
+        fabrics={fabric.source: fabric} if isinstance(fabric, Fabric) else dict(fabric),
+        world_sizes=list(world_sizes),
+        choices=(
+            list(bucket_caps_mb),
+            list(orders),
+            [named_hook(hook) if isinstance(hook, str) else hook for hook in hooks],
+        ),
+        policy=policy,
+        on_progress=on_progress,
+    )
+    tasks = []
+    for number, one in enumerate(results.traces.values()):
+        results.solve(number, variation, stragglers)
+        for place, each in enumerate(results.fabrics.values()):
+            if not is_steady(as_charged(each, one), policy):
+                cells = results.cells(number, place)
+                tasks += [
+                    Task(one, each, variation, tuple(stragglers), tuple(cells[first : first + TASK_SIZE]))
+                    for first in range(0, len(cells), TASK_SIZE)
+                ]
+    for done in _run(tasks, n_jobs):
+        results.put(done)
+    return results.to_frame()
+
+
+class Results:
+    """Figures of all configurations, as arrays with an axis for each of `AXES`."""
+
+    def __init__(
+        self,
+        *,
+        traces: dict[str, Trace],
+        fabrics: dict[str, Fabric],
+        world_sizes: list[int],
+        choices: tuple[list[float | None], list[Order], list[CommHook]],
+        policy: Policy,
+        on_progress: Progress,
+    ) -> None:
+        self.traces, self.fabrics, self._world_sizes = traces, fabrics, world_sizes
+        self._axes: list[list[Any]] = [list(traces), list(fabrics), world_sizes, *choices]
+        for name, values in zip(AXES, self._axes, strict=True):
+            if not values:
+                raise ValueError(f"{name}: expected at least one to sweep over, got none")
+        if min(world_sizes) < 1:
+            raise ValueError(f"world_size: expected at least 1, got {min(world_sizes)}")
+        shape = tuple(map(len, self._axes))
+        self._buckets = np.zeros(shape, np.int64)
+        self._figures = np.zeros((*shape, len(FIGURES)), np.int64)
+        self._policies = {
+            choice: checked(Policy, **(dict(policy) | {"bucket_cap_mb": cap, "order": order, "hook": hook}))
+            for choice, (cap, order, hook) in zip(np.ndindex(shape[3:]), product(*choices), strict=True)
+        }
+        self._policy, self._on_progress, self._done = policy, on_progress, 0
+
+    def solve(self, number: int, variation: Variation, stragglers: Sequence[Straggler]) -> None:
+        """Predict one trace on all fabrics whose speeds are constant."""
+        trace = list(self.traces.values())[number]
+        charged = {place: as_charged(fabric, trace) for place, fabric in enumerate(self.fabrics.values())}
+        steady = {place: fabric for place, fabric in charged.items() if is_steady(fabric, self._policy)}
+        if not steady:
+            return
+        works = recorded_work(trace, unused_allowed=self._policy.unused_allowed)
+        draws = {size: Draws(works, size, variation, stragglers) for size in self._world_sizes}
+        grid = Grid(trace, list(steady.values()), draws, list(self._policies.values()))
+        for choice, policy in self._policies.items():
+            buckets, figures = grid.predict(policy)
+            for row, place in enumerate(steady):
+                self._buckets[number, place, :, *choice] = buckets
+                self._figures[number, place, :, *choice] = figures[row]
+            self._progress(len(steady) * len(self._world_sizes))
+
+    def cells(self, trace: int, fabric: int) -> list[tuple[Cell, int, Policy]]:
+        """All configurations of a trace and a fabric."""
+        return [
+            ((trace, fabric, place, *choice), size, policy)
+            for place, size in enumerate(self._world_sizes)
+            for choice, policy in self._policies.items()
+        ]
+
+    def put(self, replayed: list[tuple[Cell, list[int]]]) -> None:
+        """Take in what a task returned."""
+        for cell, (buckets, *figures) in replayed:
+            self._buckets[cell], self._figures[cell] = buckets, figures
+        self._progress(len(replayed))
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row a configuration."""
+        named = [*self._axes[:5], [hook.name for hook in self._axes[5]]]
+        frame = pd.MultiIndex.from_product(named, names=AXES).to_frame(index=False)
+        frame["buckets"] = self._buckets.ravel()
+        frame[list(FIGURES)] = self._figures.reshape(-1, len(FIGURES))
+        frame["efficiency"] = frame["compute_ns"] / frame["iteration_ns"].clip(lower=1)
+        return frame
+
+    def _progress(self, more: int) -> None:
+        self._done += more
+        self._on_progress("sweeping", self._done, self._buckets.size)
+
+
+def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[list[tuple[Cell, list[int]]]]:
+    """What tasks return, as they end."""
+    if not tasks:
+        return
+    if n_jobs is None:
+        _backend, configured = get_active_backend()
+        n_jobs = -1 if configured == 1 else configured
+    parallel = joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
+    yield from parallel(joblib.delayed(Task.run)(task) for task in tasks)
+
+
+def _figures(prediction: Prediction) -> list[int]:
+    """As the grid gives them, after the number of buckets."""
+    low, high = prediction.interval_ns
+    known = vars(prediction) | {"low_ns": low, "high_ns": high}
+    return [len(prediction.buckets), *(known[name] for name in FIGURES)]

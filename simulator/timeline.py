@@ -1,0 +1,61 @@
+"""Timeline: when everything in a simulated iteration happened; both engines return one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .iteration.job import Job, Nanoseconds
+from .iteration.script import Compute, Launch, Wait
+from .spans import Kind, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """An iteration's moments, counted from its start.
+
+    Attributes:
+        job: What was simulated.
+        end_ns: When each rank was done with each instruction of the script; shape [ranks, instructions].
+        start_ns: When each collective began to run; shape [collectives].
+        done_ns: When each collective was done; shape [collectives].
+    """
+
+    job: Job
+    end_ns: Nanoseconds
+    start_ns: Nanoseconds
+    done_ns: Nanoseconds
+
+    @property
+    def iteration_ns(self) -> int:
+        """The slowest rank's end."""
+        return int(self.end_ns[:, -1].max())
+
+    @property
+    def launched_ns(self) -> Nanoseconds:
+        """When each rank launched each collective; shape [ranks, collectives]."""
+        places = [place for place, step in enumerate(self.job.script.instructions) if isinstance(step, Launch)]
+        return self.end_ns[:, places]
+
+    def spans(self) -> Iterator[Span]:
+        """All spans that took any time, rank by rank: first those of its computation, then its collectives."""
+        launched = self.launched_ns
+        complete = launched.max(axis=0, initial=0).tolist()
+        starts, ends = self.start_ns.tolist(), self.done_ns.tolist()
+        for row, rank in enumerate(self.job.ranks):
+            yield from self._computation(row, rank)
+            for number, collective in enumerate(self.job.script.collectives):
+                moments = (int(launched[row, number]), complete[number], starts[number], ends[number])
+                kinds: tuple[Kind, ...] = ("straggler", "queued", collective.kind)
+                for place, kind in enumerate(kinds):
+                    if moments[place] < moments[place + 1]:
+                        yield Span(rank, "comm", kind, collective.bucket, moments[place], moments[place + 1])
+
+    def _computation(self, row: int, rank: int) -> Iterator[Span]:
+        start = 0
+        for instruction, end in zip(self.job.script.instructions, self.end_ns[row].tolist(), strict=True):
+            if end > start:
+                if isinstance(instruction, Compute):
+                    yield Span(rank, "compute", instruction.kind, instruction.bucket, start, end)
+                elif isinstance(instruction, Wait):
+                    bucket = self.job.script.collectives[instruction.collective].bucket
+                    yield Span(rank, "compute", "wait", bucket, start, end)
+            start = end

@@ -1,0 +1,187 @@
+"""Topology files, and which levels a world size uses."""
+
+import re
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator import Fabric
+from simulator.fabric import Level, Topology, load_topology, save_topology
+
+CLUSTER = """\
+source: data sheet
+levels:
+  nic:    {of: nvlink, members: 16, latency_us: 6.0, gb_per_s: 50}
+  nvlink: {members: 8, latency_us: 2.5, gb_per_s: 300}
+  spine:  {of: nic, latency_us: 9, gb_per_s: 400}
+in_network: [nic]
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    path = tmp_path / "cluster.yaml"
+    path.write_text(CLUSTER)
+    return path
+
+
+def test_a_file_is_read_from_the_inside_out(cluster):
+    assert load_topology(cluster) == Topology(
+        source="data sheet",
+        levels=(
+            Level(name="nvlink", members=8, latency_ns=2500, bytes_per_s=300e9),
+            Level(name="nic", members=16, latency_ns=6000, bytes_per_s=50e9, reduces=True),
+            Level(name="spine", latency_ns=9000, bytes_per_s=400e9),
+        ),
+    )
+
+
+def test_a_fabric_is_loaded_from_a_topology_file(cluster):
+    fabric = Fabric.load(cluster)
+    assert fabric == Fabric.from_topology(cluster) == Fabric.from_topology(load_topology(cluster))
+    assert (fabric.source, fabric.concurrency, fabric.library) == ("data sheet", 1, "nccl")
+    assert Fabric.from_topology(cluster, library="gloo").concurrency == 2
+    assert Fabric.from_topology(cluster, concurrency=3).concurrency == 3
+    assert fabric.world_sizes == []
+
+
+def test_a_fabric_of_links_is_saved_and_loaded(cluster, tmp_path):
+    fabric = Fabric.from_topology(cluster, library="gloo", algorithm="hierarchical")
+    fabric.save(tmp_path / "fabric.json")
+    assert Fabric.load(tmp_path / "fabric.json") == fabric
+
+
+@st.composite
+def topologies(draw):
+    """Topology(levels=(Level(name="a", members=8, ...), Level(name="b", ...)))"""
+    names = draw(st.lists(st.text("abc: #'yn1-", min_size=1, max_size=4), min_size=1, max_size=4, unique=True))
+    inner = [draw(st.integers(1, 64)) for _ in names[1:]]
+    levels = [
+        Level(
+            name=name,
+            members=members,
+            latency_ns=draw(st.integers(0, 10**9)),
+            bytes_per_s=float(draw(st.integers(1, 10**13))),
+            reduces=draw(st.booleans()),
+        )
+        for name, members in zip(names, [*inner, draw(st.none() | st.integers(1, 64))], strict=True)
+    ]
+    return Topology(levels=tuple(levels), source=draw(st.text(max_size=9)))
+
+
+@given(topologies())
+def test_what_is_saved_is_loaded(tmp_path_factory, topology):
+    path = tmp_path_factory.getbasetemp() / "topology.yaml"
+    save_topology(topology, path)
+    assert load_topology(path) == topology
+
+
+@pytest.mark.parametrize(
+    ("world_size", "members"),
+    [(1, [1, 1, 1]), (5, [5, 1, 1]), (8, [8, 1, 1]), (24, [8, 3, 1]), (128, [8, 16, 1]), (1280, [8, 16, 10])],
+)
+def test_ranks_fill_the_innermost_groups_first(cluster, world_size, members):
+    assert [level.members for level in load_topology(cluster).in_use(world_size)] == members
+
+
+@given(topologies(), st.integers(1, 200))
+def test_the_members_in_use_are_the_ranks(topology, world_size):
+    try:
+        levels = topology.in_use(world_size)
+    except ValueError as error:
+        assert str(error).startswith("world_size: ")  # noqa: PT017  # either outcome is right, and says which
+    else:
+        assert prod(level.members for level in levels) == world_size
+        assert all(
+            used.members <= (level.members or world_size) for used, level in zip(levels, topology.levels, strict=True)
+        )
+
+
+@pytest.mark.parametrize(
+    ("world_size", "says"),
+    [
+        (12, "past 8 ranks expected a multiple of 8, as level nvlink joins that many"),
+        (200, "past 128 ranks expected a multiple of 128, as level nic joins that many"),
+    ],
+)
+def test_a_partly_filled_group_is_refused(cluster, world_size, says):
+    with pytest.raises(ValueError, match=rf"^world_size: {says} \(spine x any number of nic x 16 of nvlink x 8\)"):
+        load_topology(cluster).in_use(world_size)
+
+
+def test_more_ranks_than_there_is_room_for_are_refused():
+    two = Level(name="pair", members=2, latency_ns=0, bytes_per_s=1.0)
+    with pytest.raises(ValueError, match=re.escape("expected at most 2 ranks (pair x 2), got 4")):
+        Fabric.from_topology(Topology(levels=(two,))).all_reduce_ns(8, 4)
+
+
+LINK = "{latency_us: 1, gb_per_s: 1}"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (None, "cannot be read: No such file"),
+        ("levels: [", "not YAML: while parsing"),
+        ("\0", "not YAML: "),
+        ("", "not a topology: input should be"),
+        ("nvlink", "not a topology: input should be"),
+        ("source: x", "not a topology: levels: field required"),
+        ("levels: {}", "not a topology: levels: dictionary should have at least 1 item"),
+        ("levels: {a: {gb_per_s: 1}}", "levels.a.latency_us: field required"),
+        ("levels: {a: {latency_us: 1}}", "levels.a.gb_per_s: field required"),
+        ("levels: {a: {latency_us: .nan, gb_per_s: 1}}", "levels.a.latency_us: input should be"),
+        (
+            "levels: {a: {latency_us: -1, gb_per_s: 1}}",
+            "levels.a.latency_us: input should be greater than or equal to 0",
+        ),
+        ("levels: {a: {latency_us: 1, gb_per_s: 0}}", "levels.a.gb_per_s: input should be greater than"),
+        ("levels: {a: {latency_us: 1, gb_per_s: .inf}}", "levels.a.gb_per_s: input should be a finite number"),
+        ("levels: {a: {latency_us: 1, gb_per_s: fast}}", "levels.a.gb_per_s: input should be a valid number"),
+        ("levels: {a: {members: 0, latency_us: 1, gb_per_s: 1}}", "levels.a.members: input should be greater"),
+        (
+            "levels: {a: {members: 2.5, latency_us: 1, gb_per_s: 1}}",
+            "levels.a.members: input should be a valid integer",
+        ),
+        (
+            "levels: {a: {members: yes, latency_us: 1, gb_per_s: 1}}",
+            "levels.a.members: input should be a valid integer",
+        ),
+        ("levels: {a: {speed: 2, latency_us: 1, gb_per_s: 1}}", "levels.a.speed: extra inputs are not permitted"),
+        (f"levels: {{a: {LINK}, a: {LINK}}}", "not YAML: a occurs twice"),
+        (
+            f"levels: {{a: {LINK}, b: {LINK}}}",
+            "levels.b.of: expected one level around each other, but a and b join ranks",
+        ),
+        (
+            "levels: {a: {members: 2, latency_us: 1, gb_per_s: 1}, b: {of: a, latency_us: 1, gb_per_s: 1}, "
+            "c: {of: a, latency_us: 1, gb_per_s: 1}}",
+            "levels.c.of: expected one level around each other, but b and c are around a",
+        ),
+        (
+            f"levels: {{a: {LINK}, b: {{of: x, latency_us: 1, gb_per_s: 1}}}}",
+            "levels.b.of: no level is called x; there are a, b",
+        ),
+        (
+            f"levels: {{z: {LINK}, a: {{of: b, latency_us: 1, gb_per_s: 1}}, "
+            "b: {of: a, latency_us: 1, gb_per_s: 1}}",
+            "levels.a.of: cyclic",
+        ),
+        ("levels: {a: {of: a, latency_us: 1, gb_per_s: 1}}", "levels.a.of: cyclic"),
+        (
+            f"levels: {{a: {LINK}, b: {{of: a, latency_us: 1, gb_per_s: 1}}}}",
+            "levels.a.members: expected a count, got none",
+        ),
+        (f"levels: {{a: {LINK}}}\nin_network: [b]", "in_network: no level is called b; there are a"),
+    ],
+)
+def test_a_broken_file_names_file_field_and_reason(tmp_path, text, says):
+    path = tmp_path / "links.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+        Fabric.load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
