@@ -1,0 +1,525 @@
+"""Traces that nobody recorded: operations counted without data, rooflines, and what they make of a recording."""
+
+import json
+import re
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from reference import models
+from reference.errors import ModelError
+from reference.recorder import record
+from reference.trace import PHASES, Parameter, Trace
+from simulator import Fabric, predict
+from simulator.meter import count_operations, measure_device, measure_operations
+from simulator.workload.operations import Gradient, Operation, Operations, merge, sgd_step
+from simulator.workload.roofline import DEVICES, Device, find_device
+from simulator.workload.synthesis import rescale, synthesize
+
+from .strategies import traces
+
+FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
+SLOW = Device(name="slow", flops_per_s=1e9, bytes_per_s=1e9)
+
+OPERATION = {"flops": 4, "bytes_moved": 8, "kernels": 1}
+DOCUMENT = {
+    "model": "tiny",
+    "batch": 3,
+    "torch_version": "2.13.0",
+    "parameters": [{"name": "weight", "shape": [2], "dtype": "float32", "size_bytes": 8, "sparse": False}],
+    "buffers": [],
+    "forward": [OPERATION],
+    "loss": [],
+    "gradients": [{"parameter": 0, "operations": [OPERATION]}],
+    "tail": [],
+    "step": [OPERATION],
+}
+
+
+# Strategies
+
+
+def some_operations(least: int = 0):
+    """(Operation(flops=6, bytes_moved=0), Operation(flops=0, bytes_moved=7, kernels=2))"""
+    count = st.integers(0, 10**9)
+    one = st.builds(Operation, flops=count, bytes_moved=count, kernels=st.integers(1, 3))
+    return st.lists(one, min_size=least, max_size=4).map(tuple)
+
+
+def devices(most_launch_ns: int = 10_000):
+    """Device(name='d', flops_per_s=1e12, bytes_per_s=1e9, launch_ns=5, efficiency=0.5)"""
+    rate = st.floats(1e6, 1e16)
+    return st.builds(
+        Device,
+        name=st.just("d"),
+        flops_per_s=rate,
+        bytes_per_s=rate,
+        launch_ns=st.integers(0, most_launch_ns),
+        efficiency=st.floats(0.01, 1),
+    )
+
+
+@st.composite
+def operations_of(draw, parameters: tuple[Parameter, ...], batch: int | None = None) -> Operations:
+    """Operations of a model of these parameters, gradients in any order."""
+    order = draw(st.permutations(range(len(parameters))))
+    return Operations(
+        model="m",
+        batch=batch,
+        torch_version="2.13.0",
+        parameters=parameters,
+        forward=draw(some_operations()),
+        loss=draw(some_operations()),
+        gradients=tuple(Gradient(parameter=index, operations=draw(some_operations())) for index in order),
+        tail=draw(some_operations()),
+        step=draw(some_operations()),
+    )
+
+
+@st.composite
+def any_operations(draw) -> Operations:
+    """Of 1 to 6 parameters."""
+    sizes = draw(st.lists(st.integers(0, 100), min_size=1, max_size=6))
+    parameters = (
+        Parameter(name=f"p{index}", shape=(size,), dtype="float32", size_bytes=4 * size)
+        for index, size in enumerate(sizes)
+    )
+    return draw(operations_of(tuple(parameters)))
+
+
+@st.composite
+def recordings(draw) -> tuple[Trace, Operations]:
+    """A recorded trace and operations of its model."""
+    trace = draw(traces())
+    return trace, draw(operations_of(trace.workload.parameters, trace.workload.batch))
+
+
+def moments(iteration) -> list[int]:
+    """All moments of an iteration, in their order."""
+    phases = [getattr(iteration, name) for name in PHASES]
+    return sorted(moment for moment in [*phases, *iteration.ready_ns] if moment is not None)
+
+
+def ready_order(trace: Trace) -> list[int]:
+    ready = trace.ranks[0].iterations[0].ready_ns
+    return sorted(range(len(ready)), key=ready.__getitem__)
+
+
+def checked(trace: Trace) -> Trace:
+    """The trace after all checks that a file gets."""
+    return Trace.model_validate_json(trace.model_dump_json())
+
+
+# Rooflines
+
+
+@given(some_operations(), devices())
+def test_merged_operations_take_as_long_on_every_device(operations, device):
+    merged = merge([*operations, *operations])
+    assert device.time_ns(merged) == pytest.approx(2 * device.time_ns(operations), rel=1e-12)
+    assert len(merged) <= len(operations)
+    for field in ("flops", "bytes_moved", "kernels"):
+        assert sum(getattr(o, field) for o in merged) == 2 * sum(getattr(o, field) for o in operations)
+
+
+@pytest.mark.parametrize(
+    ("operation", "ns"),
+    [
+        (Operation(flops=4000, bytes_moved=10), 2000 + 5),  # arithmetic decides
+        (Operation(flops=10, bytes_moved=4000), 4000 + 5),  # bytes decide
+        (Operation(flops=0, bytes_moved=0, kernels=3), 15),
+    ],
+)
+def test_a_kernel_takes_the_longer_of_arithmetic_and_bytes_and_its_launch(operation, ns):
+    device = Device(name="d", flops_per_s=2e9, bytes_per_s=1e9, launch_ns=5)
+    assert device.time_ns([operation]) == pytest.approx(ns)
+    half = device.model_copy(update={"efficiency": 0.5})
+    assert half.time_ns([operation]) == pytest.approx(2 * ns - 5 * operation.kernels)
+
+
+def test_data_sheets_have_sources_and_lower_precision_is_faster():
+    assert all(device.source for device in DEVICES.values())
+    for card, low in [("v100", "fp16"), ("a100-40gb", "bf16"), ("a100-80gb", "bf16"), ("h100", "bf16")]:
+        assert DEVICES[f"{card}-{low}"].flops_per_s > 7 * DEVICES[f"{card}-fp32"].flops_per_s
+    assert DEVICES["h100-bf16"].flops_per_s == pytest.approx(2 * DEVICES["h100-tf32"].flops_per_s)
+
+
+def test_a_device_is_found_by_name_or_file(tmp_path):
+    assert find_device("h100-bf16").name == "NVIDIA H100 SXM, bf16"
+    (tmp_path / "mine.json").write_text(SLOW.model_dump_json())
+    assert find_device(str(tmp_path / "mine.json")) == SLOW
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ('{"name": "d", "flops_per_s": -1, "bytes_per_s": 1}', "flops_per_s: input should be greater than 0"),
+        ('{"name": "d", "flops_per_s": 1, "bytes_per_s": NaN}', "bytes_per_s: "),
+        ('{"name": "d", "flops_per_s": 1}', "bytes_per_s: field required"),
+        ("no JSON", "not a data sheet: invalid JSON"),
+    ],
+)
+def test_a_broken_data_sheet_is_told_in_one_line(tmp_path, content, says):
+    path = tmp_path / "mine.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+        find_device(str(path))
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("h200", "expected v100-fp32, v100-fp16, a100"), ("no/file.json", "no/file.json: cannot be read: No such file")],
+)
+def test_an_unknown_device_is_told_in_one_line(name, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        find_device(name)
+
+
+# Rescaling
+
+
+def except_for_the_name(trace: Trace) -> Trace:
+    return trace.model_copy(update={"workload": trace.workload.model_copy(update={"device_name": ""})})
+
+
+@given(recordings(), devices())
+def test_the_same_device_gives_the_same_trace(recording, device):
+    trace, operations = recording
+    assert except_for_the_name(rescale(trace, operations, device, device)) == except_for_the_name(trace)
+
+
+@given(recordings(), devices(most_launch_ns=0))
+def test_a_device_twice_as_fast_halves_every_stretch_up_to_rounding(recording, device):
+    trace, operations = recording
+    assume(device.time_ns((*operations.forward, *operations.loss, *operations.backward, *operations.step)))
+    rates = {"flops_per_s": 2 * device.flops_per_s, "bytes_per_s": 2 * device.bytes_per_s}
+    rescaled = rescale(trace, operations, device, device.model_copy(update=rates))
+    for old, new in zip(trace.ranks, rescaled.ranks, strict=True):
+        for before, after in zip(old.iterations, new.iterations, strict=True):
+            for (a, b), (c, d) in zip(pairwise(moments(before)), pairwise(moments(after)), strict=True):
+                assert abs((b - a) - 2 * (d - c)) <= 1
+
+
+@given(recordings(), devices(), devices())
+def test_a_rescaled_trace_is_valid_and_keeps_every_order(recording, old, new):
+    trace, operations = recording
+    rescaled = rescale(trace, operations, old, new)
+    assert checked(rescaled) == rescaled
+    assert predict(rescaled, FABRIC, world_size=2).iteration_ns >= 0
+    for rank, again in zip(trace.ranks, rescaled.ranks, strict=True):
+        for before, after in zip(rank.iterations, again.iterations, strict=True):
+            pairs = sorted(zip(before.ready_ns, after.ready_ns, strict=True))
+            for (a, b), (c, d) in pairwise(pairs):
+                assert (a < c) == (b < d)
+
+
+def test_each_gradient_brings_its_own_operations_whatever_the_order():
+    """A gap belongs to the parameter that is ready at its end; the new device is faster for the weight's alone."""
+    parameters = tuple(Parameter(name=name, shape=(2,), dtype="float32", size_bytes=8) for name in ("weight", "bias"))
+    arithmetic, memory = Operation(flops=1000, bytes_moved=0), Operation(flops=0, bytes_moved=1000)
+    operations = Operations(
+        model="m", torch_version="", parameters=parameters, forward=(memory,), step=(memory,),
+        gradients=(
+            Gradient(parameter=0, operations=(arithmetic,)), Gradient(parameter=1, operations=(memory,)),
+        ),
+    )  # fmt: skip
+    trace = synthesize(operations, SLOW)
+    one = trace.ranks[0].iterations[0]
+    swapped = one.model_copy(update={"ready_ns": (4000, 2500), "backward_end_ns": 4000, "optimizer_start_ns": 4000})
+    swapped = swapped.model_copy(update={"optimizer_end_ns": 5000, "end_ns": 5000, "backward_start_ns": 1000})
+    rank = trace.ranks[0].model_copy(update={"iterations": (swapped,)})
+    fast = SLOW.model_copy(update={"flops_per_s": 1e10, "name": "fast"})
+    rescaled = rescale(trace.model_copy(update={"ranks": (rank,)}), operations, SLOW, fast)
+    assert rescaled.ranks[0].iterations[0].ready_ns == (2500 + 150, 2500)
+    assert rescaled.workload.device_name == "slow by its roofline, rescaled from slow to fast"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"name": "bias"}, "parameters[0].name: expected 'bias', as in the trace, got 'weight'"),
+        ({"shape": (1, 2)}, "parameters[0].shape: expected (1, 2), as in the trace, got (2,)"),
+        ({"dtype": "int32"}, "parameters[0].dtype: expected 'int32', as in the trace, got 'float32'"),
+        ({"batch": 4}, "batch: expected 4, as in the trace, got 3"),
+        ({"count": 2}, "parameters: expected 2, as in the trace, got 1"),
+        ({"source": "torch"}, "workload.source: expected 'module', computation alone, got 'torch'"),
+    ],
+)
+def test_operations_of_another_model_are_refused_in_one_line(change, says):
+    operations = Operations.model_validate_json(json.dumps(DOCUMENT))
+    trace = synthesize(operations, SLOW)
+    parameter = trace.workload.parameters[0]
+    more = (parameter.model_copy(update={"name": "more"}),) * (change.get("count", 1) - 1)
+    parameters = (parameter.model_copy(update={k: v for k, v in change.items() if hasattr(parameter, k)}), *more)
+    update = {"parameters": parameters} | {k: v for k, v in change.items() if k in ("batch", "source")}
+    other = trace.model_copy(update={"workload": trace.workload.model_copy(update=update)})
+    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+        rescale(other, operations, SLOW, SLOW)
+    assert "\n" not in str(caught.value)
+
+
+# Synthesis
+
+
+@given(any_operations(), devices(), st.none() | st.integers(6, 10**12))
+def test_a_synthesised_trace_is_valid_and_keeps_the_order_of_readiness(operations, device, step_ns):
+    assume(device.time_ns((*operations.forward, *operations.loss, *operations.backward, *operations.step)))
+    trace = synthesize(operations, device, step_ns=step_ns)
+    assert checked(trace) == trace
+    assert ready_order(trace) == list(operations.ready_order)
+    if step_ns is not None:
+        assert trace.ranks[0].iterations[0].duration_ns == step_ns
+        assert predict(trace, FABRIC, world_size=1).iteration_ns == step_ns
+
+
+@given(any_operations(), devices(most_launch_ns=0))
+def test_a_data_sheet_alone_gives_the_roofline_and_a_nanosecond_a_gradient(operations, device):
+    whole = device.time_ns((*operations.forward, *operations.loss, *operations.backward, *operations.step))
+    assume(whole)
+    iteration = synthesize(operations, device).ranks[0].iterations[0]
+    count = len(operations.gradients)
+    assert iteration.duration_ns == pytest.approx(whole + count, abs=0.51, rel=1e-12)
+    assert iteration.forward_end_ns == pytest.approx(device.time_ns(operations.forward), abs=1, rel=1e-9)
+    assert iteration.end_ns - iteration.backward_end_ns == pytest.approx(
+        device.time_ns(operations.step), abs=1.51, rel=1e-9
+    )
+
+
+def test_a_measured_step_stretches_the_passes_and_leaves_the_optimiser():
+    operations = Operations.model_validate_json(json.dumps(DOCUMENT | {"step": [OPERATION] * 4}))
+    device = Device(name="d", flops_per_s=1e3, bytes_per_s=1e9)  # 4 ms forward, 4 ms backward, 16 ms step
+    longer = synthesize(operations, device, step_ns=116_000_001).ranks[0].iterations[0]
+    assert (longer.forward_end_ns, longer.backward_end_ns, longer.end_ns) == (50_000_000, 100_000_001, 116_000_001)
+    shorter = synthesize(operations, device, step_ns=12_000_001).ranks[0].iterations[0]
+    assert (shorter.forward_end_ns, shorter.backward_end_ns, shorter.end_ns) == (2_000_000, 4_000_001, 12_000_001)
+
+
+def test_steps_too_short_and_models_without_work_are_told():
+    operations = Operations.model_validate_json(json.dumps(DOCUMENT))
+    with pytest.raises(ValueError, match="step_ns: expected at least 1, a nanosecond for every gradient, got 0"):
+        synthesize(operations, SLOW, step_ns=0)
+    idle = Operations.model_validate_json(
+        json.dumps(DOCUMENT | {"forward": [], "step": [], "gradients": [{"parameter": 0, "operations": []}]})
+    )
+    with pytest.raises(ValueError, match="expected some that take time on slow, got none"):
+        synthesize(idle, SLOW)
+
+
+# Files of operations
+
+
+@given(any_operations())
+def test_what_is_written_is_what_is_read(tmp_path_factory, operations):
+    path = tmp_path_factory.mktemp("operations") / "new" / "operations.json"
+    operations.save(path)
+    assert Operations.load(path) == operations
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (("batch",), 0, "batch: input should be greater than or equal to 1"),
+        (("gradients",), [], "gradients: expected each of the parameters 0 to 0 once, got []"),
+        (("gradients", 0, "parameter"), 1, "gradients: expected each of the parameters 0 to 0 once, got [1]"),
+        (("gradients", 0, "operations", 0, "flops"), -1, "gradients[0].operations[0].flops"),
+        (("forward", 0, "bytes_moved"), float("nan"), "forward[0].bytes_moved"),
+        (("step", 0, "kernels"), 1.5, "step[0].kernels"),
+        (("colour",), "red", "colour: extra inputs are not permitted"),
+        (("parameters",), [], "parameters: tuple should have at least 1 item"),
+    ],
+)
+def test_an_inconsistent_file_names_file_field_and_reason(tmp_path, path, value, says):
+    document = json.loads(json.dumps(DOCUMENT))
+    place = document
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    file = tmp_path / "operations.json"
+    file.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+        Operations.load(file)
+    assert str(caught.value).startswith(f"{file}: not an operations file: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_told_in_one_line(tmp_path):
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        Operations.load(tmp_path / "operations.json")
+
+
+# Counting
+
+
+def of(operations) -> tuple[int, int]:
+    """FLOPs and bytes."""
+    return sum(o.flops for o in operations), sum(o.bytes_moved for o in operations)
+
+
+def count(module: nn.Module, *inputs: torch.Tensor) -> Operations:
+    """Forward and backward, the loss being the sum of what comes out."""
+    return count_operations(module, lambda module: module(*inputs).sum(), "m")
+
+
+def test_a_linear_layer_by_hand():
+    batch, inputs, outputs = 5, 3, 7
+    counted = count(nn.Linear(inputs, outputs), torch.ones(batch, inputs))
+    x, w, b, y = batch * inputs, inputs * outputs, outputs, batch * outputs
+    assert of(counted.forward) == (2 * batch * w, 4 * (x + w + b + y))
+    assert of(counted.loss) == (0, 4 * (y + 1) + 4)  # the sum, and its gradient of one
+    # The gradient of a sum is one number, expanded: it lies in memory once. No gradient of the input is wanted.
+    weight, bias = (4 * (1 + x + w), 4 * (1 + b))
+    assert of(counted.backward) == (2 * batch * w, weight + bias)
+    assert of(counted.step) == (0, 3 * 4 * (w + b))
+    assert set(counted.ready_order) == {0, 1}
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
+def test_a_convolution_by_hand(layer, groups):
+    batch, inputs, outputs, kernel, size = 2, 4, 8, 3, 5
+    pixels = torch.ones(batch, inputs, size, size, requires_grad=True)
+    counted = count(layer(inputs, outputs, kernel, padding=1, groups=groups), pixels)
+    forward = 2 * batch * size**2 * kernel**2 * inputs * outputs // groups
+    assert of(counted.forward)[0] == forward
+    assert of(counted.backward)[0] == 2 * forward
+
+
+class Everything(nn.Module):
+    """Views, copies, operations in place, reductions, a lookup."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(100, 4)
+
+    def forward(self, index):
+        x = self.embedding(index)  # 2 x 4: reads two rows and two indices, writes two rows
+        y = x.t().view(4, 2)[1:].expand(3, 2)  # views
+        return y.contiguous().add_(1.0)  # a copy of 6 numbers; in place
+
+
+def test_views_count_nothing_and_lookups_what_they_read():
+    index = torch.tensor([1, 2])
+    counted = count(Everything(), index)
+    assert of(counted.forward) == (0, 4 * 8 + 4 * 8 + 8 * 2 + 2 * 4 * 6 + 2 * 4 * 6)
+    assert sum(operation.kernels for operation in counted.forward) == 3
+
+
+def convolutions() -> models.Model:
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(36, 5)
+    )
+    images = torch.ones(2, 3, 11, 11)
+    return module, lambda module: module(images).square().mean()
+
+
+def test_without_data_the_counts_are_those_of_a_real_run():
+    model = "tests.test_synthesis:convolutions"
+    real = count_operations(*models.build(model), model)
+    assert measure_operations(model) == real
+    module, loss_fn = models.build(model)
+    with FlopCounterMode(display=False) as oracle:
+        loss_fn(module).backward()
+    assert of((*real.forward, *real.loss, *real.backward))[0] == oracle.get_total_flops()
+
+
+@pytest.mark.parametrize("model", ["resnet18", "mlp", "transformer", "small-tensors"])
+def test_built_in_models_are_ready_in_the_order_that_was_recorded(model):
+    module, loss_fn = models.build(model)
+    with record(module, model=model, batch=loss_fn.batch) as recording:
+        loss_fn(module).backward()
+    recorded = recording.trace
+    counted = measure_operations(model)
+    synthetic = synthesize(counted, DEVICES["h100-tf32"], step_ns=50_000_000)
+    assert ready_order(synthetic) == ready_order(recorded)
+    for field in ("model", "source", "parameters", "buffers", "batch", "torch_version"):
+        assert getattr(synthetic.workload, field) == getattr(recorded.workload, field)
+    assert checked(rescale(recorded, counted, SLOW, DEVICES["a100-80gb-tf32"]))
+
+
+def resnet50_for_imagenet() -> models.Model:
+    module, _ = models.resnet50()
+    images = torch.empty(1, 3, 224, 224)
+    return module, lambda module: module(images).sum()
+
+
+def test_resnet50_needs_the_published_flops():
+    """4.09 billion multiplications and additions a 224 x 224 sample, as torchvision's table has it."""
+    flops, _ = of(measure_operations("tests.test_synthesis:resnet50_for_imagenet").forward)
+    assert flops / 2 == pytest.approx(4.09e9, rel=0.002)
+
+
+def enormous() -> models.Model:
+    module = nn.Linear(10**6, 10**6)
+    return module, lambda module: module(torch.empty(64, 10**6)).sum()
+
+
+def test_nothing_is_allocated():
+    """A layer of 4 TB."""
+    counted = measure_operations("tests.test_synthesis:enormous")
+    assert of(counted.forward)[0] == 2 * 64 * 10**12
+    assert synthesize(counted, DEVICES["h100-fp32"]).sizes_bytes == [4 * 10**12, 4 * 10**6]
+
+
+BATCH = torch.ones(2, 3)
+
+
+def reads_a_value() -> models.Model:
+    return nn.Linear(3, 1), lambda module: module(torch.ones(2, 3)).sum() * module.weight.sum().item()
+
+
+def batch_from_outside() -> models.Model:
+    return nn.Linear(3, 1), lambda module: module(BATCH).sum()
+
+
+def goes_to_numpy() -> models.Model:
+    return nn.Linear(3, 1), lambda module: torch.tensor(module(torch.ones(2, 3)).detach().numpy())
+
+
+def loss_without_a_parameter() -> models.Model:
+    return nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)]), lambda module: module[0](torch.ones(2, 3)).sum()
+
+
+def frozen() -> models.Model:
+    return nn.Linear(3, 1).requires_grad_(False), lambda module: module(torch.ones(2, 3)).sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        (reads_a_value, "does not run on the meta device, where tensors have no data: Tensor.item() cannot be"),
+        (batch_from_outside, "make model and batch inside the callable"),
+        (goes_to_numpy, "use no values (.item(), .numpy()"),
+        (loss_without_a_parameter, "expected the loss to use every parameter, 1.weight, 1.bias got no gradient"),
+        (frozen, "expected at least one trainable parameter, got none"),
+    ],
+)
+def test_a_model_that_cannot_be_counted_is_told_in_one_line(model, says):
+    name = f"tests.test_synthesis:{model.__name__}"
+    with pytest.raises(ModelError, match=re.escape(says)) as caught:
+        measure_operations(name)
+    assert str(caught.value).startswith(f"--model {name}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_model_is_told_as_ever():
+    with pytest.raises(ModelError, match="--model: expected resnet50, "):
+        measure_operations("alexnet")
+
+
+def test_this_machine_has_rates():
+    device = measure_device("here")
+    assert device.flops_per_s > 1e8
+    assert device.bytes_per_s > 1e8
+    assert 100 < device.launch_ns < 10**7
+
+
+def test_a_step_reads_parameter_and_gradient_and_writes_the_parameter():
+    parameter = Parameter(name="w", shape=(5,), dtype="float32", size_bytes=20)
+    assert of(sgd_step([parameter, parameter])) == (0, 120)
