@@ -41,7 +41,7 @@ bench: $(READY)  ## our DDP and our PowerSGD beside torch's, the recorder's over
 	$(BIN)/python -m benchmarks.ddp
 	$(BIN)/python -m benchmarks.powersgd
 	$(BIN)/python -m benchmarks.recorder
-	$(BIN)/python -m benchmarks.simulation
+	$(BIN)/python -m benchmarks.simulator
 
 clean:  ## remove .venv and everything that was made
 	rm -rf .venv out dist $$(find . -name __pycache__ -not -path './.venv/*') .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor, nn
 
+from .trace import Buffer, Parameter
+
 
 def ignored_names(module: nn.Module) -> frozenset[str]:
     """Names of parameters and buffers that the module asks to be left alone (torch's attribute for it)."""
@@ -40,6 +42,34 @@ def sparse_parameters(module: nn.Module) -> set[str]:
         if isinstance(submodule, nn.Embedding | nn.EmbeddingBag) and submodule.sparse
     }
     return {name for name, parameter in trainable_parameters(module).items() if id(parameter) in sparse}
+
+
+def described_parameters(module: nn.Module) -> tuple[Parameter, ...]:
+    """The trainable parameters as a trace tells of them."""
+    sparse = sparse_parameters(module)
+    return tuple(
+        Parameter(
+            name=name,
+            shape=tuple(parameter.shape),
+            dtype=dtype_name(parameter),
+            size_bytes=size_bytes(parameter),
+            sparse=name in sparse,
+        )
+        for name, parameter in trainable_parameters(module).items()
+    )
+
+
+def described_buffers(module: nn.Module) -> tuple[Buffer, ...]:
+    """The buffers as a trace tells of them."""
+    return tuple(
+        Buffer(name=name, dtype=dtype_name(buffer), size_bytes=size_bytes(buffer))
+        for name, buffer in module.named_buffers()
+    )
+
+
+def dtype_name(tensor: Tensor) -> str:
+    """The element type's name in traces: "float32"."""
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def size_bytes(tensor: Tensor) -> int:

@@ -17,13 +17,13 @@ from typing import Any, Literal, Self
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from . import probes
 from .data_parallel import DistributedDataParallel
 from .marks import Marks, now_ns, rank_trace
-from .parameters import size_bytes, sparse_parameters, trainable_parameters
-from .trace import Buffer, Layout, Parameter, Trace, Workload
+from .parameters import described_buffers, described_parameters, trainable_parameters
+from .trace import Layout, Trace, Workload
 
 OFFSET_ROUNDS = 10
 
@@ -120,25 +120,12 @@ class Recording:
         return Trace(workload=self._workload(len(ranks)), layouts=tuple(layouts), ranks=ranks)
 
     def _workload(self, world_size: int) -> Workload:
-        sparse = sparse_parameters(self._inner)
         device = next(iter(self._parameters.values())).device
         return Workload(
             model=self._model,
             source=self._source,
-            parameters=tuple(
-                Parameter(
-                    name=name,
-                    shape=tuple(parameter.shape),
-                    dtype=_dtype(parameter),
-                    size_bytes=size_bytes(parameter),
-                    sparse=name in sparse,
-                )
-                for name, parameter in self._parameters.items()
-            ),
-            buffers=tuple(
-                Buffer(name=name, dtype=_dtype(buffer), size_bytes=size_bytes(buffer))
-                for name, buffer in self._inner.named_buffers()
-            ),
+            parameters=described_parameters(self._inner),
+            buffers=described_buffers(self._inner),
             device=device.type,
             device_name=_processor_name(),
             backend=None if self._group is None else dist.get_backend(self._group),
@@ -157,10 +144,6 @@ def _check(model: str, parameters: dict[str, nn.Parameter]) -> None:
                 f"recording: expected all parameters on the CPU, {name} is on {parameter.device}; "
                 "record the module on the CPU, as GPU timing is not supported yet"
             )
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _processor_name() -> str:

@@ -57,8 +57,8 @@ class Prediction:
     compute_ns: int
     no_overlap_ns: int
     exposed_comm_ns: int
-    samples_ns: tuple[int, ...]
-    buckets: tuple[tuple[int, ...], ...]
+    samples_ns: tuple[int, ...] = field(repr=False)
+    buckets: tuple[tuple[int, ...], ...] = field(repr=False)
     timeline: Timeline = field(repr=False, compare=False)
 
     @cached_property

@@ -22,7 +22,7 @@ notes = Console(stderr=True)
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[str, int, int], None]]:
+def progress(first: str = "starting ranks") -> Iterator[Callable[[str, int, int], None]]:
     """A bar on a terminal, elsewhere a line for each new step; to be told a word, how many are done, of how many."""
     columns = (
         SpinnerColumn(),
@@ -32,7 +32,7 @@ def progress() -> Iterator[Callable[[str, int, int], None]]:
         TimeElapsedColumn(),
     )
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
-        task = bar.add_task("starting ranks", total=None)
+        task = bar.add_task(first, total=None)
         said = ""
 
         def on_progress(word: str, done: int, total: int) -> None:

@@ -233,3 +233,12 @@ def traces(draw) -> Trace:
         batch=draw(st.none() | st.integers(1, 64)),
     )
     return Trace(workload=workload, ranks=ranks)
+
+
+def message_shapes():
+    """Shapes of parameters as hooks send them: also without elements.
+
+    ((6, 5), (0,), (0, 3), ())
+    """
+    shapes = [(), (3,), (600,), (1, 7), (6, 5), (9, 9), (2, 12), (4, 3, 2), (20, 30), (0,), (0, 3), (3, 0)]
+    return st.lists(st.sampled_from(shapes), min_size=1, max_size=5).map(tuple)

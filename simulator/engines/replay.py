@@ -9,13 +9,14 @@ Speed is fluid: computation and collectives progress at rates that change whenev
 import gc
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import simpy
 
 from ..iteration.job import Job
-from ..iteration.script import Compute, Launch
+from ..iteration.script import Compute, Launch, Script, Wait
 from ..timeline import Timeline
 from .work_clock import WorkClock
 
@@ -40,6 +41,19 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+def _stretches(script: Script) -> list[tuple[slice, Launch | Wait | None]]:
+    """The script as stretches of computing steps, and what comes after each; nothing after the last."""
+    stretches: list[tuple[slice, Launch | Wait | None]] = []
+    first = last = 0
+    for instruction in script.instructions:
+        if isinstance(instruction, Compute):
+            last += 1
+        else:
+            stretches.append((slice(first, last), instruction))
+            first = last
+    return [*stretches, (slice(first, last), None)]
+
+
 class _Replay:
     """State of one simulation: who computes, what runs, what has happened."""
 
@@ -52,6 +66,8 @@ class _Replay:
         self.done = [self.env.event() for _ in range(collectives)]
         self.start_ns, self.done_ns = np.zeros((2, collectives), np.int64)
         self.end_ns = np.zeros((len(job.ranks), len(job.script.instructions)), np.int64)
+        self.is_fluid = job.is_fluid
+        self.stretches = _stretches(job.script)
         self.computing = 0
         self.computation = WorkClock(self.env)
         self.running: dict[int, WorkClock] = {}
@@ -63,32 +79,35 @@ class _Replay:
         return Timeline(self.job, self.end_ns, self.start_ns, self.done_ns)
 
     def _rank(self, row: int) -> Process:
-        """Follow the script. Between events a rank's own clock, `now`, runs ahead of the environment's."""
-        work = iter(self.job.work_ns[row].tolist())
-        ends = []
-        now = 0
+        """Follow the script, with one event for all computing up to the next launch or wait."""
+        work_ns = self.job.work_ns[row].tolist()
+        ends: list[int] = []
         self._computes(1)
-        for instruction in self.job.script.instructions:
-            if isinstance(instruction, Compute):
-                work_ns = next(work)
-                if work_ns and self.job.is_fluid:
-                    yield self.computation.after(work_ns)
-                    now = self._now
-                else:
-                    now += work_ns
-            else:
-                if now > self._now:
-                    yield self.env.timeout(now - self._now)
-                if isinstance(instruction, Launch):
-                    self._launched(instruction.collective)
-                elif not self.done[instruction.collective].triggered:
-                    self._computes(-1)
-                    yield self.done[instruction.collective]
-                    self._computes(1)
-                    now = self._now
-            ends.append(now)
+        for steps, instruction in self.stretches:
+            yield from self._compute(work_ns[steps], ends)
+            if isinstance(instruction, Launch):
+                self._launched(instruction.collective)
+            elif instruction is not None and not self.done[instruction.collective].triggered:
+                self._computes(-1)
+                yield self.done[instruction.collective]
+                self._computes(1)
+            if instruction is not None:
+                ends.append(int(self.env.now))
         self._computes(-1)
         self.end_ns[row] = ends
+
+    def _compute(self, steps_ns: list[int], ends: list[int]) -> Process:
+        """Computing steps, one after the other; notes when each ends."""
+        start, work_ns = int(self.env.now), sum(steps_ns)
+        if not work_ns:
+            ends.extend([start] * len(steps_ns))
+        elif self.is_fluid:
+            shown_ns = self.computation.read()
+            yield self.computation.after(work_ns)
+            ends.extend(self.computation.when(shown_ns + done) for done in accumulate(steps_ns))
+        else:
+            yield self.env.timeout(work_ns)
+            ends.extend(start + done for done in accumulate(steps_ns))
 
     def _launched(self, number: int) -> None:
         self.missing[number] -= 1
@@ -116,7 +135,7 @@ class _Replay:
 
     def _adjust_speeds(self) -> None:
         """Something has started or stopped: whatever is under way goes on at the speed that holds from here."""
-        if not self.job.is_fluid:
+        if not self.is_fluid:
             return
         self.computation.slow_down(self.job.compute_slowdown if self.running else 1.0)
         beside_computation = self.job.collective_slowdown if self.computing else 1.0

@@ -1,7 +1,9 @@
 """Work clocks: how long something takes whose speed changes while it is under way."""
 
+from bisect import bisect_right
 from heapq import heappop, heappush
 from math import ceil
+from operator import itemgetter
 
 import simpy
 
@@ -23,13 +25,14 @@ class WorkClock:
         self._slowdown = 1.0
         self._shown_ns = 0.0
         self._read_at_ns = 0
+        self._changes: list[tuple[float, int, float]] = [(0.0, 0, 1.0)]  # of speed: work shown, moment, slow-down
         self._waiting: list[tuple[float, int, simpy.Event]] = []
         self._entered = 0
         self._alarm: simpy.Timeout | None = None
 
     def after(self, work_ns: int) -> simpy.Event:
         """An event for when this much work, in nanoseconds at full speed, will have been done from now on."""
-        self._read()
+        self.read()
         event = self._env.event()
         self._entered += 1
         heappush(self._waiting, (self._shown_ns + work_ns, self._entered, event))
@@ -40,13 +43,21 @@ class WorkClock:
     def slow_down(self, factor: float) -> None:
         """From now on work takes `factor` times as long as at full speed."""
         if factor != self._slowdown:
-            self._read()
+            self._changes.append((self.read(), self._read_at_ns, factor))
             self._slowdown = factor
             self._set_alarm()
 
-    def _read(self) -> None:
+    def read(self) -> float:
+        """How much work, in nanoseconds at full speed, each has done that was there from the start."""
         self._shown_ns += (self._env.now - self._read_at_ns) / self._slowdown
         self._read_at_ns = int(self._env.now)
+        return self._shown_ns
+
+    def when(self, shown_ns: float) -> int:
+        """The moment at which the clock showed this, which must not be later than now."""
+        before = bisect_right(self._changes, shown_ns - ROUNDING_NS, key=itemgetter(0)) - 1
+        work, moment, slowdown = self._changes[max(0, before)]
+        return min(self._read_at_ns, moment + max(0, ceil((shown_ns - work - ROUNDING_NS) * slowdown)))
 
     def _set_alarm(self) -> None:
         """For whoever is done first; an alarm that was set before rings in vain."""
@@ -58,7 +69,7 @@ class WorkClock:
     def _ring(self, alarm: simpy.Event) -> None:
         if alarm is not self._alarm:
             return
-        self._read()
+        self.read()
         while self._waiting and self._waiting[0][0] <= self._shown_ns + ROUNDING_NS:
             heappop(self._waiting)[2].succeed()
         self._set_alarm()

@@ -1,6 +1,6 @@
 """What gradients and collectives cost the processor that also computes."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
 from pydantic import Field
 
@@ -25,6 +25,24 @@ class Linear(Record):
     def __call__(self, size_bytes: int) -> int:
         """Nanoseconds for `size_bytes`."""
         return round(self.fixed_ns + self.ns_per_byte * size_bytes)
+
+
+class HookCost(Record):
+    """What a comm hook computes for one bucket, by bytes of the bucket's gradients."""
+
+    name: str = Field(description="of the hook, as `--hook` takes it; the user's")
+    compress: Linear = Field(
+        default=Linear(),
+        description="before its first collective, nanoseconds; from `ddplab calibrate --hook`",
+    )
+    recompress: Linear = Field(
+        default=Linear(),
+        description="between its two collectives, nanoseconds; from `ddplab calibrate --hook`",
+    )
+    decompress: Linear = Field(
+        default=Linear(),
+        description="after its last collective, nanoseconds; from `ddplab calibrate --hook`",
+    )
 
 
 class Processor(Record):
@@ -52,16 +70,48 @@ class Processor(Record):
         default=1.0,
         description="of a collective while a rank computes, a factor on its time alone; from `ddplab calibrate`",
     )
+    compute_slowdown_error: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="half-width of the band that holds 90 % of repeated measurements of `compute_slowdown`, a "
+        "fraction of it; from `ddplab calibrate`, 0 where they were not kept",
+    )
+    collective_slowdown_error: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="half-width of the band that holds 90 % of repeated measurements of `collective_slowdown`, a "
+        "fraction of it; from `ddplab calibrate`, 0 where they were not kept",
+    )
     search_ns_per_parameter: float = Field(
         default=0.0,
         ge=0,
         allow_inf_nan=False,
         description="searching the autograd graph for unused parameters, nanoseconds a parameter; "
-        "from steps with and without find_unused_parameters",
+        "from `ddplab calibrate`, or from steps with and without find_unused_parameters",
     )
     rebuild_ns: int = Field(
         default=0,
         ge=0,
         description="allocating buckets and laying them out anew at the rebuild, nanoseconds; "
-        "from the second iteration of a profile against the third",
+        "from `ddplab calibrate`, or from the second iteration of a profile against the third",
     )
+    hooks: tuple[HookCost, ...] = Field(
+        default=(), description="what comm hooks compute, nanoseconds; from `ddplab calibrate --hook`"
+    )
+
+    def slowed(self, widths: float) -> Self:
+        """With slow-downs that are `widths` half-widths of their bands above the measured ones, or below.
+
+        Never below 1; and what was not slowed at all stays so, that a steady processor remains steady.
+        """
+        update = {
+            "compute_slowdown": _moved(self.compute_slowdown, widths * self.compute_slowdown_error),
+            "collective_slowdown": _moved(self.collective_slowdown, widths * self.collective_slowdown_error),
+        }
+        return self.model_copy(update=update)
+
+
+def _moved(factor: float, error: float) -> float:
+    return factor if factor == 1.0 else max(1.0, factor * (1.0 + error))

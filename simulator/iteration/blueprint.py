@@ -119,7 +119,8 @@ def draft(
         world_size: Number of ranks.
         joins: Whether they train under Join.
     """
-    sizes, processor, hook = trace.sizes_bytes, fabric.processor, policy.hook
+    sizes, processor = trace.sizes_bytes, fabric.processor
+    hook = policy.hook.charged(processor.hooks)
     script = write_script(outline_of(policy, trace, buckets, joins=joins))
     copies_out = not policy.gradient_as_bucket_view
     same_ns = {

@@ -6,13 +6,14 @@ What a hook computes is measured (`ddplab calibrate --hook NAME`) or told, by by
 
 from collections.abc import Callable, Sequence
 from math import ceil, prod, sqrt
+from typing import Self
 
 from pydantic import Field
 
 from reference.records import Record
 from reference.trace import Parameter
 
-from ..fabric.processor import Linear
+from ..fabric.processor import HookCost, Linear
 from .script import Message
 
 FLOAT32_BYTES = 4
@@ -34,6 +35,19 @@ class CommHook(Record):
     def message(self, parameters: Sequence[Parameter]) -> Message | None:
         """What a bucket of these parameters sends; None: nothing."""
         return Message("all_reduce", sum(parameter.size_bytes for parameter in parameters))
+
+    def charged(self, measured: Sequence[HookCost]) -> Self:
+        """With the costs that were measured of a hook of this name, unless it has some of its own."""
+        costs = next((cost for cost in measured if cost.name == self.name), None)
+        if costs is None or not self.compress == self.recompress == self.decompress == Linear():
+            return self
+        return self.model_copy(
+            update={
+                "compress": costs.compress,
+                "recompress": costs.recompress,
+                "decompress": costs.decompress,
+            }
+        )
 
 
 class Noop(CommHook):
@@ -101,11 +115,9 @@ class BatchedPowerSGD(PowerSGD):
     def message(self, parameters: Sequence[Parameter]) -> Message | None:
         """P, then Q, of the smallest square that takes all elements."""
         elements = sum(map(_elements, parameters))
-        if not elements:
-            return Message("all_reduce", 0)
         side = ceil(sqrt(elements))
         sent = side * min(side, self.matrix_approximation_rank)
-        bytes_each = sum(parameter.size_bytes for parameter in parameters) // elements
+        bytes_each = sum(parameter.size_bytes for parameter in parameters) // max(1, elements)
         return Message("all_reduce", sent * bytes_each, sent * bytes_each)
 
 

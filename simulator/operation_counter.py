@@ -1,13 +1,11 @@
-"""Meter: what a model needs, counted without allocating anything, and what this machine gives.
+"""Operation counter: what a model computes and moves, counted without allocating anything.
 
 Every operation of one forward and backward pass goes through a dispatch mode that counts its FLOPs, by the formulas
 of torch's own FLOP counter, and its bytes: each tensor that it reads or writes, once. On the `meta` device tensors
 have shapes but no data, so that the largest model takes a second and no memory.
 """
 
-import platform
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -20,11 +18,9 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from reference import models
 from reference.errors import ModelError
-from reference.parameters import size_bytes, sparse_parameters, trainable_parameters
-from reference.trace import Buffer, Parameter
+from reference.parameters import described_buffers, described_parameters, trainable_parameters
 
 from .workload.operations import Gradient, Operation, Operations, merge, sgd_step
-from .workload.roofline import NS_PER_S, Device
 
 aten = torch.ops.aten
 
@@ -131,16 +127,13 @@ def _summarize(counter: _Counter, module: nn.Module, model: str, batch: int | No
     forward_end = min(backward_start if counter.forward_end is None else counter.forward_end, backward_start)
     ends = list(counter.ready.values())
     starts = [backward_start, *ends[:-1]]
-    parameters = _parameters(module)
+    parameters = described_parameters(module)
     return Operations(
         model=model,
         batch=batch,
         torch_version=torch.__version__,
         parameters=parameters,
-        buffers=tuple(
-            Buffer(name=name, dtype=_dtype(buffer), size_bytes=size_bytes(buffer))
-            for name, buffer in module.named_buffers()
-        ),
+        buffers=described_buffers(module),
         forward=stretch(0, forward_end),
         loss=stretch(forward_end, backward_start),
         gradients=tuple(
@@ -150,24 +143,6 @@ def _summarize(counter: _Counter, module: nn.Module, model: str, batch: int | No
         tail=stretch(ends[-1], len(counter.operations)),
         step=sgd_step(parameters),
     )
-
-
-def _parameters(module: nn.Module) -> tuple[Parameter, ...]:
-    sparse = sparse_parameters(module)
-    return tuple(
-        Parameter(
-            name=name,
-            shape=tuple(parameter.shape),
-            dtype=_dtype(parameter),
-            size_bytes=size_bytes(parameter),
-            sparse=name in sparse,
-        )
-        for name, parameter in trainable_parameters(module).items()
-    )
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 # One operation
@@ -258,49 +233,3 @@ def _distinct_bytes(tensor: Tensor) -> int:
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride or not size else 1
     return count * tensor.element_size()
-
-
-# This machine
-
-_MATRIX = 1024
-_VECTOR = 1 << 24
-_CHAIN = 200
-_REPEATS = 10
-
-
-def measure_device(name: str | None = None) -> Device:
-    """Rates of this machine's processor, in float32 and with the threads that torch has now; about a second.
-
-    What `rescale` needs as the device that a trace was recorded on.
-
-    Args:
-        name: What to call it. None: the architecture.
-    """
-    matrix = torch.ones(_MATRIX, _MATRIX)
-    ones, sums = torch.ones(_VECTOR), torch.ones(_VECTOR)
-
-    def chain() -> None:
-        link = torch.ones(1, requires_grad=True)
-        for _ in range(_CHAIN):
-            link = link.tanh()
-        link.backward()
-
-    product_s = _time_s(lambda: matrix @ matrix)
-    addition_s = _time_s(lambda: torch.add(ones, sums, out=sums))
-    return Device(
-        name=name or platform.processor() or platform.machine(),
-        flops_per_s=2 * _MATRIX**3 / product_s,
-        bytes_per_s=3 * _VECTOR * ones.element_size() / addition_s,
-        launch_ns=round(_time_s(chain) * NS_PER_S / (2 * _CHAIN)),
-        source=f"measured with {torch.get_num_threads()} threads of torch {torch.__version__}",
-    )
-
-
-def _time_s(work: Callable[[], object]) -> float:
-    """Seconds of one run, the fastest of several: a machine at its best, whoever else uses it."""
-    times = []
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)

@@ -1,0 +1,148 @@
+"""How fast the simulator is: one ResNet-50 iteration in five buckets, from its work to the last event.
+
+The trace was recorded with `ddplab record --model resnet50 --iterations 8`. Ranks that differ are drawn from it by
+the variation `fitted`. Medians of several runs, with quartiles; peak memory is that of everything here.
+"""
+
+import argparse
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from reference.trace import Trace
+from simulator import Fabric, Policy, Variation, predict, sweep
+from simulator.engines.closed_form import solve
+from simulator.engines.replay import replay
+from simulator.fabric import Processor
+from simulator.iteration.blueprint import draft
+from simulator.iteration.job import Job
+from simulator.iteration.policy import buckets_of
+from simulator.workload.variation import Draws
+from simulator.workload.work import recorded_work
+
+TRACE = Path(__file__).parent / "resnet50.json.gz"
+FIGURE = Path("out/simulator_speed")
+FIVE_BUCKETS = Policy(bucket_cap_mb=None)
+STEADY = Fabric.from_alpha_beta(50_000, 1e9, source="50 us, 1 GB/s")
+FLUID = STEADY.model_copy(update={"processor": Processor(compute_slowdown=1.2, collective_slowdown=1.1)})
+RANKS = (1, 10, 100, 1_000, 10_000, 100_000)
+CAPS_MB = (1000.0, 25.0, 5.0, 1.0, 0.1, 1e-6)
+
+
+def main() -> None:
+    """Print what must be reached, and draw how cost grows."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--out", type=Path, default=FIGURE, help="figure and data, without their endings")
+    out: Path = options.parse_args().out
+    trace = Trace.load(TRACE)
+    print(__doc__)
+    must_reach(trace)
+    rows = scaling(trace)
+    print(rows.to_string(index=False, float_format="%.5f"))
+    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    rows.to_csv(out.with_suffix(".csv"), index=False)
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    draw(rows[rows["along"] == "ranks"], figure.add_subplot(1, 2, 1))
+    draw(rows[rows["along"] == "buckets"], figure.add_subplot(1, 2, 2))
+    figure.savefig(out.with_suffix(".png"), dpi=120)
+    print(f"drawn in {out.with_suffix('.png')}")
+
+
+def must_reach(trace: Trace) -> None:
+    """The figures that the project holds itself to, each beside its limit."""
+    for name, fabric in (("", STEADY), (", with slow-downs", FLUID)):
+        _tell(f"1,024 different ranks by events{name}", 0.2, replay, _job(trace, fabric, 1_024), runs=9)
+        _tell(f"16,384 different ranks by events{name}", 4.0, replay, _job(trace, fabric, 16_384), runs=3)
+    for name, fabric in (("", STEADY), (", with slow-downs", FLUID)):
+        _tell(f"100,000 identical ranks, 8 iterations{name}", 0.01, _predict, trace, fabric, 100_000, runs=15)
+    _tell("100,000 configurations by closed form", 2.0, _sweep, trace, runs=5)
+
+
+def scaling(trace: Trace) -> pd.DataFrame:
+    """Seconds of one iteration by ranks and by buckets; columns along, size, engine, seconds."""
+    rows: list[dict[str, Any]] = []
+    engines: dict[str, tuple[Callable[[Job], object], Fabric]] = {
+        "events": (replay, STEADY),
+        "events, slow-downs": (replay, FLUID),
+        "closed form": (solve, STEADY),
+    }
+    for name, (engine, fabric) in engines.items():
+        for ranks in RANKS:
+            seconds = _times(3 if ranks > 1_000 else 15, engine, _job(trace, fabric, ranks))[1]
+            rows.append({"along": "ranks", "size": ranks, "engine": name, "seconds": seconds})
+        for cap in CAPS_MB:
+            job = _job(trace, fabric, 16, Policy(bucket_cap_mb=cap))
+            size = len(job.script.collectives)
+            rows.append({"along": "buckets", "size": size, "engine": name, "seconds": _times(9, engine, job)[1]})
+    return pd.DataFrame(rows)
+
+
+def draw(rows: pd.DataFrame, ax: Axes) -> Axes:
+    """Cost on two logarithmic axes, with a line of slope one for comparison."""
+    along = rows["along"].iloc[0]
+    for engine, mine in rows.groupby("engine", sort=False):
+        ax.loglog(mine["size"], mine["seconds"], marker="o", label=engine)
+    events = rows[rows["engine"] == "events"]
+    largest = events.iloc[events["size"].argmax()]
+    sizes = events["size"]
+    ax.loglog(sizes, largest["seconds"] * sizes / largest["size"], color="0.6", linestyle=":", label="linear")
+    ax.set_xlabel("different ranks, 5 buckets" if along == "ranks" else "buckets, 16 different ranks")
+    ax.set_ylabel("seconds an iteration")
+    ax.grid(which="both", alpha=0.2)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(frameon=False, fontsize=8)
+    return ax
+
+
+def _job(trace: Trace, fabric: Fabric, ranks: int, policy: Policy = FIVE_BUCKETS) -> Job:
+    draws = Draws(recorded_work(trace), ranks, Variation(kind="fitted", iterations=1))
+    blueprint = draft(trace, fabric, policy, buckets_of(policy, trace), ranks, joins=False)
+    return blueprint.job(draws.work(0), draws.ranks.tolist())
+
+
+def _predict(trace: Trace, fabric: Fabric, world_size: int) -> None:
+    assert len(predict(trace, fabric, world_size=world_size, bucket_cap_mb=None).buckets) == 5
+
+
+def _sweep(trace: Trace) -> None:
+    rows = sweep(
+        trace,
+        {
+            f"fabric {number}": Fabric.from_alpha_beta(5_000 + 500 * number, 1e9 + 1e8 * number)
+            for number in range(100)
+        },
+        world_sizes=[2**power for power in range(1, 11)],
+        bucket_caps_mb=[20 + number / 5 for number in range(50)],
+        orders=["ready", "reverse"],
+    )
+    assert len(rows) == 100_000
+
+
+def _tell(what: str, limit_s: float, action: Callable[..., object], *arguments: object, runs: int) -> None:
+    low, middle, high = _times(runs, action, *arguments)
+    verdict = "" if middle < limit_s else "  MISSED"
+    print(f"{what:55} {middle:8.4f} s ({low:.4f} to {high:.4f}), must be under {limit_s:g} s{verdict}", flush=True)
+
+
+def _times(runs: int, action: Callable[..., object], *arguments: object) -> tuple[float, float, float]:
+    """Quartiles of the seconds that an action takes, after a first run that is not counted."""
+    action(*arguments)
+    seconds = []
+    for _ in range(runs):
+        start = time.perf_counter()
+        action(*arguments)
+        seconds.append(time.perf_counter() - start)
+    low, middle, high = statistics.quantiles(seconds, n=4)
+    return low, middle, high
+
+
+if __name__ == "__main__":
+    main()

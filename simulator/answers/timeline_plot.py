@@ -1,0 +1,96 @@
+"""A picture of an iteration: what each rank computed, what the network did, and the chain that made it so long."""
+
+from collections.abc import Iterable, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from ..prediction import Prediction
+from ..spans import Kind, Span
+
+COLOURS: dict[Kind, str] = {
+    "unsynchronized": "#ced4da",
+    "rebuild": "#b08968",
+    "forward": "#8ecae6",
+    "search": "#b08968",
+    "backward": "#219ebc",
+    "pack": "#f4a261",
+    "compress": "#9d4edd",
+    "launch": "#3a0ca3",
+    "recompress": "#9d4edd",
+    "decompress": "#9d4edd",
+    "wait": "#f1f3f5",
+    "copy_out": "#f4a261",
+    "step": "#577590",
+    "straggler": "#ffb703",
+    "queued": "#adb5bd",
+    "join": "#6a994e",
+    "order": "#6a994e",
+    "broadcast": "#6a994e",
+    "bitmap": "#6a994e",
+    "all_reduce": "#d1495b",
+    "second_all_reduce": "#9b2226",
+}
+IDLE: tuple[Kind, ...] = ("straggler", "queued")
+"""What is launched but does not run."""
+
+LANE, IDLE_LANE = 0.8, 0.25
+"""Heights, of 1."""
+
+
+def draw_timeline(prediction: Prediction, ax: Axes, *, ranks: Sequence[int] | None = None) -> Axes:
+    """Draw the median iteration: two lanes a rank, computation above its collectives; the critical path is framed.
+
+    Args:
+        prediction: What to draw.
+        ax: Where; returned.
+        ranks: Which of the simulated ranks; None: the first four.
+    """
+    shown = list(prediction.timeline.job.ranks[:4] if ranks is None else ranks)
+    lane_of = {rank: 2 * place for place, rank in enumerate(shown)}
+    spans = [span for span in prediction.spans if span.rank in lane_of]
+    spans.sort(key=lambda span: span.kind not in IDLE)  # what runs is drawn over what has to wait
+    seen: dict[Kind, None] = {}
+    for span in spans:
+        seen.setdefault(span.kind)
+        _draw_span(span, ax, lane_of)
+    for span in prediction.critical_path:
+        if span.rank in lane_of:
+            _draw_span(span, ax, lane_of, frame=True)
+    lanes = [f"rank {rank} {what}" for rank in shown for what in ("computes", "network")]
+    ax.set_yticks(range(len(lanes)), lanes, fontsize=8)
+    ax.set_ylim(len(lanes) - 0.5, -0.5)
+    ax.set_xlim(0, max(1.0, prediction.timeline.iteration_ns / 1e6))
+    ax.set_xlabel("ms")
+    ax.set_title(_title(prediction), loc="left", fontsize=10)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(
+        handles=_legend(seen), fontsize=7, ncols=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15)
+    )
+    return ax
+
+
+def _draw_span(span: Span, ax: Axes, lane_of: dict[int, int], *, frame: bool = False) -> None:
+    lane = lane_of[span.rank] + (span.stream == "comm")
+    extent = [(span.start_ns / 1e6, span.duration_ns / 1e6)]
+    tall = IDLE_LANE if span.kind in IDLE else LANE
+    height = (lane - tall / 2, tall)
+    if frame:
+        ax.broken_barh(extent, height, facecolors="none", edgecolors="black", linewidth=1.2)
+        return
+    ax.broken_barh(extent, height, facecolors=COLOURS[span.kind], edgecolors="white", linewidth=0.3)
+    if span.bucket is not None and span.stream == "comm" and span.kind not in IDLE:
+        middle = (span.start_ns + span.end_ns) / 2e6
+        ax.text(middle, lane, str(span.bucket), ha="center", va="center", fontsize=7, color="white", clip_on=True)
+
+
+def _title(prediction: Prediction) -> str:
+    low, high = prediction.interval_ns
+    return (
+        f"{prediction.iteration_ns / 1e6:.1f} ms (90 %: {low / 1e6:.1f} to {high / 1e6:.1f}), "
+        f"{prediction.exposed_comm_ns / 1e6:.1f} ms more than computation; framed: the critical path"
+    )
+
+
+def _legend(kinds: Iterable[Kind]) -> list[Patch]:
+    return [Patch(facecolor=COLOURS[kind], edgecolor="#adb5bd", label=kind.replace("_", " ")) for kind in kinds]

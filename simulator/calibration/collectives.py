@@ -1,0 +1,48 @@
+"""Collectives: an all-reduce, two of them at a time, and a broadcast, by size."""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from reference.launch import report_progress
+
+from .samples import time_ns
+
+Samples = dict[str, dict[int, list[int]]]
+"""Nanoseconds by what was done and by size."""
+
+
+def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int) -> Samples:
+    """Times of an all-reduce, of two at a time (until both are done), of a broadcast; the first of each is left out.
+
+    Repetitions are interleaved, so that a drift of the machine's speed hits every size alike.
+    """
+    buffers = [torch.ones(max(sizes) // 4), torch.ones(max(sizes) // 4)]
+    ways: dict[str, Callable[[list[Tensor]], None]] = {
+        "all_reduce": lambda pair: all_reduce(pair[:1]),
+        "two": all_reduce,
+        "broadcast": lambda pair: _wait(dist.broadcast(pair[0], 0, async_op=True)),
+    }
+    times: Samples = {way: {size: [] for size in sizes} for way in ways}
+    for done in range(repeats + 1):
+        if rank == 0:
+            report_progress("calibrating collectives", done, repeats + 1)
+        for size in sizes:
+            pair = [buffer[: size // 4] for buffer in buffers]
+            for way, run in ways.items():
+                dist.barrier()
+                times[way][size].append(time_ns(run, pair))
+    return {way: {size: taken[1:] for size, taken in by_size.items()} for way, by_size in times.items()}
+
+
+def all_reduce(tensors: list[Tensor]) -> None:
+    """All of them at the same time; returns when all are done."""
+    for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
+        _wait(work)
+
+
+def _wait(work: dist.Work | None) -> None:
+    assert work is not None
+    work.wait()

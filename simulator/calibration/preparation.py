@@ -1,0 +1,70 @@
+"""Preparation: what the reducer does before a backward pass, for which it needs the model."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from reference import models
+from reference.bucketing import bucket_caps, initial_buckets
+from reference.layout import Features, Layout
+from reference.listening import accumulators
+from reference.outputs import tensors_in
+from reference.parameters import bucket_key, size_bytes, sparse_parameters, trainable_parameters
+from reference.usage import reachable
+
+from .samples import clock_ns, time_ns
+from .witness import witnessed
+
+REBUILT_CAP_MB = 25.0
+"""DDP's default. The cost is one of parameters, hardly one of buckets."""
+
+
+def time_preparation(_rank: int, _world_size: int, model: str, repeats: int) -> tuple[list[float], list[int]]:
+    """Nanoseconds a parameter of searching the graph for unused ones; nanoseconds of rebuilding the buckets.
+
+    The first of each is left out.
+    """
+    module, loss_fn = models.build(model)
+    parameters = trainable_parameters(module)
+    searching = [_search_ns(module, loss_fn, list(parameters.values())) for _ in range(repeats + 1)]
+    rebuilding = [_rebuild_ns(module, parameters) for _ in range(repeats + 1)]
+    return [ns / len(parameters) for ns in searching[1:]], rebuilding[1:]
+
+
+def _search_ns(module: nn.Module, loss_fn: models.Loss, parameters: list[nn.Parameter]) -> int:
+    """Of the graph behind the module's outputs, made anew as in each iteration."""
+    outputs: list[Tensor] = []
+    hook = module.register_forward_hook(lambda _module, _inputs, output: outputs.extend(tensors_in(output)))
+    try:
+        loss_fn(module)
+    finally:
+        hook.remove()
+    indices = {node: index for index, node in enumerate(accumulators(parameters))}
+    return time_ns(reachable, outputs, indices)
+
+
+def _rebuild_ns(module: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
+    """From one bucket, as torch begins, into default buckets; without the broadcast of the order."""
+    group = dist.group.WORLD
+    assert group is not None
+    tensors, sparse = list(parameters.values()), sparse_parameters(module)
+    begun = initial_buckets(
+        [size_bytes(tensor) for tensor in tensors],
+        bucket_caps(float("inf")),
+        keys=[bucket_key(tensor) for tensor in tensors],
+        sparse=[name in sparse for name in parameters],
+    )
+    layout = Layout(
+        tensors,
+        begun,
+        rebuild_caps_bytes=bucket_caps(REBUILT_CAP_MB),
+        sparse=frozenset(index for index, name in enumerate(parameters) if name in sparse),
+        features=Features(),
+    )
+    with torch.no_grad(), witnessed("broadcast") as broadcasts:
+        start = clock_ns()
+        layout.rebuild_if_due(range(len(tensors))[::-1], group)
+        total_ns = clock_ns() - start
+    (broadcast,) = broadcasts
+    assert broadcast.done_ns is not None
+    return total_ns - (broadcast.done_ns - broadcast.issued_ns)

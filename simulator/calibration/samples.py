@@ -1,0 +1,89 @@
+"""Samples: how a time is taken, and what repeated times of the same thing amount to."""
+
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, pairwise
+from typing import NamedTuple
+
+import numpy as np
+from scipy.optimize import nnls
+
+from ..fabric import Linear
+
+clock_ns = time.perf_counter_ns
+"""Nanoseconds since some moment; differences are times."""
+
+BAND_OF_QUARTILES = 1.645 / (2 * 0.6745)
+"""Half-width of a normal distribution's middle 90 %, as a multiple of the distance of its quartiles."""
+
+
+def time_ns(action: Callable[..., object], *arguments: object) -> int:
+    """Nanoseconds that one call takes."""
+    start = clock_ns()
+    action(*arguments)
+    return clock_ns() - start
+
+
+def median_ns(samples: Iterable[float]) -> int:
+    """The median, in whole nanoseconds."""
+    return round(statistics.median(samples))
+
+
+def low(samples: Iterable[float]) -> float:
+    """The lower quartile: the machine's noise only ever adds."""
+    return float(np.quantile(list(samples), 0.25))
+
+
+def spread(samples: Sequence[float]) -> float:
+    """Half-width of the band that holds 90 % of such samples, as a fraction of their median; 0 of a single one.
+
+    It is taken from the quartiles, which one wild sample of seven does not move; of samples from a normal
+    distribution its mean is right also where they are as few as three.
+
+    Args:
+        samples: Repeated measurements of one thing, all above 0.
+    """
+    lower, middle, upper = np.quantile(samples, [0.25, 0.5, 0.75], method="normal_unbiased")
+    return float(BAND_OF_QUARTILES * (upper - lower) / middle)
+
+
+def fit(samples: Mapping[int, Sequence[float]]) -> Linear:
+    """Fixed and per-byte cost, neither negative, with the least relative error over the sizes' medians.
+
+    Args:
+        samples: Nanoseconds by size in bytes. Empty: nothing was to be done, which costs nothing.
+    """
+    if not samples:
+        return Linear()
+    sizes = np.array(list(samples), dtype=float)
+    times = np.maximum(1.0, [statistics.median(taken) for taken in samples.values()])
+    rows = np.column_stack([1 / times, sizes / times])
+    (fixed, per_byte), _residual = nnls(rows, np.ones(len(times)))
+    return Linear(fixed_ns=float(fixed), ns_per_byte=float(per_byte))
+
+
+class Contest(NamedTuple):
+    """Times of one kind of work on one rank, in nanoseconds.
+
+    Attributes:
+        alone: Nothing else ran; one piece more than `together` has.
+        together: Between a piece of `alone` and the next, while other work ran.
+    """
+
+    alone: list[list[int]]
+    together: list[list[int]]
+
+
+def slowdown(ranks: Sequence[Contest]) -> tuple[float, float]:
+    """How many times as long the work takes in company, at least 1, and half of that factor's 90 % band.
+
+    The factor is of all rounds, so that what disturbs one of them does not count; the band is that of single rounds,
+    each beside the times alone just before and after it. Ranks are averaged: each runs at the pace of the others.
+    """
+    factors = [low(chain(*rank.together)) / low(chain(*rank.alone)) for rank in ranks]
+    rounds = [
+        [low(during) / low(before + after) for during, (before, after) in zip(together, pairwise(alone), strict=True)]
+        for alone, together in ranks
+    ]
+    return max(1.0, statistics.fmean(factors)), spread([statistics.fmean(one) for one in zip(*rounds, strict=True)])

@@ -1,0 +1,158 @@
+"""Arguments that several commands take, and how their words are read; a word that makes no sense is named."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from reference.bucketing import ORDERS, Order
+from reference.files import check_writable
+from reference.records import Record, checked
+
+from ..fabric import Fabric
+from ..iteration.comm_hook import CommHook, named_hook
+from ..iteration.policy import Policy
+from ..workload.variation import Straggler, Variation
+
+R = TypeVar("R", bound=Record)
+
+Model = Annotated[
+    str, typer.Option(help="Built-in name (resnet50, resnet18, mlp, transformer, small-tensors) or module:callable.")
+]
+WorldSize = Annotated[int, typer.Option(min=1, help="Number of ranks.")]
+Caps = Annotated[str, typer.Option(help="Bucket caps in MB, comma-separated; `single` means one single bucket.")]
+Orders = Annotated[str, typer.Option(help=f"Bucket orders, comma-separated: {', '.join(ORDERS)}.")]
+Hooks = Annotated[
+    str, typer.Option(help="Comm hooks, comma-separated: none, fp16, bf16, quantize_per_tensor, power_sgd:RANK, ...")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME=VALUE",
+        help="Anything else that the reducer is told, again and again: "
+        + ", ".join(name for name in Policy.model_fields if name not in ("bucket_cap_mb", "order", "hook", "plan"))
+        + ".",
+    ),
+]
+FabricSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fabric-set",
+        metavar="NAME=VALUE",
+        help="Change the fabric: extrapolate=true, slow_link=2, algorithm=tree, scale=0.5, concurrency=1, ...",
+    ),
+]
+VariationSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variation",
+        metavar="NAME=VALUE",
+        help="How iterations differ: kind=recorded|resampled|correlated|fitted, iterations=, seed=, correlation=.",
+    ),
+]
+Stragglers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--straggler",
+        metavar="RANK:FACTOR",
+        help="A rank that computes that many times as long; `random` in place of a rank: another in each iteration.",
+    ),
+]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the result here, for programs.")]
+
+
+def read_caps(text: str) -> list[float]:
+    """Sizes in MB; `single` is infinite."""
+    caps = []
+    for word in text.split(","):
+        try:
+            cap = math.inf if word.strip() == "single" else float(word)
+        except ValueError:
+            cap = math.nan
+        if not cap > 0:
+            raise ValueError(f"--caps: expected sizes in MB above 0, or `single`, separated by commas; got {word!r}")
+        caps.append(cap)
+    return caps
+
+
+def read_orders(text: str) -> list[Order]:
+    """Names of orders."""
+    words = [word.strip() for word in text.split(",")]
+    if unknown := [word for word in words if word not in ORDERS]:
+        raise ValueError(f"--orders: expected {', '.join(ORDERS)}, separated by commas; got {unknown[0]!r}")
+    return [order for word in words for order in ORDERS if order == word]
+
+
+def read_hooks(text: str) -> list[CommHook]:
+    """Names of comm hooks."""
+    try:
+        return [named_hook(word.strip()) for word in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--hooks: {error}") from None
+
+
+def read_counts(option: str, text: str) -> list[int]:
+    """Whole numbers above 0."""
+    words = [word.strip() for word in text.split(",")]
+    if wrong := [word for word in words if not (word.isdecimal() and int(word))]:
+        raise ValueError(f"{option}: expected numbers above 0, separated by commas; got {wrong[0]!r}")
+    return [int(word) for word in words]
+
+
+def read_stragglers(words: Sequence[str] | None) -> list[Straggler]:
+    """Slow ranks."""
+    stragglers = []
+    for word in words or ():
+        rank, _, factor = word.partition(":")
+        try:
+            slow = None if rank == "random" else int(rank)
+            stragglers.append(checked(Straggler, rank=slow, factor=float(factor)))
+        except ValueError as error:
+            raise ValueError(f"--straggler: expected RANK:FACTOR, such as 3:1.5, got {word!r}: {error}") from None
+    return stragglers
+
+
+def read_policy(words: Sequence[str] | None) -> Policy:
+    """The default with these settings."""
+    return _changed(Policy(), "--policy", words)
+
+
+def read_variation(words: Sequence[str] | None) -> Variation:
+    """The default with these settings."""
+    return _changed(Variation(), "--variation", words)
+
+
+def read_fabric(path: Path, words: Sequence[str] | None) -> Fabric:
+    """A calibration, or a topology in YAML, with these settings."""
+    return _changed(Fabric.load(path), "--fabric-set", words)
+
+
+def check_outputs(*paths: Path | None) -> None:
+    """Before any work: what will be written can be."""
+    for path in paths:
+        if path is not None:
+            check_writable(path)
+
+
+def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
+    """The record with each NAME=VALUE in its place; a value is JSON where it can be, else text."""
+    if not words:
+        return record
+    settings = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or name not in type(record).model_fields:
+            names = ", ".join(type(record).model_fields)
+            raise ValueError(f"{option}: expected NAME=VALUE with one of {names}; got {word!r}")
+        try:
+            settings[name] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[name] = value
+    try:
+        return checked(type(record), **(dict(record) | settings))
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from None

@@ -1,0 +1,47 @@
+"""`ddplab validate` and `ddplab demo`: predict, then train for real, and compare."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..report import Configuration
+from ..show import progress, show_report, write_json
+from .arguments import Caps, Json, Model, Orders, WorldSize, check_outputs, read_caps, read_orders
+
+
+def validate(
+    model: Model = "resnet50",
+    world_size: WorldSize = 2,
+    caps: Caps = "0.5,1,5,25,single",
+    orders: Orders = "ready",
+    repeat: Annotated[int, typer.Option(min=1, help="Turns of each configuration, 2 iterations each.")] = 3,
+    out: Annotated[Path, typer.Option(help="Folder for trace, fabric, predictions, report.")] = Path("out/validate"),
+    json_path: Json = None,
+) -> None:
+    """Record, calibrate, write predictions to disk, then train for real and compare."""
+    from reference.launch import RankPool
+
+    from ..validate import validate as run
+
+    check_outputs(out / "report.json", json_path)
+    configurations = [Configuration(cap, order) for cap in read_caps(caps) for order in read_orders(orders)]
+    with progress() as on_progress, RankPool(world_size) as pool:
+        report = run(pool, [model], configurations, out=out, repeat=repeat, on_progress=on_progress)
+    show_report(report)
+    write_json(json_path, report.to_json())
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for everything that it makes.")] = Path("out/demo"),
+    json_path: Json = None,
+) -> None:
+    """Train ResNet-50 and an MLP on two ranks, predicted first: about 3 minutes on two cores."""
+    from ..demo import demo as run
+
+    check_outputs(out / "report.json", json_path)
+    with progress() as on_progress:
+        report = run(out, on_progress=on_progress)
+    show_report(report)
+    print(f"in {out}: report.csv, report.json, demo.png; for each model trace.json.gz, fabric.json, perfetto.json")
+    write_json(json_path, report.to_json())

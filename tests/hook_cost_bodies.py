@@ -1,0 +1,124 @@
+"""Rank bodies that listen to what a training iteration hands to the process group."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from reference.data_parallel import DistributedDataParallel
+from reference.recorder import record
+from reference.trace import Trace
+
+from .bodies import IntegerModel, integer_batches
+from .hook_bodies import OURS, Given, Shapes, given_gradients
+from .scenarios import Branches, batch
+from .strategies import ModelSpec
+
+Sent = tuple[str, int]
+"""How it was sent, and bytes of this rank's part."""
+
+TRANSPORTS = {"allreduce": "all_reduce", "allgather": "all_gather", "broadcast": "broadcast"}
+"""Methods of a process group; every collective of torch's and ours ends in one."""
+
+
+@contextmanager
+def listening() -> Iterator[list[Sent]]:
+    """A list to which all collectives of this rank are added, in the order in which they are issued."""
+    sent: list[Sent] = []
+
+    def heard(method: str) -> Any:
+        real = getattr(dist.ProcessGroup, method)
+
+        def hear(group: dist.ProcessGroup, *arguments: Any, **named: Any) -> Any:
+            (mine,) = arguments[method == "allgather"]  # its first argument takes what all ranks send
+            sent.append((TRANSPORTS[method], mine.nbytes))
+            return real(group, *arguments, **named)
+
+        return mock.patch.object(dist.ProcessGroup, method, hear)
+
+    with ExitStack() as stack:
+        for method in TRANSPORTS:
+            stack.enter_context(heard(method))
+        yield sent
+
+
+def _iterations(
+    module: nn.Module,
+    loss: Callable[[nn.Module, int], torch.Tensor],
+    options: dict[str, Any],
+    hook: tuple[str, dict[str, Any]] | None,
+    cycles: int,
+    sync_every: int = 1,
+) -> tuple[Trace, list[list[Sent]]]:
+    """A recording of the plain module, and what each cycle of iterations of the wrapped one sends."""
+    with record(module) as recording:
+        loss(module, 0).backward()
+    module.zero_grad()
+    ddp = DistributedDataParallel(module, **options)
+    if hook is not None:
+        name, state_options = hook
+        function, make_state = OURS[name]
+        ddp.register_comm_hook(make_state(**state_options), function)
+    seen = []
+    for cycle in range(cycles):
+        with listening() as sent:
+            for number in range(sync_every):
+                with nullcontext() if number == sync_every - 1 else ddp.no_sync():
+                    loss(ddp, cycle).backward()
+        seen.append(sent)
+    return recording.trace, seen
+
+
+def of_integers(
+    rank: int, world_size: int, spec: ModelSpec, options: dict[str, Any], *, cycles: int = 4, sync_every: int = 1
+) -> tuple[Trace, list[list[Sent]]]:
+    """A model of any shapes and dtypes, each parameter with a buffer beside it."""
+    batches = integer_batches(spec, world_size, cycles)
+    return _iterations(
+        IntegerModel(spec, rank), lambda m, cycle: m(batches[cycle][rank]).mean(), options, None, cycles, sync_every
+    )
+
+
+def of_branches(
+    rank: int, world_size: int, which: str, options: dict[str, Any], *, cycles: int = 4
+) -> tuple[Trace, list[list[Sent]]]:
+    """A model that leaves parameters unused."""
+    return _iterations(
+        Branches(), lambda m, cycle: m(batch(rank, 3, 4, step=cycle), which).sum(), options, None, cycles
+    )
+
+
+def of_hook(
+    rank: int,
+    world_size: int,
+    shapes: Shapes,
+    dtype: str,
+    options: dict[str, Any],
+    hook: tuple[str, dict[str, Any]],
+    *,
+    cycles: int = 4,
+) -> tuple[Trace, list[list[Sent]]]:
+    """Parameters of these shapes under a comm hook."""
+    return _iterations(
+        Given(shapes, getattr(torch, dtype)),
+        lambda m, cycle: m(given_gradients(rank, shapes, 0, cycle)),
+        options,
+        hook,
+        cycles,
+    )
+
+
+def under_join(rank: int, world_size: int, inputs: tuple[int, ...], options: dict[str, Any]) -> list[list[Sent]]:
+    """What each iteration of a rank sends that has inputs."""
+    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)), **options)
+    seen = []
+    with ddp.join():
+        for step in range(inputs[rank]):
+            with listening() as sent:
+                ddp(batch(rank, 3, 4, step=step)).sum().backward()
+            seen.append(sent)
+    return seen

@@ -1,0 +1,149 @@
+"""The twin's proof: the simulator's collectives are those that the real reducer and the real hooks issue."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from reference.trace import Trace
+from simulator import Fabric
+from simulator.iteration.blueprint import draft, messages_of
+from simulator.iteration.comm_hook import BatchedPowerSGD, CommHook, PowerSGD, named_hook
+from simulator.iteration.policy import Phase, Policy, buckets_of
+
+from . import hook_cost_bodies
+from .strategies import caps_mb, hook_shapes, message_shapes, model_specs, partitions
+
+FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
+PHASES: tuple[Phase, ...] = ("first", "rebuild", "steady", "steady")
+CAPS = st.fixed_dictionaries({"bucket_cap_mb": caps_mb()}) | st.fixed_dictionaries(
+    {"bucket_cap_mb_list": st.lists(st.floats(1e-6, 3e-4), min_size=1, max_size=3)}
+)
+
+
+def foretold(trace: Trace, phase: Phase, world_size: int = 2, **told: Any) -> list[tuple[str, int]]:
+    """Transport and bytes of every collective of an iteration, in order."""
+    policy = Policy(phase=phase, **told)
+    script = draft(trace, FABRIC, policy, buckets_of(policy, trace), world_size, joins=False).script
+    return messages_of(script)
+
+
+def assert_foretold(results: list, told: dict[str, Any], phases: tuple[Phase | None, ...] = PHASES) -> None:
+    """On every rank; the trace is rank 0's, whose order counts."""
+    trace = results[0][0]
+    for _, seen in results:
+        for phase, sent in zip(phases, seen, strict=True):
+            assert phase is None or sent == foretold(trace, phase, len(results), **told)
+
+
+@settings(max_examples=25)
+@given(model_specs(2), CAPS, st.booleans(), st.booleans())
+def test_plain_iterations_issue_the_scripts_collectives(two_ranks, spec, caps, buffers, view):
+    """First with one bucket, then with the rebuild's broadcast, then in rebuilt buckets; buffers by dtype."""
+    options = caps | {"gradient_as_bucket_view": view}
+    results = two_ranks.run(hook_cost_bodies.of_integers, spec, options | {"forward_sync_buffers": buffers})
+    assert_foretold(results, options | {"broadcast_buffers": buffers})
+
+
+@settings(max_examples=10)
+@given(model_specs(2), st.data())
+def test_a_plan_is_never_rebuilt(two_ranks, spec, data):
+    plan = data.draw(partitions(len(spec.shapes), spec.dtypes))
+    results = two_ranks.run(hook_cost_bodies.of_integers, spec, {"plan": plan})
+    assert_foretold(results, {"plan": plan})
+
+
+@settings(max_examples=15)
+@given(model_specs(2), CAPS)
+def test_with_find_unused_parameters_each_iteration_ends_with_the_bitmap(two_ranks, spec, caps):
+    options = caps | {"find_unused_parameters": True}
+    results = two_ranks.run(hook_cost_bodies.of_integers, spec, options)
+    assert_foretold(results, options)
+    assert all(sent[-1] == ("all_reduce", 4 * len(spec.shapes)) for sent in results[0][1])
+
+
+@settings(max_examples=15)
+@given(model_specs(2), CAPS, st.booleans())
+def test_a_static_graph_sends_the_bitmap_once_and_rebuilds_one_iteration_later(two_ranks, spec, caps, searching):
+    """Its first iteration does not tell the order; the second, in the buckets of the first, is no phase."""
+    options = caps | {"static_graph": True, "find_unused_parameters": searching}
+    results = two_ranks.run(hook_cost_bodies.of_integers, spec, options)
+    assert_foretold(results, options, ("first", None, "rebuild", "steady"))
+    bitmap = ("all_reduce", 4 * len(spec.shapes))
+    assert [*results[0][1][1], bitmap] == results[0][1][0]
+
+
+@pytest.mark.parametrize("which", ["a", "b", "ab"])
+@pytest.mark.parametrize(
+    ("told", "phases"),
+    [({"find_unused_parameters": True}, PHASES), ({"static_graph": True}, ("first", None, "rebuild", "steady"))],
+    ids=["find_unused_parameters", "static_graph"],
+)
+def test_unused_parameters_travel_too(two_ranks, which, told, phases):
+    options = told | {"bucket_cap_mb": 1e-6}
+    assert_foretold(two_ranks.run(hook_cost_bodies.of_branches, which, options), options, phases)
+
+
+@settings(max_examples=10)
+@given(model_specs(2), CAPS, st.integers(2, 3), st.booleans())
+def test_a_cycle_under_no_sync_sends_what_one_iteration_does(two_ranks, spec, caps, sync_every, searching):
+    """The buffers once too: with the first forward pass that follows a synchronised one."""
+    options = caps | {"find_unused_parameters": searching}
+    results = [
+        result
+        for result in two_ranks.run(
+            partial(hook_cost_bodies.of_integers, sync_every=sync_every), spec, options
+        )
+    ]
+    assert_foretold(results, options | {"sync_every": sync_every})
+
+
+# Comm hooks
+
+NAMES = {
+    "none": "allreduce",
+    "noop": "noop",
+    "fp16": "fp16",
+    "bf16": "bf16",
+    "quantize_per_tensor": "per tensor",
+    "quantize_per_channel": "per channel",
+}
+"""A hook's name here: that of the real one in `hook_bodies`."""
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "quantize" not in name])
+@settings(max_examples=8)
+@given(message_shapes(), st.sampled_from(["float32", "float64"]), caps_mb())
+def test_a_hooks_messages_are_what_the_real_hook_sends(two_ranks, name, shapes, dtype, cap):
+    _assert_messages(two_ranks, name, shapes, dtype, cap)
+
+
+@pytest.mark.parametrize("name", ["quantize_per_tensor", "quantize_per_channel"])
+@settings(max_examples=8)
+@given(hook_shapes(), st.sampled_from(["float32", "float64"]), caps_mb())
+@example(shapes=((0, 3), (600,), ()), dtype="float32", cap=None)
+def test_quantised_messages_are_what_the_real_hook_gathers(two_ranks, name, shapes, dtype, cap):
+    """Of buckets with elements: the real hooks take no others."""
+    _assert_messages(two_ranks, name, shapes, dtype, cap)
+
+
+def _assert_messages(pool, name, shapes, dtype, cap):
+    told = {"bucket_cap_mb": cap}
+    results = pool.run(hook_cost_bodies.of_hook, shapes, dtype, told, (NAMES[name], {}))
+    assert_foretold(results, told | {"hook": named_hook(name)})
+
+
+@pytest.mark.parametrize(("kind", "real"), [(PowerSGD, "power"), (BatchedPowerSGD, "batched power")])
+@settings(max_examples=25)
+@given(message_shapes(), st.sampled_from(["float32", "float64"]), caps_mb(), st.integers(1, 4), st.floats(0.1, 3))
+@example(shapes=((6, 5), (0,)), dtype="float32", cap=1e-6, rank=1, rate=0.5)
+@example(shapes=((20, 30), (3,), (20, 30)), dtype="float32", cap=1e-6, rank=2, rate=2.0)
+def test_powersgd_sends_ps_and_qs_in_turn(two_ranks, kind, real, shapes, dtype, cap, rank, rate):
+    """P0, P1, Q0, P2, Q1, ..., each with what is not compressed, as soon as it compresses: in iteration 2."""
+    state = {"matrix_approximation_rank": rank, "min_compression_rate": rate}
+    told = {"bucket_cap_mb": cap}
+    results = two_ranks.run(hook_cost_bodies.of_hook, shapes, dtype, told, (real, state))
+    assert_foretold(results, told | {"hook": kind(**state)}, (None, None, "steady", "steady"))
+    assert_foretold(results, told | {"hook": CommHook()}, ("first", "rebuild", None, None))
