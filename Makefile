@@ -4,11 +4,11 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-gpu check format bench clean
+.PHONY: help demo test test-torch test-gpu check format bench bench-simulator clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ddplab needs Python 3.11 or newer, $(PYTHON) is " + sys.version.split()[0] + "; try: make PYTHON=python3.12 VERB")'
@@ -37,11 +37,13 @@ format: $(READY)  ## rewrite the code as `make check` wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## our DDP and our PowerSGD beside torch's, the recorder's overhead, the simulator's speed
+bench-simulator: $(READY)  ## how fast the simulator is, against what it must reach; figure in out/: 3 minutes
+	$(BIN)/python -m benchmarks.simulator
+
+bench: $(READY)  ## our DDP and our PowerSGD beside torch's, the recorder's overhead
 	$(BIN)/python -m benchmarks.ddp
 	$(BIN)/python -m benchmarks.powersgd
 	$(BIN)/python -m benchmarks.recorder
-	$(BIN)/python -m benchmarks.simulator
 
 clean:  ## remove .venv and everything that was made
 	rm -rf .venv out dist $$(find . -name __pycache__ -not -path './.venv/*') .pytest_cache .ruff_cache .mypy_cache .hypothesis

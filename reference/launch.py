@@ -19,8 +19,9 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
@@ -165,7 +166,8 @@ class RankPool:
                 ),
                 name=f"rank {rank}",
             )
-            process.start()
+            with _ctrl_c_blocked():
+                process.start()
             theirs.close()  # so that the death of the rank ends the pipe
             self._connections.append(ours)
             self._processes.append(process)
@@ -219,11 +221,21 @@ class RankPool:
         return kind, value
 
 
+@contextlib.contextmanager
+def _ctrl_c_blocked() -> Iterator[None]:
+    """What is started meanwhile never hears of Ctrl-C: the launcher ends the ranks, without N tracebacks."""
+    resource_tracker.ensure_running()  # where it is not, starting a process starts it, and that unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _serve(rank: int, world_size: int, folder: Path, backend: str, timeout_s: float, connection: Connection) -> None:
     """What a rank's process does: join the group, then run bodies until the pipe closes."""
     global _launcher
     _launcher = connection
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the launcher ends the ranks, without N tracebacks
     faulthandler.register(signal.SIGUSR1, file=_stack_file(folder, rank).open("w"), all_threads=False)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
     _stay_on_this_machine()

@@ -14,7 +14,7 @@ class Record(BaseModel):
 R = TypeVar("R", bound=Record)
 
 
-def checked(kind: type[R], **fields: object) -> R:
+def checked(kind: type[R], /, **fields: object) -> R:
     """A record of these fields.
 
     Raises:

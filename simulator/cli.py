@@ -7,6 +7,7 @@ import typer
 
 from reference.errors import Error
 
+from .commands.knobs import knobs
 from .commands.measure import calibrate, record
 from .commands.predict import predict, sweep_command
 from .commands.synthesize import rescale, synthesize
@@ -25,6 +26,7 @@ app.command()(rescale)
 app.command()(calibrate)
 app.command()(predict)
 app.command("sweep")(sweep_command)
+app.command()(knobs)
 app.command()(validate)
 app.command()(demo)
 

@@ -98,7 +98,8 @@ class Summary:
 def summarize(simulated: Nanoseconds, iterations_each: int) -> Summary:
     """Sum up what `simulate` returned, a cycle of `iterations_each` counting as that many."""
     latency, compute, no_overlap = simulated / iterations_each
-    place = latency.argsort(axis=-1, kind="stable")[..., latency.shape[-1] // 2]
+    middle = latency.shape[-1] // 2  # of an even number the higher one: a median is an iteration
+    place = latency.argsort(axis=-1, kind="stable")[..., middle]
     low, high = np.quantile(latency, INTERVAL, axis=-1, method="nearest")
     p95, p99 = np.quantile(latency, [0.95, 0.99], axis=-1)
     return Summary(
@@ -109,8 +110,8 @@ def summarize(simulated: Nanoseconds, iterations_each: int) -> Summary:
         mean=latency.mean(axis=-1),
         p95=p95,
         p99=p99,
-        compute=np.median(compute, axis=-1),
-        no_overlap=np.median(no_overlap, axis=-1),
+        compute=np.sort(compute, axis=-1)[..., middle],
+        no_overlap=np.sort(no_overlap, axis=-1)[..., middle],
     )
 
 

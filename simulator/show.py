@@ -19,6 +19,8 @@ from reference.trace import Trace
 from .report import Report
 
 notes = Console(stderr=True)
+TEXT = ("name", "default", "meaning", "order", "hook", "trace", "fabric")
+"""Columns that are not numbers."""
 
 
 @contextmanager
@@ -99,7 +101,7 @@ def show_table(rows: Sequence[dict[str, str]], title: str) -> None:
     print(title)
     table = Table(box=None, padding=(0, 1, 0, 0))
     for name in rows[0]:
-        table.add_column(name, justify="left" if name == "order" else "right", overflow="fold")
+        table.add_column(name, justify="left" if name in TEXT else "right", overflow="fold")
     for row in rows:
         table.add_row(*row.values())
     Console(width=None if sys.stdout.isatty() else 120).print(table)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hypothesis import strategies as st
 
@@ -10,6 +11,8 @@ from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Work
 from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
 from simulator.iteration.comm_hook import HOOKS, named_hook
 from simulator.iteration.policy import Policy
+from simulator.prediction import Prediction, predict_policy
+from simulator.workload.variation import Kind, Straggler, Variation
 
 from .scenarios import Step
 
@@ -242,3 +245,101 @@ def message_shapes():
     """
     shapes = [(), (3,), (600,), (1, 7), (6, 5), (9, 9), (2, 12), (4, 3, 2), (20, 30), (0,), (0, 3), (3, 0)]
     return st.lists(st.sampled_from(shapes), min_size=1, max_size=5).map(tuple)
+
+
+def variations(*, kinds: Sequence[Kind] = ("recorded", "resampled", "correlated", "fitted")):
+    """Variation(kind="correlated", iterations=3, correlation=0.5, seed=7)"""
+    return st.builds(
+        Variation,
+        kind=st.sampled_from(kinds),
+        iterations=st.integers(1, 4),
+        correlation=st.none() | st.floats(-1, 1),
+        seed=st.integers(0, 2**31 - 1),
+    )
+
+
+@st.composite
+def rate_fabrics(draw) -> list[Fabric]:
+    """[Fabric.from_alpha_beta(100, 1e9), Fabric.from_alpha_beta(0, 3e8)]: steady ones at any world size."""
+    made = []
+    for _ in range(draw(st.integers(1, 3))):
+        links = Fabric.from_alpha_beta(draw(st.integers(0, 5000)), draw(st.floats(1e6, 1e12)))
+        processor = Processor(launch_ns=draw(st.sampled_from([0, 40])), pack=Linear(fixed_ns=2))
+        made.append(links.model_copy(update={"processor": processor}))
+    return made
+
+
+@st.composite
+def sweeps(draw) -> dict[str, Any]:
+    """Arguments of `sweep` for a few configurations: two traces of one kind, steady and fluid fabrics, ..."""
+    worlds = draw(st.lists(st.integers(1, 4), min_size=1, max_size=2))
+    of_ranks = [draw(fluid_fabrics(4)), draw(steady_fabrics(4))]
+    timings = [[t.model_copy(update={"world_size": n}) for n in range(1, 5) for t in f.all_reduce] for f in of_ranks]
+    fabrics = {
+        f"fabric {number}": fabric.model_copy(update={"all_reduce": tuple(timing)})
+        for number, (fabric, timing) in enumerate(zip(of_ranks, timings, strict=True))
+    }
+    if draw(st.booleans()):
+        fabrics["one at a time"] = fabrics["fabric 1"].model_copy(update={"concurrency": 1})
+    names = draw(st.lists(st.sampled_from(sorted(fabrics)), min_size=1, unique=True))
+    some_traces = {f"trace {number}": draw(traces()) for number in range(draw(st.integers(1, 2)))}
+    policy = draw(policies(())).model_copy(update={"plan": None})
+    return {
+        "trace": some_traces,
+        "fabric": {name: fabrics[name] for name in names},
+        "world_sizes": worlds,
+        "bucket_caps_mb": draw(st.lists(caps_mb() | st.just(float("inf")), min_size=1, max_size=2)),
+        "orders": draw(st.lists(st.sampled_from(ORDERS), min_size=1, max_size=2)),
+        "hooks": draw(st.lists(st.sampled_from([*HOOKS, "power_sgd:3"]), min_size=1, max_size=2)),
+        "policy": policy,
+        "variation": draw(variations()),
+        "stragglers": draw(
+            st.lists(
+                st.builds(Straggler, rank=st.none() | st.integers(0, min(worlds) - 1), factor=st.floats(1, 3)),
+                max_size=2,
+            )
+        ),
+    }
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Arguments of a prediction."""
+
+    trace: Trace
+    fabric: Fabric
+    world_size: int
+    policy: Policy
+    variation: Variation
+    stragglers: tuple[Straggler, ...]
+    inputs: tuple[int, ...] | None
+
+    def predict(self) -> Prediction:
+        return predict_policy(
+            self.trace,
+            self.fabric,
+            self.world_size,
+            self.policy,
+            variation=self.variation,
+            stragglers=self.stragglers,
+            inputs=self.inputs,
+        )
+
+
+@st.composite
+def any_predictions(
+    draw, *, fabrics=fluid_fabrics, world_sizes=st.integers(1, 4), variation=None, stragglers: bool = True
+) -> Asked:
+    """Asked(traces(), fabric, 3, policy, Variation(kind="fitted", iterations=2), (Straggler(factor=2),), (1, 0, 2))"""
+    trace, world_size = draw(traces()), draw(world_sizes)
+    inputs = st.lists(st.integers(0, 2), min_size=world_size, max_size=world_size).filter(any).map(tuple)
+    straggler = st.builds(Straggler, rank=st.none() | st.integers(0, world_size - 1), factor=st.floats(1, 3))
+    return Asked(
+        trace=trace,
+        fabric=draw(fabrics(world_size)),
+        world_size=world_size,
+        policy=draw(policies(tuple(trace.keys))),
+        variation=draw(variations() if variation is None else variation),
+        stragglers=tuple(draw(st.lists(straggler, max_size=1))) if stragglers else (),
+        inputs=draw(st.none() | inputs) if stragglers else None,
+    )

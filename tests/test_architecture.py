@@ -109,6 +109,7 @@ LAYERS = {  # each module imports only from those before it
         "validate",
         "demo",
         "commands.arguments",
+        "commands.knobs",
         "commands.measure",
         "commands.predict",
         "commands.synthesize",

@@ -11,8 +11,8 @@ from reference.bucketing import MIB
 from .collectives import all_reduce
 from .samples import Contest, median_ns, time_ns
 
-ROUNDS = 4
-ROUND_S = 0.5
+ROUNDS = 3
+ROUND_S = 0.6
 """How long both run together in a round, at least."""
 PASSES = 2
 """As many passes as that take alone, at least."""

@@ -83,7 +83,7 @@ def time_hook(rank: int, _world_size: int, name: str, model: str, repeats: int) 
             bucket.reset()
             pack(bucket, scale=1.0)  # undivided, as hooks get them
             dist.barrier()
-            parts.append(_time_parts(hook, state, bucket))
+            parts.append(time_parts(hook, state, bucket))
     return [(bucket.size_bytes, parts[WARM_UP:]) for (bucket, _), parts in zip(buckets, taken, strict=True)]
 
 
@@ -102,7 +102,8 @@ def _buckets(module: nn.Module) -> list[Bucket]:
     return [Bucket(indices, [parameters[index] for index in indices]) for indices in assigned]
 
 
-def _time_parts(hook: Hook, state: Any, bucket: Bucket) -> Parts:
+def time_parts(hook: Hook, state: Any, bucket: Bucket) -> Parts:
+    """Call the hook with a bucket that has been packed, and wait for what it returns."""
     whole, told = Sighting(clock_ns()), threading.Event()
 
     def finish(_future: object) -> None:

@@ -23,8 +23,8 @@ def show_calibration(fabric: Fabric, model: str, title: str) -> None:
     """
     show_table(collective_rows(fabric), title)
     processor = fabric.processor
-    if processor.hooks:
-        show_table(list(hook_rows(processor)), f"comm hooks compute, for a bucket of the gradients of {model}")
+    if rows := list(hook_rows(processor)):
+        show_table(rows, f"comm hooks compute, for a bucket of the gradients of {model}")
     print(
         f"while a collective runs, computation of {model} takes "
         f"x {processor.compute_slowdown:.2f} (± {processor.compute_slowdown_error:.0%}); while it computes, "

@@ -32,7 +32,8 @@ class Sighting:
 def witnessed(*names: str) -> Iterator[list[Sighting]]:
     """Note every call of these functions of `torch.distributed` within the block, in the order of the calls.
 
-    For code that looks them up when it calls them (`dist.all_reduce`), as everything in `reference` does.
+    For code that looks them up when it calls them (`dist.all_reduce`) and goes on in a `then` of the collective's
+    future, as everything in `reference` does: what the witness notes at its end comes before any `then`.
     """
     originals = {name: getattr(dist, name) for name in names}
     sightings: list[Sighting] = []
@@ -54,7 +55,7 @@ def _noting(collective: Callable[..., Any], sightings: list[Sighting]) -> Callab
         if work is None:  # it was not asynchronous
             sighting.finish()
         else:
-            work.get_future().add_done_callback(lambda _: sighting.finish())  # before any that the caller adds
+            work.get_future().add_done_callback(lambda _: sighting.finish())
         return work
 
     return noting

@@ -102,16 +102,8 @@ class Processor(Record):
     )
 
     def slowed(self, widths: float) -> Self:
-        """With slow-downs that are `widths` half-widths of their bands above the measured ones, or below.
-
-        Never below 1; and what was not slowed at all stays so, that a steady processor remains steady.
-        """
-        update = {
-            "compute_slowdown": _moved(self.compute_slowdown, widths * self.compute_slowdown_error),
-            "collective_slowdown": _moved(self.collective_slowdown, widths * self.collective_slowdown_error),
-        }
+        """With slow-downs that are `widths` half-widths of their bands above the measured ones, never below 1."""
+        compute = self.compute_slowdown * (1 + widths * self.compute_slowdown_error)
+        collective = self.collective_slowdown * (1 + widths * self.collective_slowdown_error)
+        update = {"compute_slowdown": max(1.0, compute), "collective_slowdown": max(1.0, collective)}
         return self.model_copy(update=update)
-
-
-def _moved(factor: float, error: float) -> float:
-    return factor if factor == 1.0 else max(1.0, factor * (1.0 + error))

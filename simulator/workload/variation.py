@@ -210,10 +210,16 @@ def _quantiles(ordered: Nanoseconds, levels: Floats) -> Nanoseconds:
 
 
 def _lag_one(durations: Nanoseconds) -> float:
-    """How alike neighbouring gaps are, by the normal scores of their ranks over the iterations (0: one iteration)."""
+    """How alike neighbouring gaps are, by the normal scores of their ranks over the iterations (0: one iteration).
+
+    Gaps that never vary say nothing.
+    """
     count = len(durations)
     if count < 3:
         return 0.0
-    ranks = durations.argsort(axis=0, kind="stable").argsort(axis=0, kind="stable")
-    scores = ndtri((ranks + 0.5) / count)
-    return float(np.clip((scores[:, 1:] * scores[:, :-1]).mean() / (scores**2).mean(), -1, 1))
+    ranks, backwards = (some.argsort(axis=0, kind="stable").argsort(axis=0) for some in (durations, durations[::-1]))
+    scores = ndtri(((ranks + backwards[::-1]) / 2 + 0.5) / count)  # equal durations have one rank, their mean
+    pairs = scores.any(axis=0)[:-1] & scores.any(axis=0)[1:]
+    before, after = scores[:, :-1][:, pairs], scores[:, 1:][:, pairs]
+    spread = float(np.sqrt((before**2).sum() * (after**2).sum()))
+    return float(np.clip((before * after).sum() / spread, -1, 1)) if spread else 0.0

@@ -1,0 +1,237 @@
+"""Laws of predictions, for any trace, policy, fabric and world size; and a law that one might expect and that fails."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from reference.trace import Trace
+from simulator import Fabric, Prediction
+from simulator.engines.replay import replay
+from simulator.fabric import Processor, Timing
+from simulator.iteration.blueprint import draft
+from simulator.iteration.comm_hook import CommHook
+from simulator.iteration.job import Job
+from simulator.iteration.policy import Policy, buckets_of
+from simulator.iteration.script import Message, Outline, write_script
+from simulator.prediction import predict_policy
+from simulator.sampling import COMPUTATION
+from simulator.workload.variation import Straggler, Variation
+
+from .strategies import any_predictions, fluid_fabrics, iteration, policies, steady_fabrics, trace_of, traces, variations
+from .strategies import rate_fabrics as fabrics_of_links
+from .test_replay import jobs
+
+FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e30)
+
+
+# Bounds
+
+
+@given(any_predictions())
+def test_an_iteration_takes_as_long_as_its_computation_and_as_its_busiest_link(asked):
+    prediction = asked.predict()
+    timeline = prediction.timeline
+    job = timeline.job
+    assert timeline.iteration_ns >= job.work_ns.sum(axis=1).max()
+    for queue in set(job.queues):
+        on_link = sum(cost for cost, other in zip(job.cost_ns.tolist(), job.queues, strict=True) if other == queue)
+        assert timeline.iteration_ns * job.concurrency >= on_link
+    assert prediction.iteration_ns >= prediction.compute_ns >= 0
+    assert prediction.exposed_comm_ns == prediction.iteration_ns - prediction.compute_ns
+
+
+@given(any_predictions(fabrics=steady_fabrics))
+def test_overlap_never_hurts_where_speeds_are_constant(asked):
+    prediction = asked.predict()
+    if len(prediction.timeline.job.ranks) == 1:
+        assert prediction.iteration_ns <= prediction.no_overlap_ns
+
+
+# Bytes
+
+
+@given(any_predictions())
+def test_every_parameter_is_in_one_bucket_and_every_buckets_bytes_are_sent(asked):
+    prediction = asked.predict()
+    parameters = asked.trace.workload.parameters
+    assert sorted(itertools.chain(*prediction.buckets)) == list(range(len(parameters)))
+    sent: dict[int, list[int]] = {}
+    for collective in prediction.timeline.job.script.collectives:
+        if collective.bucket is not None:
+            sent.setdefault(collective.bucket, []).append(collective.size_bytes)
+    for number, bucket in enumerate(prediction.buckets):
+        message = asked.policy.hook.message([parameters[index] for index in bucket])
+        expected = [] if message is None else [size for size in message[1:] if size is not None]
+        assert sent.get(number, []) == expected
+    if type(asked.policy.hook) is CommHook:
+        assert sum(map(sum, sent.values())) == sum(asked.trace.sizes_bytes)
+
+
+# Sameness
+
+
+@given(any_predictions())
+def test_the_same_seed_gives_the_same_prediction_to_the_nanosecond(asked):
+    one, other = asked.predict(), asked.predict()
+    assert one == other
+    assert one.spans == other.spans
+
+
+@given(any_predictions(world_sizes=st.just(1)))
+def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
+    """Copies, launches, what a hook computes; nothing waits."""
+    job = asked.predict().timeline.job
+    assert asked.predict().timeline.iteration_ns == job.work_ns.sum()
+    assert asked.predict().breakdown["exposed_comm"] == asked.predict().breakdown["stragglers"] == 0
+    bare = replace(asked, fabric=FREE, policy=asked.policy.model_copy(update={"hook": CommHook()})).predict()
+    local = [place for place, step in enumerate(bare.timeline.job.script.steps) if step.kind in COMPUTATION]
+    assert bare.iteration_ns == bare.compute_ns
+    assert bare.timeline.iteration_ns == bare.timeline.job.work_ns[:, local].sum()
+
+
+@given(any_predictions(variation=st.just(Variation())), st.randoms(use_true_random=False))
+def test_permuting_the_ranks_of_a_trace_changes_no_latency(asked, random):
+    """Where all of them take part, and the order of readiness, which is rank 0's, plays no part."""
+    ranks = asked.trace.ranks
+    plan = tuple(map(tuple, buckets_of(asked.policy, asked.trace)))
+    policy = asked.policy.model_copy(update={"plan": plan})
+    size = len(ranks) * (1 + asked.world_size // len(ranks) // 2)
+    fabric = asked.fabric.model_copy(
+        update={"all_reduce": tuple(t.model_copy(update={"world_size": size}) for t in asked.fabric.all_reduce)}
+    )
+    order = random.sample(range(len(ranks)), len(ranks))
+    shuffled = asked.trace.model_copy(
+        update={"ranks": tuple(ranks[old].model_copy(update={"rank": new}) for new, old in enumerate(order))}
+    )
+    one, other = (predict_policy(trace, fabric, size, policy) for trace in (asked.trace, shuffled))
+    assert one.samples_ns == other.samples_ns
+    assert one.interval_ns == other.interval_ns
+
+
+# More bandwidth
+
+
+@given(
+    traces(),
+    st.integers(2, 4),
+    st.floats(1e5, 1e12),
+    st.floats(1, 100),
+    st.data(),
+)
+def test_faster_links_never_hurt_where_speeds_are_constant(trace, world_size, rate, times, data):
+    policy = data.draw(policies(tuple(trace.keys)))
+    slow, fast = (Fabric.from_alpha_beta(50, per_s) for per_s in (rate, rate * times))
+    by_rate = [predict_policy(trace, fabric, world_size, policy) for fabric in (slow, fast)]
+    assert np.less_equal(by_rate[1].samples_ns, by_rate[0].samples_ns).all()
+
+
+@given(jobs(), st.data())
+def test_cheaper_collectives_never_hurt_where_speeds_are_constant(job, data):
+    """Each on its own, however many at a time and in however many queues: max and + only."""
+    less = [data.draw(st.integers(0, cost)) for cost in job.cost_ns.tolist()]
+    cheaper = replace(job, cost_ns=np.array(less, dtype=np.int64))
+    assert (replay(cheaper).end_ns <= replay(job).end_ns).all()
+
+
+@given(any_predictions(fabrics=steady_fabrics), st.floats(0.01, 1))
+def test_a_table_scaled_down_never_hurts_where_speeds_are_constant(asked, factor):
+    scaled = replace(asked, fabric=asked.fabric.scaled(factor))
+    assert np.less_equal(scaled.predict().samples_ns, asked.predict().samples_ns).all()
+
+
+# Where time goes
+
+
+@given(any_predictions())
+def test_the_breakdown_adds_up_to_the_iteration_of_the_slowest_rank(asked):
+    prediction = asked.predict()
+    assert sum(prediction.breakdown.values()) == prediction.timeline.iteration_ns
+    assert min(prediction.breakdown.values()) >= 0
+    if len(prediction.timeline.job.ranks) == 1:
+        assert prediction.breakdown["stragglers"] == 0
+
+
+@given(any_predictions())
+def test_the_critical_path_is_a_chain_of_spans_from_the_start_to_the_end(asked):
+    prediction = asked.predict()
+    path = prediction.critical_path
+    assert [span.start_ns for span in path[:1]] == [0] * bool(path)
+    assert all(before.end_ns == after.start_ns for before, after in itertools.pairwise(path))
+    assert prediction.timeline.iteration_ns == (path[-1].end_ns if path else 0)
+    assert set(path) <= set(prediction.spans)
+    assert not {span.kind for span in path} & {"wait", "queued", "straggler"}
+    assert set(prediction.critical_buckets) <= set(range(len(prediction.buckets)))
+
+
+@given(any_predictions(fabrics=steady_fabrics))
+def test_a_collective_off_the_critical_path_may_be_free_without_gain(asked):
+    """And so those on it are the only ones that are worth making faster."""
+    timeline = asked.predict().timeline
+    on_path = {(span.kind, span.bucket, span.start_ns) for span in asked.predict().critical_path}
+    collectives = zip(timeline.job.script.collectives, timeline.start_ns.tolist(), strict=True)
+    kept = [(one.kind, one.bucket, start) in on_path for one, start in collectives]
+    assert replay(replace(timeline.job, cost_ns=timeline.job.cost_ns * kept)).iteration_ns == timeline.iteration_ns
+
+
+@given(any_predictions())
+def test_on_a_free_fabric_nothing_is_exposed_but_copies_launches_and_hooks(asked):
+    """Of ranks that are alike: else the fast wait for the slow."""
+    (first, *_), workload = asked.trace.ranks, asked.trace.workload
+    alone = asked.trace.model_copy(
+        update={"ranks": (first,), "workload": workload.model_copy(update={"world_size": 1})}
+    )
+    processor = asked.fabric.processor.model_copy(update={"compute_slowdown": 1.0})
+    asked = replace(asked, trace=alone, fabric=FREE.model_copy(update={"processor": processor}), stragglers=())
+    asked = replace(asked, variation=Variation(), inputs=None)
+    timeline = asked.predict().timeline
+    breakdown = asked.predict().breakdown
+    assert breakdown["exposed_comm"] == breakdown["stragglers"] == 0
+    processing = [place for place, step in enumerate(timeline.job.script.steps) if step.kind not in COMPUTATION]
+    assert timeline.iteration_ns - timeline.job.work_ns.sum() == 0
+    charged = timeline.job.work_ns[:, processing].sum() / asked.policy.sync_every
+    assert asked.predict().exposed_comm_ns == pytest.approx(charged, abs=1)
+
+
+# Samples
+
+
+@given(any_predictions())
+def test_figures_of_the_samples_are_in_their_order(asked):
+    prediction = asked.predict()
+    samples = prediction.samples_ns
+    low, high = prediction.interval_ns
+    assert low <= prediction.iteration_ns <= high
+    assert prediction.p95_ns <= prediction.p99_ns <= max(samples)
+    assert min(samples) <= prediction.mean_ns <= max(samples)
+    assert prediction.iteration_ns in samples
+    assert sum(sample < prediction.iteration_ns for sample in samples) <= len(samples) / 2
+
+
+@given(any_predictions(fabrics=steady_fabrics), st.floats(0, 0.5), st.floats(0, 0.4))
+def test_knowing_the_fabric_less_well_never_narrows_the_interval(asked, spread, more):
+    intervals = []
+    for error in (spread, spread + more):
+        timings = tuple(t.model_copy(update={"spread": error}) for t in asked.fabric.all_reduce)
+        fabric = asked.fabric.model_copy(update={"all_reduce": timings})
+        intervals.append(replace(asked, fabric=fabric).predict().interval_ns)
+    assert intervals[1][0] <= intervals[0][0]
+    assert intervals[1][1] >= intervals[0][1]
+
+
+@given(any_predictions(variation=st.just(Variation()), stragglers=False), st.integers(2, 5))
+def test_a_cycle_is_its_local_iterations_and_a_synchronised_one(asked, every):
+    """On one rank's recording; local iterations leave the optimiser out."""
+    ranks = asked.trace.ranks[:1]
+    workload = asked.trace.workload.model_copy(update={"world_size": 1})
+    asked = replace(asked, trace=asked.trace.model_copy(update={"ranks": ranks, "workload": workload}), inputs=None)
+    one, cycle = (
+        replace(asked, policy=asked.policy.model_copy(update={"sync_every": k})).predict() for k in (1, every)
+    )
+    for recorded, synchronized, sample in zip(ranks[0].iterations, one.samples_ns, cycle.samples_ns, strict=True):
+        optimizer_ns = (recorded.optimizer_end_ns or 0) - (recorded.optimizer_start_ns or 0)
+        local = recorded.duration_ns - optimizer_ns
+        assert sample == round(((every - 1) * local + synchronized) / every)
