@@ -25,7 +25,7 @@ FIGURES = (
 
 def is_steady(fabric: Fabric, policy: Policy) -> bool:
     """Whether speeds can't depend on what else runs: a grid takes only such fabrics."""
-    processor = fabric.processor
+    processor = fabric.processor.slowed(1)
     slows = max(processor.compute_slowdown, processor.collective_slowdown) > 1
     return not slows and fabric.concurrency * policy.process_groups == 1
 
@@ -86,7 +86,7 @@ def _figures(blueprint: Blueprint, draws: Draws, relative_error: Floats) -> Nano
         solve_many(replace(medians, work_ns=work_ns, cost_ns=whole(blueprint.cost_ns * factor))) / cycle
         for factor in error_factors(relative_error)
     )
-    low, high = interval(summary, cheaper, dearer)
+    low, high = interval(summary, (cheaper, dearer))
     iteration, compute = whole(summary.median), whole(summary.compute)
     rest = map(whole, (summary.mean, summary.p95, summary.p99))
     return np.stack([iteration, low, high, *rest, compute, whole(summary.no_overlap), iteration - compute], axis=-1)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -16,9 +16,10 @@ from reference.trace import Trace
 
 from .answers import perfetto
 from .answers.breakdown import break_down, critical_path
-from .fabric import Fabric
+from .fabric import Fabric, Processor
 from .iteration.blueprint import Blueprint, draft
 from .iteration.comm_hook import CommHook, named_hook
+from .iteration.job import Job
 from .iteration.policy import Phase, Policy, buckets_of
 from .sampling import Engine, error_factors, interval, run, simulate, summarize, whole
 from .spans import Span
@@ -218,15 +219,15 @@ def _summarize(blueprint: Blueprint, draws: Draws, engine: Engine, relative_erro
     summary = summarize(simulated, cycle)
     place = int(summary.place)
     job = blueprint.job(draws.work(place), draws.ranks.tolist(), draws.joined(place))
-    cheaper, dearer = (
-        np.array(run(replace(job, cost_ns=whole(job.cost_ns * factor)), "auto").iteration_ns / cycle)
-        for factor in error_factors(np.array(relative_error))
-    )
-    low, high = interval(summary, cheaper, dearer)
+    known = [
+        (np.array(run(low, "auto").iteration_ns / cycle), np.array(run(high, "auto").iteration_ns / cycle))
+        for low, high in _as_far_as_known(job, blueprint.fabric.processor, relative_error)
+    ]
+    shortest, longest = interval(summary, *known)
     median, compute = round(float(summary.median)), round(float(summary.compute))
     return Prediction(
         iteration_ns=median,
-        interval_ns=(int(low), int(high)),
+        interval_ns=(int(shortest), int(longest)),
         mean_ns=round(float(summary.mean)),
         p95_ns=round(float(summary.p95)),
         p99_ns=round(float(summary.p99)),
@@ -237,3 +238,15 @@ def _summarize(blueprint: Blueprint, draws: Draws, engine: Engine, relative_erro
         buckets=blueprint.buckets,
         timeline=run(job, engine),
     )
+
+
+def _as_far_as_known(job: Job, processor: Processor, relative_error: float) -> Iterator[tuple[Job, Job]]:
+    """The job with each figure as low as it may be, and as high; none where a figure has no error."""
+    cheaper, dearer = error_factors(np.array(relative_error))
+    yield replace(job, cost_ns=whole(job.cost_ns * cheaper)), replace(job, cost_ns=whole(job.cost_ns * dearer))
+    if processor.compute_slowdown_error or processor.collective_slowdown_error:
+        faster, slower = (
+            replace(job, compute_slowdown=slow.compute_slowdown, collective_slowdown=slow.collective_slowdown)
+            for slow in (processor.slowed(-1), processor.slowed(1))
+        )
+        yield faster, slower

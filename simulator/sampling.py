@@ -115,20 +115,19 @@ def summarize(simulated: Nanoseconds, iterations_each: int) -> Summary:
     )
 
 
-def interval(summary: Summary, cheaper: Floats, dearer: Floats) -> tuple[Nanoseconds, Nanoseconds]:
-    """The band that holds nine iterations in ten, by how they vary and by how well costs are known.
+def interval(summary: Summary, *errors: tuple[Floats, Floats]) -> tuple[Nanoseconds, Nanoseconds]:
+    """The band that holds nine iterations in ten, by how they vary and by how well figures are known.
 
-    The two are independent, so their distances from the median add up as squares.
+    All of these are independent, so their distances from the median add up as squares.
 
     Args:
         summary: How iterations vary.
-        cheaper: The median iteration with collectives as cheap as they may be.
-        dearer: And as dear.
+        errors: For each figure the median iteration with that as low as it may be, and as high.
     """
-    middle = summary.median
-    low = middle - np.hypot(middle - summary.low, middle - cheaper)
-    high = middle + np.hypot(summary.high - middle, dearer - middle)
-    return whole(np.maximum(0, low)), whole(high)
+    lows, highs = zip((summary.low, summary.high), *errors, strict=True)
+    below = np.sqrt(sum(np.maximum(0, summary.median - low) ** 2 for low in lows))
+    above = np.sqrt(sum(np.maximum(0, high - summary.median) ** 2 for high in highs))
+    return whole(np.maximum(0, summary.median - below)), whole(summary.median + above)
 
 
 def error_factors(relative_error: Floats) -> tuple[Floats, Floats]:

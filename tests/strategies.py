@@ -328,10 +328,10 @@ class Asked:
 
 @st.composite
 def any_predictions(
-    draw, *, fabrics=fluid_fabrics, world_sizes=st.integers(1, 4), variation=None, stragglers: bool = True
+    draw, *, fabrics=fluid_fabrics, world_sizes=None, variation=None, stragglers: bool = True
 ) -> Asked:
-    """Asked(traces(), fabric, 3, policy, Variation(kind="fitted", iterations=2), (Straggler(factor=2),), (1, 0, 2))"""
-    trace, world_size = draw(traces()), draw(world_sizes)
+    """Asked(trace, fabric, 3, policy, Variation(kind="fitted", iterations=2), (Straggler(factor=2),), (1, 0, 2))"""
+    trace, world_size = draw(traces()), draw(st.integers(1, 4) if world_sizes is None else world_sizes)
     inputs = st.lists(st.integers(0, 2), min_size=world_size, max_size=world_size).filter(any).map(tuple)
     straggler = st.builds(Straggler, rank=st.none() | st.integers(0, world_size - 1), factor=st.floats(1, 3))
     return Asked(

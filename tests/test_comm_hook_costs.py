@@ -91,12 +91,7 @@ def test_unused_parameters_travel_too(two_ranks, which, told, phases):
 def test_a_cycle_under_no_sync_sends_what_one_iteration_does(two_ranks, spec, caps, sync_every, searching):
     """The buffers once too: with the first forward pass that follows a synchronised one."""
     options = caps | {"find_unused_parameters": searching}
-    results = [
-        result
-        for result in two_ranks.run(
-            partial(hook_cost_bodies.of_integers, sync_every=sync_every), spec, options
-        )
-    ]
+    results = two_ranks.run(partial(hook_cost_bodies.of_integers, sync_every=sync_every), spec, options)
     assert_foretold(results, options | {"sync_every": sync_every})
 
 

@@ -228,7 +228,7 @@ class Fabric(Record, strict=False):
 
     def without_what_a_ddp_trace_holds(self) -> Self:
         """For a trace that was recorded under data parallelism: its computation was slowed, and copied, already."""
-        update = {"pack": Linear(), "launch_ns": 0, "compute_slowdown": 1.0}
+        update = {"pack": Linear(), "launch_ns": 0, "compute_slowdown": 1.0, "compute_slowdown_error": 0.0}
         return self.model_copy(update={"processor": self.processor.model_copy(update=update)})
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:

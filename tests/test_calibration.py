@@ -1,0 +1,372 @@
+"""Calibrations: what samples amount to, how a hook's own work is told from its collectives, and real ones."""
+
+from contextlib import suppress
+from functools import partial
+from itertools import accumulate
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from reference import layout, models
+from reference.bucket import Bucket
+from reference.launch import RankPool
+from reference.trace import Parameter
+from reference.usage import reachable
+from simulator import Fabric, predict
+from simulator.calibrate import calibrate, measure_hook
+from simulator.calibration import hooks, preparation, samples, witness
+from simulator.calibration.samples import Contest, fit, slowdown, spread
+from simulator.calibration.summary import show_calibration
+from simulator.calibration.witness import Sighting, witnessed
+from simulator.fabric import Linear, Processor
+from simulator.fabric.processor import HookCost
+from simulator.iteration.comm_hook import HOOKS, named_hook
+
+from .strategies import iteration, policies, trace_of, traces
+
+TINY = "tests.models_for_cli:tiny"
+positive = st.integers(1, 10**9)
+times = st.lists(positive, min_size=1, max_size=12)
+
+
+# What samples amount to
+
+
+@given(times, st.integers(1, 1000), st.randoms())
+def test_spread_is_a_fraction_whatever_the_unit_and_the_order(taken, unit, random):
+    shuffled = random.sample(taken, len(taken))
+    assert spread([unit * ns for ns in shuffled]) == pytest.approx(spread(taken))
+    assert spread(taken) >= 0
+
+
+@given(positive, st.integers(1, 9))
+def test_what_never_varies_has_no_spread(ns, count):
+    assert spread([ns] * count) == 0
+
+
+@given(st.lists(positive, min_size=7, max_size=7), positive)
+def test_one_wild_sample_of_seven_does_not_move_the_spread(taken, more):
+    *others, slowest = sorted(taken)
+    assert spread([*others, slowest + more]) == spread(taken)
+
+
+@pytest.mark.parametrize("count", [3, 5, 7, 20])
+def test_the_spread_of_normal_samples_is_that_of_their_middle_ninety_percent(count):
+    """However few they are: the quantiles of numpy's default would give 0.8 of it for 7."""
+    drawn = np.random.default_rng(0).normal(1000, 10, size=(4000, count))
+    assert np.mean([spread(row) for row in drawn]) == pytest.approx(0.01645, rel=0.05)
+
+
+lines = st.builds(Linear, fixed_ns=st.floats(1, 1e6), ns_per_byte=st.floats(1e-3, 10))
+sizes = st.lists(st.integers(1, 10**8), min_size=2, max_size=6, unique=True)
+
+
+@given(lines, sizes)
+def test_a_line_is_fitted_by_itself(line, sizes):
+    found = fit({size: [line.fixed_ns + line.ns_per_byte * size] * 3 for size in sizes})
+    for size in sizes:
+        assert found(size) == pytest.approx(line(size), rel=1e-3, abs=1)
+
+
+@given(st.dictionaries(st.integers(1, 10**8), st.lists(st.integers(0, 10**9), min_size=1), max_size=6))
+def test_no_cost_is_fitted_below_zero(taken):
+    """Linear itself refuses negative costs."""
+    assert (fit(taken) == Linear()) == (not taken)
+
+
+def test_work_that_gets_cheaper_with_its_size_is_fitted_as_a_fixed_cost():
+    found = fit({1000: [300], 10**6: [200]})
+    assert found.ns_per_byte == 0
+    assert 200 < found.fixed_ns < 300
+
+
+@given(positive, st.integers(1, 20), st.integers(1, 5), st.integers(1, 3))
+def test_times_in_company_over_times_alone_are_the_slowdown(ns, factor, rounds, ranks):
+    contest = Contest([[ns, ns]] * (rounds + 1), [[factor * ns] * 3] * rounds)
+    assert slowdown([contest] * ranks) == pytest.approx((factor, 0))
+
+
+def test_ranks_are_averaged_and_a_disturbed_round_shows_in_the_band_alone():
+    twice = Contest([[10] * 4] * 5, [[20] * 4] * 4)
+    disturbed = Contest(twice.alone, [*twice.together[:3], [200] * 4])
+    assert slowdown([twice, Contest(twice.alone, [[40] * 4] * 4)]) == (3, 0)
+    factor, band = slowdown([disturbed])
+    assert factor == 2
+    assert band > 1
+
+
+def test_company_never_makes_faster():
+    assert slowdown([Contest([[10], [10]], [[5]])])[0] == 1
+
+
+@given(st.floats(1, 5), st.floats(0, 2), st.floats(1, 5), st.floats(0, 2))
+def test_slowdowns_move_by_their_bands_and_never_below_one(compute, compute_error, collective, collective_error):
+    measured = Processor(
+        compute_slowdown=compute,
+        compute_slowdown_error=compute_error,
+        collective_slowdown=collective,
+        collective_slowdown_error=collective_error,
+    )
+    assert measured.slowed(0) == measured
+    slower, faster = measured.slowed(1), measured.slowed(-1)
+    assert slower.compute_slowdown == pytest.approx(compute + compute * compute_error)
+    assert slower.collective_slowdown == pytest.approx(collective + collective * collective_error)
+    assert 1 <= faster.compute_slowdown <= compute
+    assert 1 <= faster.collective_slowdown <= collective
+
+
+# A hook's own work
+
+
+@given(st.integers(1, 4), st.lists(st.integers(0, 1000), min_size=10, max_size=10))
+def test_a_hooks_parts_and_its_collectives_make_up_its_time(count, gaps):
+    moments = list(accumulate(gaps))[: 2 * count + 2]
+    collectives = [Sighting(*moments[at : at + 2]) for at in range(1, 2 * count, 2)]
+    parts = hooks.split(Sighting(moments[0], moments[-1]), collectives)
+    assert (parts.recompress is None) == (count == 1)
+    communicating = sum(sighting.done_ns - sighting.issued_ns for sighting in collectives)
+    assert sum(filter(None, parts)) + communicating == moments[-1] - moments[0]
+    assert (parts.compress, parts.decompress) == (moments[1] - moments[0], moments[-1] - moments[-2])
+
+
+def test_a_hook_without_collectives_only_compresses():
+    assert hooks.split(Sighting(10, 17), []) == (7, None, None)
+
+
+def test_a_witness_leaves_when_the_block_fails():
+    before = dist.all_reduce
+    with suppress(ZeroDivisionError), witnessed("all_reduce"):
+        assert dist.all_reduce is not before
+        raise ZeroDivisionError
+    assert dist.all_reduce is before
+
+
+def hook_in_ticks(rank: int, _world_size: int) -> tuple:
+    """Parts of a hook that computes 5, 7 and 11 ticks of a clock that only it moves; collectives take 1000 each."""
+    clock = SimpleNamespace(now=0)
+
+    def average(buffer):
+        if rank:
+            dist.recv(torch.zeros(1), 0)  # so that rank 0 has to wait in its collective
+        future = dist.all_reduce(buffer, async_op=True).get_future()
+        if not rank:
+            clock.now += 1000
+            dist.send(torch.zeros(1), 1)
+        return future
+
+    def hook(_state, bucket):
+        clock.now += 5
+        average(bucket.buffer()).then(lambda _: None).wait()
+        clock.now += 7
+
+        def decompress(_future):
+            clock.now += 11
+            return bucket.buffer()
+
+        return average(bucket.buffer()).then(decompress)
+
+    def now() -> int:
+        return clock.now
+
+    with mock.patch.object(hooks, "clock_ns", now), mock.patch.object(witness, "clock_ns", now):
+        return hooks.time_parts(hook, None, Bucket([0], [nn.Parameter(torch.ones(3))]))
+
+
+def test_waiting_for_collectives_is_no_work_of_the_hook(two_ranks):
+    assert two_ranks.run(hook_in_ticks) == [(5, 7, 11)] * 2
+
+
+def test_every_hook_that_can_be_predicted_can_be_measured():
+    assert {"none", *hooks.REAL_HOOKS} == set(HOOKS)
+
+
+@pytest.mark.parametrize("name", [name for name in HOOKS if name != "none"])
+def test_a_hook_has_the_parts_that_its_messages_imply(two_ranks, name):
+    """All gradients of `tiny` are one bucket, some of them worth compressing."""
+    measured = two_ranks.run(hooks.time_hook, named_hook(name).name, TINY, 2)
+    parameters = [
+        Parameter(name=parameter, shape=tuple(p.shape), dtype="float32", size_bytes=p.nbytes)
+        for parameter, p in models.build(TINY)[0].named_parameters()
+    ]
+    total = sum(parameter.size_bytes for parameter in parameters)
+    for of_rank in measured:
+        assert sum(size for size, _ in of_rank) == total
+        for _, repetitions in of_rank:
+            assert len(repetitions) == 2
+            for parts in repetitions:
+                message = named_hook(name).message(parameters)
+                assert parts.compress >= 0
+                assert (parts.decompress is None) == (message is None)
+                assert (parts.recompress is None) == (message is None or message.second_bytes is None)
+
+
+# What the reducer does before a backward pass
+
+
+def preparation_in_ticks(rank: int, world_size: int) -> tuple[list, list]:
+    """What `time_preparation` measures by a clock that a found parameter moves by 1, a broadcast by 1000.
+
+    Making a bucket moves it by 10.
+    """
+    clock = SimpleNamespace(now=0)
+    real_broadcast, real_bucket = dist.broadcast, layout.Bucket
+
+    def search(outputs, indices):
+        found = reachable(outputs, indices)
+        clock.now += len(found)
+        return found
+
+    def broadcast(*arguments, **named):
+        clock.now += 1000
+        return real_broadcast(*arguments, **named)
+
+    def bucket(*arguments, **named):
+        clock.now += 10
+        return real_bucket(*arguments, **named)
+
+    def now() -> int:
+        return clock.now
+
+    with (
+        mock.patch.object(preparation, "reachable", search),
+        mock.patch.object(dist, "broadcast", broadcast),
+        mock.patch.object(layout, "Bucket", bucket),
+        mock.patch.object(preparation, "clock_ns", now),
+        mock.patch.object(samples, "clock_ns", now),
+        mock.patch.object(witness, "clock_ns", now),
+    ):
+        return preparation.time_preparation(rank, world_size, TINY, 2)
+
+
+def test_search_is_told_a_parameter_and_rebuild_without_its_broadcast(two_ranks):
+    """All 6 parameters are found, and one bucket is made anew."""
+    assert two_ranks.run(preparation_in_ticks) == [([1, 1], [10, 10])] * 2
+
+
+# Real calibrations
+
+
+@pytest.fixture(scope="module")
+def calibrated(two_ranks: RankPool) -> tuple[Fabric, list[str]]:
+    """A calibration with hooks, one of them asked for twice, and the words of its progress."""
+    words: list[str] = []
+    fabric = calibrate(
+        two_ranks,
+        TINY,
+        hooks=["fp16", "none", "power_sgd", "fp16"],
+        sizes_bytes=[65536, 4096],
+        repeats=3,
+        on_progress=lambda word, done, total: words.append(word),
+    )
+    return fabric, words
+
+
+def test_a_calibration_has_all_that_a_prediction_charges(calibrated):
+    fabric, words = calibrated
+    for rows in (fabric.all_reduce, fabric.broadcast):
+        assert [(row.world_size, row.size_bytes) for row in rows] == [(2, 4096), (2, 65536)]
+        assert all(row.ns > 0 for row in rows)
+    assert [row.size_bytes for row in fabric.sharing] == [4096, 65536]
+    assert any(row.spread > 0 for row in fabric.all_reduce)
+    assert fabric.relative_error(2) == np.median([row.spread for row in fabric.all_reduce])
+    processor = fabric.processor
+    assert min(processor.launch_ns, processor.rebuild_ns, processor.search_ns_per_parameter) > 0
+    assert processor.pack != Linear() != processor.copy_out
+    assert min(processor.compute_slowdown, processor.collective_slowdown) >= 1
+    assert min(processor.compute_slowdown_error, processor.collective_slowdown_error) > 0
+    assert TINY in fabric.source
+    assert list(dict.fromkeys(words)) == ["calibrating collectives", "calibrating fp16", "calibrating power_sgd:1"]
+
+
+def test_hooks_are_measured_once_each_and_part_by_part(calibrated):
+    costs = {cost.name: cost for cost in calibrated[0].processor.hooks}
+    assert list(costs) == ["fp16", "none", "power_sgd:1"]
+    assert len(calibrated[0].processor.hooks) == 3
+    assert costs["none"] == HookCost(name="none")
+    nothing = Linear()
+    assert costs["fp16"].compress != nothing != costs["fp16"].decompress
+    assert costs["fp16"].recompress == nothing
+    assert nothing not in (costs["power_sgd:1"].compress, costs["power_sgd:1"].recompress)
+    assert costs["power_sgd:1"].decompress != nothing
+
+
+def test_a_calibration_with_hooks_is_loaded_as_it_was_saved(calibrated, tmp_path):
+    calibrated[0].save(tmp_path / "fabric.json")
+    assert Fabric.load(tmp_path / "fabric.json") == calibrated[0]
+
+
+def test_a_calibration_is_shown_with_a_row_for_each_part_of_a_hook(calibrated, capsys):
+    show_calibration(calibrated[0], "tiny", "2 ranks")
+    shown = capsys.readouterr().out
+    assert shown.count("fp16") == 2
+    assert shown.count("power_sgd:1") == 3
+    assert "none" not in shown
+    assert "65,536" in shown
+
+
+def test_without_hooks_that_cost_anything_no_table_of_them_is_shown(calibrated, capsys):
+    fabric = calibrated[0]
+    free = fabric.processor.model_copy(update={"hooks": (HookCost(name="none"),)})
+    show_calibration(fabric.model_copy(update={"processor": free}), "tiny", "2 ranks")
+    assert "comm hooks" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "measure", [partial(calibrate, model=TINY, hooks=["zip"]), partial(measure_hook, model=TINY, name="zip")]
+)
+def test_an_unknown_hook_is_told_before_a_rank_is_started(measure):
+    pool = mock.create_autospec(RankPool, instance=True)
+    with pytest.raises(ValueError, match=r"^hook: expected one of none, noop, .*; got 'zip'$"):
+        measure(pool)
+    pool.run.assert_not_called()
+
+
+# Predictions with measured hooks
+
+FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
+ONE = iteration(forward_ns=10, ready_ns=(30, 20), backward_end_ns=32, step_ns=5)
+
+
+def with_hooks(*costs: HookCost) -> Fabric:
+    return FABRIC.model_copy(update={"processor": Processor(hooks=costs)})
+
+
+@pytest.mark.parametrize("part", ["compress", "recompress", "decompress"])
+def test_a_measured_hook_is_charged_for_each_bucket(part):
+    """PowerSGD's parts follow each other where there is one bucket; fp16 has nothing between collectives."""
+    trace = trace_of([[ONE]], [400, 400])
+    cost = Linear(fixed_ns=1e6, ns_per_byte=2)
+    for name in ("fp16", "batched_power_sgd:1"):
+        free, charged = (
+            predict(trace, fabric, world_size=2, hook=name)
+            for fabric in (FABRIC, with_hooks(HookCost(name="bf16"), HookCost(name=name, **{part: cost})))
+        )
+        happens = name != "fp16" or part != "recompress"
+        assert charged.iteration_ns - free.iteration_ns == happens * (1_000_000 + 1600)
+
+
+def test_costs_of_another_hook_are_not_charged():
+    trace = trace_of([[ONE]], [400, 400])
+    other = with_hooks(HookCost(name="power_sgd:2", compress=Linear(fixed_ns=1e6)))
+    assert predict(trace, other, world_size=2, hook="power_sgd:1") == predict(
+        trace, FABRIC, world_size=2, hook="power_sgd:1"
+    )
+
+
+@given(st.data())
+def test_costs_that_were_measured_count_as_those_that_are_told_and_told_ones_win(data):
+    trace = data.draw(traces())
+    told = data.draw(policies(tuple(trace.keys))).hook
+    cost = HookCost(name=told.name, compress=told.compress, recompress=told.recompress, decompress=told.decompress)
+    other = HookCost(name=told.name, compress=Linear(fixed_ns=12345))
+    explicit = predict(trace, FABRIC, world_size=2, hook=told)
+    assert predict(trace, with_hooks(cost), world_size=2, hook=named_hook(told.name)) == explicit
+    if cost != HookCost(name=told.name):
+        assert predict(trace, with_hooks(other), world_size=2, hook=told) == explicit

@@ -1,0 +1,144 @@
+"""Sweeps: every row is the prediction of its configuration, wherever and however it was computed."""
+
+from functools import partial
+from itertools import product
+
+import joblib
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator import Fabric, Straggler, Variation, predict, sweep
+from simulator.fabric import Linear, Processor, Sharing
+from simulator.grid import FIGURES
+from simulator.iteration.comm_hook import PowerSGD, named_hook
+from simulator.iteration.policy import Policy
+from simulator.sweep import AXES, COLUMNS
+
+from .strategies import iteration, rate_fabrics, sweeps, trace_of
+
+TRACE = trace_of([[iteration(10, (30, 20, 25), 32, 5), iteration(11, (35, 20, 26), 36, 5)]], [400, 80, 40])
+STEADY = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
+FLUID = STEADY.model_copy(
+    update={"concurrency": 2, "sharing": (Sharing(size_bytes=0, factor=1.7),),
+            "processor": Processor(compute_slowdown=1.3, launch_ns=3, pack=Linear(fixed_ns=1))}
+)  # fmt: skip
+
+
+def assert_rows_are_predictions(
+    table, traces, fabrics, world_sizes, caps, orders, hooks, policy, **arguments
+) -> None:
+    told = {name: value for name, value in policy if name not in ("bucket_cap_mb", "order", "hook")}
+    rows = table.to_dict("records")
+    cells = product(traces.items(), fabrics.items(), world_sizes, caps, orders, hooks)
+    for row, ((trace_name, trace), (fabric_name, fabric), size, cap, order, hook) in zip(rows, cells, strict=True):
+        expected = predict(
+            trace, fabric, world_size=size, bucket_cap_mb=cap, order=order, hook=hook, **told, **arguments
+        )
+        low, high = expected.interval_ns
+        figures = vars(expected) | {"low_ns": low, "high_ns": high}
+        assert {name: row[name] for name in FIGURES} == {name: figures[name] for name in FIGURES}
+        assert row["buckets"] == len(expected.buckets)
+        assert row["efficiency"] == expected.compute_ns / max(1, expected.iteration_ns)
+        named = (trace_name, fabric_name, size, cap, order, named_hook(hook).name)
+        assert all(a == b or (b is None and pd.isna(a)) for a, b in zip((row[n] for n in AXES), named, strict=True))
+
+
+@settings(max_examples=25)
+@given(sweeps())
+def test_every_row_is_the_prediction_of_its_configuration(asked):
+    """On steady and on fluid fabrics, to the nanosecond, row after row in the order of the axes' product."""
+    axes = {name: asked.pop(name) for name in ("world_sizes", "bucket_caps_mb", "orders", "hooks")}
+    traces, fabrics, policy = (asked.pop(name) for name in ("trace", "fabric", "policy"))
+    table = sweep(traces, fabrics, **axes, policy=policy, n_jobs=1, **asked)
+    assert list(table.columns) == list(COLUMNS)
+    assert_rows_are_predictions(table, traces, fabrics, *axes.values(), policy, **asked)
+
+
+@settings(max_examples=10)
+@given(rate_fabrics(), st.sampled_from(["resampled", "correlated", "fitted"]), st.integers(0, 9), st.booleans())
+def test_rows_of_a_fabric_with_described_links_are_its_predictions(fabrics, kind, seed, straggles):
+    """Whose costs, and whose uncertainty, differ between world sizes."""
+    arguments = {
+        "variation": Variation(kind=kind, iterations=7, seed=seed),
+        "stragglers": [Straggler(factor=1.5)] * straggles,
+    }
+    names = {f"fabric {number}": fabric for number, fabric in enumerate(fabrics)}
+    axes = ([1, 2, 8], [1e-4, float("inf")], ["ready"], ["none", "power_sgd:2"])
+    table = sweep(
+        TRACE, names, world_sizes=axes[0], bucket_caps_mb=axes[1], orders=axes[2], hooks=axes[3], **arguments
+    )
+    assert_rows_are_predictions(table, {"by hand": TRACE}, names, *axes, Policy(), **arguments)
+
+
+def test_an_infinite_cap_is_a_single_bucket_and_none_is_torchs_default():
+    table = sweep(TRACE, STEADY, world_sizes=[2], bucket_caps_mb=[1e-6, float("inf"), None])
+    assert table["buckets"].tolist() == [3, 1, 1]
+    assert table["bucket_cap_mb"].tolist()[:2] == [1e-6, float("inf")]
+    assert np.isnan(table["bucket_cap_mb"].iloc[2])
+
+
+def test_a_hook_may_be_named_or_made():
+    made = PowerSGD(name="mine", matrix_approximation_rank=3, compress=Linear(fixed_ns=1000))
+    table = sweep(TRACE, STEADY, world_sizes=[2], hooks=["none", made])
+    assert table["hook"].tolist() == ["none", "mine"]
+    assert table["iteration_ns"].iloc[1] == predict(TRACE, STEADY, world_size=2, hook=made).iteration_ns
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"world_sizes": []}, r"^world_size: expected at least one to sweep over, got none$"),
+        ({"bucket_caps_mb": []}, r"^bucket_cap_mb: expected at least one to sweep over, got none$"),
+        ({"orders": []}, r"^order: expected at least one to sweep over, got none$"),
+        ({"hooks": []}, r"^hook: expected at least one to sweep over, got none$"),
+        ({"fabric": {}}, r"^fabric: expected at least one to sweep over, got none$"),
+        ({"trace": {}}, r"^trace: expected at least one to sweep over, got none$"),
+        ({"world_sizes": [2, 0]}, r"^world_size: expected at least 1, got 0$"),
+        ({"world_sizes": [2, -3, 0]}, r"^world_size: expected at least 1, got -3$"),
+        ({"bucket_caps_mb": [1, -1]}, r"^bucket caps: expected positive"),
+        ({"orders": ["backward"]}, r"^order: input should be .* got 'backward'"),
+        ({"hooks": ["power"]}, r"^hook: expected one of .* got 'power'$"),
+        ({"stragglers": [Straggler(rank=2, factor=2)]}, r"^stragglers\[0\]\.rank: expected a rank below 2, got 2$"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_swept_is_named_in_one_line(arguments, says):
+    with pytest.raises(ValueError, match=says) as raised:
+        sweep(**({"trace": TRACE, "fabric": STEADY, "world_sizes": [2]} | arguments))
+    assert "\n" not in str(raised.value)
+
+
+BOTH = {"steady": STEADY, "fluid": FLUID}
+ASKED = {"world_sizes": [2, 3, 4], "bucket_caps_mb": [1e-6, 1e-4, float("inf")], "orders": ["ready", "size"]}
+
+
+def test_progress_reaches_the_number_of_configurations():
+    seen = []
+    table = sweep(TRACE, BOTH, **ASKED, n_jobs=1, on_progress=lambda *step: seen.append(step))
+    done = [number for _, number, _ in seen]
+    assert done == sorted(set(done))
+    assert seen[-1] == ("sweeping", len(table), len(table)) == ("sweeping", 36, 36)
+    assert {total for _, _, total in seen} == {36}
+
+
+def test_two_processes_give_the_same_table_as_one():
+    one, two = (sweep(TRACE, BOTH, **ASKED, n_jobs=jobs) for jobs in (1, 2))
+    pd.testing.assert_frame_equal(one, two)
+
+
+def test_replays_run_on_a_dask_cluster():
+    """18 of them, 16 a task: two tasks, which the scheduler has seen; with the same table as here."""
+    distributed = pytest.importorskip("distributed")
+    asked = partial(sweep, TRACE, BOTH, **ASKED)
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None)
+    with (
+        cluster,
+        distributed.Client(cluster) as client,
+        distributed.get_task_stream(client) as ran,
+        joblib.parallel_config(backend="dask"),
+    ):
+        on_cluster = asked()
+    assert [task["status"] for task in ran.data] == ["OK", "OK"]
+    pd.testing.assert_frame_equal(on_cluster, asked(n_jobs=1))

@@ -1,0 +1,374 @@
+"""Variation: what is drawn stays true to what was recorded, and stragglers and Join do what they say."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from scipy.stats import spearmanr
+
+from reference.trace import Trace
+from simulator import Fabric, Straggler, Variation, predict
+from simulator.workload.variation import Draws
+from simulator.workload.work import Work, recorded_work, stack
+
+from .strategies import iteration, trace_of, traces, variations
+
+FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e30)
+FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
+
+
+def uneven_trace(count: int, parameters: int = 6, *, seed: int = 0) -> Trace:
+    """One rank whose gaps between gradients are independent, each from 1000 to 2000 ns."""
+    rng = np.random.default_rng(seed)
+    gaps = rng.integers(1000, 2000, (count, parameters + 3))
+    moments = gaps[:, :-1].cumsum(axis=-1)
+    return trace_of(
+        [
+            [
+                iteration(m[0], tuple(m[1:-1]), m[-1], gap[-1])
+                for m, gap in zip(moments.tolist(), gaps.tolist(), strict=True)
+            ]
+        ],
+        [4] * parameters,
+    )
+
+
+def gaps_of(work: Work) -> np.ndarray:
+    """Durations from the start to the first gradient and on to the end, along a last axis."""
+    moments = np.sort(work.ready_ns, axis=-1)
+    edges = np.concatenate([work.forward_ns[..., None], moments, work.backward_end_ns[..., None]], axis=-1)
+    return np.concatenate([work.forward_ns[..., None], np.diff(edges), work.step_ns[..., None]], axis=-1)
+
+
+def drawn(draws: Draws) -> Work:
+    """All iterations, along a first axis."""
+    return stack([draws.work(number) for number in range(draws.count)])
+
+
+def same(a: Work, b: Work) -> bool:
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in Work.__slots__)
+
+
+# Kinds
+
+
+@settings(max_examples=50)
+@given(traces(), st.integers(1, 5))
+def test_recorded_iterations_are_the_traces_own(trace, world_size):
+    works = recorded_work(trace)
+    draws = Draws(works, world_size, Variation())
+    assert draws.count == min(len(rank.iterations) for rank in trace.ranks)
+    assert draws.ranks.tolist() == list(range(min(world_size, len(trace.ranks))))
+    for number in range(draws.count):
+        work = draws.work(number)
+        for row, rank in enumerate(draws.ranks):
+            assert same(work[row], works[rank][number])
+
+
+@settings(max_examples=50)
+@given(traces(), st.integers(1, 5), st.integers(0, 99))
+def test_resampled_iterations_are_recorded_ones_of_the_rank(trace, world_size, seed):
+    works = recorded_work(trace)
+    draws = Draws(works, world_size, Variation(kind="resampled", iterations=5, seed=seed))
+    assert draws.ranks.tolist() == list(range(world_size))
+    for number in range(draws.count):
+        work = draws.work(number)
+        for rank in range(world_size):
+            source = works[rank % len(works)]
+            assert any(same(work[rank], source[n]) for n in range(len(source.forward_ns)))
+
+
+def test_resampling_takes_every_iteration_about_as_often():
+    """Of ten, on two ranks, 1000 draws: each 200 times, give or take five standard deviations."""
+    trace = trace_of([[iteration(ns, (ns,), ns, 0) for ns in range(10)]], [4])
+    work = drawn(Draws(recorded_work(trace), 2, Variation(kind="resampled", iterations=1000)))
+    counts = np.bincount(work.forward_ns.ravel(), minlength=10)
+    assert abs(counts - 200).max() < 5 * np.sqrt(200 * 0.9)
+    assert abs(spearmanr(*work.forward_ns.T).statistic) < 0.15  # ranks draw on their own
+
+
+@settings(max_examples=50)
+@given(traces(), st.integers(1, 4), st.none() | st.floats(-1, 1), st.integers(0, 99))
+def test_correlated_gaps_stay_within_what_was_recorded_and_keep_their_order(trace, world_size, correlation, seed):
+    works = recorded_work(trace)
+    variation = Variation(kind="correlated", iterations=4, correlation=correlation, seed=seed)
+    work = drawn(Draws(works, world_size, variation))
+    for rank in range(world_size):
+        source = works[rank % len(works)]
+        recorded, mine = gaps_of(source), gaps_of(work[:, rank])
+        assert (recorded.min(axis=0) <= mine).all()
+        assert (mine <= recorded.max(axis=0)).all()
+        order = source.ready_ns[-1].argsort(kind="stable")
+        assert (np.diff(work.ready_ns[:, rank][:, order]) >= 0).all()
+        assert (work.optimizer_ns <= work.step_ns).all()
+
+
+def quantiles(work: Work, trace: Trace) -> np.ndarray:
+    """Where each drawn gap of rank 0 lies among the recorded ones, 0 to 1."""
+    recorded = np.sort(gaps_of(recorded_work(trace)[0]), axis=0)
+    levels = np.linspace(0, 1, len(recorded))
+    mine = gaps_of(work[:, 0])
+    return np.column_stack([np.interp(mine[:, gap], recorded[:, gap], levels) for gap in range(mine.shape[1])])
+
+
+def test_with_correlation_1_all_gaps_are_at_one_quantile():
+    """Gaps are some 30 ns apart at 30 iterations, so a rounded nanosecond is 0.002 of a quantile."""
+    trace = uneven_trace(30)
+    work = drawn(Draws(recorded_work(trace), 1, Variation(kind="correlated", iterations=50, correlation=1)))
+    at = quantiles(work, trace)
+    assert np.ptp(at, axis=1).max() < 0.03
+    assert np.ptp(at[:, 0]) > 0.8  # while iterations differ
+
+
+def test_with_correlation_minus_1_neighbours_are_at_opposite_quantiles():
+    trace = uneven_trace(30)
+    work = drawn(Draws(recorded_work(trace), 1, Variation(kind="correlated", iterations=50, correlation=-1)))
+    at = quantiles(work, trace)
+    np.testing.assert_allclose(at[:, 1:], 1 - at[:, :-1], atol=0.03)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.9])
+def test_neighbouring_gaps_are_correlated_as_told_and_distant_ones_by_its_powers(correlation):
+    """Of normal scores; Spearman's coefficient is 6 / pi asin(c / 2). 2000 iterations: 0.1 is four deviations."""
+    trace = uneven_trace(200)
+    variation = Variation(kind="correlated", iterations=2000, correlation=correlation)
+    found = spearmanr(gaps_of(drawn(Draws(recorded_work(trace), 1, variation))[:, 0])).statistic
+    for lag in (1, 2, 3):
+        expected = 6 / np.pi * np.arcsin(correlation**lag / 2)
+        np.testing.assert_allclose(np.diagonal(found, lag), expected, atol=0.1)
+
+
+def test_every_gap_has_the_distribution_that_was_recorded():
+    trace = uneven_trace(200)
+    recorded = gaps_of(recorded_work(trace)[0])
+    mine = gaps_of(drawn(Draws(recorded_work(trace), 1, Variation(kind="correlated", iterations=2000)))[:, 0])
+    levels = [0.1, 0.5, 0.9]
+    np.testing.assert_allclose(np.quantile(mine, levels, axis=0), np.quantile(recorded, levels, axis=0), atol=60)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.9])
+def test_without_a_told_correlation_it_is_the_traces(correlation):
+    """Drawn from a trace that was drawn with a known one; 400 iterations of 9 gaps tell it to 0.1."""
+    plain = uneven_trace(200)
+    told = Variation(kind="correlated", iterations=400, correlation=correlation)
+    work = drawn(Draws(recorded_work(plain), 1, told))[:, 0]
+    again = drawn(Draws([work], 1, Variation(kind="correlated", iterations=2000, seed=1)))[:, 0]
+    found = np.diagonal(spearmanr(gaps_of(again)).statistic, 1)
+    np.testing.assert_allclose(found.mean(), 6 / np.pi * np.arcsin(correlation / 2), atol=0.1)
+
+
+def test_gaps_that_never_vary_say_nothing_of_correlation():
+    """Three independent gaps, then ten of nothing: the last gradients all become ready at once."""
+    rng = np.random.default_rng(0)
+    varying = 10_000 + rng.integers(0, 1000, (60, 3)).cumsum(axis=-1)
+    ready = np.column_stack([varying, varying[:, -1:].repeat(10, axis=-1)])
+    trace = trace_of([[iteration(10_000, tuple(r), r[-1], 0) for r in ready.tolist()]], [4] * 13)
+    work = drawn(Draws(recorded_work(trace), 1, Variation(kind="correlated", iterations=1000)))[:, 0]
+    found = spearmanr(gaps_of(work)[:, 1:4]).statistic
+    assert abs(found[~np.eye(3, dtype=bool)]).max() < 0.2
+
+
+def test_iterations_that_are_all_the_same_are_drawn_as_they_are():
+    trace = trace_of([[iteration(3, (7, 5), 9, 2)] * 5], [4, 4])
+    work = drawn(Draws(recorded_work(trace), 2, Variation(kind="correlated", iterations=3)))
+    assert (work.ready_ns == [7, 5]).all()
+    assert (work.compute_ns == 11).all()
+
+
+def test_a_fitted_factor_has_the_spread_of_the_recording():
+    """The logarithm of the computation's standard deviation, on each of two unlike ranks."""
+    rng = np.random.default_rng(0)
+    spreads = (0.05, 0.2)
+    ranks = [
+        [
+            iteration(ns // 2, (ns * 3 // 4,), ns, 0)
+            for ns in (1e6 * np.exp(rng.normal(0, s, 100))).astype(int).tolist()
+        ]
+        for s in spreads
+    ]
+    works = recorded_work(trace_of(ranks, [4]))
+    logs = np.log(drawn(Draws(works, 4, Variation(kind="fitted", iterations=2000))).compute_ns)
+    recorded = [np.log(work.compute_ns).std() for work in works]
+    np.testing.assert_allclose(logs.std(axis=0), recorded * 2, rtol=0.07)
+    np.testing.assert_allclose(
+        np.median(logs, axis=0), [np.median(np.log(w.compute_ns)) for w in works] * 2, atol=0.02
+    )
+
+
+@settings(max_examples=50)
+@given(traces(), st.integers(0, 99))
+def test_a_fitted_iteration_is_the_typical_one_at_another_speed(trace, seed):
+    works = recorded_work(trace)
+    work = drawn(Draws(works, len(works), Variation(kind="fitted", iterations=3, seed=seed)))
+    for rank, source in enumerate(works):
+        typical = source[int(source.compute_ns.argsort(kind="stable")[len(source.compute_ns) // 2])]
+        whole = max(1, int(typical.compute_ns))
+        expected = typical.ready_ns / whole * work.compute_ns[:, rank, None]
+        np.testing.assert_allclose(work.ready_ns[:, rank], expected, atol=2)
+
+
+# Seeds, and ranks that do as another
+
+
+@settings(max_examples=50)
+@given(traces(), st.integers(1, 5), variations())
+def test_iterations_are_the_same_in_any_order(trace, world_size, variation):
+    works = recorded_work(trace)
+    one, other = (Draws(works, world_size, variation) for _ in range(2))
+    for number in range(one.count):
+        backwards = one.count - 1 - number
+        assert same(one.work(backwards), other.work(backwards))
+        assert same(one.work(number), other.work(number))
+
+
+@pytest.mark.parametrize("kind", ["resampled", "correlated", "fitted"])
+def test_another_seed_draws_otherwise(kind):
+    works = recorded_work(uneven_trace(20))
+    one, other = (drawn(Draws(works, 2, Variation(kind=kind, iterations=5, seed=seed))) for seed in (0, 1))
+    assert not same(one, other)
+
+
+@given(
+    traces(),
+    st.integers(1, 6),
+    st.lists(st.tuples(st.integers(0, 5), st.floats(1, 3)), max_size=2),
+    st.booleans(),
+    st.data(),
+)
+def test_ranks_that_are_left_out_do_exactly_as_one_that_is_not(trace, world_size, slow, joins, data):
+    stragglers = [Straggler(rank=rank % world_size, factor=factor) for rank, factor in slow]
+    counts = st.lists(st.integers(1, 3), min_size=world_size, max_size=world_size)
+    inputs = data.draw(counts) if joins else None
+    works = recorded_work(trace)
+    draws = Draws(works, world_size, Variation(), stragglers, inputs)
+    assert draws.ranks.tolist() == sorted(set(draws.ranks.tolist()))
+    for number in range(draws.count):
+        kept, joined = draws.work(number), draws.joined(number)
+        for rank in range(world_size):
+            source = works[rank % len(works)]
+            count = min(len(work.forward_ns) for work in works[:world_size])
+            expected = source[number % count].compute_ns
+            for straggler in stragglers:
+                expected = np.rint(expected * (straggler.factor if straggler.rank == rank else 1))
+            has_joined = inputs is not None and inputs[rank] <= number
+            alike = (abs(kept.compute_ns - expected) <= 2 * len(stragglers)) & (joined == has_joined)
+            assert alike.any(), f"nobody does as rank {rank}"
+
+
+@given(st.integers(1, 300), st.booleans())
+def test_as_few_ranks_are_drawn_as_there_are_unlike_ones(world_size, slow):
+    trace = trace_of([[iteration(3, (7, 5), 9, 2)]], [4, 4])
+    stragglers = [Straggler(rank=world_size - 1, factor=2)] if slow else []
+    ranks = Draws(recorded_work(trace), world_size, Variation(), stragglers).ranks
+    assert len(ranks) == min(world_size, 1 + slow)
+
+
+# Stragglers
+
+
+@settings(max_examples=50)
+@given(traces(), st.integers(1, 5), st.floats(1, 4), variations(), st.data())
+def test_a_straggler_computes_longer_by_its_factor_and_nobody_else(trace, world_size, factor, variation, data):
+    slow = data.draw(st.integers(0, world_size - 1))
+    works = recorded_work(trace)
+    variation = variation if variation.kind != "recorded" else Variation(kind="resampled", iterations=3)
+    usual = drawn(Draws(works, world_size, variation))
+    late = drawn(Draws(works, world_size, variation, [Straggler(rank=slow, factor=factor)]))
+    for name in Work.__slots__:
+        factors = np.ones(world_size)
+        factors[slow] = factor
+        before, after = getattr(usual, name), getattr(late, name)
+        shape = factors.reshape(-1, *(1,) * (before.ndim - 2))
+        np.testing.assert_array_equal(after, np.rint(before * shape))
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 6), st.integers(0, 99))
+def test_a_random_straggler_is_one_rank_in_each_iteration_and_not_always_the_same(world_size, seed):
+    trace = trace_of([[iteration(100, (200,), 300, 100)] * 3], [4])
+    variation = Variation(kind="resampled", iterations=60, seed=seed)
+    work = drawn(Draws(recorded_work(trace), world_size, variation, [Straggler(factor=3)]))
+    slow = work.compute_ns == 1200
+    assert (slow.sum(axis=1) == 1).all()
+    assert (work.compute_ns[~slow] == 400).all()
+    assert set(slow.argmax(axis=1)) == set(range(world_size))
+
+
+def test_two_random_stragglers_may_meet_on_one_rank():
+    trace = trace_of([[iteration(100, (200,), 300, 100)] * 40], [4])
+    work = drawn(Draws(recorded_work(trace), 2, Variation(), [Straggler(factor=2), Straggler(factor=3)]))
+    assert {tuple(sorted(row)) for row in work.compute_ns.tolist()} == {(800, 1200), (400, 2400)}
+
+
+@settings(max_examples=50)
+@given(traces(), st.integers(1, 4), variations())
+def test_a_factor_of_one_changes_nothing(trace, world_size, variation):
+    usual = predict(trace, FABRIC, world_size=world_size, variation=variation)
+    same_speed = predict(
+        trace, FABRIC, world_size=world_size, variation=variation, stragglers=[Straggler(rank=0, factor=1)]
+    )
+    assert same_speed.samples_ns == usual.samples_ns
+
+
+# Join
+
+
+@settings(max_examples=50)
+@given(traces(), st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any), variations())
+def test_ranks_without_inputs_have_joined_and_an_epoch_is_as_long_as_the_longest(trace, inputs, variation):
+    draws = Draws(recorded_work(trace), len(inputs), variation, inputs=inputs)
+    assert draws.count == max(inputs)
+    for number in range(draws.count):
+        with_inputs = {
+            rank for rank, joined in zip(draws.ranks.tolist(), draws.joined(number), strict=True) if not joined
+        }
+        assert {inputs[rank] > number for rank in with_inputs} == {True}
+        assert not with_inputs.isdisjoint(range(len(inputs)))
+    assert predict(trace, FREE, world_size=len(inputs), variation=variation, inputs=inputs).compute_ns >= 0
+
+
+def test_a_rank_that_has_joined_computes_nothing_any_more():
+    """The slow rank has one batch of three: the others' last two iterations are as fast as without it."""
+    fast, slow = iteration(10, (30,), 30, 10), iteration(100, (300,), 300, 100)
+    trace = trace_of([[fast], [slow]], [4])
+    assert predict(trace, FREE, world_size=2, inputs=[3, 1]).samples_ns == (400, 40, 40)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"stragglers": [Straggler(factor=2), Straggler(rank=2, factor=2)]},
+         r"^stragglers\[1\]\.rank: expected a rank below 2, got 2$"),
+        ({"inputs": [1]}, r"^inputs: expected 2 numbers of batches, one a rank, .*; got \[1\]$"),
+        ({"inputs": []}, r"^inputs: expected 2 numbers of batches, one a rank, .*; got \[\]$"),
+        ({"inputs": [2, -1]}, r"^inputs: expected 2 numbers .* none negative; got \[2, -1\]$"),
+        ({"inputs": [0, 0]}, r"^inputs: expected 2 numbers .* not all 0 .*; got \[0, 0\]$"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_in_one_line(arguments, says):
+    with pytest.raises(ValueError, match=says) as raised:
+        predict(trace_of([[iteration(3, (7, 5), 9, 2)]], [4, 4]), FABRIC, world_size=2, **arguments)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "field"),
+    [
+        (Straggler, {"factor": 0.5}, "factor"),
+        (Straggler, {"factor": float("nan")}, "factor"),
+        (Straggler, {"factor": float("inf")}, "factor"),
+        (Straggler, {"rank": -1, "factor": 2}, "rank"),
+        (Variation, {"iterations": 0}, "iterations"),
+        (Variation, {"correlation": 1.5}, "correlation"),
+        (Variation, {"correlation": float("nan")}, "correlation"),
+        (Variation, {"kind": "imagined"}, "kind"),
+    ],
+)
+def test_a_record_refuses_what_makes_no_sense(kind, fields, field):
+    with pytest.raises(ValidationError) as raised:
+        kind(**fields)
+    assert [error["loc"] for error in raised.value.errors()] == [(field,)]
