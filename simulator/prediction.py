@@ -79,7 +79,11 @@ class Prediction:
 
     @property
     def critical_buckets(self) -> tuple[int, ...]:
-        """Buckets whose collectives lie on the critical path: only these are worth making faster."""
+        """Buckets whose collectives lie on the critical path.
+
+        Where collectives take turns and speeds are constant, only these are worth making faster. With several slots
+        another may make room for one of them sooner.
+        """
         on_path = {span.bucket for span in self.critical_path if span.stream == "comm" and span.bucket is not None}
         return tuple(sorted(on_path))
 

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator import Fabric
+from simulator import Fabric, predict
 from simulator.engines.replay import replay
+from simulator.fabric import Timing
 from simulator.iteration.comm_hook import CommHook
 from simulator.iteration.job import Job
 from simulator.iteration.policy import buckets_of
@@ -20,8 +21,10 @@ from simulator.workload.variation import Variation
 
 from .strategies import (
     any_predictions,
+    iteration,
     policies,
     steady_fabrics,
+    trace_of,
     traces,
 )
 from .test_replay import jobs
@@ -233,10 +236,12 @@ def test_the_critical_path_is_a_chain_of_spans_from_the_start_to_the_end(asked):
 
 @settings(max_examples=30)
 @given(any_predictions(fabrics=steady_fabrics))
-def test_a_collective_off_the_critical_path_may_be_free_without_gain(asked):
-    """And so those on it are the only ones that are worth making faster."""
-    timeline = asked.predict().timeline
-    on_path = {(span.kind, span.bucket, span.start_ns) for span in asked.predict().critical_path}
+def test_off_the_critical_path_collectives_that_take_turns_may_be_free_without_gain(asked):
+    """So those on it are the only ones that are worth making faster; with more slots, one off it may make room."""
+    one_at_a_time = asked.fabric.model_copy(update={"concurrency": 1})
+    prediction = replace(asked, fabric=one_at_a_time).predict()
+    timeline = prediction.timeline
+    on_path = {(span.kind, span.bucket, span.start_ns) for span in prediction.critical_path}
     collectives = zip(timeline.job.script.collectives, timeline.start_ns.tolist(), strict=True)
     kept = [(one.kind, one.bucket, start) in on_path for one, start in collectives]
     assert replay(replace(timeline.job, cost_ns=timeline.job.cost_ns * kept)).iteration_ns == timeline.iteration_ns
@@ -288,6 +293,15 @@ def test_knowing_the_fabric_less_well_never_narrows_the_interval(asked, spread, 
         intervals.append(replace(asked, fabric=fabric).predict().interval_ns)
     assert intervals[1][0] <= intervals[0][0]
     assert intervals[1][1] >= intervals[0][1]
+
+
+def test_the_interval_reaches_as_far_as_dearer_and_cheaper_collectives_do():
+    """An all-reduce of 100 ns, give or take 20, begins at 10 and computation ends at 100: 10 ns to gain."""
+    trace = trace_of([[iteration(0, (10,), 100, 0)]], [4])
+    fabric = Fabric(all_reduce=(Timing(world_size=2, size_bytes=0, ns=100, spread=0.2),))
+    prediction = predict(trace, fabric, world_size=2)
+    assert prediction.iteration_ns == 110
+    assert prediction.interval_ns == (100, 130)
 
 
 @settings(max_examples=30)

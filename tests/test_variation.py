@@ -53,7 +53,7 @@ def same(a: Work, b: Work) -> bool:
 # Kinds
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(traces(), st.integers(1, 5))
 def test_recorded_iterations_are_the_traces_own(trace, world_size):
     works = recorded_work(trace)
@@ -66,7 +66,7 @@ def test_recorded_iterations_are_the_traces_own(trace, world_size):
             assert same(work[row], works[rank][number])
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(traces(), st.integers(1, 5), st.integers(0, 99))
 def test_resampled_iterations_are_recorded_ones_of_the_rank(trace, world_size, seed):
     works = recorded_work(trace)
@@ -88,7 +88,7 @@ def test_resampling_takes_every_iteration_about_as_often():
     assert abs(spearmanr(*work.forward_ns.T).statistic) < 0.15  # ranks draw on their own
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(traces(), st.integers(1, 4), st.none() | st.floats(-1, 1), st.integers(0, 99))
 def test_correlated_gaps_stay_within_what_was_recorded_and_keep_their_order(trace, world_size, correlation, seed):
     works = recorded_work(trace)
@@ -196,7 +196,7 @@ def test_a_fitted_factor_has_the_spread_of_the_recording():
     )
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(traces(), st.integers(0, 99))
 def test_a_fitted_iteration_is_the_typical_one_at_another_speed(trace, seed):
     works = recorded_work(trace)
@@ -211,7 +211,7 @@ def test_a_fitted_iteration_is_the_typical_one_at_another_speed(trace, seed):
 # Seeds, and ranks that do as another
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(traces(), st.integers(1, 5), variations())
 def test_iterations_are_the_same_in_any_order(trace, world_size, variation):
     works = recorded_work(trace)
@@ -267,7 +267,7 @@ def test_as_few_ranks_are_drawn_as_there_are_unlike_ones(world_size, slow):
 # Stragglers
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(traces(), st.integers(1, 5), st.floats(1, 4), variations(), st.data())
 def test_a_straggler_computes_longer_by_its_factor_and_nobody_else(trace, world_size, factor, variation, data):
     slow = data.draw(st.integers(0, world_size - 1))
@@ -301,7 +301,7 @@ def test_two_random_stragglers_may_meet_on_one_rank():
     assert {tuple(sorted(row)) for row in work.compute_ns.tolist()} == {(800, 1200), (400, 2400)}
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(traces(), st.integers(1, 4), variations())
 def test_a_factor_of_one_changes_nothing(trace, world_size, variation):
     usual = predict(trace, FABRIC, world_size=world_size, variation=variation)
@@ -314,7 +314,7 @@ def test_a_factor_of_one_changes_nothing(trace, world_size, variation):
 # Join
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(traces(), st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any), variations())
 def test_ranks_without_inputs_have_joined_and_an_epoch_is_as_long_as_the_longest(trace, inputs, variation):
     draws = Draws(recorded_work(trace), len(inputs), variation, inputs=inputs)
