@@ -60,10 +60,10 @@ def described_parameters(module: nn.Module) -> tuple[Parameter, ...]:
 
 
 def described_buffers(module: nn.Module) -> tuple[Buffer, ...]:
-    """The buffers as a trace tells of them."""
+    """The buffers, but for the ignored ones, as a trace tells of them."""
     return tuple(
         Buffer(name=name, dtype=dtype_name(buffer), size_bytes=size_bytes(buffer))
-        for name, buffer in module.named_buffers()
+        for name, buffer in synchronized_buffers(module).items()
     )
 
 

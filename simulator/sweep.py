@@ -96,7 +96,8 @@ def sweep(
         policy: Everything else that the reducer is told.
         variation: How iterations differ from each other.
         stragglers: Slow ranks.
-        n_jobs: Tasks at a time. None: as many as there are cores, or what `joblib.parallel_config` says.
+        n_jobs: Tasks at a time. None: as many as there are cores, or what `joblib.parallel_config` says
+            if that is more than one.
         on_progress: Told a word, how many configurations are done, of how many.
 
     Returns:

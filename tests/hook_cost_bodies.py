@@ -112,13 +112,18 @@ def of_hook(
     )
 
 
-def under_join(rank: int, world_size: int, inputs: tuple[int, ...], options: dict[str, Any]) -> list[list[Sent]]:
-    """What each iteration of a rank sends that has inputs."""
-    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6)), **options)
+def under_join(
+    rank: int, world_size: int, inputs: tuple[int, ...], options: dict[str, Any]
+) -> tuple[Trace, list[list[Sent]]]:
+    """A recording of the plain module, and what each iteration of a rank sends that has inputs."""
+    module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
+    with record(module) as recording:
+        module(batch(rank, 3, 4)).sum().backward()
+    ddp = DistributedDataParallel(module, **options)
     seen = []
     with ddp.join():
         for step in range(inputs[rank]):
             with listening() as sent:
                 ddp(batch(rank, 3, 4, step=step)).sum().backward()
             seen.append(sent)
-    return seen
+    return recording.trace, seen

@@ -23,10 +23,12 @@ CAPS = st.fixed_dictionaries({"bucket_cap_mb": caps_mb()}) | st.fixed_dictionari
 )
 
 
-def foretold(trace: Trace, phase: Phase, world_size: int = 2, **told: Any) -> list[tuple[str, int]]:
+def foretold(
+    trace: Trace, phase: Phase, world_size: int = 2, *, joins: bool = False, **told: Any
+) -> list[tuple[str, int]]:
     """Transport and bytes of every collective of an iteration, in order."""
     policy = Policy(phase=phase, **told)
-    script = draft(trace, FABRIC, policy, buckets_of(policy, trace), world_size, joins=False).script
+    script = draft(trace, FABRIC, policy, buckets_of(policy, trace), world_size, joins=joins).script
     return messages_of(script)
 
 
@@ -93,6 +95,12 @@ def test_a_cycle_under_no_sync_sends_what_one_iteration_does(two_ranks, spec, ca
     options = caps | {"find_unused_parameters": searching}
     results = two_ranks.run(partial(hook_cost_bodies.of_integers, sync_every=sync_every), spec, options)
     assert_foretold(results, options | {"sync_every": sync_every})
+
+
+@pytest.mark.parametrize("buffers", [True, False])
+def test_under_join_ranks_also_agree_on_whose_buffers_count_and_whether_any_averages(two_ranks, buffers):
+    results = two_ranks.run(hook_cost_bodies.under_join, (4, 4), {"forward_sync_buffers": buffers})
+    assert_foretold(results, {"bucket_cap_mb": None, "broadcast_buffers": buffers, "joins": True})
 
 
 # Comm hooks

@@ -1,6 +1,7 @@
 """Comm hooks: laws of each, torch's classes and hooks as oracles, and states that outlive their process."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from reference.hooks.low_rank import orthogonalize, rows_and_columns, square, worth_compressing
 from reference.hooks.powersgd_state import PowerSGDState
-from reference.hooks.quantization import dequantize, quantize
+from reference.hooks.quantization import dequantize, quantize, quantize_per_channel, quantize_per_tensor
 from reference.launch import RankPool
 
 from . import bodies, hook_bodies
@@ -116,6 +117,13 @@ def test_what_is_not_a_number_stays_so():
     got = dequantize(quantize(values), 3)
     assert not got[:2].isfinite().all(1).any()
     assert got[2].isfinite().all()
+
+
+@pytest.mark.parametrize("hook", [quantize_per_tensor, quantize_per_channel])
+def test_of_a_bucket_without_elements_nothing_is_sent(hook):
+    """There is no process group here to send anything with."""
+    empty = torch.empty(0)
+    assert hook(None, SimpleNamespace(buffer=lambda: empty)).wait() is empty
 
 
 @BOTH_POOLS

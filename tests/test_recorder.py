@@ -106,7 +106,7 @@ def test_iterations_under_no_sync_say_so(two_ranks, wrapper):
 def test_a_recording_can_be_replayed(two_ranks, wrapper):
     trace, *_ = two_ranks.run(bodies.record_training, wrapper, 4)[0]
     prediction = predict(trace, Fabric.from_alpha_beta(1000, 1e9), world_size=4)
-    assert prediction.iteration_ns > prediction.compute_ns > 0
+    assert prediction.iteration_ns >= prediction.compute_ns > 0
 
 
 @pytest.mark.parametrize(

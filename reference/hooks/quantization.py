@@ -53,13 +53,17 @@ def dequantize(data: Tensor, channels: int) -> Tensor:
 def _average(flat: Tensor, group: dist.ProcessGroup | None, *, channel_elements: int) -> torch.futures.Future[Tensor]:
     if not flat.is_floating_point():
         raise TypeError(f"quantisation: expected real gradients, got {flat.dtype}")
+    if not flat.numel():
+        nothing: torch.futures.Future[Tensor] = torch.futures.Future()
+        nothing.set_result(flat)
+        return nothing
     count = -(-flat.numel() // channel_elements)
     padded = torch.nn.functional.pad(flat.float(), (0, count * channel_elements - flat.numel()))
     mine = quantize(padded.view(count, channel_elements))
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
 
     def add_up(_gathered: torch.futures.Future[Any]) -> Tensor:
-        total = torch.zeros_like(padded).view(count, -1)
+        total = torch.zeros_like(padded).view(count, channel_elements)
         for data in everyones:
             total += dequantize(data, count)
         return flat.copy_(total.flatten()[: flat.numel()].div_(len(everyones)))

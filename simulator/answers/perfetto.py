@@ -49,7 +49,7 @@ def _names(rank: int, tracks: Iterable[int]) -> list[Event]:
 
 
 def _tracks(spans: list[Span]) -> list[int]:
-    """A track for each span: slices of one track must not overlap, and a collective keeps to one."""
+    """A track for each span: slices of one track must not overlap; a span goes on where another just ended."""
     free_at: list[int] = []  # by communication track
     tracks = []
     lane = 0

@@ -79,7 +79,9 @@ class Quantized(CommHook):
     def message(self, parameters: Sequence[Parameter]) -> Message | None:
         """Levels, scales and zeros, of whole channels."""
         elements = sum(map(_elements, parameters))
-        channel = self.channel_elements or max(1, elements)
+        if not elements:
+            return None
+        channel = self.channel_elements or elements
         channels = -(-elements // channel)
         return Message("all_gather", channels * (channel + 2 * FLOAT32_BYTES))
 

@@ -6,8 +6,10 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from reference.bucketing import (
+    MIB,
     Buckets,
     Order,
+    assign_buckets,
     bucket_caps,
     check_partition,
     first_iteration_caps,
@@ -27,7 +29,11 @@ BITMAP_BYTES = 4
 ORDER_BYTES = 8
 """Of one parameter in the order of readiness that rank 0 tells all."""
 JOIN_BYTES = 4
-"""Of the one float that ranks add up under Join to count those with inputs."""
+"""Of the one float that ranks add up under Join: to count those with inputs, and to tell whether any averages."""
+PIECE_BYTES = 250 * MIB
+"""Of buffers that are broadcast together."""
+RANK_BYTES = 8
+"""Of the highest rank that has inputs, whose buffers count under Join."""
 
 
 class Policy(Record, strict=False):
@@ -149,15 +155,16 @@ def outline_of(policy: Policy, trace: Trace, buckets: Sequence[Sequence[int]], *
         skips_before=policy.sync_every > 1,
         rebuild_bytes=len(parameters) * ORDER_BYTES if policy.phase == "rebuild" and policy.rebuilds else None,
         join_bytes=JOIN_BYTES if joins else None,
+        source_bytes=RANK_BYTES if joins and broadcasts and trace.workload.buffers else None,
         buffer_bytes=buffer_bytes(trace) if broadcasts else (),
         searches=searches,
         bitmap_bytes=len(parameters) * BITMAP_BYTES if searches or static_first else None,
+        leaves_some_out=bool(ready_order(trace)[1]),
     )
 
 
 def buffer_bytes(trace: Trace) -> tuple[int, ...]:
-    """Bytes of the model's buffers by dtype: one broadcast each."""
-    by_dtype: dict[str, int] = {}
-    for buffer in trace.workload.buffers:
-        by_dtype[buffer.dtype] = by_dtype.get(buffer.dtype, 0) + buffer.size_bytes
-    return tuple(by_dtype.values())
+    """Bytes of the pieces in which the model's buffers are broadcast, as `reference.buffers` cuts them."""
+    sizes = [buffer.size_bytes for buffer in trace.workload.buffers]
+    keys = [buffer.dtype for buffer in trace.workload.buffers]
+    return tuple(sum(sizes[index] for index in piece) for piece in assign_buckets(sizes, [PIECE_BYTES], keys=keys))

@@ -5,6 +5,7 @@ launch them. The order of steps is that of `reference.reducer`: gradients come, 
 launched strictly in their order, and after the backward pass each is waited for and copied out.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -35,6 +36,8 @@ class Wait(NamedTuple):
 
 Instruction = Compute | Launch | Wait
 
+BUFFERS_IN_FLIGHT = 2
+"""Broadcasts of buffers at a time, as in `reference.buffers`."""
 BUCKET_STEPS: tuple[ComputeKind, ...] = ("backward", "pack", "compress", "launch")
 """What a rank computes until it issues a bucket's collective."""
 
@@ -77,19 +80,24 @@ class Outline:
         messages: What each bucket sends, in launch order; None: nothing (the hook keeps it).
         skips_before: Whether iterations without synchronisation go before (`no_sync`).
         rebuild_bytes: The order of readiness that rank 0 tells all; None: no rebuild.
-        join_bytes: The count of ranks that still have inputs, added up under Join; None: no Join.
-        buffer_bytes: Buffers that rank 0 broadcasts before the forward pass, by dtype.
+        join_bytes: The count of ranks that still have inputs, added up under Join; as much tells before the forward
+            pass whether any of them averages; None: no Join.
+        source_bytes: The rank whose buffers count, agreed on under Join; None: no Join, or no buffers.
+        buffer_bytes: Buffers that rank 0 broadcasts before the forward pass, in pieces of one dtype.
         searches: Whether the graph is searched for unused parameters.
         bitmap_bytes: The map of used parameters, added up after the last launch; None: none.
+        leaves_some_out: Whether parameters are unused: then the map is needed before anything is copied out.
     """
 
     messages: tuple[Message | None, ...]
     skips_before: bool = False
     rebuild_bytes: int | None = None
     join_bytes: int | None = None
+    source_bytes: int | None = None
     buffer_bytes: tuple[int, ...] = ()
     searches: bool = False
     bitmap_bytes: int | None = None
+    leaves_some_out: bool = False
 
 
 def write_script(outline: Outline) -> Script:
@@ -109,12 +117,14 @@ def write_script(outline: Outline) -> Script:
     if outline.bitmap_bytes is not None:
         bitmap = writer.launch(Collective("bitmap", None, "all_reduce", outline.bitmap_bytes))
     writer.compute("backward")
+    if outline.bitmap_bytes is not None and outline.leaves_some_out:
+        writer.wait(bitmap)
     for bucket, collective in enumerate(awaited):
         if collective is not None:
             writer.wait(collective)
         writer.compute("decompress", bucket)
         writer.compute("copy_out", bucket)
-    if outline.bitmap_bytes is not None:
+    if outline.bitmap_bytes is not None and not outline.leaves_some_out:
         writer.wait(bitmap)
     writer.compute("step")
     return Script(tuple(writer.instructions), tuple(writer.collectives))
@@ -143,8 +153,17 @@ def _before_forward(writer: _Writer, outline: Outline) -> None:
     if outline.rebuild_bytes is not None:
         writer.wait(writer.launch(Collective("order", None, "broadcast", outline.rebuild_bytes)))
         writer.compute("rebuild")
+    if outline.source_bytes is not None:
+        writer.wait(writer.launch(Collective("join", None, "all_reduce", outline.source_bytes)))
+    in_flight: deque[int] = deque()
     for size in outline.buffer_bytes:
-        writer.wait(writer.launch(Collective("broadcast", None, "broadcast", size)))
+        if len(in_flight) == BUFFERS_IN_FLIGHT:
+            writer.wait(in_flight.popleft())
+        in_flight.append(writer.launch(Collective("broadcast", None, "broadcast", size)))
+    for collective in in_flight:
+        writer.wait(collective)
+    if outline.join_bytes is not None:
+        writer.wait(writer.launch(Collective("join", None, "all_reduce", outline.join_bytes)))
 
 
 def _launch_buckets(writer: _Writer, messages: Sequence[Message | None]) -> list[int | None]:

@@ -64,8 +64,8 @@ def recorded_work(trace: Trace, *, unused_allowed: bool = False) -> list[Work]:
 
     Args:
         trace: Any recording.
-        unused_allowed: Whether a parameter may have got no gradient; it counts as ready when the backward pass
-            begins, as the reducer marks it under `find_unused_parameters`.
+        unused_allowed: Whether a parameter may have got no gradient; it counts as ready with the first that
+            does, as the reducer marks it under `find_unused_parameters`.
 
     Raises:
         ValueError: A parameter got no gradient and that is not allowed; its bucket would never be launched.
@@ -92,9 +92,8 @@ def ready_order(trace: Trace) -> tuple[list[int], list[int]]:
 
 def _iteration_work(recorded: Iteration, *, is_plain: bool) -> Work:
     start = recorded.forward_start_ns
-    ready = np.array(
-        [recorded.backward_start_ns if moment is None else moment for moment in recorded.ready_ns], dtype=np.int64
-    )
+    first = min((moment for moment in recorded.ready_ns if moment is not None), default=recorded.backward_start_ns)
+    ready = np.array([first if moment is None else moment for moment in recorded.ready_ns], dtype=np.int64)
     backward_end = recorded.backward_end_ns if is_plain else int(ready.max())
     optimizer = (recorded.optimizer_end_ns or 0) - (recorded.optimizer_start_ns or 0)
     return Work(
