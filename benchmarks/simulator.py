@@ -24,7 +24,7 @@ from simulator.fabric import Processor
 from simulator.iteration.blueprint import draft
 from simulator.iteration.job import Job
 from simulator.iteration.policy import buckets_of
-from simulator.workload.variation import Draws
+from simulator.workload.draws import Draws
 from simulator.workload.work import recorded_work
 
 TRACE = Path(__file__).parent / "resnet50.json.gz"

@@ -13,7 +13,7 @@ from .iteration.blueprint import Blueprint, draft, messages_of, price
 from .iteration.job import Nanoseconds
 from .iteration.policy import Policy, buckets_of
 from .sampling import Floats, error_factors, interval, simulate, summarize, whole
-from .workload.variation import Draws
+from .workload.draws import Draws
 from .workload.work import stack
 
 FIGURES = (

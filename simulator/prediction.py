@@ -24,7 +24,8 @@ from .iteration.policy import Phase, Policy, buckets_of
 from .sampling import Engine, error_factors, interval, run, simulate, summarize, whole
 from .spans import Span
 from .timeline import Timeline
-from .workload.variation import Draws, Straggler, Variation
+from .workload.draws import Draws
+from .workload.variation import Straggler, Variation
 from .workload.work import recorded_work
 
 RECORDED = Variation()

@@ -12,7 +12,7 @@ from .iteration.blueprint import Blueprint
 from .iteration.job import Job, Nanoseconds
 from .spans import ComputeKind
 from .timeline import Timeline
-from .workload.variation import Draws
+from .workload.draws import Draws
 from .workload.work import stack
 
 Engine = Literal["auto", "events", "closed_form"]

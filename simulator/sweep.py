@@ -24,7 +24,8 @@ from .grid import FIGURES, Grid, is_steady
 from .iteration.comm_hook import CommHook, named_hook
 from .iteration.policy import Policy
 from .prediction import RECORDED, Prediction, as_charged, predict_policy
-from .workload.variation import Draws, Straggler, Variation
+from .workload.draws import Draws
+from .workload.variation import Straggler, Variation
 from .workload.work import recorded_work
 
 Progress = Callable[[str, int, int], None]

@@ -70,6 +70,8 @@ LAYERS = {  # each module imports only from those before it
         "fabric.fabric",
         "workload.work",
         "workload.variation",
+        "workload.gaps",
+        "workload.draws",
         "workload.operations",
         "workload.roofline",
         "workload.synthesis",

@@ -18,7 +18,8 @@ from simulator.iteration.comm_hook import PowerSGD
 from simulator.iteration.job import Job
 from simulator.iteration.policy import Policy, buckets_of
 from simulator.spans import Span, iteration_ns
-from simulator.workload.variation import Draws, Straggler, Variation
+from simulator.workload.draws import Draws
+from simulator.workload.variation import Straggler, Variation
 from simulator.workload.work import recorded_work
 
 from .strategies import fluid_fabrics, iteration, partitions, policies, steady_fabrics, trace_of, traces

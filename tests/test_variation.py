@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 
 from reference.trace import Trace
 from simulator import Fabric, Straggler, Variation, predict
-from simulator.workload.variation import Draws
+from simulator.workload.draws import Draws
 from simulator.workload.work import Work, recorded_work, stack
 
 from .strategies import iteration, trace_of, traces, variations

@@ -56,6 +56,15 @@ def concatenate(works: Sequence[Work]) -> Work:
     return Work(*(np.concatenate([getattr(work, field.name) for work in works]) for field in fields(Work)))
 
 
+def scaled(work: Work, factors: NDArray[np.float64]) -> Work:
+    """Each rank's computation times its factor; `factors` has the axes of `work`."""
+
+    def scale(ns: Nanoseconds) -> Nanoseconds:
+        return np.rint(ns * factors.reshape(factors.shape + (1,) * (ns.ndim - factors.ndim))).astype(np.int64)
+
+    return Work(*(scale(getattr(work, field.name)) for field in fields(Work)))
+
+
 def recorded_work(trace: Trace, *, unused_allowed: bool = False) -> list[Work]:
     """All recorded iterations by rank: one `Work` a rank, its first axis the iterations.
 

@@ -1,0 +1,123 @@
+"""Draws: the work of all ranks, iteration by iteration; the same seed gives the same."""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .gaps import Gaps
+from .variation import Straggler, Variation
+from .work import Work, concatenate, scaled
+
+
+class Draws:
+    """The work of all ranks, iteration by iteration.
+
+    Ranks that always do the same are drawn once.
+
+    Args:
+        recorded: Iterations by recorded rank.
+        world_size: Number of ranks; those recorded are repeated in turn.
+        variation: How iterations come about.
+        stragglers: Slow ranks.
+        inputs: Batches of each rank, under Join; None: all have as many as there are iterations.
+
+    Attributes:
+        ranks: The numbers of the ranks that are drawn; others do as one of these.
+        count: How many iterations there are.
+        parameters: How many parameters they have.
+
+    Raises:
+        ValueError: A straggler that is no rank, or not one number of inputs for each rank.
+    """
+
+    def __init__(
+        self,
+        recorded: Sequence[Work],
+        world_size: int,
+        variation: Variation,
+        stragglers: Sequence[Straggler] = (),
+        inputs: Sequence[int] | None = None,
+    ) -> None:
+        _check(world_size, stragglers, inputs)
+        self._variation, self._stragglers = variation, stragglers
+        self._inputs = None if inputs is None else np.array(inputs)
+        at_random = any(straggler.rank is None for straggler in stragglers)
+        self.ranks = np.arange(world_size)
+        if variation.kind == "recorded" and not at_random:
+            self.ranks = _unlike(world_size, len(recorded), stragglers, inputs)
+        counts = np.array([len(work.forward_ns) for work in recorded])
+        self.count = int(counts.min()) if variation.kind == "recorded" else variation.iterations
+        if inputs is not None:
+            self.count = max(inputs)
+        source = self.ranks % len(recorded)
+        self._pool = concatenate(recorded)
+        self.parameters = self._pool.ready_ns.shape[-1]
+        self._counts, self._first = counts[source], (np.cumsum(counts) - counts)[source]
+        self._typical = np.array([_typical(work) for work in recorded])[source]
+        self._spread = np.array([np.log(np.maximum(work.compute_ns, 1)).std() for work in recorded])[source]
+        self._recorded, self._source = recorded, source
+
+    @property
+    def identity(self) -> tuple[int, ...]:
+        """Equal for draws, of one trace and variation, whose work is the same."""
+        return tuple(self.ranks.tolist())
+
+    def work(self, number: int) -> Work:
+        """Work of `ranks` in an iteration, by its number."""
+        rng = np.random.default_rng([self._variation.seed, number])
+        work = self._varied(number, rng)
+        for straggler in self._stragglers:
+            slow = int(rng.integers(len(self.ranks))) if straggler.rank is None else straggler.rank
+            work = scaled(work, np.where(self.ranks == slow, straggler.factor, 1.0))
+        return work
+
+    def joined(self, number: int) -> NDArray[np.bool_]:
+        """Which of `ranks` have run out of inputs before an iteration."""
+        return np.zeros(len(self.ranks), bool) if self._inputs is None else self._inputs[self.ranks] <= number
+
+    def _varied(self, number: int, rng: np.random.Generator) -> Work:
+        kind = self._variation.kind
+        if kind == "recorded":
+            return self._pool[self._first + number % self._counts.min()]
+        if kind == "resampled":
+            return self._pool[self._first + rng.integers(self._counts)]
+        if kind == "fitted":
+            factors = np.exp(rng.standard_normal(len(self.ranks)) * self._spread)
+            return scaled(self._pool[self._first + self._typical], factors)
+        drawn = [gaps.draw(rng, int((self._source == rank).sum())) for rank, gaps in enumerate(self._gaps)]
+        return concatenate(drawn)[self._source.argsort(kind="stable").argsort()]
+
+    @cached_property
+    def _gaps(self) -> list[Gaps]:
+        return [Gaps(work, self._variation.correlation) for work in self._recorded]
+
+
+def _check(world_size: int, stragglers: Sequence[Straggler], inputs: Sequence[int] | None) -> None:
+    for number, straggler in enumerate(stragglers):
+        if straggler.rank is not None and straggler.rank >= world_size:
+            raise ValueError(f"stragglers[{number}].rank: expected a rank below {world_size}, got {straggler.rank}")
+    if inputs is not None and (len(inputs) != world_size or min(inputs) < 0 or max(inputs) < 1):
+        raise ValueError(
+            f"inputs: expected {world_size} numbers of batches, one a rank, not all 0 and none negative; got {inputs}"
+        )
+
+
+def _unlike(
+    world_size: int, recorded: int, stragglers: Sequence[Straggler], inputs: Sequence[int] | None
+) -> NDArray[np.int64]:
+    """The first of all ranks that have the same recording, the same slow-downs and as many inputs."""
+    if not stragglers and inputs is None:
+        return np.arange(min(world_size, recorded))
+    slow = {straggler.rank for straggler in stragglers}
+    first: dict[tuple[int, int | None, int | None], int] = {}
+    for rank in range(world_size):
+        key = (rank % recorded, rank if rank in slow else None, None if inputs is None else inputs[rank])
+        first.setdefault(key, rank)
+    return np.array(sorted(first.values()))
+
+
+def _typical(work: Work) -> int:
+    """The iteration whose computation is the median."""
+    return int(work.compute_ns.argsort(kind="stable")[len(work.compute_ns) // 2])
