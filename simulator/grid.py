@@ -45,8 +45,10 @@ class Grid:
     ) -> None:
         self._trace, self._fabrics, self._draws = trace, fabrics, list(draws.values())
         sizes = list(draws)
-        drafts = [self._draft(policy, fabrics[0]) for policy in policies]
-        messages = {message for blueprint in drafts for message in messages_of(blueprint.script)}
+        self._fabrics_alike = _alike([fabric.processor for fabric in fabrics])
+        self._sizes_alike = _alike([one.identity for one in self._draws])
+        self._drafts = {policy: self._draft(policy, fabrics[0]) for policy in policies}
+        messages = {message for blueprint in self._drafts.values() for message in messages_of(blueprint.script)}
         self._place = {message: place for place, message in enumerate(sorted(messages))}
         priced = [[price(list(self._place), fabric, size) for size in sizes] for fabric in fabrics]
         self._cost_ns = np.array(priced).reshape(len(fabrics), len(sizes), len(self._place))
@@ -55,10 +57,11 @@ class Grid:
     def predict(self, policy: Policy) -> tuple[int, Nanoseconds]:
         """The number of buckets, and `FIGURES` of every cell; shape [fabrics, world sizes, figures]."""
         figures = np.empty((len(self._fabrics), len(self._draws), len(FIGURES)), np.int64)
-        for fabrics in _alike([fabric.processor for fabric in self._fabrics]):
-            blueprint = self._draft(policy, self._fabrics[fabrics[0]])
+        for fabrics in self._fabrics_alike:
+            first = fabrics[0]
+            blueprint = self._draft(policy, self._fabrics[first]) if first else self._drafts[policy]
             places = [self._place[message] for message in messages_of(blueprint.script)]
-            for sizes in _alike([draws.identity for draws in self._draws]):
+            for sizes in self._sizes_alike:
                 cells = np.ix_(fabrics, sizes)
                 here = replace(blueprint, cost_ns=self._cost_ns[*cells][..., places])
                 figures[cells] = _figures(here, self._draws[sizes[0]], self._error[cells])

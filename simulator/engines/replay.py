@@ -82,32 +82,30 @@ class _Replay:
         """Follow the script, with one event for all computing up to the next launch or wait."""
         work_ns = self.job.work_ns[row].tolist()
         ends: list[int] = []
-        self._computes(1)
+        is_computing = False
         for steps, instruction in self.stretches:
-            yield from self._compute(work_ns[steps], ends)
+            start, steps_ns = int(self.env.now), work_ns[steps]
+            if not any(steps_ns):
+                ends.extend([start] * len(steps_ns))
+            elif self.is_fluid:
+                if not is_computing:
+                    is_computing = self._computes(1)
+                shown_ns = self.computation.read()
+                yield self.computation.after(sum(steps_ns))
+                ends.extend(self.computation.moments(shown_ns, steps_ns))
+            else:
+                yield self.env.timeout(sum(steps_ns))
+                ends.extend(start + done for done in accumulate(steps_ns))
             if isinstance(instruction, Launch):
                 self._launched(instruction.collective)
-            elif instruction is not None and not self.done[instruction.collective].triggered:
-                self._computes(-1)
-                yield self.done[instruction.collective]
-                self._computes(1)
+            elif instruction is None or not self.done[instruction.collective].triggered:
+                if is_computing:
+                    is_computing = self._computes(-1)
+                if instruction is not None:
+                    yield self.done[instruction.collective]
             if instruction is not None:
                 ends.append(int(self.env.now))
-        self._computes(-1)
         self.end_ns[row] = ends
-
-    def _compute(self, steps_ns: list[int], ends: list[int]) -> Process:
-        """Computing steps, one after the other; notes when each ends."""
-        start, work_ns = int(self.env.now), sum(steps_ns)
-        if not work_ns:
-            ends.extend([start] * len(steps_ns))
-        elif self.is_fluid:
-            shown_ns = self.computation.read()
-            yield self.computation.after(work_ns)
-            ends.extend(self.computation.when(shown_ns + done) for done in accumulate(steps_ns))
-        else:
-            yield self.env.timeout(work_ns)
-            ends.extend(start + done for done in accumulate(steps_ns))
 
     def _launched(self, number: int) -> None:
         self.missing[number] -= 1
@@ -126,12 +124,13 @@ class _Replay:
         self.done_ns[number] = self._now
         self.done[number].succeed()
 
-    def _computes(self, change: int) -> None:
-        """A rank begins to compute, or stops."""
+    def _computes(self, change: int) -> bool:
+        """A rank begins to compute, or stops; returns which."""
         before = self.computing
         self.computing += change
         if not before or not self.computing:
             self._adjust_speeds()
+        return change > 0
 
     def _adjust_speeds(self) -> None:
         """Something has started or stopped: whatever is under way goes on at the speed that holds from here."""

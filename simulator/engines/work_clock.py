@@ -1,7 +1,9 @@
 """Work clocks: how long something takes whose speed changes while it is under way."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from heapq import heappop, heappush
+from itertools import accumulate
 from math import ceil
 from operator import itemgetter
 
@@ -53,11 +55,17 @@ class WorkClock:
         self._read_at_ns = int(self._env.now)
         return self._shown_ns
 
-    def when(self, shown_ns: float) -> int:
-        """The moment at which the clock showed this, which must not be later than now."""
-        before = bisect_right(self._changes, shown_ns - ROUNDING_NS, key=itemgetter(0)) - 1
-        work, moment, slowdown = self._changes[max(0, before)]
-        return min(self._read_at_ns, moment + max(0, ceil((shown_ns - work - ROUNDING_NS) * slowdown)))
+    def moments(self, shown_ns: float, steps_ns: Sequence[int]) -> list[int]:
+        """When steps ended, one after the other, the first of which began with the clock at `shown_ns`."""
+        return [self._when(shown_ns + done) for done in accumulate(steps_ns)]
+
+    def _when(self, shown_ns: float) -> int:
+        """The moment at which the clock showed this, which must not be later than it was last read."""
+        place = -1  # mostly, speed has not changed since
+        if shown_ns < self._changes[place][0]:
+            place = bisect_right(self._changes, shown_ns, key=itemgetter(0)) - 1
+        shown_then_ns, moment, slowdown = self._changes[place]
+        return min(self._read_at_ns, moment + ceil((shown_ns - shown_then_ns) * slowdown - ROUNDING_NS))
 
     def _set_alarm(self) -> None:
         """For whoever is done first; an alarm that was set before rings in vain."""
