@@ -1,6 +1,6 @@
 """Records: flat, typed, immutable pieces of a file, and how a broken one is told in one line."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -9,6 +9,16 @@ class Record(BaseModel):
     """A flat, typed, immutable record; a field that the schema does not know is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Settings(Record):
+    """A record that users make by hand: what does not fit is told in one line, which names the field."""
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ValueError(first_problem(error)) from None
 
 
 R = TypeVar("R", bound=Record)

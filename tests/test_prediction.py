@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.bucketing import ORDERS, bucket_caps, plan_buckets
-from simulator import Fabric, predict
+from simulator import Fabric, Policy, Straggler, Variation, predict
 from simulator.answers.plots import validation_figure
 from simulator.fabric import Linear, Processor
-from simulator.iteration.policy import Policy, buckets_of
+from simulator.iteration.policy import buckets_of
 from simulator.quiet import iteration_times_ns, quiet_limit_ns, quiet_part
 from simulator.report import Configuration, Measurement, Row, make_row, summarize
 from simulator.workload.work import ready_order
@@ -103,6 +103,7 @@ def test_a_timeline_is_written_where_it_was_asked_for(tmp_path):
         ({"world_size": 0}, "world_size: expected at least 1, got 0"),
         ({"world_size": 2, "bucket_cap_mb": -1}, "bucket caps: expected positive"),
         ({"world_size": 2, "order": "backward"}, "order: input should be .* got 'backward'"),
+        ({"world_size": 2, "plan": [[0, 7]]}, r"plan: expected parameter indices 0 to 0, got \[7\]"),
         ({"world_size": 2, "plan": [[0, 0]]}, r"plan: parameters \[0\] are in more than one bucket"),
     ],
 )
@@ -111,6 +112,28 @@ def test_arguments_that_make_no_sense_are_named(arguments, says):
 
     with pytest.raises(ValueError, match=says):
         predict(Trace.model_validate_json(json.dumps(DOCUMENT)), FABRIC, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        (lambda: Straggler(factor=float("nan")), "factor: input should be a finite number, got nan"),
+        (lambda: Straggler(factor=0.5), "factor: input should be greater than or equal to 1, got 0.5"),
+        (lambda: Variation(kind="wild"), "kind: input should be 'recorded', .* got 'wild'"),
+        (lambda: Policy(bucket_cap_mb=float("nan")), "bucket caps: expected positive sizes in MiB, got .nan."),
+        (lambda: Policy(sync_evry=2), "sync_evry: extra inputs are not permitted"),
+        (lambda: Fabric.from_table([(2, 8, -5)]), r"all_reduce\[0\].ns: input should be .* got -5"),
+        (lambda: Fabric.from_alpha_beta(1, float("nan")), r"bytes_per_s: input should be a finite number, got nan"),
+        (
+            lambda: Fabric.from_table([(2, 8, 5)]).all_reduce_ns(8, 4),
+            "world_size: .* for .2. ranks, not for 4",
+        ),
+    ],
+)
+def test_what_is_described_wrongly_is_named_in_one_line(mistake, says):
+    with pytest.raises(ValueError, match=says) as told:
+        mistake()
+    assert "\n" not in str(told.value)
 
 
 def row(cap_mb: float, measured: int, predicted: int, spread: int = 1) -> Row:

@@ -10,7 +10,7 @@ from typing import Self
 
 from pydantic import Field
 
-from reference.records import Record
+from reference.records import Settings
 from reference.trace import Parameter
 
 from ..fabric.processor import HookCost, Linear
@@ -21,7 +21,7 @@ CHANNEL_ELEMENTS = 512
 """Elements that share a scale, as in `reference.hooks.quantization`."""
 
 
-class CommHook(Record):
+class CommHook(Settings):
     """No hook: a bucket's gradients are all-reduced as they are. Other hooks say otherwise.
 
     The three costs are those of one bucket, by bytes of its gradients.

@@ -16,7 +16,7 @@ from reference.bucketing import (
     initial_buckets,
     plan_buckets,
 )
-from reference.records import Record
+from reference.records import Settings
 from reference.trace import Trace
 
 from ..workload.work import ready_order
@@ -36,7 +36,7 @@ RANK_BYTES = 8
 """Of the highest rank that has inputs, whose buffers count under Join."""
 
 
-class Policy(Record, strict=False):
+class Policy(Settings, strict=False):
     """Arguments of `DistributedDataParallel`, under its names, and how it is used; see each field."""
 
     bucket_cap_mb: float | None = Field(

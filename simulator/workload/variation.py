@@ -4,12 +4,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from reference.records import Record
+from reference.records import Settings
 
 Kind = Literal["recorded", "resampled", "correlated", "fitted"]
 
 
-class Variation(Record):
+class Variation(Settings):
     """How the iterations that are predicted come from those that were recorded."""
 
     kind: Kind = Field(
@@ -28,7 +28,7 @@ class Variation(Record):
     seed: int = Field(default=0, description="of all draws")
 
 
-class Straggler(Record):
+class Straggler(Settings):
     """A rank that computes more slowly than was recorded."""
 
     rank: int | None = Field(default=None, ge=0, description="which; None: another one in each iteration, at random")
