@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import get_args
 
 import numpy as np
 import pandas as pd
@@ -35,7 +36,8 @@ RECORDED = Variation()
 class Prediction:
     """What an iteration would cost, in nanoseconds.
 
-    Under `no_sync` all of these are of a cycle, up to its synchronised iteration, divided by its iterations.
+    With `sync_every` k all of these are of a cycle of k iterations divided by k; only the timeline, and what follows
+    from it (spans, breakdown, critical path), is of the whole cycle.
 
     Attributes:
         iteration_ns: Median over the iterations.
@@ -204,13 +206,22 @@ def predict_policy(
     engine: Engine = "auto",
 ) -> Prediction:
     """As `predict`, with what the reducer is told in one piece."""
-    if world_size < 1:
-        raise ValueError(f"world_size: expected at least 1, got {world_size}")
+    check_world_size(world_size)
+    if engine not in get_args(Engine):
+        raise ValueError(f"engine: expected one of {', '.join(get_args(Engine))}, got {engine!r}")
     works = recorded_work(trace, unused_allowed=policy.unused_allowed)
-    draws = Draws(works, world_size, variation, stragglers, inputs)
+    draws = Draws(works, world_size, variation, stragglers, inputs, sync_every=policy.sync_every)
     fabric = as_charged(fabric, trace)
     blueprint = draft(trace, fabric, policy, buckets_of(policy, trace), world_size, joins=inputs is not None)
     return _summarize(blueprint, draws, engine, fabric.relative_error(world_size))
+
+
+def check_world_size(world_size: int) -> None:
+    """Raise ValueError unless that many ranks can be."""
+    if not isinstance(world_size, int | np.integer):
+        raise ValueError(f"world_size: expected a whole number of ranks, got {world_size!r}")
+    if world_size < 1:
+        raise ValueError(f"world_size: expected at least 1, got {world_size}")
 
 
 def as_charged(fabric: Fabric, trace: Trace) -> Fabric:

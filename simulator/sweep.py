@@ -23,7 +23,7 @@ from .fabric import Fabric
 from .grid import FIGURES, Grid, is_steady
 from .iteration.comm_hook import CommHook, named_hook
 from .iteration.policy import Policy
-from .prediction import RECORDED, Prediction, as_charged, predict_policy
+from .prediction import RECORDED, Prediction, as_charged, check_world_size, predict_policy
 from .workload.draws import Draws
 from .workload.variation import Straggler, Variation
 from .workload.work import recorded_work
@@ -152,8 +152,8 @@ class Results:
         for name, values in zip(AXES, self._axes, strict=True):
             if not values:
                 raise ValueError(f"{name}: expected at least one to sweep over, got none")
-        if min(world_sizes) < 1:
-            raise ValueError(f"world_size: expected at least 1, got {min(world_sizes)}")
+        for size in world_sizes:
+            check_world_size(size)
         shape = tuple(map(len, self._axes))
         self._buckets = np.zeros(shape, np.int64)
         self._figures = np.zeros((*shape, len(FIGURES)), np.int64)
@@ -171,13 +171,15 @@ class Results:
         if not steady:
             return
         works = recorded_work(trace, unused_allowed=self._policy.unused_allowed)
-        draws = {size: Draws(works, size, variation, stragglers) for size in self._world_sizes}
+        cycle = self._policy.sync_every
+        draws = {size: Draws(works, size, variation, stragglers, sync_every=cycle) for size in self._world_sizes}
+        again = [list(draws).index(size) for size in self._world_sizes]  # a size may be asked for twice
         grid = Grid(trace, list(steady.values()), draws, list(self._policies.values()))
         for choice, policy in self._policies.items():
             buckets, figures = grid.predict(policy)
             for row, place in enumerate(steady):
                 self._buckets[number, place, :, *choice] = buckets
-                self._figures[number, place, :, *choice] = figures[row]
+                self._figures[number, place, :, *choice] = figures[row][again]
             self._progress(len(steady) * len(self._world_sizes))
 
     def cells(self, trace: int, fabric: int) -> list[tuple[Cell, int, Policy]]:

@@ -157,6 +157,7 @@ def steady_fabrics(draw, world_size: int) -> Fabric:
             Timing(world_size=world_size, size_bytes=size, ns=draw(st.integers(0, 2000))) for size in sizes
         ),
         concurrency=draw(st.integers(1, 3)),
+        sharing=(Sharing(size_bytes=0, factor=1.0),),  # else those side by side share the link
         processor=Processor(
             pack=draw(cost),
             launch_ns=draw(st.integers(0, 50)),

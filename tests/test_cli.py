@@ -28,6 +28,22 @@ def ddplab(*words: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110, check=False)
 
 
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """Runs the command in this process, which has imported everything; a new one would take seconds each time."""
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["ddplab", *map(str, words)])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code, told = ended.value.code, capsys.readouterr()
+        line = code if isinstance(code, str) else ""  # which the interpreter prints
+        return subprocess.CompletedProcess(words, 1 if line else code or 0, told.out, told.err + line)
+
+    return run
+
+
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("cli") / "trace.json.gz"
@@ -58,8 +74,8 @@ def test_record_writes_a_trace_of_all_ranks(trace):
     assert [len(rank.iterations) for rank in recorded.ranks] == [4, 4]
 
 
-def test_predict_prints_a_table_and_writes_json_and_timeline(trace, fabric, tmp_path):
-    done = ddplab(
+def test_predict_prints_a_table_and_writes_json_and_timeline(here, trace, fabric, tmp_path):
+    done = here(
         "predict", trace, "--fabric", fabric, "--world-size", 8, "--caps", "0.01,single",
         "--orders", "ready,forward", "--json", tmp_path / "p.json", "--perfetto", tmp_path / "t.json",
     )  # fmt: skip
@@ -74,9 +90,9 @@ def test_predict_prints_a_table_and_writes_json_and_timeline(trace, fabric, tmp_
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
-def test_sweep_writes_a_table_and_draws_it(trace, fabric, topology, tmp_path):
+def test_sweep_writes_a_table_and_draws_it(here, trace, fabric, topology, tmp_path):
     for ending in ("csv", "parquet", "json"):
-        done = ddplab(
+        done = here(
             "sweep", trace, "--fabric", fabric, "--fabric", topology, "--world-sizes", "2,4", "--caps", "0.01,single",
             "--hooks", "none,power_sgd:2", "--out", tmp_path / f"s.{ending}", "--heat-map", tmp_path / "h.png",
             "--policy", "sync_every=2", "--straggler", "1:1.5", "--variation", "kind=fitted",
@@ -94,8 +110,8 @@ def test_sweep_writes_a_table_and_draws_it(trace, fabric, topology, tmp_path):
     assert (tmp_path / "h.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_predict_takes_every_knob_and_draws_the_timeline(trace, topology, tmp_path):
-    done = ddplab(
+def test_predict_takes_every_knob_and_draws_the_timeline(here, trace, topology, tmp_path):
+    done = here(
         "predict", trace, "--fabric", topology, "--world-size", 4, "--caps", 0.01, "--inputs", "3,3,2,1",
         "--policy", "find_unused_parameters=true", "--policy", "process_groups=2", "--fabric-set", "slow_link=2",
         "--straggler", "random:2", "--timeline", tmp_path / "t.svg",
@@ -105,20 +121,20 @@ def test_predict_takes_every_knob_and_draws_the_timeline(trace, topology, tmp_pa
     assert "rank 3 computes" in (tmp_path / "t.svg").read_text()
 
 
-def test_a_trace_is_synthesised_and_rescaled(trace, tmp_path):
+def test_a_trace_is_synthesised_and_rescaled(here, trace, tmp_path):
     out = tmp_path / "synthetic.json.gz"
-    done = ddplab("synthesize", "--model", TINY, "--device", "h100-fp32", "--step-ms", 7, "--out", out)
+    done = here("synthesize", "--model", TINY, "--device", "h100-fp32", "--step-ms", 7, "--out", out)
     assert done.returncode == 0, done.stderr
     assert Trace.load(out).ranks[0].iterations[0].duration_ns == 7_000_000
-    done = ddplab(
+    done = here(
         "rescale", trace, "--model", TINY, "--from", "v100-fp32", "--to", "h100-fp32", "--out", tmp_path / "r.json"
     )
     assert done.returncode == 0, done.stderr
     assert "H100" in Trace.load(tmp_path / "r.json").workload.device_name
 
 
-def test_knobs_lists_every_field_with_its_meaning():
-    listed = ddplab("knobs").stdout
+def test_knobs_lists_every_field_with_its_meaning(here):
+    listed = here("knobs").stdout
     for title, record in KNOBS.items():
         assert title in listed
         for name, field in record.model_fields.items():
@@ -206,22 +222,16 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
         (["predict", "{trace}", "--fabric", "{fabric}", "--variation", "kind=wild"], "--variation: kind: input"),
         (["sweep", "{trace}", "--fabric", "{fabric}", "--out", "s.xls"], "--out: expected a name that ends in .csv"),
         (["sweep", "{trace}", "--fabric", "{fabric}", "--world-sizes", "2,x"], "--world-sizes: expected numbers"),
-        (["sweep", "{trace}", "--fabric", "{fabric}", "--value", "speed"], "heat map: expected one of trace"),
+        (["sweep", "{trace}", "--fabric", "{fabric}", "--value", "speed"], "--value: expected one of buckets"),
         (["synthesize", "--device", "tpu"], "tpu"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(words, says, trace, fabric, monkeypatch, capsys):
-    """In this process, which has imported everything: a new one would take seconds each."""
-    monkeypatch.setattr(sys, "argv", ["ddplab", *(word.format(trace=trace, fabric=fabric) for word in words)])
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code
-    told = capsys.readouterr().err
-    told += ended.value.code if isinstance(ended.value.code, str) else ""  # which the interpreter prints
-    assert says in told
+def test_a_mistake_is_told_in_one_line(words, says, here, trace, fabric):
+    done = here(*(word.format(trace=trace, fabric=fabric) for word in words))
+    assert done.returncode != 0
+    assert says in done.stderr
     others = ("Usage", "Try", "recording", "sweeping")
-    assert len([line for line in told.splitlines() if line and not line.startswith(others)]) == 1
+    assert len([line for line in done.stderr.splitlines() if line and not line.startswith(others)]) == 1
 
 
 def test_a_mistake_ends_the_command_without_a_traceback():

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from scipy.stats import spearmanr
 
 from reference.trace import Trace
@@ -58,7 +57,7 @@ def same(a: Work, b: Work) -> bool:
 def test_recorded_iterations_are_the_traces_own(trace, world_size):
     works = recorded_work(trace)
     draws = Draws(works, world_size, Variation())
-    assert draws.count == min(len(rank.iterations) for rank in trace.ranks)
+    assert draws.count == min(len(rank.iterations) for rank in trace.ranks[:world_size])
     assert draws.ranks.tolist() == list(range(min(world_size, len(trace.ranks))))
     for number in range(draws.count):
         work = draws.work(number)
@@ -369,6 +368,5 @@ def test_mistakes_are_named_in_one_line(arguments, says):
     ],
 )
 def test_a_record_refuses_what_makes_no_sense(kind, fields, field):
-    with pytest.raises(ValidationError) as raised:
+    with pytest.raises(ValueError, match=f"^{field}: input should be"):
         kind(**fields)
-    assert [error["loc"] for error in raised.value.errors()] == [(field,)]

@@ -44,7 +44,7 @@ def draw_heat_map(
     middle = (cells.min() + cells.max()) / 2
     for row, column in [(r, c) for r in range(cells.shape[0]) for c in range(cells.shape[1])]:
         is_dark = (cells[row, column] > middle) == is_time
-        text = f"{cells[row, column]:.1f}" if is_time else f"{cells[row, column]:.0%}"
+        text = f"{cells[row, column]:.0%}" if value == "efficiency" else f"{cells[row, column]:.4g}"
         ax.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if is_dark else "black")
     ax.set_xlabel(NAMES.get(x, x))
     ax.set_ylabel(NAMES.get(y, y))

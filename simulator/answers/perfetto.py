@@ -92,7 +92,7 @@ def _arrows(spans: list[Span], tracks: list[int]) -> list[Event]:
         stops = [*ready[:1], *launch[:1], collectives[-1]]
         for place, (span, track) in enumerate(stops):
             phase = "s" if place == 0 else "f" if place == len(stops) - 1 else "t"
-            at_ns = span.start_ns if span.kind == "launch" else span.end_ns
+            at_ns = span.start_ns if span.kind == "launch" else span.end_ns - 1  # within: the next slice begins there
             arrows.append(_arrow(phase, span, track, at_ns))
     return arrows
 

@@ -45,8 +45,16 @@ def draw_timeline(prediction: Prediction, ax: Axes, *, ranks: Sequence[int] | No
         prediction: What to draw.
         ax: Where; returned.
         ranks: Which of the simulated ranks; None: the first four.
+
+    Raises:
+        ValueError: A rank that was not simulated.
     """
     shown = list(prediction.timeline.job.ranks[:4] if ranks is None else ranks)
+    if unknown := sorted(set(shown) - set(prediction.timeline.job.ranks)):
+        raise ValueError(
+            f"ranks: expected some of those that were simulated, {list(prediction.timeline.job.ranks[:20])}; "
+            f"got {unknown}, which do as one of these"
+        )
     lane_of = {rank: 2 * place for place, rank in enumerate(shown)}
     spans = [span for span in prediction.spans if span.rank in lane_of]
     spans.sort(key=lambda span: span.kind not in IDLE)  # what runs is drawn over what has to wait

@@ -65,6 +65,10 @@ Stragglers = Annotated[
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result here, for programs.")]
 
 
+OPTIONS = {"bucket_cap_mb": "--caps", "order": "--orders", "hook": "--hooks"}
+"""Fields of `Policy` of which a command asks several at a time."""
+
+
 def read_caps(text: str) -> list[float]:
     """Sizes in MB; `single` is infinite."""
     caps = []
@@ -117,7 +121,14 @@ def read_stragglers(words: Sequence[str] | None) -> list[Straggler]:
 
 
 def read_policy(words: Sequence[str] | None) -> Policy:
-    """The default with these settings."""
+    """The default with these settings.
+
+    Raises:
+        ValueError: One that has an option of its own, which would overrule it.
+    """
+    for word in words or ():
+        if (name := word.partition("=")[0]) in OPTIONS:
+            raise ValueError(f"--policy: {name} has an option of its own: {OPTIONS[name]}; got {word!r}")
     return _changed(Policy(), "--policy", words)
 
 

@@ -19,7 +19,7 @@ from ..answers.timeline_plot import draw_timeline
 from ..iteration.policy import Policy
 from ..prediction import Prediction, predict_policy
 from ..show import progress, show_table, write_json
-from ..sweep import AXES, sweep
+from ..sweep import AXES, COLUMNS, sweep
 from .arguments import (
     Caps,
     FabricSettings,
@@ -48,6 +48,8 @@ WRITERS: dict[str, Callable[[pd.DataFrame, BytesIO], object]] = {
 }
 """Endings of a sweep's table, and what writes it."""
 
+VALUES = COLUMNS[len(AXES) :]
+PICTURES = (".png", ".svg", ".pdf")
 SHOWN_ROWS = 40
 
 
@@ -72,6 +74,7 @@ def predict(
     json_path: Json = None,
 ) -> None:
     """Predict the iteration time under each bucket cap, order and comm hook."""
+    _check_picture("--timeline", timeline)
     check_outputs(perfetto, timeline, json_path)
     recorded, costs, told = Trace.load(trace), read_fabric(fabric, fabric_set), read_policy(policy)
     choices = [
@@ -144,6 +147,9 @@ def sweep_command(
     """Predict all combinations of traces, fabrics, ranks, caps, orders and hooks; write them as one table."""
     if out.suffix not in WRITERS:
         raise ValueError(f"--out: expected a name that ends in {', '.join(WRITERS)}; got {out}")
+    if value not in VALUES:
+        raise ValueError(f"--value: expected one of {', '.join(VALUES)}; got {value!r}")
+    _check_picture("--heat-map", heat_map)
     check_outputs(out, heat_map, json_path)
     with progress("sweeping") as on_progress:
         table = sweep(
@@ -159,11 +165,11 @@ def sweep_command(
             n_jobs=jobs,
             on_progress=on_progress,
         )
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    draw_heat_map(table, figure.add_subplot(), value=value)
-    if heat_map is not None:
-        _save(figure, heat_map)
     _write_table(table, out)
+    if heat_map is not None:
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        draw_heat_map(table, figure.add_subplot(), value=value)
+        _save(figure, heat_map)
     best = table.loc[table.groupby(list(AXES[:3]), sort=False)["iteration_ns"].idxmin()]
     show_table([_best_row(row) for _, row in best.head(SHOWN_ROWS).iterrows()], "the fastest at each world size")
     print(f"{len(table)} configurations in {out}")
@@ -207,8 +213,13 @@ def _write_table(table: pd.DataFrame, path: Path) -> None:
     write_whole(path, data.getvalue())
 
 
+def _check_picture(option: str, path: Path | None) -> None:
+    if path is not None and path.suffix not in PICTURES:
+        raise ValueError(f"{option}: expected a name that ends in {', '.join(PICTURES)}; got {path}")
+
+
 def _save(figure: Figure, path: Path) -> None:
     data = BytesIO()
-    figure.savefig(data, format=path.suffix.lstrip(".") or "png", dpi=120)
+    figure.savefig(data, format=path.suffix.lstrip("."), dpi=120)
     write_whole(path, data.getvalue())
     print(f"drawn in {path}")

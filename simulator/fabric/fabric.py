@@ -198,18 +198,20 @@ class Fabric(Record, strict=False):
     def sharing_factor(self, size_bytes: int, running: int, world_size: int) -> float:
         """How much longer a collective takes while `running` of them run, itself included.
 
-        As measured where it was; else collectives on described links share the bytes a second, not the latency, and
-        those with a table do not slow each other down.
+        As measured where it was; else collectives share the bytes a second of their link, not the latency; of a table
+        that is the time of its smallest size.
         """
         if running == 1:
             return 1.0
         if self.sharing:
             return measured_factor(self.sharing, size_bytes, running)
         curve = self._curves.all_reduce(world_size)
-        if not isinstance(curve, Offer):
-            return 1.0
-        cost = curve.choice(size_bytes)[1]  # the library chooses before it knows what else runs
-        alone, beside = self._charged(cost, np.array([size_bytes, size_bytes * running]))
+        if isinstance(curve, Offer):
+            cost = curve.choice(size_bytes)[1]  # the library chooses before it knows what else runs
+            alone, beside = self._charged(cost, np.array([size_bytes, size_bytes * running]))
+        else:
+            latency, alone = self._charged(curve, np.array([0, size_bytes]))
+            beside = alone + (running - 1) * max(0, alone - latency)
         return float(beside / alone) if alone else 1.0
 
     def relative_error(self, world_size: int) -> float:

@@ -69,7 +69,7 @@ class Blueprint:
         before = np.concatenate([work.forward_ns[..., None], launch], axis=-1)
         pieces = np.diff(np.concatenate([before, work.backward_end_ns[..., None]], axis=-1))
         rank_ns: dict[Compute, Nanoseconds] = {
-            Compute("unsynchronized"): (self.policy.sync_every - 1) * (work.compute_ns - work.optimizer_ns),
+            Compute("unsynchronized"): work.before_ns,
             Compute("forward"): work.forward_ns,
             Compute("backward"): pieces[..., -1],
             Compute("step"): work.step_ns,

@@ -37,8 +37,8 @@ class CommHook(Settings):
         return Message("all_reduce", sum(parameter.size_bytes for parameter in parameters))
 
     def charged(self, measured: Sequence[HookCost]) -> Self:
-        """With the costs that were measured of a hook of this name, unless it has some of its own."""
-        costs = next((cost for cost in measured if cost.name == self.name), None)
+        """With the costs that were measured of a hook of this name (rank 1: also without), unless it has its own."""
+        costs = next((cost for cost in measured if self.name in (cost.name, f"{cost.name}:1")), None)
         if costs is None or not self.compress == self.recompress == self.decompress == Linear():
             return self
         return self.model_copy(

@@ -83,6 +83,8 @@ class Policy(Settings, strict=False):
     @model_validator(mode="after")
     def _has_caps(self) -> Self:
         self.caps_bytes()
+        if self.bucket_cap_mb_list is not None and self.first_bucket_mb is not None:
+            raise ValueError("first_bucket_mb: expected none beside bucket_cap_mb_list, whose first entry it is")
         return self
 
     @property
@@ -117,6 +119,9 @@ def buckets_of(policy: Policy, trace: Trace) -> Buckets:
     """
     if policy.plan is not None:
         check_partition(policy.plan, len(trace.sizes_bytes), name="plan")
+        for number, bucket in enumerate(policy.plan):
+            if len(kinds := sorted({trace.keys[index] for index in bucket})) > 1:
+                raise ValueError(f"plan: expected one dtype a bucket, bucket {number} has {' and '.join(kinds)}")
         return [list(bucket) for bucket in policy.plan]
     sizes, keys, sparse, caps = trace.sizes_bytes, trace.keys, trace.sparse, policy.caps_bytes()
     if policy.order == "ready" and (policy.phase == "first" or not policy.rebuilds):

@@ -1,6 +1,7 @@
 """Draws: the work of all ranks, iteration by iteration; the same seed gives the same."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -8,7 +9,7 @@ from numpy.typing import NDArray
 
 from .gaps import Gaps
 from .variation import Straggler, Variation
-from .work import Work, concatenate, scaled
+from .work import Nanoseconds, Work, concatenate, scaled
 
 
 class Draws:
@@ -22,10 +23,11 @@ class Draws:
         variation: How iterations come about.
         stragglers: Slow ranks.
         inputs: Batches of each rank, under Join; None: all have as many as there are iterations.
+        sync_every: Iterations in a cycle, of which only the last synchronises; each has a draw of its own.
 
     Attributes:
         ranks: The numbers of the ranks that are drawn; others do as one of these.
-        count: How many iterations there are.
+        count: How many iterations there are; of longer cycles, how many of those.
         parameters: How many parameters they have.
 
     Raises:
@@ -39,18 +41,24 @@ class Draws:
         variation: Variation,
         stragglers: Sequence[Straggler] = (),
         inputs: Sequence[int] | None = None,
+        *,
+        sync_every: int = 1,
     ) -> None:
         _check(world_size, stragglers, inputs)
         self._variation, self._stragglers = variation, stragglers
         self._inputs = None if inputs is None else np.array(inputs)
         at_random = any(straggler.rank is None for straggler in stragglers)
-        self.ranks = np.arange(world_size)
         if variation.kind == "recorded" and not at_random:
             self.ranks = _unlike(world_size, len(recorded), stragglers, inputs)
+        else:
+            self.ranks = np.arange(world_size)
+        recorded = recorded[:world_size]
         counts = np.array([len(work.forward_ns) for work in recorded])
         self.count = int(counts.min()) if variation.kind == "recorded" else variation.iterations
         if inputs is not None:
             self.count = max(inputs)
+        self._sync_every = sync_every
+        self.count = max(1, self.count // sync_every)
         source = self.ranks % len(recorded)
         self._pool = concatenate(recorded)
         self.parameters = self._pool.ready_ns.shape[-1]
@@ -65,7 +73,18 @@ class Draws:
         return tuple(self.ranks.tolist())
 
     def work(self, number: int) -> Work:
-        """Work of `ranks` in an iteration, by its number."""
+        """Work of `ranks` in the last iteration of a cycle, by the cycle's number."""
+        last = (number + 1) * self._sync_every - 1
+        before = [self._local_ns(iteration) for iteration in range(number * self._sync_every, last)]
+        work = self._one(last)
+        return replace(work, before_ns=sum(before, start=work.before_ns))
+
+    def _local_ns(self, number: int) -> Nanoseconds:
+        """Of an iteration under `no_sync`; the optimiser waits for the end of the cycle."""
+        work = self._one(number)
+        return np.where(self._joined(number), 0, work.compute_ns - work.optimizer_ns)
+
+    def _one(self, number: int) -> Work:
         rng = np.random.default_rng([self._variation.seed, number])
         work = self._varied(number, rng)
         for straggler in self._stragglers:
@@ -74,7 +93,10 @@ class Draws:
         return work
 
     def joined(self, number: int) -> NDArray[np.bool_]:
-        """Which of `ranks` have run out of inputs before an iteration."""
+        """Which of `ranks` have run out of inputs before the last iteration of a cycle."""
+        return self._joined((number + 1) * self._sync_every - 1)
+
+    def _joined(self, number: int) -> NDArray[np.bool_]:
         return np.zeros(len(self.ranks), bool) if self._inputs is None else self._inputs[self.ranks] <= number
 
     def _varied(self, number: int, rng: np.random.Generator) -> Work:

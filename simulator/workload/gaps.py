@@ -40,7 +40,8 @@ class Gaps:
         ready = np.empty((count, len(self._order)), np.int64)
         ready[:, self._order] = moments[:, 1:-1]
         step = durations[:, -1]
-        return Work(moments[:, 0], ready, moments[:, -1], step, np.minimum(self._optimizer_ns, step))
+        optimizer = np.minimum(self._optimizer_ns, step)
+        return Work(moments[:, 0], ready, moments[:, -1], step, optimizer, before_ns=np.zeros_like(step))
 
 
 def _quantiles(ordered: Nanoseconds, levels: Floats) -> Nanoseconds:

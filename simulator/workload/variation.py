@@ -25,7 +25,7 @@ class Variation(Settings):
         le=1,
         description="of neighbouring gaps, for `correlated`: 1 makes iterations slow as a whole; None: the trace's",
     )
-    seed: int = Field(default=0, description="of all draws")
+    seed: int = Field(default=0, ge=0, description="of all draws")
 
 
 class Straggler(Settings):

@@ -28,6 +28,7 @@ class Work:
         backward_end_ns: When the backward pass ends.
         step_ns: How long all that comes after it takes: the optimiser, and what precedes the next iteration.
         optimizer_ns: How much of `step_ns` is the optimiser's; iterations that do not synchronise leave it out.
+        before_ns: How long the iterations under `no_sync` take that go before this one.
     """
 
     forward_ns: Nanoseconds
@@ -35,6 +36,7 @@ class Work:
     backward_end_ns: Nanoseconds
     step_ns: Nanoseconds
     optimizer_ns: Nanoseconds
+    before_ns: Nanoseconds
 
     @property
     def compute_ns(self) -> Nanoseconds:
@@ -111,6 +113,7 @@ def _iteration_work(recorded: Iteration, *, is_plain: bool) -> Work:
         backward_end_ns=np.int64(backward_end - start),  # type: ignore[arg-type]
         step_ns=np.int64(recorded.end_ns - recorded.backward_end_ns),  # type: ignore[arg-type]
         optimizer_ns=np.int64(optimizer),  # type: ignore[arg-type]
+        before_ns=np.int64(0),  # type: ignore[arg-type]
     )
 
 
