@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -121,6 +122,19 @@ def test_predict_takes_every_knob_and_draws_the_timeline(here, trace, topology, 
     assert "rank 3 computes" in (tmp_path / "t.svg").read_text()
 
 
+def test_a_topology_takes_the_processor_of_a_calibration(here, trace, fabric, topology, tmp_path):
+    slow = Fabric.load(fabric).model_copy(update={"processor": Processor(launch_ns=10**8)})
+    slow.save(tmp_path / "slow.json")
+    asked = ("predict", trace, "--fabric", topology, "--caps", "default,single", "--json", tmp_path / "j")
+    times = []
+    for processor in ((), ("--processor", tmp_path / "slow.json")):
+        assert here(*asked, *processor).returncode == 0
+        rows = json.loads((tmp_path / "j").read_text())["rows"]
+        assert [row["cap_mb"] for row in rows] == ["default", None]
+        times.append(rows[1]["iteration_ns"])
+    assert times[1] >= times[0] + 10**8 - 10**7
+
+
 def test_a_trace_is_synthesised_and_rescaled(here, trace, tmp_path):
     out = tmp_path / "synthetic.json.gz"
     done = here("synthesize", "--model", TINY, "--device", "h100-fp32", "--step-ms", 7, "--out", out)
@@ -139,7 +153,9 @@ def test_knobs_lists_every_field_with_its_meaning(here):
         assert title in listed
         for name, field in record.model_fields.items():
             assert name in listed
-            assert len(field.description or "") > 8, f"{record.__name__}.{name}: say what it is, its unit, its source"
+            assert re.fullmatch(r".{8,}; .+", field.description or ""), (
+                f"{record.__name__}.{name}: WHAT, UNIT; SOURCE"
+            )
 
 
 def test_the_readme_compares_every_knob():
@@ -215,6 +231,7 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
         (["validate", "--caps", ""], "ddplab: --caps: expected sizes in MB"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--hooks", "gzip"], "--hooks: hook: expected one of none"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--policy", "sync=2"], "--policy: expected NAME=VALUE"),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--policy", "order=size"], "an option of its own: --orders"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--policy", "sync_every=0"], "--policy: sync_every: input"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--straggler", "3"], "--straggler: expected RANK:FACTOR"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--straggler", "9:2"], "stragglers[0].rank: expected a rank"),

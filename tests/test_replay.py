@@ -178,6 +178,27 @@ def test_a_static_graph_launches_after_its_first_backward_pass():
     assert " 48- 56 rank 0 bitmap" in lines
 
 
+def test_a_static_graph_packs_all_buckets_before_its_first_launch():
+    costs = fabric(8, processor=Processor(pack=Linear(fixed_ns=1), launch_ns=2))
+    lines = story([ALIKE], [[1], [0]], costs, static_graph=True, phase="first")
+    assert {" 32- 34 rank 0 pack 0", " 34- 36 rank 0 launch 0", " 36- 38 rank 0 launch 1"} <= set(lines)
+
+
+def test_beside_each_other_all_reduces_of_a_table_share_their_link():
+    """An empty one takes 4, so of the 8 of these half is latency and half is bytes, which take twice as long."""
+    table = (Timing(world_size=2, size_bytes=0, ns=4), Timing(world_size=2, size_bytes=4, ns=8))
+    lines = story([ALIKE], [[0], [1]], Fabric(all_reduce=table, concurrency=2))
+    assert {" 30- 42 rank 0 all_reduce 0", " 30- 42 rank 0 all_reduce 1"} <= set(lines)
+
+
+def test_a_bucket_of_two_dtypes_is_refused_as_the_reducer_does():
+    trace = trace_of([[ALIKE]], [4, 4])
+    floats = trace.workload.parameters[0].model_copy(update={"dtype": "float32", "shape": (1,)})
+    mixed = trace.workload.model_copy(update={"parameters": (floats, trace.workload.parameters[1])})
+    with pytest.raises(ValueError, match="plan: expected one dtype a bucket, bucket 0 has float32 and int8"):
+        predict(trace.model_copy(update={"workload": mixed}), fabric(8), world_size=2, plan=[[0, 1]])
+
+
 def test_iterations_under_no_sync_only_compute():
     lines = story([ALIKE], [[0, 1]], fabric(8), sync_every=3)
     assert lines[0] == "  0- 74 rank 0 unsynchronized"  # two of 37 ns

@@ -46,6 +46,12 @@ FabricSettings = Annotated[
         help="Change the fabric: extrapolate=true, slow_link=2, algorithm=tree, scale=0.5, concurrency=1, ...",
     ),
 ]
+ProcessorFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--processor", help="Take copies, launches, hooks and slow-downs from this calibration; a topology has none."
+    ),
+]
 VariationSettings = Annotated[
     list[str] | None,
     typer.Option(
@@ -67,6 +73,11 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the result here
 
 OPTIONS = {"bucket_cap_mb": "--caps", "order": "--orders", "hook": "--hooks"}
 """Fields of `Policy` of which a command asks several at a time."""
+
+
+def read_caps_or_default(text: str) -> list[float | None]:
+    """As `read_caps`; also `default`, what DDP does by itself: 25, and 1 for the first bucket."""
+    return [None if word.strip() == "default" else read_caps(word)[0] for word in text.split(",")]
 
 
 def read_caps(text: str) -> list[float]:
@@ -137,9 +148,10 @@ def read_variation(words: Sequence[str] | None) -> Variation:
     return _changed(Variation(), "--variation", words)
 
 
-def read_fabric(path: Path, words: Sequence[str] | None) -> Fabric:
-    """A calibration, or a topology in YAML, with these settings."""
-    return _changed(Fabric.load(path), "--fabric-set", words)
+def read_fabric(path: Path, words: Sequence[str] | None, processor: Path | None) -> Fabric:
+    """A calibration, or a topology in YAML, with these settings, and perhaps the processor of another calibration."""
+    fabric = _changed(Fabric.load(path), "--fabric-set", words)
+    return fabric if processor is None else fabric.model_copy(update={"processor": Fabric.load(processor).processor})
 
 
 def check_outputs(*paths: Path | None) -> None:

@@ -26,12 +26,13 @@ from .arguments import (
     Hooks,
     Json,
     Orders,
+    ProcessorFile,
     Settings,
     Stragglers,
     VariationSettings,
     WorldSize,
     check_outputs,
-    read_caps,
+    read_caps_or_default,
     read_counts,
     read_fabric,
     read_hooks,
@@ -64,6 +65,7 @@ def predict(
     hooks: Hooks = "none",
     policy: Settings = None,
     fabric_set: FabricSettings = None,
+    processor: ProcessorFile = None,
     variation: VariationSettings = None,
     straggler: Stragglers = None,
     inputs: Annotated[
@@ -76,10 +78,10 @@ def predict(
     """Predict the iteration time under each bucket cap, order and comm hook."""
     _check_picture("--timeline", timeline)
     check_outputs(perfetto, timeline, json_path)
-    recorded, costs, told = Trace.load(trace), read_fabric(fabric, fabric_set), read_policy(policy)
+    recorded, costs, told = Trace.load(trace), read_fabric(fabric, fabric_set, processor), read_policy(policy)
     choices = [
         told.model_copy(update={"bucket_cap_mb": cap, "order": order, "hook": hook})
-        for cap in read_caps(caps)
+        for cap in read_caps_or_default(caps)
         for order in read_orders(orders)
         for hook in read_hooks(hooks)
     ]
@@ -97,7 +99,7 @@ def predict(
     ]
     rows = [
         {
-            "cap": cap_name(choice.bucket_cap_mb or 25),
+            "cap": _cap_name(choice.bucket_cap_mb),
             "order": choice.order,
             "hook": choice.hook.name,
             "buckets": str(len(prediction.buckets)),
@@ -136,6 +138,7 @@ def sweep_command(
     hooks: Hooks = "none",
     policy: Settings = None,
     fabric_set: FabricSettings = None,
+    processor: ProcessorFile = None,
     variation: VariationSettings = None,
     straggler: Stragglers = None,
     out: Annotated[Path, typer.Option(help="The table: .csv, .parquet or .json.")] = Path("out/sweep.csv"),
@@ -154,9 +157,9 @@ def sweep_command(
     with progress("sweeping") as on_progress:
         table = sweep(
             {str(path): Trace.load(path) for path in traces},
-            {str(path): read_fabric(path, fabric_set) for path in fabric},
+            {str(path): read_fabric(path, fabric_set, processor) for path in fabric},
             world_sizes=read_counts("--world-sizes", world_sizes),
-            bucket_caps_mb=read_caps(caps),
+            bucket_caps_mb=read_caps_or_default(caps),
             orders=read_orders(orders),
             hooks=read_hooks(hooks),
             policy=read_policy(policy),
@@ -176,10 +179,18 @@ def sweep_command(
     write_json(json_path, {"rows": table.replace({float("inf"): None}).to_dict("records")})
 
 
+def _cap_name(cap_mb: float | None) -> str:
+    return "default" if cap_mb is None or math.isnan(cap_mb) else cap_name(cap_mb)
+
+
 def _asked(choice: Policy) -> dict[str, object]:
-    """JSON has no infinity: one single bucket is written as null."""
+    """JSON has no infinity: one single bucket is written as null; DDP's default as that word."""
     cap = choice.bucket_cap_mb
-    return {"cap_mb": None if cap == math.inf else cap, "order": choice.order, "hook": choice.hook.name}
+    return {
+        "cap_mb": "default" if cap is None else None if cap == math.inf else cap,
+        "order": choice.order,
+        "hook": choice.hook.name,
+    }
 
 
 def _show_breakdown(prediction: Prediction) -> None:
@@ -193,7 +204,7 @@ def _best_row(row: "pd.Series[Any]") -> dict[str, str]:
         "trace": Path(str(row["trace"])).name,
         "fabric": Path(str(row["fabric"])).name,
         "ranks": str(row["world_size"]),
-        "cap": cap_name(float(str(row["bucket_cap_mb"]))),
+        "cap": _cap_name(float(str(row["bucket_cap_mb"]))),
         "order": str(row["order"]),
         "hook": str(row["hook"]),
         "iteration ms": f"{float(str(row['iteration_ns'])) / 1e6:.1f}",

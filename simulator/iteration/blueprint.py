@@ -88,9 +88,11 @@ class Blueprint:
 
         A bucket is packed as soon as it is full; it is launched when all before it are full too.
         """
-        if self.policy.launches_at_the_end:
+        if self.policy.launches_at_the_end:  # all are packed, then all launched
             launch = np.repeat(work.backward_end_ns[..., None], len(self.buckets), axis=-1)
-            return launch, np.broadcast_to(self.pack_ns, launch.shape)
+            packed = np.zeros_like(launch)
+            packed[..., 0] = self.pack_ns.sum()
+            return launch, packed
         members = np.concatenate([np.array(bucket) for bucket in self.buckets])
         first = np.cumsum([0, *map(len, self.buckets[:-1])])
         full = np.maximum.reduceat(work.ready_ns[..., members], first, axis=-1)

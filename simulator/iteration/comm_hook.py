@@ -27,10 +27,10 @@ class CommHook(Settings):
     The three costs are those of one bucket, by bytes of its gradients.
     """
 
-    name: str = Field(default="none", description="as the user calls it")
-    compress: Linear = Field(default=Linear(), description="ns before the first collective; measured")
-    recompress: Linear = Field(default=Linear(), description="ns between two collectives; measured, else 0")
-    decompress: Linear = Field(default=Linear(), description="ns after the last collective; measured")
+    name: str = Field(default="none", description="what tables call it, no unit; the user's")
+    compress: Linear = Field(default=Linear(), description="before the first collective, ns; from `calibrate --hook`")
+    recompress: Linear = Field(default=Linear(), description="between two collectives, ns; from `calibrate --hook`")
+    decompress: Linear = Field(default=Linear(), description="after the last collective, ns; from `calibrate --hook`")
 
     def message(self, parameters: Sequence[Parameter]) -> Message | None:
         """What a bucket of these parameters sends; None: nothing."""
@@ -74,7 +74,11 @@ class Quantized(CommHook):
     """`quantize_per_tensor` and `quantize_per_channel`: a byte an element, 8 a channel; all ranks' are gathered."""
 
     name: str = "quantize_per_tensor"
-    channel_elements: int | None = Field(default=None, ge=1, description="that share a scale; None: a whole bucket")
+    channel_elements: int | None = Field(
+        default=None,
+        ge=1,
+        description="elements that share a scale, a count, None: a bucket's; the hook's argument",
+    )
 
     def message(self, parameters: Sequence[Parameter]) -> Message | None:
         """Levels, scales and zeros, of whole channels."""
@@ -90,8 +94,12 @@ class PowerSGD(CommHook):
     """`power_sgd`: P and what is not worth compressing, then Q (Vogels et al. 2019, Algorithm 1)."""
 
     name: str = "power_sgd:1"
-    matrix_approximation_rank: int = Field(default=1, ge=1, description="columns of P and Q; PowerSGDState's")
-    min_compression_rate: float = Field(default=2.0, gt=0, description="below this a matrix goes as it is")
+    matrix_approximation_rank: int = Field(
+        default=1, ge=1, description="columns of P and Q, a count; PowerSGDState's argument"
+    )
+    min_compression_rate: float = Field(
+        default=2.0, gt=0, description="least ratio of elements that pays, a factor; PowerSGDState's argument"
+    )
 
     def message(self, parameters: Sequence[Parameter]) -> Message | None:
         """(rows + columns) * rank elements for each matrix that is worth it."""

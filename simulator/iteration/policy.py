@@ -40,44 +40,50 @@ class Policy(Settings, strict=False):
     """Arguments of `DistributedDataParallel`, under its names, and how it is used; see each field."""
 
     bucket_cap_mb: float | None = Field(
-        default=25,
-        description="MiB at which a bucket closes; None: 25, and 1 for the first. DDP's argument",
+        default=25, description="size at which a bucket closes, MiB, None: 25, and 1 for the first; DDP's argument"
     )
     bucket_cap_mb_list: tuple[float, ...] | None = Field(
-        default=None, description="MiB of the first, second, ... bucket; the last holds on. DDP's argument"
+        default=None, description="sizes of the first, second, ... bucket, MiB, the last holds on; DDP's argument"
     )
     first_bucket_mb: float | None = Field(
-        default=None,
-        description="MiB of the first bucket; None: as the others. torch's kDefaultFirstBucketBytes",
+        default=None, description="size of the first bucket alone, MiB; torch's kDefaultFirstBucketBytes"
     )
     plan: tuple[tuple[int, ...], ...] | None = Field(
-        default=None, description="parameter indices by bucket in launch order, in place of caps and order"
+        default=None,
+        description="buckets in launch order in place of caps and order, parameter indices; our DDP's argument",
     )
     order: Order = Field(
-        default="ready", description="in which parameters are walked into buckets; all but `ready` act as a plan"
+        default="ready",
+        description="how parameters are walked into buckets, a name, all but `ready` as a plan; the user's wish",
     )
-    order_seed: int = Field(default=0, description="of the order `random`")
-    broadcast_buffers: bool = Field(default=True, description="rank 0's before each forward pass. DDP's argument")
+    order_seed: int = Field(default=0, description="decides the order `random`, no unit; the user's choice")
+    broadcast_buffers: bool = Field(
+        default=True, description="whether rank 0's go to all before each forward pass, yes or no; DDP's argument"
+    )
     find_unused_parameters: bool = Field(
-        default=False, description="search the graph, add up a bitmap, never rebuild. DDP's argument"
+        default=False,
+        description="whether to search the graph, add up a bitmap and never rebuild, yes or no; DDP's argument",
     )
     static_graph: bool = Field(
         default=False,
-        description="first launches come after the backward pass, unused ones last. DDP's argument",
+        description="whether the first launches come after the backward pass, yes or no; DDP's argument",
     )
     gradient_as_bucket_view: bool = Field(
-        default=False, description="averages need no copying out of the buckets. DDP's argument"
+        default=False, description="whether averages need no copying out of buckets, yes or no; DDP's argument"
     )
-    hook: CommHook = Field(default=NO_HOOK, description="comm hook: bytes that it sends, time that it computes")
+    hook: CommHook = Field(
+        default=NO_HOOK, description="what is sent and computed for each bucket, bytes and ns; register_comm_hook"
+    )
     sync_every: int = Field(
-        default=1, ge=1, description="iterations from one synchronisation to the next, the others under `no_sync`"
+        default=1, ge=1, description="iterations in a cycle, all but the last under `no_sync`, a count; the script's"
     )
     process_groups: int = Field(
-        default=1, ge=1, description="that take buckets in turn, each a queue of its own (round robin)"
+        default=1, ge=1, description="queues that take collectives in turn, a count; the script's process groups"
     )
     phase: Phase = Field(
         default="steady",
-        description="`first`: iteration 0, before the rebuild; `rebuild`: the one with it; later: `steady`",
+        description="which iteration, a name: `first` (before the rebuild), `rebuild` (the one with it), or `steady` "
+        "(all later; a static graph's second has no name); the user's question",
     )
 
     @model_validator(mode="after")

@@ -14,22 +14,28 @@ class Variation(Settings):
 
     kind: Kind = Field(
         default="recorded",
-        description="`recorded`: each iteration as it was, rank r as recorded rank r modulo their number; "
-        "`resampled`: every rank draws whole iterations; `correlated`: every rank draws each gap between gradients, "
-        "neighbours alike; `fitted`: every rank's typical iteration times a lognormal factor",
+        description="how iterations are drawn, a name: `recorded`, each as it was, rank r as recorded rank r modulo "
+        "their number; `resampled`, every rank whole iterations; `correlated`, every rank each gap of gradients, "
+        "neighbours alike; `fitted`, every rank's typical one times a lognormal factor; from the trace's iterations",
     )
-    iterations: int = Field(default=200, ge=1, description="to draw; `recorded` takes as many as there are")
+    iterations: int = Field(
+        default=200, ge=1, description="how many to draw, a count (`recorded` has as many as there are); the user's"
+    )
     correlation: float | None = Field(
         default=None,
         ge=-1,
         le=1,
-        description="of neighbouring gaps, for `correlated`: 1 makes iterations slow as a whole; None: the trace's",
+        description="of neighbouring gaps, from -1 to 1 (iterations slow as a whole); None: as in the trace",
     )
-    seed: int = Field(default=0, ge=0, description="of all draws")
+    seed: int = Field(default=0, ge=0, description="decides all draws, no unit; the user's choice")
 
 
 class Straggler(Settings):
     """A rank that computes more slowly than was recorded."""
 
-    rank: int | None = Field(default=None, ge=0, description="which; None: another one in each iteration, at random")
-    factor: float = Field(ge=1, allow_inf_nan=False, description="how many times as long its computation takes")
+    rank: int | None = Field(
+        default=None, ge=0, description="which, a rank, None: another one in each iteration; the user's question"
+    )
+    factor: float = Field(
+        ge=1, allow_inf_nan=False, description="its computation's time, a multiple of the recorded; a slow node's log"
+    )
