@@ -37,8 +37,3 @@ class Span(NamedTuple):
     def duration_ns(self) -> int:
         """How long it took."""
         return self.end_ns - self.start_ns
-
-
-def iteration_ns(spans: tuple[Span, ...]) -> int:
-    """From the start of the iteration, which is 0, to the end of the last span of the slowest rank."""
-    return max((span.end_ns for span in spans), default=0)

@@ -138,11 +138,6 @@ def test_a_scaled_fabric_scales_every_collective_and_again_what_is_scaled():
         fabric.scaled(0)
 
 
-def test_the_bitmap_of_used_parameters_has_four_bytes_for_each():
-    fabric = Fabric.from_alpha_beta(10, 1e9)
-    assert fabric.bitmap_ns(100, 4) == fabric.all_reduce_ns(400, 4)
-
-
 def test_a_copy_does_not_keep_the_costs_of_what_it_was_copied_from():
     fabric = Fabric.from_table([(2, 8, 5)])
     assert fabric.all_reduce_ns(8, 2) == 5
@@ -357,3 +352,14 @@ def test_measured_ranks_alone_foretell_nothing():
     assume_none = Fabric.from_table([(1, 8, 5)]).model_copy(update={"extrapolate": True})
     with pytest.raises(ValueError, match=re.escape("measured for [1] ranks, not for 4")):
         assume_none.all_reduce_ns(8, 4)
+
+
+@given(st.integers(2, 64), st.integers(0, 10**7))
+def test_an_all_gather_receives_every_other_ranks_bytes_however_all_reduces_are_done(world_size, size_bytes):
+    """Switches that add up are no help with it: nothing is added up."""
+    links = Topology(levels=(Level(name="nic", latency_ns=10, bytes_per_s=1e9, reduces=True),))
+    fabric = Fabric.from_topology(links, algorithm="in_network")
+    gathered = fabric.all_gather_costs_ns(np.array([size_bytes]), world_size)[0]
+    assert gathered >= (world_size - 1) * size_bytes - 1
+    table = Fabric.from_table([(world_size, 0, 100), (world_size, 10**9, 10**9 + 100)])
+    assert table.all_gather_costs_ns(np.array([size_bytes]), world_size)[0] == (world_size * size_bytes + 100) // 2

@@ -113,7 +113,7 @@ def predict(
     ]
     show_table(rows, f"{recorded.workload.model} on {world_size} ranks, predicted")
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
-    _show_breakdown(fastest)
+    _show_breakdown(fastest, told.sync_every)
     if perfetto is not None:
         fastest.save_perfetto(perfetto)
         print(f"timeline of the fastest in {perfetto}; open it in ui.perfetto.dev")
@@ -193,10 +193,11 @@ def _asked(choice: Policy) -> dict[str, object]:
     }
 
 
-def _show_breakdown(prediction: Prediction) -> None:
+def _show_breakdown(prediction: Prediction, cycle: int) -> None:
     parts = {part: ns for part, ns in prediction.breakdown.items() if ns}
     row = {part.replace("_", " "): f"{ns / 1e6:.1f}" for part, ns in parts.items()}
-    show_table([row], "where the fastest one's median iteration goes on its slowest rank, ms")
+    what = "iteration" if cycle == 1 else f"cycle of {cycle} iterations"
+    show_table([row], f"where the fastest one's median {what} goes on its slowest rank, ms")
 
 
 def _best_row(row: "pd.Series[Any]") -> dict[str, str]:

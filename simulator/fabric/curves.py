@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from .algorithms import ring
 from .growth import UNMEASURED, table_for
 from .level import Level
 from .libraries import Algorithm, Library, Offer, broadcast, offer
@@ -54,6 +55,11 @@ class Curves:
             return self.broadcasts[world_size]
         curve = self.all_reduce(world_size)
         return broadcast(self._levels(world_size), self.library) if isinstance(curve, Offer) else curve
+
+    def all_gather(self, world_size: int) -> Curve:
+        """Of an all-reduce that an all-gather is half of: the ring's on links, whatever was measured of a table."""
+        curve = self.all_reduce(world_size)
+        return ring(self._levels(world_size)) if isinstance(curve, Offer) else curve
 
     def origin(self, world_size: int) -> str:
         """Where the all-reduce's curve comes from: "measured", "extrapolated" or "described"; "none" of one rank."""

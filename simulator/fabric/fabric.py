@@ -26,9 +26,6 @@ from .tables import Timing, tables_by_world_size
 from .topology import Topology
 from .topology_file import load_topology
 
-BITMAP_BYTES = 4
-"""Of a parameter in the bitmap of used parameters: DDP reduces it as int32."""
-
 
 class Fabric(Record, strict=False):
     """What collectives cost; see the module's docstring."""
@@ -186,9 +183,12 @@ class Fabric(Record, strict=False):
         """
         return int(self._charged(self._curves.broadcast(world_size), np.array([size_bytes]))[0])
 
-    def bitmap_ns(self, parameter_count: int, world_size: int) -> int:
-        """Nanoseconds of the all-reduce that tells which of `parameter_count` parameters any rank used."""
-        return self.all_reduce_ns(BITMAP_BYTES * parameter_count, world_size)
+    def all_gather_costs_ns(self, sizes_bytes: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
+        """Nanoseconds of all-gathers to which each rank gives `sizes_bytes`.
+
+        On a ring n - 1 steps that each pass on one rank's part: half an all-reduce of all parts.
+        """
+        return self._charged(self._curves.all_gather(world_size), world_size * sizes_bytes) // 2
 
     def algorithm_for(self, size_bytes: int, world_size: int) -> str:
         """Which all-reduce algorithm a size gets on described links; else "measured", "extrapolated" or "none"."""

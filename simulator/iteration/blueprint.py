@@ -156,10 +156,7 @@ def messages_of(script: Script) -> list[tuple[Transport, int]]:
 
 
 def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size: int) -> Nanoseconds:
-    """What each message costs that has the fabric to itself.
-
-    An all-gather is n - 1 steps of a ring that each pass on one rank's part: half an all-reduce of all parts.
-    """
+    """What each message costs that has the fabric to itself."""
     transports = np.array([transport for transport, _ in messages], dtype=object)
     sizes = np.array([size for _, size in messages], np.int64)
     cost_ns = np.zeros(len(messages), np.int64)
@@ -167,7 +164,7 @@ def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size:
     if reduced.any():
         cost_ns[reduced] = fabric.all_reduce_costs_ns(sizes[reduced], world_size)
     if gathered.any():
-        cost_ns[gathered] = fabric.all_reduce_costs_ns(world_size * sizes[gathered], world_size) // 2
+        cost_ns[gathered] = fabric.all_gather_costs_ns(sizes[gathered], world_size)
     for place in np.flatnonzero(transports == "broadcast"):
         cost_ns[place] = fabric.broadcast_ns(int(sizes[place]), world_size)
     return cost_ns
