@@ -363,3 +363,12 @@ def test_an_all_gather_receives_every_other_ranks_bytes_however_all_reduces_are_
     assert gathered >= (world_size - 1) * size_bytes - 1
     table = Fabric.from_table([(world_size, 0, 100), (world_size, 10**9, 10**9 + 100)])
     assert table.all_gather_costs_ns(np.array([size_bytes]), world_size)[0] == (world_size * size_bytes + 100) // 2
+
+
+def test_a_broadcast_grows_to_another_world_size_as_the_all_reduce_does():
+    rows = [(2, 0, 100), (2, 1000, 1100), (4, 0, 200), (4, 1000, 1700)]
+    all_reduces = tuple(Timing(world_size=n, size_bytes=size, ns=ns) for n, size, ns in rows)
+    broadcasts = tuple(row.model_copy(update={"ns": row.ns // 2}) for row in all_reduces)
+    fabric = Fabric(all_reduce=all_reduces, broadcast=broadcasts, extrapolate=True)
+    for size in (0, 500, 1000, 5000):
+        assert fabric.broadcast_ns(size, 8) == pytest.approx(fabric.all_reduce_ns(size, 8) / 2, rel=0.01)

@@ -25,6 +25,20 @@ class Curve(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class Proportional:
+    """A curve that is to `grown` as `part` is to `whole`."""
+
+    grown: Curve
+    part: Curve
+    whole: Curve
+
+    def costs_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Nanoseconds by size."""
+        ratio = self.part.costs_ns(sizes_bytes) / np.maximum(1, self.whole.costs_ns(sizes_bytes))
+        return self.grown.costs_ns(sizes_bytes) * ratio
+
+
+@dataclass(frozen=True, eq=False)
 class Curves:
     """The curves of a fabric by world size, each made when it is first asked for.
 
@@ -50,11 +64,21 @@ class Curves:
         return self._made[world_size]
 
     def broadcast(self, world_size: int) -> Curve:
-        """The broadcast's curve; the all-reduce's, which bounds it from above, where only that was measured."""
+        """The broadcast's curve.
+
+        At a world size that was not measured it grows as the all-reduce does; where only all-reduces were measured it
+        is theirs, which bounds it from above.
+        """
         if world_size > 1 and world_size in self.broadcasts:
             return self.broadcasts[world_size]
         curve = self.all_reduce(world_size)
-        return broadcast(self._levels(world_size), self.library) if isinstance(curve, Offer) else curve
+        if isinstance(curve, Offer):
+            return broadcast(self._levels(world_size), self.library)
+        both = [measured for measured in self.broadcasts if measured > 1 and measured in self.all_reduces]
+        if world_size in (1, *self.all_reduces) or not both:
+            return curve
+        nearest = min(both, key=lambda measured: abs(measured - world_size))
+        return Proportional(curve, self.broadcasts[nearest], self.all_reduces[nearest])
 
     def all_gather(self, world_size: int) -> Curve:
         """Of an all-reduce that an all-gather is half of: the ring's on links, whatever was measured of a table."""
