@@ -298,5 +298,4 @@ def _wait_until(condition, complaint: str) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, complaint
-        # Polled, as Linux tells nobody how long a process has computed, or that the last of a group is gone.
-        time.sleep(0.1)
+        time.sleep(0.1)  # polled: Linux tells nobody that a process has computed so long, or that a group is gone
