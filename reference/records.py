@@ -1,5 +1,7 @@
 """Records: flat, typed, immutable pieces of a file, and how a broken one is told in one line."""
 
+import os
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -34,6 +36,27 @@ def checked(kind: type[R], /, **fields: object) -> R:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise ValueError(first_problem(error)) from None
+
+
+def read_record(kind: type[R], path: str | os.PathLike[str], *, what: str, cure: str = "") -> R:
+    """The record that a JSON file holds.
+
+    Args:
+        kind: Of record.
+        path: The file.
+        what: What such a file is called, with its article.
+        cure: What to do if it cannot be used.
+
+    Raises:
+        ValueError: The file is missing, not JSON or inconsistent; one line, which names file, field and reason.
+    """
+    advice = f"; {cure}" if cure else ""
+    try:
+        return kind.model_validate_json(Path(path).read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}{advice}") from None
+    except ValidationError as error:
+        raise ValueError(f"{path}: not {what}: {first_problem(error)}{advice}") from None
 
 
 def first_problem(error: ValidationError) -> str:

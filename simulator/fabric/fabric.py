@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
 from reference.files import write_whole
-from reference.records import Record, first_problem
+from reference.records import Record, first_problem, read_record
 
 from .curves import Curve, Curves
 from .libraries import CONCURRENCY, Algorithm, Library, Offer
@@ -145,14 +145,7 @@ class Fabric(Record, strict=False):
         """
         if Path(path).suffix.lower() in (".yaml", ".yml"):
             return cls.from_topology(path)
-        try:
-            return cls.model_validate_json(Path(path).read_bytes())
-        except OSError as error:
-            raise ValueError(f"{path}: cannot be read: {error.strerror or error}; run `ddplab calibrate`") from None
-        except ValidationError as error:
-            raise ValueError(
-                f"{path}: not a fabric file: {first_problem(error)}; run `ddplab calibrate` again"
-            ) from None
+        return read_record(cls, path, what="a fabric file", cure="run `ddplab calibrate`")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON."""

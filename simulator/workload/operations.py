@@ -11,13 +11,12 @@ pass does from the one before it until it is ready.
 import os
 from collections.abc import Iterable
 from math import gcd
-from pathlib import Path
 from typing import Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from reference.files import write_whole
-from reference.records import Record, first_problem
+from reference.records import Record, read_record
 from reference.trace import Buffer, Parameter
 
 
@@ -106,14 +105,7 @@ class Operations(Record):
         Raises:
             ValueError: The file is missing, not JSON or inconsistent; the message names file, field, reason.
         """
-        try:
-            return cls.model_validate_json(Path(path).read_bytes())
-        except OSError as error:
-            raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
-        except ValidationError as error:
-            raise ValueError(
-                f"{path}: not an operations file: {first_problem(error)}; measure the model again"
-            ) from None
+        return read_record(cls, path, what="an operations file", cure="measure the model again")
 
 
 def sgd_step(parameters: Iterable[Parameter]) -> tuple[Operation, ...]:

@@ -9,12 +9,11 @@ or the ratio of two devices, is closer to the truth.
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from reference.records import Record, first_problem
+from reference.records import Record, read_record
 
 from .operations import Operation
 
@@ -66,12 +65,7 @@ class Device(Record):
         Raises:
             ValueError: The file is missing, not JSON or inconsistent; the message names file, field, reason.
         """
-        try:
-            return cls.model_validate_json(Path(path).read_bytes())
-        except OSError as error:
-            raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
-        except ValidationError as error:
-            raise ValueError(f"{path}: not a data sheet: {first_problem(error)}") from None
+        return read_record(cls, path, what="a data sheet")
 
 
 def find_device(name: str) -> Device:
