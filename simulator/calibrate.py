@@ -21,7 +21,7 @@ from .calibration.copies import time_copies
 from .calibration.hooks import Parts, time_hook
 from .calibration.preparation import time_preparation
 from .calibration.samples import fit, median_ns, slowdown, spread
-from .fabric import CONCURRENCY, Fabric, Linear, Processor, Sharing, Timing
+from .fabric import Fabric, Linear, Processor, Sharing, Timing
 from .fabric.processor import HookCost
 from .iteration.comm_hook import NO_HOOK, named_hook
 
@@ -69,7 +69,7 @@ def measure_collectives(pool: RankPool, sizes_bytes: Iterable[int], repeats: int
     return Fabric(
         all_reduce=_timings(world_size, samples["all_reduce"]),
         broadcast=_timings(world_size, samples["broadcast"]),
-        concurrency=CONCURRENCY[pool.backend],
+        library=pool.backend,
         sharing=tuple(_sharing(size, samples["two"][size], samples["all_reduce"][size]) for size in sizes),
         processor=Processor(**costs),
         source=f"measured: {pool.backend}, {world_size} ranks on one {platform.machine()} machine, "
@@ -120,7 +120,7 @@ def measure_hook(
         return HookCost(name=name)
     by_rank = pool.run(time_hook, name, model, repeats, on_progress=on_progress)
     buckets = [bucket for of_rank in by_rank for bucket in of_rank]
-    return HookCost(name=name, **{part: _fitted(buckets, part) for part in Parts._fields})
+    return HookCost(name=name, world_size=pool.world_size, **{part: _fitted(buckets, part) for part in Parts._fields})
 
 
 def _timings(world_size: int, samples: Mapping[int, Sequence[int]]) -> tuple[Timing, ...]:

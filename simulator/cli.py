@@ -7,9 +7,11 @@ import typer
 
 from reference.errors import Error
 
+from .commands.fabric import fabric
 from .commands.knobs import knobs
 from .commands.measure import calibrate, record
-from .commands.predict import predict, sweep_command
+from .commands.predict import predict
+from .commands.sweep import sweep
 from .commands.synthesize import rescale, synthesize
 from .commands.validate import demo, validate
 
@@ -24,8 +26,9 @@ app.command()(record)
 app.command()(synthesize)
 app.command()(rescale)
 app.command()(calibrate)
+app.command()(fabric)
 app.command()(predict)
-app.command("sweep")(sweep_command)
+app.command()(sweep)
 app.command()(knobs)
 app.command()(validate)
 app.command()(demo)

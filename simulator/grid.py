@@ -44,11 +44,11 @@ class Grid:
         self, trace: Trace, fabrics: Sequence[Fabric], draws: Mapping[int, Draws], policies: Sequence[Policy]
     ) -> None:
         self._trace, self._fabrics, self._draws = trace, fabrics, list(draws.values())
-        sizes = list(draws)
+        self._sizes = sizes = list(draws)
         self._fabrics_alike = _alike([fabric.processor for fabric in fabrics])
-        self._sizes_alike = _alike([one.identity for one in self._draws])
-        self._drafts = {policy: self._draft(policy, fabrics[0]) for policy in policies}
-        messages = {message for blueprint in self._drafts.values() for message in messages_of(blueprint.script)}
+        self._drafts: dict[tuple[Policy, int, int], Blueprint] = {}
+        drafts = [self._drafted(policy, 0, 0) for policy in policies]
+        messages = {message for blueprint in drafts for message in messages_of(blueprint.script)}
         self._place = {message: place for place, message in enumerate(sorted(messages))}
         priced = [[price(list(self._place), fabric, size) for size in sizes] for fabric in fabrics]
         self._cost_ns = np.array(priced).reshape(len(fabrics), len(sizes), len(self._place))
@@ -58,17 +58,32 @@ class Grid:
         """The number of buckets, and `FIGURES` of every cell; shape [fabrics, world sizes, figures]."""
         figures = np.empty((len(self._fabrics), len(self._draws), len(FIGURES)), np.int64)
         for fabrics in self._fabrics_alike:
-            first = fabrics[0]
-            blueprint = self._draft(policy, self._fabrics[first]) if first else self._drafts[policy]
-            places = [self._place[message] for message in messages_of(blueprint.script)]
-            for sizes in self._sizes_alike:
+            for sizes in self._sizes_alike(policy):
+                blueprint = self._drafted(policy, fabrics[0], sizes[0])
+                places = [self._place[message] for message in messages_of(blueprint.script)]
                 cells = np.ix_(fabrics, sizes)
                 here = replace(blueprint, cost_ns=self._cost_ns[*cells][..., places])
                 figures[cells] = _figures(here, self._draws[sizes[0]], self._error[cells])
         return len(blueprint.buckets), figures
 
-    def _draft(self, policy: Policy, fabric: Fabric) -> Blueprint:
-        return draft(self._trace, fabric, policy, buckets_of(policy, self._trace), 1, joins=False)
+    def _sizes_alike(self, policy: Policy) -> list[list[int]]:
+        """Places of world sizes whose ranks compute the same, hook included."""
+        return _alike(
+            [
+                (draws.identity, policy.hook.growth(1, world_size))
+                for world_size, draws in zip(self._sizes, self._draws, strict=True)
+            ]
+        )
+
+    def _drafted(self, policy: Policy, fabric: int, size: int) -> Blueprint:
+        """By places in the grid; messages are the same at every one."""
+        asked = policy, fabric, size
+        if asked not in self._drafts:
+            buckets = buckets_of(policy, self._trace)
+            self._drafts[asked] = draft(
+                self._trace, self._fabrics[fabric], policy, buckets, self._sizes[size], joins=False
+            )
+        return self._drafts[asked]
 
 
 def _alike(values: Sequence[object]) -> list[list[int]]:

@@ -17,9 +17,10 @@ from reference.trace import Trace
 
 from .answers import perfetto
 from .answers.breakdown import break_down, critical_path
+from .checks import check_prediction, check_world_size, checked_hook
 from .fabric import Fabric, Processor
-from .iteration.blueprint import Blueprint, draft
-from .iteration.comm_hook import CommHook, named_hook
+from .iteration.blueprint import Blueprint, counted_as_free, draft, draft_join_end
+from .iteration.comm_hook import CommHook
 from .iteration.job import Job
 from .iteration.policy import Phase, Policy, buckets_of
 from .sampling import Engine, error_factors, interval, run, simulate, summarize, whole
@@ -51,6 +52,8 @@ class Prediction:
         samples_ns: Every iteration, in order.
         buckets: Parameter indices by bucket, in launch order.
         timeline: The median iteration, or cycle of them: when each rank did what.
+        epoch_end_ns: What follows the last iteration under Join: all get the model of one that had inputs to the end.
+        counted_as_free: What would take time that neither trace nor fabric tells, a sentence each.
     """
 
     iteration_ns: int
@@ -64,6 +67,8 @@ class Prediction:
     samples_ns: tuple[int, ...] = field(repr=False)
     buckets: tuple[tuple[int, ...], ...] = field(repr=False)
     timeline: Timeline = field(repr=False, compare=False)
+    epoch_end_ns: int = 0
+    counted_as_free: tuple[str, ...] = ()
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
@@ -108,6 +113,8 @@ class Prediction:
             "no_overlap_ns": self.no_overlap_ns,
             "exposed_comm_ns": self.exposed_comm_ns,
             "breakdown_ns": self.breakdown,
+            "epoch_end_ns": self.epoch_end_ns,
+            "counted_as_free": list(self.counted_as_free),
             "critical_buckets": list(self.critical_buckets),
             "buckets": [list(bucket) for bucket in self.buckets],
         }
@@ -131,8 +138,10 @@ def predict(
     broadcast_buffers: bool = True,
     find_unused_parameters: bool = False,
     static_graph: bool = False,
+    skip_all_reduce_unused_params: bool = False,
     gradient_as_bucket_view: bool = False,
     hook: CommHook | str = "none",
+    sparse_density: float = 1.0,
     sync_every: int = 1,
     process_groups: int = 1,
     phase: Phase = "steady",
@@ -158,11 +167,13 @@ def predict(
         broadcast_buffers: Whether buffers are broadcast before the forward pass.
         find_unused_parameters: As for `DistributedDataParallel`.
         static_graph: As for `DistributedDataParallel`.
+        skip_all_reduce_unused_params: As for `DistributedDataParallel`.
         gradient_as_bucket_view: As for `DistributedDataParallel`.
         hook: A comm hook, or its name as `named_hook` takes it.
+        sparse_density: The part of a sparse gradient's rows that a batch touches, from 0 to 1.
         sync_every: Iterations from one synchronisation to the next; the others are under `no_sync`.
         process_groups: How many take buckets in turn.
-        phase: The first iteration, the one with the rebuild, or any later one.
+        phase: The first iteration, a static graph's second, the one with the rebuild, or any later one.
         variation: How iterations differ from each other.
         stragglers: Slow ranks. (A slow link is the fabric's: `slow_link`.)
         inputs: Batches of each rank, under Join; the iterations are then those of a whole epoch.
@@ -183,8 +194,10 @@ def predict(
         broadcast_buffers=broadcast_buffers,
         find_unused_parameters=find_unused_parameters,
         static_graph=static_graph,
+        skip_all_reduce_unused_params=skip_all_reduce_unused_params,
         gradient_as_bucket_view=gradient_as_bucket_view,
-        hook=named_hook(hook) if isinstance(hook, str) else hook,
+        hook=checked_hook(hook),
+        sparse_density=sparse_density,
         sync_every=sync_every,
         process_groups=process_groups,
         phase=phase,
@@ -206,22 +219,17 @@ def predict_policy(
     engine: Engine = "auto",
 ) -> Prediction:
     """As `predict`, with what the reducer is told in one piece."""
+    check_prediction(trace, fabric, policy, variation, stragglers, inputs)
     check_world_size(world_size)
     if engine not in get_args(Engine):
         raise ValueError(f"engine: expected one of {', '.join(get_args(Engine))}, got {engine!r}")
     works = recorded_work(trace, unused_allowed=policy.unused_allowed)
     draws = Draws(works, world_size, variation, stragglers, inputs, sync_every=policy.sync_every)
-    fabric = as_charged(fabric, trace)
-    blueprint = draft(trace, fabric, policy, buckets_of(policy, trace), world_size, joins=inputs is not None)
-    return _summarize(blueprint, draws, engine, fabric.relative_error(world_size))
-
-
-def check_world_size(world_size: int) -> None:
-    """Raise ValueError unless that many ranks can be."""
-    if not isinstance(world_size, int | np.integer):
-        raise ValueError(f"world_size: expected a whole number of ranks, got {world_size!r}")
-    if world_size < 1:
-        raise ValueError(f"world_size: expected at least 1, got {world_size}")
+    charged = as_charged(fabric, trace)
+    blueprint = draft(trace, charged, policy, buckets_of(policy, trace), world_size, joins=inputs is not None)
+    prediction = _summarize(blueprint, draws, engine, charged.relative_error(world_size))
+    epoch_end = 0 if inputs is None else run(draft_join_end(trace, charged, policy, world_size), "auto").iteration_ns
+    return replace(prediction, epoch_end_ns=epoch_end, counted_as_free=counted_as_free(policy, fabric))
 
 
 def as_charged(fabric: Fabric, trace: Trace) -> Fabric:

@@ -19,11 +19,12 @@ from reference.bucketing import Order
 from reference.records import checked
 from reference.trace import Trace
 
+from .checks import check_sweep, check_world_size, checked_hook, overruled
 from .fabric import Fabric
 from .grid import FIGURES, Grid, is_steady
-from .iteration.comm_hook import CommHook, named_hook
+from .iteration.comm_hook import CommHook
 from .iteration.policy import Policy
-from .prediction import RECORDED, Prediction, as_charged, check_world_size, predict_policy
+from .prediction import RECORDED, Prediction, as_charged, predict_policy
 from .workload.draws import Draws
 from .workload.variation import Straggler, Variation
 from .workload.work import recorded_work
@@ -105,17 +106,18 @@ def sweep(
         One row a configuration, with `COLUMNS`: times in nanoseconds, the same as `predict` gives.
 
     Raises:
-        ValueError: As for `predict`; or nothing to sweep over.
+        ValueError: As for `predict`; or nothing to sweep over; or several caps or orders beside a policy that leaves
+            no choice of them, as one with a plan.
     """
+    check_sweep(
+        *(trace, fabric, policy, variation, stragglers),
+        world_sizes=world_sizes, bucket_caps_mb=bucket_caps_mb, orders=orders, hooks=hooks,
+    )  # fmt: skip
     results = Results(
         traces={trace.workload.model: trace} if isinstance(trace, Trace) else dict(trace),
         fabrics={fabric.source: fabric} if isinstance(fabric, Fabric) else dict(fabric),
         world_sizes=list(world_sizes),
-        choices=(
-            list(bucket_caps_mb),
-            list(orders),
-            [named_hook(hook) if isinstance(hook, str) else hook for hook in hooks],
-        ),
+        choices=(list(bucket_caps_mb), list(orders), [checked_hook(hook) for hook in hooks]),
         policy=policy,
         on_progress=on_progress,
     )
@@ -152,6 +154,8 @@ class Results:
         for name, values in zip(AXES, self._axes, strict=True):
             if not values:
                 raise ValueError(f"{name}: expected at least one to sweep over, got none")
+            if len(values) > 1 and (field := overruled(policy).get(name)):
+                raise ValueError(f"{name}: expected one, as the policy's {field} leaves no choice, got {len(values)}")
         for size in world_sizes:
             check_world_size(size)
         shape = tuple(map(len, self._axes))

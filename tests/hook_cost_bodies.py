@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -21,8 +22,19 @@ from .strategies import ModelSpec
 Sent = tuple[str, int]
 """How it was sent, and bytes of this rank's part."""
 
+Cycle = list[list[Sent]]
+"""What each iteration of a cycle sends, of which only the last synchronises."""
+
 TRANSPORTS = {"allreduce": "all_reduce", "allgather": "all_gather", "broadcast": "broadcast"}
 """Methods of a process group; every collective of torch's and ours ends in one."""
+
+
+def _sent(transport: str, mine: torch.Tensor) -> Sent:
+    """Gloo gathers sparse gradients: the numbers of the rows, and the rows."""
+    if mine.is_sparse:
+        mine = mine.coalesce()
+        return "all_gather", mine.indices().nbytes + mine.values().nbytes
+    return transport, mine.nbytes
 
 
 @contextmanager
@@ -35,7 +47,7 @@ def listening() -> Iterator[list[Sent]]:
 
         def hear(group: dist.ProcessGroup, *arguments: Any, **named: Any) -> Any:
             (mine,) = arguments[method == "allgather"]  # its first argument takes what all ranks send
-            sent.append((TRANSPORTS[method], mine.nbytes))
+            sent.append(_sent(TRANSPORTS[method], mine))
             return real(group, *arguments, **named)
 
         return mock.patch.object(dist.ProcessGroup, method, hear)
@@ -53,8 +65,8 @@ def _iterations(
     hook: tuple[str, dict[str, Any]] | None,
     cycles: int,
     sync_every: int = 1,
-) -> tuple[Trace, list[list[Sent]]]:
-    """A recording of the plain module, and what each cycle of iterations of the wrapped one sends."""
+) -> tuple[Trace, list[Cycle]]:
+    """A recording of the plain module, and what the wrapped one sends."""
     with record(module) as recording:
         loss(module, 0).backward()
     module.zero_grad()
@@ -63,19 +75,23 @@ def _iterations(
         name, state_options = hook
         function, make_state = OURS[name]
         ddp.register_comm_hook(make_state(**state_options), function)
+    return recording.trace, [_cycle(ddp, partial(loss, ddp, cycle), sync_every) for cycle in range(cycles)]
+
+
+def _cycle(ddp: DistributedDataParallel, loss: Callable[[], torch.Tensor], sync_every: int) -> Cycle:
+    """Iterations of which only the last synchronises."""
     seen = []
-    for cycle in range(cycles):
-        with listening() as sent:
-            for number in range(sync_every):
-                with nullcontext() if number == sync_every - 1 else ddp.no_sync():
-                    loss(ddp, cycle).backward()
+    ddp.zero_grad()
+    for number in range(sync_every):
+        with listening() as sent, nullcontext() if number == sync_every - 1 else ddp.no_sync():
+            loss().backward()
         seen.append(sent)
-    return recording.trace, seen
+    return seen
 
 
 def of_integers(
     rank: int, world_size: int, spec: ModelSpec, options: dict[str, Any], *, cycles: int = 4, sync_every: int = 1
-) -> tuple[Trace, list[list[Sent]]]:
+) -> tuple[Trace, list[Cycle]]:
     """A model of any shapes and dtypes, each parameter with a buffer beside it."""
     batches = integer_batches(spec, world_size, cycles)
     return _iterations(
@@ -85,7 +101,7 @@ def of_integers(
 
 def of_branches(
     rank: int, world_size: int, which: str, options: dict[str, Any], *, cycles: int = 4
-) -> tuple[Trace, list[list[Sent]]]:
+) -> tuple[Trace, list[Cycle]]:
     """A model that leaves parameters unused."""
     return _iterations(
         Branches(), lambda m, cycle: m(batch(rank, 3, 4, step=cycle), which).sum(), options, None, cycles
@@ -101,7 +117,7 @@ def of_hook(
     hook: tuple[str, dict[str, Any]],
     *,
     cycles: int = 4,
-) -> tuple[Trace, list[list[Sent]]]:
+) -> tuple[Trace, list[Cycle]]:
     """Parameters of these shapes under a comm hook."""
     return _iterations(
         Given(shapes, getattr(torch, dtype)),
@@ -112,18 +128,33 @@ def of_hook(
     )
 
 
+def of_embeddings(
+    rank: int, world_size: int, rows: int, touched: int, options: dict[str, Any], hook: tuple[str, dict[str, Any]]
+) -> tuple[Trace, list[Cycle]]:
+    """An embedding with sparse gradients, of which each batch touches other rows, and a dense layer."""
+    module = nn.Sequential(nn.Embedding(rows, 5, sparse=True), nn.Linear(5, 3))
+
+    def loss(m: nn.Module, cycle: int) -> torch.Tensor:
+        tokens = (torch.arange(touched).repeat(2) + rank + cycle) % rows
+        out: torch.Tensor = m(tokens)
+        return out.sum()
+
+    return _iterations(module, loss, options, hook, cycles=3)
+
+
 def under_join(
-    rank: int, world_size: int, inputs: tuple[int, ...], options: dict[str, Any]
-) -> tuple[Trace, list[list[Sent]]]:
-    """A recording of the plain module, and what each iteration of a rank sends that has inputs."""
+    rank: int, world_size: int, inputs: tuple[int, ...], options: dict[str, Any], *, sync_every: int = 1
+) -> tuple[Trace, list[Cycle], list[Sent]]:
+    """As the others, while a rank has inputs; and what is sent at the end."""
     module = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
     with record(module) as recording:
         module(batch(rank, 3, 4)).sum().backward()
     ddp = DistributedDataParallel(module, **options)
-    seen = []
-    with ddp.join():
-        for step in range(inputs[rank]):
-            with listening() as sent:
-                ddp(batch(rank, 3, 4, step=step)).sum().backward()
-            seen.append(sent)
-    return recording.trace, seen
+    with ExitStack() as joined:
+        joined.enter_context(ddp.join())
+        seen = [
+            _cycle(ddp, lambda: ddp(batch(rank, 3, 4)).sum(), sync_every) for _ in range(inputs[rank] // sync_every)
+        ]
+        with listening() as end:
+            joined.close()
+    return recording.trace, seen, end

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from reference.bucketing import ORDERS
 from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Workload
 from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
+from simulator.fabric.processor import HookCost
 from simulator.iteration.comm_hook import HOOKS, named_hook
 from simulator.iteration.policy import Policy
 from simulator.prediction import Prediction, predict_policy
@@ -164,6 +165,10 @@ def steady_fabrics(draw, world_size: int) -> Fabric:
             copy_out=draw(cost),
             search_ns_per_parameter=draw(st.integers(0, 5)),
             rebuild_ns=draw(st.integers(0, 50)),
+            hooks=tuple(
+                HookCost(name=name, world_size=2, compress=draw(cost), decompress=draw(cost))
+                for name in ("fp16", "quantize_per_tensor")
+            ),
         ),
     )
 
@@ -184,21 +189,25 @@ def fluid_fabrics(draw, world_size: int) -> Fabric:
 def policies(draw, keys: tuple[str, ...]) -> Policy:
     """Policy(plan=((1,), (0, 2)), hook=named_hook("power_sgd:2"), sync_every=3)"""
     plan = draw(st.none() | partitions(len(keys), keys))
+    searches, is_static = draw(st.booleans()), draw(st.booleans())
+    told_costs = draw(st.sampled_from([HOOK_COSTS, ()]))
+    phases = ["steady", "first", "rebuild", *["second"] * is_static]
     return Policy(
         bucket_cap_mb=draw(caps_mb()),
         first_bucket_mb=draw(st.none() | st.floats(1e-6, 3e-4)),
         plan=None if plan is None else tuple(map(tuple, plan)),
         order=draw(st.sampled_from(ORDERS)),
         broadcast_buffers=draw(st.booleans()),
-        find_unused_parameters=draw(st.booleans()),
-        static_graph=draw(st.booleans()),
+        find_unused_parameters=searches,
+        static_graph=is_static,
+        skip_all_reduce_unused_params=searches and draw(st.booleans()),
         gradient_as_bucket_view=draw(st.booleans()),
-        hook=named_hook(draw(st.sampled_from([*HOOKS, "power_sgd:3"]))).model_copy(
-            update={part: Linear(fixed_ns=draw(st.integers(0, 30))) for part in HOOK_COSTS}
+        hook=named_hook(draw(st.sampled_from([*HOOKS, "power_sgd:3", "bf16+power_sgd:2"]))).model_copy(
+            update={part: Linear(fixed_ns=draw(st.integers(0, 30))) for part in told_costs}
         ),
         sync_every=draw(st.integers(1, 3)),
         process_groups=draw(st.integers(1, 3)),
-        phase=draw(st.sampled_from(["steady", "first", "rebuild"])),
+        phase=draw(st.sampled_from(phases)),
     )
 
 

@@ -27,9 +27,9 @@ from simulator.calibration.summary import show_calibration
 from simulator.calibration.witness import Sighting, witnessed
 from simulator.fabric import Linear, Processor
 from simulator.fabric.processor import HookCost
-from simulator.iteration.comm_hook import HOOKS, named_hook
+from simulator.iteration.comm_hook import HALVES, HOOKS, named_hook
 
-from .strategies import iteration, policies, trace_of, traces
+from .strategies import HOOK_COSTS, iteration, policies, trace_of, traces
 
 TINY = "tests.models_for_cli:tiny"
 positive = st.integers(1, 10**9)
@@ -185,9 +185,10 @@ def test_waiting_for_collectives_is_no_work_of_the_hook(two_ranks):
 
 def test_every_hook_that_can_be_predicted_can_be_measured():
     assert {"none", *hooks.REAL_HOOKS} == set(HOOKS)
+    assert set(hooks.HALVES) == set(HALVES)
 
 
-@pytest.mark.parametrize("name", [name for name in HOOKS if name != "none"])
+@pytest.mark.parametrize("name", [*(name for name in HOOKS if name != "none"), "bf16+power_sgd:2"])
 def test_a_hook_has_the_parts_that_its_messages_imply(two_ranks, name):
     """All gradients of `tiny` are one bucket, some of them worth compressing."""
     measured = two_ranks.run(hooks.time_hook, named_hook(name).name, TINY, 2)
@@ -352,6 +353,31 @@ def test_a_measured_hook_is_charged_for_each_bucket(part):
         assert charged.iteration_ns - free.iteration_ns == happens * (1_000_000 + 1600)
 
 
+@given(
+    st.integers(1, 8), st.integers(1, 8), st.sampled_from(["fp16", "quantize_per_tensor", "bf16+quantize_per_tensor"])
+)
+def test_what_is_gathered_from_more_ranks_takes_longer_to_decompress(measured, asked, name):
+    """All else that a hook computes does not depend on the ranks."""
+    cost = HookCost(name=name, world_size=measured, compress=Linear(fixed_ns=70), decompress=Linear(fixed_ns=840))
+    prediction = predict(trace_of([[ONE]], [400, 400]), with_hooks(cost), world_size=asked, hook=name)
+    grown = 840 * asked / measured if "quantize" in name else 840
+    assert prediction.breakdown["hook"] == 70 + grown
+
+
+def test_what_counts_as_free_is_told():
+    """Not of hooks that compute nothing, were measured, or told what they compute."""
+    trace, cost = trace_of([[ONE]], [400, 400]), Linear(fixed_ns=1)
+    measured = with_hooks(HookCost(name="power_sgd:1", compress=cost))
+    told = named_hook("bf16").model_copy(update={"compress": cost})
+    no_costs = "the fabric has no costs of the processor: copies, launches and slow-downs count as free"
+    for hook in ("none", "noop", "power_sgd", told):
+        assert predict(trace, measured, world_size=2, hook=hook).counted_as_free == (no_costs,)
+    complete = FABRIC.model_copy(update={"processor": Processor(launch_ns=1)})
+    assert predict(trace, complete, world_size=2).counted_as_free == ()
+    (said,) = predict(trace, complete, world_size=2, hook="fp16").counted_as_free
+    assert said.startswith("fp16 was not measured")
+
+
 def test_costs_of_another_hook_are_not_charged():
     trace = trace_of([[ONE]], [400, 400])
     other = with_hooks(HookCost(name="power_sgd:2", compress=Linear(fixed_ns=1e6)))
@@ -364,9 +390,10 @@ def test_costs_of_another_hook_are_not_charged():
 def test_costs_that_were_measured_count_as_those_that_are_told_and_told_ones_win(data):
     trace = data.draw(traces())
     told = data.draw(policies(tuple(trace.keys))).hook
-    cost = HookCost(name=told.name, compress=told.compress, recompress=told.recompress, decompress=told.decompress)
+    parts = {part: getattr(told, part) for part in HOOK_COSTS}
+    cost = HookCost(name=told.name, world_size=2, **parts)
     other = HookCost(name=told.name, compress=Linear(fixed_ns=12345))
     explicit = predict(trace, FABRIC, world_size=2, hook=told)
-    assert predict(trace, with_hooks(cost), world_size=2, hook=named_hook(told.name)) == explicit
-    if cost != HookCost(name=told.name):
+    if told.has_costs:
+        assert predict(trace, with_hooks(cost), world_size=2, hook=named_hook(told.name)) == explicit
         assert predict(trace, with_hooks(other), world_size=2, hook=told) == explicit

@@ -18,7 +18,8 @@ from reference.trace import Trace
 from simulator import Fabric, predict
 from simulator.cli import main
 from simulator.commands.knobs import KNOBS
-from simulator.fabric import Processor
+from simulator.fabric import LevelEntry, Linear, Processor, TopologyFile
+from simulator.fabric.processor import HookCost
 
 ROOT = Path(__file__).parent.parent
 TINY = "tests.models_for_cli:tiny"
@@ -113,12 +114,14 @@ def test_sweep_writes_a_table_and_draws_it(here, trace, fabric, topology, tmp_pa
 
 def test_predict_takes_every_knob_and_draws_the_timeline(here, trace, topology, tmp_path):
     done = here(
-        "predict", trace, "--fabric", topology, "--world-size", 4, "--caps", 0.01, "--inputs", "3,3,2,1",
+        "predict", trace, "--fabric", topology, "--world-size", 4, "--caps", 0.01, "--inputs", "3,3,2,0",
         "--policy", "find_unused_parameters=true", "--policy", "process_groups=2", "--fabric-set", "slow_link=2",
         "--straggler", "random:2", "--timeline", tmp_path / "t.svg",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "where the fastest one's median iteration goes" in done.stdout
+    assert "no costs of the processor: copies, launches and slow-downs count as free" in done.stdout
+    assert "after the last iteration all ranks get one's model" in done.stdout
     assert "rank 3 computes" in (tmp_path / "t.svg").read_text()
 
 
@@ -133,6 +136,127 @@ def test_a_topology_takes_the_processor_of_a_calibration(here, trace, fabric, to
         assert [row["cap_mb"] for row in rows] == ["default", None]
         times.append(rows[1]["iteration_ns"])
     assert times[1] >= times[0] + 10**8 - 10**7
+
+
+NCCL_LOG = """\
+{ranks}
+           8             2     float     sum      -1     {us}    0.00    0.00      0     8.41    0.00    0.00      0
+     1048576        262144     float     sum      -1    99.25    0.11    0.11      0     9.10    0.11    0.11      0
+"""
+
+
+@pytest.fixture
+def logs(tmp_path) -> list[Path]:
+    """Of nccl-tests: 8.65 us on two ranks, 9.65 us on four."""
+    paths = [tmp_path / "two.log", tmp_path / "four.txt"]
+    for path, ranks, us in zip(paths, (2, 4), (8.65, 9.65), strict=True):
+        path.write_text(NCCL_LOG.format(ranks="\n".join(f"#  Rank  {rank} Group  0" for rank in range(ranks)), us=us))
+    return paths
+
+
+def test_logs_of_nccl_tests_are_fabrics_merged_by_predict_and_an_axis_of_sweep(here, trace, logs, tmp_path):
+    fabrics = [word for path in logs for word in ("--fabric", path)]
+    for world_size in (2, 4):
+        asked = ("predict", trace, "--world-size", world_size, "--caps", "single", "--json", tmp_path / "j")
+        done = here(*asked, *fabrics)
+        assert done.returncode == 0, done.stderr
+        (row,) = json.loads((tmp_path / "j").read_text())["rows"]
+        merged = predict(
+            Trace.load(trace),
+            Fabric.merged(*map(Fabric.load, logs)),
+            world_size=world_size,
+            bucket_cap_mb=float("inf"),
+        )
+        assert row["iteration_ns"] == merged.iteration_ns
+    asked = ("sweep", trace, *fabrics, "--caps", "single", "--fabric-set", "extrapolate=true")
+    assert here(*asked, "--world-sizes", "2,4", "--out", tmp_path / "s.csv").returncode == 0
+    assert pd.read_csv(tmp_path / "s.csv")["fabric"].tolist() == [str(path) for path in logs for _ in range(2)]
+
+
+def test_a_fabric_is_shown_as_latency_and_bandwidth(here, logs, fabric, topology, tmp_path):
+    done = here("fabric", *logs, "--json", tmp_path / "j")
+    assert done.returncode == 0, done.stderr
+    assert "no costs of the processor" in done.stdout
+    shown = json.loads((tmp_path / "j").read_text())
+    assert [(row["world_size"], row["origin"]) for row in shown["segments"]] == [(2, "measured"), (4, "measured")]
+    assert shown["segments"][0]["alpha_ns"] == pytest.approx(8650, rel=1e-3)
+    processor = Processor(
+        launch_ns=1234, pack=Linear(fixed_ns=5), hooks=(HookCost(name="fp16", compress=Linear(fixed_ns=7e3)),)
+    )
+    Fabric.load(fabric).model_copy(update={"processor": processor}).save(tmp_path / "slow.json")
+    done = here("fabric", topology, "--processor", tmp_path / "slow.json", "--world-sizes", "2,4")
+    assert done.returncode == 0, done.stderr
+    assert all(word in done.stdout for word in ("described", "1,234", "5 + 0 a byte", "fp16"))
+    assert "described" in here("fabric", topology).stdout
+
+
+@pytest.mark.parametrize("setting", ["plan=[[5,4],[3,2,1,0]]", "bucket_cap_mb_list=[0.01,25]"])
+def test_a_policy_that_says_the_buckets_is_one_row_and_leaves_no_choice(here, trace, fabric, tmp_path, setting):
+    field = setting.partition("=")[0]
+    asked = (trace, "--fabric", fabric, "--policy", setting, "--json", tmp_path / "j")
+    picture = ("--heat-map", tmp_path / "h.svg")
+    for command, extra in (("predict", ()), ("sweep", ("--world-sizes", 2, "--out", tmp_path / "s.csv", *picture))):
+        done = here(command, *asked, *extra)
+        assert done.returncode == 0, done.stderr
+        (row,) = json.loads((tmp_path / "j").read_text())["rows"]
+        assert row.get("cap_mb", row.get("bucket_cap_mb")) == field
+        assert row["order"] == ("plan" if field == "plan" else "ready")
+        done = here(command, *asked, *extra, "--caps", "1,25")
+        assert done.stderr.startswith(f"ddplab: --caps: expected none beside --policy {field}=...")
+    assert pd.read_csv(tmp_path / "s.csv")["bucket_cap_mb"].tolist() == [field]
+    assert field in (tmp_path / "h.svg").read_text()
+
+
+def test_values_of_settings_are_json_in_records_within_records_too(here, trace, topology, tmp_path):
+    processor = {"hooks": [{"name": "fp16", "compress": {"fixed_ns": 1e8}}]}
+    asked = (
+        "predict",
+        trace,
+        "--fabric",
+        topology,
+        "--hooks",
+        "none,fp16",
+        "--caps",
+        "single",
+        "--json",
+        tmp_path / "j",
+    )
+    done = here(*asked, "--fabric-set", f"processor={json.dumps(processor)}")
+    assert done.returncode == 0, done.stderr
+    none, fp16 = (row["iteration_ns"] for row in json.loads((tmp_path / "j").read_text())["rows"])
+    assert fp16 >= none + 9 * 10**7
+
+
+def test_concurrency_follows_the_library_that_is_set(here, topology, tmp_path):
+    def concurrency(*settings: str) -> int:
+        words = [word for setting in settings for word in ("--fabric-set", setting)]
+        assert here("fabric", topology, *words, "--json", tmp_path / "j").returncode == 0
+        return json.loads((tmp_path / "j").read_text())["concurrency"]
+
+    assert [concurrency(), concurrency("library=gloo"), concurrency("library=gloo", "concurrency=3")] == [1, 2, 3]
+
+
+def test_the_heat_map_has_the_axes_that_were_asked_for(here, trace, fabric, tmp_path):
+    asked = (
+        "sweep",
+        trace,
+        "--fabric",
+        fabric,
+        "--caps",
+        "default,single",
+        "--hooks",
+        "none,fp16",
+        "--orders",
+        "size,ready",
+    )
+    drawn = ("--heat-map", tmp_path / "h.svg", "--rows", "hook", "--columns", "order", "--value", "iteration_ns")
+    done = here(*asked, *drawn, "--world-sizes", "2,4", "--out", tmp_path / "s.csv", "--json", tmp_path / "j")
+    assert done.returncode == 0, done.stderr
+    picture = (tmp_path / "h.svg").read_text()
+    assert all(f"<!-- {word} -->" in picture for word in ("comm hook", "fp16", "order", "size"))
+    assert "<!-- ranks -->" not in picture
+    rows = json.loads((tmp_path / "j").read_text())["rows"]
+    assert {row["bucket_cap_mb"] for row in rows} == {"default", None}
 
 
 def test_a_trace_is_synthesised_and_rescaled(here, trace, tmp_path):
@@ -161,7 +285,9 @@ def test_knobs_lists_every_field_with_its_meaning(here):
 def test_the_readme_compares_every_knob():
     table = (ROOT / "README.md").read_text().partition("## What can be asked")[2]
     arguments = set(inspect.signature(predict).parameters) | set(Processor.model_fields)
-    for name in arguments - {"fabric", "order_seed", "hooks", "compute_slowdown_error", "collective_slowdown_error"}:
+    fields = {name for record in (LevelEntry, TopologyFile, Linear) for name in record.model_fields} - {"source"}
+    unasked = {"fabric", "order_seed", "hooks", "compute_slowdown_error", "collective_slowdown_error"}
+    for name in (arguments | fields) - unasked:
         assert f"`{name}`" in table, f"README's table of what can be asked has no `{name}`"
 
 
@@ -240,6 +366,26 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
         (["sweep", "{trace}", "--fabric", "{fabric}", "--out", "s.xls"], "--out: expected a name that ends in .csv"),
         (["sweep", "{trace}", "--fabric", "{fabric}", "--world-sizes", "2,x"], "--world-sizes: expected numbers"),
         (["sweep", "{trace}", "--fabric", "{fabric}", "--value", "speed"], "--value: expected one of buckets"),
+        (["sweep", "{trace}", "--fabric", "{fabric}", "--rows", "caps"], "--rows: expected one of trace, fabric"),
+        (["sweep", "{trace}", "--fabric", "{fabric}", "--rows", "world_size"], "--columns: expected one of trace"),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--fabric", "{fabric}"],
+            "fabrics[1]: topology: expected links of one fabric",
+        ),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--fabric-set", "algorithm=trees"],
+            "--fabric-set: algorithm: input should be 'library', 'ring'",
+        ),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--processor", "{fabric}"],
+            "--processor: expected a calibration",
+        ),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--inputs", "0,x"],
+            "--inputs: expected numbers of at least 0",
+        ),
+        (["fabric", "absent.log"], "absent.log: cannot be read"),
+        (["fabric", "{fabric}", "--world-sizes", "0"], "--world-sizes: expected numbers of at least 1"),
         (["synthesize", "--device", "tpu"], "tpu"),
     ],
 )

@@ -9,15 +9,17 @@ from hypothesis import strategies as st
 
 from reference.trace import Trace
 from simulator import Fabric
-from simulator.iteration.blueprint import draft, messages_of
+from simulator.iteration.blueprint import draft, draft_join_end, messages_of
 from simulator.iteration.comm_hook import BatchedPowerSGD, CommHook, PowerSGD, named_hook
 from simulator.iteration.policy import Phase, Policy, buckets_of
+from simulator.iteration.script import Compute, Launch
 
 from . import hook_cost_bodies
 from .strategies import caps_mb, hook_shapes, message_shapes, model_specs, partitions
 
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
 PHASES: tuple[Phase, ...] = ("first", "rebuild", "steady", "steady")
+STATIC_PHASES: tuple[Phase, ...] = ("first", "second", "rebuild", "steady")
 CAPS = st.fixed_dictionaries({"bucket_cap_mb": caps_mb()}) | st.fixed_dictionaries(
     {"bucket_cap_mb_list": st.lists(st.floats(1e-6, 3e-4), min_size=1, max_size=3)}
 )
@@ -25,17 +27,23 @@ CAPS = st.fixed_dictionaries({"bucket_cap_mb": caps_mb()}) | st.fixed_dictionari
 
 def foretold(
     trace: Trace, phase: Phase, world_size: int = 2, *, joins: bool = False, **told: Any
-) -> list[tuple[str, int]]:
-    """Transport and bytes of every collective of an iteration, in order."""
+) -> hook_cost_bodies.Cycle:
+    """Transport and bytes of every collective of each iteration of a cycle, in order."""
     policy = Policy(phase=phase, **told)
     script = draft(trace, FABRIC, policy, buckets_of(policy, trace), world_size, joins=joins).script
-    return messages_of(script)
+    messages, sent = messages_of(script), [[]]
+    for instruction in script.instructions:
+        if isinstance(instruction, Launch):
+            sent[-1].append(messages[instruction.collective])
+        elif isinstance(instruction, Compute) and instruction.kind == "unsynchronized":
+            sent.append([])
+    return sent
 
 
 def assert_foretold(results: list, told: dict[str, Any], phases: tuple[Phase | None, ...] = PHASES) -> None:
     """On every rank; the trace is rank 0's, whose order counts."""
     trace = results[0][0]
-    for _, seen in results:
+    for _, seen, *_ in results:
         for phase, sent in zip(phases, seen, strict=True):
             assert phase is None or sent == foretold(trace, phase, len(results), **told)
 
@@ -63,27 +71,29 @@ def test_with_find_unused_parameters_each_iteration_ends_with_the_bitmap(two_ran
     options = caps | {"find_unused_parameters": True}
     results = two_ranks.run(hook_cost_bodies.of_integers, spec, options)
     assert_foretold(results, options)
-    assert all(sent[-1] == ("all_reduce", 4 * len(spec.shapes)) for sent in results[0][1])
+    assert all(sent[-1] == ("all_reduce", 4 * len(spec.shapes)) for (sent,) in results[0][1])
 
 
 @settings(max_examples=15)
 @given(model_specs(2), CAPS, st.booleans())
 def test_a_static_graph_sends_the_bitmap_once_and_rebuilds_one_iteration_later(two_ranks, spec, caps, searching):
-    """Its first iteration does not tell the order; the second, in the buckets of the first, is no phase."""
+    """Its first iteration does not tell the order; the second runs in the buckets of the first."""
     options = caps | {"static_graph": True, "find_unused_parameters": searching}
     results = two_ranks.run(hook_cost_bodies.of_integers, spec, options)
-    assert_foretold(results, options, ("first", None, "rebuild", "steady"))
-    bitmap = ("all_reduce", 4 * len(spec.shapes))
-    assert [*results[0][1][1], bitmap] == results[0][1][0]
+    assert_foretold(results, options, STATIC_PHASES)
 
 
 @pytest.mark.parametrize("which", ["a", "b", "ab"])
 @pytest.mark.parametrize(
     ("told", "phases"),
-    [({"find_unused_parameters": True}, PHASES), ({"static_graph": True}, ("first", None, "rebuild", "steady"))],
-    ids=["find_unused_parameters", "static_graph"],
+    [
+        ({"find_unused_parameters": True}, PHASES),
+        ({"find_unused_parameters": True, "skip_all_reduce_unused_params": True}, PHASES),
+        ({"static_graph": True}, STATIC_PHASES),
+    ],
+    ids=["find_unused_parameters", "skip_all_reduce_unused_params", "static_graph"],
 )
-def test_unused_parameters_travel_too(two_ranks, which, told, phases):
+def test_unused_parameters_travel_too_unless_their_buckets_are_skipped(two_ranks, which, told, phases):
     options = told | {"bucket_cap_mb": 1e-6}
     assert_foretold(two_ranks.run(hook_cost_bodies.of_branches, which, options), options, phases)
 
@@ -91,16 +101,31 @@ def test_unused_parameters_travel_too(two_ranks, which, told, phases):
 @settings(max_examples=10)
 @given(model_specs(2), CAPS, st.integers(2, 3), st.booleans())
 def test_a_cycle_under_no_sync_sends_what_one_iteration_does(two_ranks, spec, caps, sync_every, searching):
-    """The buffers once too: with the first forward pass that follows a synchronised one."""
+    """The buffers once too: with the first forward pass, which follows a synchronised one."""
     options = caps | {"find_unused_parameters": searching}
     results = two_ranks.run(partial(hook_cost_bodies.of_integers, sync_every=sync_every), spec, options)
     assert_foretold(results, options | {"sync_every": sync_every})
 
 
 @pytest.mark.parametrize("buffers", [True, False])
-def test_under_join_ranks_also_agree_on_whose_buffers_count_and_whether_any_averages(two_ranks, buffers):
-    results = two_ranks.run(hook_cost_bodies.under_join, (4, 4), {"forward_sync_buffers": buffers})
-    assert_foretold(results, {"bucket_cap_mb": None, "broadcast_buffers": buffers, "joins": True})
+@pytest.mark.parametrize("sync_every", [1, 3])
+def test_under_join_ranks_also_agree_on_whose_buffers_count_and_whether_any_averages(two_ranks, buffers, sync_every):
+    """And at its end on whose model all get."""
+    body = partial(hook_cost_bodies.under_join, sync_every=sync_every)
+    results = two_ranks.run(body, (4 * sync_every,) * 2, {"forward_sync_buffers": buffers})
+    told = {"bucket_cap_mb": None, "broadcast_buffers": buffers, "sync_every": sync_every}
+    assert_foretold(results, told | {"joins": True})
+    trace, _, end = results[0]
+    assert messages_of(draft_join_end(trace, FABRIC, Policy(**told), 2).script) == end
+
+
+@settings(max_examples=10)
+@given(st.integers(2, 30), st.data(), st.sampled_from(["none", "noop"]))
+def test_of_sparse_gradients_the_touched_rows_are_gathered(two_ranks, rows, data, name):
+    touched = data.draw(st.integers(1, rows))
+    told = {"bucket_cap_mb": 25}
+    results = two_ranks.run(hook_cost_bodies.of_embeddings, rows, touched, told, (NAMES[name], {}))
+    assert_foretold(results, told | {"hook": named_hook(name), "sparse_density": touched / rows}, PHASES[:3])
 
 
 # Comm hooks
@@ -136,6 +161,15 @@ def _assert_messages(pool, name, shapes, dtype, cap):
     told = {"bucket_cap_mb": cap}
     results = pool.run(hook_cost_bodies.of_hook, shapes, dtype, told, (NAMES[name], {}))
     assert_foretold(results, told | {"hook": named_hook(name)})
+
+
+@settings(max_examples=10)
+@given(message_shapes(), caps_mb(), st.integers(1, 3))
+def test_a_hook_of_halved_gradients_sends_halves(two_ranks, shapes, cap, rank):
+    state = {"matrix_approximation_rank": rank, "min_compression_rate": 2.0}
+    told = {"bucket_cap_mb": cap}
+    results = two_ranks.run(hook_cost_bodies.of_hook, shapes, "float32", told, ("compress(bf16)(power)", state))
+    assert_foretold(results, told | {"hook": named_hook(f"bf16+power_sgd:{rank}")}, (None, None, "steady", "steady"))
 
 
 @pytest.mark.parametrize(("kind", "real"), [(PowerSGD, "power"), (BatchedPowerSGD, "batched power")])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric
-from simulator.fabric import Level, Linear, Processor, Sharing, Timing, Topology
+from simulator.fabric import CONCURRENCY, Level, Linear, Processor, Segment, Sharing, Timing, Topology
 from simulator.fabric.growth import LATENCY_LAWS, between, grown, latency_law, table_for
 from simulator.fabric.segments import relative_squared_error, segments
 from simulator.fabric.tables import Table
@@ -231,6 +231,12 @@ def test_a_log_of_nccl_tests_is_a_table_of_its_world_size(tmp_path):
     assert [fabric.all_reduce_ns(size, 2) for size in (8, 516, 1024)] == [8650, 8950, 9250]
 
 
+@pytest.mark.parametrize("name", ["all_reduce.log", "all_reduce.TXT"])
+def test_a_log_is_loaded_by_its_ending(tmp_path, name):
+    (tmp_path / name).write_text(NCCL_LOG)
+    assert Fabric.load(tmp_path / name) == Fabric.from_nccl_tests(tmp_path / name)
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -372,3 +378,112 @@ def test_a_broadcast_grows_to_another_world_size_as_the_all_reduce_does():
     fabric = Fabric(all_reduce=all_reduces, broadcast=broadcasts, extrapolate=True)
     for size in (0, 500, 1000, 5000):
         assert fabric.broadcast_ns(size, 8) == pytest.approx(fabric.all_reduce_ns(size, 8) / 2, rel=0.01)
+
+
+@given(st.dictionaries(st.integers(2, 64), tables, min_size=1, max_size=4), st.integers(0, 10**9))
+def test_a_merged_fabric_costs_at_each_world_size_what_the_one_that_measured_it_costs(measured, size):
+    fabrics = [Fabric.from_table([(n, *row) for row in rows]) for n, rows in measured.items()]
+    merged = Fabric.merged(*fabrics)
+    assert merged.world_sizes == sorted(measured)
+    for world_size, alone in zip(measured, fabrics, strict=True):
+        assert merged.all_reduce_ns(size, world_size) == alone.all_reduce_ns(size, world_size)
+        assert merged.broadcast_ns(size, world_size) == alone.broadcast_ns(size, world_size)
+
+
+def test_a_merged_fabric_has_the_tables_of_all_the_only_links_and_the_rest_of_the_first():
+    first, second = (
+        Fabric(
+            all_reduce=(Timing(world_size=n, size_bytes=8, ns=n),),
+            broadcast=(Timing(world_size=n, size_bytes=8, ns=n),),
+            sharing=(Sharing(size_bytes=0, factor=1 + n / 10),),
+            processor=Processor(launch_ns=n),
+            source=f"{n} ranks",
+        )
+        for n in (2, 4)
+    )
+    links = Fabric.from_alpha_beta(1, 1e9)
+    merged = Fabric.merged(first.model_copy(update={"extrapolate": True}), second, links)
+    assert (merged.all_reduce, merged.broadcast) == (
+        first.all_reduce + second.all_reduce,
+        first.broadcast + second.broadcast,
+    )
+    assert (merged.processor, merged.sharing, merged.extrapolate) == (first.processor, first.sharing, True)
+    assert (merged.topology, merged.algorithm) == (links.topology, "library")
+    assert merged.source == "2 ranks; 4 ranks"
+
+
+TWO, FOUR = (Fabric.from_table([(n, 8, 5)], source=f"log of {n}") for n in (2, 4))
+LINKS = Fabric.from_alpha_beta(1, 1e9)
+
+
+@pytest.mark.parametrize(
+    ("fabrics", "says"),
+    [
+        ([], "fabrics: expected at least one to merge, got none"),
+        ([TWO, [FOUR]], "fabrics[1]: expected a Fabric, got [Fabric"),
+        (
+            [TWO, FOUR, Fabric.from_table([(2, 9, 6)])],
+            "expected world sizes that no other measured, got 2, which fabrics[0] (log of 2) measured too",
+        ),
+        (
+            [TWO, FOUR.scaled(2)],
+            "fabrics[1] (log of 4): scale: expected 1.0, as of fabrics[0] (log of 2), got 2.0",
+        ),
+        ([TWO, FOUR.model_copy(update={"slow_link": 2.0})], "slow_link: expected 1.0, as of"),
+        ([TWO, FOUR.model_copy(update={"library": "gloo"})], "concurrency: expected 1, as of"),
+        ([LINKS, TWO, LINKS], "fabrics[2]: topology: expected links of one fabric, got more, as fabrics[0] has some"),
+    ],
+)
+def test_fabrics_that_do_not_fit_together_are_named(fabrics, says):
+    with pytest.raises(ValueError, match=re.escape(says)) as told:
+        Fabric.merged(*fabrics)
+    assert "\n" not in str(told.value)
+
+
+@given(st.sampled_from(list(CONCURRENCY)), st.sampled_from(list(CONCURRENCY)), st.none() | st.integers(1, 4))
+def test_concurrency_follows_the_library_unless_it_was_set_even_through_a_file(tmp_path, library, changed, given):
+    def expected(library: str) -> int:
+        return CONCURRENCY[library] if given is None else given
+
+    fabric = Fabric.from_topology(LINKS.topology, library=library, concurrency=given)
+    fabric.save(tmp_path / "fabric.json")
+    for one in (fabric, Fabric.load(tmp_path / "fabric.json"), fabric.scaled(2)):
+        assert one.concurrency == expected(library)
+        assert one.model_copy(update={"library": changed}).concurrency == expected(changed)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "halving_doubling", "hierarchical", "in_network"])
+def test_tables_alone_have_no_choice_of_algorithm(algorithm):
+    with pytest.raises(ValueError, match=f"algorithm: expected a topology, on whose links {algorithm} would run"):
+        Fabric(all_reduce=TWO.all_reduce, algorithm=algorithm)
+    if algorithm != "in_network":
+        both = Fabric(all_reduce=TWO.all_reduce, topology=LINKS.topology, algorithm=algorithm)
+        assert (both.algorithm_for(8, 2), both.algorithm_for(8, 4)) == ("measured", algorithm)
+
+
+@given(st.integers(2, 64), st.integers(1, 10**6), st.floats(1e6, 1e12), st.floats(1, 4), st.floats(0.1, 10))
+def test_a_ring_is_one_segment_of_its_latency_and_bandwidth(world_size, alpha, rate, slow, scale):
+    fabric = Fabric.from_alpha_beta(alpha, rate).model_copy(update={"slow_link": slow, "scale": scale})
+    (segment,) = fabric.segments(world_size)
+    steps = 2 * (world_size - 1)
+    assert segment.alpha_ns == pytest.approx(scale * steps * alpha, rel=1e-3)
+    assert segment.ns_per_byte == pytest.approx(scale * slow * steps / world_size * 1e9 / rate, rel=1e-3)
+
+
+def test_segments_of_a_table_are_those_of_its_protocols():
+    protocols = [(1000, 1.0), (9000, 0.1)]
+    table = table_of(protocols, [(64, 256, 1024), (1 << 16, 1 << 18, 1 << 20)])
+    fabric = Fabric.from_table(list(zip([2] * 6, table.sizes_bytes.tolist(), map(round, table.ns), strict=True)))
+    found = fabric.segments(2)
+    assert [segment.from_bytes for segment in found] == [64, 1 << 16]
+    for segment, (alpha, slope) in zip(found, protocols, strict=True):
+        assert segment[1:] == pytest.approx((alpha, slope), rel=0.01)
+    assert fabric.segments(1) == (Segment(0, 0.0, 0.0),)
+    with pytest.raises(ValueError, match=re.escape("measured for [2] ranks, not for 4")):
+        fabric.segments(4)
+
+
+def test_where_costs_come_from():
+    fabric = Fabric(all_reduce=TWO.all_reduce, topology=LINKS.topology)
+    assert [fabric.origin(n) for n in (1, 2, 4)] == ["none", "measured", "described"]
+    assert fabric.model_copy(update={"extrapolate": True}).origin(4) == "extrapolated"

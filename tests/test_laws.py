@@ -171,7 +171,7 @@ def in_two_slots(p1_ns: int) -> list[str]:
     work_ns = {("forward", None): 10, ("backward", 0): 10, ("backward", 1): 10, ("backward", None): 60}
     job = Job(
         script=script,
-        work_ns=np.array([[work_ns.get(step, 0) for step in script.steps]]),
+        work_ns=np.array([[work_ns.get((step.kind, step.bucket), 0) for step in script.steps]]),
         ranks=(0,),
         cost_ns=np.array([10, p1_ns, 30, 10]),
         queues=(0,) * 4,

@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import numpy as np
 import pandas as pd
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from simulator import Fabric, Policy, Straggler, Variation, predict
 from simulator.answers.plots import validation_figure
 from simulator.fabric import Linear, Processor
 from simulator.iteration.policy import buckets_of
+from simulator.prediction import predict_policy
 from simulator.quiet import iteration_times_ns, quiet_limit_ns, quiet_part
 from simulator.report import Configuration, Measurement, Row, make_row, summarize
 from simulator.workload.work import ready_order
@@ -105,13 +107,41 @@ def test_a_timeline_is_written_where_it_was_asked_for(tmp_path):
         ({"world_size": 2, "order": "backward"}, "order: input should be .* got 'backward'"),
         ({"world_size": 2, "plan": [[0, 7]]}, r"plan: expected parameter indices 0 to 0, got \[7\]"),
         ({"world_size": 2, "plan": [[0, 0]]}, r"plan: parameters \[0\] are in more than one bucket"),
+        ({"world_size": 2.0}, "world_size: expected a whole number of ranks, got 2.0"),
+        ({"world_size": True}, "world_size: expected a whole number of ranks, got True"),
+        ({"trace": "t.json"}, r"trace: expected a Trace, got 't.json'; load one with Trace.load"),
+        ({"fabric": "f.json"}, r"fabric: expected a Fabric, got 'f.json'; load one with Fabric.load"),
+        ({"fabric": [FABRIC]}, r"fabric: expected a Fabric, got \[.*Fabric.merged"),
+        ({"variation": "fitted"}, r"variation: expected a Variation, got 'fitted'; make one"),
+        ({"stragglers": Straggler(factor=2)}, r"stragglers: expected a list of Straggler, got Straggler.*write \["),
+        ({"stragglers": [(0, 2.0)]}, r"stragglers\[0\]: expected a Straggler, got \(0, 2.0\)"),
+        ({"inputs": 3}, "inputs: expected a list of numbers of batches, one a rank, got 3"),
+        ({"inputs": [3, 2.0]}, r"inputs\[1\]: expected a whole number of batches, got 2.0"),
+        ({"hook": 3}, "hook: expected a CommHook or the name of one, such as 'fp16', got 3"),
     ],
 )
 def test_arguments_that_make_no_sense_are_named(arguments, says):
     from .test_trace import DOCUMENT, Trace
 
-    with pytest.raises(ValueError, match=says):
-        predict(Trace.model_validate_json(json.dumps(DOCUMENT)), FABRIC, **arguments)
+    trace = Trace.model_validate_json(json.dumps(DOCUMENT))
+    with pytest.raises(ValueError, match=says) as told:
+        predict(**({"trace": trace, "fabric": FABRIC, "world_size": 2} | arguments))
+    assert "\n" not in str(told.value)
+
+
+def test_a_policy_of_another_kind_is_named():
+    from .test_trace import DOCUMENT, Trace
+
+    with pytest.raises(ValueError, match=r"^policy: expected a Policy, got \{'sync_every': 2\}; make one"):
+        predict_policy(Trace.model_validate_json(json.dumps(DOCUMENT)), FABRIC, 2, {"sync_every": 2})
+
+
+@given(traces(), st.integers(1, 3), st.sampled_from([np.array, tuple, list]))
+def test_whole_numbers_of_numpy_are_whole_numbers(trace, world_size, kind):
+    inputs = [1] * world_size
+    assert predict(trace, FABRIC, world_size=np.int64(world_size), inputs=kind(inputs)) == predict(
+        trace, FABRIC, world_size=world_size, inputs=inputs
+    )
 
 
 @pytest.mark.parametrize(

@@ -102,6 +102,32 @@ def test_a_hook_may_be_named_or_made():
         ({"orders": ["backward"]}, r"^order: input should be .* got 'backward'"),
         ({"hooks": ["power"]}, r"^hook: expected one of .* got 'power'$"),
         ({"stragglers": [Straggler(rank=2, factor=2)]}, r"^stragglers\[0\]\.rank: expected a rank below 2, got 2$"),
+        ({"stragglers": Straggler(factor=2)}, r"^stragglers: expected a list of Straggler, got Straggler"),
+        ({"trace": "t.json"}, r"^trace: expected a Trace, got 't.json'; load one"),
+        ({"trace": {"a": TRACE, "b": "t.json"}}, r"^trace\['b'\]: expected a Trace, got 't.json'"),
+        ({"fabric": [STEADY]}, r"^fabric: expected a Fabric, got \[Fabric"),
+        ({"fabric": {"a": "f.json"}}, r"^fabric\['a'\]: expected a Fabric, got 'f.json'"),
+        ({"world_sizes": 2}, r"^world_sizes: expected several in a list, got 2; write \[...\] around it$"),
+        ({"world_sizes": [2.0]}, r"^world_size: expected a whole number of ranks, got 2.0$"),
+        ({"bucket_caps_mb": 25}, r"^bucket_caps_mb: expected several in a list, got 25"),
+        ({"orders": "ready"}, r"^orders: expected several in a list, got 'ready'"),
+        ({"hooks": "fp16"}, r"^hooks: expected several in a list, got 'fp16'"),
+        ({"hooks": named_hook("fp16")}, r"^hooks: expected several in a list, got HalfPrecision"),
+        ({"hooks": [3]}, r"^hook: expected a CommHook or the name of one, such as 'fp16', got 3$"),
+        ({"policy": {}}, r"^policy: expected a Policy, got \{\}"),
+        ({"variation": "fitted"}, r"^variation: expected a Variation, got 'fitted'"),
+        (
+            {"policy": Policy(plan=((0,), (1, 2))), "bucket_caps_mb": [1, 25]},
+            r"^bucket_cap_mb: expected one, as the policy's plan leaves no choice, got 2$",
+        ),
+        (
+            {"policy": Policy(plan=((0,), (1, 2))), "orders": ["ready", "size"]},
+            r"^order: expected one, as the policy's plan leaves no choice, got 2$",
+        ),
+        (
+            {"policy": Policy(bucket_cap_mb_list=(1, 2)), "bucket_caps_mb": [1, 25]},
+            r"^bucket_cap_mb: expected one, as the policy's bucket_cap_mb_list leaves no choice, got 2$",
+        ),
     ],
 )  # fmt: skip
 def test_what_cannot_be_swept_is_named_in_one_line(arguments, says):

@@ -8,6 +8,8 @@ from scipy.stats import spearmanr
 
 from reference.trace import Trace
 from simulator import Fabric, Straggler, Variation, predict
+from simulator.fabric import Linear, Processor
+from simulator.iteration.comm_hook import named_hook
 from simulator.workload.draws import Draws
 from simulator.workload.work import Work, recorded_work, stack
 
@@ -332,6 +334,30 @@ def test_a_rank_that_has_joined_computes_nothing_any_more():
     fast, slow = iteration(10, (30,), 30, 10), iteration(100, (300,), 300, 100)
     trace = trace_of([[fast], [slow]], [4])
     assert predict(trace, FREE, world_size=2, inputs=[3, 1]).samples_ns == (400, 40, 40)
+
+
+def test_a_rank_that_has_joined_sends_zeros_through_the_hook():
+    """Which compresses and launches them; it neither packs nor copies out."""
+    processor = Processor(pack=Linear(fixed_ns=3), copy_out=Linear(fixed_ns=3), launch_ns=5)
+    costs = FREE.model_copy(update={"processor": processor})
+    hook = named_hook("fp16").model_copy(update={"compress": Linear(fixed_ns=100), "decompress": Linear(fixed_ns=7)})
+    trace = trace_of([[iteration(10, (30,), 30, 10)]], [4])
+    prediction = predict(trace, costs, world_size=2, inputs=[2, 1], hook=hook)
+    (first, second) = prediction.samples_ns
+    shadow = prediction.timeline.job.work_ns[prediction.timeline.job.ranks.index(1)]
+    assert first == second
+    assert shadow.sum() == 100 + 5 + 7
+
+
+def test_an_epoch_ends_with_a_count_a_vote_and_the_model():
+    trace = trace_of([[iteration(10, (30,), 30, 10)]], [400], buffer_bytes=[100])
+    costs = Fabric.from_table([(2, 0, 10), (2, 1000, 1010)])
+    assert predict(trace, costs, world_size=2).epoch_end_ns == 0
+    assert predict(trace, costs, world_size=2, inputs=[2, 1]).epoch_end_ns == (10 + 4) + (10 + 8) + (10 + 400) + (
+        10 + 100
+    )
+    without = predict(trace, costs, world_size=2, inputs=[2, 1], broadcast_buffers=False)
+    assert without.epoch_end_ns == (10 + 4) + (10 + 8) + (10 + 400)
 
 
 # Mistakes

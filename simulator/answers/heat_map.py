@@ -1,9 +1,11 @@
-"""A sweep as a heat map: one axis of the table along each side, the best of all else in each cell."""
+"""A sweep as a heat map: one axis of the table along each side, the fastest of all else in each cell."""
 
 import math
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
 
 from reference.bucketing import cap_name
 
@@ -18,44 +20,81 @@ NAMES = {
 
 
 def draw_heat_map(
-    table: pd.DataFrame, ax: Axes, *, x: str = "world_size", y: str = "bucket_cap_mb", value: str = "efficiency"
+    table: pd.DataFrame,
+    ax: Axes,
+    *,
+    rows: str = "bucket_cap_mb",
+    columns: str = "world_size",
+    value: str = "efficiency",
 ) -> Axes:
     """Draw a sweep's table.
 
+    Where several configurations fall into a cell, it shows the value of the fastest: the one with the least
+    `iteration_ns`, the first of equals. A cell that the table has no configuration for stays empty.
+
     Args:
-        table: What `simulator.sweep` returned.
+        table: What `simulator.sweep` returned, or a part of its rows.
         ax: Where; returned.
-        x: The column along the horizontal axis.
-        y: The column along the vertical axis.
-        value: What to show; of several configurations in a cell the best: the highest efficiency, the least time.
+        rows: The axis of the sweep down the map.
+        columns: The axis of the sweep along the map.
+        value: The column of the table to show; times in milliseconds.
 
     Raises:
-        ValueError: A column that the table does not have.
+        ValueError: An axis that sweeps do not have, the same for both, a value that the table does not have, or a
+            table without rows.
     """
-    for name in (x, y, value):
-        if name not in table:
-            raise ValueError(f"heat map: expected one of {', '.join(table.columns)}; got {name!r}")
+    _check(table, rows, columns, value)
     is_time = value.endswith("_ns")
-    best = table.groupby([y, x], dropna=False, sort=False)[value].agg("min" if is_time else "max").unstack()
-    cells = best.to_numpy() / (1e6 if is_time else 1)
+    cells, row_labels, column_labels = _fastest(table, rows, columns, value)
+    cells = cells / 1e6 if is_time else cells
     image = ax.imshow(cells, aspect="auto", cmap="viridis_r" if is_time else "viridis")
-    ax.set_xticks(range(len(best.columns)), [_label(x, label) for label in best.columns], fontsize=8)
-    ax.set_yticks(range(len(best.index)), [_label(y, label) for label in best.index], fontsize=8)
-    middle = (cells.min() + cells.max()) / 2
-    for row, column in [(r, c) for r in range(cells.shape[0]) for c in range(cells.shape[1])]:
-        is_dark = (cells[row, column] > middle) == is_time
-        text = f"{cells[row, column]:.0%}" if value == "efficiency" else f"{cells[row, column]:.4g}"
-        ax.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if is_dark else "black")
-    ax.set_xlabel(NAMES.get(x, x))
-    ax.set_ylabel(NAMES.get(y, y))
-    unit = f"{value.removesuffix('_ns').replace('_', ' ')}, ms" if is_time else value
-    ax.set_title(f"{unit}: the best of all else", loc="left", fontsize=10)
+    _write_cells(ax, cells, shows_share=value == "efficiency", dark_is_high=is_time)
+    ax.set_xticks(range(len(column_labels)), [_label(columns, label) for label in column_labels], fontsize=8)
+    ax.set_yticks(range(len(row_labels)), [_label(rows, label) for label in row_labels], fontsize=8)
+    ax.set_xlabel(NAMES[columns])
+    ax.set_ylabel(NAMES[rows])
+    shown = f"{value.removesuffix('_ns').replace('_', ' ')}, ms" if is_time else value
+    ax.set_title(f"{shown}: of the fastest configuration in each cell", loc="left", fontsize=10)
     ax.figure.colorbar(image, ax=ax, fraction=0.04)
     return ax
 
 
-def _label(column: str, value: object) -> str:
-    if column == "bucket_cap_mb":
-        cap = float(str(value))
-        return "default" if math.isnan(cap) else cap_name(cap)
-    return str(value)
+def _check(table: pd.DataFrame, rows: str, columns: str, value: str) -> None:
+    axes, values = list(NAMES), [name for name in table.columns if name not in NAMES]
+    others = [name for name in axes if name != rows]
+    for argument, name, names in (("rows", rows, axes), ("columns", columns, others), ("value", value, values)):
+        if name not in names:
+            raise ValueError(f"{argument}: expected one of {', '.join(names)}; got {name!r}")
+    if table.empty:
+        raise ValueError("table: expected at least one row to draw, got none")
+
+
+def _fastest(
+    table: pd.DataFrame, rows: str, columns: str, value: str
+) -> tuple[NDArray[np.float64], pd.Index, pd.Index]:
+    """Each cell's value, and the labels of rows and columns in the order of the table; missing cells are NaN."""
+    row_of, row_labels = pd.factorize(pd.Index(table[rows]), use_na_sentinel=False)
+    column_of, column_labels = pd.factorize(pd.Index(table[columns]), use_na_sentinel=False)
+    cells = np.full((len(row_labels), len(column_labels)), np.nan)
+    by_time = table.reset_index(drop=True).sort_values("iteration_ns", kind="stable")
+    first = by_time.drop_duplicates([rows, columns])
+    cells[row_of[first.index], column_of[first.index]] = first[value]
+    return cells, row_labels, column_labels
+
+
+def _write_cells(ax: Axes, cells: NDArray[np.float64], *, shows_share: bool, dark_is_high: bool) -> None:
+    """Each cell's value as text that stands out against its colour."""
+    middle = (np.nanmin(cells) + np.nanmax(cells)) / 2
+    for (row, column), cell in np.ndenumerate(cells):
+        if not np.isnan(cell):
+            is_dark = (cell > middle) == dark_is_high
+            text = f"{cell:.0%}" if shows_share else f"{cell:.4g}"
+            color = "white" if is_dark else "black"
+            ax.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
+
+
+def _label(axis: str, value: object) -> str:
+    if axis != "bucket_cap_mb" or isinstance(value, str):
+        return str(value)
+    cap = float(str(value))
+    return "default" if math.isnan(cap) else cap_name(cap)

@@ -6,6 +6,7 @@ another's collectives run is slowed down, and that is charged apart.
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from reference import models
 from reference.bucket import Bucket
 from reference.bucketing import MIB, assign_buckets
 from reference.hooks.allreduce import noop
-from reference.hooks.compress import bf16_compress, fp16_compress
+from reference.hooks.compress import bf16_compress, compress, fp16_compress
 from reference.hooks.grad_bucket import GradBucket, Hook
 from reference.hooks.powersgd import batched_power_sgd, power_sgd
 from reference.hooks.powersgd_state import PowerSGDState
@@ -55,6 +56,21 @@ REAL_HOOKS: dict[str, tuple[Hook, Callable[[int], Any]]] = {
 """By name, with what makes its state of the rank of an approximation; `iteration.comm_hook.HOOKS` but for `none`."""
 
 
+HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+"""By the prefix that `named_hook` takes."""
+
+
+def real_hook(name: str) -> tuple[Hook, Callable[[], Any]]:
+    """A hook, and what makes its state, by the name that `named_hook` takes; but for `none`."""
+    dtype, plus, inner = name.partition("+")
+    if plus:
+        hook, make_state = real_hook(inner)
+        return compress(HALVES[dtype])(hook), make_state
+    kind, _, approximation_rank = name.partition(":")
+    hook, make_state_of_rank = REAL_HOOKS[kind]
+    return hook, partial(make_state_of_rank, int(approximation_rank or 1))
+
+
 class Parts(NamedTuple):
     """Nanoseconds that a hook computes: before, between and after its collectives. None: it has nothing there."""
 
@@ -68,13 +84,12 @@ def time_hook(rank: int, _world_size: int, name: str, model: str, repeats: int) 
 
     Args:
         rank: This rank.
-        name: Of `REAL_HOOKS`, with a rank where it takes one, as in `power_sgd:1`.
+        name: Of the hook, as `real_hook` takes it.
         model: Whose gradients, with random numbers in them, make the buckets.
         repeats: Calls that count.
     """
-    kind, _, approximation_rank = name.partition(":")
-    hook, make_state = REAL_HOOKS[kind]
-    buckets = [(bucket, make_state(int(approximation_rank or 1))) for bucket in _buckets(models.build(model)[0])]
+    hook, make_state = real_hook(name)
+    buckets = [(bucket, make_state()) for bucket in _buckets(models.build(model)[0])]
     taken: list[list[Parts]] = [[] for _ in buckets]
     for done in range(WARM_UP + repeats):
         if rank == 0:

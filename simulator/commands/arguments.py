@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
+from pydantic import ValidationError
 
 from reference.bucketing import ORDERS, Order
 from reference.files import check_writable
-from reference.records import Record, checked
+from reference.records import Record, checked, first_problem
 
-from ..fabric import Fabric
+from ..fabric import Fabric, Processor
 from ..iteration.comm_hook import CommHook, named_hook
 from ..iteration.policy import Policy
 from ..workload.variation import Straggler, Variation
 
 R = TypeVar("R", bound=Record)
+
+FABRIC_FILE = "A calibration, a topology in YAML (.yaml, .yml), or a log of nccl-tests (.log, .txt)"
 
 Model = Annotated[
     str, typer.Option(help="Built-in name (resnet50, resnet18, mlp, transformer, small-tensors) or module:callable.")
@@ -43,7 +46,7 @@ FabricSettings = Annotated[
     typer.Option(
         "--fabric-set",
         metavar="NAME=VALUE",
-        help="Change the fabric: extrapolate=true, slow_link=2, algorithm=tree, scale=0.5, concurrency=1, ...",
+        help="Change the fabric: extrapolate=true, slow_link=2, library=gloo, algorithm=tree, scale=0.5, ...",
     ),
 ]
 ProcessorFile = Annotated[
@@ -73,11 +76,6 @@ Json = Annotated[Path | None, typer.Option("--json", help="Write the result here
 
 OPTIONS = {"bucket_cap_mb": "--caps", "order": "--orders", "hook": "--hooks"}
 """Fields of `Policy` of which a command asks several at a time."""
-
-
-def read_caps_or_default(text: str) -> list[float | None]:
-    """As `read_caps`; also `default`, what DDP does by itself: 25, and 1 for the first bucket."""
-    return [None if word.strip() == "default" else read_caps(word)[0] for word in text.split(",")]
 
 
 def read_caps(text: str) -> list[float]:
@@ -110,11 +108,11 @@ def read_hooks(text: str) -> list[CommHook]:
         raise ValueError(f"--hooks: {error}") from None
 
 
-def read_counts(option: str, text: str) -> list[int]:
-    """Whole numbers above 0."""
+def read_counts(option: str, text: str, *, least: int = 1) -> list[int]:
+    """Whole numbers of at least `least`."""
     words = [word.strip() for word in text.split(",")]
-    if wrong := [word for word in words if not (word.isdecimal() and int(word))]:
-        raise ValueError(f"{option}: expected numbers above 0, separated by commas; got {wrong[0]!r}")
+    if wrong := [word for word in words if not (word.isdecimal() and int(word) >= least)]:
+        raise ValueError(f"{option}: expected numbers of at least {least}, separated by commas; got {wrong[0]!r}")
     return [int(word) for word in words]
 
 
@@ -148,10 +146,10 @@ def read_variation(words: Sequence[str] | None) -> Variation:
     return _changed(Variation(), "--variation", words)
 
 
-def read_fabric(path: Path, words: Sequence[str] | None, processor: Path | None) -> Fabric:
-    """A calibration, or a topology in YAML, with these settings, and perhaps the processor of another calibration."""
-    fabric = _changed(Fabric.load(path), "--fabric-set", words)
-    return fabric if processor is None else fabric.model_copy(update={"processor": Fabric.load(processor).processor})
+def read_fabric(paths: Sequence[Path], words: Sequence[str] | None, processor: Path | None) -> Fabric:
+    """Files merged as `Fabric.merged` tells, then these settings, and perhaps the processor of a calibration."""
+    fabric = _changed(Fabric.merged(*map(Fabric.load, paths)), "--fabric-set", words)
+    return fabric if processor is None else fabric.model_copy(update={"processor": _processor_of(processor)})
 
 
 def check_outputs(*paths: Path | None) -> None:
@@ -161,8 +159,18 @@ def check_outputs(*paths: Path | None) -> None:
             check_writable(path)
 
 
+def _processor_of(path: Path) -> Processor:
+    processor = Fabric.load(path).processor
+    if processor == Processor():
+        raise ValueError(f"--processor: expected a calibration, but {path} holds no cost of the processor")
+    return processor
+
+
 def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
-    """The record with each NAME=VALUE in its place; a value is JSON where it can be, else text."""
+    """The record with each NAME=VALUE in its place; a value is JSON where it can be, else text.
+
+    What was not set is left to follow from the rest again. All of it is checked as JSON, in which a tuple is a list.
+    """
     if not words:
         return record
     settings = {}
@@ -175,7 +183,9 @@ def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
             settings[name] = json.loads(value)
         except json.JSONDecodeError:
             settings[name] = value
+    document = record.model_dump(mode="json", exclude_unset=True) | settings
     try:
-        return checked(type(record), **(dict(record) | settings))
+        return type(record).model_validate_json(json.dumps(document))
     except ValueError as error:
-        raise ValueError(f"{option}: {error}") from None
+        problem = first_problem(error) if isinstance(error, ValidationError) else error
+        raise ValueError(f"{option}: {problem}") from None

@@ -3,7 +3,7 @@
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from ..fabric import Fabric, Level, Processor, Sharing, Timing
+from ..fabric import Fabric, LevelEntry, Linear, Processor, Sharing, Timing, TopologyFile
 from ..fabric.processor import HookCost
 from ..iteration.comm_hook import HOOKS
 from ..iteration.policy import Policy
@@ -19,9 +19,11 @@ KNOBS: dict[str, type[BaseModel]] = {
     "what collectives cost: --fabric-set, fields of a fabric file": Fabric,
     "a measured collective": Timing,
     "two collectives at a time": Sharing,
-    "one level of links: a topology file": Level,
+    "a topology file, YAML": TopologyFile,
+    "one of its levels": LevelEntry,
     "what collectives cost the processor: `processor` of a fabric file": Processor,
     "what a comm hook computes: `hooks` of a processor": HookCost,
+    "the two numbers of such a cost: `pack`, `copy_out`, `compress`, ...": Linear,
     "a data sheet: --device, --from, --to": Device,
 }
 

@@ -1,67 +1,58 @@
-"""`ddplab predict` and `ddplab sweep`: ask a trace what an iteration would cost."""
+"""`ddplab predict`: ask a trace what an iteration would cost."""
 
-import math
-from collections.abc import Callable
-from io import BytesIO
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
 
-import pandas as pd
 import typer
 from matplotlib.figure import Figure
 
-from reference.bucketing import cap_name
-from reference.files import write_whole
 from reference.trace import Trace
 
-from ..answers.heat_map import draw_heat_map
 from ..answers.timeline_plot import draw_timeline
+from ..checks import overruled
 from ..iteration.policy import Policy
 from ..prediction import Prediction, predict_policy
-from ..show import progress, show_table, write_json
-from ..sweep import AXES, COLUMNS, sweep
+from ..show import show_table, write_json
 from .arguments import (
-    Caps,
+    FABRIC_FILE,
+    OPTIONS,
     FabricSettings,
     Hooks,
     Json,
-    Orders,
     ProcessorFile,
     Settings,
     Stragglers,
     VariationSettings,
     WorldSize,
     check_outputs,
-    read_caps_or_default,
     read_counts,
     read_fabric,
     read_hooks,
-    read_orders,
     read_policy,
     read_stragglers,
     read_variation,
 )
+from .choices import CAPS, ChosenOrders, cap_json, cap_word, choose_caps, choose_orders
+from .pictures import check_picture, save_picture
 
-WRITERS: dict[str, Callable[[pd.DataFrame, BytesIO], object]] = {
-    ".csv": lambda table, data: table.to_csv(data, index=False),
-    ".parquet": lambda table, data: table.to_parquet(data, index=False),
-    ".json": lambda table, data: table.to_json(data, orient="records", indent=1),
-}
-"""Endings of a sweep's table, and what writes it."""
-
-VALUES = COLUMNS[len(AXES) :]
-PICTURES = (".png", ".svg", ".pdf")
-SHOWN_ROWS = 40
+FABRIC = Path("out/fabric.json")
+USUAL_CAPS = "0.5,1,5,25,single"
 
 
 def predict(
     trace: Annotated[Path, typer.Argument(help="A recorded trace.")],
     fabric: Annotated[
-        Path, typer.Option(help="A fabric file from `ddplab calibrate`, or a topology in YAML.")
-    ] = Path("out/fabric.json"),
+        list[Path] | None,
+        typer.Option(
+            help=f"{FABRIC_FILE}; give it again to merge measured tables: what else they hold is the first one's.",
+            show_default=str(FABRIC),
+        ),
+    ] = None,
     world_size: WorldSize = 2,
-    caps: Caps = "0.5,1,5,25,single",
-    orders: Orders = "ready",
+    caps: Annotated[str | None, typer.Option(help=CAPS, show_default=USUAL_CAPS)] = None,
+    orders: ChosenOrders = None,
     hooks: Hooks = "none",
     policy: Settings = None,
     fabric_set: FabricSettings = None,
@@ -76,121 +67,61 @@ def predict(
     json_path: Json = None,
 ) -> None:
     """Predict the iteration time under each bucket cap, order and comm hook."""
-    _check_picture("--timeline", timeline)
+    check_picture("--timeline", timeline)
     check_outputs(perfetto, timeline, json_path)
-    recorded, costs, told = Trace.load(trace), read_fabric(fabric, fabric_set, processor), read_policy(policy)
-    choices = [
-        told.model_copy(update={"bucket_cap_mb": cap, "order": order, "hook": hook})
-        for cap in read_caps_or_default(caps)
-        for order in read_orders(orders)
-        for hook in read_hooks(hooks)
-    ]
-    predictions = [
-        predict_policy(
-            recorded,
-            costs,
-            world_size,
-            choice,
-            variation=read_variation(variation),
-            stragglers=read_stragglers(straggler),
-            inputs=None if inputs is None else read_counts("--inputs", inputs),
-        )
-        for choice in choices
-    ]
-    rows = [
-        {
-            "cap": _cap_name(choice.bucket_cap_mb),
-            "order": choice.order,
-            "hook": choice.hook.name,
-            "buckets": str(len(prediction.buckets)),
-            "iteration ms": f"{prediction.iteration_ns / 1e6:.1f}",
-            "90 % ms": f"{prediction.interval_ns[0] / 1e6:.1f} - {prediction.interval_ns[1] / 1e6:.1f}",
-            "computation ms": f"{prediction.compute_ns / 1e6:.1f}",
-            "exposed ms": f"{prediction.exposed_comm_ns / 1e6:.1f}",
-            "critical buckets": ", ".join(map(str, prediction.critical_buckets)) or "-",
-        }
-        for choice, prediction in zip(choices, predictions, strict=True)
-    ]
-    show_table(rows, f"{recorded.workload.model} on {world_size} ranks, predicted")
+    told = read_policy(policy)
+    choices = _choices(told, caps, orders, hooks)
+    recorded, costs = Trace.load(trace), read_fabric(fabric or [FABRIC], fabric_set, processor)
+    ask = partial(
+        predict_policy,
+        *(recorded, costs, world_size),
+        variation=read_variation(variation),
+        stragglers=read_stragglers(straggler),
+        inputs=None if inputs is None else read_counts("--inputs", inputs, least=0),
+    )
+    predictions = [ask(choice) for choice in choices]
+    model = recorded.workload.model
+    show_table(list(map(_row, choices, predictions)), f"{model} on {world_size} ranks, predicted")
+    for sentence in dict.fromkeys(sentence for one in predictions for sentence in one.counted_as_free):
+        print(sentence)
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
     _show_breakdown(fastest, told.sync_every)
-    if perfetto is not None:
-        fastest.save_perfetto(perfetto)
-        print(f"timeline of the fastest in {perfetto}; open it in ui.perfetto.dev")
-    if timeline is not None:
-        figure = Figure(figsize=(11, 4.5), layout="constrained")
-        draw_timeline(fastest, figure.add_subplot())
-        _save(figure, timeline)
-    rows_json = [
-        {**_asked(choice), **prediction.to_json()} for choice, prediction in zip(choices, predictions, strict=True)
-    ]
-    write_json(json_path, {"model": recorded.workload.model, "world_size": world_size, "rows": rows_json})
+    _save_timelines(fastest, perfetto, timeline)
+    rows = list(map(_row_json, choices, predictions))
+    write_json(json_path, {"model": model, "world_size": world_size, "rows": rows})
 
 
-def sweep_command(
-    traces: Annotated[list[Path], typer.Argument(help="Recorded traces.")],
-    fabric: Annotated[
-        list[Path], typer.Option(help="A fabric file, or a topology in YAML; give it again for several.")
-    ],
-    world_sizes: Annotated[str, typer.Option(help="Numbers of ranks, comma-separated.")] = "2,4,8,16,32,64",
-    caps: Caps = "1,5,25,100,single",
-    orders: Orders = "ready",
-    hooks: Hooks = "none",
-    policy: Settings = None,
-    fabric_set: FabricSettings = None,
-    processor: ProcessorFile = None,
-    variation: VariationSettings = None,
-    straggler: Stragglers = None,
-    out: Annotated[Path, typer.Option(help="The table: .csv, .parquet or .json.")] = Path("out/sweep.csv"),
-    heat_map: Annotated[Path | None, typer.Option(help="Draw ranks against caps here (.png, .svg).")] = None,
-    value: Annotated[str, typer.Option(help="What the heat map shows: efficiency, iteration_ns, ...")] = "efficiency",
-    jobs: Annotated[int | None, typer.Option(help="Replays at a time; default: as many as cores.")] = None,
-    json_path: Json = None,
-) -> None:
-    """Predict all combinations of traces, fabrics, ranks, caps, orders and hooks; write them as one table."""
-    if out.suffix not in WRITERS:
-        raise ValueError(f"--out: expected a name that ends in {', '.join(WRITERS)}; got {out}")
-    if value not in VALUES:
-        raise ValueError(f"--value: expected one of {', '.join(VALUES)}; got {value!r}")
-    _check_picture("--heat-map", heat_map)
-    check_outputs(out, heat_map, json_path)
-    with progress("sweeping") as on_progress:
-        table = sweep(
-            {str(path): Trace.load(path) for path in traces},
-            {str(path): read_fabric(path, fabric_set, processor) for path in fabric},
-            world_sizes=read_counts("--world-sizes", world_sizes),
-            bucket_caps_mb=read_caps_or_default(caps),
-            orders=read_orders(orders),
-            hooks=read_hooks(hooks),
-            policy=read_policy(policy),
-            variation=read_variation(variation),
-            stragglers=read_stragglers(straggler),
-            n_jobs=jobs,
-            on_progress=on_progress,
-        )
-    _write_table(table, out)
-    if heat_map is not None:
-        figure = Figure(figsize=(8, 4.5), layout="constrained")
-        draw_heat_map(table, figure.add_subplot(), value=value)
-        _save(figure, heat_map)
-    best = table.loc[table.groupby(list(AXES[:3]), sort=False)["iteration_ns"].idxmin()]
-    show_table([_best_row(row) for _, row in best.head(SHOWN_ROWS).iterrows()], "the fastest at each world size")
-    print(f"{len(table)} configurations in {out}")
-    write_json(json_path, {"rows": table.replace({float("inf"): None}).to_dict("records")})
+def _choices(told: Policy, caps: str | None, orders: str | None, hooks: str) -> list[Policy]:
+    tried = product(choose_caps(caps, told, USUAL_CAPS), choose_orders(orders, told), read_hooks(hooks))
+    return [told.model_copy(update=dict(zip(OPTIONS, values, strict=True))) for values in tried]
 
 
-def _cap_name(cap_mb: float | None) -> str:
-    return "default" if cap_mb is None or math.isnan(cap_mb) else cap_name(cap_mb)
+def _asked(choice: Policy) -> dict[str, Any]:
+    """The axes of a choice; where another field of the policy decides, its name."""
+    asked = {"bucket_cap_mb": choice.bucket_cap_mb, "order": choice.order, "hook": choice.hook.name}
+    return asked | overruled(choice)
 
 
-def _asked(choice: Policy) -> dict[str, object]:
-    """JSON has no infinity: one single bucket is written as null; DDP's default as that word."""
-    cap = choice.bucket_cap_mb
+def _row(choice: Policy, prediction: Prediction) -> dict[str, str]:
+    """For a person, in milliseconds."""
+    asked = _asked(choice)
     return {
-        "cap_mb": "default" if cap is None else None if cap == math.inf else cap,
-        "order": choice.order,
-        "hook": choice.hook.name,
+        "cap": cap_word(asked["bucket_cap_mb"]),
+        "order": asked["order"],
+        "hook": asked["hook"],
+        "buckets": str(len(prediction.buckets)),
+        "iteration ms": f"{prediction.iteration_ns / 1e6:.1f}",
+        "90 % ms": f"{prediction.interval_ns[0] / 1e6:.1f} - {prediction.interval_ns[1] / 1e6:.1f}",
+        "computation ms": f"{prediction.compute_ns / 1e6:.1f}",
+        "exposed ms": f"{prediction.exposed_comm_ns / 1e6:.1f}",
+        "critical buckets": ", ".join(map(str, prediction.critical_buckets)) or "-",
     }
+
+
+def _row_json(choice: Policy, prediction: Prediction) -> dict[str, Any]:
+    """For programs; see `cap_json`."""
+    asked = _asked(choice)
+    return {"cap_mb": cap_json(asked.pop("bucket_cap_mb")), **asked, **prediction.to_json()}
 
 
 def _show_breakdown(prediction: Prediction, cycle: int) -> None:
@@ -198,40 +129,15 @@ def _show_breakdown(prediction: Prediction, cycle: int) -> None:
     row = {part.replace("_", " "): f"{ns / 1e6:.1f}" for part, ns in parts.items()}
     what = "iteration" if cycle == 1 else f"cycle of {cycle} iterations"
     show_table([row], f"where the fastest one's median {what} goes on its slowest rank, ms")
+    if prediction.epoch_end_ns:
+        print(f"after the last iteration all ranks get one's model: {prediction.epoch_end_ns / 1e6:.1f} ms")
 
 
-def _best_row(row: "pd.Series[Any]") -> dict[str, str]:
-    return {
-        "trace": Path(str(row["trace"])).name,
-        "fabric": Path(str(row["fabric"])).name,
-        "ranks": str(row["world_size"]),
-        "cap": _cap_name(float(str(row["bucket_cap_mb"]))),
-        "order": str(row["order"]),
-        "hook": str(row["hook"]),
-        "iteration ms": f"{float(str(row['iteration_ns'])) / 1e6:.1f}",
-        "90 % ms": f"{float(str(row['low_ns'])) / 1e6:.1f} - {float(str(row['high_ns'])) / 1e6:.1f}",
-        "efficiency": f"{float(str(row['efficiency'])):.0%}",
-    }
-
-
-def _write_table(table: pd.DataFrame, path: Path) -> None:
-    data = BytesIO()
-    try:
-        WRITERS[path.suffix](table, data)
-    except ImportError:
-        raise ValueError(
-            f"{path}: Parquet needs pyarrow; run `pip install 'ddplab[parquet]'`, or choose .csv"
-        ) from None
-    write_whole(path, data.getvalue())
-
-
-def _check_picture(option: str, path: Path | None) -> None:
-    if path is not None and path.suffix not in PICTURES:
-        raise ValueError(f"{option}: expected a name that ends in {', '.join(PICTURES)}; got {path}")
-
-
-def _save(figure: Figure, path: Path) -> None:
-    data = BytesIO()
-    figure.savefig(data, format=path.suffix.lstrip("."), dpi=120)
-    write_whole(path, data.getvalue())
-    print(f"drawn in {path}")
+def _save_timelines(prediction: Prediction, perfetto: Path | None, picture: Path | None) -> None:
+    if perfetto is not None:
+        prediction.save_perfetto(perfetto)
+        print(f"timeline of the fastest in {perfetto}; open it in ui.perfetto.dev")
+    if picture is not None:
+        figure = Figure(figsize=(11, 4.5), layout="constrained")
+        draw_timeline(prediction, figure.add_subplot())
+        save_picture(figure, picture)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .algorithms import ring
 from .growth import UNMEASURED, table_for
 from .level import Level
-from .libraries import Algorithm, Library, Offer, broadcast, offer
+from .libraries import Choice, Library, Offer, broadcast, offer
 from .tables import FREE, Table
 from .topology import Topology
 from .uncertainty import DESCRIBED, missed_before, table_error
@@ -39,6 +39,23 @@ class Proportional:
 
 
 @dataclass(frozen=True, eq=False)
+class Charged:
+    """A curve with what the whole fabric adds: each collective passes the slowest link, and all are scaled."""
+
+    alone: Curve
+    slow_link: float
+    scale: float
+
+    def costs_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Nanoseconds by size; a slow link slows the bytes, not the latency."""
+        costs = self.alone.costs_ns(sizes_bytes)
+        if self.slow_link > 1:
+            empty = self.alone.costs_ns(np.zeros(1, dtype=np.int64))
+            costs = costs + (self.slow_link - 1) * np.maximum(costs - empty, 0)
+        return self.scale * costs
+
+
+@dataclass(frozen=True, eq=False)
 class Curves:
     """The curves of a fabric by world size, each made when it is first asked for.
 
@@ -49,7 +66,7 @@ class Curves:
     broadcasts: Mapping[int, Table]
     topology: Topology | None
     library: Library
-    algorithm: Literal["library"] | Algorithm
+    algorithm: Choice
     extrapolate: bool
     _made: dict[int, Curve] = field(default_factory=dict)
 

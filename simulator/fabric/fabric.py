@@ -4,152 +4,40 @@ A cost comes from a measured table where there is one for the world size, else f
 where that is asked for, else from described links.
 """
 
-import os
-from collections.abc import Iterable, Mapping
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError, model_validator
 
-from reference.files import write_whole
-from reference.records import Record, first_problem, read_record
+from .curves import Charged, Curve, Curves
+from .description import Description
+from .libraries import Offer
+from .merging import merge
+from .processor import Linear
+from .segments import Segment, segments
+from .sharing import measured_factor
+from .tables import Table, tables_by_world_size
 
-from .curves import Curve, Curves
-from .libraries import CONCURRENCY, Algorithm, Library, Offer
-from .nccl_tests import read_log
-from .processor import Linear, Processor
-from .sharing import Sharing, measured_factor
-from .tables import Timing, tables_by_world_size
-from .topology import Topology
-from .topology_file import load_topology
+LINK_SIZES = 2 ** np.arange(31)
+"""Bytes at which described links are fitted by segments: powers of two up to 1 GiB."""
 
 
-class Fabric(Record, strict=False):
-    """What collectives cost; see the module's docstring."""
-
-    all_reduce: tuple[Timing, ...] = Field(
-        default=(), description="measured all-reduces; from nccl-tests or `ddplab calibrate`"
-    )
-    broadcast: tuple[Timing, ...] = Field(default=(), description="measured broadcasts; from `ddplab calibrate`")
-    topology: Topology | None = Field(
-        default=None, description="links, for world sizes without a measured table; from the machine's data sheet"
-    )
-    library: Library = Field(
-        default="nccl",
-        description="collective library of described links and of grown tables; from the job's backend",
-    )
-    algorithm: Literal["library"] | Algorithm = Field(
-        default="library",
-        description="all-reduce on described links; library: the cheapest that it has; from the job's settings",
-    )
-    extrapolate: bool = Field(
-        default=False,
-        description="whether world sizes that were not measured get a grown table, yes or no; the user's",
-    )
-    slow_link: float = Field(
-        default=1.0,
-        ge=1,
-        allow_inf_nan=False,
-        description="time of a byte on the slowest rank's link as a multiple of the others'; from a pairwise test",
-    )
-    scale: float = Field(
-        default=1.0, gt=0, allow_inf_nan=False, description="factor on the cost of every collective; see `scaled`"
-    )
-    concurrency: int = Field(
-        default=1, ge=1, description="collectives that run at the same time, a count; 2 with Gloo, 1 with NCCL"
-    )
-    sharing: tuple[Sharing, ...] = Field(
-        default=(), description="slow-down with two at a time; from `ddplab calibrate`; empty: tables know none"
-    )
-    processor: Processor = Field(
-        default=Processor(), description="costs to the processor, nanoseconds and factors; from `ddplab calibrate`"
-    )
-    source: str = Field(
-        default="", description="where the figures come from: machine, versions, data set; the user's"
-    )
-
-    @model_validator(mode="after")
-    def _has_costs(self) -> Self:
-        if not self.all_reduce and self.topology is None:
-            raise ValueError("all_reduce: expected measured times, or a topology in their place; got neither")
-        if (
-            self.algorithm == "in_network"
-            and self.topology
-            and not any(level.reduces for level in self.topology.levels)
-        ):
-            raise ValueError("algorithm: expected a level of the topology that reduces for in_network, got none")
-        return self
+class Fabric(Description):
+    """What collectives cost; see the module's docstring. How one is made and saved: see `Description`."""
 
     @classmethod
-    def from_table(cls, rows: Iterable[tuple[int, int, int]], *, concurrency: int = 1, source: str = "") -> Self:
-        """From measured rows `(world_size, size_bytes, ns)`, in any order.
+    def merged(cls, *fabrics: Self) -> Self:
+        """One fabric out of several, such as logs or calibrations of several world sizes, and links for the others.
+
+        The measured tables are those of all, the topology that of the one that has any, and `source` names all.
+        Everything else is the first's: processor, sharing, library, algorithm, extrapolate.
 
         Raises:
-            ValueError: No row, or a negative or non-integer entry.
+            ValueError: A world size measured in two of them, two topologies, or another concurrency, scale or
+                slow_link than the first's; the message names the fabrics by place and source.
         """
-        return cls._checked(
-            all_reduce=[{"world_size": n, "size_bytes": size, "ns": ns} for n, size, ns in rows],
-            concurrency=concurrency,
-            source=source,
-        )
-
-    @classmethod
-    def from_nccl_tests(cls, *paths: str | os.PathLike[str]) -> Self:
-        """From logs of nccl-tests' `all_reduce_perf`, one or more world sizes; one collective at a time, as NCCL.
-
-        Raises:
-            ValueError: A log that cannot be used; the message names it.
-        """
-        rows = [row for path in paths for row in read_log(path)]
-        return cls.from_table(rows, concurrency=CONCURRENCY["nccl"], source=", ".join(map(str, paths)))
-
-    @classmethod
-    def from_topology(
-        cls,
-        topology: Topology | str | os.PathLike[str],
-        *,
-        library: Library = "nccl",
-        algorithm: Literal["library"] | Algorithm = "library",
-        concurrency: int | None = None,
-    ) -> Self:
-        """From described links, or a YAML file of them; as many collectives at a time as the library runs.
-
-        Raises:
-            ValueError: A file that cannot be used, or an algorithm that the links do not offer.
-        """
-        links = topology if isinstance(topology, Topology) else load_topology(topology)
-        at_a_time = CONCURRENCY.get(library, 1) if concurrency is None else concurrency
-        return cls._checked(
-            topology=links, library=library, algorithm=algorithm, concurrency=at_a_time, source=links.source
-        )
-
-    @classmethod
-    def from_alpha_beta(cls, alpha_ns: int, bytes_per_s: float, *, concurrency: int = 1, source: str = "") -> Self:
-        """From the latency of a hop and the rate of a link; a ring at every world size.
-
-        Raises:
-            ValueError: A negative latency, or a rate that is not positive.
-        """
-        link = {"name": "link", "latency_ns": alpha_ns, "bytes_per_s": bytes_per_s}
-        return cls._checked(topology={"levels": [link]}, algorithm="ring", concurrency=concurrency, source=source)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a calibration file that `save` wrote, or a topology file (`.yaml`, `.yml`).
-
-        Raises:
-            ValueError: The file is missing, malformed or inconsistent; the message names file, field, reason.
-        """
-        if Path(path).suffix.lower() in (".yaml", ".yml"):
-            return cls.from_topology(path)
-        return read_record(cls, path, what="a fabric file", cure="run `ddplab calibrate`")
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as JSON."""
-        write_whole(path, (self.model_dump_json(indent=1) + "\n").encode())
+        return merge(fabrics)
 
     @property
     def world_sizes(self) -> list[int]:
@@ -166,7 +54,7 @@ class Fabric(Record, strict=False):
 
     def all_reduce_costs_ns(self, sizes_bytes: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
         """`all_reduce_ns` of many sizes at once: nanoseconds, in the order of `sizes_bytes`."""
-        return self._charged(self._curves.all_reduce(world_size), sizes_bytes)
+        return self._costs_ns(self._curves.all_reduce(world_size), sizes_bytes)
 
     def broadcast_ns(self, size_bytes: int, world_size: int) -> int:
         """Nanoseconds of a broadcast, one rank's message to all; measured, or described, or else as an all-reduce.
@@ -174,14 +62,34 @@ class Fabric(Record, strict=False):
         Raises:
             ValueError: As `all_reduce_ns`.
         """
-        return int(self._charged(self._curves.broadcast(world_size), np.array([size_bytes]))[0])
+        return int(self._costs_ns(self._curves.broadcast(world_size), np.array([size_bytes]))[0])
 
     def all_gather_costs_ns(self, sizes_bytes: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
         """Nanoseconds of all-gathers to which each rank gives `sizes_bytes`.
 
         On a ring n - 1 steps that each pass on one rank's part: half an all-reduce of all parts.
         """
-        return self._charged(self._curves.all_gather(world_size), world_size * sizes_bytes) // 2
+        return self._costs_ns(self._curves.all_gather(world_size), world_size * sizes_bytes) // 2
+
+    def segments(self, world_size: int) -> tuple[Segment, ...]:
+        """All-reduces as straight lines, each from a size of message on: latency in ns, and ns a byte.
+
+        A measured or grown table is fitted at its own sizes, one line for each protocol that the library switches
+        to. Described links are fitted at powers of two from 1 byte to 1 GiB; a ring is one line exactly.
+
+        Returns:
+            Segments by rising `from_bytes`; each holds up to the next one's.
+
+        Raises:
+            ValueError: As `all_reduce_ns`.
+        """
+        curve = self._curves.all_reduce(world_size)
+        sizes = curve.sizes_bytes if isinstance(curve, Table) else LINK_SIZES
+        return segments(Table(sizes, self._charged(curve).costs_ns(sizes)))
+
+    def origin(self, world_size: int) -> str:
+        """Where the costs at a world size come from: "measured", "extrapolated", "described"; "none" of one rank."""
+        return self._curves.origin(world_size)
 
     def algorithm_for(self, size_bytes: int, world_size: int) -> str:
         """Which all-reduce algorithm a size gets on described links; else "measured", "extrapolated" or "none"."""
@@ -201,9 +109,9 @@ class Fabric(Record, strict=False):
         curve = self._curves.all_reduce(world_size)
         if isinstance(curve, Offer):
             cost = curve.choice(size_bytes)[1]  # the library chooses before it knows what else runs
-            alone, beside = self._charged(cost, np.array([size_bytes, size_bytes * running]))
+            alone, beside = self._costs_ns(cost, np.array([size_bytes, size_bytes * running]))
         else:
-            latency, alone = self._charged(curve, np.array([0, size_bytes]))
+            latency, alone = self._costs_ns(curve, np.array([0, size_bytes]))
             beside = alone + (running - 1) * max(0, alone - latency)
         return float(beside / alone) if alone else 1.0
 
@@ -226,20 +134,11 @@ class Fabric(Record, strict=False):
         update = {"pack": Linear(), "launch_ns": 0, "compute_slowdown": 1.0, "compute_slowdown_error": 0.0}
         return self.model_copy(update={"processor": self.processor.model_copy(update=update)})
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """As pydantic's; the copy prepares its costs anew, because they may follow from what was updated."""
-        copied = super().model_copy(update=update, deep=deep)
-        for name in copied.__dict__.keys() - type(self).model_fields.keys():
-            del copied.__dict__[name]
-        return copied
+    def _costs_ns(self, curve: Curve, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.rint(self._charged(curve).costs_ns(sizes_bytes)).astype(np.int64)
 
-    def _charged(self, curve: Curve, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-        """A curve's costs with what the whole fabric adds: each collective passes the slowest link."""
-        costs = curve.costs_ns(sizes_bytes)
-        if self.slow_link > 1:
-            empty = curve.costs_ns(np.zeros(1, dtype=np.int64))
-            costs = costs + (self.slow_link - 1) * np.maximum(costs - empty, 0)
-        return np.rint(self.scale * costs).astype(np.int64)
+    def _charged(self, curve: Curve) -> Charged:
+        return Charged(curve, self.slow_link, self.scale)
 
     @cached_property
     def _curves(self) -> Curves:
@@ -251,10 +150,3 @@ class Fabric(Record, strict=False):
             algorithm=self.algorithm,
             extrapolate=self.extrapolate,
         )
-
-    @classmethod
-    def _checked(cls, **fields: object) -> Self:
-        try:
-            return cls.model_validate(fields)
-        except ValidationError as error:
-            raise ValueError(f"fabric: {first_problem(error)}") from None

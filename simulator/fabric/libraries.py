@@ -12,6 +12,8 @@ from .level import Level
 
 Library = Literal["nccl", "gloo"]
 Algorithm = Literal["ring", "tree", "halving_doubling", "hierarchical", "in_network"]
+Choice = Literal["library", Algorithm]
+"""An algorithm by name, or `library`: whichever of its own the library takes."""
 
 ALL_REDUCE = {
     "ring": algorithms.ring,
@@ -46,7 +48,7 @@ class Offer(NamedTuple):
         return min(zip(self.names, self.costs, strict=True), key=lambda item: float(item[1].costs_ns(size)[0]))
 
 
-def offer(levels: Sequence[Level], library: Library, algorithm: Algorithm | Literal["library"]) -> Offer:
+def offer(levels: Sequence[Level], library: Library, algorithm: Choice) -> Offer:
     """What there is to choose from: the named algorithm, or with "library" all that the library has.
 
     A library reduces in the network only where a level that is in use can.

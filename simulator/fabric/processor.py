@@ -26,6 +26,14 @@ class Linear(Record):
         """Nanoseconds for `size_bytes`."""
         return round(self.fixed_ns + self.ns_per_byte * size_bytes)
 
+    def times(self, factor: float) -> Self:
+        """The same cost, `factor` times over."""
+        return (
+            self
+            if factor == 1
+            else type(self)(fixed_ns=factor * self.fixed_ns, ns_per_byte=factor * self.ns_per_byte)
+        )
+
 
 class HookCost(Record):
     """What a comm hook computes for one bucket, by bytes of the bucket's gradients."""
@@ -42,6 +50,12 @@ class HookCost(Record):
     decompress: Linear = Field(
         default=Linear(),
         description="after its last collective, nanoseconds; from `ddplab calibrate --hook`",
+    )
+    world_size: int = Field(
+        default=1,
+        ge=1,
+        description="ranks whose messages `decompress` takes, a count: gathered ones cost in proportion; "
+        "from `ddplab calibrate --hook`",
     )
 
 

@@ -31,28 +31,37 @@ class LevelEntry(Record):
     """A level as the file writes it."""
 
     of: str | None = Field(
-        default=None, description="name of the level whose groups it joins, no unit; none: it joins ranks"
+        default=None,
+        description="the level whose groups it joins, a name, none: it joins ranks; from the machine's plan",
     )
-    members: int | None = Field(default=None, ge=1, description="groups joined, a count; from the data sheet")
+    members: int | None = Field(
+        default=None,
+        ge=1,
+        description="groups or ranks joined, a count, none (the outermost): as many as needed; from the data sheet",
+    )
     latency_us: float = Field(
         ge=0, allow_inf_nan=False, description="time of an empty message, microseconds; half a measured ping-pong"
     )
     gb_per_s: float = Field(
         ge=1e-9,
         allow_inf_nan=False,
-        description="rate of one member one way, 10^9 bytes a second; from the data sheet",
+        description="rate at which one member sends while it receives as much, 10^9 bytes a second; from a large "
+        "message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high",
     )
 
 
 class TopologyFile(Record):
     """A file as it is written."""
 
-    source: str = Field(default="", description="where the figures come from, no unit; from the user")
+    source: str = Field(
+        default="", description="where the figures come from, such as a data sheet's title, no unit; the user's"
+    )
     levels: dict[str, LevelEntry] = Field(
-        min_length=1, description="levels by name, in any order; from the data sheet"
+        min_length=1, description="levels by name, in any order, no unit; from the machine's plan"
     )
     in_network: list[str] = Field(
-        default=[], description="names of levels whose switches reduce; from the data sheet"
+        default=[],
+        description="levels whose switches add up what passes (SHARP, NVLS), names; from the switch's data sheet",
     )
 
 

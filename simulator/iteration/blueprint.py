@@ -8,11 +8,16 @@ from numpy.typing import NDArray
 
 from reference.trace import Trace
 
-from ..fabric import Fabric
+from ..fabric import Fabric, Processor
+from ..spans import ComputeKind
 from ..workload.work import Work
+from .comm_hook import gradient_bytes
 from .job import Job, Nanoseconds
-from .policy import Policy, outline_of
-from .script import Collective, Compute, Script, Transport, write_script
+from .policy import Policy, join_end_of, outline_of
+from .script import Collective, Compute, Script, Transport, write_join_end, write_script
+
+SHADOWED: frozenset[ComputeKind] = frozenset(("rebuild", "compress", "launch", "recompress", "decompress"))
+"""What a rank computes that has run out of inputs: it sends zeros in every bucket."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +55,8 @@ class Blueprint:
         processor = self.fabric.processor
         work_ns = self._durations(work)
         if joined is not None:
-            work_ns[joined] = 0
+            own = np.array([step.kind not in SHADOWED for step in self.script.steps])
+            work_ns[joined[..., None] & own] = 0
         return Job(
             script=self.script,
             work_ns=work_ns,
@@ -69,11 +75,12 @@ class Blueprint:
         before = np.concatenate([work.forward_ns[..., None], launch], axis=-1)
         pieces = np.diff(np.concatenate([before, work.backward_end_ns[..., None]], axis=-1))
         rank_ns: dict[Compute, Nanoseconds] = {
-            Compute("unsynchronized"): work.before_ns,
             Compute("forward"): work.forward_ns,
             Compute("backward"): pieces[..., -1],
             Compute("step"): work.step_ns,
         }
+        for number in range(work.before_ns.shape[-1]):
+            rank_ns[Compute("unsynchronized", iteration=number)] = work.before_ns[..., number]
         for bucket in range(len(self.buckets)):
             rank_ns[Compute("backward", bucket)] = pieces[..., bucket]
             rank_ns[Compute("pack", bucket)] = packed[..., bucket]
@@ -121,8 +128,9 @@ def draft(
         world_size: Number of ranks.
         joins: Whether they train under Join.
     """
-    sizes, processor = trace.sizes_bytes, fabric.processor
-    hook = policy.hook.charged(processor.hooks)
+    processor = fabric.processor
+    sizes = [gradient_bytes(parameter, policy.sparse_density) for parameter in trace.workload.parameters]
+    hook = policy.hook.charged(processor.hooks, world_size)
     script = write_script(outline_of(policy, trace, buckets, joins=joins))
     copies_out = not policy.gradient_as_bucket_view
     same_ns = {
@@ -148,6 +156,32 @@ def draft(
         sharing=_sharing(script.collectives, fabric, world_size, fabric.concurrency * policy.process_groups),
         fabric=fabric,
     )
+
+
+def draft_join_end(trace: Trace, fabric: Fabric, policy: Policy, world_size: int) -> Job:
+    """What follows the last iteration of an epoch under Join; nobody computes anything."""
+    script = write_join_end(join_end_of(policy, trace))
+    return Job(
+        script=script,
+        work_ns=np.zeros((1, 0), np.int64),
+        ranks=(0,),
+        cost_ns=price(messages_of(script), fabric, world_size),
+        queues=(0,) * len(script.collectives),
+        concurrency=fabric.concurrency,
+        sharing=_sharing(script.collectives, fabric, world_size, fabric.concurrency),
+    )
+
+
+def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
+    """What would take time that nothing was told of; a sentence each."""
+    hook, processor = policy.hook, fabric.processor
+    said = []
+    if processor == Processor(hooks=processor.hooks):
+        said.append("the fabric has no costs of the processor: copies, launches and slow-downs count as free")
+    if not (hook.is_free or hook.has_costs or hook.measured_in(processor.hooks)):
+        cure = f"ddplab calibrate --hook {hook.name}"
+        said.append(f"{hook.name} was not measured: what it computes counts as free ({cure})")
+    return tuple(said)
 
 
 def messages_of(script: Script) -> list[tuple[Transport, int]]:

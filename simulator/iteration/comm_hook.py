@@ -6,7 +6,7 @@ What a hook computes is measured (`ddplab calibrate --hook NAME`) or told, by by
 
 from collections.abc import Callable, Sequence
 from math import ceil, prod, sqrt
-from typing import Self
+from typing import NoReturn, Self
 
 from pydantic import Field
 
@@ -17,6 +17,8 @@ from ..fabric.processor import HookCost, Linear
 from .script import Message
 
 FLOAT32_BYTES = 4
+INDEX_BYTES = 8
+"""Of the number of a row."""
 CHANNEL_ELEMENTS = 512
 """Elements that share a scale, as in `reference.hooks.quantization`."""
 
@@ -32,22 +34,59 @@ class CommHook(Settings):
     recompress: Linear = Field(default=Linear(), description="between two collectives, ns; from `calibrate --hook`")
     decompress: Linear = Field(default=Linear(), description="after the last collective, ns; from `calibrate --hook`")
 
-    def message(self, parameters: Sequence[Parameter]) -> Message | None:
-        """What a bucket of these parameters sends; None: nothing."""
+    def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
+        """What a bucket of these parameters sends; None: nothing.
+
+        Args:
+            parameters: Of one bucket, in its order.
+            sparse_density: The part of a sparse gradient's rows that is there.
+
+        Raises:
+            ValueError: A sparse gradient, which the hook cannot take.
+        """
+        if any(parameter.sparse for parameter in parameters):
+            return self.sparse_message(parameters[0], sparse_density)
+        return self.dense_message(parameters)
+
+    def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
+        """What a bucket of dense gradients sends."""
         return Message("all_reduce", sum(parameter.size_bytes for parameter in parameters))
 
-    def charged(self, measured: Sequence[HookCost]) -> Self:
+    def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
+        """What the bucket of one sparse gradient sends: rows and their numbers, which Gloo gathers from all ranks."""
+        rows = touched_rows(parameter, density)
+        return Message("all_gather", rows * (_row_bytes(parameter) + INDEX_BYTES))
+
+    def charged(self, measured: Sequence[HookCost], world_size: int) -> Self:
         """With the costs that were measured of a hook of this name (rank 1: also without), unless it has its own."""
-        costs = next((cost for cost in measured if self.name in (cost.name, f"{cost.name}:1")), None)
-        if costs is None or not self.compress == self.recompress == self.decompress == Linear():
+        costs = self.measured_in(measured)
+        if costs is None or self.has_costs:
             return self
         return self.model_copy(
             update={
                 "compress": costs.compress,
                 "recompress": costs.recompress,
-                "decompress": costs.decompress,
+                "decompress": costs.decompress.times(self.growth(costs.world_size, world_size)),
             }
         )
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether it was told what it computes."""
+        return not self.compress == self.recompress == self.decompress == Linear()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it computes nothing by its nature."""
+        return type(self) is CommHook
+
+    def measured_in(self, measured: Sequence[HookCost]) -> HookCost | None:
+        """The costs that were measured of a hook of this name; None: there are none."""
+        return next((cost for cost in measured if self.name in (cost.name, f"{cost.name}:1")), None)
+
+    def growth(self, _measured: int, _world_size: int) -> float:
+        """How many times as much it decompresses on `world_size` ranks as on those that were measured."""
+        return 1.0
 
 
 class Noop(CommHook):
@@ -55,23 +94,39 @@ class Noop(CommHook):
 
     name: str = "noop"
 
-    def message(self, parameters: Sequence[Parameter]) -> Message | None:
+    @property
+    def is_free(self) -> bool:
+        """It is."""
+        return True
+
+    def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
         """Nothing."""
         return None
 
 
 class HalfPrecision(CommHook):
-    """`fp16_compress` and `bf16_compress`: two bytes an element."""
+    """`compress(dtype)` of another hook; of none: `fp16_compress` and `bf16_compress`."""
 
     name: str = "fp16"
+    of: CommHook = Field(default=CommHook(), description="what gets the halved gradients, a hook; the argument")
 
-    def message(self, parameters: Sequence[Parameter]) -> Message | None:
-        """Two bytes an element."""
-        return Message("all_reduce", 2 * sum(map(_elements, parameters)))
+    def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
+        """What the other hook sends of gradients of two bytes an element; Gloo adds up no sparse ones of those."""
+        if sparse := [parameter for parameter in parameters if parameter.sparse]:
+            _refuse_sparse(self, sparse[0])
+        halved = [parameter.model_copy(update={"size_bytes": 2 * _elements(parameter)}) for parameter in parameters]
+        return self.of.message(halved, sparse_density)
+
+    def growth(self, measured: int, world_size: int) -> float:
+        """As the other hook's."""
+        return self.of.growth(measured, world_size)
 
 
 class Quantized(CommHook):
-    """`quantize_per_tensor` and `quantize_per_channel`: a byte an element, 8 a channel; all ranks' are gathered."""
+    """`quantize_per_tensor` and `quantize_per_channel`: a byte an element, 8 a channel.
+
+    All ranks' are gathered, and each rank dequantises them all.
+    """
 
     name: str = "quantize_per_tensor"
     channel_elements: int | None = Field(
@@ -80,7 +135,7 @@ class Quantized(CommHook):
         description="elements that share a scale, a count, None: a bucket's; the hook's argument",
     )
 
-    def message(self, parameters: Sequence[Parameter]) -> Message | None:
+    def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
         """Levels, scales and zeros, of whole channels."""
         elements = sum(map(_elements, parameters))
         if not elements:
@@ -88,6 +143,14 @@ class Quantized(CommHook):
         channel = self.channel_elements or elements
         channels = -(-elements // channel)
         return Message("all_gather", channels * (channel + 2 * FLOAT32_BYTES))
+
+    def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
+        """See `_refuse_sparse`."""
+        return _refuse_sparse(self, parameter)
+
+    def growth(self, measured: int, world_size: int) -> float:
+        """In proportion to the ranks."""
+        return world_size / measured
 
 
 class PowerSGD(CommHook):
@@ -101,7 +164,11 @@ class PowerSGD(CommHook):
         default=2.0, gt=0, description="least ratio of elements that pays, a factor; PowerSGDState's argument"
     )
 
-    def message(self, parameters: Sequence[Parameter]) -> Message | None:
+    def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
+        """See `_refuse_sparse`."""
+        return _refuse_sparse(self, parameter)
+
+    def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
         """(rows + columns) * rank elements for each matrix that is worth it."""
         first = second = 0
         for parameter in parameters:
@@ -122,7 +189,7 @@ class BatchedPowerSGD(PowerSGD):
 
     name: str = "batched_power_sgd:1"
 
-    def message(self, parameters: Sequence[Parameter]) -> Message | None:
+    def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
         """P, then Q, of the smallest square that takes all elements."""
         elements = sum(map(_elements, parameters))
         side = ceil(sqrt(elements))
@@ -132,6 +199,7 @@ class BatchedPowerSGD(PowerSGD):
 
 
 NO_HOOK = CommHook()
+HALVES = ("fp16", "bf16")
 HOOKS: dict[str, Callable[[int], CommHook]] = {
     "none": lambda _rank: NO_HOOK,
     "noop": lambda _rank: Noop(),
@@ -150,14 +218,42 @@ HOOKS: dict[str, Callable[[int], CommHook]] = {
 def named_hook(name: str) -> CommHook:
     """A hook by its name: one of `HOOKS`, the two PowerSGDs with their rank as in `power_sgd:4`.
 
+    With `fp16+` or `bf16+` before it, it gets its gradients in half precision, as in `fp16+power_sgd:4`.
+
     Raises:
         ValueError: No such hook, or a rank that is not a positive integer.
     """
+    dtype, plus, inner = name.partition("+")
+    if plus and dtype in HALVES:
+        return HalfPrecision(name=name, of=named_hook(inner))
     word, colon, rank = name.partition(":")
     takes_rank = word.endswith("power_sgd")
     if word not in HOOKS or (colon and not (takes_rank and rank.isdecimal() and int(rank))):
-        raise ValueError(f"hook: expected one of {', '.join(HOOKS)}, or power_sgd:RANK; got {name!r}")
+        raise ValueError(f"hook: expected one of {', '.join(HOOKS)}, power_sgd:RANK, or fp16+ANOTHER; got {name!r}")
     return HOOKS[word](int(rank or 1))
+
+
+def gradient_bytes(parameter: Parameter, sparse_density: float) -> int:
+    """Bytes of a gradient's numbers."""
+    if not parameter.sparse:
+        return parameter.size_bytes
+    return touched_rows(parameter, sparse_density) * _row_bytes(parameter)
+
+
+def touched_rows(parameter: Parameter, density: float) -> int:
+    """Rows of a sparse gradient."""
+    return ceil(parameter.shape[0] * density)
+
+
+def _row_bytes(parameter: Parameter) -> int:
+    return parameter.size_bytes // max(1, parameter.shape[0])
+
+
+def _refuse_sparse(hook: CommHook, parameter: Parameter) -> NoReturn:
+    raise ValueError(
+        f"hook: {hook.name} takes no sparse gradients, and {parameter.name} has them; use none, or "
+        "make the embedding dense (sparse=False)"
+    )
 
 
 def _elements(parameter: Parameter) -> int:

@@ -17,13 +17,13 @@ from reference.bucketing import (
     plan_buckets,
 )
 from reference.records import Settings
-from reference.trace import Trace
+from reference.trace import Buffer, Parameter, Trace
 
-from ..workload.work import ready_order
+from ..workload.work import ready_order, unused_parameters
 from .comm_hook import NO_HOOK, CommHook
-from .script import Outline
+from .script import JoinEnd, Outline
 
-Phase = Literal["steady", "first", "rebuild"]
+Phase = Literal["steady", "first", "second", "rebuild"]
 BITMAP_BYTES = 4
 """Of one parameter in the map of used ones, which is int32 (torch: `local_used_map`)."""
 ORDER_BYTES = 8
@@ -68,11 +68,22 @@ class Policy(Settings, strict=False):
         default=False,
         description="whether the first launches come after the backward pass, yes or no; DDP's argument",
     )
+    skip_all_reduce_unused_params: bool = Field(
+        default=False,
+        description="whether buckets in which no rank uses a parameter stay, yes or no; DDP's argument",
+    )
     gradient_as_bucket_view: bool = Field(
         default=False, description="whether averages need no copying out of buckets, yes or no; DDP's argument"
     )
     hook: CommHook = Field(
         default=NO_HOOK, description="what is sent and computed for each bucket, bytes and ns; register_comm_hook"
+    )
+    sparse_density: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="rows of a sparse gradient that a batch touches, a fraction of the parameter's; "
+        "distinct tokens of a batch by the vocabulary",
     )
     sync_every: int = Field(
         default=1, ge=1, description="iterations in a cycle, all but the last under `no_sync`, a count; the script's"
@@ -82,8 +93,8 @@ class Policy(Settings, strict=False):
     )
     phase: Phase = Field(
         default="steady",
-        description="which iteration, a name: `first` (before the rebuild), `rebuild` (the one with it), or `steady` "
-        "(all later; a static graph's second has no name); the user's question",
+        description="which iteration, a name: `first`, `second` (a static graph's, which rebuilds one later than "
+        "others), `rebuild` (the one with it), or `steady` (all later); the user's question",
     )
 
     @model_validator(mode="after")
@@ -91,6 +102,14 @@ class Policy(Settings, strict=False):
         self.caps_bytes()
         if self.bucket_cap_mb_list is not None and self.first_bucket_mb is not None:
             raise ValueError("first_bucket_mb: expected none beside bucket_cap_mb_list, whose first entry it is")
+        return self
+
+    @model_validator(mode="after")
+    def _has_features_that_go_together(self) -> Self:
+        if self.phase == "second" and not self.static_graph:
+            raise ValueError("phase: expected static_graph with `second`: without, the second iteration is `rebuild`")
+        if self.skip_all_reduce_unused_params and not self.find_unused_parameters:
+            raise ValueError("skip_all_reduce_unused_params: expected find_unused_parameters, which finds them")
         return self
 
     @property
@@ -103,6 +122,11 @@ class Policy(Settings, strict=False):
         """Whether buckets are laid out anew after the first iteration."""
         follows_readiness = self.plan is None and self.order == "ready"
         return follows_readiness and (self.static_graph or not self.find_unused_parameters)
+
+    @property
+    def has_rebuilt(self) -> bool:
+        """Whether that has happened."""
+        return self.rebuilds and self.phase not in ("first", "second")
 
     @property
     def launches_at_the_end(self) -> bool:
@@ -130,7 +154,7 @@ def buckets_of(policy: Policy, trace: Trace) -> Buckets:
                 raise ValueError(f"plan: expected one dtype a bucket, bucket {number} has {' and '.join(kinds)}")
         return [list(bucket) for bucket in policy.plan]
     sizes, keys, sparse, caps = trace.sizes_bytes, trace.keys, trace.sparse, policy.caps_bytes()
-    if policy.order == "ready" and (policy.phase == "first" or not policy.rebuilds):
+    if policy.order == "ready" and not policy.has_rebuilt:
         listed = policy.bucket_cap_mb_list is not None
         caps = first_iteration_caps(
             caps, listed=listed, graph_may_change=policy.find_unused_parameters and not policy.static_graph
@@ -161,21 +185,34 @@ def outline_of(policy: Policy, trace: Trace, buckets: Sequence[Sequence[int]], *
     static_first = policy.static_graph and policy.phase == "first"
     searches = policy.find_unused_parameters and not policy.static_graph
     broadcasts = policy.broadcast_buffers and trace.workload.source == "module"
+    always, sometimes = unused_parameters(trace)
+    skipped = always if policy.skip_all_reduce_unused_params and searches else frozenset()
     return Outline(
-        messages=tuple(policy.hook.message([parameters[index] for index in bucket]) for bucket in buckets),
-        skips_before=policy.sync_every > 1,
+        messages=tuple(
+            policy.hook.message([parameters[index] for index in bucket], policy.sparse_density) for bucket in buckets
+        ),
+        skipped=frozenset(number for number, bucket in enumerate(buckets) if skipped.issuperset(bucket)),
+        local_iterations=policy.sync_every - 1,
         rebuild_bytes=len(parameters) * ORDER_BYTES if policy.phase == "rebuild" and policy.rebuilds else None,
         join_bytes=JOIN_BYTES if joins else None,
         source_bytes=RANK_BYTES if joins and broadcasts and trace.workload.buffers else None,
-        buffer_bytes=buffer_bytes(trace) if broadcasts else (),
+        buffer_bytes=pieces_bytes(trace.workload.buffers) if broadcasts else (),
         searches=searches,
         bitmap_bytes=len(parameters) * BITMAP_BYTES if searches or static_first else None,
-        leaves_some_out=bool(ready_order(trace)[1]),
+        leaves_some_out=bool(sometimes),
     )
 
 
-def buffer_bytes(trace: Trace) -> tuple[int, ...]:
-    """Bytes of the pieces in which the model's buffers are broadcast, as `reference.buffers` cuts them."""
-    sizes = [buffer.size_bytes for buffer in trace.workload.buffers]
-    keys = [buffer.dtype for buffer in trace.workload.buffers]
+def join_end_of(policy: Policy, trace: Trace) -> JoinEnd:
+    """What ranks send under Join once all have run out of inputs: the model, as far as a trace knows it."""
+    tensors: list[Parameter | Buffer] = [
+        *trace.workload.parameters,
+        *(trace.workload.buffers if policy.broadcast_buffers else ()),
+    ]
+    return JoinEnd(JOIN_BYTES, RANK_BYTES, pieces_bytes(tensors))
+
+
+def pieces_bytes(tensors: Sequence[Parameter | Buffer]) -> tuple[int, ...]:
+    """Bytes of the pieces in which tensors are broadcast, as `reference.buffers` cuts them."""
+    sizes, keys = [tensor.size_bytes for tensor in tensors], [tensor.dtype for tensor in tensors]
     return tuple(sum(sizes[index] for index in piece) for piece in assign_buckets(sizes, [PIECE_BYTES], keys=keys))

@@ -20,6 +20,8 @@ class Compute(NamedTuple):
 
     kind: ComputeKind
     bucket: int | None = None
+    iteration: int = 0
+    """Which of those under `no_sync`."""
 
 
 class Launch(NamedTuple):
@@ -36,10 +38,12 @@ class Wait(NamedTuple):
 
 Instruction = Compute | Launch | Wait
 
-BUFFERS_IN_FLIGHT = 2
-"""Broadcasts of buffers at a time, as in `reference.buffers`."""
+BROADCASTS_IN_FLIGHT = 2
+"""Of the pieces of a model's tensors, as in `reference.buffers`."""
 BUCKET_STEPS: tuple[ComputeKind, ...] = ("backward", "pack", "compress", "launch")
 """What a rank computes until it issues a bucket's collective."""
+SKIPPED_STEPS = BUCKET_STEPS[:2]
+"""The same of a bucket that is never sent."""
 
 
 class Collective(NamedTuple):
@@ -78,7 +82,8 @@ class Outline:
 
     Attributes:
         messages: What each bucket sends, in launch order; None: nothing (the hook keeps it).
-        skips_before: Whether iterations without synchronisation go before (`no_sync`).
+        skipped: Buckets that are packed, but never sent (`skip_all_reduce_unused_params`).
+        local_iterations: How many under `no_sync` go before.
         rebuild_bytes: The order of readiness that rank 0 tells all; None: no rebuild.
         join_bytes: The count of ranks that still have inputs, added up under Join; as much tells before the forward
             pass whether any of them averages; None: no Join.
@@ -90,7 +95,8 @@ class Outline:
     """
 
     messages: tuple[Message | None, ...]
-    skips_before: bool = False
+    skipped: frozenset[int] = frozenset()
+    local_iterations: int = 0
     rebuild_bytes: int | None = None
     join_bytes: int | None = None
     source_bytes: int | None = None
@@ -100,20 +106,25 @@ class Outline:
     leaves_some_out: bool = False
 
 
+class JoinEnd(NamedTuple):
+    """What is sent once no rank has inputs: the count, whose model it is, and that, in pieces of one dtype."""
+
+    join_bytes: int
+    source_bytes: int
+    model_bytes: tuple[int, ...]
+
+
 def write_script(outline: Outline) -> Script:
     """The steps of an iteration in their order."""
     writer = _Writer()
-    if outline.skips_before:
-        writer.compute("unsynchronized")
-    if outline.join_bytes is not None:
-        counting = writer.launch(Collective("join", None, "all_reduce", outline.join_bytes))
-    _before_forward(writer, outline)
+    for number in range(outline.local_iterations):
+        _before_forward(writer, outline, number)
+        writer.compute("unsynchronized", iteration=number)
+    _before_forward(writer, outline, outline.local_iterations)
     writer.compute("forward")
-    if outline.join_bytes is not None:
-        writer.wait(counting)
     if outline.searches:
         writer.compute("search")
-    awaited = _launch_buckets(writer, outline.messages)
+    awaited = _launch_buckets(writer, outline)
     if outline.bitmap_bytes is not None:
         bitmap = writer.launch(Collective("bitmap", None, "all_reduce", outline.bitmap_bytes))
     writer.compute("backward")
@@ -122,11 +133,21 @@ def write_script(outline: Outline) -> Script:
     for bucket, collective in enumerate(awaited):
         if collective is not None:
             writer.wait(collective)
-        writer.compute("decompress", bucket)
-        writer.compute("copy_out", bucket)
+        if bucket not in outline.skipped:
+            writer.compute("decompress", bucket)
+            writer.compute("copy_out", bucket)
     if outline.bitmap_bytes is not None and not outline.leaves_some_out:
         writer.wait(bitmap)
     writer.compute("step")
+    return Script(tuple(writer.instructions), tuple(writer.collectives))
+
+
+def write_join_end(outline: JoinEnd) -> Script:
+    """What ranks do under Join once all have run out of inputs."""
+    writer = _Writer()
+    for size in (outline.join_bytes, outline.source_bytes):
+        writer.wait(writer.launch(Collective("join", None, "all_reduce", size)))
+    _broadcast(writer, outline.model_bytes)
     return Script(tuple(writer.instructions), tuple(writer.collectives))
 
 
@@ -137,8 +158,8 @@ class _Writer:
         self.instructions: list[Instruction] = []
         self.collectives: list[Collective] = []
 
-    def compute(self, kind: ComputeKind, bucket: int | None = None) -> None:
-        self.instructions.append(Compute(kind, bucket))
+    def compute(self, kind: ComputeKind, bucket: int | None = None, iteration: int = 0) -> None:
+        self.instructions.append(Compute(kind, bucket, iteration))
 
     def launch(self, collective: Collective) -> int:
         self.collectives.append(collective)
@@ -149,34 +170,42 @@ class _Writer:
         self.instructions.append(Wait(number))
 
 
-def _before_forward(writer: _Writer, outline: Outline) -> None:
-    if outline.rebuild_bytes is not None:
+def _before_forward(writer: _Writer, outline: Outline, iteration: int) -> None:
+    """Of any iteration of a cycle; the first, which follows a synchronised one, rebuilds and sends buffers."""
+    if outline.join_bytes is not None:
+        writer.launch(Collective("join", None, "all_reduce", outline.join_bytes))
+    if iteration == 0 and outline.rebuild_bytes is not None:
         writer.wait(writer.launch(Collective("order", None, "broadcast", outline.rebuild_bytes)))
         writer.compute("rebuild")
-    if outline.source_bytes is not None:
+    if iteration == 0 and outline.source_bytes is not None:
         writer.wait(writer.launch(Collective("join", None, "all_reduce", outline.source_bytes)))
-    in_flight: deque[int] = deque()
-    for size in outline.buffer_bytes:
-        if len(in_flight) == BUFFERS_IN_FLIGHT:
-            writer.wait(in_flight.popleft())
-        in_flight.append(writer.launch(Collective("broadcast", None, "broadcast", size)))
-    for collective in in_flight:
-        writer.wait(collective)
+    if iteration == 0:
+        _broadcast(writer, outline.buffer_bytes)
     if outline.join_bytes is not None:
         writer.wait(writer.launch(Collective("join", None, "all_reduce", outline.join_bytes)))
 
 
-def _launch_buckets(writer: _Writer, messages: Sequence[Message | None]) -> list[int | None]:
+def _broadcast(writer: _Writer, sizes_bytes: Sequence[int]) -> None:
+    in_flight: deque[int] = deque()
+    for size in sizes_bytes:
+        if len(in_flight) == BROADCASTS_IN_FLIGHT:
+            writer.wait(in_flight.popleft())
+        in_flight.append(writer.launch(Collective("broadcast", None, "broadcast", size)))
+    for collective in in_flight:
+        writer.wait(collective)
+
+
+def _launch_buckets(writer: _Writer, outline: Outline) -> list[int | None]:
     """Returns the collective after which each bucket holds its averages.
 
     A second collective follows the launch of the next bucket, the last one comes at once, as in `hooks.powersgd`.
     """
-    awaited: list[int | None] = [None] * len(messages)
+    awaited: list[int | None] = [None] * len(outline.messages)
     owing: list[tuple[int, Message]] = []
-    for bucket, message in enumerate(messages):
-        for kind in BUCKET_STEPS:
+    for bucket, message in enumerate(outline.messages):
+        for kind in SKIPPED_STEPS if bucket in outline.skipped else BUCKET_STEPS:
             writer.compute(kind, bucket)
-        if message is None:
+        if message is None or bucket in outline.skipped:
             continue
         awaited[bucket] = writer.launch(Collective("all_reduce", bucket, message.transport, message.first_bytes))
         _launch_seconds(writer, owing, awaited)

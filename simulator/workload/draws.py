@@ -77,7 +77,7 @@ class Draws:
         last = (number + 1) * self._sync_every - 1
         before = [self._local_ns(iteration) for iteration in range(number * self._sync_every, last)]
         work = self._one(last)
-        return replace(work, before_ns=sum(before, start=work.before_ns))
+        return replace(work, before_ns=np.stack(before, axis=-1)) if before else work
 
     def _local_ns(self, number: int) -> Nanoseconds:
         """Of an iteration under `no_sync`; the optimiser waits for the end of the cycle."""

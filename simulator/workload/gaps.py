@@ -41,7 +41,8 @@ class Gaps:
         ready[:, self._order] = moments[:, 1:-1]
         step = durations[:, -1]
         optimizer = np.minimum(self._optimizer_ns, step)
-        return Work(moments[:, 0], ready, moments[:, -1], step, optimizer, before_ns=np.zeros_like(step))
+        before = np.zeros((*step.shape, 0), np.int64)
+        return Work(moments[:, 0], ready, moments[:, -1], step, optimizer, before)
 
 
 def _quantiles(ordered: Nanoseconds, levels: Floats) -> Nanoseconds:

@@ -28,7 +28,7 @@ class Work:
         backward_end_ns: When the backward pass ends.
         step_ns: How long all that comes after it takes: the optimiser, and what precedes the next iteration.
         optimizer_ns: How much of `step_ns` is the optimiser's; iterations that do not synchronise leave it out.
-        before_ns: How long the iterations under `no_sync` take that go before this one.
+        before_ns: How long each iteration under `no_sync` takes that goes before this one, along the last axis.
     """
 
     forward_ns: Nanoseconds
@@ -101,6 +101,16 @@ def ready_order(trace: Trace) -> tuple[list[int], list[int]]:
     return sorted(moments, key=moments.__getitem__), [index for index in range(len(ready)) if index not in moments]
 
 
+def unused_parameters(trace: Trace) -> tuple[frozenset[int], frozenset[int]]:
+    """Indices of parameters that got no gradient in any recorded iteration, and of those that got none in some."""
+    missing = [
+        frozenset(index for index, moment in enumerate(iteration.ready_ns) if moment is None)
+        for rank in trace.ranks
+        for iteration in rank.iterations
+    ]
+    return frozenset.intersection(*missing), frozenset.union(*missing)
+
+
 def _iteration_work(recorded: Iteration, *, is_plain: bool) -> Work:
     start = recorded.forward_start_ns
     first = min((moment for moment in recorded.ready_ns if moment is not None), default=recorded.backward_start_ns)
@@ -113,7 +123,7 @@ def _iteration_work(recorded: Iteration, *, is_plain: bool) -> Work:
         backward_end_ns=np.int64(backward_end - start),  # type: ignore[arg-type]
         step_ns=np.int64(recorded.end_ns - recorded.backward_end_ns),  # type: ignore[arg-type]
         optimizer_ns=np.int64(optimizer),  # type: ignore[arg-type]
-        before_ns=np.int64(0),  # type: ignore[arg-type]
+        before_ns=np.zeros(0, np.int64),
     )
 
 

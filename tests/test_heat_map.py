@@ -1,0 +1,84 @@
+"""Heat maps of sweeps: which configuration a cell shows, and how it is labelled."""
+
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+from simulator.answers.heat_map import draw_heat_map
+from simulator.sweep import AXES
+
+CAPS = (1.0, float("inf"), float("nan"))
+CHOICES = {
+    "trace": ("a", "b"),
+    "fabric": ("x", "y"),
+    "world_size": (2, 8),
+    "bucket_cap_mb": CAPS,
+    "order": ("ready", "size"),
+    "hook": ("none", "fp16"),
+}
+
+
+@st.composite
+def sweeps_tables(draw) -> pd.DataFrame:
+    """Rows of a sweep, some left out: trace, fabric, ..., iteration_ns, exposed_comm_ns, efficiency."""
+    cells = draw(st.lists(st.sampled_from(list(product(*CHOICES.values()))), min_size=1, max_size=12, unique=True))
+    table = pd.DataFrame(cells, columns=AXES, index=draw(st.permutations(range(len(cells)))))
+    table["iteration_ns"] = [draw(st.integers(1, 9)) * 10**6 for _ in cells]
+    table["exposed_comm_ns"] = [draw(st.integers(0, 9)) * 10**6 for _ in cells]
+    table["efficiency"] = [draw(st.integers(1, 100)) / 100 for _ in cells]
+    return table
+
+
+def same(one: object, other: object) -> bool:
+    return one == other or (one != one and other != other)
+
+
+@settings(max_examples=30)
+@given(sweeps_tables(), st.permutations(AXES), st.sampled_from(["iteration_ns", "exposed_comm_ns", "efficiency"]))
+def test_a_cell_shows_the_value_of_its_fastest_configuration(table, axes, value):
+    rows, columns = axes[:2]
+    ax = draw_heat_map(table, Figure().add_subplot(), rows=rows, columns=columns, value=value)
+    cells = np.ma.filled(ax.images[0].get_array(), np.nan)
+    down, along = (list(dict.fromkeys(map(str, table[axis]))) for axis in (rows, columns))
+    assert cells.shape == (len(down), len(along))
+    for (row, column), cell in np.ndenumerate(cells):
+        here = table[(table[rows].map(str) == down[row]) & (table[columns].map(str) == along[column])]
+        if here.empty:
+            assert np.isnan(cell)
+        else:
+            fastest = here[here["iteration_ns"] == here["iteration_ns"].min()].iloc[0]
+            assert cell == fastest[value] / (1 if value == "efficiency" else 10**6)
+    assert len(ax.texts) == np.count_nonzero(~np.isnan(cells))
+
+
+def test_axes_are_labelled_as_tables_are():
+    table = pd.DataFrame(
+        [("a", "x", ranks, cap, "ready", "none", 5, 0.5) for ranks in (2, 4) for cap in CAPS],
+        columns=[*AXES, "iteration_ns", "efficiency"],
+    )
+    ax = draw_heat_map(table, Figure().add_subplot())
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["1 MB", "single", "default"]
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["2", "4"]
+    assert (ax.get_ylabel(), ax.get_xlabel()) == ("bucket cap", "ranks")
+    assert ax.get_title(loc="left") == "efficiency: of the fastest configuration in each cell"
+    planned = draw_heat_map(table.assign(bucket_cap_mb="plan"), Figure().add_subplot(), columns="hook")
+    assert [label.get_text() for label in planned.get_yticklabels()] == ["plan"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"rows": "caps"}, r"^rows: expected one of trace, fabric, .*; got 'caps'$"),
+        ({"rows": "hook", "columns": "hook"}, r"^columns: expected one of trace, .*, order; got 'hook'$"),
+        ({"value": "speed"}, r"^value: expected one of iteration_ns; got 'speed'$"),
+        ({"value": "iteration_ns"}, r"^table: expected at least one row to draw, got none$"),
+    ],
+)
+def test_what_cannot_be_drawn_is_named_in_one_line(arguments, says):
+    with pytest.raises(ValueError, match=says):
+        draw_heat_map(pd.DataFrame(columns=[*AXES, "iteration_ns"]), Figure().add_subplot(), **arguments)
