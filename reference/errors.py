@@ -3,6 +3,7 @@
 Error:
     ├── TraceError (also a ValueError)    a trace file that cannot be used
     ├── ModelError (also a ValueError)    a model name that leads nowhere, or to something else
+    ├── LinkError  (also an OSError)      virtual links that this machine or user cannot have
     └── RankError  (also a RuntimeError)  a rank that raised, died or was stuck
 
 Arguments that make no sense are plain ValueErrors; misuse of data parallelism is a RuntimeError, as in torch.
@@ -20,6 +21,10 @@ class TraceError(Error, ValueError):
 
 class ModelError(Error, ValueError):
     """No such model, or a callable that does not return `(module, loss_fn)`."""
+
+
+class LinkError(Error, OSError):
+    """Network namespaces or virtual links that this machine or this user cannot have."""
 
 
 class RankError(Error, RuntimeError):

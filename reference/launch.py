@@ -7,15 +7,12 @@ milliseconds to reuse). A script that calls `run_ranks` also runs under `torchru
 
 import atexit
 import contextlib
-import ctypes
 import faulthandler
 import multiprocessing
 import os
 import pickle
 import shutil
 import signal
-import socket
-import sys
 import tempfile
 import time
 import traceback
@@ -31,7 +28,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from .environment import choose_network, keep_freed_memory
 from .errors import ModelError, RankError
+from .links import Links
 
 Body = Callable[..., Any]
 """An importable function `body(rank, world_size, *args)`; arguments and result must pickle."""
@@ -85,14 +84,27 @@ class RankPool:
         world_size: Number of ranks.
         backend: As for `torch.distributed.init_process_group`.
         timeout_s: Seconds after which a body, or the start, counts as stuck.
+        link_rate: Bits a second of each rank's virtual link; see `links`. None: ranks use the loopback interface.
+
+    Raises:
+        LinkError: At the start of the ranks: this machine or this user cannot have such links.
     """
 
-    def __init__(self, world_size: int, *, backend: str = "gloo", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        backend: str = "gloo",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        link_rate: float | None = None,
+    ) -> None:
         if world_size < 1:
             raise ValueError(f"world_size: expected at least 1, got {world_size}")
         self.world_size = world_size
         self.backend = backend
         self.timeout_s = timeout_s
+        self.link_rate = link_rate
+        self._links: Links | None = None
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._connections: list[Connection] = []
         self._folder: Path | None = None
@@ -144,6 +156,9 @@ class RankPool:
         for process in self._processes:
             process.join()
         self._connections, self._processes = [], []
+        if self._links is not None:
+            self._links.close()
+            self._links = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
@@ -152,6 +167,8 @@ class RankPool:
         atexit.register(self.close)  # ranks are no daemons, so that they may have data loader workers
         context = multiprocessing.get_context("spawn")
         self._folder = Path(tempfile.mkdtemp(prefix="ddplab-ranks-"))
+        if self.link_rate is not None:
+            self._links = Links(self.world_size, self.link_rate)
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             process = context.Process(
@@ -162,6 +179,7 @@ class RankPool:
                     self._folder,
                     self.backend,
                     self.timeout_s,
+                    None if self._links is None else self._links.namespace(rank),
                     theirs,
                 ),
                 name=f"rank {rank}",
@@ -232,14 +250,22 @@ def _ctrl_c_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _serve(rank: int, world_size: int, folder: Path, backend: str, timeout_s: float, connection: Connection) -> None:
+def _serve(
+    rank: int,
+    world_size: int,
+    folder: Path,
+    backend: str,
+    timeout_s: float,
+    namespace: str | None,
+    connection: Connection,
+) -> None:
     """What a rank's process does: join the group, then run bodies until the pipe closes."""
     global _launcher
     _launcher = connection
     faulthandler.register(signal.SIGUSR1, file=_stack_file(folder, rank).open("w"), all_threads=False)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
-    _stay_on_this_machine()
-    _keep_freed_memory()
+    choose_network(namespace)
+    keep_freed_memory()
     with contextlib.suppress(EOFError):
         while True:
             request = connection.recv_bytes()
@@ -267,28 +293,6 @@ def _stack_file(folder: Path, rank: int) -> Path:
 def _send(connection: Connection, kind: int, value: Any) -> None:
     """By plain pickle: `Connection.send` would pass tensors as shared memory, which ends with the rank."""
     connection.send_bytes(pickle.dumps((kind, value)))
-
-
-def _stay_on_this_machine() -> None:
-    """Let Gloo use the loopback interface: ranks that share a machine need no other."""
-    names = {name for _, name in socket.if_nameindex()}
-    for loopback in ("lo", "lo0"):
-        if loopback in names:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-
-
-def _keep_freed_memory() -> None:
-    """Tell glibc not to give memory back to the system between iterations.
-
-    `zero_grad` frees every gradient and the next backward pass allocates them again. By default glibc returns
-    such memory or keeps it depending on what was freed before, and every page that comes back costs a fault:
-    with 120 MB of gradients the same iteration takes 110 or 165 ms by accident. (mallopt(3); elsewhere: no-op)
-    """
-    m_trim_threshold, m_mmap_threshold = -1, -3
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(m_trim_threshold, 2**31 - 1)
-        mallopt(m_mmap_threshold, 32 * 2**20)  # the largest that glibc takes
 
 
 def _run_as_one_rank(body: Body, args: tuple[Any, ...], backend: str, timeout_s: float) -> list[Any]:

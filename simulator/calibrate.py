@@ -54,10 +54,10 @@ def calibrate(
         RankError: A rank failed.
         ValueError: No such hook.
     """
-    named = dict.fromkeys(named_hook(name).name for name in hooks)  # a mistake is told before anything is measured
+    for name in hooks:
+        named_hook(name)  # a mistake is told before anything is measured
     fabric = with_slowdowns(pool, model, measure_collectives(pool, sizes_bytes, repeats, on_progress))
-    costs = tuple(measure_hook(pool, name, model, repeats=repeats, on_progress=on_progress) for name in named)
-    return fabric.model_copy(update={"processor": fabric.processor.model_copy(update={"hooks": costs})})
+    return measure_hooks(pool, fabric, hooks, model, repeats=repeats, on_progress=on_progress)
 
 
 def measure_collectives(pool: RankPool, sizes_bytes: Iterable[int], repeats: int, on_progress: Progress) -> Fabric:
@@ -66,13 +66,14 @@ def measure_collectives(pool: RankPool, sizes_bytes: Iterable[int], repeats: int
     samples = pool.run(time_collectives, sizes, repeats, on_progress=on_progress)[0]
     costs = pool.run(time_copies, repeats)[0]
     world_size = pool.world_size
+    network = "" if pool.link_rate is None else f", links of {pool.link_rate / 1e9:g} Gbit/s"
     return Fabric(
         all_reduce=_timings(world_size, samples["all_reduce"]),
         broadcast=_timings(world_size, samples["broadcast"]),
         library=pool.backend,
         sharing=tuple(_sharing(size, samples["two"][size], samples["all_reduce"][size]) for size in sizes),
         processor=Processor(**costs),
-        source=f"measured: {pool.backend}, {world_size} ranks on one {platform.machine()} machine, "
+        source=f"measured: {pool.backend}, {world_size} ranks on one {platform.machine()} machine{network}, "
         f"torch {torch.__version__}",
     )
 
@@ -97,6 +98,21 @@ def with_slowdowns(pool: RankPool, model: str, fabric: Fabric, *, repeats: int =
             "source": f"{fabric.source}; slow-downs, search and rebuild of {model}",
         }
     )
+
+
+def measure_hooks(
+    pool: RankPool,
+    fabric: Fabric,
+    hooks: Sequence[str],
+    model: str,
+    *,
+    repeats: int = REPEATS,
+    on_progress: Progress = no_progress,
+) -> Fabric:
+    """The fabric with what comm hooks compute; each is measured once, see `measure_hook`."""
+    named = dict.fromkeys(named_hook(name).name for name in hooks)
+    costs = tuple(measure_hook(pool, name, model, repeats=repeats, on_progress=on_progress) for name in named)
+    return fabric.model_copy(update={"processor": fabric.processor.model_copy(update={"hooks": costs})})
 
 
 def measure_hook(

@@ -9,8 +9,9 @@ from reference.trace import Trace
 
 from .answers.plots import validation_figure
 from .fabric import Fabric
+from .foretell import predict_one
 from .report import Configuration, Report
-from .validate import predict_one, validate
+from .validate import validate
 
 MODELS = ("resnet50", "mlp")
 CAPS_MB = (0.5, 1.0, 5.0, 25.0)

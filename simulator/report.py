@@ -16,18 +16,37 @@ from reference.bucketing import Order
 from reference.files import write_whole
 
 from .prediction import Prediction
+from .quiet import TOLERANCE
+
+YARDSTICKS = ("perfect_scaling", "no_overlap", "naive_overlap")
+"""What a prediction has to be better than."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One target run: a bucket cap in MiB (infinity: one single bucket) and an order."""
+    """One target run: a bucket cap in MiB (infinity: one single bucket), an order, and a comm hook by its name."""
 
     cap_mb: float
-    order: Order
+    order: Order = "ready"
+    hook: str = "none"
 
     def to_json(self) -> dict[str, object]:
         """As fields; JSON has no infinity, so that is written as null."""
-        return {"cap_mb": None if math.isinf(self.cap_mb) else self.cap_mb, "order": self.order}
+        return {"cap_mb": None if math.isinf(self.cap_mb) else self.cap_mb, "order": self.order, "hook": self.hook}
+
+
+@dataclass(frozen=True)
+class Foretold:
+    """What is said of a target run before it.
+
+    Attributes:
+        prediction: The simulator's.
+        naive_overlap_ns: Of the replay that knows no more than when gradients are ready and what an all-reduce costs:
+            one at a time, nothing slows anything down, copies and launches are free.
+    """
+
+    prediction: Prediction
+    naive_overlap_ns: int
 
 
 @dataclass(frozen=True)
@@ -49,16 +68,20 @@ class Row:
     predicted / measured - 1.
 
     A prediction holds for a machine as fast as it was when the trace was recorded, and a shared machine's speed
-    changes by the second. So each turn is paired with computation alone, timed right beside it: `paired_ns` is the
-    median after taking off what that took longer than in the trace. `paired_error`, and the errors of the two
-    yardsticks (perfect scaling: computation alone; no overlap: all communication after the backward pass), compare
-    with `paired_ns`.
+    changes by the second. So each turn is paired with computation alone, timed right beside it. Where that took much
+    longer than in the trace, the turn does not count, unless no turn was quiet: `quiet_turns` of `turns` were.
+    `paired_ns` is the median of those that count after taking off what computation took longer than in the trace;
+    `paired_error`, and the errors of the three yardsticks, compare with it. Perfect scaling is computation alone; no
+    overlap has all communication after the backward pass; naive overlap is `Foretold.naive_overlap_ns`.
     """
 
     model: str
     cap_mb: float
     order: str
+    hook: str
     buckets: int
+    turns: int
+    quiet_turns: int
     measured_ns: int
     quartiles_ns: tuple[int, int]
     paired_ns: int
@@ -69,6 +92,7 @@ class Row:
     paired_error: float
     perfect_scaling_error: float
     no_overlap_error: float
+    naive_overlap_error: float
 
 
 @dataclass(frozen=True)
@@ -80,9 +104,12 @@ class Report:
         mape: Mean absolute error.
         paired_mape: Mean absolute paired error.
         worst_error: The error that is farthest from zero.
-        sign_errors: Pairs of one model's configurations that the prediction ranks the wrong way round, of those
-            pairs whose paired quartiles do not overlap.
+        pairs_apart: Pairs of one model's configurations whose paired quartiles do not overlap.
+        sign_errors: How many of these the prediction ranks the wrong way round.
+        fastest_found: Fraction of the models whose fastest configuration was predicted to be that, or is not
+            measurably faster than the one that was.
         coverage: Fraction of paired measurements inside the predicted interval.
+        yardsticks: Mean absolute paired error of each.
         rows: One a configuration and model.
     """
 
@@ -90,8 +117,11 @@ class Report:
     mape: float
     paired_mape: float
     worst_error: float
+    pairs_apart: int
     sign_errors: int
+    fastest_found: float
     coverage: float
+    yardsticks: dict[str, float]
     rows: tuple[Row, ...]
 
     def to_frame(self) -> pd.DataFrame:
@@ -111,17 +141,28 @@ class Report:
         write_whole(folder / "report.csv", self.to_frame().to_csv(index=False).encode())
 
 
-def make_row(model: str, configuration: Configuration, prediction: Prediction, turns: Sequence[Measurement]) -> Row:
+def is_quiet(turn: Measurement, compute_ns: int) -> bool:
+    """Whether the machine was about as fast as when computation was recorded."""
+    return turn.compute_ns <= TOLERANCE * compute_ns
+
+
+def make_row(model: str, configuration: Configuration, foretold: Foretold, turns: Sequence[Measurement]) -> Row:
     """One row, from all turns that the configuration had."""
-    low, middle, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
+    prediction = foretold.prediction
+    quiet = [turn for turn in turns if is_quiet(turn, prediction.compute_ns)]
+    counted = quiet or turns
+    low, middle, high = _quartiles([ns for turn in counted for ns in turn.times_ns])
     paired_low, paired, paired_high = _quartiles(
-        [ns + prediction.compute_ns - turn.compute_ns for turn in turns for ns in turn.times_ns]
+        [ns + prediction.compute_ns - turn.compute_ns for turn in counted for ns in turn.times_ns]
     )
     return Row(
         model=model,
         cap_mb=configuration.cap_mb,
         order=configuration.order,
+        hook=configuration.hook,
         buckets=len(prediction.buckets),
+        turns=len(turns),
+        quiet_turns=len(quiet),
         measured_ns=middle,
         quartiles_ns=(low, high),
         paired_ns=paired,
@@ -132,18 +173,28 @@ def make_row(model: str, configuration: Configuration, prediction: Prediction, t
         paired_error=prediction.iteration_ns / paired - 1,
         perfect_scaling_error=prediction.compute_ns / paired - 1,
         no_overlap_error=prediction.no_overlap_ns / paired - 1,
+        naive_overlap_error=foretold.naive_overlap_ns / paired - 1,
     )
 
 
 def summarize(rows: Sequence[Row], predictions_sha256: str) -> Report:
     """The figures of a set of rows."""
+    apart = [pair for pair in combinations(rows, 2) if pair[0].model == pair[1].model and _are_apart(*pair)]
+    models = list(dict.fromkeys(row.model for row in rows))
     return Report(
         predictions_sha256=predictions_sha256,
         mape=statistics.fmean(abs(row.error) for row in rows),
         paired_mape=statistics.fmean(abs(row.paired_error) for row in rows),
         worst_error=max((row.error for row in rows), key=abs),
-        sign_errors=sum(_ranked_wrongly(a, b) for a, b in combinations(rows, 2) if a.model == b.model),
+        pairs_apart=len(apart),
+        sign_errors=sum(_ranked_wrongly(a, b) for a, b in apart),
+        fastest_found=statistics.fmean(
+            _fastest_found([row for row in rows if row.model == model]) for model in models
+        ),
         coverage=statistics.fmean(row.interval_ns[0] <= row.paired_ns <= row.interval_ns[1] for row in rows),
+        yardsticks={
+            name: statistics.fmean(abs(getattr(row, f"{name}_error")) for row in rows) for name in YARDSTICKS
+        },
         rows=tuple(rows),
     )
 
@@ -153,8 +204,16 @@ def _quartiles(times_ns: Sequence[float]) -> tuple[int, int, int]:
     return round(low), round(middle), round(high)
 
 
+def _are_apart(a: Row, b: Row) -> bool:
+    """Whether their measurements differ by more than noise."""
+    return a.paired_quartiles_ns[1] < b.paired_quartiles_ns[0] or b.paired_quartiles_ns[1] < a.paired_quartiles_ns[0]
+
+
 def _ranked_wrongly(a: Row, b: Row) -> bool:
-    if a.paired_ns > b.paired_ns:
-        a, b = b, a
-    really_faster = a.paired_quartiles_ns[1] < b.paired_quartiles_ns[0]
-    return really_faster and a.predicted_ns > b.predicted_ns
+    return (a.paired_ns < b.paired_ns) != (a.predicted_ns <= b.predicted_ns)
+
+
+def _fastest_found(rows: Sequence[Row]) -> bool:
+    chosen = min(rows, key=lambda row: row.predicted_ns)
+    fastest = min(rows, key=lambda row: row.paired_ns)
+    return chosen is fastest or not _are_apart(chosen, fastest)

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -67,6 +66,7 @@ def show_report(report: Report) -> None:
             {
                 "cap": cap_name(row.cap_mb),
                 "order": row.order,
+                "hook": row.hook,
                 "buckets": str(row.buckets),
                 "measured": f"{row.measured_ns / 1e6:.0f}",
                 "quartiles": f"{row.quartiles_ns[0] / 1e6:.0f}-{row.quartiles_ns[1] / 1e6:.0f}",
@@ -76,23 +76,24 @@ def show_report(report: Report) -> None:
                 "paired error": f"{row.paired_error:+.1%}",
                 "perfect scaling": f"{row.perfect_scaling_error:+.0%}",
                 "no overlap": f"{row.no_overlap_error:+.0%}",
+                "naive": f"{row.naive_overlap_error:+.0%}",
+                "quiet": f"{row.quiet_turns}/{row.turns}",
             }
             for row in report.rows
             if row.model == model
         ]
         show_table(
             rows,
-            f"{model}: iteration in ms, and the errors of the prediction and of two yardsticks, which are paired too",
+            f"{model}: iteration in ms, the errors of the prediction and of three yardsticks, which are paired too, "
+            "and the turns in which the machine was quiet",
         )
-    yardsticks = {
-        name: fmean(abs(getattr(row, f"{name}_error")) for row in report.rows)
-        for name in ("perfect_scaling", "no_overlap")
-    }
+    yardsticks = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.yardsticks.items())
     print(
         f"mean absolute error {report.mape:.1%}, worst {report.worst_error:+.1%}\n"
         f"paired with the machine's speed beside each run: mean absolute error {report.paired_mape:.1%} "
-        f"(perfect scaling {yardsticks['perfect_scaling']:.1%}, no overlap {yardsticks['no_overlap']:.1%}), "
-        f"pairs ranked wrongly {report.sign_errors}, inside the interval {report.coverage:.0%}"
+        f"({yardsticks})\n"
+        f"ranked wrongly {report.sign_errors} of {report.pairs_apart} pairs that differ by more than noise, "
+        f"fastest one found {report.fastest_found:.0%}, inside the interval {report.coverage:.0%}"
     )
 
 

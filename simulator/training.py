@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,12 +14,23 @@ from reference.launch import report_progress
 from reference.recorder import record
 from reference.trace import Trace
 
+from .calibration.hooks import real_hook
+from .iteration.comm_hook import NO_HOOK
 from .report import Measurement
 
 WARM_UP = 2
 RECORDED_ITERATIONS = 6
 MEASURED_ITERATIONS = 2
 """Each time that a configuration has its turn, after those that are not counted."""
+WARM_UP_OF_HOOKS = 4
+"""PowerSGD compresses from the third iteration on, and begins with its last Q from the fourth."""
+
+
+class Told(NamedTuple):
+    """What a target run is told: arguments of `DistributedDataParallel`, and a comm hook by its name."""
+
+    arguments: dict[str, Any]
+    hook: str = "none"
 
 
 class Trainer:
@@ -51,34 +62,39 @@ def record_computation(rank: int, _world_size: int, model: str, iterations: int 
 
 
 def measure_configurations(
-    rank: int, _world_size: int, model: str, arguments: Sequence[dict[str, Any]], word: str
+    rank: int, _world_size: int, model: str, configurations: Sequence[Told], word: str
 ) -> list[Measurement]:
     """Train under each configuration in turn, and time computation alone in between.
 
     Args:
         rank: This rank.
         model: As for `--model`.
-        arguments: Of `DistributedDataParallel`, by configuration.
+        configurations: What to train under.
         word: What progress is called.
     """
     trainer = Trainer(model, rank)
     measured = []
     _time_computation(trainer)  # the first touch of every gradient does not count
     before = _time_computation(trainer)
-    for done, of_ddp in enumerate(arguments):
+    for done, told in enumerate(configurations):
         if rank == 0:
-            report_progress(word, done, len(arguments))
-        times_ns = _train(trainer, of_ddp)
+            report_progress(word, done, len(configurations))
+        times_ns = _train(trainer, told)
         after = _time_computation(trainer)
         measured.append(Measurement(times_ns, (before + after) // 2))
         before = after
     return measured
 
 
-def _train(trainer: Trainer, arguments: dict[str, Any]) -> tuple[int, ...]:
-    ddp = DistributedDataParallel(trainer.module, **arguments)
+def _train(trainer: Trainer, told: Told) -> tuple[int, ...]:
+    ddp = DistributedDataParallel(trainer.module, **told.arguments)
+    warm_up = 1 if "plan" in told.arguments else 2  # the rebuild comes with the second iteration
     try:
-        for _ in range(1 if "plan" in arguments else 2):  # the rebuild comes with the second iteration
+        if told.hook != NO_HOOK.name:
+            hook, make_state = real_hook(told.hook)
+            ddp.register_comm_hook(make_state(), hook)
+            warm_up = WARM_UP_OF_HOOKS
+        for _ in range(warm_up):
             trainer.step(ddp)
         times_ns = []
         dist.barrier()

@@ -1,7 +1,7 @@
 """Validate: predict real training runs, then make them, and compare.
 
 The order is the point: computation is recorded without communication, the machine is calibrated, all predictions
-are written to disk, and only then does the first target run begin. `predict` gets a trace and a fabric and nothing
+are written to disk, and only then does the first target run begin. `foretell` gets a trace and a fabric and nothing
 else, so no prediction can have seen a measurement.
 
 Between target runs computation alone is timed, so that each is paired with the machine's speed just then.
@@ -9,21 +9,20 @@ Between target runs computation alone is timed, so that each is paired with the 
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from reference.files import write_whole
 from reference.launch import Progress, RankPool, no_progress
 from reference.trace import Trace, join
 
-from .calibrate import REPEATS, SIZES_BYTES, measure_collectives, with_slowdowns
+from .calibrate import REPEATS, SIZES_BYTES, measure_collectives, measure_hooks, with_slowdowns
 from .fabric import Fabric
-from .iteration.policy import Policy, buckets_of
-from .prediction import Prediction, predict
+from .foretell import foretell, policy_of
+from .iteration.policy import buckets_of
 from .quiet import quiet_part
-from .report import Configuration, Measurement, Report, make_row, summarize
-from .training import measure_configurations, record_computation
+from .report import Configuration, Foretold, Measurement, Report, is_quiet, make_row, summarize
+from .training import Told, measure_configurations, record_computation
 
 Target = tuple[str, Configuration]
 """A model under a configuration: one target run."""
@@ -46,38 +45,34 @@ def validate(
         configurations: What to predict and measure for each model.
         out: Folder for `predictions.json`, `report.json` and `report.csv`, and for each model a folder with
             its `trace.json.gz` and `fabric.json`.
-        repeat: How often each configuration has its turn.
+        repeat: How often each configuration has its turn in a quiet machine; at most twice as often in all.
         on_progress: Told of every step.
 
     Raises:
         RankError: A rank failed.
+        ValueError: No such hook.
     """
-    traces, fabrics = _calibrate(pool, model_names, on_progress)
+    hooks = list(dict.fromkeys(configuration.hook for configuration in configurations))
+    traces, fabrics = _calibrate(pool, model_names, hooks, on_progress)
     for model in model_names:
         traces[model].save(out / model / "trace.json.gz")
         fabrics[model].save(out / model / "fabric.json")
-    predictions = {
-        (model, configuration): predict_one(traces[model], fabrics[model], configuration, pool.world_size)
+    foretold = {
+        (model, configuration): said
         for model in model_names
-        for configuration in configurations
+        for configuration, said in zip(
+            configurations, foretell(traces[model], fabrics[model], configurations, pool.world_size), strict=True
+        )
     }
-    digest = _write_predictions(out / "predictions.json", predictions)
-    measured = _measure(pool, traces, configurations, repeat, on_progress)
-    rows = [make_row(*target, prediction, measured[target]) for target, prediction in predictions.items()]
-    report = summarize(rows, digest)
+    digest = _write_predictions(out / "predictions.json", foretold)
+    measured = _measure(pool, traces, foretold, repeat, on_progress)
+    report = summarize([make_row(*target, said, measured[target]) for target, said in foretold.items()], digest)
     report.save(out)
     return report
 
 
-def predict_one(trace: Trace, fabric: Fabric, configuration: Configuration, world_size: int) -> Prediction:
-    """The prediction for one configuration."""
-    return predict(
-        trace, fabric, world_size=world_size, bucket_cap_mb=configuration.cap_mb, order=configuration.order
-    )
-
-
 def _calibrate(
-    pool: RankPool, model_names: Sequence[str], on_progress: Progress
+    pool: RankPool, model_names: Sequence[str], hooks: Sequence[str], on_progress: Progress
 ) -> tuple[dict[str, Trace], dict[str, Fabric]]:
     """Traces and fabrics by model. Recording is spread over the whole time, as a machine's speed drifts."""
     recordings: dict[str, list[Trace]] = {model: [] for model in model_names}
@@ -93,14 +88,18 @@ def _calibrate(
     fabrics = {}
     for model in model_names:
         on_progress(f"{model}: calibrating slow-downs", 0, 1)
-        fabrics[model] = with_slowdowns(pool, model, collectives)
+        slowed = with_slowdowns(pool, model, collectives)
+        fabrics[model] = measure_hooks(pool, slowed, hooks, model, on_progress=on_progress)
     record_all()
     return {model: quiet_part(join(traces)) for model, traces in recordings.items()}, fabrics
 
 
-def _write_predictions(path: Path, predictions: dict[Target, Prediction]) -> str:
+def _write_predictions(path: Path, foretold: Mapping[Target, Foretold]) -> str:
     """The file's sha256."""
-    rows = [{"model": model, **c.to_json(), **p.to_json()} for (model, c), p in predictions.items()]
+    rows = [
+        {"model": model, **c.to_json(), "naive_overlap_ns": said.naive_overlap_ns, **said.prediction.to_json()}
+        for (model, c), said in foretold.items()
+    ]
     data = json.dumps(rows, indent=1, allow_nan=False).encode()
     write_whole(path, data)
     return hashlib.sha256(data).hexdigest()
@@ -108,25 +107,35 @@ def _write_predictions(path: Path, predictions: dict[Target, Prediction]) -> str
 
 def _measure(
     pool: RankPool,
-    traces: dict[str, Trace],
-    configurations: Sequence[Configuration],
+    traces: Mapping[str, Trace],
+    foretold: Mapping[Target, Foretold],
     repeat: int,
     on_progress: Progress,
 ) -> dict[Target, list[Measurement]]:
-    """All turns of each target; models take turns too."""
-    measured: dict[Target, list[Measurement]] = {(model, c): [] for model in traces for c in configurations}
-    for turn in range(repeat):
+    """All turns of each target; models take turns too. Those that had too few quiet ones have more."""
+    measured: dict[Target, list[Measurement]] = {target: [] for target in foretold}
+    for turn in range(2 * repeat):
         for model, trace in traces.items():
-            arguments = [_arguments(trace, configuration) for configuration in configurations]
-            word = f"{model}: training, turn {turn + 1} of {repeat}"
-            one_turn = pool.run(measure_configurations, model, arguments, word, on_progress=on_progress)[0]
-            for configuration, measurement in zip(configurations, one_turn, strict=True):
-                measured[model, configuration].append(measurement)
+            due = [
+                (name, configuration)
+                for (name, configuration), turns in measured.items()
+                if name == model and _quiet_turns(turns, foretold[name, configuration]) < repeat
+            ]
+            if due:
+                word = f"{model}: training, turn {turn + 1} of {repeat if turn < repeat else 2 * repeat}"
+                told = [_told(trace, configuration) for _, configuration in due]
+                one_turn = pool.run(measure_configurations, model, told, word, on_progress=on_progress)[0]
+                for target, measurement in zip(due, one_turn, strict=True):
+                    measured[target].append(measurement)
     return measured
 
 
-def _arguments(trace: Trace, configuration: Configuration) -> dict[str, Any]:
+def _quiet_turns(turns: Sequence[Measurement], foretold: Foretold) -> int:
+    return sum(is_quiet(turn, foretold.prediction.compute_ns) for turn in turns)
+
+
+def _told(trace: Trace, configuration: Configuration) -> Told:
     """How the real reducer is told: by its cap where it finds the order itself, else by an explicit plan."""
     if configuration.order == "ready":
-        return {"bucket_cap_mb": configuration.cap_mb}
-    return {"plan": buckets_of(Policy(bucket_cap_mb=configuration.cap_mb, order=configuration.order), trace)}
+        return Told({"bucket_cap_mb": configuration.cap_mb}, configuration.hook)
+    return Told({"plan": buckets_of(policy_of(configuration), trace)}, configuration.hook)

@@ -306,8 +306,11 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
         "mape",
         "paired_mape",
         "worst_error",
+        "pairs_apart",
         "sign_errors",
+        "fastest_found",
         "coverage",
+        "yardsticks",
         "rows",
     }
     assert [row["cap_mb"] for row in report["rows"]] == [0.01, None]

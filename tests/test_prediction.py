@@ -4,19 +4,15 @@ import itertools
 import json
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.bucketing import ORDERS, bucket_caps, plan_buckets
 from simulator import Fabric, Policy, Straggler, Variation, predict
-from simulator.answers.plots import validation_figure
 from simulator.fabric import Linear, Processor
 from simulator.iteration.policy import buckets_of
 from simulator.prediction import predict_policy
-from simulator.quiet import iteration_times_ns, quiet_limit_ns, quiet_part
-from simulator.report import Configuration, Measurement, Row, make_row, summarize
 from simulator.workload.work import ready_order
 
 from .strategies import caps_mb, traces
@@ -166,47 +162,6 @@ def test_what_is_described_wrongly_is_named_in_one_line(mistake, says):
     assert "\n" not in str(told.value)
 
 
-def row(cap_mb: float, measured: int, predicted: int, spread: int = 1) -> Row:
-    return Row(
-        model="m", cap_mb=cap_mb, order="ready", buckets=2,
-        measured_ns=2 * measured, quartiles_ns=(2 * measured - spread, 2 * measured + spread),
-        paired_ns=measured, paired_quartiles_ns=(measured - spread, measured + spread),
-        predicted_ns=predicted, interval_ns=(predicted - 5, predicted + 5),
-        error=predicted / (2 * measured) - 1, paired_error=predicted / measured - 1,
-        perfect_scaling_error=-0.5, no_overlap_error=0.5,
-    )  # fmt: skip
-
-
-def test_a_report_counts_errors_as_it_says():
-    report = summarize([row(1, 100, 104), row(5, 200, 180), row(25, 300, 170), row(9, 302, 400, spread=9)], "abc")
-    assert report.worst_error == pytest.approx(170 / 600 - 1)
-    assert report.mape == pytest.approx((96 / 200 + 220 / 400 + 430 / 600 + 204 / 604) / 4)
-    assert report.paired_mape == pytest.approx((0.04 + 0.1 + 130 / 300 + 98 / 302) / 4)
-    assert report.coverage == 0.25
-    assert report.sign_errors == 1  # 200 and 300 are ranked the wrong way round; 300 and 302 are within the noise
-
-
-def test_a_report_is_drawn_and_written(tmp_path):
-    report = summarize([row(1, 100, 104), row(float("inf"), 200, 180)], "abc")
-    figure = validation_figure(report.to_frame())
-    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1 MB\nready", "single\nready"]
-    assert figure.axes[0].get_title(loc="left") == "m: mean absolute error 7.0%, paired"
-    assert json.loads(json.dumps(report.to_json()))["rows"][1]["cap_mb"] is None
-    report.save(tmp_path)
-    assert json.loads((tmp_path / "report.json").read_text())["predictions_sha256"] == "abc"
-    assert list(pd.read_csv(tmp_path / "report.csv")["measured_ns"]) == [200, 400]
-
-
-@given(traces(), st.lists(st.tuples(st.integers(1, 10**6), st.integers(1, 8)), min_size=1, max_size=5))
-def test_pairing_takes_the_machines_speed_out(trace, turns):
-    """However much longer computation takes from turn to turn, with the iteration around it: the same paired time."""
-    prediction = predict(trace, FABRIC, world_size=2)
-    steady = [Measurement((ns,), prediction.compute_ns) for ns, _ in turns]
-    drifting = [Measurement((ns + late,), prediction.compute_ns + late) for ns, late in turns]
-    rows = [make_row("m", Configuration(25, "ready"), prediction, measured) for measured in (steady, drifting)]
-    assert rows[0].paired_ns == rows[1].paired_ns == rows[0].measured_ns
-
-
 @given(traces())
 def test_a_trace_with_communication_is_not_charged_twice(trace):
     """What its recording holds already: puts, launches, broadcasts."""
@@ -215,17 +170,3 @@ def test_a_trace_with_communication_is_not_charged_twice(trace):
     assert (
         predict(recorded, costly, world_size=2).iteration_ns == predict(recorded, FABRIC, world_size=2).iteration_ns
     )
-
-
-@given(st.lists(st.integers(100, 400), min_size=1, max_size=30))
-def test_the_quiet_part_keeps_the_fastest_and_nothing_slow(times):
-    from .test_trace import DOCUMENT, Trace
-
-    trace = Trace.model_validate_json(json.dumps(DOCUMENT))
-    one = trace.ranks[0].iterations[0]
-    iterations = tuple(one.model_copy(update={"end_ns": ns}) for ns in times)
-    kept = quiet_part(
-        trace.model_copy(update={"ranks": (trace.ranks[0].model_copy(update={"iterations": iterations}),)})
-    )
-    assert min(times) in iteration_times_ns(kept)
-    assert max(iteration_times_ns(kept)) <= quiet_limit_ns(times)

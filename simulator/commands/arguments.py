@@ -71,6 +71,13 @@ Stragglers = Annotated[
         help="A rank that computes that many times as long; `random` in place of a rank: another in each iteration.",
     ),
 ]
+LinkRate = Annotated[
+    str | None,
+    typer.Option(
+        help="Join the ranks by virtual links of this rate, such as 1gbit: needs Linux, root, iproute2. Default: the "
+        "loopback interface."
+    ),
+]
 Json = Annotated[Path | None, typer.Option("--json", help="Write the result here, for programs.")]
 
 
@@ -150,6 +157,16 @@ def read_fabric(paths: Sequence[Path], words: Sequence[str] | None, processor: P
     """Files merged as `Fabric.merged` tells, then these settings, and perhaps the processor of a calibration."""
     fabric = _changed(Fabric.merged(*map(Fabric.load, paths)), "--fabric-set", words)
     return fabric if processor is None else fabric.model_copy(update={"processor": _processor_of(processor)})
+
+
+def read_link_rate(text: str | None) -> float | None:
+    """Bits a second; None: no links."""
+    from reference.links import bits_per_s
+
+    try:
+        return None if text is None else bits_per_s(text)
+    except ValueError as error:
+        raise ValueError(f"--link-rate: {error}") from None
 
 
 def check_outputs(*paths: Path | None) -> None:

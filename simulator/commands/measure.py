@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..show import describe_trace, progress, show_table, write_json
-from .arguments import Json, Model, WorldSize, check_outputs
+from .arguments import Json, LinkRate, Model, WorldSize, check_outputs, read_link_rate
 
 
 def record(
@@ -38,6 +38,7 @@ def calibrate(
         list[str] | None,
         typer.Option(help="Also measure a comm hook: fp16, quantize_per_tensor, power_sgd:RANK, ...; repeatable."),
     ] = None,
+    link_rate: LinkRate = None,
     out: Annotated[Path, typer.Option(help="The fabric file.")] = Path("out/fabric.json"),
     json_path: Json = None,
 ) -> None:
@@ -48,7 +49,7 @@ def calibrate(
     from ..calibration.summary import show_calibration
 
     check_outputs(out, json_path)
-    with progress() as on_progress, RankPool(world_size) as pool:
+    with progress() as on_progress, RankPool(world_size, link_rate=read_link_rate(link_rate)) as pool:
         fabric = measure(pool, model, hooks=hook or (), on_progress=on_progress)
     fabric.save(out)
     show_calibration(fabric, model, f"{world_size} ranks, saved as {out}")

@@ -7,7 +7,20 @@ import typer
 
 from ..report import Configuration
 from ..show import progress, show_report, write_json
-from .arguments import Caps, Json, Model, Orders, WorldSize, check_outputs, read_caps, read_orders
+from .arguments import (
+    Caps,
+    Hooks,
+    Json,
+    LinkRate,
+    Model,
+    Orders,
+    WorldSize,
+    check_outputs,
+    read_caps,
+    read_hooks,
+    read_link_rate,
+    read_orders,
+)
 
 
 def validate(
@@ -15,7 +28,11 @@ def validate(
     world_size: WorldSize = 2,
     caps: Caps = "0.5,1,5,25,single",
     orders: Orders = "ready",
-    repeat: Annotated[int, typer.Option(min=1, help="Turns of each configuration, 2 iterations each.")] = 3,
+    hooks: Hooks = "none",
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Quiet turns of each configuration, 2 iterations each; at most twice as many.")
+    ] = 3,
+    link_rate: LinkRate = None,
     out: Annotated[Path, typer.Option(help="Folder for trace, fabric, predictions, report.")] = Path("out/validate"),
     json_path: Json = None,
 ) -> None:
@@ -25,8 +42,13 @@ def validate(
     from ..validate import validate as run
 
     check_outputs(out / "report.json", json_path)
-    configurations = [Configuration(cap, order) for cap in read_caps(caps) for order in read_orders(orders)]
-    with progress() as on_progress, RankPool(world_size) as pool:
+    configurations = [
+        Configuration(cap, order, hook.name)
+        for cap in read_caps(caps)
+        for order in read_orders(orders)
+        for hook in read_hooks(hooks)
+    ]
+    with progress() as on_progress, RankPool(world_size, link_rate=read_link_rate(link_rate)) as pool:
         report = run(pool, [model], configurations, out=out, repeat=repeat, on_progress=on_progress)
     show_report(report)
     write_json(json_path, report.to_json())
