@@ -1,0 +1,35 @@
+"""Foretell: what is said of target runs before they are made; from a trace and a fabric, and nothing else."""
+
+from collections.abc import Sequence
+
+from reference.trace import Trace
+
+from .fabric import Fabric, Processor
+from .iteration.comm_hook import named_hook
+from .iteration.policy import Policy
+from .prediction import Prediction, predict_policy
+from .report import Configuration, Foretold
+
+
+def policy_of(configuration: Configuration) -> Policy:
+    """What the reducer is told in that configuration."""
+    return Policy(bucket_cap_mb=configuration.cap_mb, order=configuration.order, hook=named_hook(configuration.hook))
+
+
+def predict_one(trace: Trace, fabric: Fabric, configuration: Configuration, world_size: int) -> Prediction:
+    """The prediction for one configuration."""
+    return predict_policy(trace, fabric, world_size, policy_of(configuration))
+
+
+def foretell(
+    trace: Trace, fabric: Fabric, configurations: Sequence[Configuration], world_size: int
+) -> list[Foretold]:
+    """The prediction for each configuration, and the naive replay's."""
+    naive = fabric.model_copy(update={"processor": Processor(), "concurrency": 1, "sharing": ()})
+    return [
+        Foretold(
+            predict_one(trace, fabric, configuration, world_size),
+            predict_one(trace, naive, configuration, world_size).iteration_ns,
+        )
+        for configuration in configurations
+    ]

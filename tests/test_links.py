@@ -1,0 +1,141 @@
+"""Links: ranks in namespaces of their own, as far apart as their rate says, of which nothing is left."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference import links
+from reference.errors import LinkError
+from reference.launch import RankPool
+from reference.links import DEVICE, Links, bits_per_s
+
+ELEMENTS = 100_000
+LAUNCHER = """
+import os, sys
+from reference.links import Links
+links = Links(2, 1e9)
+print(*[os.stat(links.namespace(rank)).st_ino for rank in range(2)], flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _permitted():
+    try:
+        Links(1, 1e9).close()
+    except LinkError as error:
+        pytest.skip(str(error))
+
+
+@given(
+    st.floats(0.001, 1000), st.sampled_from([("", 1e9), ("gbit", 1e9), ("Mbit", 1e6), (" kbit/s", 1e3), ("bps", 1)])
+)
+def test_a_rate_is_read_with_its_unit(number, unit):
+    word, factor = unit
+    assert bits_per_s(f"{number:f}{word}") == pytest.approx(float(f"{number:f}") * factor)
+
+
+@pytest.mark.parametrize("text", ["", "fast", "0", "-1gbit", "1 gbyte", "1tbit", "nan"])
+def test_what_is_no_rate_is_told(text):
+    with pytest.raises(ValueError, match=r"^link rate: expected such as 1gbit, .*; got"):
+        bits_per_s(text)
+
+
+def reduce_and_look(rank: int, world_size: int) -> tuple[float, list[str], int, str]:
+    """The sum, this rank's interfaces, the bytes it sent, and what limits it."""
+    total = torch.full([ELEMENTS], float(rank + 1))
+    dist.all_reduce(total)
+    devices = json.loads(subprocess.check_output(["ip", "-j", "-s", "address"]))
+    sent = {device["ifname"]: device["stats64"]["tx"]["bytes"] for device in devices}
+    (limit,) = json.loads(subprocess.check_output(["tc", "-j", "qdisc", "show", "dev", DEVICE]))
+    return float(total[-1]), sorted(sent), sent[DEVICE], limit["kind"]
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_ranks_reach_each_other_by_their_links_and_by_nothing_else(world_size):
+    """A ring sends 2 (n - 1) / n of the message from each rank."""
+    with RankPool(world_size, link_rate=1e9, timeout_s=60) as pool:
+        for total, devices, sent, limit in pool.run(reduce_and_look):
+            assert total == world_size * (world_size + 1) / 2
+            assert devices == ["lo", DEVICE]
+            assert sent >= 4 * ELEMENTS * 2 * (world_size - 1) // world_size
+            assert limit == "tbf"
+
+
+def namespaces() -> set[int]:
+    """Network namespaces that any process of this machine is in or holds open, by inode."""
+    found = set()
+    for one in [*Path("/proc").glob("[0-9]*/ns/net"), *Path("/proc").glob("[0-9]*/fd/*")]:
+        with contextlib.suppress(OSError):  # its process has ended
+            if os.readlink(one).startswith("net:"):
+                found.add(one.stat().st_ino)
+    return found
+
+
+def test_nothing_is_left_of_links_that_were_closed():
+    before = namespaces()
+    with Links(2, 1e9) as made:
+        inside = {os.stat(made.namespace(rank)).st_ino for rank in range(2)}
+        assert inside <= namespaces() - before
+    assert not inside & namespaces()
+
+
+def test_nothing_is_left_of_a_launcher_that_was_killed():
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with launcher:
+        assert launcher.stdout is not None
+        inside = set(map(int, launcher.stdout.readline().split()))
+        assert len(inside & namespaces()) == 2
+        launcher.send_signal(signal.SIGKILL)
+        launcher.wait(timeout=30)
+    assert not inside & namespaces()
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_the_loopback_interface_is_as_it_was(rank, two_ranks):
+    """Ranks without links share it, and with links have one of their own."""
+    assert two_ranks.run(_own_namespace)[rank] == os.readlink("/proc/self/ns/net")
+
+
+def _own_namespace(_rank: int, _world_size: int) -> str:
+    return os.readlink("/proc/self/ns/net")
+
+
+# What goes wrong
+
+
+def test_too_many_ranks_are_refused():
+    with pytest.raises(LinkError, match=r"^links: expected at most 250 ranks, got 251$"):
+        Links(251, 1e9)
+
+
+@pytest.mark.parametrize(
+    ("patch", "says"),
+    [
+        (mock.patch.object(links, "_new_namespace", side_effect=LinkError(links._needs("unshare: not permitted"))),
+         "unshare: not permitted"),
+        (mock.patch.dict(os.environ, {"PATH": "/nowhere"}), "nsenter is not there"),
+        (mock.patch.object(links, "BURST_S", -1e9), "`tc qdisc add dev rank0 .*` said: "),
+    ],
+    ids=["not root", "no nsenter", "tc refuses"],
+)  # fmt: skip
+def test_what_a_machine_lacks_is_told_in_one_line(patch, says):
+    before = namespaces()
+    with patch, mock.patch.object(links, "LEAST_BURST_BYTES", 0), pytest.raises(LinkError, match=says) as told:
+        Links(2, 1e9)
+    assert "apt-get install iproute2" in str(told.value)
+    assert "\n" not in str(told.value)
+    assert namespaces() == before

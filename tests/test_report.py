@@ -1,0 +1,136 @@
+"""Reports: what predictions and measurements amount to, and that no prediction has seen a measurement."""
+
+import hashlib
+import json
+from dataclasses import replace
+from unittest import mock
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.launch import RankPool
+from reference.trace import Trace
+from simulator import Fabric, predict, validate
+from simulator.answers.plots import validation_figure
+from simulator.quiet import iteration_times_ns, quiet_limit_ns, quiet_part
+from simulator.report import Configuration, Foretold, Measurement, Row, make_row, summarize
+
+from .strategies import iteration, trace_of, traces
+from .test_trace import DOCUMENT
+
+FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
+TRACE = trace_of([[iteration(300, (800,), 900, 100)]], [400])
+
+
+def row(cap_mb: float, measured: int, predicted: int, spread: int = 1) -> Row:
+    return Row(
+        model="m", cap_mb=cap_mb, order="ready", hook="none", buckets=2, turns=3, quiet_turns=2,
+        measured_ns=2 * measured, quartiles_ns=(2 * measured - spread, 2 * measured + spread),
+        paired_ns=measured, paired_quartiles_ns=(measured - spread, measured + spread),
+        predicted_ns=predicted, interval_ns=(predicted - 5, predicted + 5),
+        error=predicted / (2 * measured) - 1, paired_error=predicted / measured - 1,
+        perfect_scaling_error=-0.5, no_overlap_error=0.5, naive_overlap_error=-0.25,
+    )  # fmt: skip
+
+
+def test_a_report_counts_errors_as_it_says():
+    report = summarize([row(1, 100, 104), row(5, 200, 180), row(25, 300, 170), row(9, 302, 400, spread=9)], "abc")
+    assert report.worst_error == pytest.approx(170 / 600 - 1)
+    assert report.mape == pytest.approx((96 / 200 + 220 / 400 + 430 / 600 + 204 / 604) / 4)
+    assert report.paired_mape == pytest.approx((0.04 + 0.1 + 130 / 300 + 98 / 302) / 4)
+    assert report.coverage == 0.25
+    assert report.pairs_apart == 5  # all of six but 300 and 302, which are within the noise
+    assert report.sign_errors == 1  # 200 and 300 are ranked the wrong way round
+    assert report.fastest_found == 1
+    assert report.yardsticks == {"perfect_scaling": 0.5, "no_overlap": 0.5, "naive_overlap": 0.25}
+
+
+def test_a_faster_configuration_that_was_not_found_is_told_of_each_model():
+    rows = [row(1, 100, 180), row(5, 200, 120), row(1, 100, 104), row(5, 200, 180)]
+    named = [replace(one, model=f"m{number // 2}") for number, one in enumerate(rows)]
+    assert summarize(named, "abc").fastest_found == 0.5
+    assert summarize([row(1, 199, 180), row(5, 200, 120)], "abc").fastest_found == 1, "within the noise"
+
+
+@given(st.lists(st.tuples(st.integers(900, 3000), st.integers(2000, 4000)), min_size=1, max_size=6))
+def test_only_quiet_turns_count_where_there_are_any(turns):
+    """Computation alone takes 1000 ns in the trace; a turn beside which it took more than 15 % longer is noisy."""
+    measured = [Measurement((ns,), compute) for compute, ns in turns]
+    prediction = predict(TRACE, FABRIC, world_size=1)
+    assert prediction.compute_ns == 1000
+    made = make_row("m", Configuration(1.0), Foretold(prediction, 1), measured)
+    quiet = [ns for compute, ns in turns if compute <= 1150]
+    counted = quiet or [ns for _, ns in turns]
+    assert (made.turns, made.quiet_turns) == (len(turns), len(quiet))
+    assert min(counted) <= made.measured_ns <= max(counted)
+    assert made.measured_ns == round(np.median(counted))
+
+
+def test_a_report_is_drawn_and_written(tmp_path):
+    report = summarize([row(1, 100, 104), row(float("inf"), 200, 180)], "abc")
+    figure = validation_figure(report.to_frame())
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1 MB\nready", "single\nready"]
+    assert figure.axes[0].get_title(loc="left") == "m: mean absolute error 7.0%, paired"
+    assert json.loads(json.dumps(report.to_json()))["rows"][1]["cap_mb"] is None
+    report.save(tmp_path)
+    assert json.loads((tmp_path / "report.json").read_text())["predictions_sha256"] == "abc"
+    assert list(pd.read_csv(tmp_path / "report.csv")["measured_ns"]) == [200, 400]
+
+
+@given(traces(), st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 0.14)), min_size=1, max_size=5))
+def test_pairing_takes_the_machines_speed_out(trace, turns):
+    """However much longer computation takes from turn to turn, with the iteration around it: the same paired time."""
+    prediction = predict(trace, FABRIC, world_size=2)
+    late = [int(part * prediction.compute_ns) for _, part in turns]
+    steady = [Measurement((ns,), prediction.compute_ns) for ns, _ in turns]
+    drifting = [
+        Measurement((ns + more,), prediction.compute_ns + more) for (ns, _), more in zip(turns, late, strict=True)
+    ]
+    rows = [make_row("m", Configuration(25.0), Foretold(prediction, 1), turns) for turns in (steady, drifting)]
+    assert rows[0].paired_ns == rows[1].paired_ns == rows[0].measured_ns
+
+
+@given(st.lists(st.integers(100, 400), min_size=1, max_size=30))
+def test_the_quiet_part_keeps_the_fastest_and_nothing_slow(times):
+    trace = Trace.model_validate_json(json.dumps(DOCUMENT))
+    one = trace.ranks[0].iterations[0]
+    iterations = tuple(one.model_copy(update={"end_ns": ns}) for ns in times)
+    kept = quiet_part(
+        trace.model_copy(update={"ranks": (trace.ranks[0].model_copy(update={"iterations": iterations}),)})
+    )
+    assert min(times) in iteration_times_ns(kept)
+    assert max(iteration_times_ns(kept)) <= quiet_limit_ns(times)
+
+
+@pytest.mark.parametrize("measured_ns", [1, 10**9])
+def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_on_it(tmp_path, measured_ns):
+    """The ranks of this pool find the file when they are told to train, and measure whatever the test wants."""
+    written = tmp_path / "predictions.json"
+
+    def run(body, *arguments, **_):
+        assert body is validate.measure_configurations
+        seen.append(written.read_bytes())
+        return [[Measurement((measured_ns,), 1000)] * len(arguments[1])]
+
+    seen: list[bytes] = []
+    pool = mock.create_autospec(RankPool, instance=True, world_size=2)
+    pool.run.side_effect = run
+    with mock.patch.object(validate, "_calibrate", return_value=({"m": TRACE}, {"m": FABRIC})):
+        report = validate.validate(pool, ["m"], [Configuration(1.0), Configuration(25.0)], out=tmp_path, repeat=2)
+    assert seen == [written.read_bytes()] * 2
+    assert [row.measured_ns for row in report.rows] == [measured_ns] * 2
+    assert [row["iteration_ns"] for row in json.loads(seen[0])] == [row.predicted_ns for row in report.rows]
+    assert report.predictions_sha256 == hashlib.sha256(seen[0]).hexdigest()
+
+
+def test_noisy_turns_are_repeated_but_not_for_ever(tmp_path):
+    """Computation alone takes 1000 ns in the trace, beside every second turn 2000, and at last always."""
+    beside = iter([1000, 2000, 1000, 1000, 2000, 2000, 2000, 2000])
+    pool = mock.create_autospec(RankPool, instance=True, world_size=2)
+    pool.run.side_effect = lambda _body, _model, told, _word, **_: [[Measurement((5,), next(beside)) for _ in told]]
+    with mock.patch.object(validate, "_calibrate", return_value=({"m": TRACE}, {"m": FABRIC})):
+        report = validate.validate(pool, ["m"], [Configuration(1.0), Configuration(25.0)], out=tmp_path, repeat=2)
+    assert [(row.quiet_turns, row.turns) for row in report.rows] == [(2, 2), (1, 4)]
