@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-gpu check format bench bench-simulator clean
+.PHONY: help demo test test-torch test-gpu check format bench bench-simulator score clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -39,6 +39,9 @@ format: $(READY)  ## rewrite the code as `make check` wants it
 
 bench-simulator: $(READY)  ## how fast the simulator is, against what it must reach; figure in out/: 3 minutes
 	$(BIN)/python -m benchmarks.simulator
+
+score: $(READY)  ## predictions beside published figures, offline: half a minute, tables in validation/score.md
+	$(BIN)/python -m validation.score
 
 bench: $(READY)  ## our DDP and our PowerSGD beside torch's, the recorder's overhead
 	$(BIN)/python -m benchmarks.ddp

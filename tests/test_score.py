@@ -1,0 +1,314 @@
+"""The public score: its case files, the wall between inputs and truth, and the page that it wrote."""
+
+import json
+import math
+import re
+import tomllib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from matplotlib.figure import Figure
+
+from simulator import Fabric
+from validation import all_reduce, iterations, schedules
+from validation.all_reduce_case import AllReduceCase, TreeLatency
+from validation.case import load_case
+from validation.gradients import read_gradients, repeated, trace_of
+from validation.merging import merged_plan
+from validation.picture import draw, draw_errors
+from validation.rows import Row, verdict
+from validation.runs import load_runs
+from validation.score import FOLDER, as_markdown, compute, main, score_case
+from validation.training_case import IterationsCase, Repeat, SchedulesCase
+
+CASES = sorted((FOLDER / "cases").glob("*.toml"))
+ECHO = FOLDER / "cases" / "all_reduce_echo_a100.toml"
+PYTORCH = FOLDER / "cases" / "iterations_pytorch_v100.toml"
+HKBU = FOLDER / "cases" / "schedules_hkbu_10gbe.toml"
+
+SMALL = """
+kind = "all_reduce"
+name = "small"
+source = "nobody"
+[[questions]]
+title = "to 4"
+fit = [2]
+predict = [4]
+[[tables]]
+gpus = 2
+bytes = [262144, 1048576, 4194304]
+us = [10, 30, 110]
+[[tables]]
+gpus = 4
+bytes = [262144, 1048576, 4194304]
+us = [16, 45, 160]
+"""
+
+
+@pytest.fixture(scope="module")
+def score():
+    return compute(CASES, [])
+
+
+def written(tmp_path, text):
+    path = tmp_path / "case.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
+def test_every_committed_case_is_one(path):
+    assert load_case(path).source
+
+
+def test_one_file_is_a_case(tmp_path):
+    scored = compute([written(tmp_path, SMALL)], [])
+    assert [row.measured_ns for row in scored.rows] == [16_000, 45_000, 160_000]
+    assert [verdict.part for verdict in scored.verdicts] == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('kind = "all_reduce"', 'kind = "reduce"', "kind: expected one of all_reduce, iterations, schedules"),
+        ("[[questions]]", "[[questions", "not TOML"),
+        ('source = "nobody"', "", "source: field required"),
+        ('source = "nobody"', 'source = "nobody"\ncolour = 3', "colour: extra inputs are not permitted"),
+        ("us = [10, 30, 110]", "us = [10, 30]", r"tables[0]: us: expected 3 times, one for each of bytes, got 2"),
+        ("us = [10, 30, 110]", "us = [10, 0, 110]", "tables[0]: us: expected times above 0"),
+        ("us = [10, 30, 110]", 'us = [10, "x", 110]', r"tables[0].us[1]: input should be a valid number, got 'x'"),
+        ("bytes = [262144, 1048576, 4194304]", "bytes = [2, 2, 3]", "tables[0]: bytes: expected sizes that rise"),
+        ("predict = [4]", "predict = [2]", "questions[0]: predict: expected more GPUs than the 2 in fit, got 2"),
+        ("predict = [4]", "predict = [8]", "questions[0]: expected tables of [2, 4] GPUs, got 8"),
+        (
+            "predict = [4]",
+            'predict = [4]\nrates = [{gpus = 4, gb_per_s = 1, source = "?"}]',
+            "questions[0].rates: expected the largest of fit and all of predict in them",
+        ),
+    ],
+)
+def test_a_broken_case_gets_one_line_that_names_file_and_field(tmp_path, old, new, told):
+    assert old in SMALL
+    path = written(tmp_path, SMALL.replace(old, new, 1))
+    with pytest.raises(ValueError, match=re.escape(told)) as raised:
+        load_case(path)
+    assert str(raised.value).startswith(f"{path}: ")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "old", "new", "told"),
+    [
+        (
+            PYTORCH,
+            'model = "ResNet-50", bucket_mb = 25',
+            'model = "ResNet-18", bucket_mb = 25',
+            "got ResNet-18 at 25 MB",
+        ),
+        (PYTORCH, "value = 1.189", "value = -1", "inputs.compute_slowdown.value: input should be greater than 0"),
+        (
+            HKBU,
+            'schedule = "merged"',
+            'schedule = "sorted"',
+            "truth[4].schedule: input should be 'per tensor' or 'merged'",
+        ),
+        (HKBU, "gpus = 4, schedule", "gpus = 3, schedule", "truth[0].gpus: expected one of inputs.no_overlap"),
+    ],
+)
+def test_a_broken_training_case_too(tmp_path, path, old, new, told):
+    text = path.read_text()
+    assert old in text
+    with pytest.raises(ValueError, match=re.escape(told)):
+        load_case(written(tmp_path, text.replace(old, new, 1)))
+
+
+def test_a_constant_without_a_source_is_refused(tmp_path):
+    table = tomllib.loads(HKBU.read_text())["inputs"]["hop_us"]
+    text = HKBU.read_text().replace(f'source = "{table["source"]}"', "")
+    with pytest.raises(ValueError, match=re.escape("inputs.hop_us.source: field required")):
+        load_case(written(tmp_path, text))
+
+
+def test_gradients_that_are_missing_are_told_with_the_case(tmp_path):
+    path = written(tmp_path, HKBU.read_text().replace("resnet50_v100.csv", "resnet5.csv"))
+    with pytest.raises(ValueError, match=re.escape("resnet5.csv: cannot be read: No such file")) as raised:
+        compute([path], [])
+    assert str(raised.value).startswith(f"{path}: ")
+
+
+def test_the_command_ends_with_one_line(tmp_path):
+    path = written(tmp_path, "kind = 3")
+    with pytest.raises(SystemExit, match=re.escape(f"score: {path}: kind: expected one of")):
+        main([str(path), "--out", str(tmp_path)])
+
+
+def with_another_truth(case):
+    """The same case, every truth 1.5 times as long or as fast."""
+    if isinstance(case, AllReduceCase):
+        question = case.questions[-1]
+        tables = [
+            table.model_copy(update={"us": tuple(1.5 * us for us in table.us)})
+            if table.gpus in question.predict
+            else table
+            for table in case.tables
+        ]
+        return case.model_copy(update={"questions": (question,), "tables": tuple(tables)})
+    truth = [row.model_copy(update={"per_s": type(row.per_s)(1.5 * row.per_s)}) for row in case.truth]
+    return case.model_copy(update={"truth": tuple(truth)})
+
+
+@pytest.mark.parametrize("path", [ECHO, PYTORCH, HKBU], ids=lambda path: path.stem)
+def test_another_truth_leaves_every_prediction_as_it_is(path):
+    case = load_case(path)
+    if isinstance(case, AllReduceCase):
+        case = case.model_copy(update={"questions": case.questions[-1:]})
+    before, after = score_case(case).rows, score_case(with_another_truth(case)).rows
+    assert [(row.predicted_ns, row.yardsticks_ns) for row in after] == [
+        (row.predicted_ns, row.yardsticks_ns) for row in before
+    ]
+    assert all(old.measured_ns != new.measured_ns for old, new in zip(before, after, strict=True))
+
+
+def test_predictions_of_training_are_functions_of_the_inputs_alone():
+    for part, path in ((iterations, PYTORCH), (schedules, HKBU)):
+        case = load_case(path)
+        rows = part.score(case).rows[:1]
+        cell = (
+            (case.truth[0].model, case.truth[0].bucket_mb, case.truth[0].gpus)
+            if isinstance(case, IterationsCase)
+            else (case.truth[0].gpus, case.truth[0].schedule)
+        )
+        assert part.foretold_ns(case.inputs, [cell])[cell]["predicted"] == rows[0].predicted_ns
+
+
+def test_the_written_page_is_this_score(score):
+    assert as_markdown(compute(CASES, load_runs())) == (FOLDER / "score.md").read_text()
+    assert {row.part for row in score.rows} == {"a", "b", "c"}
+
+
+def test_schedules_are_within_their_limit_and_all_winners_right(score):
+    assert verdict("c", score.rows, score.contests).is_met
+
+
+def test_the_faster_bucket_size_is_foretold_in_every_cell(score):
+    contests = [contest for contest in score.contests if contest.part == "b"]
+    assert len(contests) == 8
+    assert all(contest.is_right for contest in contests)
+
+
+def test_beyond_two_nodes_growth_is_within_8_percent_where_the_ring_factor_misses_14_to_24(score):
+    rows = [row for row in score.rows if row.group.startswith("2 nodes to more") and row.counts]
+    for gpus, ring in ((32, 0.14), (64, 0.19), (128, 0.24)):
+        members = [row for row in rows if row.group.endswith(f" {gpus} GPUs")]
+        assert np.mean([abs(row.error) for row in members]) < 0.08
+        assert np.mean([abs(row.yardstick_error("ring factor")) for row in members]) == pytest.approx(ring, abs=0.005)
+
+
+def test_a_question_that_tells_nothing_more_is_the_simulators_own_growth():
+    case = load_case(ECHO)
+    known = [table for table in case.tables if table.gpus in (2, 4)]
+    sizes = np.array(case.tables[0].bytes)
+    foretold = all_reduce.foretold_ns(known, case.questions[0], 8, sizes)
+    fabric = all_reduce.fabric_of(known).model_copy(update={"extrapolate": True})
+    assert foretold == pytest.approx(fabric.all_reduce_costs_ns(sizes, 8), rel=1e-4)
+
+
+def test_the_tree_climbs_once_inside_the_node_and_once_a_doubling_of_nodes():
+    law = all_reduce.tree_law(TreeLatency(node_gpus=8, base_us=4.4, inside_us=1.2, across_us=8.5, source="NCCL 2.8"))
+    assert [law(gpus) for gpus in (8, 16, 128)] == pytest.approx([21.2, 38.2, 89.2])
+
+
+def test_where_links_halve_their_rate_bytes_take_twice_as_long():
+    case = load_case(ECHO)
+    inside, across = case.questions[1].rates
+    rates = (inside, across.model_copy(update={"gb_per_s": 150.0}))
+    assert all_reduce.slower(rates, 8, 16) == 2
+    assert all_reduce.slower((), 8, 16) == 1
+
+
+def test_resnet101_out_of_resnet50_has_torchvisions_size():
+    gradients = repeated(read_gradients("resnet50_v100.csv"), Repeat(block="layer3.3", times=17))
+    assert (len(gradients), sum(gradient.elements for gradient in gradients)) == (314, 44_549_160)
+    for step in range(3):
+        moments = [gradient.ready_ms[step] for gradient in gradients]
+        assert moments == sorted(moments)
+
+
+def test_a_stretched_trace_takes_the_time_that_it_was_told():
+    trace = trace_of(read_gradients("resnet50_v100.csv"), 100e6)
+    durations = sorted(iteration.duration_ns for iteration in trace.ranks[0].iterations)
+    assert durations[1] == pytest.approx(100e6, abs=2)
+    assert sum(trace.sizes_bytes) == 4 * 25_557_032
+
+
+@pytest.mark.parametrize(("gpus", "deviations"), [(1, 0), (2, 1 / math.sqrt(math.pi)), (8, 1.42360), (16, 1.76599)])
+def test_the_slowest_of_several_is_the_expected_maximum_of_normal_draws(gpus, deviations):
+    assert iterations.expected_slowest(gpus) == pytest.approx(deviations, abs=1e-4)
+
+
+gradients_of_a_step = st.lists(st.tuples(st.integers(1, 10**7), st.integers(0, 10**6)), min_size=1, max_size=30)
+
+
+@given(gradients_of_a_step, st.floats(0, 1e6), st.floats(0, 10), st.integers(0, 10**6))
+def test_merging_keeps_every_gradient_and_their_order(steps, start_up, ns_per_byte, below):
+    sizes, ready = [size for size, _ in steps], np.cumsum([gap for _, gap in steps]).tolist()
+    order = list(range(len(steps)))[::-1]
+    plan = merged_plan(order, sizes, ready[::-1], start_up_ns=start_up, ns_per_byte=ns_per_byte, below_bytes=below)
+    assert [index for group in plan for index in group] == order
+    assert all(sum(sizes[index] for index in group) >= below for group in plan[:-1])
+
+
+@pytest.mark.parametrize(
+    ("start_up_ns", "ns_per_byte", "plan"),
+    [
+        (0, 0.05, [[0], [1], [2]]),  # the network is free again before the next gradient comes
+        (0, 1, [[0], [1, 2]]),  # gradient 1 would wait for 0 anyway, and 2 comes meanwhile
+        (1000, 0.05, [[0, 1, 2]]),  # waiting costs less than a start-up
+    ],
+)
+def test_gradients_are_merged_where_waiting_costs_less_than_a_start_up(start_up_ns, ns_per_byte, plan):
+    merged = merged_plan(
+        [0, 1, 2], [100] * 3, [10, 20, 30], start_up_ns=start_up_ns, ns_per_byte=ns_per_byte, below_bytes=0
+    )
+    assert merged == plan
+
+
+def test_the_ring_takes_what_the_run_without_overlap_leaves():
+    inputs = load_case(HKBU).inputs
+    trace = trace_of(read_gradients(inputs.gradients), inputs.samples / inputs.one_gpu_per_s * 1e9)
+    ring = schedules.ring_of(inputs, trace, 8)
+    whole = ring.all_reduce_ns(sum(trace.sizes_bytes), 8) + 161 * schedules.copy_ns(inputs)
+    assert whole == pytest.approx(64 * 8 / 1282.28 * 1e9 - 64 / 253.1 * 1e9, rel=1e-6)
+    assert isinstance(ring, Fabric)
+
+
+def test_a_run_without_overlap_that_is_too_fast_is_told():
+    case = load_case(HKBU)
+    assert isinstance(case, SchedulesCase)
+    fast = tuple(row.model_copy(update={"per_s": 1e6}) for row in case.inputs.no_overlap)
+    with pytest.raises(ValueError, match=r"inputs\.no_overlap: expected 4 GPUs to be slower than one"):
+        schedules.score(case.model_copy(update={"inputs": case.inputs.model_copy(update={"no_overlap": fast})}))
+
+
+def test_runs_are_summed_up_and_a_broken_one_is_named(tmp_path):
+    assert load_runs(tmp_path) == []
+    folder = tmp_path / "two_cores"
+    folder.mkdir()
+    report = {"mape": 0.1, "paired_mape": 0.05, "worst_error": -0.2, "sign_errors": 1, "coverage": 0.9}
+    (folder / "report.json").write_text(json.dumps({**report, "rows": [{"model": "mlp"}]}))
+    (run,) = load_runs(tmp_path)
+    assert (run.name, run.report.paired_mape) == ("two_cores", 0.05)
+    (folder / "report.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"report\.json: not a report of `ddplab validate`: mape: field required"):
+        load_runs(tmp_path)
+
+
+def test_the_picture_has_a_dot_for_each_row_that_counts():
+    rows = [
+        Row(part="a", case="c", group="g", what="1", calibrated="", predicted_ns=2e6, measured_ns=1e6, counts=counts)
+        for counts in (True, True, False)
+    ]
+    for ax, drawn in zip(Figure().subplots(1, 2), (draw, draw_errors), strict=True):
+        assert sum(len(dots.get_offsets()) for dots in drawn(rows, ax).collections) == 2
