@@ -16,10 +16,14 @@ $(READY): pyproject.toml constraints.txt
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
 
+.venv/.links: $(READY)  # what --link-rate needs; where it cannot be had, its tests say so and are skipped
+	@command -v ip tc nsenter >/dev/null || (apt-get update -qq && apt-get install -y -qq iproute2 util-linux) || true
+	@touch $@
+
 demo: $(READY)  ## train, record, predict and compare: 3 to 4 minutes, results in out/demo/
 	$(BIN)/ddplab demo --out out/demo
 
-test: $(READY)  ## run the tests
+test: $(READY) .venv/.links  ## run the tests
 	$(BIN)/pytest
 
 test-torch: $(READY)  ## torch's own DDP tests with our class in torch's place, all of them: about 2 minutes

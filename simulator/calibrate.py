@@ -15,7 +15,7 @@ import torch
 from reference.bucketing import MIB
 from reference.launch import Progress, RankPool, no_progress
 
-from .calibration.collectives import time_collectives
+from .calibration.collectives import gradient_bytes, time_collectives
 from .calibration.contention import time_contention
 from .calibration.copies import time_copies
 from .calibration.hooks import Parts, time_hook
@@ -26,9 +26,14 @@ from .fabric.processor import HookCost
 from .iteration.comm_hook import NO_HOOK, named_hook
 
 SIZES_BYTES = [4 * 1024 * 4**power for power in range(7)] + [32 * MIB, 64 * MIB, 128 * MIB]
-"""4 KiB to 16 MiB by factors of 4, then up to 128 MiB: more than the gradients of the built-in models."""
+"""4 KiB to 16 MiB by factors of 4, then by factors of 2."""
 
 REPEATS = 7
+
+
+def sizes_up_to(gradient_bytes: int) -> list[int]:
+    """Message sizes to measure for models with so many bytes of gradients: `SIZES_BYTES`, ended by the whole."""
+    return [size for size in SIZES_BYTES if size < gradient_bytes] + [max(4, gradient_bytes - gradient_bytes % 4)]
 
 
 def calibrate(
@@ -36,7 +41,7 @@ def calibrate(
     model: str,
     *,
     hooks: Sequence[str] = (),
-    sizes_bytes: Iterable[int] = SIZES_BYTES,
+    sizes_bytes: Iterable[int] | None = None,
     repeats: int = REPEATS,
     on_progress: Progress = no_progress,
 ) -> Fabric:
@@ -46,7 +51,7 @@ def calibrate(
         pool: Ranks that share this machine as they will in training.
         model: Whose computation runs against collectives for the slow-downs; as for `--model`.
         hooks: Comm hooks to measure with the model's gradients, by the names that `named_hook` takes.
-        sizes_bytes: Message sizes to measure.
+        sizes_bytes: Message sizes to measure. None: up to all gradients of the model in one.
         repeats: Measurements of each; the median is kept.
         on_progress: Told of every repetition.
 
@@ -56,6 +61,8 @@ def calibrate(
     """
     for name in hooks:
         named_hook(name)  # a mistake is told before anything is measured
+    if sizes_bytes is None:
+        sizes_bytes = sizes_up_to(pool.run(gradient_bytes, model)[0])
     fabric = with_slowdowns(pool, model, measure_collectives(pool, sizes_bytes, repeats, on_progress))
     return measure_hooks(pool, fabric, hooks, model, repeats=repeats, on_progress=on_progress)
 

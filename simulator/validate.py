@@ -16,7 +16,7 @@ from reference.files import write_whole
 from reference.launch import Progress, RankPool, no_progress
 from reference.trace import Trace, join
 
-from .calibrate import REPEATS, SIZES_BYTES, measure_collectives, measure_hooks, with_slowdowns
+from .calibrate import REPEATS, measure_collectives, measure_hooks, sizes_up_to, with_slowdowns
 from .fabric import Fabric
 from .foretell import foretell, policy_of
 from .iteration.policy import buckets_of
@@ -83,7 +83,8 @@ def _calibrate(
             recordings[model].append(pool.run(record_computation, model)[0])
 
     record_all()
-    collectives = measure_collectives(pool, SIZES_BYTES, REPEATS, on_progress)
+    most_bytes = max(sum(trace.sizes_bytes) for (trace,) in recordings.values())
+    collectives = measure_collectives(pool, sizes_up_to(most_bytes), REPEATS, on_progress)
     record_all()
     fabrics = {}
     for model in model_names:

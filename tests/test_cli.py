@@ -14,6 +14,8 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from reference.errors import LinkError
+from reference.links import Links
 from reference.trace import Trace
 from simulator import Fabric, predict
 from simulator.cli import main
@@ -291,13 +293,22 @@ def test_the_readme_compares_every_knob():
         assert f"`{name}`" in table, f"README's table of what can be asked has no `{name}`"
 
 
+def links_are_permitted() -> bool:
+    try:
+        Links(1, 1e9).close()
+    except LinkError:
+        return False
+    return True
+
+
 def test_calibrate_and_validate_on_real_ranks(tmp_path):
-    """The slow one: it really measures. Predictions are on disk, with the hash that the report names."""
+    """The slow one: it really measures, over links where it may have any. Predictions are on disk, as hashed."""
     import hashlib
 
+    links = ["--link-rate", "1gbit"] if links_are_permitted() else []
     done = ddplab(
-        "validate", "--model", TINY, "--caps", "0.01,single", "--repeat", 1, "--out", tmp_path,
-        "--json", tmp_path / "j",
+        "validate", "--model", TINY, "--caps", "0.01,single", "--hooks", "none,fp16", "--repeat", 1,
+        "--out", tmp_path, "--json", tmp_path / "j", *links,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "j").read_text())
@@ -313,7 +324,9 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
         "yardsticks",
         "rows",
     }
-    assert [row["cap_mb"] for row in report["rows"]] == [0.01, None]
+    assert [(row["cap_mb"], row["hook"]) for row in report["rows"]] == [
+        (0.01, "none"), (0.01, "fp16"), (None, "none"), (None, "fp16"),
+    ]  # fmt: skip
     for row in report["rows"]:
         assert row["error"] == pytest.approx(row["predicted_ns"] / row["measured_ns"] - 1)
         assert row["measured_ns"] > 0
@@ -322,6 +335,8 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
     assert (tmp_path / "report.csv").exists()
     fabric = Fabric.load(tmp_path / TINY / "fabric.json")
     assert fabric.all_reduce_ns(1 << 27, 2) > fabric.all_reduce_ns(1 << 12, 2) > 0
+    assert [hook.name for hook in fabric.processor.hooks] == ["none", "fp16"]
+    assert ("links of 1 Gbit/s" in fabric.source) == bool(links)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from reference import models
 from reference.launch import report_progress
+from reference.parameters import size_bytes, trainable_parameters
 
 from .samples import time_ns
+
+BUDGET_NS = 2_000_000_000
+"""Time for the repetitions of one measurement, unless there would be too few."""
+LEAST_REPEATS = 3
 
 Samples = dict[str, dict[int, list[int]]]
 """Nanoseconds by what was done and by size."""
@@ -17,7 +23,8 @@ Samples = dict[str, dict[int, list[int]]]
 def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int) -> Samples:
     """Times of an all-reduce, of two at a time (until both are done), of a broadcast; the first of each is left out.
 
-    Repetitions are interleaved, so that a drift of the machine's speed hits every size alike.
+    Repetitions are interleaved, so that a drift of the machine's speed hits every size alike. Sizes that take long,
+    as on a slow link, are repeated less often: until `BUDGET_NS` is spent on one, but `LEAST_REPEATS` times.
     """
     buffers = [torch.ones(max(sizes) // 4), torch.ones(max(sizes) // 4)]
     ways: dict[str, Callable[[list[Tensor]], None]] = {
@@ -26,15 +33,30 @@ def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int
         "broadcast": lambda pair: _wait(dist.broadcast(pair[0], 0, async_op=True)),
     }
     times: Samples = {way: {size: [] for size in sizes} for way in ways}
+    due = dict.fromkeys(sizes, repeats)
     for done in range(repeats + 1):
         if rank == 0:
             report_progress("calibrating collectives", done, repeats + 1)
-        for size in sizes:
+        for size in (size for size in sizes if done <= due[size]):
             pair = [buffer[: size // 4] for buffer in buffers]
             for way, run in ways.items():
                 dist.barrier()
                 times[way][size].append(time_ns(run, pair))
+            if done == 0:
+                due[size] = affordable(sum(times[way][size][0] for way in ways), repeats)
     return {way: {size: taken[1:] for size, taken in by_size.items()} for way, by_size in times.items()}
+
+
+def affordable(once_ns: int, repeats: int) -> int:
+    """How often to repeat what took this rank so long; the ranks agree on the fewest."""
+    affordable = torch.tensor(min(repeats, max(LEAST_REPEATS, BUDGET_NS // once_ns)))
+    dist.all_reduce(affordable, op=dist.ReduceOp.MIN)
+    return int(affordable)
+
+
+def gradient_bytes(_rank: int, _world_size: int, model: str) -> int:
+    """Of all gradients of a model, as for `--model`."""
+    return sum(map(size_bytes, trainable_parameters(models.build(model)[0]).values()))
 
 
 def all_reduce(tensors: list[Tensor]) -> None:
