@@ -243,6 +243,7 @@ def _summarize(blueprint: Blueprint, draws: Draws, engine: Engine, relative_erro
     summary = summarize(simulated, cycle)
     place = int(summary.place)
     job = blueprint.job(draws.work(place), draws.ranks.tolist(), draws.joined(place))
+    job = replace(job, does_as=draws.does_as)
     known = [
         (np.array(run(low, "auto").iteration_ns / cycle), np.array(run(high, "auto").iteration_ns / cycle))
         for low, high in _as_far_as_known(job, blueprint.fabric.processor, relative_error)

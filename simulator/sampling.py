@@ -30,8 +30,11 @@ COMPUTATION: tuple[ComputeKind, ...] = ("unsynchronized", "forward", "backward",
 
 def run(job: Job, engine: Engine) -> Timeline:
     """Simulate one iteration by the engine that is asked for, or that can."""
-    closed = engine == "closed_form" or (engine == "auto" and not job.is_fluid)
-    return solve(job) if closed else replay(job)
+    return solve(job) if _takes_closed_form(job, engine) else replay(job)
+
+
+def _takes_closed_form(job: Job, engine: Engine) -> bool:
+    return engine == "closed_form" or (engine == "auto" and not job.is_fluid)
 
 
 def simulate(blueprint: Blueprint, draws: Draws, engine: Engine = "auto") -> Nanoseconds:
@@ -60,11 +63,11 @@ def _simulate_some(blueprint: Blueprint, draws: Draws, engine: Engine, numbers: 
     is_compute = [step.kind in COMPUTATION for step in jobs.script.steps]
     compute = jobs.work_ns[..., is_compute].sum(axis=-1).max(axis=-1)
     no_overlap = jobs.work_ns.sum(axis=-1).max(axis=-1) + jobs.cost_ns.sum(axis=-1)
-    if engine == "closed_form" or (engine == "auto" and not jobs.is_fluid):
+    if _takes_closed_form(jobs, engine):
         latency = solve_many(jobs)
     else:
-        cost_ns = jobs.cost_ns[0]
-        latency = np.array([replay(replace(jobs, work_ns=one, cost_ns=cost_ns)).iteration_ns for one in jobs.work_ns])
+        each = (replace(jobs, work_ns=one, cost_ns=blueprint.cost_ns) for one in jobs.work_ns)
+        latency = np.array([replay(job).iteration_ns for job in each])
     return np.stack(np.broadcast_arrays(latency, compute, no_overlap))
 
 

@@ -1,6 +1,8 @@
 """Fixtures: ranks that are started once for the whole session."""
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -8,22 +10,37 @@ from hypothesis import HealthCheck, settings
 from reference.launch import RankPool
 
 BODY_TIMEOUT_S = 60.0
+WORLD_SIZES = {"two_ranks": 2, "four_ranks": 4}
 
 # Ranks are shared between examples on purpose: a body leaves nothing behind. No deadline: the machine is shared.
 settings.register_profile("ddplab", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 settings.load_profile("ddplab")
 
 
-@pytest.fixture(scope="session")
-def two_ranks() -> Iterator[RankPool]:
-    with RankPool(2, timeout_s=BODY_TIMEOUT_S) as pool:
-        yield pool
+@pytest.fixture(scope="session", autouse=True)
+def starting(request) -> Iterator[dict[str, Future[RankPool]]]:
+    """The pools of ranks that any test of the session uses; they start while tests run that use none."""
+    used = {name for item in request.session.items for name in item.fixturenames} & set(WORLD_SIZES)
+    with ExitStack() as stack, ThreadPoolExecutor() as starters:
+        pools = {name: stack.enter_context(RankPool(WORLD_SIZES[name], timeout_s=BODY_TIMEOUT_S)) for name in used}
+        yield {name: starters.submit(_started, pool) for name, pool in pools.items()}
+
+
+def _started(pool: RankPool) -> RankPool:
+    from . import bodies  # torch and our class, which sessions without ranks need not load
+
+    pool.run(bodies.import_everything)
+    return pool
 
 
 @pytest.fixture(scope="session")
-def four_ranks() -> Iterator[RankPool]:
-    with RankPool(4, timeout_s=BODY_TIMEOUT_S) as pool:
-        yield pool
+def two_ranks(starting) -> RankPool:
+    return starting["two_ranks"].result()
+
+
+@pytest.fixture(scope="session")
+def four_ranks(starting) -> RankPool:
+    return starting["four_ranks"].result()
 
 
 @pytest.fixture

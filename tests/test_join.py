@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reference.errors import RankError
 from reference.launch import RankPool
 
-from . import bodies, join_bodies
+from . import bodies, join_bodies, launch_bodies
 from .strategies import caps_mb
 
 SCRIPT = Path(__file__).parent / "scripts" / "count_inputs.py"
@@ -117,7 +117,7 @@ def test_torchs_sharded_optimizer_joins_with_our_module(ranks, inputs):
 @pytest.mark.parametrize("failing", [0, 1])
 def test_a_rank_that_raises_inside_the_context_ends_the_others(failing):
     with RankPool(2, timeout_s=60) as pool:
-        assert pool.run(bodies.identify)  # ranks are up: what follows is about the body alone
+        assert pool.run(launch_bodies.identify)  # ranks are up: what follows is about the body alone
         began = time.monotonic()
         with pytest.raises(RankError, match=f"rank {failing} failed: ArithmeticError: the third input is bad"):
             pool.run(join_bodies.raise_inside, failing)

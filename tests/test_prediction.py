@@ -1,6 +1,5 @@
 """Predictions from traces: the whole path from a recording to a table, a figure, a timeline."""
 
-import itertools
 import json
 
 import numpy as np
@@ -62,37 +61,6 @@ def test_the_frame_holds_every_span(trace):
     assert len(frame) == len(prediction.spans)
     of_rank_0 = frame[(frame["rank"] == 0) & (frame["kind"] == "all_reduce")]
     assert set(of_rank_0["bucket"]) == {s.bucket for s in prediction.spans if (s.rank, s.kind) == (0, "all_reduce")}
-
-
-@given(traces(), caps_mb())
-def test_a_timeline_follows_the_rules_of_its_format(trace, cap):
-    from simulator.answers.perfetto import chrome_trace
-
-    fabric = FABRIC.model_copy(update={"processor": Processor(launch_ns=7)})
-    prediction = predict(trace, fabric, world_size=2, bucket_cap_mb=cap)
-    events = json.loads(json.dumps(chrome_trace(prediction.timeline)))["traceEvents"]
-    slices = [event for event in events if event["ph"] == "X"]
-    assert len(slices) == len(prediction.spans)
-    named = {(event["pid"], event.get("tid")) for event in events if event["ph"] == "M"}
-    assert {(event["pid"], event["tid"]) for event in slices} <= named
-    for track in named:  # slices of one track must not overlap
-        times = sorted((e["ts"], e["ts"] + e["dur"]) for e in slices if (e["pid"], e["tid"]) == track)
-        assert all(before[1] <= after[0] + 1e-9 for before, after in itertools.pairwise(times))
-    starts, ends = ([event["id"] for event in events if event["ph"] == end] for end in "sf")
-    assert sorted(starts) == sorted(ends)
-    assert len(set(starts)) == len(starts) == len(prediction.timeline.job.ranks) * len(prediction.buckets)
-    for rank in prediction.timeline.job.ranks:  # what goes into the network comes out of it
-        counted = [e["args"]["bytes"] for e in events if e["ph"] == "C" and e["pid"] == rank]
-        assert min(counted) >= 0
-        assert counted[-1] == 0
-
-
-def test_a_timeline_is_written_where_it_was_asked_for(tmp_path):
-    from .test_trace import DOCUMENT, Trace
-
-    trace = Trace.model_validate_json(json.dumps(DOCUMENT))
-    predict(trace, FABRIC, world_size=2).save_perfetto(tmp_path / "new" / "timeline.json")
-    assert json.loads((tmp_path / "new" / "timeline.json").read_text())["displayTimeUnit"] == "ns"
 
 
 @pytest.mark.parametrize(

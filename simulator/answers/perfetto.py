@@ -1,12 +1,12 @@
 """Export to the Chrome trace event format, which ui.perfetto.dev and chrome://tracing open.
 
-One process a rank; a track for its computation, one for copies into and out of buckets, one for each collective
-that is under way at a time. Arrows lead from a bucket's last gradient to its launch and on to the end of its
-collective, and a counter shows the bytes in flight. Format: "Trace Event Format" of the Chromium project; its times
-are microseconds, here with fractions.
+One process a rank; of very many ranks, one for all that do the same. In it a track for its computation, one for
+copies into and out of buckets, one for each collective that is under way at a time. Arrows lead from a bucket's last
+gradient to its launch and on to the end of its collective, and a counter shows the bytes in flight. Format: "Trace
+Event Format" of the Chromium project; its times are microseconds, here with fractions.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from operator import attrgetter
 from typing import Any
@@ -18,6 +18,10 @@ COMPUTE_TRACK = 1
 COPY_TRACK = 2
 FIRST_COMM_TRACK = 3
 COPIES = ("pack", "copy_out")
+MOST_PROCESSES = 64
+"""Where there are more ranks, those that do the same share a process."""
+NUMBERS_IN_NAME = 3
+"""Of ranks that share a process."""
 
 Event = dict[str, Any]
 
@@ -26,21 +30,34 @@ def chrome_trace(timeline: Timeline) -> Event:
     """The whole document, ready for `json.dump`."""
     events: list[Event] = []
     by_rank = sorted(timeline.spans(), key=attrgetter("rank", "start_ns", "end_ns"))
-    for rank, of_rank in groupby(by_rank, attrgetter("rank")):
-        spans = list(of_rank)
+    simulated = {rank: list(spans) for rank, spans in groupby(by_rank, attrgetter("rank"))}
+    for rank, does_as, name in _processes(timeline.job.alike()):
+        spans = [span._replace(rank=rank) for span in simulated.get(does_as, [])]
         tracks = _tracks(spans)
-        events.extend(_names(rank, tracks))
+        events.extend(_names(rank, name, tracks))
         events.extend(_slice(span, track) for span, track in zip(spans, tracks, strict=True))
         events.extend(_arrows(spans, tracks))
         events.extend(_bytes_in_flight(rank, timeline))
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 
 
-def _names(rank: int, tracks: Iterable[int]) -> list[Event]:
+def _processes(alike: dict[int, list[int]]) -> Iterator[tuple[int, int, str]]:
+    """Each process: its number, the simulated rank that it shows, and its name."""
+    if sum(map(len, alike.values())) <= MOST_PROCESSES:
+        for rank, does_as in sorted((rank, does_as) for does_as, ranks in alike.items() for rank in ranks):
+            yield rank, does_as, f"rank {rank}"
+        return
+    for rank, ranks in alike.items():
+        numbers = [*map(str, ranks[:NUMBERS_IN_NAME]), *["..."] * (len(ranks) > NUMBERS_IN_NAME)]
+        others = f" ({len(ranks)} alike: {', '.join(numbers)})" if len(ranks) > 1 else ""
+        yield rank, rank, f"rank {rank}{others}"
+
+
+def _names(rank: int, name: str, tracks: Iterable[int]) -> list[Event]:
     names = {COMPUTE_TRACK: "computation", COPY_TRACK: "copies"}
     names |= {track: f"communication {track - COPY_TRACK}" for track in sorted(set(tracks) - set(names))}
     return [
-        {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": f"rank {rank}"}},
+        {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": name}},
         *(
             {"ph": "M", "pid": rank, "tid": track, "name": "thread_name", "args": {"name": name}}
             for track, name in names.items()

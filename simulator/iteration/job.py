@@ -20,7 +20,9 @@ class Job:
         script: What every rank does.
         work_ns: How long each computing step takes at full speed; shape [ranks, steps of the script], or with further
             axes before those, one job each, where only the closed form is asked.
-        ranks: The number of each simulated rank; others do as one of these.
+        ranks: The number of each simulated rank.
+        does_as: For every rank the number of the simulated one that does the same; shape [world size]. None: there
+            are no others.
         cost_ns: Each collective when it has the fabric to itself; shape [collectives], or with axes before.
         queues: The process group of each collective; those of one group start in their order.
         concurrency: Collectives of one group that run at the same time.
@@ -32,12 +34,22 @@ class Job:
     script: Script
     work_ns: Nanoseconds
     ranks: tuple[int, ...]
+    does_as: NDArray[np.int64] | None = None
     cost_ns: Nanoseconds
     queues: tuple[int, ...]
     concurrency: int = 1
     sharing: tuple[float, ...]
     compute_slowdown: float = 1.0
     collective_slowdown: float = 1.0
+
+    def alike(self) -> dict[int, list[int]]:
+        """Which ranks do as each of the simulated ones does, itself among them."""
+        if self.does_as is None:
+            return {rank: [rank] for rank in self.ranks}
+        alike: dict[int, list[int]] = {rank: [] for rank in self.ranks}
+        for rank, simulated in enumerate(self.does_as.tolist()):
+            alike[simulated].append(rank)
+        return alike
 
     @property
     def is_fluid(self) -> bool:

@@ -26,7 +26,8 @@ class Draws:
         sync_every: Iterations in a cycle, of which only the last synchronises; each has a draw of its own.
 
     Attributes:
-        ranks: The numbers of the ranks that are drawn; others do as one of these.
+        ranks: The numbers of the ranks that are drawn.
+        does_as: For every rank the number of the drawn one that does the same; shape [world size].
         count: How many iterations there are; of longer cycles, how many of those.
         parameters: How many parameters they have.
 
@@ -49,9 +50,9 @@ class Draws:
         self._inputs = None if inputs is None else np.array(inputs)
         at_random = any(straggler.rank is None for straggler in stragglers)
         if variation.kind == "recorded" and not at_random:
-            self.ranks = _unlike(world_size, len(recorded), stragglers, inputs)
+            self.ranks, self.does_as = _fold(world_size, len(recorded), stragglers, inputs)
         else:
-            self.ranks = np.arange(world_size)
+            self.ranks = self.does_as = np.arange(world_size)
         recorded = recorded[:world_size]
         counts = np.array([len(work.forward_ns) for work in recorded])
         self.count = int(counts.min()) if variation.kind == "recorded" else variation.iterations
@@ -126,18 +127,20 @@ def _check(world_size: int, stragglers: Sequence[Straggler], inputs: Sequence[in
         )
 
 
-def _unlike(
+def _fold(
     world_size: int, recorded: int, stragglers: Sequence[Straggler], inputs: Sequence[int] | None
-) -> NDArray[np.int64]:
-    """The first of all ranks that have the same recording, the same slow-downs and as many inputs."""
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The first of all ranks with the same recording, slow-downs and inputs; and for every rank its first."""
+    turns = -(-world_size // recorded)
+    kind = np.tile(np.arange(recorded), turns)[:world_size]
     if not stragglers and inputs is None:
-        return np.arange(min(world_size, recorded))
-    slow = {straggler.rank for straggler in stragglers}
-    first: dict[tuple[int, int | None, int | None], int] = {}
-    for rank in range(world_size):
-        key = (rank % recorded, rank if rank in slow else None, None if inputs is None else inputs[rank])
-        first.setdefault(key, rank)
-    return np.array(sorted(first.values()))
+        return kind[:recorded], kind
+    slow = np.array([straggler.rank for straggler in stragglers], np.int64)
+    kind[slow] = recorded + slow  # of its own
+    if inputs is not None:
+        kind = kind * (max(inputs) + 1) + np.array(inputs)
+    _, first, place = np.unique(kind, return_index=True, return_inverse=True)
+    return np.sort(first), first[place]
 
 
 def _typical(work: Work) -> int:

@@ -1,0 +1,44 @@
+"""Rank bodies about launching alone. They import little, so that ranks which are started only for them start soon."""
+
+import os
+import threading
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def identify(rank: int, world_size: int, *args: object) -> tuple[object, ...]:
+    return rank, world_size, dist.get_rank(), dist.get_world_size(), *args
+
+
+def fail_on(rank: int, _world_size: int, failing: int) -> int:
+    if rank == failing:
+        raise ArithmeticError("the sums do not add up")
+    dist.barrier()  # its peers wait for the one that failed
+    return rank
+
+
+def die_on(rank: int, _world_size: int, dying: int) -> int:
+    if rank == dying:
+        os._exit(17)
+    dist.barrier()
+    return rank
+
+
+def hang_on(rank: int, _world_size: int, hanging: int) -> int:
+    if rank == hanging:
+        threading.Event().wait()  # nobody sets it: only the launcher's time-out can end this rank
+    return rank
+
+
+def return_unpicklable(_rank: int, _world_size: int) -> object:
+    return lambda: None
+
+
+def return_tensor(rank: int, _world_size: int) -> Tensor:
+    return torch.full((3,), float(rank))
+
+
+def count_threads(_rank: int, _world_size: int) -> int:
+    return torch.get_num_threads()
