@@ -53,7 +53,7 @@ class Foretold:
 class Measurement:
     """One turn of a target run; times in nanoseconds, of each iteration the slowest rank's.
 
-    `compute_ns` is what computation alone took right before and after, on average: the machine's speed just then.
+    `compute_ns` is what computation alone took right before and after, at its best: the machine's speed just then.
     """
 
     times_ns: tuple[int, ...]
