@@ -153,7 +153,7 @@ def make_row(model: str, configuration: Configuration, foretold: Foretold, turns
     counted = quiet or turns
     low, middle, high = _quartiles([ns for turn in counted for ns in turn.times_ns])
     paired_low, paired, paired_high = _quartiles(
-        [ns + prediction.compute_ns - turn.compute_ns for turn in counted for ns in turn.times_ns]
+        [max(1, ns + prediction.compute_ns - turn.compute_ns) for turn in counted for ns in turn.times_ns]
     )
     return Row(
         model=model,

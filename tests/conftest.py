@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, settings
 from reference.launch import RankPool
 
 BODY_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 100.0
 WORLD_SIZES = {"two_ranks": 2, "four_ranks": 4}
 
 # Ranks are shared between examples on purpose: a body leaves nothing behind. No deadline: the machine is shared.
@@ -20,16 +21,16 @@ settings.load_profile("ddplab")
 @pytest.fixture(scope="session", autouse=True)
 def starting(request) -> Iterator[dict[str, Future[RankPool]]]:
     """The pools of ranks that any test of the session uses; they start while tests run that use none."""
-    used = {name for item in request.session.items for name in item.fixturenames} & set(WORLD_SIZES)
-    with ExitStack() as stack, ThreadPoolExecutor() as starters:
-        pools = {name: stack.enter_context(RankPool(WORLD_SIZES[name], timeout_s=BODY_TIMEOUT_S)) for name in used}
-        yield {name: starters.submit(_started, pool) for name, pool in pools.items()}
+    used = {name for item in request.session.items for name in item.fixturenames}
+    with ExitStack() as stack, ThreadPoolExecutor(max_workers=1) as starter:
+        pools = {name: RankPool(size, timeout_s=BODY_TIMEOUT_S) for name, size in WORLD_SIZES.items() if name in used}
+        yield {name: starter.submit(_started, stack.enter_context(pool)) for name, pool in pools.items()}
 
 
 def _started(pool: RankPool) -> RankPool:
     from . import bodies  # torch and our class, which sessions without ranks need not load
 
-    pool.run(bodies.import_everything)
+    pool.run(bodies.import_everything, timeout_s=START_TIMEOUT_S)
     return pool
 
 

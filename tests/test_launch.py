@@ -1,10 +1,10 @@
 """The launcher: results by rank, the cause of a failure, and never a hang."""
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE, Popen
 
 import pytest
 
@@ -47,7 +47,7 @@ def mortal_ranks() -> Iterator[RankPool]:
 def test_a_rank_that_goes_wrong_ends_the_others_and_tells_why(mortal_ranks, body, rank, says):
     mortal_ranks.run(bodies.identify)  # ranks are up: what follows is about the body alone
     with pytest.raises(RankError, match=says) as caught:
-        mortal_ranks.run(body, rank, timeout_s=3)
+        mortal_ranks.run(body, rank, timeout_s=2)
     assert caught.value.rank == rank
     again = mortal_ranks.run(bodies.identify, "again")
     assert again == [(0, 2, 0, 2, "again"), (1, 2, 1, 2, "again")]
@@ -63,21 +63,25 @@ def test_a_world_without_ranks_is_refused():
         RankPool(0)
 
 
-@pytest.mark.parametrize("under", ["python", "torchrun"])
-def test_a_script_runs_under_python_and_under_torchrun_unchanged(under):
-    launcher = {
-        "python": [sys.executable],
-        "torchrun": [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nproc-per-node=2",
-            "--local-addr=127.0.0.1",
-        ],
-    }[under]
-    done = subprocess.run([*launcher, str(SCRIPT)], capture_output=True, text=True, timeout=100, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("[3.0, 3.0]") == {"python": 1, "torchrun": 2}[under]
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[dict[str, Popen[str]]]:
+    """One script under two launchers, side by side: both mostly import."""
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--local-addr=127.0.0.1"]
+    running = {
+        name: Popen([sys.executable, *options, SCRIPT], stdout=PIPE, stderr=PIPE, text=True)
+        for name, options in {"python": [], "torchrun": torchrun}.items()
+    }
+    yield running
+    for process in running.values():
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(("under", "printing"), [("python", 1), ("torchrun", 2)])
+def test_a_script_runs_under_python_and_under_torchrun_unchanged(scripts, under, printing):
+    printed, errors = scripts[under].communicate(timeout=100)
+    assert scripts[under].returncode == 0, errors
+    assert printed.count("[3.0, 3.0]") == printing
 
 
 def test_ranks_share_the_cores(four_ranks):
