@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .engines.closed_form import solve, solve_many
-from .engines.replay import replay
+from .engines.replay import latency_ns, replay
 from .iteration.blueprint import Blueprint
 from .iteration.job import Job, Nanoseconds
 from .spans import ComputeKind
@@ -67,7 +67,7 @@ def _simulate_some(blueprint: Blueprint, draws: Draws, engine: Engine, numbers: 
         latency = solve_many(jobs)
     else:
         each = (replace(jobs, work_ns=one, cost_ns=blueprint.cost_ns) for one in jobs.work_ns)
-        latency = np.array([replay(job).iteration_ns for job in each])
+        latency = np.array([latency_ns(job) for job in each])
     return np.stack(np.broadcast_arrays(latency, compute, no_overlap))
 
 

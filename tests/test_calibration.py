@@ -1,5 +1,6 @@
 """Calibrations: what samples amount to, how a hook's own work is told from its collectives, and real ones."""
 
+import threading
 from contextlib import suppress
 from functools import partial
 from itertools import accumulate
@@ -397,3 +398,12 @@ def test_costs_that_were_measured_count_as_those_that_are_told_and_told_ones_win
     if told.has_costs:
         assert predict(trace, with_hooks(cost), world_size=2, hook=named_hook(told.name)) == explicit
         assert predict(trace, with_hooks(other), world_size=2, hook=told) == explicit
+
+
+def test_an_end_that_is_noted_late_is_waited_for():
+    """What follows a collective may run before the witness has noted its end."""
+    sighting = Sighting(issued_ns=0)
+    late = threading.Timer(0.05, sighting.finish)
+    late.start()
+    assert sighting.wait() == sighting.done_ns > 0
+    late.join()

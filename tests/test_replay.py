@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulator import predict
 from simulator.engines.closed_form import solve
-from simulator.engines.replay import replay
+from simulator.engines.replay import latency_ns, replay
 from simulator.engines.work_clock import WorkClock
 from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
 from simulator.iteration.blueprint import draft
@@ -346,6 +346,7 @@ def test_laws_of_every_iteration(job):
     timeline, spans = replay(job), list(replay(job).spans())
     assert spans == list(timeline.spans()), "not deterministic"
     total = timeline.iteration_ns
+    assert total == latency_ns(job)
     assert total == max((span.end_ns for span in spans), default=0)
     assert total >= job.work_ns.sum(axis=1).max()
     assert total * job.concurrency * len(set(job.queues)) >= job.cost_ns.sum()

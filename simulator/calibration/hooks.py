@@ -4,7 +4,6 @@ Each bucket goes through the real hook by itself, on all ranks at once: what the
 another's collectives run is slowed down, and that is charged apart.
 """
 
-import threading
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -119,17 +118,12 @@ def _buckets(module: nn.Module) -> list[Bucket]:
 
 def time_parts(hook: Hook, state: Any, bucket: Bucket) -> Parts:
     """Call the hook with a bucket that has been packed, and wait for what it returns."""
-    whole, told = Sighting(clock_ns()), threading.Event()
-
-    def finish(_future: object) -> None:
-        whole.finish()
-        told.set()
-
+    whole = Sighting(clock_ns())
     with witnessed("all_reduce", "all_gather") as collectives:
         whole.issued_ns = clock_ns()
         future = hook(state, GradBucket(bucket, 0, is_last=True))  # PowerSGD's second collective comes at once
-        future.add_done_callback(finish)
-        told.wait()
+        future.add_done_callback(lambda _: whole.finish())
+        whole.wait()
         future.wait()  # raises what went wrong
     return split(whole, collectives)
 
@@ -141,15 +135,10 @@ def split(whole: Sighting, collectives: list[Sighting]) -> Parts:
         whole: From its call until its future had a result.
         collectives: What it issued meanwhile, each after the one before was done. None of them: all is `compress`.
     """
-    starts = [whole.issued_ns, *(_done_ns(collective) for collective in collectives)]
-    ends = [*(collective.issued_ns for collective in collectives), _done_ns(whole)]
+    starts = [whole.issued_ns, *(collective.wait() for collective in collectives)]
+    ends = [*(collective.issued_ns for collective in collectives), whole.wait()]
     compress, *others = (max(0, end - start) for start, end in zip(starts, ends, strict=True))
     if not others:
         return Parts(compress, None, None)
     *between, decompress = others
     return Parts(compress, sum(between) if between else None, decompress)
-
-
-def _done_ns(sighting: Sighting) -> int:
-    assert sighting.done_ns is not None
-    return sighting.done_ns

@@ -66,5 +66,4 @@ def _rebuild_ns(module: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
         layout.rebuild_if_due(range(len(tensors))[::-1], group)
         total_ns = clock_ns() - start
     (broadcast,) = broadcasts
-    assert broadcast.done_ns is not None
-    return total_ns - (broadcast.done_ns - broadcast.issued_ns)
+    return total_ns - (broadcast.wait() - broadcast.issued_ns)

@@ -1,8 +1,9 @@
 """Witness: when the code under test issues collectives and when they are done, without a change to that code."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
 
@@ -22,18 +23,27 @@ class Sighting:
 
     issued_ns: int
     done_ns: int | None = None
+    _told: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
     def finish(self) -> None:
         """It is done now."""
         self.done_ns = clock_ns()
+        self._told.set()
+
+    def wait(self) -> int:
+        """Block until it is done, and return when that was."""
+        if self.done_ns is None:
+            self._told.wait()
+        assert self.done_ns is not None
+        return self.done_ns
 
 
 @contextmanager
 def witnessed(*names: str) -> Iterator[list[Sighting]]:
     """Note every call of these functions of `torch.distributed` within the block, in the order of the calls.
 
-    For code that looks them up when it calls them (`dist.all_reduce`) and goes on in a `then` of the collective's
-    future, as everything in `reference` does: what the witness notes at its end comes before any `then`.
+    For code that looks them up when it calls them (`dist.all_reduce`). What follows in a `then` of a collective's
+    future may run just before the witness notes its end, on another thread: so `Sighting.wait` before reading that.
     """
     originals = {name: getattr(dist, name) for name in names}
     sightings: list[Sighting] = []
