@@ -177,7 +177,6 @@ def in_two_slots(p1_ns: int) -> list[str]:
         queues=(0,) * 4,
         concurrency=2,
         sharing=(1.0,) * 4,
-        busy=(1.0,) * 4,
         compute_slowdown=2.0,
         collective_slowdown=4.0,
     )

@@ -112,18 +112,6 @@ def test_computation_is_slower_while_a_collective_runs():
     assert " 34- 42 rank 0 all_reduce 1" in lines
 
 
-@pytest.mark.parametrize(("library", "slowed_ns"), [("nccl", 8), ("gloo", 2)])
-def test_where_threads_sleep_while_they_wait_only_bytes_slow_computation_down(library, slowed_ns):
-    """Of the 8 ns of an all-reduce 6 are latency, so Gloo keeps the processor busy for a quarter."""
-    rows = tuple(Timing(world_size=2, size_bytes=size, ns=ns) for size, ns in [(0, 6), (8, 8)])
-    costs = Fabric(all_reduce=rows, library=library, concurrency=1, processor=Processor(compute_slowdown=2.0))
-    long = iteration(forward_ns=10, ready_ns=(20, 20), backward_end_ns=100, step_ns=5)
-    alone = predict(trace_of([[long]], [4, 4]), costs, world_size=1, plan=[[0, 1]]).iteration_ns
-    beside = predict(trace_of([[long]], [4, 4]), costs, world_size=2, plan=[[0, 1]]).iteration_ns
-    assert costs.busy_part(8, 2) == slowed_ns / 8
-    assert beside - alone == pytest.approx(8 - 8 / (1 + slowed_ns / 8), abs=1)
-
-
 def test_a_collective_is_slower_while_a_rank_computes():
     """Bucket 1 is launched at 30; computation goes on for 2 ns, in which it does 1 of its 8 ns."""
     costs = fabric(8, processor=Processor(collective_slowdown=2.0))

@@ -133,12 +133,11 @@ class _Replay:
 
     def _adjust_speeds(self) -> None:
         """Something has started or stopped: whatever is under way goes on at the speed that holds from here."""
-        busiest = max((self.job.busy[number] for number in self.running), default=0.0)
-        self.computation.slow_down(1.0 + (self.job.compute_slowdown - 1.0) * busiest)
+        self.computation.slow_down(self.job.compute_slowdown if self.running else 1.0)
+        beside_computation = self.job.collective_slowdown if self.computing else 1.0
         for number, clock in self.running.items():
             sharing = 1.0 + (self.job.sharing[number] - 1.0) * (len(self.running) - 1)
-            rival = (self.job.collective_slowdown - 1.0) * self.job.busy[number] if self.computing else 0.0
-            clock.slow_down(max(1.0, sharing) * (1.0 + rival))
+            clock.slow_down(max(1.0, sharing) * beside_computation)
 
     @property
     def _now(self) -> int:

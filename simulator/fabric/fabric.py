@@ -115,17 +115,6 @@ class Fabric(Description):
             beside = alone + (running - 1) * max(0, alone - latency)
         return float(beside / alone) if alone else 1.0
 
-    def busy_part(self, size_bytes: int, world_size: int) -> float:
-        """The part of an all-reduce's time in which it keeps processors busy that also compute.
-
-        NCCL's blocks hold their place on the GPU while they wait for each other; Gloo's threads sleep, so with Gloo
-        what does not grow with the bytes leaves the processors alone.
-        """
-        if self.library != "gloo":
-            return 1.0
-        latency, whole = self.all_reduce_costs_ns(np.array([0, size_bytes]), world_size).tolist()
-        return max(0.0, 1.0 - latency / whole) if whole else 0.0
-
     def relative_error(self, world_size: int) -> float:
         """Half-width of the band that holds a collective's cost nine times in ten, as a fraction of the cost."""
         return self._curves.relative_error(world_size)

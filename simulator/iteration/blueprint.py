@@ -32,7 +32,6 @@ class Blueprint:
         pack_ns: Copying each bucket's gradients into it.
         cost_ns: Each collective when it has the fabric to itself; shape [..., collectives].
         sharing: By collective, how many times as long it takes with one other beside it.
-        busy: By collective, the part of its time in which it keeps processors busy.
         fabric: What the prices are from.
     """
 
@@ -43,7 +42,6 @@ class Blueprint:
     pack_ns: Nanoseconds
     cost_ns: Nanoseconds
     sharing: tuple[float, ...]
-    busy: tuple[float, ...]
     fabric: Fabric
 
     def job(self, work: Work, ranks: Sequence[int], joined: NDArray[np.bool_] | None = None) -> Job:
@@ -67,7 +65,6 @@ class Blueprint:
             queues=tuple(number % self.policy.process_groups for number in range(len(self.script.collectives))),
             concurrency=self.fabric.concurrency,
             sharing=self.sharing,
-            busy=self.busy,
             compute_slowdown=processor.compute_slowdown,
             collective_slowdown=processor.collective_slowdown,
         )
@@ -157,7 +154,6 @@ def draft(
         pack_ns=np.array([sum(processor.pack(sizes[index]) for index in bucket) for bucket in buckets], np.int64),
         cost_ns=price(messages_of(script), fabric, world_size),
         sharing=_sharing(script.collectives, fabric, world_size, fabric.concurrency * policy.process_groups),
-        busy=tuple(fabric.busy_part(collective.size_bytes, world_size) for collective in script.collectives),
         fabric=fabric,
     )
 
@@ -173,7 +169,6 @@ def draft_join_end(trace: Trace, fabric: Fabric, policy: Policy, world_size: int
         queues=(0,) * len(script.collectives),
         concurrency=fabric.concurrency,
         sharing=_sharing(script.collectives, fabric, world_size, fabric.concurrency),
-        busy=(1.0,) * len(script.collectives),
     )
 
 

@@ -27,7 +27,6 @@ class Job:
         queues: The process group of each collective; those of one group start in their order.
         concurrency: Collectives of one group that run at the same time.
         sharing: By collective, how many times as long it takes with one other beside it; each further adds as much.
-        busy: By collective, the part of its time in which it keeps processors busy; slow-downs count in that part.
         compute_slowdown: How many times as long computing takes while a collective runs.
         collective_slowdown: How many times as long a collective takes while a rank computes.
     """
@@ -40,7 +39,6 @@ class Job:
     queues: tuple[int, ...]
     concurrency: int = 1
     sharing: tuple[float, ...]
-    busy: tuple[float, ...]
     compute_slowdown: float = 1.0
     collective_slowdown: float = 1.0
 
