@@ -20,7 +20,7 @@ from .report import Measurement
 
 WARM_UP = 2
 RECORDED_ITERATIONS = 8
-MEASURED_ITERATIONS = 3
+MEASURED_ITERATIONS = 2
 """Each time that a configuration has its turn, after those that are not counted."""
 COMPUTED_ITERATIONS = 2
 """Without communication, between two turns; the faster one counts: a burst of noise is over soon."""

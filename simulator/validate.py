@@ -45,7 +45,7 @@ def validate(
         configurations: What to predict and measure for each model.
         out: Folder for `predictions.json`, `report.json` and `report.csv`, and for each model a folder with
             its `trace.json.gz` and `fabric.json`.
-        repeat: How often each configuration has its turn in a quiet machine; at most twice as often in all.
+        repeat: How often each configuration has its turn in a quiet machine; in all, at most half as often again.
         on_progress: Told of every step.
 
     Raises:
@@ -115,7 +115,8 @@ def _measure(
 ) -> dict[Target, list[Measurement]]:
     """All turns of each target; models take turns too. Those that had too few quiet ones have more."""
     measured: dict[Target, list[Measurement]] = {target: [] for target in foretold}
-    for turn in range(2 * repeat):
+    most = repeat + repeat // 2
+    for turn in range(most):
         for model, trace in traces.items():
             due = [
                 (name, configuration)
@@ -123,7 +124,7 @@ def _measure(
                 if name == model and _quiet_turns(turns, foretold[name, configuration]) < repeat
             ]
             if due:
-                word = f"{model}: training, turn {turn + 1} of {repeat if turn < repeat else 2 * repeat}"
+                word = f"{model}: training, turn {turn + 1} of {repeat if turn < repeat else most}"
                 told = [_told(trace, configuration) for _, configuration in due]
                 one_turn = pool.run(measure_configurations, model, told, word, on_progress=on_progress)[0]
                 for target, measurement in zip(due, one_turn, strict=True):

@@ -30,7 +30,8 @@ def validate(
     orders: Orders = "ready",
     hooks: Hooks = "none",
     repeat: Annotated[
-        int, typer.Option(min=1, help="Quiet turns of each configuration, 3 iterations each; at most twice as many.")
+        int,
+        typer.Option(min=1, help="Quiet turns of each configuration, 2 iterations each; at most half as many more."),
     ] = 3,
     link_rate: LinkRate = None,
     out: Annotated[Path, typer.Option(help="Folder for trace, fabric, predictions, report.")] = Path("out/validate"),
