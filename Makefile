@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@command -v ip tc nsenter >/dev/null || (apt-get update -qq && apt-get install -y -qq iproute2 util-linux) || true
 	@touch $@
 
-demo: $(READY)  ## train, record, predict and compare: 3 to 4 minutes, results in out/demo/
+demo: $(READY)  ## train, record, predict and compare: 4 minutes, results in out/demo/
 	$(BIN)/ddplab demo --out out/demo
 
 test: $(READY) .venv/.links  ## run the tests
@@ -41,7 +41,7 @@ format: $(READY)  ## rewrite the code as `make check` wants it
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench-simulator: $(READY)  ## how fast the simulator is, against what it must reach; figure in out/: 3 minutes
+bench-simulator: $(READY)  ## how fast the simulator is, against what it must reach; figure in out/: 1 minute
 	$(BIN)/python -m benchmarks.simulator
 
 score: $(READY)  ## predictions beside published figures, offline: half a minute, tables in validation/score.md

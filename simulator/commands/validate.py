@@ -31,7 +31,7 @@ def validate(
     hooks: Hooks = "none",
     repeat: Annotated[
         int,
-        typer.Option(min=1, help="Quiet turns of each configuration, 2 iterations each; at most half as many more."),
+        typer.Option(min=1, help="Turns of each configuration, 2 iterations each; if noisy, half as many more."),
     ] = 3,
     link_rate: LinkRate = None,
     out: Annotated[Path, typer.Option(help="Folder for trace, fabric, predictions, report.")] = Path("out/validate"),
@@ -59,7 +59,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for everything that it makes.")] = Path("out/demo"),
     json_path: Json = None,
 ) -> None:
-    """Train ResNet-50 and an MLP on two ranks, predicted first: about 3 minutes on two cores."""
+    """Train ResNet-50 and an MLP on two ranks, predicted first: about 4 minutes on two cores."""
     from ..demo import demo as run
 
     check_outputs(out / "report.json", json_path)
