@@ -220,7 +220,7 @@ class RankPool:
         os.kill(pid, signal.SIGUSR1)
         deadline = time.monotonic() + STACK_TIMEOUT_S
         while not path.stat().st_size and time.monotonic() < deadline:
-            time.sleep(0.01)  # polled: a hung rank writes from its signal handler, which can tell nobody
+            time.sleep(0.01)  # between looks: faulthandler writes it inside the hung rank, and no event tells when
         return "\n".join(path.read_text().splitlines()[1 : 1 + STACK_LINES]) or "nothing that it could tell"
 
     def _receive(self, rank: int) -> tuple[int, Any]:

@@ -14,14 +14,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from reference.errors import LinkError
-from reference.links import Links
 from reference.trace import Trace
 from simulator import Fabric, predict
 from simulator.cli import main
 from simulator.commands.knobs import KNOBS
 from simulator.fabric import LevelEntry, Linear, Processor, TopologyFile
 from simulator.fabric.processor import HookCost
+
+from .test_links import links_are_permitted
 
 ROOT = Path(__file__).parent.parent
 TINY = "tests.models_for_cli:tiny"
@@ -293,14 +293,6 @@ def test_the_readme_compares_every_knob():
         assert f"`{name}`" in table, f"README's table of what can be asked has no `{name}`"
 
 
-def links_are_permitted() -> bool:
-    try:
-        Links(1, 1e9).close()
-    except LinkError:
-        return False
-    return True
-
-
 def test_calibrate_and_validate_on_real_ranks(tmp_path):
     """The slow one: it really measures, over links where it may have any. Predictions are on disk, as hashed."""
     import hashlib
@@ -462,4 +454,4 @@ def _wait_until(condition, complaint: str) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, complaint
-        time.sleep(0.1)  # polled: Linux tells nobody that a process has computed so long, or that a group is gone
+        time.sleep(0.1)  # between looks: the kernel tells no stranger how long a process computed, or that it ended
