@@ -1,7 +1,9 @@
 """One bucket: a flat buffer, one view a parameter, and how far along it is."""
 
 import copy
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from .parameters import size_bytes
 LARGE = 16 * 1024
 # Gradients that views will replace are packed before more bytes than this wait: until then both take memory.
 MOST_WAITING_BYTES = 2**18
+CACHE_LINE_BYTES = 64
 
 
 class Bucket:
@@ -56,8 +59,9 @@ class Bucket:
 
     def _make_buffer(self) -> None:
         first = self.parameters[0]
-        elements = sum(parameter.numel() for parameter in self.parameters)
-        self.buffer = torch.empty(elements, dtype=first.dtype, device=first.device)
+        elements = [parameter.numel() for parameter in self.parameters]
+        lead = lead_in(elements, CACHE_LINE_BYTES // first.element_size()) if first.device.type == "cpu" else 0
+        self.buffer = torch.empty(lead + sum(elements), dtype=first.dtype, device=first.device)[lead:]
         self.views = self.views_of(self.buffer)
 
     @property
@@ -255,3 +259,20 @@ class SparseBucket(Bucket):
             parameter.grad = averages
         elif parameter.grad is not averages:
             parameter.grad.copy_(averages)
+
+
+def lead_in(elements: Iterable[int], line: int) -> int:
+    """Elements to leave free before a buffer, so that most of it is in slots that begin at a cache line.
+
+    Without them one slot of odd size, as a classifier's 1000 biases have it, moves all slots after it off the lines,
+    and copying into those takes half as long again.
+
+    Args:
+        elements: Of each slot; the slots follow each other.
+        line: Elements that a cache line holds.
+    """
+    aligned: Counter[int] = Counter({0: 0})  # elements of the slots that would begin at a line, by lead-in
+    ends = list(accumulate(elements, initial=0))
+    for begin, end in pairwise(ends):
+        aligned[-begin % line] += end - begin
+    return max(aligned, key=lambda lead: (aligned[lead], -lead))

@@ -24,12 +24,14 @@ def predict_one(trace: Trace, fabric: Fabric, configuration: Configuration, worl
 def foretell(
     trace: Trace, fabric: Fabric, configurations: Sequence[Configuration], world_size: int
 ) -> list[Foretold]:
-    """The prediction for each configuration, and the naive replay's."""
+    """The prediction for each configuration, the naive replay's, and what the reference takes."""
+    all_gradients_ns = fabric.all_reduce_ns(sum(trace.sizes_bytes), world_size)
     naive = fabric.model_copy(update={"processor": Processor(), "concurrency": 1, "sharing": ()})
     return [
         Foretold(
-            predict_one(trace, fabric, configuration, world_size),
-            predict_one(trace, naive, configuration, world_size).iteration_ns,
+            prediction := predict_one(trace, fabric, configuration, world_size),
+            naive_overlap_ns=predict_one(trace, naive, configuration, world_size).iteration_ns,
+            reference_ns=prediction.compute_ns + all_gradients_ns,
         )
         for configuration in configurations
     ]

@@ -25,8 +25,7 @@ FIGURES = (
 
 def is_steady(fabric: Fabric, policy: Policy) -> bool:
     """Whether speeds can't depend on what else runs: a grid takes only such fabrics."""
-    processor = fabric.processor.slowed(1)
-    slows = max(processor.compute_slowdown, processor.collective_slowdown) > 1
+    slows = any(max(row.compute, row.collective) > 1 for row in fabric.processor.slowed(1).contention)
     return not slows and fabric.concurrency * policy.process_groups == 1
 
 

@@ -19,7 +19,7 @@ from .answers import perfetto
 from .answers.breakdown import break_down, critical_path
 from .checks import check_prediction, check_world_size, checked_hook
 from .fabric import Fabric, Processor
-from .iteration.blueprint import Blueprint, counted_as_free, draft, draft_join_end
+from .iteration.blueprint import Blueprint, contention_of, counted_as_free, draft, draft_join_end
 from .iteration.comm_hook import CommHook
 from .iteration.job import Job
 from .iteration.policy import Phase, Policy, buckets_of
@@ -269,9 +269,9 @@ def _as_far_as_known(job: Job, processor: Processor, relative_error: float) -> I
     """The job with each figure as low as it may be, and as high; none where a figure has no error."""
     cheaper, dearer = error_factors(np.array(relative_error))
     yield replace(job, cost_ns=whole(job.cost_ns * cheaper)), replace(job, cost_ns=whole(job.cost_ns * dearer))
-    if processor.compute_slowdown_error or processor.collective_slowdown_error:
+    if processor.slowed(1) != processor:
         faster, slower = (
-            replace(job, compute_slowdown=slow.compute_slowdown, collective_slowdown=slow.collective_slowdown)
-            for slow in (processor.slowed(-1), processor.slowed(1))
+            replace(job, slowdowns=contention_of(job.script.collectives, slowed, job.most_running))
+            for slowed in (processor.slowed(-1), processor.slowed(1))
         )
         yield faster, slower

@@ -43,21 +43,24 @@ class Foretold:
         prediction: The simulator's.
         naive_overlap_ns: Of the replay that knows no more than when gradients are ready and what an all-reduce costs:
             one at a time, nothing slows anything down, copies and launches are free.
+        reference_ns: Of computation, and then one all-reduce of all gradients, as trace and calibration have them.
     """
 
     prediction: Prediction
     naive_overlap_ns: int
+    reference_ns: int
 
 
 @dataclass(frozen=True)
 class Measurement:
     """One turn of a target run; times in nanoseconds, of each iteration the slowest rank's.
 
-    `compute_ns` is what computation alone took right before and after, at its best: the machine's speed just then.
+    `reference_ns` is what computation and then an all-reduce of all gradients took right before and after, median:
+    the machine's speed just then.
     """
 
     times_ns: tuple[int, ...]
-    compute_ns: int
+    reference_ns: int
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,14 @@ class Row:
     `measured_ns` is the median of what the clock said, `quartiles_ns` its spread, and `error` is
     predicted / measured - 1.
 
-    A prediction holds for a machine as fast as it was when the trace was recorded, and a shared machine's speed
-    changes by the second. So each turn is paired with computation alone, timed right beside it. Where that took much
-    longer than in the trace, the turn does not count, unless no turn was quiet: `quiet_turns` of `turns` were.
-    `paired_ns` is the median of those that count after taking off what computation took longer than in the trace;
-    `paired_error`, and the errors of the three yardsticks, compare with it. Perfect scaling is computation alone; no
-    overlap has all communication after the backward pass; naive overlap is `Foretold.naive_overlap_ns`.
+    A prediction holds for a machine as fast as it was when it was calibrated, and a shared machine's speed changes by
+    the second. So each turn is paired with a reference, timed right beside it: computation, and then an all-reduce of
+    all gradients. Where that took much longer than trace and calibration say, the turn does not count, unless no turn
+    was quiet: `quiet_turns` of `turns` were. `paired_ns` is the median of those that count, each multiplied by what
+    the reference should have taken over what it took; `paired_error`, and the errors of the three yardsticks, compare
+    with it. Perfect scaling is computation alone; no overlap has all communication after the backward pass; naive
+    overlap is `Foretold.naive_overlap_ns`. `coverage` is the fraction of those iterations, paired, that lie inside
+    the predicted interval.
     """
 
     model: str
@@ -80,7 +85,7 @@ class Row:
     order: str
     hook: str
     buckets: int
-    turns: int
+    turns: tuple[Measurement, ...]
     quiet_turns: int
     measured_ns: int
     quartiles_ns: tuple[int, int]
@@ -88,6 +93,7 @@ class Row:
     paired_quartiles_ns: tuple[int, int]
     predicted_ns: int
     interval_ns: tuple[int, int]
+    coverage: float
     error: float
     paired_error: float
     perfect_scaling_error: float
@@ -108,7 +114,7 @@ class Report:
         sign_errors: How many of these the prediction ranks the wrong way round.
         fastest_found: Fraction of the models whose fastest configuration was predicted to be that, or is not
             measurably faster than the one that was.
-        coverage: Fraction of paired measurements inside the predicted interval.
+        coverage: Mean of the rows': an interval is meant to hold 90 % of iterations.
         yardsticks: Mean absolute paired error of each.
         rows: One a configuration and model.
     """
@@ -125,8 +131,8 @@ class Report:
     rows: tuple[Row, ...]
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows as a table."""
-        return pd.DataFrame([asdict(row) for row in self.rows])
+        """The rows as a table; of the turns, how many there were."""
+        return pd.DataFrame([{**asdict(row), "turns": len(row.turns)} for row in self.rows])
 
     def to_json(self) -> dict[str, Any]:
         """All of it; an infinite cap is written as null."""
@@ -141,27 +147,27 @@ class Report:
         write_whole(folder / "report.csv", self.to_frame().to_csv(index=False).encode())
 
 
-def is_quiet(turn: Measurement, compute_ns: int) -> bool:
-    """Whether the machine was about as fast as when computation was recorded."""
-    return turn.compute_ns <= TOLERANCE * compute_ns
+def is_quiet(turn: Measurement, foretold: Foretold) -> bool:
+    """Whether the machine was about as fast as when it was calibrated."""
+    return turn.reference_ns <= TOLERANCE * foretold.reference_ns
 
 
 def make_row(model: str, configuration: Configuration, foretold: Foretold, turns: Sequence[Measurement]) -> Row:
     """One row, from all turns that the configuration had."""
     prediction = foretold.prediction
-    quiet = [turn for turn in turns if is_quiet(turn, prediction.compute_ns)]
+    quiet = [turn for turn in turns if is_quiet(turn, foretold)]
     counted = quiet or turns
     low, middle, high = _quartiles([ns for turn in counted for ns in turn.times_ns])
-    paired_low, paired, paired_high = _quartiles(
-        [max(1, ns + prediction.compute_ns - turn.compute_ns) for turn in counted for ns in turn.times_ns]
-    )
+    iterations = [ns * foretold.reference_ns / turn.reference_ns for turn in counted for ns in turn.times_ns]
+    paired_low, paired, paired_high = _quartiles(iterations)
+    shortest, longest = prediction.interval_ns
     return Row(
         model=model,
         cap_mb=configuration.cap_mb,
         order=configuration.order,
         hook=configuration.hook,
         buckets=len(prediction.buckets),
-        turns=len(turns),
+        turns=tuple(turns),
         quiet_turns=len(quiet),
         measured_ns=middle,
         quartiles_ns=(low, high),
@@ -169,6 +175,7 @@ def make_row(model: str, configuration: Configuration, foretold: Foretold, turns
         paired_quartiles_ns=(paired_low, paired_high),
         predicted_ns=prediction.iteration_ns,
         interval_ns=prediction.interval_ns,
+        coverage=statistics.fmean(shortest <= ns <= longest for ns in iterations),
         error=prediction.iteration_ns / middle - 1,
         paired_error=prediction.iteration_ns / paired - 1,
         perfect_scaling_error=prediction.compute_ns / paired - 1,
@@ -191,7 +198,7 @@ def summarize(rows: Sequence[Row], predictions_sha256: str) -> Report:
         fastest_found=statistics.fmean(
             _fastest_found([row for row in rows if row.model == model]) for model in models
         ),
-        coverage=statistics.fmean(row.interval_ns[0] <= row.paired_ns <= row.interval_ns[1] for row in rows),
+        coverage=statistics.fmean(row.coverage for row in rows),
         yardsticks={
             name: statistics.fmean(abs(getattr(row, f"{name}_error")) for row in rows) for name in YARDSTICKS
         },

@@ -77,7 +77,7 @@ def show_report(report: Report) -> None:
                 "perfect scaling": f"{row.perfect_scaling_error:+.0%}",
                 "no overlap": f"{row.no_overlap_error:+.0%}",
                 "naive": f"{row.naive_overlap_error:+.0%}",
-                "quiet": f"{row.quiet_turns}/{row.turns}",
+                "quiet": f"{row.quiet_turns}/{len(row.turns)}",
             }
             for row in report.rows
             if row.model == model
@@ -93,7 +93,7 @@ def show_report(report: Report) -> None:
         f"paired with the machine's speed beside each run: mean absolute error {report.paired_mape:.1%} "
         f"({yardsticks})\n"
         f"ranked wrongly {report.sign_errors} of {report.pairs_apart} pairs that differ by more than noise, "
-        f"fastest one found {report.fastest_found:.0%}, inside the interval {report.coverage:.0%}"
+        f"fastest one found {report.fastest_found:.0%}, iterations inside the interval {report.coverage:.0%}"
     )
 
 

@@ -2,19 +2,22 @@
 
 import time
 from collections.abc import Sequence
+from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from reference import models
 from reference.data_parallel import DistributedDataParallel
 from reference.launch import report_progress
+from reference.parameters import size_bytes, trainable_parameters
 from reference.recorder import record
 from reference.trace import Trace
 
 from .calibration.hooks import real_hook
+from .calibration.samples import time_ns
 from .iteration.comm_hook import NO_HOOK
 from .report import Measurement
 
@@ -22,8 +25,8 @@ WARM_UP = 2
 RECORDED_ITERATIONS = 8
 MEASURED_ITERATIONS = 2
 """Each time that a configuration has its turn, after those that are not counted."""
-COMPUTED_ITERATIONS = 2
-"""Without communication, between two turns; the faster one counts: a burst of noise is over soon."""
+REFERENCES = 2
+"""Between two turns: computation, and then an all-reduce of all gradients."""
 WARM_UP_OF_HOOKS = 4
 """PowerSGD compresses from the third iteration on, and begins with its last Q from the fourth."""
 
@@ -66,7 +69,7 @@ def record_computation(rank: int, _world_size: int, model: str, iterations: int 
 def measure_configurations(
     rank: int, _world_size: int, model: str, configurations: Sequence[Told], word: str
 ) -> list[Measurement]:
-    """Train under each configuration in turn, and time computation alone in between.
+    """Train under each configuration in turn, and time the reference in between.
 
     Args:
         rank: This rank.
@@ -76,14 +79,15 @@ def measure_configurations(
     """
     trainer = Trainer(model, rank)
     measured = []
-    _time_computation(trainer)  # the first touch of every gradient does not count
-    before = _time_computation(trainer)
+    all_gradients = torch.ones(sum(map(size_bytes, trainable_parameters(trainer.module).values())) // 4)
+    _time_references(trainer, all_gradients)  # the first touch of every gradient does not count
+    before = _time_references(trainer, all_gradients)
     for done, told in enumerate(configurations):
         if rank == 0:
             report_progress(word, done, len(configurations))
         times_ns = _train(trainer, told)
-        after = _time_computation(trainer)
-        measured.append(Measurement(times_ns, (before + after) // 2))
+        after = _time_references(trainer, all_gradients)
+        measured.append(Measurement(times_ns, round(median([*before, *after]))))
         before = after
     return measured
 
@@ -109,15 +113,15 @@ def _train(trainer: Trainer, told: Told) -> tuple[int, ...]:
         ddp.reducer.detach()
 
 
-def _time_computation(trainer: Trainer) -> int:
-    """Nanoseconds of an iteration without communication, all ranks at once, on the slowest rank."""
-    dist.barrier()
+def _time_references(trainer: Trainer, all_gradients: Tensor) -> list[int]:
+    """Nanoseconds of an iteration without communication, and then of an all-reduce; of both on the slowest rank."""
     times_ns = []
-    for _ in range(COMPUTED_ITERATIONS):
-        start = time.perf_counter_ns()
-        trainer.step(trainer.module)
-        times_ns.append(time.perf_counter_ns() - start)
-    return min(_slowest_ranks(times_ns))
+    for _ in range(REFERENCES):
+        for action, *arguments in ((trainer.step, trainer.module), (dist.all_reduce, all_gradients)):
+            dist.barrier()
+            times_ns.append(time_ns(action, *arguments))
+    slowest = _slowest_ranks(times_ns)
+    return [sum(slowest[place : place + 2]) for place in range(0, len(slowest), 2)]
 
 
 def _slowest_ranks(times_ns: list[int]) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ The order is the point: computation is recorded without communication, the machi
 are written to disk, and only then does the first target run begin. `foretell` gets a trace and a fabric and nothing
 else, so no prediction can have seen a measurement.
 
-Between target runs computation alone is timed, so that each is paired with the machine's speed just then.
+Between target runs a reference is timed that is none of them: each is paired with the machine's speed just then.
 """
 
 import hashlib
@@ -88,8 +88,7 @@ def _calibrate(
     record_all()
     fabrics = {}
     for model in model_names:
-        on_progress(f"{model}: calibrating slow-downs", 0, 1)
-        slowed = with_slowdowns(pool, model, collectives)
+        slowed = with_slowdowns(pool, model, collectives, on_progress=on_progress)
         fabrics[model] = measure_hooks(pool, slowed, hooks, model, on_progress=on_progress)
     record_all()
     return {model: quiet_part(join(traces)) for model, traces in recordings.items()}, fabrics
@@ -98,8 +97,14 @@ def _calibrate(
 def _write_predictions(path: Path, foretold: Mapping[Target, Foretold]) -> str:
     """The file's sha256."""
     rows = [
-        {"model": model, **c.to_json(), "naive_overlap_ns": said.naive_overlap_ns, **said.prediction.to_json()}
-        for (model, c), said in foretold.items()
+        {
+            "model": model,
+            **configuration.to_json(),
+            "naive_overlap_ns": said.naive_overlap_ns,
+            "reference_ns": said.reference_ns,
+            **said.prediction.to_json(),
+        }
+        for (model, configuration), said in foretold.items()
     ]
     data = json.dumps(rows, indent=1, allow_nan=False).encode()
     write_whole(path, data)
@@ -133,7 +138,7 @@ def _measure(
 
 
 def _quiet_turns(turns: Sequence[Measurement], foretold: Foretold) -> int:
-    return sum(is_quiet(turn, foretold.prediction.compute_ns) for turn in turns)
+    return sum(is_quiet(turn, foretold) for turn in turns)
 
 
 def _told(trace: Trace, configuration: Configuration) -> Told:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from reference.bucketing import ORDERS
 from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Workload
-from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
+from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Timing
 from simulator.fabric.processor import HookCost
 from simulator.iteration.comm_hook import HOOKS, named_hook
 from simulator.iteration.policy import Policy
@@ -178,9 +178,11 @@ def fluid_fabrics(draw, world_size: int) -> Fabric:
     """One whose speeds depend on what runs: collectives share a link, and slow computation down."""
     steady = draw(steady_fabrics(world_size))
     factor = st.floats(1, 3)
-    processor = steady.processor.model_copy(
-        update={"compute_slowdown": draw(factor), "collective_slowdown": draw(factor)}
+    contention = st.builds(
+        Contention, size_bytes=st.integers(0, 100), running=st.integers(1, 3), compute=factor, collective=factor
     )
+    rows = draw(st.lists(contention, max_size=4, unique_by=lambda row: (row.size_bytes, row.running)))
+    processor = steady.processor.model_copy(update={"contention": tuple(rows)})
     sharing = (Sharing(size_bytes=0, factor=draw(factor)),)
     return steady.model_copy(update={"processor": processor, "sharing": sharing})
 

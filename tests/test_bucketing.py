@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference import models
+from reference.bucket import Bucket, lead_in
 from reference.bucketing import (
     MIB,
     ORDERS,
@@ -147,3 +148,23 @@ def test_open_buckets_come_last_in_the_order_in_which_they_were_opened():
     """Torch leaves that order to a hash table."""
     keys = ["half", "float", "half", "double"]
     assert assign_buckets([4, 4, 4, 4], [100], keys=keys, order=[3, 0, 1, 2]) == [[3], [0, 2], [1]]
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=8), st.sampled_from([1, 4, 8, 16]))
+def test_the_lead_in_puts_as_many_elements_as_it_can_into_slots_that_begin_a_cache_line(elements, line):
+    def aligned(lead: int) -> int:
+        begins = [lead + sum(elements[:slot]) for slot in range(len(elements))]
+        return sum(count for begin, count in zip(begins, elements, strict=True) if begin % line == 0)
+
+    lead = lead_in(elements, line)
+    assert 0 <= lead < line
+    assert aligned(lead) == max(map(aligned, range(line)))
+
+
+def test_a_classifiers_odd_bias_leaves_its_weight_at_a_cache_line():
+    """1000 biases are 62.5 lines of 16 floats; half a line before them puts the matrix after them at a line."""
+    linear = torch.nn.Linear(64, 1000)
+    bucket = Bucket([1, 0], [linear.bias, linear.weight])
+    assert lead_in([1000, 64000], 16) == 8
+    assert bucket.views[1].data_ptr() % 64 == 0
+    assert len(bucket.buffer) == 65000, "the message is as long as its gradients"

@@ -288,7 +288,7 @@ def test_the_readme_compares_every_knob():
     table = (ROOT / "README.md").read_text().partition("## What can be asked")[2]
     arguments = set(inspect.signature(predict).parameters) | set(Processor.model_fields)
     fields = {name for record in (LevelEntry, TopologyFile, Linear) for name in record.model_fields} - {"source"}
-    unasked = {"fabric", "order_seed", "hooks", "compute_slowdown_error", "collective_slowdown_error"}
+    unasked = {"fabric", "order_seed", "hooks"}
     for name in (arguments | fields) - unasked:
         assert f"`{name}`" in table, f"README's table of what can be asked has no `{name}`"
 

@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric
-from simulator.fabric import CONCURRENCY, Level, Linear, Processor, Segment, Sharing, Timing, Topology
+from simulator.fabric import (
+    CONCURRENCY,
+    Contention,
+    Level,
+    Linear,
+    Processor,
+    Segment,
+    Sharing,
+    Timing,
+    Topology,
+    slowdowns_of,
+)
 from simulator.fabric.growth import LATENCY_LAWS, between, grown, latency_law, table_for
 from simulator.fabric.segments import relative_squared_error, segments
 from simulator.fabric.tables import Table
@@ -93,6 +104,28 @@ def test_sharing_slows_in_between_the_measured_sizes_too():
     assert fabric.sharing_factor(100, 1, 4) == 1.0
 
 
+CONTENTION = [
+    Contention(size_bytes=0, running=2, compute=1.0, collective=2.0),
+    Contention(size_bytes=100, running=2, compute=2.0, collective=4.0),
+    Contention(size_bytes=50, running=4, compute=3.0),
+]
+
+
+def test_contention_is_read_between_sizes_and_at_the_next_smaller_number_in_flight():
+    found = slowdowns_of(CONTENTION, [0, 50, 500], most=5)
+    assert found.compute == ((1.0, 1.0, 1.0, 3.0, 3.0), (1.5, 1.5, 1.5, 3.0, 3.0), (2.0, 2.0, 2.0, 3.0, 3.0))
+    assert [row[:4] for row in found.collective] == [(2, 2, 2, 1), (3, 3, 3, 1), (4, 4, 4, 1)]
+
+
+@given(st.permutations(CONTENTION), st.lists(st.integers(0, 300), min_size=1, max_size=4), st.integers(1, 6))
+def test_contention_stays_within_what_was_measured_whatever_the_order_of_the_rows(rows, sizes, most):
+    found = slowdowns_of(rows, sizes, most)
+    assert found == slowdowns_of(CONTENTION, sizes, most)
+    assert all(1 <= factor <= 3 for row in found.compute for factor in row)
+    assert all(1 <= factor <= 4 for row in found.collective for factor in row)
+    assert slowdowns_of([], sizes, most) is slowdowns_of([Contention(size_bytes=7)], sizes, most) is None
+
+
 def test_collectives_on_described_links_share_the_bytes_a_second_and_not_the_latency():
     fabric = Fabric.from_alpha_beta(1000, 1e9)
     alone = 2 * 1000 + 8000
@@ -173,7 +206,7 @@ def test_what_is_uncertain_grows_with_the_way_from_what_was_measured():
 
 def test_what_is_saved_is_loaded(tmp_path):
     fabric = Fabric.from_table([(2, 8, 5)], concurrency=2, source="here").model_copy(
-        update={"processor": Processor(pack=Linear(fixed_ns=1.5), compute_slowdown=1.25)}
+        update={"processor": Processor(pack=Linear(fixed_ns=1.5), contention=(Contention(compute=1.25),))}
     )
     fabric.all_reduce_ns(8, 2)
     fabric.save(tmp_path / "fabric.json")
@@ -192,8 +225,9 @@ def test_what_is_saved_is_loaded(tmp_path):
             "topology.levels[0].bytes_per_s",
         ),
         (
-            '{"all_reduce": [{"world_size": 2, "size_bytes": 1, "ns": 5}], "processor": {"compute_slowdown": 0.5}}',
-            "processor.compute_slowdown: input should be greater than or equal to 1",
+            '{"all_reduce": [{"world_size": 2, "size_bytes": 1, "ns": 5}],'
+            ' "processor": {"contention": [{"compute": 0.5}]}}',
+            "processor.contention[0].compute: input should be greater than or equal to 1",
         ),
     ],
 )

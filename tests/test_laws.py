@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulator import Fabric, predict
 from simulator.engines.replay import replay
-from simulator.fabric import Timing
+from simulator.fabric import Slowdowns, Timing
 from simulator.iteration.comm_hook import CommHook
 from simulator.iteration.job import Job
 from simulator.iteration.policy import buckets_of
@@ -177,8 +177,7 @@ def in_two_slots(p1_ns: int) -> list[str]:
         queues=(0,) * 4,
         concurrency=2,
         sharing=(1.0,) * 4,
-        compute_slowdown=2.0,
-        collective_slowdown=4.0,
+        slowdowns=Slowdowns(((2.0, 2.0),) * 4, ((4.0, 4.0),) * 4),
     )
     spans = sorted(replay(job).spans(), key=lambda span: (span.start_ns, span.end_ns))
     return [f"{s.start_ns}-{s.end_ns} {s.kind}" + ("" if s.bucket is None else f" {s.bucket}") for s in spans]
@@ -255,7 +254,9 @@ def test_on_a_free_fabric_nothing_is_exposed_but_copies_launches_and_hooks(asked
     alone = asked.trace.model_copy(
         update={"ranks": (first,), "workload": workload.model_copy(update={"world_size": 1})}
     )
-    processor = asked.fabric.processor.model_copy(update={"compute_slowdown": 1.0})
+    rows = asked.fabric.processor.contention
+    rows = tuple(row.model_copy(update={"compute": 1.0, "compute_error": 0.0}) for row in rows)
+    processor = asked.fabric.processor.model_copy(update={"contention": rows})
     asked = replace(asked, trace=alone, fabric=FREE.model_copy(update={"processor": processor}), stragglers=())
     asked = replace(asked, variation=Variation(), inputs=None)
     timeline = asked.predict().timeline

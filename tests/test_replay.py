@@ -12,7 +12,7 @@ from simulator import predict
 from simulator.engines.closed_form import solve
 from simulator.engines.replay import latency_ns, replay
 from simulator.engines.work_clock import WorkClock
-from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
+from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Timing
 from simulator.iteration.blueprint import draft
 from simulator.iteration.comm_hook import PowerSGD
 from simulator.iteration.job import Job
@@ -106,7 +106,7 @@ def test_two_pieces_of_buffers_are_broadcast_at_a_time():
 
 def test_computation_is_slower_while_a_collective_runs():
     """Bucket 0 is launched at 20 and takes 8; meanwhile computation does 4 ns of work, so the rest is 4 ns late."""
-    costs = fabric(8, processor=Processor(compute_slowdown=2.0))
+    costs = fabric(8, processor=Processor(contention=(Contention(compute=2.0),)))
     lines = story([ALIKE], [[1], [0]], costs)
     assert " 20- 34 rank 0 backward 1" in lines
     assert " 34- 42 rank 0 all_reduce 1" in lines
@@ -114,7 +114,7 @@ def test_computation_is_slower_while_a_collective_runs():
 
 def test_a_collective_is_slower_while_a_rank_computes():
     """Bucket 1 is launched at 30; computation goes on for 2 ns, in which it does 1 of its 8 ns."""
-    costs = fabric(8, processor=Processor(collective_slowdown=2.0))
+    costs = fabric(8, processor=Processor(contention=(Contention(collective=2.0),)))
     lines = story([ALIKE], [[0, 1]], costs)
     assert " 30- 39 rank 0 all_reduce 0" in lines
 
@@ -338,7 +338,7 @@ def test_laws_of_every_iteration(job):
     assert total == max((span.end_ns for span in spans), default=0)
     assert total >= job.work_ns.sum(axis=1).max()
     assert total * job.concurrency * len(set(job.queues)) >= job.cost_ns.sum()
-    steady = replace(job, compute_slowdown=1.0, collective_slowdown=1.0, sharing=(1.0,) * len(job.sharing))
+    steady = replace(job, slowdowns=None, sharing=(1.0,) * len(job.sharing))
     assert total >= replay(steady).iteration_ns, "slower parts made a faster whole"
     assert (np.diff(timeline.end_ns, axis=1, prepend=0) >= 0).all(), "a step ended before the one before it"
     for number, cost in enumerate(job.cost_ns):
@@ -408,6 +408,6 @@ def _launches_one_by_one(ready_ns, buckets, pack_ns, launch_ns) -> list[int]:
 
 
 def test_the_closed_form_refuses_what_it_cannot_do():
-    costs = fabric(8, processor=Processor(compute_slowdown=1.5))
+    costs = fabric(8, processor=Processor(contention=(Contention(compute=1.5),)))
     with pytest.raises(ValueError, match="closed form: expected constant speeds"):
         predict(trace_of([[ALIKE]], [4, 4]), costs, world_size=2, engine="closed_form")

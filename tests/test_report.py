@@ -15,10 +15,11 @@ from reference.launch import RankPool
 from reference.trace import Trace
 from simulator import Fabric, predict, validate
 from simulator.answers.plots import validation_figure
+from simulator.foretell import foretell
 from simulator.quiet import iteration_times_ns, quiet_limit_ns, quiet_part
 from simulator.report import Configuration, Foretold, Measurement, Row, make_row, summarize
 
-from .strategies import iteration, trace_of, traces
+from .strategies import iteration, trace_of
 from .test_trace import DOCUMENT
 
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
@@ -27,10 +28,12 @@ TRACE = trace_of([[iteration(300, (800,), 900, 100)]], [400])
 
 def row(cap_mb: float, measured: int, predicted: int, spread: int = 1) -> Row:
     return Row(
-        model="m", cap_mb=cap_mb, order="ready", hook="none", buckets=2, turns=3, quiet_turns=2,
+        model="m", cap_mb=cap_mb, order="ready", hook="none", buckets=2,
+        turns=(Measurement((measured,), 1),) * 3, quiet_turns=2,
         measured_ns=2 * measured, quartiles_ns=(2 * measured - spread, 2 * measured + spread),
         paired_ns=measured, paired_quartiles_ns=(measured - spread, measured + spread),
         predicted_ns=predicted, interval_ns=(predicted - 5, predicted + 5),
+        coverage=float(abs(predicted - measured) <= 5),
         error=predicted / (2 * measured) - 1, paired_error=predicted / measured - 1,
         perfect_scaling_error=-0.5, no_overlap_error=0.5, naive_overlap_error=-0.25,
     )  # fmt: skip
@@ -57,14 +60,12 @@ def test_a_faster_configuration_that_was_not_found_is_told_of_each_model():
 
 @given(st.lists(st.tuples(st.integers(900, 3000), st.integers(2000, 4000)), min_size=1, max_size=6))
 def test_only_quiet_turns_count_where_there_are_any(turns):
-    """Computation alone takes 1000 ns in the trace; a turn beside which it took more than 15 % longer is noisy."""
-    measured = [Measurement((ns,), compute) for compute, ns in turns]
-    prediction = predict(TRACE, FABRIC, world_size=1)
-    assert prediction.compute_ns == 1000
-    made = make_row("m", Configuration(1.0), Foretold(prediction, 1), measured)
-    quiet = [ns for compute, ns in turns if compute <= 1150]
+    """The reference should take 1000 ns; a turn beside which it took more than 15 % longer is noisy."""
+    measured = tuple(Measurement((ns,), reference) for reference, ns in turns)
+    made = make_row("m", Configuration(1.0), Foretold(predict(TRACE, FABRIC, world_size=1), 1, 1000), measured)
+    quiet = [ns for reference, ns in turns if reference <= 1150]
     counted = quiet or [ns for _, ns in turns]
-    assert (made.turns, made.quiet_turns) == (len(turns), len(quiet))
+    assert (made.turns, made.quiet_turns) == (measured, len(quiet))
     assert min(counted) <= made.measured_ns <= max(counted)
     assert made.measured_ns == round(np.median(counted))
 
@@ -80,17 +81,27 @@ def test_a_report_is_drawn_and_written(tmp_path):
     assert list(pd.read_csv(tmp_path / "report.csv")["measured_ns"]) == [200, 400]
 
 
-@given(traces(), st.lists(st.tuples(st.integers(1, 10**6), st.floats(0, 0.14)), min_size=1, max_size=5))
-def test_pairing_takes_the_machines_speed_out(trace, turns):
-    """However much longer computation takes from turn to turn, with the iteration around it: the same paired time."""
-    prediction = predict(trace, FABRIC, world_size=2)
-    late = [int(part * prediction.compute_ns) for _, part in turns]
-    steady = [Measurement((ns,), prediction.compute_ns) for ns, _ in turns]
-    drifting = [
-        Measurement((ns + more,), prediction.compute_ns + more) for (ns, _), more in zip(turns, late, strict=True)
-    ]
-    rows = [make_row("m", Configuration(25.0), Foretold(prediction, 1), turns) for turns in (steady, drifting)]
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(90, 114)), min_size=1, max_size=5))
+def test_pairing_takes_the_machines_speed_out(turns):
+    """However fast the machine is from turn to turn, iteration and reference alike: the same paired time."""
+    foretold = Foretold(predict(TRACE, FABRIC, world_size=2), 1, 100)
+    steady = [Measurement((100 * ns,), 100) for ns, _ in turns]
+    drifting = [Measurement((speed * ns,), speed) for ns, speed in turns]
+    rows = [make_row("m", Configuration(25.0), foretold, turns) for turns in (steady, drifting)]
     assert rows[0].paired_ns == rows[1].paired_ns == rows[0].measured_ns
+
+
+def test_the_reference_is_computation_and_then_one_all_reduce():
+    (said,) = foretell(TRACE, FABRIC, [Configuration(25.0)], 2)
+    assert said.reference_ns == 1000 + FABRIC.all_reduce_ns(400, 2)
+
+
+@given(st.lists(st.integers(1, 10**4), min_size=1, max_size=9))
+def test_coverage_is_of_iterations(times):
+    prediction = predict(TRACE, FABRIC, world_size=2)
+    made = make_row("m", Configuration(25.0), Foretold(prediction, 1, 100), [Measurement(tuple(times), 100)])
+    low, high = prediction.interval_ns
+    assert made.coverage == pytest.approx(np.mean([low <= ns <= high for ns in times]))
 
 
 @given(st.lists(st.integers(100, 400), min_size=1, max_size=30))
@@ -113,7 +124,7 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     def run(body, *arguments, **_):
         assert body is validate.measure_configurations
         seen.append(written.read_bytes())
-        return [[Measurement((measured_ns,), 1000)] * len(arguments[1])]
+        return [[Measurement((measured_ns,), 1)] * len(arguments[1])]
 
     seen: list[bytes] = []
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)
@@ -127,10 +138,11 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
 
 
 def test_noisy_turns_are_repeated_but_not_for_ever(tmp_path):
-    """Computation alone takes 1000 ns in the trace, beside every second turn 2000, and at last always."""
-    beside = iter([1000, 2000, 1000, 1000, 2000])
+    """Beside every second turn the reference takes twice what it should, and at last always."""
+    (said,) = foretell(TRACE, FABRIC, [Configuration(1.0)], 2)
+    beside = iter([said.reference_ns * factor for factor in (1, 2, 1, 1, 2)])
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)
     pool.run.side_effect = lambda _body, _model, told, _word, **_: [[Measurement((5,), next(beside)) for _ in told]]
     with mock.patch.object(validate, "_calibrate", return_value=({"m": TRACE}, {"m": FABRIC})):
         report = validate.validate(pool, ["m"], [Configuration(1.0), Configuration(25.0)], out=tmp_path, repeat=2)
-    assert [(row.quiet_turns, row.turns) for row in report.rows] == [(2, 2), (1, 3)]
+    assert [(row.quiet_turns, len(row.turns)) for row in report.rows] == [(2, 2), (1, 3)]

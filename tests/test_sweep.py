@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import Fabric, Straggler, Variation, predict, sweep
-from simulator.fabric import Linear, Processor, Sharing
+from simulator.fabric import Contention, Linear, Processor, Sharing
 from simulator.grid import FIGURES
 from simulator.iteration.comm_hook import PowerSGD, named_hook
 from simulator.iteration.policy import Policy
@@ -23,7 +23,7 @@ TRACE = trace_of([[iteration(10, (30, 20, 25), 32, 5), iteration(11, (35, 20, 26
 STEADY = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
 FLUID = STEADY.model_copy(
     update={"concurrency": 2, "sharing": (Sharing(size_bytes=0, factor=1.7),),
-            "processor": Processor(compute_slowdown=1.3, launch_ns=3, pack=Linear(fixed_ns=1))}
+            "processor": Processor(contention=(Contention(compute=1.3),), launch_ns=3, pack=Linear(fixed_ns=1))}
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from scipy.stats import norm
 from reference.bucketing import DEFAULT_FIRST_BUCKET_MB, MIB, Buckets, initial_buckets
 from reference.trace import Trace
 from simulator import Fabric, Straggler, predict
-from simulator.fabric import Level, Processor, Topology
+from simulator.fabric import Contention, Level, Processor, Topology
 
 from .all_reduce import fabric_of
 from .gradients import read_gradients, repeated, trace_of
@@ -46,7 +46,7 @@ def _foretold_one(inputs: IterationInputs, fabric: Fabric, model: Model, cell: C
     trace = _trace(model, iteration_ns(inputs.batch, one_gpu))
     plan = plan_of(trace, bucket_mb)
     slowest = Straggler(rank=0, factor=1 + inputs.gpu_spread.value * expected_slowest(gpus))
-    slowed = Processor(compute_slowdown=inputs.compute_slowdown.value)
+    slowed = Processor(contention=(Contention(compute=inputs.compute_slowdown.value),))
     predicted = predict(
         trace,
         fabric.model_copy(update={"processor": slowed}),

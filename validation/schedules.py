@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from reference.trace import Trace
 from simulator import Fabric, predict
-from simulator.fabric import Linear, Processor
+from simulator.fabric import Contention, Linear, Processor
 
 from .all_reduce import ring_share
 from .gradients import read_gradients, trace_of
@@ -53,7 +53,7 @@ def foretold_ns(inputs: ScheduleInputs, cells: Sequence[Cell]) -> dict[Cell, dic
 def _foretold_one(inputs: ScheduleInputs, trace: Trace, gpus: int, schedule: str) -> dict[str, float]:
     plan = plan_of(inputs, trace, gpus, schedule)
     copies = Linear(fixed_ns=copy_ns(inputs) if schedule == "merged" else 0.0)
-    slowed = Processor(pack=copies, compute_slowdown=inputs.compute_slowdown.value)
+    slowed = Processor(pack=copies, contention=(Contention(compute=inputs.compute_slowdown.value),))
     fabric = ring_of(inputs, trace, gpus)
     predicted = predict(trace, fabric.model_copy(update={"processor": slowed}), world_size=gpus, plan=plan)
     naive = predict(trace, fabric, world_size=gpus, plan=plan)

@@ -11,26 +11,29 @@ from reference.launch import report_progress
 from reference.parameters import size_bytes, trainable_parameters
 
 from .samples import time_ns
+from .stream import Messages, Stream
 
 BUDGET_NS = 2_000_000_000
 """Time for the repetitions of one measurement, unless there would be too few."""
 LEAST_REPEATS = 3
+QUEUED = 6
+"""Messages that wait for their turn when two are to run at a time: then no thread decides when the next begins."""
 
 Samples = dict[str, dict[int, list[int]]]
 """Nanoseconds by what was done and by size."""
 
 
 def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int) -> Samples:
-    """Times of an all-reduce, of two at a time (until both are done), of a broadcast; the first of each is left out.
+    """Times of an all-reduce, of two at a time (of a queue of them), of a broadcast; the first of each is left out.
 
     Repetitions are interleaved, so that a drift of the machine's speed hits every size alike. Sizes that take long,
     as on a slow link, are repeated less often: until `BUDGET_NS` is spent on one, but `LEAST_REPEATS` times.
     """
-    buffers = [torch.ones(max(sizes) // 4), torch.ones(max(sizes) // 4)]
-    ways: dict[str, Callable[[list[Tensor]], None]] = {
-        "all_reduce": lambda pair: all_reduce(pair[:1]),
-        "two": all_reduce,
-        "broadcast": lambda pair: _wait(dist.broadcast(pair[0], 0, async_op=True)),
+    memory = Messages(2 * max(sizes))
+    ways: dict[str, Callable[[list[Tensor]], int]] = {
+        "all_reduce": lambda messages: time_ns(dist.all_reduce, messages[0]),
+        "two": lambda messages: 2 * Stream(messages, at_a_time=None).wait() // len(messages),
+        "broadcast": lambda messages: time_ns(dist.broadcast, messages[0], 0),
     }
     times: Samples = {way: {size: [] for size in sizes} for way in ways}
     due = dict.fromkeys(sizes, repeats)
@@ -38,10 +41,10 @@ def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int
         if rank == 0:
             report_progress("calibrating collectives", done, repeats + 1)
         for size in (size for size in sizes if done <= due[size]):
-            pair = [buffer[: size // 4] for buffer in buffers]
-            for way, run in ways.items():
+            messages = memory.of(size, QUEUED)
+            for way, take in ways.items():
                 dist.barrier()
-                times[way][size].append(time_ns(run, pair))
+                times[way][size].append(take(messages))
             if done == 0:
                 due[size] = affordable(sum(times[way][size][0] for way in ways), repeats)
     return {way: {size: taken[1:] for size, taken in by_size.items()} for way, by_size in times.items()}
@@ -57,14 +60,3 @@ def affordable(once_ns: int, repeats: int) -> int:
 def gradient_bytes(_rank: int, _world_size: int, model: str) -> int:
     """Of all gradients of a model, as for `--model`."""
     return sum(map(size_bytes, trainable_parameters(models.build(model)[0]).values()))
-
-
-def all_reduce(tensors: list[Tensor]) -> None:
-    """All of them at the same time; returns when all are done."""
-    for work in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
-        _wait(work)
-
-
-def _wait(work: dist.Work | None) -> None:
-    assert work is not None
-    work.wait()

@@ -1,47 +1,55 @@
-"""Contention: how much computation and collectives slow each other down."""
+"""Contention: how much computation and collectives slow each other down, by size of message and number in flight."""
 
-import threading
+from itertools import product
 
 import torch
 import torch.distributed as dist
 
 from reference import models
 from reference.bucketing import MIB
+from reference.launch import report_progress
+from reference.parameters import size_bytes, trainable_parameters
 
-from .collectives import all_reduce
-from .samples import Contest, median_ns, time_ns
+from ..fabric import CONCURRENCY
+from .samples import Contest, time_ns
+from .stream import Messages, Stream
 
-ROUNDS = 3
-ROUND_S = 0.6
-"""How long both run together in a round, at least."""
-PASSES = 2
-"""As many passes as that take alone, at least."""
-MESSAGE_BYTES = 8 * MIB
+SIZES_BYTES = [64 * 1024, MIB, 8 * MIB]
+"""Small ones cost wake-ups, large ones memory's bandwidth; larger ones do as the largest."""
+ROUNDS = 4
+PASSES = 3
+"""As many passes as that take alone, collectives that are beside computation would take alone."""
+LEAST_COLLECTIVES, MOST_COLLECTIVES = 4, 400
 
-Times = tuple[list[int], list[int]]
-"""Nanoseconds of passes and of collectives."""
+Case = tuple[int, int]
+"""Bytes of a message, and how many are in flight."""
 
 
-def time_contention(_rank: int, _world_size: int, model: str) -> tuple[Contest, Contest]:
-    """Times of this rank's computation and of its collectives, alone and together.
+def time_contention(
+    rank: int, _world_size: int, model: str, rounds: int = ROUNDS
+) -> dict[Case, tuple[Contest, Contest]]:
+    """Times of this rank's passes through the model, forward and backward, and of its collectives, by case.
 
-    In a round a thread issues a fixed number of all-reduces one after the other, while this one computes forward
-    and backward passes for as long as they last. Before and after, both run alone: the machine's speed drifts.
+    A round has each case once, between passes alone: the machine's speed drifts.
     """
     rival = _Rival(model)
-    rival.alone()  # the first touch of every buffer does not count
-    alone, together = [rival.alone()], []
-    ((passes, collectives),) = alone
-    lasting_ns = max(ROUND_S * 1e9, PASSES * median_ns(passes))
-    count = torch.tensor(lasting_ns / (2 * median_ns(collectives))).ceil()
-    dist.broadcast(count, 0)  # all ranks must issue equally many
-    for _ in range(ROUNDS):
-        together.append(rival.together(int(count)))
-        alone.append(rival.alone())
-    of_passes, of_collectives = (
-        Contest([times[kind] for times in alone], [times[kind] for times in together]) for kind in (0, 1)
-    )
-    return of_passes, of_collectives
+    sizes = [size for size in SIZES_BYTES if size <= rival.gradient_bytes] or [rival.gradient_bytes]
+    cases = list(product(sizes, sorted({1, CONCURRENCY[dist.get_backend()]})))
+    contests = {case: (Contest([], []), Contest([], [])) for case in cases}
+    rival.compute_alone()  # the first touch of every gradient does not count
+    for number in range(rounds):
+        if rank == 0:
+            report_progress("calibrating slow-downs", number, rounds)
+        before = rival.compute_alone()
+        for case, (passes, collectives) in contests.items():
+            reduced, reduced_together, computed_together = rival.contend(*case, pass_ns=before)
+            after = rival.compute_alone()
+            passes.alone.append([before, after])
+            passes.together.append(computed_together)
+            collectives.alone.append([reduced])
+            collectives.together.append([reduced_together])
+            before = after
+    return contests
 
 
 class _Rival:
@@ -49,29 +57,31 @@ class _Rival:
 
     def __init__(self, model: str) -> None:
         self._module, self._loss_fn = models.build(model)
-        self._message = torch.ones(MESSAGE_BYTES // 4)
+        self.gradient_bytes = sum(map(size_bytes, trainable_parameters(self._module).values())) // 4 * 4
+        self._messages = Messages(self.gradient_bytes)
 
-    def alone(self) -> Times:
-        """One after the other, all ranks at the same."""
+    def compute_alone(self) -> int:
+        """Nanoseconds of a pass, all ranks at once."""
         dist.barrier()
-        computed = [time_ns(self._compute) for _ in range(2)]
-        dist.barrier()
-        return computed, [time_ns(self._reduce) for _ in range(6)]
+        return time_ns(self._compute)
 
-    def together(self, count: int) -> Times:
-        """`count` collectives, and computation for as long as they last."""
-        computed: list[int] = []
-        reduced: list[int] = []
-        thread = threading.Thread(target=lambda: reduced.extend(time_ns(self._reduce) for _ in range(count)))
+    def contend(self, size: int, running: int, *, pass_ns: int) -> tuple[int, int, list[int]]:
+        """Nanoseconds of a collective alone, of one beside computation, and of passes beside collectives."""
+        about_ns, _ = self._stream(LEAST_COLLECTIVES, size, running)
+        of_a_pass = torch.tensor(min(max(LEAST_COLLECTIVES, pass_ns // about_ns), MOST_COLLECTIVES))
+        dist.all_reduce(of_a_pass, op=dist.ReduceOp.MAX)
+        alone_ns, _ = self._stream(int(of_a_pass), size, running)
+        together_ns, passes = self._stream(PASSES * int(of_a_pass), size, running, computes=True)
+        return alone_ns, together_ns, passes[:-1] or passes  # the last pass ran alone for a part
+
+    def _stream(self, count: int, size: int, running: int, *, computes: bool = False) -> tuple[int, list[int]]:
         dist.barrier()
-        thread.start()
-        while thread.is_alive():
-            computed.append(time_ns(self._compute))
-        return computed[:-1] or computed, reduced  # the last pass ran alone for a part
+        stream = Stream(self._messages.of(size, count), at_a_time=1 if running == 1 else None)
+        passes = []
+        while computes and stream.running:
+            passes.append(time_ns(self._compute))
+        return stream.wait() // count, passes
 
     def _compute(self) -> None:
         self._module.zero_grad()
         self._loss_fn(self._module).backward()
-
-    def _reduce(self) -> None:
-        all_reduce([self._message])

@@ -3,7 +3,8 @@
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain
+from math import sqrt
 from typing import NamedTuple
 
 import numpy as np
@@ -67,8 +68,8 @@ class Contest(NamedTuple):
     """Times of one kind of work on one rank, in nanoseconds.
 
     Attributes:
-        alone: Nothing else ran; one piece more than `together` has.
-        together: Between a piece of `alone` and the next, while other work ran.
+        alone: By round, nothing else ran.
+        together: By round, while other work ran; in between those alone, or right beside them.
     """
 
     alone: list[list[int]]
@@ -79,11 +80,9 @@ def slowdown(ranks: Sequence[Contest]) -> tuple[float, float]:
     """How many times as long the work takes in company, at least 1, and half of that factor's 90 % band.
 
     The factor is of all rounds, so that what disturbs one of them does not count; the band is that of single rounds,
-    each beside the times alone just before and after it. Ranks are averaged: each runs at the pace of the others.
+    over the square root of their number. Ranks are averaged: each runs at the pace of the others.
     """
     factors = [low(chain(*rank.together)) / low(chain(*rank.alone)) for rank in ranks]
-    rounds = [
-        [low(during) / low(before + after) for during, (before, after) in zip(together, pairwise(alone), strict=True)]
-        for alone, together in ranks
-    ]
-    return max(1.0, statistics.fmean(factors)), spread([statistics.fmean(one) for one in zip(*rounds, strict=True)])
+    rounds = [[low(together) / low(alone) for alone, together in zip(*rank, strict=True)] for rank in ranks]
+    by_round = [statistics.fmean(one) for one in zip(*rounds, strict=True)]
+    return max(1.0, statistics.fmean(factors)), spread(by_round) / sqrt(len(by_round))

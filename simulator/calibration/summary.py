@@ -25,10 +25,9 @@ def show_calibration(fabric: Fabric, model: str, title: str) -> None:
     processor = fabric.processor
     if rows := list(hook_rows(processor)):
         show_table(rows, f"comm hooks compute, for a bucket of the gradients of {model}")
+    if rows := contention_rows(processor):
+        show_table(rows, f"computation of {model} and collectives beside each other take, of their times alone")
     print(
-        f"while a collective runs, computation of {model} takes "
-        f"x {processor.compute_slowdown:.2f} (± {processor.compute_slowdown_error:.0%}); while it computes, "
-        f"a collective takes x {processor.collective_slowdown:.2f} (± {processor.collective_slowdown_error:.0%})\n"
         f"issuing a collective takes {processor.launch_ns / 1e3:.0f} us, the search for unused parameters "
         f"{processor.search_ns_per_parameter / 1e3:.1f} us a parameter, "
         f"the rebuild of buckets {processor.rebuild_ns / 1e6:.1f} ms"
@@ -49,6 +48,21 @@ def collective_rows(fabric: Fabric) -> list[dict[str, str]]:
             "± ": f"{broadcasts[row.size_bytes].spread:.0%}",
         }
         for row in fabric.all_reduce
+    ]
+
+
+def contention_rows(processor: Processor) -> list[dict[str, str]]:
+    """One a message size and number in flight."""
+    return [
+        {
+            "bytes": f"{row.size_bytes:,}",
+            "in flight": f"{row.running}",
+            "computation": f"x {row.compute:.2f}",
+            "±": f"{row.compute_error:.0%}",
+            "a collective": f"x {row.collective:.2f}",
+            "± ": f"{row.collective_error:.0%}",
+        }
+        for row in processor.contention
     ]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..calibration.summary import hook_rows
+from ..calibration.summary import contention_rows, hook_rows
 from ..fabric import Fabric, Linear, Processor
 from ..show import show_table, write_json
 from .arguments import FABRIC_FILE, FabricSettings, Json, ProcessorFile, read_counts, read_fabric
@@ -69,7 +69,7 @@ def _show_processor(processor: Processor) -> None:
     if processor == Processor():
         print("no costs of the processor; `ddplab calibrate` measures them")
         return
-    fields = [(name, field) for name, field in Processor.model_fields.items() if name != "hooks"]
+    fields = [(name, field) for name, field in Processor.model_fields.items() if name not in ("contention", "hooks")]
     show_table(
         [
             {"name": name, "value": _cost(getattr(processor, name)), "meaning": str(field.description).split(";")[0]}
@@ -77,6 +77,8 @@ def _show_processor(processor: Processor) -> None:
         ],
         "what collectives cost the processor",
     )
+    if contention := contention_rows(processor):
+        show_table(contention, "computation and collectives beside each other take, of their times alone")
     if hooks := list(hook_rows(processor)):
         show_table(hooks, "what comm hooks compute for a bucket")
 

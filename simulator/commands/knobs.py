@@ -3,7 +3,7 @@
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from ..fabric import Fabric, LevelEntry, Linear, Processor, Sharing, Timing, TopologyFile
+from ..fabric import Contention, Fabric, LevelEntry, Linear, Processor, Sharing, Timing, TopologyFile
 from ..fabric.processor import HookCost
 from ..iteration.comm_hook import HOOKS
 from ..iteration.policy import Policy
@@ -22,6 +22,7 @@ KNOBS: dict[str, type[BaseModel]] = {
     "a topology file, YAML": TopologyFile,
     "one of its levels": LevelEntry,
     "what collectives cost the processor: `processor` of a fabric file": Processor,
+    "computation beside collectives: `contention` of a processor": Contention,
     "what a comm hook computes: `hooks` of a processor": HookCost,
     "the two numbers of such a cost: `pack`, `copy_out`, `compress`, ...": Linear,
     "a data sheet: --device, --from, --to": Device,

@@ -133,11 +133,14 @@ class _Replay:
 
     def _adjust_speeds(self) -> None:
         """Something has started or stopped: whatever is under way goes on at the speed that holds from here."""
-        self.computation.slow_down(self.job.compute_slowdown if self.running else 1.0)
-        beside_computation = self.job.collective_slowdown if self.computing else 1.0
+        slowdowns, others = self.job.slowdowns, len(self.running) - 1
+        if slowdowns is not None:
+            factors = [slowdowns.compute[number][others] for number in self.running]
+            self.computation.slow_down(sum(factors) / len(factors) if factors else 1.0)
+        beside_computation = slowdowns.collective if slowdowns is not None and self.computing else None
         for number, clock in self.running.items():
-            sharing = 1.0 + (self.job.sharing[number] - 1.0) * (len(self.running) - 1)
-            clock.slow_down(max(1.0, sharing) * beside_computation)
+            sharing = max(1.0, 1.0 + (self.job.sharing[number] - 1.0) * others)
+            clock.slow_down(sharing * beside_computation[number][others] if beside_computation else sharing)
 
     @property
     def _now(self) -> int:

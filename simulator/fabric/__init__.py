@@ -1,5 +1,6 @@
 """What collectives and the processor cost."""
 
+from .contention import Contention, Slowdowns, slowdowns_of
 from .fabric import Fabric
 from .level import Level
 from .libraries import CONCURRENCY
@@ -12,6 +13,7 @@ from .topology_file import LevelEntry, TopologyFile, load_topology, save_topolog
 
 __all__ = [
     "CONCURRENCY",
+    "Contention",
     "Fabric",
     "Level",
     "LevelEntry",
@@ -19,9 +21,11 @@ __all__ = [
     "Processor",
     "Segment",
     "Sharing",
+    "Slowdowns",
     "Timing",
     "Topology",
     "TopologyFile",
     "load_topology",
     "save_topology",
+    "slowdowns_of",
 ]

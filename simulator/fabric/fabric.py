@@ -131,7 +131,10 @@ class Fabric(Description):
 
     def without_what_a_ddp_trace_holds(self) -> Self:
         """For a trace that was recorded under data parallelism: its computation was slowed, and copied, already."""
-        update = {"pack": Linear(), "launch_ns": 0, "compute_slowdown": 1.0, "compute_slowdown_error": 0.0}
+        contention = tuple(
+            row.model_copy(update={"compute": 1.0, "compute_error": 0.0}) for row in self.processor.contention
+        )
+        update = {"pack": Linear(), "launch_ns": 0, "contention": contention}
         return self.model_copy(update={"processor": self.processor.model_copy(update=update)})
 
     def _costs_ns(self, curve: Curve, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,12 +1,12 @@
 """What gradients and collectives cost the processor that also computes."""
 
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import Field
 
 from reference.records import Record
 
-Factor = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
+from .contention import Contention
 
 
 class Linear(Record):
@@ -60,10 +60,7 @@ class HookCost(Record):
 
 
 class Processor(Record):
-    """What running collectives costs the processor that also computes.
-
-    The slow-downs are factors: 1.5 means that something takes 1.5 times as long while the other runs.
-    """
+    """What running collectives costs the processor that also computes."""
 
     pack: Linear = Field(
         default=Linear(),
@@ -76,27 +73,9 @@ class Processor(Record):
         default=Linear(),
         description="copying one gradient back out of its bucket, nanoseconds; from `ddplab calibrate`",
     )
-    compute_slowdown: Factor = Field(
-        default=1.0,
-        description="of computation while a collective runs, a factor on its time alone; from `ddplab calibrate`",
-    )
-    collective_slowdown: Factor = Field(
-        default=1.0,
-        description="of a collective while a rank computes, a factor on its time alone; from `ddplab calibrate`",
-    )
-    compute_slowdown_error: float = Field(
-        default=0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="half-width of the band that holds 90 % of repeated measurements of `compute_slowdown`, a "
-        "fraction of it; from `ddplab calibrate`, 0 where they were not kept",
-    )
-    collective_slowdown_error: float = Field(
-        default=0.0,
-        ge=0,
-        allow_inf_nan=False,
-        description="half-width of the band that holds 90 % of repeated measurements of `collective_slowdown`, a "
-        "fraction of it; from `ddplab calibrate`, 0 where they were not kept",
+    contention: tuple[Contention, ...] = Field(
+        default=(),
+        description="how computation and collectives slow each other down, factors; from `ddplab calibrate`",
     )
     search_ns_per_parameter: float = Field(
         default=0.0,
@@ -116,8 +95,5 @@ class Processor(Record):
     )
 
     def slowed(self, widths: float) -> Self:
-        """With slow-downs that are `widths` half-widths of their bands above the measured ones, never below 1."""
-        compute = self.compute_slowdown * (1 + widths * self.compute_slowdown_error)
-        collective = self.collective_slowdown * (1 + widths * self.collective_slowdown_error)
-        update = {"compute_slowdown": max(1.0, compute), "collective_slowdown": max(1.0, collective)}
-        return self.model_copy(update=update)
+        """With contention that is `widths` half-widths of its bands above the measured one."""
+        return self.model_copy(update={"contention": tuple(row.moved(widths) for row in self.contention)})

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from reference.trace import Trace
 
-from ..fabric import Fabric, Processor
+from ..fabric import Fabric, Processor, Slowdowns, slowdowns_of
 from ..spans import ComputeKind
 from ..workload.work import Work
 from .comm_hook import gradient_bytes
@@ -32,6 +32,7 @@ class Blueprint:
         pack_ns: Copying each bucket's gradients into it.
         cost_ns: Each collective when it has the fabric to itself; shape [..., collectives].
         sharing: By collective, how many times as long it takes with one other beside it.
+        slowdowns: How much collectives and computing slow each other down; None: not at all.
         fabric: What the prices are from.
     """
 
@@ -42,6 +43,7 @@ class Blueprint:
     pack_ns: Nanoseconds
     cost_ns: Nanoseconds
     sharing: tuple[float, ...]
+    slowdowns: Slowdowns | None
     fabric: Fabric
 
     def job(self, work: Work, ranks: Sequence[int], joined: NDArray[np.bool_] | None = None) -> Job:
@@ -52,7 +54,6 @@ class Blueprint:
             ranks: Their numbers.
             joined: Who has run out of inputs and shadows the others, by the axes of `work`; None: nobody has.
         """
-        processor = self.fabric.processor
         work_ns = self._durations(work)
         if joined is not None:
             own = np.array([step.kind not in SHADOWED for step in self.script.steps])
@@ -65,8 +66,7 @@ class Blueprint:
             queues=tuple(number % self.policy.process_groups for number in range(len(self.script.collectives))),
             concurrency=self.fabric.concurrency,
             sharing=self.sharing,
-            compute_slowdown=processor.compute_slowdown,
-            collective_slowdown=processor.collective_slowdown,
+            slowdowns=self.slowdowns,
         )
 
     def _durations(self, work: Work) -> Nanoseconds:
@@ -133,6 +133,7 @@ def draft(
     hook = policy.hook.charged(processor.hooks, world_size)
     script = write_script(outline_of(policy, trace, buckets, joins=joins))
     copies_out = not policy.gradient_as_bucket_view
+    at_a_time = fabric.concurrency * policy.process_groups
     same_ns = {
         Compute("rebuild"): processor.rebuild_ns,
         Compute("search"): round(processor.search_ns_per_parameter * len(sizes)),
@@ -153,7 +154,8 @@ def draft(
         same_ns=same_ns,
         pack_ns=np.array([sum(processor.pack(sizes[index]) for index in bucket) for bucket in buckets], np.int64),
         cost_ns=price(messages_of(script), fabric, world_size),
-        sharing=_sharing(script.collectives, fabric, world_size, fabric.concurrency * policy.process_groups),
+        sharing=_sharing(script.collectives, fabric, world_size, at_a_time),
+        slowdowns=contention_of(script.collectives, processor, at_a_time),
         fabric=fabric,
     )
 
@@ -202,6 +204,11 @@ def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size:
     for place in np.flatnonzero(transports == "broadcast"):
         cost_ns[place] = fabric.broadcast_ns(int(sizes[place]), world_size)
     return cost_ns
+
+
+def contention_of(collectives: Sequence[Collective], processor: Processor, at_a_time: int) -> Slowdowns | None:
+    """How much these collectives and computing slow each other down, up to `at_a_time` of them in flight."""
+    return slowdowns_of(processor.contention, [collective.size_bytes for collective in collectives], at_a_time)
 
 
 def _sharing(collectives: Sequence[Collective], fabric: Fabric, world_size: int, at_a_time: int) -> tuple[float, ...]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..fabric import Slowdowns
 from .script import Script
 
 Nanoseconds = NDArray[np.int64]
@@ -27,8 +28,8 @@ class Job:
         queues: The process group of each collective; those of one group start in their order.
         concurrency: Collectives of one group that run at the same time.
         sharing: By collective, how many times as long it takes with one other beside it; each further adds as much.
-        compute_slowdown: How many times as long computing takes while a collective runs.
-        collective_slowdown: How many times as long a collective takes while a rank computes.
+        slowdowns: How many times as long computing takes while collectives run, and they while a rank computes;
+            of several that run, computing feels the mean. None: neither feels the other.
     """
 
     script: Script
@@ -39,8 +40,7 @@ class Job:
     queues: tuple[int, ...]
     concurrency: int = 1
     sharing: tuple[float, ...]
-    compute_slowdown: float = 1.0
-    collective_slowdown: float = 1.0
+    slowdowns: Slowdowns | None = None
 
     def alike(self) -> dict[int, list[int]]:
         """Which ranks do as each of the simulated ones does, itself among them."""
@@ -54,5 +54,9 @@ class Job:
     @property
     def is_fluid(self) -> bool:
         """Whether speeds depend on what else runs."""
-        shares = self.concurrency * len(set(self.queues)) > 1 and max(self.sharing, default=1.0) > 1
-        return shares or self.compute_slowdown > 1 or self.collective_slowdown > 1
+        return self.slowdowns is not None or (self.most_running > 1 and max(self.sharing, default=1.0) > 1)
+
+    @property
+    def most_running(self) -> int:
+        """Collectives that can run at the same time."""
+        return self.concurrency * len(set(self.queues))
