@@ -16,7 +16,6 @@ from reference.bucketing import Order
 from reference.files import write_whole
 
 from .prediction import Prediction
-from .quiet import TOLERANCE
 
 YARDSTICKS = ("perfect_scaling", "no_overlap", "naive_overlap")
 """What a prediction has to be better than."""
@@ -72,12 +71,11 @@ class Row:
 
     A prediction holds for a machine as fast as it was when it was calibrated, and a shared machine's speed changes by
     the second. So each turn is paired with a reference, timed right beside it: computation, and then an all-reduce of
-    all gradients. Where that took much longer than trace and calibration say, the turn does not count, unless no turn
-    was quiet: `quiet_turns` of `turns` were. `paired_ns` is the median of those that count, each multiplied by what
-    the reference should have taken over what it took; `paired_error`, and the errors of the three yardsticks, compare
-    with it. Perfect scaling is computation alone; no overlap has all communication after the backward pass; naive
-    overlap is `Foretold.naive_overlap_ns`. `coverage` is the fraction of those iterations, paired, that lie inside
-    the predicted interval.
+    all gradients. `paired_ns` is the median of the iterations, each multiplied by what the reference should have
+    taken over what it took; `paired_error`, and the errors of the three yardsticks, compare with it. Perfect scaling is
+    computation alone; no overlap has all communication after the backward pass; naive overlap is
+    `Foretold.naive_overlap_ns`. `coverage` is the fraction of the iterations, paired, that lie inside the predicted
+    interval.
     """
 
     model: str
@@ -86,7 +84,6 @@ class Row:
     hook: str
     buckets: int
     turns: tuple[Measurement, ...]
-    quiet_turns: int
     measured_ns: int
     quartiles_ns: tuple[int, int]
     paired_ns: int
@@ -147,18 +144,11 @@ class Report:
         write_whole(folder / "report.csv", self.to_frame().to_csv(index=False).encode())
 
 
-def is_quiet(turn: Measurement, foretold: Foretold) -> bool:
-    """Whether the machine was about as fast as when it was calibrated."""
-    return turn.reference_ns <= TOLERANCE * foretold.reference_ns
-
-
 def make_row(model: str, configuration: Configuration, foretold: Foretold, turns: Sequence[Measurement]) -> Row:
     """One row, from all turns that the configuration had."""
     prediction = foretold.prediction
-    quiet = [turn for turn in turns if is_quiet(turn, foretold)]
-    counted = quiet or turns
-    low, middle, high = _quartiles([ns for turn in counted for ns in turn.times_ns])
-    iterations = [ns * foretold.reference_ns / turn.reference_ns for turn in counted for ns in turn.times_ns]
+    low, middle, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
+    iterations = [ns * foretold.reference_ns / turn.reference_ns for turn in turns for ns in turn.times_ns]
     paired_low, paired, paired_high = _quartiles(iterations)
     shortest, longest = prediction.interval_ns
     return Row(
@@ -168,7 +158,6 @@ def make_row(model: str, configuration: Configuration, foretold: Foretold, turns
         hook=configuration.hook,
         buckets=len(prediction.buckets),
         turns=tuple(turns),
-        quiet_turns=len(quiet),
         measured_ns=middle,
         quartiles_ns=(low, high),
         paired_ns=paired,

@@ -77,15 +77,13 @@ def show_report(report: Report) -> None:
                 "perfect scaling": f"{row.perfect_scaling_error:+.0%}",
                 "no overlap": f"{row.no_overlap_error:+.0%}",
                 "naive": f"{row.naive_overlap_error:+.0%}",
-                "quiet": f"{row.quiet_turns}/{len(row.turns)}",
             }
             for row in report.rows
             if row.model == model
         ]
         show_table(
             rows,
-            f"{model}: iteration in ms, the errors of the prediction and of three yardsticks, which are paired too, "
-            "and the turns in which the machine was quiet",
+            f"{model}: iteration in ms, the errors of the prediction and of three yardsticks, which are paired too",
         )
     yardsticks = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.yardsticks.items())
     print(

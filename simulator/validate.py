@@ -9,7 +9,7 @@ Between target runs a reference is timed that is none of them: each is paired wi
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from reference.files import write_whole
@@ -21,7 +21,7 @@ from .fabric import Fabric
 from .foretell import foretell, policy_of
 from .iteration.policy import buckets_of
 from .quiet import quiet_part
-from .report import Configuration, Foretold, Measurement, Report, is_quiet, make_row, summarize
+from .report import Configuration, Foretold, Measurement, Report, make_row, summarize
 from .training import Told, measure_configurations, record_computation
 
 Target = tuple[str, Configuration]
@@ -45,7 +45,7 @@ def validate(
         configurations: What to predict and measure for each model.
         out: Folder for `predictions.json`, `report.json` and `report.csv`, and for each model a folder with
             its `trace.json.gz` and `fabric.json`.
-        repeat: How often each configuration has its turn in a quiet machine; in all, at most half as often again.
+        repeat: How often each configuration has its turn.
         on_progress: Told of every step.
 
     Raises:
@@ -114,31 +114,21 @@ def _write_predictions(path: Path, foretold: Mapping[Target, Foretold]) -> str:
 def _measure(
     pool: RankPool,
     traces: Mapping[str, Trace],
-    foretold: Mapping[Target, Foretold],
+    targets: Iterable[Target],
     repeat: int,
     on_progress: Progress,
 ) -> dict[Target, list[Measurement]]:
-    """All turns of each target; models take turns too. Those that had too few quiet ones have more."""
-    measured: dict[Target, list[Measurement]] = {target: [] for target in foretold}
-    most = repeat + repeat // 2
-    for turn in range(most):
+    """All turns of each target; models take turns too."""
+    measured: dict[Target, list[Measurement]] = {target: [] for target in targets}
+    for turn in range(repeat):
         for model, trace in traces.items():
-            due = [
-                (name, configuration)
-                for (name, configuration), turns in measured.items()
-                if name == model and _quiet_turns(turns, foretold[name, configuration]) < repeat
-            ]
-            if due:
-                word = f"{model}: training, turn {turn + 1} of {repeat if turn < repeat else most}"
-                told = [_told(trace, configuration) for _, configuration in due]
-                one_turn = pool.run(measure_configurations, model, told, word, on_progress=on_progress)[0]
-                for target, measurement in zip(due, one_turn, strict=True):
-                    measured[target].append(measurement)
+            due = [configuration for name, configuration in measured if name == model]
+            word = f"{model}: training, turn {turn + 1} of {repeat}"
+            told = [_told(trace, configuration) for configuration in due]
+            one_turn = pool.run(measure_configurations, model, told, word, on_progress=on_progress)[0]
+            for configuration, measurement in zip(due, one_turn, strict=True):
+                measured[model, configuration].append(measurement)
     return measured
-
-
-def _quiet_turns(turns: Sequence[Measurement], foretold: Foretold) -> int:
-    return sum(is_quiet(turn, foretold) for turn in turns)
 
 
 def _told(trace: Trace, configuration: Configuration) -> Told:

@@ -29,7 +29,7 @@ TRACE = trace_of([[iteration(300, (800,), 900, 100)]], [400])
 def row(cap_mb: float, measured: int, predicted: int, spread: int = 1) -> Row:
     return Row(
         model="m", cap_mb=cap_mb, order="ready", hook="none", buckets=2,
-        turns=(Measurement((measured,), 1),) * 3, quiet_turns=2,
+        turns=(Measurement((measured,), 1),) * 3,
         measured_ns=2 * measured, quartiles_ns=(2 * measured - spread, 2 * measured + spread),
         paired_ns=measured, paired_quartiles_ns=(measured - spread, measured + spread),
         predicted_ns=predicted, interval_ns=(predicted - 5, predicted + 5),
@@ -58,18 +58,6 @@ def test_a_faster_configuration_that_was_not_found_is_told_of_each_model():
     assert summarize([row(1, 199, 180), row(5, 200, 120)], "abc").fastest_found == 1, "within the noise"
 
 
-@given(st.lists(st.tuples(st.integers(900, 3000), st.integers(2000, 4000)), min_size=1, max_size=6))
-def test_only_quiet_turns_count_where_there_are_any(turns):
-    """The reference should take 1000 ns; a turn beside which it took more than 15 % longer is noisy."""
-    measured = tuple(Measurement((ns,), reference) for reference, ns in turns)
-    made = make_row("m", Configuration(1.0), Foretold(predict(TRACE, FABRIC, world_size=1), 1, 1000), measured)
-    quiet = [ns for reference, ns in turns if reference <= 1150]
-    counted = quiet or [ns for _, ns in turns]
-    assert (made.turns, made.quiet_turns) == (measured, len(quiet))
-    assert min(counted) <= made.measured_ns <= max(counted)
-    assert made.measured_ns == round(np.median(counted))
-
-
 def test_a_report_is_drawn_and_written(tmp_path):
     report = summarize([row(1, 100, 104), row(float("inf"), 200, 180)], "abc")
     figure = validation_figure(report.to_frame())
@@ -81,7 +69,7 @@ def test_a_report_is_drawn_and_written(tmp_path):
     assert list(pd.read_csv(tmp_path / "report.csv")["measured_ns"]) == [200, 400]
 
 
-@given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(90, 114)), min_size=1, max_size=5))
+@given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(50, 200)), min_size=1, max_size=5))
 def test_pairing_takes_the_machines_speed_out(turns):
     """However fast the machine is from turn to turn, iteration and reference alike: the same paired time."""
     foretold = Foretold(predict(TRACE, FABRIC, world_size=2), 1, 100)
@@ -135,14 +123,3 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     assert [row.measured_ns for row in report.rows] == [measured_ns] * 2
     assert [row["iteration_ns"] for row in json.loads(seen[0])] == [row.predicted_ns for row in report.rows]
     assert report.predictions_sha256 == hashlib.sha256(seen[0]).hexdigest()
-
-
-def test_noisy_turns_are_repeated_but_not_for_ever(tmp_path):
-    """Beside every second turn the reference takes twice what it should, and at last always."""
-    (said,) = foretell(TRACE, FABRIC, [Configuration(1.0)], 2)
-    beside = iter([said.reference_ns * factor for factor in (1, 2, 1, 1, 2)])
-    pool = mock.create_autospec(RankPool, instance=True, world_size=2)
-    pool.run.side_effect = lambda _body, _model, told, _word, **_: [[Measurement((5,), next(beside)) for _ in told]]
-    with mock.patch.object(validate, "_calibrate", return_value=({"m": TRACE}, {"m": FABRIC})):
-        report = validate.validate(pool, ["m"], [Configuration(1.0), Configuration(25.0)], out=tmp_path, repeat=2)
-    assert [(row.quiet_turns, len(row.turns)) for row in report.rows] == [(2, 2), (1, 3)]

@@ -11,13 +11,15 @@ from reference.launch import report_progress
 from reference.parameters import size_bytes, trainable_parameters
 
 from ..fabric import CONCURRENCY
-from .samples import Contest, time_ns
+from .collectives import affordable
+from .samples import Contest, clock_ns, time_ns
 from .stream import Messages, Stream
 
 SIZES_BYTES = [64 * 1024, MIB, 8 * MIB]
 """Small ones cost wake-ups, large ones memory's bandwidth; larger ones do as the largest."""
-ROUNDS = 4
-PASSES = 3
+ROUNDS = 5
+"""At most; fewer where a case takes long."""
+PASSES = 2
 """As many passes as that take alone, collectives that are beside computation would take alone."""
 LEAST_COLLECTIVES, MOST_COLLECTIVES = 4, 400
 
@@ -37,9 +39,14 @@ def time_contention(
     cases = list(product(sizes, sorted({1, CONCURRENCY[dist.get_backend()]})))
     contests = {case: (Contest([], []), Contest([], [])) for case in cases}
     rival.compute_alone()  # the first touch of every gradient does not count
+    due, begun_ns = rounds, clock_ns()
     for number in range(rounds):
+        if number == 1:
+            due = affordable((clock_ns() - begun_ns) // len(cases), rounds)
+        if number == due:
+            break
         if rank == 0:
-            report_progress("calibrating slow-downs", number, rounds)
+            report_progress("calibrating slow-downs", number, due)
         before = rival.compute_alone()
         for case, (passes, collectives) in contests.items():
             reduced, reduced_together, computed_together = rival.contend(*case, pass_ns=before)
