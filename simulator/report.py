@@ -72,8 +72,8 @@ class Row:
     A prediction holds for a machine as fast as it was when it was calibrated, and a shared machine's speed changes by
     the second. So each turn is paired with a reference, timed right beside it: computation, and then an all-reduce of
     all gradients. `paired_ns` is the median of the iterations, each multiplied by what the reference should have
-    taken over what it took; `paired_error`, and the errors of the three yardsticks, compare with it. Perfect scaling is
-    computation alone; no overlap has all communication after the backward pass; naive overlap is
+    taken over what it took; `paired_error`, and the errors of the three yardsticks, compare with it. Perfect scaling
+    is computation alone; no overlap has all communication after the backward pass; naive overlap is
     `Foretold.naive_overlap_ns`. `coverage` is the fraction of the iterations, paired, that lie inside the predicted
     interval.
     """

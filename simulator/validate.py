@@ -20,7 +20,6 @@ from .calibrate import REPEATS, measure_collectives, measure_hooks, sizes_up_to,
 from .fabric import Fabric
 from .foretell import foretell, policy_of
 from .iteration.policy import buckets_of
-from .quiet import quiet_part
 from .report import Configuration, Foretold, Measurement, Report, make_row, summarize
 from .training import Told, measure_configurations, record_computation
 
@@ -91,7 +90,7 @@ def _calibrate(
         slowed = with_slowdowns(pool, model, collectives, on_progress=on_progress)
         fabrics[model] = measure_hooks(pool, slowed, hooks, model, on_progress=on_progress)
     record_all()
-    return {model: quiet_part(join(traces)) for model, traces in recordings.items()}, fabrics
+    return {model: join(traces) for model, traces in recordings.items()}, fabrics
 
 
 def _write_predictions(path: Path, foretold: Mapping[Target, Foretold]) -> str:

@@ -99,7 +99,6 @@ LAYERS = {  # each module imports only from those before it
         "sweep",
         "answers.timeline_plot",
         "answers.heat_map",
-        "quiet",
         "report",
         "foretell",
         "answers.plots",

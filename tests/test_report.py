@@ -12,15 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.launch import RankPool
-from reference.trace import Trace
 from simulator import Fabric, predict, validate
 from simulator.answers.plots import validation_figure
 from simulator.foretell import foretell
-from simulator.quiet import iteration_times_ns, quiet_limit_ns, quiet_part
 from simulator.report import Configuration, Foretold, Measurement, Row, make_row, summarize
 
 from .strategies import iteration, trace_of
-from .test_trace import DOCUMENT
 
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
 TRACE = trace_of([[iteration(300, (800,), 900, 100)]], [400])
@@ -90,18 +87,6 @@ def test_coverage_is_of_iterations(times):
     made = make_row("m", Configuration(25.0), Foretold(prediction, 1, 100), [Measurement(tuple(times), 100)])
     low, high = prediction.interval_ns
     assert made.coverage == pytest.approx(np.mean([low <= ns <= high for ns in times]))
-
-
-@given(st.lists(st.integers(100, 400), min_size=1, max_size=30))
-def test_the_quiet_part_keeps_the_fastest_and_nothing_slow(times):
-    trace = Trace.model_validate_json(json.dumps(DOCUMENT))
-    one = trace.ranks[0].iterations[0]
-    iterations = tuple(one.model_copy(update={"end_ns": ns}) for ns in times)
-    kept = quiet_part(
-        trace.model_copy(update={"ranks": (trace.ranks[0].model_copy(update={"iterations": iterations}),)})
-    )
-    assert min(times) in iteration_times_ns(kept)
-    assert max(iteration_times_ns(kept)) <= quiet_limit_ns(times)
 
 
 @pytest.mark.parametrize("measured_ns", [1, 10**9])

@@ -1,6 +1,5 @@
 """The public score: its case files, the wall between inputs and truth, and the page that it wrote."""
 
-import json
 import math
 import re
 import tomllib
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from simulator import Fabric
+from simulator.report import summarize
 from validation import all_reduce, iterations, schedules
 from validation.all_reduce_case import AllReduceCase, TreeLatency
 from validation.case import load_case
@@ -20,8 +20,11 @@ from validation.merging import merged_plan
 from validation.picture import draw, draw_errors
 from validation.rows import Row, verdict
 from validation.runs import load_runs
+from validation.runs import score as score_run
 from validation.score import FOLDER, as_markdown, compute, main, score_case
 from validation.training_case import IterationsCase, Repeat, SchedulesCase
+
+from .test_report import row as row_of_a_report
 
 CASES = sorted((FOLDER / "cases").glob("*.toml"))
 ECHO = FOLDER / "cases" / "all_reduce_echo_a100.toml"
@@ -296,10 +299,19 @@ def test_runs_are_summed_up_and_a_broken_one_is_named(tmp_path):
     assert load_runs(tmp_path) == []
     folder = tmp_path / "two_cores"
     folder.mkdir()
-    report = {"mape": 0.1, "paired_mape": 0.05, "worst_error": -0.2, "sign_errors": 1, "coverage": 0.9}
-    (folder / "report.json").write_text(json.dumps({**report, "rows": [{"model": "mlp"}]}))
+    quick, slow = row_of_a_report(1, 100, 104), row_of_a_report(float("inf"), 200, 180)
+    summarize([quick, slow], "abc").save(folder)
     (run,) = load_runs(tmp_path)
-    assert (run.name, run.report.paired_mape) == ("two_cores", 0.05)
+    assert (run.name, run.report.pairs_apart, run.report.sign_errors) == ("two_cores", 1, 0)
+    scored = score_run(run)
+    assert [(row.what, row.measured_ns, row.predicted_ns) for row in scored.rows] == [
+        ("1 MB ready", 200, 104),
+        ("single ready", 400, 180),
+    ]
+    assert scored.rows[0].yardsticks_ns == {"perfect scaling": 50, "no overlap": 150, "naive overlap": 75}
+    (contest,) = scored.contests
+    assert contest.measured == contest.predicted == "1 MB ready"
+    assert (contest.is_tie, contest.lead) == (False, 1)
     (folder / "report.json").write_text("{}")
     with pytest.raises(ValueError, match=r"report\.json: not a report of `ddplab validate`: mape: field required"):
         load_runs(tmp_path)

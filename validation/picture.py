@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from .rows import TITLES, Part, Row
 
-COLORS: dict[Part, str] = {"a": "#8d99ae", "b": "#2a9d8f", "c": "#d1495b"}
+COLORS: dict[Part, str] = {"a": "#8d99ae", "b": "#2a9d8f", "c": "#d1495b", "d": "#edae49"}
 BAND = 0.1
 MS = 1e6
 

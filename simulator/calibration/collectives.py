@@ -32,7 +32,7 @@ def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int
     memory = Messages(2 * max(sizes))
     ways: dict[str, Callable[[list[Tensor]], int]] = {
         "all_reduce": lambda messages: time_ns(dist.all_reduce, messages[0]),
-        "two": lambda messages: 2 * Stream(messages, at_a_time=None).wait() // len(messages),
+        "two": _two_at_a_time_ns,
         "broadcast": lambda messages: time_ns(dist.broadcast, messages[0], 0),
     }
     times: Samples = {way: {size: [] for size in sizes} for way in ways}
@@ -50,9 +50,15 @@ def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int
     return {way: {size: taken[1:] for size, taken in by_size.items()} for way, by_size in times.items()}
 
 
-def affordable(once_ns: int, repeats: int) -> int:
+def _two_at_a_time_ns(messages: list[Tensor]) -> int:
+    stream = Stream(messages, at_a_time=None)
+    stream.wait()
+    return 2 * stream.pace_ns()
+
+
+def affordable(once_ns: int, repeats: int, budget_ns: int = BUDGET_NS) -> int:
     """How often to repeat what took this rank so long; the ranks agree on the fewest."""
-    affordable = torch.tensor(min(repeats, max(LEAST_REPEATS, BUDGET_NS // once_ns)))
+    affordable = torch.tensor(min(repeats, max(LEAST_REPEATS, budget_ns // once_ns)))
     dist.all_reduce(affordable, op=dist.ReduceOp.MIN)
     return int(affordable)
 

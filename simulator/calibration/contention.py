@@ -1,7 +1,5 @@
 """Contention: how much computation and collectives slow each other down, by size of message and number in flight."""
 
-from itertools import product
-
 import torch
 import torch.distributed as dist
 
@@ -17,10 +15,10 @@ from .stream import Messages, Stream
 
 SIZES_BYTES = [64 * 1024, MIB, 8 * MIB]
 """Small ones cost wake-ups, large ones memory's bandwidth; larger ones do as the largest."""
-ROUNDS = 5
-"""At most; fewer where a case takes long."""
+ROUNDS, BUDGET_NS = 8, 30_000_000_000
+"""At most so many rounds; fewer where all would take longer than that."""
 PASSES = 2
-"""As many passes as that take alone, collectives that are beside computation would take alone."""
+"""Beside collectives, which alone would last twice as long as those passes do alone."""
 LEAST_COLLECTIVES, MOST_COLLECTIVES = 4, 400
 
 Case = tuple[int, int]
@@ -34,15 +32,16 @@ def time_contention(
 
     A round has each case once, between passes alone: the machine's speed drifts.
     """
-    rival = _Rival(model)
+    rival = _Rival(model, dist.new_group())
     sizes = [size for size in SIZES_BYTES if size <= rival.gradient_bytes] or [rival.gradient_bytes]
-    cases = list(product(sizes, sorted({1, CONCURRENCY[dist.get_backend()]})))
+    most = CONCURRENCY[dist.get_backend()]
+    cases = list(dict.fromkeys([*((size, most) for size in sizes), (sizes[-1], 1)]))
     contests = {case: (Contest([], []), Contest([], [])) for case in cases}
     rival.compute_alone()  # the first touch of every gradient does not count
     due, begun_ns = rounds, clock_ns()
     for number in range(rounds):
         if number == 1:
-            due = affordable((clock_ns() - begun_ns) // len(cases), rounds)
+            due = affordable(clock_ns() - begun_ns, rounds, BUDGET_NS)
         if number == due:
             break
         if rank == 0:
@@ -56,39 +55,51 @@ def time_contention(
             collectives.alone.append([reduced])
             collectives.together.append([reduced_together])
             before = after
+    dist.destroy_process_group(rival.beside)
     return contests
 
 
 class _Rival:
-    """A model's computation, and the collectives that are in its way."""
+    """A model's computation, and the collectives that are in its way.
 
-    def __init__(self, model: str) -> None:
+    Args:
+        model: As for `--model`.
+        beside: Ranks that wait for each other through it wait for none of the collectives.
+    """
+
+    def __init__(self, model: str, beside: dist.ProcessGroup) -> None:
+        self.beside = beside
         self._module, self._loss_fn = models.build(model)
         self.gradient_bytes = sum(map(size_bytes, trainable_parameters(self._module).values())) // 4 * 4
         self._messages = Messages(self.gradient_bytes)
 
     def compute_alone(self) -> int:
-        """Nanoseconds of a pass, all ranks at once."""
+        """Nanoseconds of a pass, up to the slowest rank's end."""
         dist.barrier()
         return time_ns(self._compute)
 
     def contend(self, size: int, running: int, *, pass_ns: int) -> tuple[int, int, list[int]]:
         """Nanoseconds of a collective alone, of one beside computation, and of passes beside collectives."""
-        about_ns, _ = self._stream(LEAST_COLLECTIVES, size, running)
+        about_ns = self._stream(LEAST_COLLECTIVES, size, running)[0]
         of_a_pass = torch.tensor(min(max(LEAST_COLLECTIVES, pass_ns // about_ns), MOST_COLLECTIVES))
         dist.all_reduce(of_a_pass, op=dist.ReduceOp.MAX)
-        alone_ns, _ = self._stream(int(of_a_pass), size, running)
-        together_ns, passes = self._stream(PASSES * int(of_a_pass), size, running, computes=True)
-        return alone_ns, together_ns, passes[:-1] or passes  # the last pass ran alone for a part
+        alone_ns = self._stream(int(of_a_pass), size, running)[0]
+        return alone_ns, *self._stream(2 * PASSES * int(of_a_pass), size, running, passes=PASSES)
 
-    def _stream(self, count: int, size: int, running: int, *, computes: bool = False) -> tuple[int, list[int]]:
+    def _stream(self, count: int, size: int, running: int, *, passes: int = 0) -> tuple[int, list[int]]:
         dist.barrier()
         stream = Stream(self._messages.of(size, count), at_a_time=1 if running == 1 else None)
-        passes = []
-        while computes and stream.running:
-            passes.append(time_ns(self._compute))
-        return stream.wait() // count, passes
+        computed_ns = [time_ns(self._compute) for _ in range(passes)]
+        until_ns = clock_ns() if passes else float("inf")
+        stream.wait()
+        return stream.pace_ns(until_ns), computed_ns
 
     def _compute(self) -> None:
+        """Up to the slowest rank's end, as in training.
+
+        Collectives rarely slow all ranks equally: their threads take more of one core than of another for a while.
+        Whoever is done sooner waits in training too, and leaves its core to the others.
+        """
         self._module.zero_grad()
         self._loss_fn(self._module).backward()
+        dist.barrier(self.beside)

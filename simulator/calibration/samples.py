@@ -3,8 +3,8 @@
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import chain
 from math import sqrt
+from statistics import fmean
 from typing import NamedTuple
 
 import numpy as np
@@ -29,11 +29,6 @@ def time_ns(action: Callable[..., object], *arguments: object) -> int:
 def median_ns(samples: Iterable[float]) -> int:
     """The median, in whole nanoseconds."""
     return round(statistics.median(samples))
-
-
-def low(samples: Iterable[float]) -> float:
-    """The lower quartile: the machine's noise only ever adds."""
-    return float(np.quantile(list(samples), 0.25))
 
 
 def spread(samples: Sequence[float]) -> float:
@@ -79,10 +74,9 @@ class Contest(NamedTuple):
 def slowdown(ranks: Sequence[Contest]) -> tuple[float, float]:
     """How many times as long the work takes in company, at least 1, and half of that factor's 90 % band.
 
-    The factor is of all rounds, so that what disturbs one of them does not count; the band is that of single rounds,
-    over the square root of their number. Ranks are averaged: each runs at the pace of the others.
+    Each round gives a factor, as the machine is as fast for its two halves; theirs is the median, and the band is that
+    of single rounds over the square root of their number. Ranks are averaged: each runs at the pace of the others.
     """
-    factors = [low(chain(*rank.together)) / low(chain(*rank.alone)) for rank in ranks]
-    rounds = [[low(together) / low(alone) for alone, together in zip(*rank, strict=True)] for rank in ranks]
-    by_round = [statistics.fmean(one) for one in zip(*rounds, strict=True)]
-    return max(1.0, statistics.fmean(factors)), spread(by_round) / sqrt(len(by_round))
+    factors = [[fmean(together) / fmean(alone) for alone, together in zip(*rank, strict=True)] for rank in ranks]
+    by_round = [fmean(of_ranks) for of_ranks in zip(*factors, strict=True)]
+    return max(1.0, statistics.median(by_round)), spread(by_round) / sqrt(len(by_round))

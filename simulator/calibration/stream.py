@@ -34,13 +34,8 @@ class Stream:
         for message in messages[:first]:
             self._issue(message)
 
-    @property
-    def running(self) -> bool:
-        """Whether any is still to be done."""
-        return not self._over.is_set()
-
-    def wait(self) -> int:
-        """Block until all are done; returns the nanoseconds that they took together.
+    def wait(self) -> None:
+        """Block until all are done.
 
         Raises:
             RuntimeError: One of them failed.
@@ -48,7 +43,12 @@ class Stream:
         self._over.wait()
         if self._error is not None:
             raise self._error
-        return self._ends_ns[-1] - self._begun_ns
+
+    def pace_ns(self, until_ns: float = float("inf")) -> int:
+        """Nanoseconds from the end of one to that of the next, on average up to that moment or to the first end."""
+        ends_ns = sorted(self._ends_ns)
+        counted = [end for end in ends_ns if end <= until_ns] or ends_ns[:1]
+        return (counted[-1] - self._begun_ns) // len(counted)
 
     def _issue(self, message: Tensor) -> None:
         work = dist.all_reduce(message, async_op=True)
