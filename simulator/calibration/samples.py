@@ -74,8 +74,8 @@ class Contest(NamedTuple):
 def slowdown(ranks: Sequence[Contest]) -> tuple[float, float]:
     """How many times as long the work takes in company, at least 1, and half of that factor's 90 % band.
 
-    Each round gives a factor, as the machine is as fast for its two halves; theirs is the median, and the band is that
-    of single rounds over the square root of their number. Ranks are averaged: each runs at the pace of the others.
+    Each round gives a factor, as the machine's speed hardly changes within one. The median counts, and the band is
+    that of rounds over the square root of their number. Ranks are averaged: each runs at the pace of the others.
     """
     factors = [[fmean(together) / fmean(alone) for alone, together in zip(*rank, strict=True)] for rank in ranks]
     by_round = [fmean(of_ranks) for of_ranks in zip(*factors, strict=True)]
