@@ -29,6 +29,8 @@ SIZES_BYTES = [4 * 1024 * 4**power for power in range(7)] + [32 * MIB, 64 * MIB,
 """4 KiB to 16 MiB by factors of 4, then by factors of 2."""
 
 REPEATS = 7
+OFTEN = 6
+"""Collectives are measured so many times as often, unless they take long: most are short and vary much."""
 
 
 def sizes_up_to(gradient_bytes: int) -> list[int]:
@@ -71,7 +73,7 @@ def calibrate(
 def measure_collectives(pool: RankPool, sizes_bytes: Iterable[int], repeats: int, on_progress: Progress) -> Fabric:
     """The part of a calibration that does not depend on the model: collectives, copies, launches."""
     sizes = sorted(sizes_bytes)
-    samples = pool.run(time_collectives, sizes, repeats, on_progress=on_progress)[0]
+    samples = pool.run(time_collectives, sizes, OFTEN * repeats, on_progress=on_progress)[0]
     costs = pool.run(time_copies, repeats)[0]
     world_size = pool.world_size
     network = "" if pool.link_rate is None else f", links of {pool.link_rate / 1e9:g} Gbit/s"

@@ -13,10 +13,10 @@ from reference.parameters import size_bytes, trainable_parameters
 from .samples import time_ns
 from .stream import Messages, Stream
 
-BUDGET_NS = 2_000_000_000
+BUDGET_NS = 1_500_000_000
 """Time for the repetitions of one measurement, unless there would be too few."""
 LEAST_REPEATS = 3
-QUEUED = 6
+QUEUED = 4
 """Messages that wait for their turn when two are to run at a time: then no thread decides when the next begins."""
 
 Samples = dict[str, dict[int, list[int]]]
