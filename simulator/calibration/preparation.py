@@ -43,10 +43,8 @@ def _search_ns(module: nn.Module, loss_fn: models.Loss, parameters: list[nn.Para
     return time_ns(reachable, outputs, indices)
 
 
-def _rebuild_ns(module: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
-    """From one bucket, as torch begins, into default buckets; without the broadcast of the order."""
-    group = dist.group.WORLD
-    assert group is not None
+def first_layout(module: nn.Module, parameters: dict[str, nn.Parameter]) -> Layout:
+    """One bucket for each kind of gradient, as torch begins; to be rebuilt by the default cap."""
     tensors, sparse = list(parameters.values()), sparse_parameters(module)
     begun = initial_buckets(
         [size_bytes(tensor) for tensor in tensors],
@@ -54,16 +52,23 @@ def _rebuild_ns(module: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
         keys=[bucket_key(tensor) for tensor in tensors],
         sparse=[name in sparse for name in parameters],
     )
-    layout = Layout(
+    return Layout(
         tensors,
         begun,
         rebuild_caps_bytes=bucket_caps(REBUILT_CAP_MB),
         sparse=frozenset(index for index, name in enumerate(parameters) if name in sparse),
         features=Features(),
     )
+
+
+def _rebuild_ns(module: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
+    """From one bucket into default buckets; without the broadcast of the order."""
+    group = dist.group.WORLD
+    assert group is not None
+    layout = first_layout(module, parameters)
     with torch.no_grad(), witnessed("broadcast") as broadcasts:
         start = clock_ns()
-        layout.rebuild_if_due(range(len(tensors))[::-1], group)
+        layout.rebuild_if_due(range(len(parameters))[::-1], group)
         total_ns = clock_ns() - start
     (broadcast,) = broadcasts
     return total_ns - (broadcast.wait() - broadcast.issued_ns)
