@@ -52,7 +52,7 @@ class Foretold:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One turn of a target run; times in nanoseconds, of each iteration the slowest rank's.
+    """One turn of a target run; times in nanoseconds, of each iteration from one slowest rank's end to the next.
 
     `reference_ns` is what computation and then an all-reduce of all gradients took right before and after, median:
     the machine's speed just then.

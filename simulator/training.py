@@ -1,7 +1,7 @@
 """Training runs on real ranks: the bodies that are recorded and measured."""
 
-import time
 from collections.abc import Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -17,13 +17,13 @@ from reference.recorder import record
 from reference.trace import Trace
 
 from .calibration.hooks import real_hook
-from .calibration.samples import time_ns
+from .calibration.samples import clock_ns, time_ns
 from .iteration.comm_hook import NO_HOOK
 from .report import Measurement
 
 WARM_UP = 2
 RECORDED_ITERATIONS = 8
-MEASURED_ITERATIONS = 2
+MEASURED_ITERATIONS = 3
 """Each time that a configuration has its turn, after those that are not counted."""
 REFERENCES = 2
 """Between two turns: computation, and then an all-reduce of all gradients."""
@@ -102,13 +102,14 @@ def _train(trainer: Trainer, told: Told) -> tuple[int, ...]:
             warm_up = WARM_UP_OF_HOOKS
         for _ in range(warm_up):
             trainer.step(ddp)
-        times_ns = []
         dist.barrier()
+        ends_ns = [clock_ns()]
         for _ in range(MEASURED_ITERATIONS):
-            start = time.perf_counter_ns()
             trainer.step(ddp)
-            times_ns.append(time.perf_counter_ns() - start)
-        return _slowest_ranks(times_ns)
+            ends_ns.append(clock_ns())
+        # From one slowest rank's end to the next: a rank that is early waits for the others in its next iteration,
+        # so the sum of the longest times would be longer than the training. The ranks' machine has one clock.
+        return tuple(end - start for start, end in pairwise(_slowest_ranks(ends_ns)))
     finally:
         ddp.reducer.detach()
 

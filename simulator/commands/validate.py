@@ -31,7 +31,7 @@ def validate(
     hooks: Hooks = "none",
     repeat: Annotated[
         int,
-        typer.Option(min=1, help="Turns of each configuration, 2 iterations each."),
+        typer.Option(min=1, help="Turns of each configuration, 3 iterations each."),
     ] = 3,
     link_rate: LinkRate = None,
     out: Annotated[Path, typer.Option(help="Folder for trace, fabric, predictions, report.")] = Path("out/validate"),
