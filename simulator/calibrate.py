@@ -20,7 +20,7 @@ from .calibration.contention import Case, time_contention
 from .calibration.copies import time_copies
 from .calibration.hooks import Parts, time_hook
 from .calibration.preparation import time_preparation
-from .calibration.samples import Contest, fit, median_ns, slowdown, spread
+from .calibration.samples import Contest, fit, median_ns, outliers, slowdown, spread
 from .fabric import Contention, Fabric, Linear, Processor, Sharing, Timing
 from .fabric.processor import HookCost
 from .iteration.comm_hook import NO_HOOK, named_hook
@@ -148,7 +148,14 @@ def measure_hook(
 
 def _timings(world_size: int, samples: Mapping[int, Sequence[int]]) -> tuple[Timing, ...]:
     return tuple(
-        Timing(world_size=world_size, size_bytes=size, ns=median_ns(taken), spread=spread(taken))
+        Timing(
+            world_size=world_size,
+            size_bytes=size,
+            ns=median_ns(taken),
+            spread=spread(taken),
+            repeats=len(taken),
+            outliers=outliers(taken),
+        )
         for size, taken in samples.items()
     )
 

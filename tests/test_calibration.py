@@ -23,7 +23,7 @@ from reference.usage import reachable
 from simulator import Fabric, predict
 from simulator.calibrate import calibrate, measure_hook
 from simulator.calibration import hooks, preparation, samples, witness
-from simulator.calibration.samples import Contest, fit, slowdown, spread
+from simulator.calibration.samples import Contest, fit, outliers, slowdown, spread
 from simulator.calibration.stream import Messages, Stream
 from simulator.calibration.summary import show_calibration
 from simulator.calibration.witness import Sighting, witnessed
@@ -64,6 +64,12 @@ def test_the_spread_of_normal_samples_is_that_of_their_middle_ninety_percent(cou
     """However few they are: the quantiles of numpy's default would give 0.8 of it for 7."""
     drawn = np.random.default_rng(0).normal(1000, 10, size=(4000, count))
     assert np.mean([spread(row) for row in drawn]) == pytest.approx(0.01645, rel=0.05)
+
+
+@given(times, st.integers(3, 9))
+def test_what_took_over_twice_the_median_is_an_outlier(taken, factor):
+    assert 2 * outliers(taken) <= len(taken)
+    assert outliers([100] * 5 + [100 * factor] * 2 + [199, 200]) == 2
 
 
 lines = st.builds(Linear, fixed_ns=st.floats(1, 1e6), ns_per_byte=st.floats(1e-3, 10))
@@ -330,6 +336,7 @@ def test_a_calibration_has_all_that_a_prediction_charges(calibrated):
         assert all(row.ns > 0 for row in rows)
     assert [row.size_bytes for row in fabric.sharing] == [4096, 65536]
     assert any(row.spread > 0 for row in fabric.all_reduce)
+    assert all(row.repeats >= 3 and 2 * row.outliers <= row.repeats for row in fabric.all_reduce)
     assert fabric.relative_error(2) == np.median([row.spread for row in fabric.all_reduce])
     processor = fabric.processor
     assert min(processor.launch_ns, processor.rebuild_ns, processor.search_ns_per_parameter) > 0

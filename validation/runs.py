@@ -1,12 +1,21 @@
-"""Part (d): committed reports of `ddplab validate`, one folder of `validation/runs` each."""
+"""Part (d): committed runs of `ddplab validate`, one folder of `validation/runs` each.
+
+Their measurements stay; predictions are made anew, from the trace and the calibration that were recorded before.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from reference.bucketing import cap_name
+from reference.bucketing import Order, cap_name
 from reference.records import first_problem
+from reference.trace import Trace
+from simulator import Fabric
+from simulator.foretell import foretell
+from simulator.report import Configuration, Measurement, Report, make_row, summarize
+from simulator.report import Row as Compared
 
 from .rows import RULES, Contest, Row, Scored, winner
 
@@ -18,66 +27,77 @@ class _Read(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class RunRow(_Read):
-    """What the score shows of a `simulator.report.Row`."""
+class Turns(_Read):
+    """Of a `simulator.report.Row`, what was measured and of what; an infinite cap is written as null."""
 
     model: str
     cap_mb: float | None
-    order: str
+    order: str = Field(pattern="|".join(get_args(Order)))
     hook: str
-    buckets: int
-    measured_ns: int
-    paired_ns: int
-    paired_quartiles_ns: tuple[int, int]
-    predicted_ns: int
-    perfect_scaling_error: float
-    no_overlap_error: float
-    naive_overlap_error: float
+    turns: tuple[Measurement, ...] = Field(min_length=1)
 
     @property
-    def name(self) -> str:
-        """Of the configuration."""
-        hook = "" if self.hook == "none" else f", {self.hook}"
-        return f"{cap_name(float('inf') if self.cap_mb is None else self.cap_mb)} {self.order}{hook}"
-
-    def yardstick_ns(self, name: str) -> float:
-        """What a yardstick says; the report has its error against the paired time."""
-        error: float = getattr(self, f"{name.replace(' ', '_')}_error")
-        return (1 + error) * self.paired_ns
+    def configuration(self) -> Configuration:
+        """As it was predicted."""
+        cap = float("inf") if self.cap_mb is None else self.cap_mb
+        return Configuration(cap, self.order, self.hook)  # type: ignore[arg-type]  # the pattern says so
 
 
-class RunReport(_Read):
-    """What the score shows of a `simulator.report.Report`; its other fields are left alone."""
+class Reported(_Read):
+    """Of a `simulator.report.Report`, what was said before the first target run, and what was measured after it."""
 
     mape: float
     paired_mape: float
-    worst_error: float
-    pairs_apart: int
-    sign_errors: int
-    coverage: float
-    rows: tuple[RunRow, ...] = Field(min_length=1)
+    predictions_sha256: str
+    rows: tuple[Turns, ...] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
 class Run:
-    """A report and the name of its folder."""
+    """A committed run.
+
+    Attributes:
+        name: Of its folder.
+        reported: Its report as it was written.
+        now: The same measurements beside predictions of the simulator as it is.
+        source: Of the calibration.
+    """
 
     name: str
-    report: RunReport
+    reported: Reported
+    now: Report
+    source: str
 
 
 def load_runs(folder: Path = RUNS) -> list[Run]:
-    """All reports, by name; none where there are none.
+    """All runs, by name, with predictions made anew; none where there are none.
 
     Raises:
-        ValueError: One that cannot be used; one line, which names file, field and reason.
+        ValueError: A file that cannot be used; one line, which names file, field and reason.
     """
-    return [Run(path.parent.name, _load(path)) for path in sorted(folder.glob("*/report.json"))]
+    return [_load(path.parent) for path in sorted(folder.glob("*/report.json"))]
 
 
-def _load(path: Path) -> RunReport:
+def _load(folder: Path) -> Run:
+    reported = _read(folder / "report.json")
+    compared: list[Compared] = []
+    source = ""
+    for model in dict.fromkeys(row.model for row in reported.rows):
+        trace, fabric = Trace.load(folder / model / "trace.json.gz"), Fabric.load(folder / model / "fabric.json")
+        rows = [row for row in reported.rows if row.model == model]
+        configurations = [row.configuration for row in rows]
+        said = foretell(trace, fabric, configurations, trace.workload.world_size)
+        compared += [
+            make_row(model, configuration, foretold, row.turns)
+            for configuration, foretold, row in zip(configurations, said, rows, strict=True)
+        ]
+        source = fabric.source.partition(";")[0].removeprefix("measured: ")
+    return Run(folder.name, reported, summarize(compared, reported.predictions_sha256), source)
+
+
+def _read(path: Path) -> Reported:
     try:
-        return RunReport.model_validate_json(path.read_bytes())
+        return Reported.model_validate_json(path.read_bytes())
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
     except ValidationError as error:
@@ -85,46 +105,55 @@ def _load(path: Path) -> RunReport:
 
 
 def score(run: Run) -> Scored:
-    """Its predictions beside what the clock said, and of each model which configuration is the fastest."""
+    """Predictions beside what the clock said, and of each model which configuration is the fastest."""
     rows = [
         Row(
             part="d",
             case=run.name,
             group=row.model,
-            what=row.name,
-            calibrated="trace and calibration before",
+            what=_name(row),
+            calibrated=run.source,
             predicted_ns=row.predicted_ns,
             measured_ns=row.measured_ns,
-            yardsticks_ns={name: row.yardstick_ns(name) for name in YARDSTICKS},
+            yardsticks_ns={name: _yardstick_ns(row, name) for name in YARDSTICKS},
         )
-        for row in run.report.rows
+        for row in run.now.rows
     ]
-    models = dict.fromkeys(row.model for row in run.report.rows)
+    models = dict.fromkeys(row.model for row in run.now.rows)
     return Scored(tuple(rows), tuple(_contest(run, model) for model in models))
 
 
+def _name(row: Compared) -> str:
+    return f"{cap_name(row.cap_mb)} {row.order}" + ("" if row.hook == "none" else f", {row.hook}")
+
+
+def _yardstick_ns(row: Compared, name: str) -> float:
+    """What a yardstick says; the report has its error against the paired time."""
+    error: float = getattr(row, f"{name.replace(' ', '_')}_error")
+    return (1 + error) * row.paired_ns
+
+
 def _contest(run: Run, model: str) -> Contest:
-    """Paired times: the configurations had their turns one after the other."""
-    entrants = {row.name: row for row in run.report.rows if row.model == model}
+    """By paired times, as configurations had their turns one after the other; a tie where quartiles overlap."""
+    entrants = {_name(row): row for row in run.now.rows if row.model == model}
     times = {
         name: {
             "measured": row.paired_ns,
             "predicted": row.predicted_ns,
-            **{rule: row.yardstick_ns(rule) for rule in RULES},
+            **{rule: _yardstick_ns(row, rule) for rule in RULES},
         }
         for name, row in entrants.items()
     }
     fastest = winner(times, "measured")
-    others = {name: row for name, row in entrants.items() if name != fastest}
     first = entrants[fastest]
+    others = [row for name, row in entrants.items() if name != fastest]
     return Contest(
         part="d",
         case=run.name,
         what=model,
         predicted=winner(times, "predicted"),
         measured=fastest,
-        lead=min((row.paired_ns / first.paired_ns - 1 for row in others.values()), default=0.0),
-        is_tie=any(row.paired_quartiles_ns[0] <= first.paired_quartiles_ns[1] for row in others.values())
-        or not others,
+        lead=min((row.paired_ns / first.paired_ns - 1 for row in others), default=0.0),
+        is_tie=not (others and all(row.paired_quartiles_ns[0] > first.paired_quartiles_ns[1] for row in others)),
         yardsticks={rule: winner(times, rule) for rule in RULES},
     )

@@ -45,7 +45,8 @@ NOTES: dict[Part, str] = {
 
 RUN_NOTE = (
     "*Error* is by the clock, *paired* after taking out how fast the machine was beside each turn (DESIGN.md, Noise);"
-    " *ranked wrongly* counts pairs of configurations that differ by more than noise."
+    " *said before* are the errors of the predictions that were on disk before the first target run; *ranked wrongly*"
+    " counts pairs of configurations that differ by more than noise."
 )
 
 
@@ -84,7 +85,7 @@ class Score:
             },
             "rows": [row.to_json() for row in self.rows],
             "contests": [contest.to_json() for contest in self.contests],
-            "runs": {run.name: run.report.model_dump(exclude={"rows"}) for run in self.runs},
+            "runs": {run.name: run.now.to_json() for run in self.runs},
         }
 
 

@@ -100,12 +100,13 @@ def run_table(runs: Sequence[Run]) -> Table:
     return [
         {
             "name": run.name,
-            "rows": str(len(run.report.rows)),
-            "error": f"{run.report.mape:.1%}",
-            "paired": f"{run.report.paired_mape:.1%}",
-            "worst": f"{run.report.worst_error:+.1%}",
-            "ranked wrongly": f"{run.report.sign_errors} of {run.report.pairs_apart}",
-            "iterations inside the interval": f"{run.report.coverage:.0%}",
+            "from": run.source,
+            "error": f"{run.now.mape:.1%}",
+            "worst": f"{run.now.worst_error:+.1%}",
+            "paired": f"{run.now.paired_mape:.1%}",
+            "said before": f"{run.reported.mape:.1%}, paired {run.reported.paired_mape:.1%}",
+            "ranked wrongly": f"{run.now.sign_errors} of {run.now.pairs_apart}",
+            "iterations inside the interval": f"{run.now.coverage:.0%}",
         }
         for run in runs
     ]

@@ -15,6 +15,9 @@ from ..fabric import Linear
 clock_ns = time.perf_counter_ns
 """Nanoseconds since some moment; differences are times."""
 
+OUTLIER = 2.0
+"""Times the median: what took longer was disturbed."""
+
 BAND_OF_QUARTILES = 1.645 / (2 * 0.6745)
 """Half-width of a normal distribution's middle 90 %, as a multiple of the distance of its quartiles."""
 
@@ -42,6 +45,11 @@ def spread(samples: Sequence[float]) -> float:
     """
     lower, middle, upper = np.quantile(samples, [0.25, 0.5, 0.75], method="normal_unbiased")
     return float(BAND_OF_QUARTILES * (upper - lower) / middle)
+
+
+def outliers(samples: Sequence[float]) -> int:
+    """How many took over `OUTLIER` times the median."""
+    return sum(taken > OUTLIER * statistics.median(samples) for taken in samples)
 
 
 def fit(samples: Mapping[int, Sequence[float]]) -> Linear:

@@ -16,6 +16,8 @@ PARTS = {
 def show_calibration(fabric: Fabric, model: str, title: str) -> None:
     """Tables of collectives and of comm hooks, and sentences on the rest; `±` is half of a 90 % band.
 
+    Outliers are all-reduces that took over twice the median: a machine that has many is not quiet.
+
     Args:
         fabric: As `calibrate` returned it.
         model: Whose computation it was measured with.
@@ -43,6 +45,7 @@ def collective_rows(fabric: Fabric) -> list[dict[str, str]]:
             "bytes": f"{row.size_bytes:,}",
             "all-reduce ms": f"{row.ns / 1e6:.3f}",
             "±": f"{row.spread:.0%}",
+            "outliers": f"{row.outliers} of {row.repeats}",
             "two at a time": f"x {factors[row.size_bytes]:.2f}",
             "broadcast ms": f"{broadcasts[row.size_bytes].ns / 1e6:.3f}",
             "± ": f"{broadcasts[row.size_bytes].spread:.0%}",

@@ -29,6 +29,12 @@ class Timing(Record):
         description="half-width of the band that holds 90 % of the repeated measurements, a fraction of `ns`; "
         "from the repetitions; 0 where they were not kept",
     )
+    repeats: int = Field(default=1, ge=1, description="measurements of it, a count; chosen in the calibration")
+    outliers: int = Field(
+        default=0,
+        ge=0,
+        description="measurements that took over twice the median, a count; from the repetitions",
+    )
 
 
 @dataclass(frozen=True, eq=False)
