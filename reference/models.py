@@ -82,7 +82,10 @@ def transformer() -> Model:
 def small_tensors() -> Model:
     """400 tensors of at most 256 elements in 200 layers: hooks and launches decide, not arithmetic or bytes."""
     width, depth, batch = 16, 200, 16
-    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.Tanh())]
+    linears = [nn.Linear(width, width) for _ in range(depth)]
+    for linear in linears:
+        nn.init.xavier_normal_(linear.weight, nn.init.calculate_gain("tanh"))  # else gradients underflow on the way
+    layers = [layer for linear in linears for layer in (linear, nn.Tanh())]
     return nn.Sequential(*layers), _classify(torch.randn(batch, width), width)
 
 
@@ -193,8 +196,8 @@ class _Transformer(nn.Module):
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(context, width)
         for embedding in (self.token, self.position):
-            # As GPT-2. From torch's deviation of 1 the loss begins at 300 and not at 9; after ten iterations gradients
-            # underflow to numbers with which a processor computes several times as slowly.
+            # As GPT-2. From torch's deviation of 1 the loss begins at 300 and not at 9; after ten iterations
+            # gradients underflow to numbers with which a processor computes several times as slowly.
             nn.init.normal_(embedding.weight, std=0.02)
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(
