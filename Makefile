@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@command -v ip tc nsenter >/dev/null || (apt-get update -qq && apt-get install -y -qq iproute2 util-linux) || true
 	@touch $@
 
-demo: $(READY)  ## train, record, predict and compare: 4 minutes, results in out/demo/
+demo: $(READY)  ## train, record, predict and compare: 5 minutes, results in out/demo/
 	$(BIN)/ddplab demo --out out/demo
 
 test: $(READY) .venv/.links  ## run the tests

@@ -59,7 +59,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for everything that it makes.")] = Path("out/demo"),
     json_path: Json = None,
 ) -> None:
-    """Train ResNet-50 and an MLP on two ranks, predicted first: about 4 minutes on two cores."""
+    """Train ResNet-50 and an MLP on two ranks, predicted first: about 5 minutes on two cores."""
     from ..demo import demo as run
 
     check_outputs(out / "report.json", json_path)
