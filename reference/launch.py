@@ -220,7 +220,9 @@ class RankPool:
         os.kill(pid, signal.SIGUSR1)
         deadline = time.monotonic() + STACK_TIMEOUT_S
         while not path.stat().st_size and time.monotonic() < deadline:
-            time.sleep(0.01)  # between looks: faulthandler writes it inside the hung rank, and no event tells when
+            # The stack is written by a signal handler in C: the rank's own Python, which hangs, can't tell that it is
+            # there, and a file has no event. So the file is looked at again and again, for STACK_TIMEOUT_S at most.
+            time.sleep(0.01)
         return "\n".join(path.read_text().splitlines()[1 : 1 + STACK_LINES]) or "nothing that it could tell"
 
     def _receive(self, rank: int) -> tuple[int, Any]:

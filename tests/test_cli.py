@@ -454,4 +454,6 @@ def _wait_until(condition, complaint: str) -> None:
     deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline, complaint
-        time.sleep(0.1)  # between looks: the kernel tells no stranger how long a process computed, or that it ended
+        # The ranks are the command's children and not ours, so we can't wait for their end, and there is no event for
+        # "has computed for three seconds" at all. So /proc is read again and again, for a minute at most.
+        time.sleep(0.1)
