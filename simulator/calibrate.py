@@ -16,12 +16,12 @@ from reference.bucketing import MIB
 from reference.launch import Progress, RankPool, no_progress
 
 from .calibration.collectives import gradient_bytes, time_collectives
-from .calibration.contention import Case, time_contention
+from .calibration.contention import contention, lingering, time_contention
 from .calibration.copies import time_copies
 from .calibration.hooks import Parts, time_hook
 from .calibration.preparation import time_preparation
-from .calibration.samples import Contest, fit, median_ns, outliers, slowdown, spread
-from .fabric import Contention, Fabric, Linear, Processor, Sharing, Timing
+from .calibration.samples import fit, median_ns, outliers, spread
+from .fabric import Fabric, Linear, Processor, Sharing, Timing
 from .fabric.processor import HookCost
 from .iteration.comm_hook import NO_HOOK, named_hook
 
@@ -92,10 +92,16 @@ def with_slowdowns(
     pool: RankPool, model: str, fabric: Fabric, *, repeats: int = REPEATS, on_progress: Progress = no_progress
 ) -> Fabric:
     """The part that does: how much its computation and collectives slow each other down, search and rebuild."""
-    contests = pool.run(time_contention, model, on_progress=on_progress)
+    contended = pool.run(time_contention, model, on_progress=on_progress)
     searching, rebuilding = zip(*pool.run(time_preparation, model, repeats), strict=True)
+    rows = contention(contended)
+    lingers_ns, lingers_error_ns = lingering(
+        contended, rows, fabric.processor.launch_ns, lambda size: fabric.all_reduce_ns(size, pool.world_size)
+    )
     measured = {
-        "contention": tuple(_contention(case, [of_rank[case] for of_rank in contests]) for case in contests[0]),
+        "contention": rows,
+        "lingers_ns": lingers_ns,
+        "lingers_error_ns": lingers_error_ns,
         "search_ns_per_parameter": median(chain(*searching)),
         "rebuild_ns": median_ns(chain(*rebuilding)),
     }
@@ -162,20 +168,6 @@ def _timings(world_size: int, samples: Mapping[int, Sequence[int]]) -> tuple[Tim
 
 def _sharing(size_bytes: int, two: Sequence[int], one: Sequence[int]) -> Sharing:
     return Sharing(size_bytes=size_bytes, factor=min(max(median_ns(two) / median_ns(one), 0.5), 4.0))
-
-
-def _contention(case: Case, by_rank: Sequence[tuple[Contest, Contest]]) -> Contention:
-    passes, collectives = zip(*by_rank, strict=True)
-    (compute, compute_error), (collective, collective_error) = slowdown(passes), slowdown(collectives)
-    size, running = case
-    return Contention(
-        size_bytes=size,
-        running=running,
-        compute=compute,
-        compute_error=compute_error,
-        collective=collective,
-        collective_error=collective_error,
-    )
 
 
 def _fitted(buckets: Sequence[tuple[int, Sequence[Parts]]], part: str) -> Linear:

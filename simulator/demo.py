@@ -10,7 +10,7 @@ from reference.trace import Trace
 from .answers.plots import validation_figure
 from .fabric import Fabric
 from .foretell import predict_one
-from .report import Configuration, Report
+from .report import Configuration, Report, model_folder
 from .validate import validate
 
 MODELS = ("resnet50", "mlp")
@@ -33,7 +33,7 @@ def demo(
         report = validate(pool, models, CONFIGURATIONS, out=out, repeat=repeat, on_progress=on_progress)
     validation_figure(report.to_frame()).savefig(out / "demo.png", dpi=120)
     for model in models:
-        _save_timeline(out / model, world_size)
+        _save_timeline(model_folder(out, model), world_size)
     return report
 
 

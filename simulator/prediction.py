@@ -271,7 +271,11 @@ def _as_far_as_known(job: Job, processor: Processor, relative_error: float) -> I
     yield replace(job, cost_ns=whole(job.cost_ns * cheaper)), replace(job, cost_ns=whole(job.cost_ns * dearer))
     if processor.slowed(1) != processor:
         faster, slower = (
-            replace(job, slowdowns=contention_of(job.script.collectives, slowed, job.most_running))
+            replace(
+                job,
+                slowdowns=contention_of(job.script.collectives, slowed, job.most_running),
+                lingers_ns=slowed.lingers_ns,
+            )
             for slowed in (processor.slowed(-1), processor.slowed(1))
         )
         yield faster, slower

@@ -144,6 +144,11 @@ class Report:
         write_whole(folder / "report.csv", self.to_frame().to_csv(index=False).encode())
 
 
+def model_folder(out: Path, model: str) -> Path:
+    """Where a model's trace and calibration lie; the colon of `module:callable` is no part of a file's name."""
+    return out / model.replace(":", ".")
+
+
 def make_row(model: str, configuration: Configuration, foretold: Foretold, turns: Sequence[Measurement]) -> Row:
     """One row, from all turns that the configuration had."""
     prediction = foretold.prediction

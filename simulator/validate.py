@@ -20,7 +20,7 @@ from .calibrate import REPEATS, measure_collectives, measure_hooks, sizes_up_to,
 from .fabric import Fabric
 from .foretell import foretell, policy_of
 from .iteration.policy import buckets_of
-from .report import Configuration, Foretold, Measurement, Report, make_row, summarize
+from .report import Configuration, Foretold, Measurement, Report, make_row, model_folder, summarize
 from .training import Told, measure_configurations, record_computation
 
 Target = tuple[str, Configuration]
@@ -54,8 +54,8 @@ def validate(
     hooks = list(dict.fromkeys(configuration.hook for configuration in configurations))
     traces, fabrics = _calibrate(pool, model_names, hooks, on_progress)
     for model in model_names:
-        traces[model].save(out / model / "trace.json.gz")
-        fabrics[model].save(out / model / "fabric.json")
+        traces[model].save(model_folder(out, model) / "trace.json.gz")
+        fabrics[model].save(model_folder(out, model) / "fabric.json")
     foretold = {
         (model, configuration): said
         for model in model_names

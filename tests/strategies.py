@@ -182,7 +182,8 @@ def fluid_fabrics(draw, world_size: int) -> Fabric:
         Contention, size_bytes=st.integers(0, 100), running=st.integers(1, 3), compute=factor, collective=factor
     )
     rows = draw(st.lists(contention, max_size=4, unique_by=lambda row: (row.size_bytes, row.running)))
-    processor = steady.processor.model_copy(update={"contention": tuple(rows)})
+    lingers_ns = draw(st.sampled_from([0, 1, 30, 400]))
+    processor = steady.processor.model_copy(update={"contention": tuple(rows), "lingers_ns": lingers_ns})
     sharing = (Sharing(size_bytes=0, factor=draw(factor)),)
     return steady.model_copy(update={"processor": processor, "sharing": sharing})
 

@@ -112,6 +112,7 @@ LAYERS = {  # each module imports only from those before it
         "calibration.copies",
         "calibration.witness",
         "calibration.preparation",
+        "calibration.rival",
         "calibration.contention",
         "calibration.hooks",
         "training",

@@ -3,7 +3,7 @@
 import threading
 from contextlib import suppress
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from unittest import mock
 
@@ -23,11 +23,13 @@ from reference.usage import reachable
 from simulator import Fabric, predict
 from simulator.calibrate import calibrate, measure_hook
 from simulator.calibration import hooks, preparation, samples, witness
+from simulator.calibration.contention import APART_NS, Apart, Contended, lingering
+from simulator.calibration.rival import apart
 from simulator.calibration.samples import Contest, fit, outliers, slowdown, spread
 from simulator.calibration.stream import Messages, Stream
 from simulator.calibration.summary import show_calibration
 from simulator.calibration.witness import Sighting, witnessed
-from simulator.fabric import Contention, Linear, Processor
+from simulator.fabric import Contention, Linear, Processor, Timing
 from simulator.fabric.processor import HookCost
 from simulator.iteration.comm_hook import HALVES, HOOKS, named_hook
 
@@ -119,13 +121,56 @@ def test_slowdowns_move_by_their_bands_and_never_below_one(compute, compute_erro
     measured = Contention(
         compute=compute, compute_error=compute_error, collective=collective, collective_error=collective_error
     )
-    processor = Processor(contention=(measured,))
+    processor = Processor(contention=(measured,), lingers_ns=300, lingers_error_ns=200)
     assert processor.slowed(0) == processor
+    assert [processor.slowed(widths).lingers_ns for widths in (-2, -1, 1)] == [0, 100, 500]
     (slower,), (faster,) = processor.slowed(1).contention, processor.slowed(-1).contention
     assert slower.compute == pytest.approx(compute + compute * compute_error)
     assert slower.collective == pytest.approx(collective + collective * collective_error)
     assert 1 <= faster.compute <= compute
     assert 1 <= faster.collective <= collective
+
+
+# Collectives on their own
+
+
+@given(st.dictionaries(st.integers(0, 99), positive, min_size=1), positive)
+def test_what_is_apart_is_far_apart_and_no_more_would_fit_in(moments, least):
+    chosen = apart(moments, least)
+    at = [moments[place] for place in chosen]
+    assert at[0] == min(moments.values())
+    assert all(later - earlier >= least for earlier, later in pairwise(at))
+    for place in moments.keys() - chosen:
+        assert any(earlier <= moments[place] < earlier + least for earlier in at)
+
+
+@given(st.floats(1.2, 3), st.floats(1, 3), *[st.integers(0, 2_000_000)] * 3)
+def test_what_lingers_is_told_from_what_the_replay_makes_of_it(compute, collective, cost_ns, launch_ns, lingers_ns):
+    one = iteration(0, tuple(range(10_000_000, 80_000_000, 20_000_000)), 90_000_000, 0)
+    trace = trace_of([[one]] * 2, [4] * len(one.ready_ns))
+    rows = (Contention(compute=compute, collective=collective),)
+    fabric = Fabric(
+        all_reduce=(Timing(world_size=2, size_bytes=0, ns=1 + cost_ns),),
+        processor=Processor(contention=rows, launch_ns=launch_ns, lingers_ns=lingers_ns),
+    )
+    slowed = predict(trace, fabric, world_size=2, plan=[[index] for index in range(len(one.ready_ns))])
+    passes = Contest([[slowed.compute_ns]], [[slowed.iteration_ns]])
+    contended = [Contended({}, {4: Apart(len(one.ready_ns), passes)})] * 2
+    found_ns, band_ns = lingering(contended, rows, launch_ns, lambda size: fabric.all_reduce_ns(size, 2))
+    assert found_ns == pytest.approx(lingers_ns, abs=20)
+    assert band_ns == 0
+
+
+def test_nothing_lingers_where_computation_is_not_slowed_or_was_not_interrupted():
+    single = Apart(3, Contest([[100]], [[130]]))
+    assert lingering([Contended({}, {4: single})], (Contention(collective=2.0),), 1, lambda _: 5) == (0, 0)
+    assert lingering([Contended({}, {})], (Contention(compute=2.0),), 1, lambda _: 5) == (0, 0)
+
+
+def test_what_lingers_is_no_shorter_than_nothing_and_no_longer_than_collectives_were_apart():
+    rows, faster, hung = (Contention(compute=2.0),), Contest([[100]], [[90]]), Contest([[100]], [[10**12]])
+    assert lingering([Contended({}, {4: Apart(3, faster)})], rows, 1, lambda _: 5) == (0, 0)
+    assert lingering([Contended({}, {4: Apart(3, hung)})], rows, 1, lambda _: 5) == (APART_NS, 0)
 
 
 # Streams

@@ -20,6 +20,7 @@ from simulator.cli import main
 from simulator.commands.knobs import KNOBS
 from simulator.fabric import LevelEntry, Linear, Processor, TopologyFile
 from simulator.fabric.processor import HookCost
+from simulator.report import model_folder
 
 from .test_links import links_are_permitted
 
@@ -325,7 +326,7 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
     written = (tmp_path / "predictions.json").read_bytes()
     assert hashlib.sha256(written).hexdigest() == report["predictions_sha256"]
     assert (tmp_path / "report.csv").exists()
-    fabric = Fabric.load(tmp_path / TINY / "fabric.json")
+    fabric = Fabric.load(model_folder(tmp_path, TINY) / "fabric.json")
     assert fabric.all_reduce_ns(1 << 27, 2) > fabric.all_reduce_ns(1 << 12, 2) > 0
     assert [hook.name for hook in fabric.processor.hooks] == ["none", "fp16"]
     assert ("links of 1 Gbit/s" in fabric.source) == bool(links)

@@ -112,6 +112,23 @@ def test_computation_is_slower_while_a_collective_runs():
     assert " 34- 42 rank 0 all_reduce 1" in lines
 
 
+def test_computation_stays_slow_for_a_while_after_a_collective():
+    """Bucket 0 is launched at 20 and takes 2; up to 24 computation does 2 ns of work, so the rest is 2 ns late."""
+    costs = fabric(2, processor=Processor(contention=(Contention(compute=2.0),), lingers_ns=2))
+    lines = story([ALIKE], [[1], [0]], costs)
+    assert " 20- 22 rank 0 all_reduce 0" in lines
+    assert " 20- 32 rank 0 backward 1" in lines
+    assert " 32- 36 rank 0 backward" in lines  # beside bucket 1, and after it
+    assert " 36- 41 rank 0 step" in lines
+
+
+def test_the_while_begins_anew_with_each_collective_and_never_adds_up():
+    """Bucket 1 is launched at 40, in the while after bucket 0, up to 48; after it, up to 68."""
+    costs = fabric(8, processor=Processor(contention=(Contention(compute=2.0),), lingers_ns=20))
+    lines = story([ALIKE], [[1], [0]], costs)
+    assert {" 20- 40 rank 0 backward 1", " 40- 48 rank 0 all_reduce 1", " 48- 58 rank 0 step"} <= set(lines)
+
+
 def test_a_collective_is_slower_while_a_rank_computes():
     """Bucket 1 is launched at 30; computation goes on for 2 ns, in which it does 1 of its 8 ns."""
     costs = fabric(8, processor=Processor(contention=(Contention(collective=2.0),)))

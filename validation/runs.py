@@ -14,7 +14,7 @@ from reference.records import first_problem
 from reference.trace import Trace
 from simulator import Fabric
 from simulator.foretell import foretell
-from simulator.report import Configuration, Measurement, Report, make_row, summarize
+from simulator.report import Configuration, Measurement, Report, make_row, model_folder, summarize
 from simulator.report import Row as Compared
 
 from .rows import RULES, Contest, Row, Scored, winner
@@ -83,7 +83,8 @@ def _load(folder: Path) -> Run:
     compared: list[Compared] = []
     source = ""
     for model in dict.fromkeys(row.model for row in reported.rows):
-        trace, fabric = Trace.load(folder / model / "trace.json.gz"), Fabric.load(folder / model / "fabric.json")
+        files = model_folder(folder, model)
+        trace, fabric = Trace.load(files / "trace.json.gz"), Fabric.load(files / "fabric.json")
         rows = [row for row in reported.rows if row.model == model]
         configurations = [row.configuration for row in rows]
         said = foretell(trace, fabric, configurations, trace.workload.world_size)

@@ -1,44 +1,70 @@
-"""Contention: how much computation and collectives slow each other down, by size of message and number in flight."""
+"""Contention: how much computation and collectives slow each other down, and for how long after."""
 
-import torch
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import NamedTuple
+
 import torch.distributed as dist
 
-from reference import models
 from reference.bucketing import MIB
 from reference.launch import report_progress
-from reference.parameters import size_bytes, trainable_parameters
 
-from ..fabric import CONCURRENCY
+from ..fabric import CONCURRENCY, Contention, slowdowns_of
 from .collectives import affordable
-from .copies import pack
-from .preparation import first_layout
-from .samples import Contest, clock_ns, time_ns
-from .stream import Messages, Stream
+from .rival import Rival
+from .samples import Contest, band_of_median, clock_ns, lost_ns, slowdown
 
 SIZES_BYTES = [64 * 1024, MIB, 8 * MIB]
 """Small ones cost wake-ups, large ones memory's bandwidth; larger ones do as the largest."""
-ROUNDS, BUDGET_NS = 8, 30_000_000_000
+ROUNDS, BUDGET_NS = 8, 45_000_000_000
 """At most so many rounds; fewer where all would take longer than that."""
-PASSES = 2
-"""Beside collectives, which alone would last twice as long as those passes do alone."""
-LEAST_COLLECTIVES, MOST_COLLECTIVES = 4, 400
+APART_A_ROUND = 4
+"""Passes with collectives on their own, which lose little more than passes differ anyway."""
+MOST_APART_BYTES = MIB
+"""Of collectives on their own: what a larger one costs while it is in flight hides what follows."""
+APART_NS = 6_000_000
+"""From the end of one to the next, at least; several times what lingers."""
 
 Case = tuple[int, int]
 """Bytes of a message, and how many are in flight."""
 
 
-def time_contention(
-    rank: int, _world_size: int, model: str, rounds: int = ROUNDS
-) -> dict[Case, tuple[Contest, Contest]]:
-    """Times of this rank's passes through the model and of its collectives, by case.
+class Apart(NamedTuple):
+    """Collectives on their own.
+
+    Attributes:
+        collectives: How many there are in a pass.
+        passes: Times of passes through the model without them and with them.
+    """
+
+    collectives: int
+    passes: Contest
+
+
+class Contended(NamedTuple):
+    """What a rank measured.
+
+    Attributes:
+        streams: By case, times of its passes through the model and of collectives without pause.
+        apart: By bytes of a message, times of passes with collectives on their own.
+    """
+
+    streams: dict[Case, tuple[Contest, Contest]]
+    apart: dict[int, Apart]
+
+
+def time_contention(rank: int, _world_size: int, model: str, rounds: int = ROUNDS) -> Contended:
+    """Times of this rank's passes through the model and of its collectives.
 
     A round has each case once, between passes alone: the machine's speed drifts.
     """
-    rival = _Rival(model, dist.new_group())
+    rival = Rival(model, dist.new_group())
     sizes = [size for size in SIZES_BYTES if size <= rival.gradient_bytes] or [rival.gradient_bytes]
     most = CONCURRENCY[dist.get_backend()]
     cases = list(dict.fromkeys([*((size, most) for size in sizes), (sizes[-1], 1)]))
-    contests = {case: (Contest([], []), Contest([], [])) for case in cases}
+    streams = {case: (Contest([], []), Contest([], [])) for case in cases}
+    places = {size: rival.places_apart(size, APART_NS) for size in sizes if size <= MOST_APART_BYTES}
+    singles = {size: Apart(len(chosen), Contest([], [])) for size, chosen in places.items() if chosen}
     due, begun_ns = rounds, clock_ns()
     for number in range(rounds):
         if number == 1:
@@ -48,7 +74,7 @@ def time_contention(
         if rank == 0:
             report_progress("calibrating slow-downs", number, due)
         before = rival.compute_alone()
-        for case, (passes, collectives) in contests.items():
+        for case, (passes, collectives) in streams.items():
             reduced, reduced_together, computed_together = rival.contend(*case)
             after = rival.compute_alone()
             passes.alone.append([before, after])
@@ -56,65 +82,59 @@ def time_contention(
             collectives.alone.append([reduced])
             collectives.together.append([reduced_together])
             before = after
+        for _ in range(APART_A_ROUND):
+            for size, single in singles.items():
+                single.passes.together.append([rival.interrupt(size, places[size])])
+                after = rival.compute_alone()
+                single.passes.alone.append([before, after])
+                before = after
     dist.destroy_process_group(rival.beside)
-    return contests
+    return Contended(streams, singles)
 
 
-class _Rival:
-    """What a rank computes while collectives are in flight, and the collectives that are in its way.
+def contention(by_rank: Sequence[Contended]) -> tuple[Contention, ...]:
+    """Factors by case, from all ranks' times."""
+    return tuple(_contention(case, [of_rank.streams[case] for of_rank in by_rank]) for case in by_rank[0].streams)
 
-    That is a backward pass, and copies into buckets and out of them. A forward pass, from which gradients come, goes
-    before, but rarely meets a collective in training, so its time does not count.
+
+def _contention(case: Case, by_rank: Sequence[tuple[Contest, Contest]]) -> Contention:
+    passes, collectives = zip(*by_rank, strict=True)
+    (compute, compute_error), (collective, collective_error) = slowdown(passes), slowdown(collectives)
+    size, running = case
+    return Contention(
+        size_bytes=size,
+        running=running,
+        compute=compute,
+        compute_error=compute_error,
+        collective=collective,
+        collective_error=collective_error,
+    )
+
+
+def lingering(
+    by_rank: Sequence[Contended], rows: Sequence[Contention], launch_ns: int, cost_ns: Callable[[int], int]
+) -> tuple[int, int]:
+    """How long computation stays slowed after a collective, and half of that time's 90 % band; nanoseconds.
+
+    What a pass loses to collectives on their own is what issuing them takes, what it loses while they are in flight,
+    and the rest, which computation at the same factor would lose in the time that is looked for. Each round tells a
+    time; the median counts, at least 0 and no longer than the collectives were apart.
 
     Args:
-        model: As for `--model`.
-        beside: Ranks that wait for each other through it wait for none of the collectives.
+        by_rank: All ranks' times; where computation is not slowed, nothing lingers.
+        rows: The factors, from the same times.
+        launch_ns: What issuing a collective takes.
+        cost_ns: What one of a number of bytes takes while nobody computes.
     """
-
-    def __init__(self, model: str, beside: dist.ProcessGroup) -> None:
-        self.beside = beside
-        self._module, self._loss_fn = models.build(model)
-        parameters = trainable_parameters(self._module)
-        self._buckets = first_layout(self._module, parameters).buckets
-        self.gradient_bytes = sum(map(size_bytes, parameters.values())) // 4 * 4
-        self._messages = Messages(self.gradient_bytes)
-        self.compute_alone()  # the first touch of every gradient does not count
-        self._whole_ns = time_ns(self.compute_alone)
-
-    def compute_alone(self) -> int:
-        """Nanoseconds of a pass, up to the slowest rank's end."""
-        dist.barrier()
-        return self._compute()
-
-    def contend(self, size: int, running: int) -> tuple[int, int, list[int]]:
-        """Nanoseconds of a collective alone, of one beside computation, and of passes beside collectives."""
-        about_ns = self._stream(LEAST_COLLECTIVES, size, running)[0]
-        of_a_pass = torch.tensor(min(max(LEAST_COLLECTIVES, self._whole_ns // about_ns), MOST_COLLECTIVES))
-        dist.all_reduce(of_a_pass, op=dist.ReduceOp.MAX)
-        alone_ns = self._stream(int(of_a_pass), size, running)[0]
-        return alone_ns, *self._stream(2 * PASSES * int(of_a_pass), size, running, passes=PASSES)
-
-    def _stream(self, count: int, size: int, running: int, *, passes: int = 0) -> tuple[int, list[int]]:
-        dist.barrier()
-        stream = Stream(self._messages.of(size, count), at_a_time=1 if running == 1 else None)
-        computed_ns = [self._compute() for _ in range(passes)]
-        until_ns = clock_ns() if passes else float("inf")
-        stream.wait()
-        return stream.pace_ns(until_ns), computed_ns
-
-    def _compute(self) -> int:
-        """Nanoseconds up to the slowest rank's end, as in training.
-
-        Collectives rarely slow all ranks equally: their threads take more of one core than of another for a while.
-        Whoever is done sooner waits in training too, and leaves its core to the others.
-        """
-        self._module.zero_grad()
-        loss = self._loss_fn(self._module)
-        start = clock_ns()
-        loss.backward()
-        for bucket in self._buckets:
-            bucket.reset()
-            pack(bucket)
-            bucket.copy_out()
-        dist.barrier(self.beside)
-        return clock_ns() - start
+    found: list[float] = []
+    for size, (collectives, _) in by_rank[0].apart.items():
+        slowdowns = slowdowns_of(rows, [size], 1)
+        if slowdowns is None or slowdowns.compute[0][0] == 1:
+            continue
+        part_lost = 1 - 1 / slowdowns.compute[0][0]
+        in_flight_ns = cost_ns(size) * slowdowns.collective[0][0]
+        of_pass_ns = lost_ns([of_rank.apart[size].passes for of_rank in by_rank])
+        found += [(ns / collectives - launch_ns) / part_lost - in_flight_ns for ns in of_pass_ns]
+    if not found:
+        return 0, 0
+    return round(min(max(0.0, median(found)), APART_NS)), round(min(band_of_median(found), APART_NS))

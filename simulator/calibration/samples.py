@@ -43,8 +43,17 @@ def spread(samples: Sequence[float]) -> float:
     Args:
         samples: Repeated measurements of one thing, all above 0.
     """
-    lower, middle, upper = np.quantile(samples, [0.25, 0.5, 0.75], method="normal_unbiased")
-    return float(BAND_OF_QUARTILES * (upper - lower) / middle)
+    return _band(samples) / statistics.median(samples)
+
+
+def band_of_median(samples: Sequence[float]) -> float:
+    """Half-width of the band that holds 90 % of medians of so many such samples, in their unit."""
+    return _band(samples) / sqrt(len(samples))
+
+
+def _band(samples: Sequence[float]) -> float:
+    lower, upper = np.quantile(samples, [0.25, 0.75], method="normal_unbiased")
+    return float(BAND_OF_QUARTILES * (upper - lower))
 
 
 def outliers(samples: Sequence[float]) -> int:
@@ -87,4 +96,11 @@ def slowdown(ranks: Sequence[Contest]) -> tuple[float, float]:
     """
     factors = [[fmean(together) / fmean(alone) for alone, together in zip(*rank, strict=True)] for rank in ranks]
     by_round = [fmean(of_ranks) for of_ranks in zip(*factors, strict=True)]
-    return max(1.0, statistics.median(by_round)), spread(by_round) / sqrt(len(by_round))
+    middle = statistics.median(by_round)
+    return max(1.0, middle), band_of_median(by_round) / middle
+
+
+def lost_ns(ranks: Sequence[Contest]) -> list[float]:
+    """By round, how much longer the work takes in company; ranks are averaged."""
+    lost = [[fmean(together) - fmean(alone) for alone, together in zip(*rank, strict=True)] for rank in ranks]
+    return [fmean(of_ranks) for of_ranks in zip(*lost, strict=True)]

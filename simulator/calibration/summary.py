@@ -30,7 +30,8 @@ def show_calibration(fabric: Fabric, model: str, title: str) -> None:
     if rows := contention_rows(processor):
         show_table(rows, f"computation of {model} and collectives beside each other take, of their times alone")
     print(
-        f"issuing a collective takes {processor.launch_ns / 1e3:.0f} us, the search for unused parameters "
+        f"issuing a collective takes {processor.launch_ns / 1e3:.0f} us, computation stays slow for "
+        f"{processor.lingers_ns / 1e6:.1f} ms after one, the search for unused parameters "
         f"{processor.search_ns_per_parameter / 1e3:.1f} us a parameter, "
         f"the rebuild of buckets {processor.rebuild_ns / 1e6:.1f} ms"
     )

@@ -68,6 +68,7 @@ class _Replay:
         self.latency_ns = 0
         self.computing = 0
         self.computation = WorkClock(self.env)
+        self.lingers_until_ns = 0
 
         collectives = len(job.script.collectives)
         self.slots = {queue: simpy.Resource(self.env, job.concurrency) for queue in set(job.queues)}
@@ -116,27 +117,49 @@ class _Replay:
         with self.slots[self.job.queues[number]].request() as slot:
             yield slot
             self.start_ns[number] = self._now
-            clock = self.running[number] = WorkClock(self.env)
-            self._adjust_speeds()
-            yield clock.when(float(self.job.cost_ns[number]))
-            del self.running[number]
-            self._adjust_speeds()
+            if self.job.cost_ns[number]:
+                yield from self._transfer(number)
         self.done_ns[number] = self._now
         self.done[number].succeed()
+
+    def _transfer(self, number: int) -> Process:
+        clock = self.running[number] = WorkClock(self.env)
+        self._slow_computation()
+        self._slow_collectives()
+        yield clock.when(float(self.job.cost_ns[number]))
+        del self.running[number]
+        self._slow_computation()
+        self._slow_collectives()
 
     def _computes(self, change: int) -> None:
         """A rank begins to compute, or stops."""
         before = self.computing
         self.computing += change
         if not before or not self.computing:
-            self._adjust_speeds()
+            self._slow_collectives()
 
-    def _adjust_speeds(self) -> None:
-        """Something has started or stopped: whatever is under way goes on at the speed that holds from here."""
+    def _slow_computation(self) -> None:
+        """A collective has started or is done: computation goes on at the speed that holds from here."""
         slowdowns, others = self.job.slowdowns, len(self.running) - 1
-        if slowdowns is not None:
+        if slowdowns is None:
+            return
+        if self.running:
             factors = [slowdowns.compute[number][others] for number in self.running]
-            self.computation.slow_down(sum(factors) / len(factors) if factors else 1.0)
+            self.computation.slow_down(sum(factors) / len(factors))
+        elif self.job.lingers_ns:
+            self.lingers_until_ns = self._now + self.job.lingers_ns
+            self.env.timeout(self.job.lingers_ns).callbacks.append(self._recover)
+        else:
+            self.computation.slow_down(1.0)
+
+    def _recover(self, _event: simpy.Event) -> None:
+        """Computation goes on at full speed, unless another collective has begun since this was set."""
+        if not self.running and self._now == self.lingers_until_ns:
+            self.computation.slow_down(1.0)
+
+    def _slow_collectives(self) -> None:
+        """Something has started or stopped: what is in flight goes on at the speed that holds from here."""
+        slowdowns, others = self.job.slowdowns, len(self.running) - 1
         beside_computation = slowdowns.collective if slowdowns is not None and self.computing else None
         for number, clock in self.running.items():
             sharing = max(1.0, 1.0 + (self.job.sharing[number] - 1.0) * others)

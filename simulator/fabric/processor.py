@@ -77,6 +77,18 @@ class Processor(Record):
         default=(),
         description="how computation and collectives slow each other down, factors; from `ddplab calibrate`",
     )
+    lingers_ns: int = Field(
+        default=0,
+        ge=0,
+        description="how long computation stays slowed once the last collective in flight is done, nanoseconds; "
+        "from `ddplab calibrate`",
+    )
+    lingers_error_ns: int = Field(
+        default=0,
+        ge=0,
+        description="half-width of the band that holds 90 % of repeated measurements of `lingers_ns`, nanoseconds; "
+        "from `ddplab calibrate`, 0 where they were not kept",
+    )
     search_ns_per_parameter: float = Field(
         default=0.0,
         ge=0,
@@ -96,4 +108,9 @@ class Processor(Record):
 
     def slowed(self, widths: float) -> Self:
         """With contention that is `widths` half-widths of its bands above the measured one."""
-        return self.model_copy(update={"contention": tuple(row.moved(widths) for row in self.contention)})
+        return self.model_copy(
+            update={
+                "contention": tuple(row.moved(widths) for row in self.contention),
+                "lingers_ns": max(0, round(self.lingers_ns + widths * self.lingers_error_ns)),
+            }
+        )

@@ -67,6 +67,7 @@ class Blueprint:
             concurrency=self.fabric.concurrency,
             sharing=self.sharing,
             slowdowns=self.slowdowns,
+            lingers_ns=self.fabric.processor.lingers_ns,
         )
 
     def _durations(self, work: Work) -> Nanoseconds:

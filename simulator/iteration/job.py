@@ -30,6 +30,7 @@ class Job:
         sharing: By collective, how many times as long it takes with one other beside it; each further adds as much.
         slowdowns: How many times as long computing takes while collectives run, and they while a rank computes;
             of several that run, computing feels the mean. None: neither feels the other.
+        lingers_ns: How long computing feels the last collective once that is done, if no other follows before.
     """
 
     script: Script
@@ -41,6 +42,7 @@ class Job:
     concurrency: int = 1
     sharing: tuple[float, ...]
     slowdowns: Slowdowns | None = None
+    lingers_ns: int = 0
 
     def alike(self) -> dict[int, list[int]]:
         """Which ranks do as each of the simulated ones does, itself among them."""
