@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-torch test-gpu check format bench bench-simulator score clean
+.PHONY: help demo tutorials test test-tutorials test-torch test-gpu check format bench bench-simulator score clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -19,6 +19,16 @@ $(READY): pyproject.toml constraints.txt
 .venv/.links: $(READY)  # what --link-rate needs; where it cannot be had, its tests say so and are skipped
 	@command -v ip tc nsenter >/dev/null || (apt-get update -qq && apt-get install -y -qq iproute2 util-linux) || true
 	@touch $@
+
+.venv/.tutorials: $(READY)
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev,tutorials]'
+	@touch $@
+
+tutorials: .venv/.tutorials  ## open the tutorials in JupyterLab
+	$(BIN)/jupyter lab --notebook-dir=. tutorials/01_why_average_gradients.ipynb
+
+test-tutorials: .venv/.tutorials  ## run every tutorial from its first cell to its last: about 3 minutes
+	$(BIN)/pytest --nbmake --nbmake-timeout=120 tutorials
 
 demo: $(READY)  ## train, record, predict and compare: 5 minutes, results in out/demo/
 	$(BIN)/ddplab demo --out out/demo

@@ -1,0 +1,1 @@
+"""Tutorials: notebooks, and what the ranks in them do."""
