@@ -1,6 +1,7 @@
 """Foretell: what is said of target runs before they are made; from a trace and a fabric, and nothing else."""
 
 from collections.abc import Sequence
+from functools import cache
 
 from reference.trace import Trace
 
@@ -8,7 +9,7 @@ from .fabric import Fabric, Processor
 from .iteration.comm_hook import named_hook
 from .iteration.policy import Policy
 from .prediction import Prediction, predict_policy
-from .report import Configuration, Foretold
+from .report import Configuration, Foretold, Reference
 
 
 def policy_of(configuration: Configuration) -> Policy:
@@ -27,11 +28,19 @@ def foretell(
     """The prediction for each configuration, the naive replay's, and what the reference takes."""
     all_gradients_ns = fabric.all_reduce_ns(sum(trace.sizes_bytes), world_size)
     naive = fabric.model_copy(update={"processor": Processor(), "concurrency": 1, "sharing": ()})
-    return [
-        Foretold(
-            prediction := predict_one(trace, fabric, configuration, world_size),
+
+    def foretell_one(configuration: Configuration) -> Foretold:
+        prediction = predict_one(trace, fabric, configuration, world_size)
+
+        @cache
+        def with_slower_network(factor: float) -> int:
+            return predict_one(trace, fabric.scaled(factor), configuration, world_size).iteration_ns
+
+        return Foretold(
+            prediction,
             naive_overlap_ns=predict_one(trace, naive, configuration, world_size).iteration_ns,
-            reference_ns=prediction.compute_ns + all_gradients_ns,
+            reference=Reference(prediction.compute_ns, all_gradients_ns),
+            with_slower_network=with_slower_network,
         )
-        for configuration in configurations
-    ]
+
+    return [foretell_one(configuration) for configuration in configurations]

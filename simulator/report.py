@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import combinations
 from pathlib import Path
@@ -35,6 +35,22 @@ class Configuration:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """What tells the machine's speed: an iteration without communication, and then one all-reduce of all gradients.
+
+    Nanoseconds of each, on the slowest rank.
+    """
+
+    compute_ns: int
+    all_reduce_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        """Both, one after the other."""
+        return self.compute_ns + self.all_reduce_ns
+
+
+@dataclass(frozen=True)
 class Foretold:
     """What is said of a target run before it.
 
@@ -42,24 +58,38 @@ class Foretold:
         prediction: The simulator's.
         naive_overlap_ns: Of the replay that knows no more than when gradients are ready and what an all-reduce costs:
             one at a time, nothing slows anything down, copies and launches are free.
-        reference_ns: Of computation, and then one all-reduce of all gradients, as trace and calibration have them.
+        reference: As trace and calibration have it.
+        with_slower_network: Nanoseconds of an iteration if all collectives take so many times as long.
     """
 
     prediction: Prediction
     naive_overlap_ns: int
-    reference_ns: int
+    reference: Reference
+    with_slower_network: Callable[[float], int]
+
+    def speed(self, reference: Reference) -> float:
+        """How fast the machine is for this training, where 1 is as it was when it was calibrated.
+
+        Args:
+            reference: What the reference takes now. Its computation tells the processor's speed and its all-reduce
+                the network's: the replay on such a machine is the replay on one whose processor is as it was and
+                whose network is slower by the ratio of both, with another unit of time.
+        """
+        slower_processor = reference.compute_ns / self.reference.compute_ns
+        slower_network = reference.all_reduce_ns / self.reference.all_reduce_ns
+        now_ns = slower_processor * self.with_slower_network(slower_network / slower_processor)
+        return self.prediction.iteration_ns / now_ns
 
 
 @dataclass(frozen=True)
 class Measurement:
     """One turn of a target run; times in nanoseconds, of each iteration from one slowest rank's end to the next.
 
-    `reference_ns` is what computation and then an all-reduce of all gradients took right before and after, median:
-    the machine's speed just then.
+    `reference` is what that took right before and after, medians: the machine's speed just then.
     """
 
     times_ns: tuple[int, ...]
-    reference_ns: int
+    reference: Reference
 
 
 @dataclass(frozen=True)
@@ -70,12 +100,11 @@ class Row:
     predicted / measured - 1.
 
     A prediction holds for a machine as fast as it was when it was calibrated, and a shared machine's speed changes by
-    the second. So each turn is paired with a reference, timed right beside it: computation, and then an all-reduce of
-    all gradients. `paired_ns` is the median of the iterations, each multiplied by what the reference should have
-    taken over what it took; `paired_error`, and the errors of the three yardsticks, compare with it. Perfect scaling
-    is computation alone; no overlap has all communication after the backward pass; naive overlap is
+    the second. So each turn is paired with a reference, timed right beside it. `paired_ns` is the median of the
+    iterations, each times `Foretold.speed`; `paired_error`, and the errors of the three yardsticks, compare with it.
+    Perfect scaling is computation alone; no overlap has all communication after the backward pass; naive overlap is
     `Foretold.naive_overlap_ns`. `coverage` is the fraction of the iterations, paired, that lie inside the predicted
-    interval.
+    interval. `drift` is how much longer the reference took than foretold, a fraction, median of the turns.
     """
 
     model: str
@@ -91,6 +120,7 @@ class Row:
     predicted_ns: int
     interval_ns: tuple[int, int]
     coverage: float
+    drift: float
     error: float
     paired_error: float
     perfect_scaling_error: float
@@ -112,6 +142,7 @@ class Report:
         fastest_found: Fraction of the models whose fastest configuration was predicted to be that, or is not
             measurably faster than the one that was.
         coverage: Mean of the rows': an interval is meant to hold 90 % of iterations.
+        drift: Median of the rows': how much slower the machine had become since it was calibrated, a fraction.
         yardsticks: Mean absolute paired error of each.
         rows: One a configuration and model.
     """
@@ -124,6 +155,7 @@ class Report:
     sign_errors: int
     fastest_found: float
     coverage: float
+    drift: float
     yardsticks: dict[str, float]
     rows: tuple[Row, ...]
 
@@ -153,7 +185,7 @@ def make_row(model: str, configuration: Configuration, foretold: Foretold, turns
     """One row, from all turns that the configuration had."""
     prediction = foretold.prediction
     low, middle, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
-    iterations = [ns * foretold.reference_ns / turn.reference_ns for turn in turns for ns in turn.times_ns]
+    iterations = [ns * foretold.speed(turn.reference) for turn in turns for ns in turn.times_ns]
     paired_low, paired, paired_high = _quartiles(iterations)
     shortest, longest = prediction.interval_ns
     return Row(
@@ -170,6 +202,7 @@ def make_row(model: str, configuration: Configuration, foretold: Foretold, turns
         predicted_ns=prediction.iteration_ns,
         interval_ns=prediction.interval_ns,
         coverage=statistics.fmean(shortest <= ns <= longest for ns in iterations),
+        drift=statistics.median(turn.reference.total_ns for turn in turns) / foretold.reference.total_ns - 1,
         error=prediction.iteration_ns / middle - 1,
         paired_error=prediction.iteration_ns / paired - 1,
         perfect_scaling_error=prediction.compute_ns / paired - 1,
@@ -193,6 +226,7 @@ def summarize(rows: Sequence[Row], predictions_sha256: str) -> Report:
             _fastest_found([row for row in rows if row.model == model]) for model in models
         ),
         coverage=statistics.fmean(row.coverage for row in rows),
+        drift=statistics.median(row.drift for row in rows),
         yardsticks={
             name: statistics.fmean(abs(getattr(row, f"{name}_error")) for row in rows) for name in YARDSTICKS
         },

@@ -87,7 +87,8 @@ def show_report(report: Report) -> None:
         )
     yardsticks = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.yardsticks.items())
     print(
-        f"mean absolute error {report.mape:.1%}, worst {report.worst_error:+.1%}\n"
+        f"mean absolute error {report.mape:.1%}, worst {report.worst_error:+.1%}; "
+        f"the machine's speed since it was calibrated: {report.drift:+.0%} time for the same work\n"
         f"paired with the machine's speed beside each run: mean absolute error {report.paired_mape:.1%} "
         f"({yardsticks})\n"
         f"ranked wrongly {report.sign_errors} of {report.pairs_apart} pairs that differ by more than noise, "

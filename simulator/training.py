@@ -19,7 +19,7 @@ from reference.trace import Trace
 from .calibration.hooks import real_hook
 from .calibration.samples import clock_ns, time_ns
 from .iteration.comm_hook import NO_HOOK
-from .report import Measurement
+from .report import Measurement, Reference
 
 WARM_UP = 2
 RECORDED_ITERATIONS = 8
@@ -87,7 +87,7 @@ def measure_configurations(
             report_progress(word, done, len(configurations))
         times_ns = _train(trainer, told)
         after = _time_references(trainer, all_gradients)
-        measured.append(Measurement(times_ns, round(median([*before, *after]))))
+        measured.append(Measurement(times_ns, _median([*before, *after])))
         before = after
     return measured
 
@@ -114,15 +114,21 @@ def _train(trainer: Trainer, told: Told) -> tuple[int, ...]:
         ddp.reducer.detach()
 
 
-def _time_references(trainer: Trainer, all_gradients: Tensor) -> list[int]:
-    """Nanoseconds of an iteration without communication, and then of an all-reduce; of both on the slowest rank."""
+def _median(references: Sequence[Reference]) -> Reference:
+    return Reference(
+        round(median(reference.compute_ns for reference in references)),
+        round(median(reference.all_reduce_ns for reference in references)),
+    )
+
+
+def _time_references(trainer: Trainer, all_gradients: Tensor) -> list[Reference]:
     times_ns = []
     for _ in range(REFERENCES):
         for action, *arguments in ((trainer.step, trainer.module), (dist.all_reduce, all_gradients)):
             dist.barrier()
             times_ns.append(time_ns(action, *arguments))
     slowest = _slowest_ranks(times_ns)
-    return [sum(slowest[place : place + 2]) for place in range(0, len(slowest), 2)]
+    return [Reference(*slowest[place : place + 2]) for place in range(0, len(slowest), 2)]
 
 
 def _slowest_ranks(times_ns: list[int]) -> tuple[int, ...]:

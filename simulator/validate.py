@@ -10,6 +10,7 @@ Between target runs a reference is timed that is none of them: each is paired wi
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from reference.files import write_whole
@@ -100,7 +101,7 @@ def _write_predictions(path: Path, foretold: Mapping[Target, Foretold]) -> str:
             "model": model,
             **configuration.to_json(),
             "naive_overlap_ns": said.naive_overlap_ns,
-            "reference_ns": said.reference_ns,
+            "reference": asdict(said.reference),
             **said.prediction.to_json(),
         }
         for (model, configuration), said in foretold.items()

@@ -15,7 +15,7 @@ from reference.launch import RankPool
 from simulator import Fabric, predict, validate
 from simulator.answers.plots import validation_figure
 from simulator.foretell import foretell
-from simulator.report import Configuration, Foretold, Measurement, Row, make_row, summarize
+from simulator.report import Configuration, Foretold, Measurement, Reference, Row, make_row, summarize
 
 from .strategies import iteration, trace_of
 
@@ -26,11 +26,11 @@ TRACE = trace_of([[iteration(300, (800,), 900, 100)]], [400])
 def row(cap_mb: float, measured: int, predicted: int, spread: int = 1) -> Row:
     return Row(
         model="m", cap_mb=cap_mb, order="ready", hook="none", buckets=2,
-        turns=(Measurement((measured,), 1),) * 3,
+        turns=(Measurement((measured,), Reference(1, 1)),) * 3,
         measured_ns=2 * measured, quartiles_ns=(2 * measured - spread, 2 * measured + spread),
         paired_ns=measured, paired_quartiles_ns=(measured - spread, measured + spread),
         predicted_ns=predicted, interval_ns=(predicted - 5, predicted + 5),
-        coverage=float(abs(predicted - measured) <= 5),
+        coverage=float(abs(predicted - measured) <= 5), drift=measured / 100 - 1,
         error=predicted / (2 * measured) - 1, paired_error=predicted / measured - 1,
         perfect_scaling_error=-0.5, no_overlap_error=0.5, naive_overlap_error=-0.25,
     )  # fmt: skip
@@ -42,6 +42,7 @@ def test_a_report_counts_errors_as_it_says():
     assert report.mape == pytest.approx((96 / 200 + 220 / 400 + 430 / 600 + 204 / 604) / 4)
     assert report.paired_mape == pytest.approx((0.04 + 0.1 + 130 / 300 + 98 / 302) / 4)
     assert report.coverage == 0.25
+    assert report.drift == pytest.approx(1.5)
     assert report.pairs_apart == 5  # all of six but 300 and 302, which are within the noise
     assert report.sign_errors == 1  # 200 and 300 are ranked the wrong way round
     assert report.fastest_found == 1
@@ -69,22 +70,53 @@ def test_a_report_is_drawn_and_written(tmp_path):
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(50, 200)), min_size=1, max_size=5))
 def test_pairing_takes_the_machines_speed_out(turns):
     """However fast the machine is from turn to turn, iteration and reference alike: the same paired time."""
-    foretold = Foretold(predict(TRACE, FABRIC, world_size=2), 1, 100)
-    steady = [Measurement((100 * ns,), 100) for ns, _ in turns]
-    drifting = [Measurement((speed * ns,), speed) for ns, speed in turns]
+    (foretold,) = foretell(TRACE, FABRIC, [Configuration(25.0)], 2)
+    steady = [measurement(100 * ns, 1, 1) for ns, _ in turns]
+    drifting = [measurement(speed * ns, speed / 100, speed / 100) for ns, speed in turns]
     rows = [make_row("m", Configuration(25.0), foretold, turns) for turns in (steady, drifting)]
-    assert rows[0].paired_ns == rows[1].paired_ns == rows[0].measured_ns
+    assert rows[0].paired_ns == pytest.approx(rows[1].paired_ns, abs=2, rel=1e-3)
+    assert rows[0].paired_ns == rows[0].measured_ns
+    assert rows[1].drift == pytest.approx(np.median([speed for _, speed in turns]) / 100 - 1, abs=1e-3)
+
+
+@given(st.floats(0.7, 1.4), st.floats(0.7, 1.4))
+def test_pairing_takes_out_processor_and_network_each_by_its_part(processor, network):
+    """A training on a machine with both changed, as the simulator has it, is worth the one on the machine as it was.
+
+    Half of the bytes are hidden, so neither speed scales the whole.
+    """
+    half_hidden = trace_of([[iteration(300, (400, 800), 900, 100)]], [4000, 4000])
+    fabric = Fabric.from_alpha_beta(alpha_ns=10, bytes_per_s=10e9, concurrency=1)
+    configuration = Configuration(0.001)
+    (foretold,) = foretell(half_hidden, fabric, [configuration], 2)
+    times = [round(processor * ns) for ns in (300, 400, 800, 900, 100)]
+    changed = trace_of([[iteration(times[0], tuple(times[1:3]), times[3], times[4])]], [4000, 4000])
+    took_ns = predict(changed, fabric.scaled(network), world_size=2, bucket_cap_mb=0.001).iteration_ns
+    made = make_row("m", configuration, foretold, [measurement(took_ns, processor, network, foretold)])
+    assert made.paired_ns == pytest.approx(foretold.prediction.iteration_ns, rel=0.01)
+
+
+def measurement(ns: int, processor: float, network: float, foretold: Foretold | None = None) -> Measurement:
+    """One iteration, and a reference by how much longer it took than foretold."""
+    reference = (foretold or foretell(TRACE, FABRIC, [Configuration(25.0)], 2)[0]).reference
+    scaled = Reference(round(processor * reference.compute_ns), round(network * reference.all_reduce_ns))
+    return Measurement((ns,), scaled)
 
 
 def test_the_reference_is_computation_and_then_one_all_reduce():
     (said,) = foretell(TRACE, FABRIC, [Configuration(25.0)], 2)
-    assert said.reference_ns == 1000 + FABRIC.all_reduce_ns(400, 2)
+    assert said.reference == Reference(1000, FABRIC.all_reduce_ns(400, 2))
 
 
 @given(st.lists(st.integers(1, 10**4), min_size=1, max_size=9))
 def test_coverage_is_of_iterations(times):
     prediction = predict(TRACE, FABRIC, world_size=2)
-    made = make_row("m", Configuration(25.0), Foretold(prediction, 1, 100), [Measurement(tuple(times), 100)])
+    made = make_row(
+        "m",
+        Configuration(25.0),
+        Foretold(prediction, 1, Reference(50, 50), lambda _: prediction.iteration_ns),
+        [Measurement(tuple(times), Reference(50, 50))],
+    )
     low, high = prediction.interval_ns
     assert made.coverage == pytest.approx(np.mean([low <= ns <= high for ns in times]))
 
@@ -97,7 +129,7 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     def run(body, *arguments, **_):
         assert body is validate.measure_configurations
         seen.append(written.read_bytes())
-        return [[Measurement((measured_ns,), 1)] * len(arguments[1])]
+        return [[Measurement((measured_ns,), Reference(1, 1))] * len(arguments[1])]
 
     seen: list[bytes] = []
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)

@@ -44,7 +44,9 @@ NOTES: dict[Part, str] = {
 }
 
 RUN_NOTE = (
-    "*Error* is by the clock, *paired* after taking out how fast the machine was beside each turn (DESIGN.md, Noise);"
+    "*Error* is by the clock, *drift* how much longer the same work took while the runs were made than when the"
+    " machine was calibrated, *paired* is the error after taking out how fast the machine was beside each turn"
+    " (DESIGN.md, Noise);"
     " *said before* are the errors of the predictions that were on disk before the first target run; *ranked wrongly*"
     " counts pairs of configurations that differ by more than noise."
 )

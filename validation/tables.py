@@ -103,6 +103,7 @@ def run_table(runs: Sequence[Run]) -> Table:
             "from": run.source,
             "error": f"{run.now.mape:.1%}",
             "worst": f"{run.now.worst_error:+.1%}",
+            "drift": f"{run.now.drift:+.0%}",
             "paired": f"{run.now.paired_mape:.1%}",
             "said before": f"{run.reported.mape:.1%}, paired {run.reported.paired_mape:.1%}",
             "ranked wrongly": f"{run.now.sign_errors} of {run.now.pairs_apart}",
