@@ -76,8 +76,10 @@ class Foretold:
                 whose network is slower by the ratio of both, with another unit of time.
         """
         slower_processor = reference.compute_ns / self.reference.compute_ns
+        if not self.reference.all_reduce_ns:  # one rank: there is no network
+            return 1 / slower_processor
         slower_network = reference.all_reduce_ns / self.reference.all_reduce_ns
-        now_ns = slower_processor * self.with_slower_network(slower_network / slower_processor)
+        now_ns = slower_processor * self.with_slower_network(round(slower_network / slower_processor, 3))
         return self.prediction.iteration_ns / now_ns
 
 

@@ -103,6 +103,12 @@ def measurement(ns: int, processor: float, network: float, foretold: Foretold | 
     return Measurement((ns,), scaled)
 
 
+@given(st.integers(1, 10**6))
+def test_one_rank_is_as_fast_as_its_processor(compute_ns):
+    (alone,) = foretell(TRACE, FABRIC, [Configuration(25.0)], 1)
+    assert alone.speed(Reference(compute_ns, 0)) == pytest.approx(1000 / compute_ns)
+
+
 def test_the_reference_is_computation_and_then_one_all_reduce():
     (said,) = foretell(TRACE, FABRIC, [Configuration(25.0)], 2)
     assert said.reference == Reference(1000, FABRIC.all_reduce_ns(400, 2))

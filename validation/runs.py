@@ -5,16 +5,16 @@ Their measurements stay; predictions are made anew, from the trace and the calib
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from reference.bucketing import Order, cap_name
 from reference.records import first_problem
 from reference.trace import Trace
 from simulator import Fabric
 from simulator.foretell import foretell
-from simulator.report import Configuration, Measurement, Report, make_row, model_folder, summarize
+from simulator.report import Configuration, Measurement, Reference, Report, make_row, model_folder, summarize
 from simulator.report import Row as Compared
 
 from .rows import RULES, Contest, Row, Scored, winner
@@ -27,6 +27,29 @@ class _Read(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
+class Turn(_Read):
+    """A `simulator.report.Measurement`; runs of before 22 November 2026 have one figure for the reference."""
+
+    times_ns: tuple[int, ...]
+    reference: Reference | None = None
+    reference_ns: int | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _has_a_reference(self) -> Self:
+        if (self.reference is None) == (self.reference_ns is None):
+            raise ValueError("expected reference or reference_ns, one of both")
+        return self
+
+    def beside(self, foretold: Reference) -> Measurement:
+        """With a reference in two parts: where one figure was kept, both parts were as much slower as the whole."""
+        if self.reference is not None:
+            return Measurement(self.times_ns, self.reference)
+        assert self.reference_ns is not None
+        slower = self.reference_ns / foretold.total_ns
+        parts = Reference(round(slower * foretold.compute_ns), round(slower * foretold.all_reduce_ns))
+        return Measurement(self.times_ns, parts)
+
+
 class Turns(_Read):
     """Of a `simulator.report.Row`, what was measured and of what; an infinite cap is written as null."""
 
@@ -34,7 +57,7 @@ class Turns(_Read):
     cap_mb: float | None
     order: str = Field(pattern="|".join(get_args(Order)))
     hook: str
-    turns: tuple[Measurement, ...] = Field(min_length=1)
+    turns: tuple[Turn, ...] = Field(min_length=1)
 
     @property
     def configuration(self) -> Configuration:
@@ -89,7 +112,7 @@ def _load(folder: Path) -> Run:
         configurations = [row.configuration for row in rows]
         said = foretell(trace, fabric, configurations, trace.workload.world_size)
         compared += [
-            make_row(model, configuration, foretold, row.turns)
+            make_row(model, configuration, foretold, [turn.beside(foretold.reference) for turn in row.turns])
             for configuration, foretold, row in zip(configurations, said, rows, strict=True)
         ]
         source = fabric.source.partition(";")[0].removeprefix("measured: ")

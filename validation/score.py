@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -50,6 +51,24 @@ RUN_NOTE = (
     " *said before* are the errors of the predictions that were on disk before the first target run; *ranked wrongly*"
     " counts pairs of configurations that differ by more than noise."
 )
+WORST = 0.08
+"""What no configuration of a run should miss by more, by the target."""
+STEADY = 0.03
+"""The drift up to which the machine counts as one that kept its speed: as much as errors may be, by the target."""
+
+
+def run_note(runs: Sequence[Run]) -> str:
+    """What the table of runs means, and what comes of those during which the machine kept its speed."""
+    steady = [run for run in runs if abs(run.now.drift) <= STEADY]
+    if not steady:
+        return RUN_NOTE
+    errors = [abs(row.error) for run in steady for row in run.now.rows]
+    within = sum(error <= WORST for error in errors)
+    return (
+        f"{RUN_NOTE} In {len(steady)} of the {len(runs)} runs the drift is at most {STEADY:.0%}: there the error by"
+        f" the clock is {fmean(run.now.mape for run in steady):.1%} on average, and at most {WORST:.0%} for {within}"
+        f" of {len(errors)} configurations."
+    )
 
 
 @dataclass(frozen=True)
@@ -137,7 +156,7 @@ def sections(score: Score) -> list[tuple[str, str, tables.Table]]:
         if contests := [contest for contest in score.contests if contest.part == part]:
             shown.append((f"({part}) which is fastest", "", tables.contest_table(contests)))
     if score.runs:
-        shown.append(("(d) run by run", RUN_NOTE, tables.run_table(score.runs)))
+        shown.append(("(d) run by run", run_note(score.runs), tables.run_table(score.runs)))
     return shown
 
 
