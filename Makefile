@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tutorials test test-tutorials test-torch test-gpu check format bench bench-simulator score clean
+.PHONY: help setup demo tutorials figures site test test-tutorials test-readme test-torch test-gpu check format bench bench-simulator score clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -24,11 +24,26 @@ $(READY): pyproject.toml constraints.txt
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev,tutorials]'
 	@touch $@
 
+.venv/.site: .venv/.tutorials
+	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev,tutorials,site]'
+	@touch $@
+
+setup: $(READY)  ## make .venv; then `. .venv/bin/activate` gives you the command ddplab
+
 tutorials: .venv/.tutorials  ## open the tutorials in JupyterLab
 	$(BIN)/jupyter lab --notebook-dir=. tutorials/01_why_average_gradients.ipynb
 
-test-tutorials: .venv/.tutorials  ## run every tutorial from its first cell to its last: about 3 minutes
+figures: $(READY)  ## draw all figures again from committed data, and their captions
+	$(BIN)/python -m figures
+
+site: .venv/.site  ## run the tutorials and make a site of them, the pages and the docstrings, in out/site
+	$(BIN)/python -m docs
+
+test-tutorials: .venv/.tutorials  ## run every tutorial from its first cell to its last: about 5 minutes
 	$(BIN)/pytest --nbmake --nbmake-timeout=120 tutorials
+
+test-readme: $(READY)  ## run the README's commands and programs as they are written: about 3 minutes
+	$(BIN)/pytest -m slow tests/test_readme.py
 
 demo: $(READY)  ## train, record, predict and compare: 5 minutes, results in out/demo/
 	$(BIN)/ddplab demo --out out/demo

@@ -9,6 +9,7 @@ from reference.errors import Error
 
 from .commands.fabric import fabric
 from .commands.knobs import knobs
+from .commands.manual import USAGE, epilog
 from .commands.measure import calibrate, record
 from .commands.predict import predict
 from .commands.sweep import sweep
@@ -16,22 +17,14 @@ from .commands.synthesize import rescale, synthesize
 from .commands.validate import demo, validate
 
 app = typer.Typer(
-    help="Record data-parallel training, predict it under other buckets and networks, check the predictions.",
+    help=USAGE,
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-app.command()(record)
-app.command()(synthesize)
-app.command()(rescale)
-app.command()(calibrate)
-app.command()(fabric)
-app.command()(predict)
-app.command()(sweep)
-app.command()(knobs)
-app.command()(validate)
-app.command()(demo)
+for command in (record, synthesize, rescale, calibrate, fabric, predict, sweep, knobs, validate, demo):
+    app.command(epilog=epilog(command.__name__))(command)
 
 
 def main() -> None:

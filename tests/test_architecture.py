@@ -124,6 +124,7 @@ LAYERS = {  # each module imports only from those before it
         "commands.pictures",
         "commands.fabric",
         "commands.knobs",
+        "commands.manual",
         "commands.measure",
         "commands.predict",
         "commands.sweep",

@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import typer
 
 from reference.trace import Trace
 from simulator import Fabric, predict
-from simulator.cli import main
+from simulator.cli import app, main
 from simulator.commands.knobs import KNOBS
+from simulator.commands.manual import EXAMPLES
 from simulator.fabric import LevelEntry, Linear, Processor, TopologyFile
 from simulator.fabric.processor import HookCost
 from simulator.report import model_folder
@@ -285,13 +288,30 @@ def test_knobs_lists_every_field_with_its_meaning(here):
             )
 
 
-def test_the_readme_compares_every_knob():
-    table = (ROOT / "README.md").read_text().partition("## What can be asked")[2]
+def test_every_knob_is_compared_with_other_simulators():
+    table = (ROOT / "docs" / "comparison.md").read_text()
     arguments = set(inspect.signature(predict).parameters) | set(Processor.model_fields)
     fields = {name for record in (LevelEntry, TopologyFile, Linear) for name in record.model_fields} - {"source"}
     unasked = {"fabric", "order_seed", "hooks"}
     for name in (arguments | fields) - unasked:
-        assert f"`{name}`" in table, f"README's table of what can be asked has no `{name}`"
+        assert f"`{name}`" in table, f"the table of what can be asked has no `{name}`"
+
+
+def test_every_command_has_a_manual_whose_examples_parse():
+    commands = typer.main.get_command(app).commands
+    assert set(EXAMPLES) == set(commands)
+    for name, examples in EXAMPLES.items():
+        for example in examples:
+            program, command, *words = shlex.split(example)
+            assert (program, command) == ("ddplab", name)
+            assert commands[name].make_context(name, words).params
+
+
+def test_help_shows_the_order_of_work_and_examples_as_they_are_written(here):
+    assert "  record      when each gradient of a model is ready" in here("--help").stdout
+    for name, examples in EXAMPLES.items():
+        shown = here(name, "--help").stdout
+        assert all(f"  {example}\n" in shown for example in examples)
 
 
 def test_calibrate_and_validate_on_real_ranks(tmp_path):

@@ -1,6 +1,8 @@
 """Tutorials as files: their shape, and that no output is committed. `make test-tutorials` runs them."""
 
 import json
+import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,13 @@ def test_each_has_two_exercises_that_the_cell_after_them_checks(cells):
     assert all("assert" in text(cells[place + 1]) for place in exercises)
 
 
-def test_there_are_tutorials():
-    assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, len(NOTEBOOKS) + 1)]
-    assert NOTEBOOKS
+def test_what_moves_is_left_out_of_the_site_and_stands_still_before(cells):
+    """A page has no kernel that could move a slider, so the cell before shows one of its pictures."""
+    for before, cell in pairwise(cells):
+        if "interact(" in text(cell):
+            assert cell["metadata"]["tags"] == ["remove-cell"]
+            assert re.search(r"^show\(.*\)$", text(before), flags=re.MULTILINE)
+
+
+def test_there_are_nine_in_order():
+    assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, 10)]

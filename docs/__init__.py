@@ -1,0 +1,1 @@
+"""The site: pages, executed tutorials and the reference, from the docstrings."""

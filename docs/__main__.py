@@ -1,0 +1,59 @@
+"""Build the site in `out/site`: run the tutorials in a copy of the tree, render everything, check every link.
+
+The copy keeps the tutorials in the tree without outputs. Any failure ends it: a cell that raises, a page that Sphinx
+warns of, a link that leads nowhere (links to other sites are not followed).
+"""
+
+import argparse
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+COPIED = (
+    "README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "Makefile", "pyproject.toml",
+    "constraints.txt", "docs", "reference", "simulator", "tests", "tutorials", "figures", "validation", "benchmarks",
+)  # fmt: skip
+IGNORED = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "api")
+CELL_TIMEOUT_S = 120
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Build; exits with the first step's status that is not 0."""
+    options = argparse.ArgumentParser(prog="python -m docs", description=__doc__)
+    options.add_argument("--out", type=Path, default=ROOT / "out" / "site")
+    options.add_argument(
+        "--without-running", action="store_true", help="leave the tutorials without outputs: quicker"
+    )
+    told = options.parse_args(arguments)
+    tree, pages = told.out / "tree", told.out / "html"
+    copy(tree)
+    if not told.without_running:
+        _run("pytest", "--nbmake", f"--nbmake-timeout={CELL_TIMEOUT_S}", "--overwrite", "tutorials", folder=tree)
+    _run("sphinx", "--fail-on-warning", "--keep-going", "-c", "docs", "-b", "html", ".", pages, folder=tree)
+    _run("linkcheck", "--no-status", "--check-extern=0", pages / "docs" / "index.html", folder=told.out)
+    print(f"\nopen {pages / 'docs' / 'index.html'}")
+
+
+def copy(tree: Path) -> None:
+    """Everything that pages show or link to, afresh."""
+    shutil.rmtree(tree, ignore_errors=True)
+    tree.mkdir(parents=True)
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=IGNORED)
+        else:
+            shutil.copy(source, tree / name)
+
+
+def _run(module: str, *arguments: object, folder: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", module, *map(str, arguments)], cwd=folder, check=False)
+    if done.returncode:
+        sys.exit(done.returncode)
+
+
+if __name__ == "__main__":
+    main()

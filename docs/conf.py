@@ -1,0 +1,75 @@
+"""How Sphinx makes the site; `python -m docs` runs it on a copy of the tree in which the tutorials have run."""
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+
+project = "ddplab"
+author = "the ddplab authors"
+extensions = [
+    "myst_nb",
+    "sphinx.ext.apidoc",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.viewcode",
+]
+root_doc = "docs/index"
+include_patterns = [
+    "docs/**",
+    "README.md",
+    "DESIGN.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "figures/README.md",
+    "validation/**/*.md",
+    "tutorials/*.ipynb",
+]
+
+html_theme = "furo"
+html_title = "ddplab"
+html_show_copyright = False
+
+myst_heading_anchors = 4
+nb_execution_mode = "off"  # they have run already, under nbmake
+nb_merge_streams = True
+
+apidoc_modules = [
+    {
+        "path": f"../{package}",
+        "destination": f"api/{package}",
+        "separate_modules": True,
+        "module_first": True,
+        "max_depth": 1,
+    }
+    for package in ("reference", "simulator")
+]
+autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": True}
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_format = "short"
+default_role = "code"  # docstrings quote code in single backticks
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+suppress_warnings = ["ref.python", "autodoc.mocked_object"]
+
+
+def link_to_shown_code(app: Sphinx, tree: nodes.document, page: str) -> None:
+    """A link to a module of a package leads to its highlighted source, not to a download."""
+    builder: Any = app.builder
+    for node in list(tree.findall(addnodes.download_reference)):
+        path = PurePosixPath(page).parent / node["reftarget"]
+        parts = [part for part in path.with_suffix("").parts if part != "."]
+        while ".." in parts[1:]:
+            place = parts.index("..", 1)
+            del parts[place - 1 : place + 1]
+        if path.suffix == ".py" and parts[0] in ("reference", "simulator") and parts[-1] != "__init__":
+            target = builder.get_relative_uri(page, "_modules/" + "/".join(parts))
+            node.replace_self(nodes.reference("", "", *node.children, refuri=target, internal=True))
+
+
+def setup(app: Sphinx) -> None:
+    """What Sphinx calls."""
+    app.connect("doctree-resolved", link_to_shown_code)

@@ -1,0 +1,55 @@
+"""The map of the code: one phrase a file, taken from its docstring. `python -m docs.map` writes it into README.md."""
+
+import ast
+from pathlib import Path
+
+from reference.files import write_whole
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("reference", "simulator", "validation", "tutorials", "figures", "benchmarks", "docs")
+BEGIN, END = "<!-- map: python -m docs.map -->", "<!-- end of map -->"
+
+
+def code_map() -> str:
+    """All packages, folder by folder, as Markdown."""
+    return "\n".join(_folder(folder) for package in PACKAGES for folder in _folders(ROOT / package))
+
+
+def with_map(page: str) -> str:
+    """The page with the map of today between its two marks.
+
+    Raises:
+        ValueError: It has no marks.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"README.md: expected {BEGIN} and {END}")
+    return f"{before}{BEGIN}\n\n{code_map()}\n{END}{after}"
+
+
+def _folders(package: Path) -> list[Path]:
+    return [package, *sorted(path.parent for path in package.glob("*/__init__.py"))]
+
+
+def _folder(folder: Path) -> str:
+    name = folder.relative_to(ROOT).as_posix()
+    files = [path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
+    lines = [f"- [`{path.name}`]({name}/{path.name}): {_phrase(path)}" for path in files]
+    return "\n".join([f"**`{name}/`** {_phrase(folder / '__init__.py')}\n", *lines, ""])
+
+
+def _phrase(path: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(path.read_text()))
+    assert docstring, f"{path} has no docstring"
+    return docstring.partition("\n")[0]
+
+
+def main() -> None:
+    """Write it."""
+    readme = ROOT / "README.md"
+    write_whole(readme, with_map(readme.read_text()).encode())
+
+
+if __name__ == "__main__":
+    main()

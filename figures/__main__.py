@@ -1,0 +1,64 @@
+"""Draw every figure again from committed data, and write their captions into `figures/README.md`."""
+
+from types import ModuleType
+
+from reference.files import write_whole
+
+from . import (
+    all_reduce_sizes,
+    anatomy,
+    bucket_sizes,
+    overlap,
+    predicted_against_measured,
+    process_groups,
+    ready_curves,
+    scaling,
+    simulator_speed,
+    skipped_synchronization,
+)
+from .drawing import FOLDER
+
+FIGURES: tuple[ModuleType, ...] = (
+    anatomy,
+    all_reduce_sizes,
+    ready_curves,
+    overlap,
+    bucket_sizes,
+    scaling,
+    skipped_synchronization,
+    process_groups,
+    predicted_against_measured,
+    simulator_speed,
+)
+INTRO = """\
+# Figures
+
+Made by `make figures` from committed data, the same to the byte each time. Captions say what is measured here, what
+is simulated and from what, and what the paper says: Li et al., "PyTorch Distributed: Experiences on Accelerating Data
+Parallel Training", VLDB 2020, [arXiv 2006.15704](https://arxiv.org/abs/2006.15704). What is measured here is measured
+again by `python -m figures.measure`.
+"""
+
+
+def name_of(figure: ModuleType) -> str:
+    """Of its files."""
+    return figure.__name__.rpartition(".")[2]
+
+
+def page() -> str:
+    """All figures with their captions, as Markdown."""
+    parts = [
+        f"## {figure.TITLE}\n\n![{figure.TITLE}]({name_of(figure)}.png)\n\n{figure.caption()}\n" for figure in FIGURES
+    ]
+    return "\n".join([INTRO, *parts])
+
+
+def main() -> None:
+    """Draw and write."""
+    for figure in FIGURES:
+        figure.main()
+    write_whole(FOLDER / "README.md", page().encode())
+
+
+if __name__ == "__main__":
+    main()

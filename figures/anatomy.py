@@ -1,0 +1,95 @@
+"""Anatomy of the reducer: one iteration of ResNet-18 as our own reducer marked it."""
+
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from reference.trace import Iteration, Trace
+
+from .drawing import COMPUTATION, DATA, EXPOSED, HIDDEN, MEASURED, SECOND, THIRD, plain, render, save
+
+TITLE = "Anatomy of the reducer"
+SIZE = (9.0, 3.6)
+MS = 1e6
+
+
+class Anatomy(NamedTuple):
+    """Milliseconds from the start of the forward pass.
+
+    Attributes:
+        phases: Start and end of forward pass, backward pass and optimiser.
+        ready: When each gradient was.
+        buckets: Of each bucket: ready, launched, done, copied out.
+    """
+
+    phases: dict[str, tuple[float, float]]
+    ready: list[float]
+    buckets: list[tuple[float, float, float, float]]
+
+
+def panels() -> list[Anatomy]:
+    """The last recorded iteration of rank 0; recorded by `python -m figures.measure anatomy`."""
+    return [_anatomy(Trace.load(DATA / "anatomy.json.gz").ranks[0].iterations[-1])]
+
+
+def _anatomy(iteration: Iteration) -> Anatomy:
+    start = iteration.forward_start_ns
+
+    def ms(moment: int | None) -> float:
+        assert moment is not None
+        return (moment - start) / MS
+
+    return Anatomy(
+        {
+            "forward": (0.0, ms(iteration.forward_end_ns)),
+            "backward": (ms(iteration.backward_start_ns), max(ms(ready) for ready in iteration.ready_ns)),
+            "optimiser": (ms(iteration.optimizer_start_ns), ms(iteration.optimizer_end_ns)),
+        },
+        [ms(ready) for ready in iteration.ready_ns],
+        [
+            (ms(one.ready_ns), ms(one.launched_ns), ms(one.done_ns), ms(one.copied_out_ns))
+            for one in iteration.buckets
+        ],
+    )
+
+
+def draw(data: Anatomy, ax: Axes) -> Axes:
+    """Computation above, a lane for each bucket below."""
+    for (name, (begin, end)), colour in zip(data.phases.items(), (HIDDEN, COMPUTATION, THIRD), strict=True):
+        ax.barh(0, end - begin, left=begin, height=0.7, color=colour)
+        ax.text((begin + end) / 2, -0.55, name, ha="center", va="bottom", fontsize=8)
+    ax.vlines(data.ready, -0.35, 0.35, color=MEASURED, linewidth=0.5)
+    for lane, (ready, launched, done, copied_out) in enumerate(data.buckets, start=1):
+        ax.barh(lane, launched - ready, left=ready, height=0.25, color=THIRD)
+        ax.barh(lane, done - launched, left=launched, height=0.7, color=EXPOSED)
+        ax.barh(lane, copied_out - done, left=done, height=0.7, color=SECOND)
+    ax.set_yticks(range(len(data.buckets) + 1), ["compute", *(f"bucket {n}" for n in range(len(data.buckets)))])
+    ax.set_ylim(len(data.buckets) + 0.6, -1.1)
+    ax.set_xlim(left=0)
+    ax.set_xlabel("ms; ticks: a gradient is ready; red: all-reduce under way; yellow: done, until copied out")
+    plain(ax)
+    ax.grid(visible=False)
+    return ax
+
+
+def caption() -> str:
+    """In numbers."""
+    (one,) = panels()
+    last = max(one.ready)
+    early = sum(launched < last for _, launched, _, _ in one.buckets)
+    return (
+        f"Measured: one iteration of ResNet-18 in {len(one.buckets)} buckets on one of two Gloo processes, as our "
+        f"recorder noted it; nothing is drawn by hand. {len(one.ready)} gradients become ready in "
+        f"{last - one.phases['backward'][0]:.0f} ms; {early} of {len(one.buckets)} buckets are launched before the "
+        "last of them, in bucket order. After the backward pass the reducer waits for the buckets in order and "
+        f"copies the averages out, until {one.buckets[-1][3]:.0f} ms; then the optimiser steps."
+    )
+
+
+def main() -> None:
+    """Draw it again."""
+    save("anatomy", render(draw, panels(), size=SIZE))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Measure what the figures show as measured here, on two real ranks: minutes, and the machine should do nothing else.
+
+Writes `figures/data`; draw again afterwards (`make figures`). Without a name all are measured.
+"""
+
+import argparse
+import csv
+from collections.abc import Callable, Sequence
+from io import StringIO
+from statistics import median
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from reference import models
+from reference.data_parallel import DistributedDataParallel
+from reference.files import write_whole
+from reference.launch import RankPool
+from reference.recorder import record
+from reference.trace import Trace
+from simulator.operation_counter import measure_operations
+from simulator.workload.roofline import find_device
+from simulator.workload.synthesis import synthesize
+from tutorials.messages import time_in_pieces
+
+from .drawing import DATA
+
+TOTAL_BYTES = 16 * 2**20
+MESSAGES_BYTES = [2**power for power in range(12, 25)]
+REPEATS = 9
+EVERY = (1, 2, 4, 8)
+STEPS = 400
+INPUTS, WIDTH, CLASSES, BATCH = 32, 128, 10, 16
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what is named."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []], help="what to measure; none: all")
+    for name in options.parse_args(arguments).names or MEASUREMENTS:
+        MEASUREMENTS[name]()
+        print(f"measured: {name}")
+
+
+def messages() -> None:
+    """`gloo_messages.csv`: the same bytes in messages of each size."""
+    with RankPool(2) as pool:
+        rows = [
+            (size, median(pool.run(time_in_pieces, TOTAL_BYTES, size, REPEATS)[0]) / 1e6) for size in MESSAGES_BYTES
+        ]
+    _write_csv("gloo_messages.csv", ("message_bytes", "median_ms"), [(size, f"{ms:.3f}") for size, ms in rows])
+
+
+def losses() -> None:
+    """`skipped_losses.csv`: the loss of each iteration, by how often gradients are averaged."""
+    with RankPool(2) as pool:
+        by_every = {every: pool.run(train_skipping, every)[0] for every in EVERY}
+    rows = [(every, step, f"{loss:.5f}") for every, told in by_every.items() for step, loss in enumerate(told)]
+    _write_csv("skipped_losses.csv", ("sync_every", "iteration", "loss"), rows)
+
+
+def train_skipping(rank: int, world_size: int, every: int) -> list[float]:
+    """Tell which of ten random directions an input is closest to; one step for each synchronisation.
+
+    Returns:
+        The loss of each iteration, averaged over the ranks.
+    """
+    torch.manual_seed(0)
+    teacher = torch.randn(INPUTS, CLASSES)
+    model = nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES))
+    ddp = DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    inputs_of_rank = torch.Generator().manual_seed(100 + rank)
+    losses = []
+    for step in range(STEPS):
+        inputs = torch.randn(BATCH, INPUTS, generator=inputs_of_rank)
+        labels = (inputs @ teacher).argmax(1)
+        is_last = (step + 1) % every == 0
+        if is_last:
+            loss = nn.functional.cross_entropy(ddp(inputs), labels)
+            (loss / every).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            with ddp.no_sync():
+                loss = nn.functional.cross_entropy(ddp(inputs), labels)
+                (loss / every).backward()
+        losses.append(loss.detach())
+    mean = torch.stack(losses)
+    dist.all_reduce(mean)
+    return (mean / world_size).tolist()  # type: ignore[no-any-return]
+
+
+def anatomy() -> None:
+    """`anatomy.json.gz`: ResNet-18 under our reducer."""
+    with RankPool(2) as pool:
+        recorded = pool.run(record_reducer, "resnet18", 5.0, 4)[0]
+    last = tuple(rank.model_copy(update={"iterations": rank.iterations[-1:]}) for rank in recorded.ranks)
+    recorded.model_copy(update={"ranks": last}).save(DATA / "anatomy.json.gz")
+
+
+def record_reducer(_rank: int, _world_size: int, model: str, cap_mb: float, iterations: int) -> Trace:
+    """Whole iterations, with the optimiser's step."""
+    module, loss_fn = models.build(model)
+    ddp = DistributedDataParallel(module, bucket_cap_mb=cap_mb)
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    with record(ddp, model=model) as recording:
+        for _ in range(iterations):
+            optimizer.zero_grad()
+            loss_fn(ddp).backward()
+            optimizer.step()
+    return recording.trace
+
+
+def bert() -> None:
+    """`bert_large.json.gz`: synthesised; nothing is measured."""
+    synthesize(measure_operations("figures.bert:large"), find_device("v100-fp32")).save(DATA / "bert_large.json.gz")
+
+
+MEASUREMENTS: dict[str, Callable[[], None]] = {
+    "messages": messages,
+    "losses": losses,
+    "anatomy": anatomy,
+    "bert": bert,
+}
+
+
+def _write_csv(name: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    write_whole(DATA / name, text.getvalue().encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Predicted against measured: every configuration of the committed runs on real ranks."""
+
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from simulator.report import Row
+from validation.runs import load_runs
+
+from .drawing import COMPUTATION, EXPOSED, MEASURED, SECOND, THIRD, plain, render, save
+
+TITLE = "Predicted against measured"
+SIZE = (6.4, 4.4)
+TICKS_MS = (200, 300, 500, 700, 1_000, 1_500)
+COLOURS = (COMPUTATION, EXPOSED, SECOND, THIRD, "#2a9d8f", "#9d4edd")
+
+
+class Dots(NamedTuple):
+    """Milliseconds: measured (paired) and predicted, with the predicted interval."""
+
+    measured_ms: list[float]
+    predicted_ms: list[float]
+    interval_ms: list[tuple[float, float]]
+
+
+class Scatter(NamedTuple):
+    """By model."""
+
+    by_model: dict[str, Dots]
+
+    def errors(self) -> list[float]:
+        """Predicted over measured, minus 1."""
+        pairs = [
+            (measured, predicted)
+            for dots in self.by_model.values()
+            for measured, predicted in zip(dots.measured_ms, dots.predicted_ms, strict=True)
+        ]
+        return [predicted / measured - 1 for measured, predicted in pairs]
+
+
+def panels() -> list[Scatter]:
+    """Predictions are made anew from each run's own trace and calibration."""
+    rows = [row for run in load_runs() for row in run.now.rows]
+    names = dict.fromkeys(row.model for row in rows)
+    return [Scatter({name.rpartition(":")[2]: _dots([row for row in rows if row.model == name]) for name in names})]
+
+
+def _dots(rows: list[Row]) -> Dots:
+    return Dots(
+        [row.paired_ns / 1e6 for row in rows],
+        [row.predicted_ns / 1e6 for row in rows],
+        [(row.interval_ns[0] / 1e6, row.interval_ns[1] / 1e6) for row in rows],
+    )
+
+
+def draw(data: Scatter, ax: Axes) -> Axes:
+    """A dot a configuration on logarithmic axes; the line is the truth."""
+    shown = [ms for dots in data.by_model.values() for ms in (*dots.measured_ms, *dots.predicted_ms)]
+    ends = [min(shown) / 1.2, max(shown) * 1.2]
+    ax.plot(ends, ends, color=MEASURED, linewidth=0.8)
+    for (model, dots), colour in zip(data.by_model.items(), COLOURS, strict=False):
+        predicted = np.array(dots.predicted_ms)
+        lows, highs = (np.array(edge) for edge in zip(*dots.interval_ms, strict=True))
+        errors = [np.maximum(0, predicted - lows), np.maximum(0, highs - predicted)]
+        ax.errorbar(
+            dots.measured_ms, predicted, yerr=errors, fmt="o", color=colour, markersize=4, linewidth=0.7, label=model
+        )
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xticks(TICKS_MS, [str(tick) for tick in TICKS_MS])
+    ax.set_yticks(TICKS_MS, [str(tick) for tick in TICKS_MS])
+    ax.minorticks_off()
+    ax.set_xlabel("measured, ms")
+    ax.set_ylabel("predicted, ms; bars hold 90 %")
+    ax.legend(frameon=False, fontsize=8)
+    return plain(ax)
+
+
+def caption() -> str:
+    """In numbers."""
+    (scatter,) = panels()
+    errors = scatter.errors()
+    return (
+        f"Measured: {len(errors)} configurations (bucket caps, orders, a comm hook) of {len(scatter.by_model)} "
+        "models on real Gloo ranks, two to four of them, over loopback and virtual links of 0.5 to 10 Gbit/s, on "
+        "two cores; each taken back to the machine's speed at calibration. Predicted: from one trace and one "
+        f"calibration a run, made before. Mean absolute error {np.mean(np.abs(errors)):.1%}, worst "
+        f"{max(errors, key=abs):+.1%}. The whole score, with published measurements on GPUs: "
+        "[validation/score.md](../validation/score.md)."
+    )
+
+
+def main() -> None:
+    """Draw it again."""
+    save("predicted_against_measured", render(draw, panels(), size=SIZE))
+
+
+if __name__ == "__main__":
+    main()

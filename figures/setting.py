@@ -1,0 +1,59 @@
+"""Traces and fabrics of the simulated figures, each with its source.
+
+The paper is Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020 (arXiv
+2006.15704): 8 V100s a node, one 100 Gbit/s adapter a node (section 5).
+"""
+
+from functools import cache
+
+from reference.trace import Trace
+from simulator import Fabric
+from simulator.fabric import Contention, Level, Processor, Topology
+from validation.gradients import read_gradients, trace_of
+
+from .drawing import DATA, FOLDER
+
+SLOWED = Processor(contention=(Contention(compute=1.189),))
+"""Computation beside communication takes 18.9 % longer on average (arXiv 2507.03114, abstract)."""
+RESNET_STEP_NS = 95_600_000
+"""Of ResNet-50, batch 32, on a V100: the length of the recorded steps."""
+
+
+@cache
+def resnet50() -> Trace:
+    """Recorded on a V100 under DDP (HolisticTraceAnalysis's test data); three iterations."""
+    return trace_of(read_gradients("resnet50_v100.csv"), RESNET_STEP_NS)
+
+
+@cache
+def bert() -> Trace:
+    """BERT-Large, batch 8, 128 tokens, synthesised at a V100's peak rates by `python -m figures.measure bert`."""
+    return Trace.load(DATA / "bert_large.json.gz")
+
+
+MODELS = {"ResNet-50": resnet50, "BERT-Large": bert}
+
+
+@cache
+def nccl() -> Fabric:
+    """The paper's cluster from its description."""
+    links = Topology(
+        levels=(
+            Level(name="nvlink", members=8, latency_ns=3_400, bytes_per_s=134.5e9),
+            Level(name="nic", latency_ns=9_600, bytes_per_s=12.5e9),
+        ),
+        source="latencies: NVIDIA/nccl 2.8, src/graph/tuning.cc; NVLink: bus bandwidth of 8 V100s in vTrain's table; "
+        "adapter: 100 Gbit/s a node",
+    )
+    return Fabric.from_topology(links).model_copy(update={"processor": SLOWED})
+
+
+@cache
+def gloo() -> Fabric:
+    """Gloo's all-reduces as calibrated on two ranks over links of 10 Gbit/s, grown to more ranks; two at a time."""
+    run = FOLDER.parent / "validation" / "runs" / "resnet18-10gbit-2ranks" / "resnet18" / "fabric.json"
+    rows = [(timing.world_size, timing.size_bytes, timing.ns) for timing in Fabric.load(run).all_reduce]
+    return Fabric.from_table(rows).model_copy(update={"library": "gloo", "processor": SLOWED, "extrapolate": True})
+
+
+FABRICS = {"NCCL-like": nccl, "Gloo-like": gloo}

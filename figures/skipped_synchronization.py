@@ -1,0 +1,98 @@
+"""Figures 10 and 11 of the paper: gradients averaged every 1, 2, 4, 8 iterations; what it saves and what it costs."""
+
+import csv
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from simulator import predict
+
+from .drawing import COMPUTATION, DATA, EXPOSED, MEASURED, SECOND, plain, render, save
+from .setting import nccl, resnet50
+
+TITLE = "Skipping synchronisation"
+SIZE = (5.0, 3.4)
+EVERY = (1, 2, 4, 8)
+GPUS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+COLOURS = dict(zip(EVERY, (MEASURED, COMPUTATION, SECOND, EXPOSED), strict=True))
+SMOOTHED = 25
+"""Steps that a point of a loss curve is the mean of."""
+
+
+class Lines(NamedTuple):
+    """By how often gradients are averaged."""
+
+    title: str
+    x: tuple[float, ...]
+    by_every: dict[int, list[float]]
+    is_latency: bool
+
+
+def panels() -> list[Lines]:
+    """Latency, simulated; loss, measured."""
+    latency = {
+        every: [predict(resnet50(), nccl(), world_size=gpus, sync_every=every).iteration_ns / 1e6 for gpus in GPUS]
+        for every in EVERY
+    }
+    losses = {every: _smooth(values) for every, values in _losses().items()}
+    steps = tuple(float(step) for step in range(SMOOTHED, SMOOTHED + len(losses[1])))
+    return [
+        Lines("ResNet-50, NCCL-like: simulated", GPUS, latency, is_latency=True),
+        Lines("a classifier on two ranks: measured", steps, losses, is_latency=False),
+    ]
+
+
+def _losses() -> dict[int, list[float]]:
+    by_every: dict[int, list[float]] = {every: [] for every in EVERY}
+    with (DATA / "skipped_losses.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            by_every[int(row["sync_every"])].append(float(row["loss"]))
+    return by_every
+
+
+def _smooth(values: list[float]) -> list[float]:
+    smoothed: list[float] = np.convolve(values, np.ones(SMOOTHED) / SMOOTHED, mode="valid").tolist()
+    return smoothed
+
+
+def draw(data: Lines, ax: Axes) -> Axes:
+    """A line for each."""
+    for every, values in data.by_every.items():
+        marker = "o-" if data.is_latency else "-"
+        ax.plot(data.x, values, marker, color=COLOURS[every], markersize=4, linewidth=1.2, label=f"every {every}")
+    if data.is_latency:
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(data.x, [f"{gpus:.0f}" for gpus in data.x])
+    ax.set_ylim(bottom=0)
+    ax.set_xlabel("GPUs" if data.is_latency else f"iteration; mean of {SMOOTHED}")
+    ax.set_ylabel("iteration, ms" if data.is_latency else "loss")
+    ax.set_title(data.title, loc="left", fontsize=10)
+    ax.legend(frameon=False, fontsize=8)
+    return plain(ax)
+
+
+def caption() -> str:
+    """In numbers."""
+    latency, loss = panels()
+    saved = ", ".join(
+        f"{every}: {1 - latency.by_every[every][-1] / latency.by_every[1][-1]:.0%}" for every in EVERY[1:]
+    )
+    ends = ", ".join(f"{every}: {values[-1]:.3f}" for every, values in loss.by_every.items())
+    return (
+        "Gradients are averaged every so many iterations, under `no_sync` in between. Left, simulated from the "
+        f"V100's trace on the NCCL-like fabric: what it saves of an iteration at {GPUS[-1]} GPUs, by how often, "
+        f"{saved}. Right, measured: the same classifier trained by our reducer on two processes, one optimiser "
+        "step for each synchronisation, all with as many batches and the same learning rate; loss at the end, "
+        f"{ends}. Fewer steps on larger batches learn less from as many samples at the same learning rate. The "
+        "paper shows loss curves of the same kind on MNIST (its figure 11)."
+    )
+
+
+def main() -> None:
+    """Draw it again."""
+    save("skipped_synchronization", render(draw, panels(), size=SIZE))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""The figures: drawn again from committed data, each is what is committed, to the byte."""
+
+import pytest
+
+from figures import __main__ as figures
+from figures.drawing import FOLDER, FORMATS, render
+
+
+@pytest.mark.parametrize("figure", figures.FIGURES, ids=figures.name_of)
+def test_a_figure_is_drawn_the_same_again(figure):
+    drawn = render(figure.draw, figure.panels(), size=figure.SIZE)
+    for format_ in FORMATS:
+        committed = FOLDER / f"{figures.name_of(figure)}.{format_}"
+        assert drawn[format_] == committed.read_bytes(), f"{committed.name}: data or code changed; run `make figures`"
+
+
+def test_captions_say_what_the_data_say():
+    assert figures.page() == (FOLDER / "README.md").read_text(), "run `make figures`"
+
+
+def test_every_picture_has_its_module():
+    drawn = {f"{figures.name_of(figure)}.{format_}" for figure in figures.FIGURES for format_ in FORMATS}
+    found = {path.name for format_ in FORMATS for path in FOLDER.glob(f"*.{format_}")}
+    assert found - drawn == {"demo.png"}  # of a run of `make demo`, whose data are not committed

@@ -1,0 +1,132 @@
+"""Tutorial 1's ranks: gradients and parameters, averaged. A module, as no process finds what a notebook defines."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+BATCH, INPUTS, WIDTH = 16, 8, 16
+STEPS = 20
+CLIP = 0.1
+OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+}
+
+
+def integer_model() -> nn.Module:
+    """Two layers whose weights are small integers, in double precision: every sum of a gradient is exact."""
+    generator = torch.Generator().manual_seed(1)
+    model = nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1)).double()
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 0)
+        parameter.data += torch.randint(-2, 3, parameter.shape, generator=generator)
+    return model
+
+
+def float_model() -> nn.Module:
+    """The same layers with random weights in single precision: sums are rounded."""
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
+
+
+MODELS = {"integers": integer_model, "floats": float_model}
+
+
+def batch(step: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of all ranks: small integers, other ones each step."""
+    generator = torch.Generator().manual_seed(100 + step)
+    inputs = torch.randint(-2, 3, (BATCH, INPUTS), generator=generator)
+    return inputs.to(dtype), torch.randint(-2, 3, (BATCH, 1), generator=generator).to(dtype)
+
+
+def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean squared error."""
+    return nn.functional.mse_loss(model(inputs), targets)
+
+
+def gradients_of_whole_batch(weights: str) -> list[Tensor]:
+    """In one process."""
+    model = MODELS[weights]()
+    return _gradients(model, *batch(dtype=next(model.parameters()).dtype))
+
+
+def gradients(rank: int, world_size: int, weights: str) -> list[Tensor]:
+    """Of this rank's share of the batch, averaged over the ranks."""
+    model = MODELS[weights]()
+    inputs, targets = batch(dtype=next(model.parameters()).dtype)
+    mine = slice(rank * BATCH // world_size, (rank + 1) * BATCH // world_size)
+    return average(_gradients(model, inputs[mine], targets[mine]))
+
+
+def average(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Each of them, averaged over the ranks in place."""
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+        tensor /= dist.get_world_size()
+    return list(tensors)
+
+
+def train(rank: int, world_size: int, optimizer: str, averaged: str, every: int) -> list[Tensor]:
+    """Parameters after `STEPS` steps in which ranks average their gradients, or every few steps their parameters."""
+    model = float_model().double()
+    stepper = OPTIMIZERS[optimizer](model.parameters())
+    for step in range(STEPS):
+        inputs, targets = batch(step)
+        mine = slice(rank * BATCH // world_size, (rank + 1) * BATCH // world_size)
+        stepper.zero_grad()
+        loss_of(model, inputs[mine], targets[mine]).backward()
+        if averaged == "gradients":
+            average([_gradient(parameter) for parameter in model.parameters()])
+        stepper.step()
+        if averaged == "parameters" and (step + 1) % every == 0:
+            average([parameter.data for parameter in model.parameters()])
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def start() -> list[Tensor]:
+    """The parameters that `train` begins with."""
+    return [parameter.detach() for parameter in float_model().double().parameters()]
+
+
+def distance(some: Iterable[Tensor], others: Iterable[Tensor]) -> float:
+    """The largest difference of any element."""
+    return max((one - other).abs().max().item() for one, other in zip(some, others, strict=True))
+
+
+def weighted_gradients(rank: int, _world_size: int, shares: Sequence[int], weights: Sequence[float]) -> list[Tensor]:
+    """Each rank's gradient times its weight, added up; rank r has `shares[r]` of the inputs."""
+    inputs, targets = batch()
+    first = sum(shares[:rank])
+    mine = _gradients(integer_model(), inputs[first : first + shares[rank]], targets[first : first + shares[rank]])
+    for gradient in mine:
+        gradient *= weights[rank]
+        dist.all_reduce(gradient)
+    return mine
+
+
+def clipped(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Scaled so that their common norm is at most `CLIP`."""
+    norm = torch.linalg.vector_norm(torch.cat([tensor.flatten() for tensor in tensors])).item()
+    return [tensor * min(1.0, CLIP / norm) for tensor in tensors]
+
+
+def clipped_gradients(rank: int, world_size: int, when: str) -> list[Tensor]:
+    """Clipped "before" they are averaged, or "after"."""
+    model = float_model()
+    inputs, targets = batch(dtype=torch.float32)
+    mine = slice(rank * BATCH // world_size, (rank + 1) * BATCH // world_size)
+    own = _gradients(model, inputs[mine], targets[mine])
+    return average(clipped(own)) if when == "before" else clipped(average(own))
+
+
+def _gradients(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
+    loss_of(model, inputs, targets).backward()
+    return [_gradient(parameter) for parameter in model.parameters()]
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad

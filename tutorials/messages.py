@@ -1,0 +1,55 @@
+"""Tutorial 2's ranks: the same bytes in few messages and in many."""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from reference import models
+from reference.data_parallel import DistributedDataParallel, NaiveDataParallel
+
+
+def time_in_pieces(_rank: int, _world_size: int, total_bytes: int, piece_bytes: int, repeats: int) -> list[int]:
+    """Nanoseconds until `total_bytes` have been added up in messages of `piece_bytes`, all issued at once."""
+    pieces = torch.ones(total_bytes // 4).split(piece_bytes // 4)
+    times_ns = []
+    for _ in range(repeats + 1):
+        dist.barrier()
+        start = time.perf_counter_ns()
+        works = [dist.all_reduce(piece, async_op=True) for piece in pieces]
+        for work in works:
+            work.wait()
+        times_ns.append(time.perf_counter_ns() - start)
+    return times_ns[1:]  # the first touched the memory
+
+
+def iterate_naively(_rank: int, _world_size: int, model: str, iterations: int) -> tuple[int, list[int]]:
+    """All-reduces an iteration, and nanoseconds of each iteration, with one all-reduce a parameter."""
+    module, loss_fn = models.build(model)
+    naive = NaiveDataParallel(module)
+    sent = sum(parameter.requires_grad for parameter in module.parameters())
+    return sent, _iterations_ns(naive, loss_fn, iterations, naive.average_gradients)
+
+
+def iterate(_rank: int, _world_size: int, model: str, iterations: int, cap_mb: float) -> tuple[int, list[int]]:
+    """The same with buckets of `cap_mb`; the first iterations, before the buckets are rebuilt, do not count."""
+    module, loss_fn = models.build(model)
+    ddp = DistributedDataParallel(module, bucket_cap_mb=cap_mb)
+    times_ns = _iterations_ns(ddp, loss_fn, iterations, lambda: None)
+    return len(ddp.reducer.layout.buckets), times_ns
+
+
+def _iterations_ns(module: nn.Module, loss_fn: models.Loss, count: int, finish: Callable[[], None]) -> list[int]:
+    optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
+    times_ns = []
+    for _ in range(count + 2):
+        dist.barrier()
+        start = time.perf_counter_ns()
+        optimizer.zero_grad()
+        loss_fn(module).backward()
+        finish()
+        optimizer.step()
+        times_ns.append(time.perf_counter_ns() - start)
+    return times_ns[2:]

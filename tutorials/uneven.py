@@ -1,0 +1,134 @@
+"""Tutorial 7's ranks: some have more batches than others."""
+
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from reference.data_parallel import DistributedDataParallel
+from reference.join import Join, Joinable, JoinHook
+
+INPUTS, BATCH = 4, 8
+
+
+class Trained(NamedTuple):
+    """What a rank did.
+
+    Attributes:
+        batches: That it trained on.
+        parameters: At the end.
+        updated: How many of the optimiser's states this rank keeps.
+    """
+
+    batches: int
+    parameters: list[Tensor]
+    updated: int
+
+
+def train_plainly(rank: int, _world_size: int, batches: Sequence[int]) -> Trained:
+    """Each rank until its batches are used up, and nothing against the others having more."""
+    return _train(rank, batches[rank], join=False, sharded=False)
+
+
+def train_joined(rank: int, _world_size: int, batches: Sequence[int], sharded: bool) -> Trained:  # noqa: FBT001
+    """The same under Join; `sharded`: with torch's optimiser that keeps a part of its state on each rank."""
+    return _train(rank, batches[rank], join=True, sharded=sharded)
+
+
+def _train(rank: int, batches: int, *, join: bool, sharded: bool) -> Trained:
+    torch.manual_seed(0)
+    ddp = DistributedDataParallel(nn.Sequential(nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, 1)))
+    optimizer = _optimizer(ddp, sharded=sharded)
+    joined: list[Any] = [ddp, optimizer] if sharded else [ddp]
+    context: AbstractContextManager[Any] = Join(joined) if join else nullcontext()
+    with context:
+        for step in range(batches):
+            inputs = torch.randn(BATCH, INPUTS, generator=torch.Generator().manual_seed(10 * step + rank))
+            optimizer.zero_grad(set_to_none=False)
+            (ddp(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
+            optimizer.step()
+    parameters = [parameter.detach() for parameter in ddp.parameters()]
+    inner = optimizer.optim if sharded else optimizer
+    return Trained(batches, parameters, sum(len(group["params"]) for group in inner.param_groups))
+
+
+def _optimizer(ddp: nn.Module, *, sharded: bool) -> Any:
+    if not sharded:
+        return torch.optim.Adam(ddp.parameters(), lr=0.01)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own deprecations, on import
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+    return ZeroRedundancyOptimizer(ddp.parameters(), torch.optim.Adam, lr=0.01)
+
+
+def averages(
+    rank: int,
+    _world_size: int,
+    batches: Sequence[int],
+    divide_by_initial_world_size: bool,  # noqa: FBT001
+) -> list[float]:
+    """The averaged gradient in each iteration of this rank; that of rank r is 2 (r + 1) before averaging."""
+    model = nn.Linear(1, 1, bias=False)
+    ddp = DistributedDataParallel(model)
+    seen = []
+    with ddp.join(divide_by_initial_world_size=divide_by_initial_world_size):
+        for _ in range(batches[rank]):
+            model.zero_grad()
+            ddp(torch.full((1, 1), 2.0 * (rank + 1))).sum().backward()
+            assert model.weight.grad is not None
+            seen.append(model.weight.grad.item())
+    return seen
+
+
+class Samples(Joinable):
+    """Counts the samples of all ranks: an all-reduce each time, which a rank without samples has to match."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total, self.matched = 0, 0
+
+    def add(self, samples: int) -> None:
+        """This rank has some more."""
+        Join.notify_join_context(self)
+        self._add_up(samples)
+
+    def _add_up(self, samples: int) -> None:
+        counted = torch.tensor(samples)
+        dist.all_reduce(counted)
+        self.total += int(counted)
+
+    def join_hook(self, **_kwargs: Any) -> JoinHook:
+        """What a rank without samples does while others have some."""
+        samples = self
+
+        class MatchOne(JoinHook):
+            def main_hook(self) -> None:
+                samples.matched += 1
+                samples._add_up(0)
+
+        return MatchOne()
+
+    @property
+    def join_device(self) -> torch.device:
+        """Where Join counts the ranks."""
+        return torch.device("cpu")
+
+    @property
+    def join_process_group(self) -> dist.ProcessGroup:
+        """The ranks that count together."""
+        group = dist.group.WORLD
+        assert group is not None
+        return group
+
+
+def count_samples(rank: int, _world_size: int, batches: Sequence[int]) -> tuple[int, int]:
+    """Samples that all ranks had, and all-reduces that this rank only matched."""
+    samples = Samples()
+    with Join([samples]):
+        for _ in range(batches[rank]):
+            samples.add(BATCH)
+    return samples.total, samples.matched
