@@ -16,6 +16,7 @@ TOTAL_MIB = 16
 SIZE = (5.0, 3.4)
 CASE = FOLDER.parent / "validation" / "cases" / "all_reduce_echo_a100.toml"
 GPUS = 16
+TICKS_KIB = (4, 16, 64, 256, 1_024, 4_096, 16_384)
 
 
 class Sizes(NamedTuple):
@@ -50,6 +51,8 @@ def _measured(path: Path) -> dict[float, float]:
 def draw(data: Sizes, ax: Axes) -> Axes:
     """One line on two logarithmic axes."""
     ax.loglog(list(data.ms), list(data.ms.values()), "o-", color=EXPOSED, markersize=4)
+    ax.set_xticks(TICKS_KIB, [str(tick) for tick in TICKS_KIB])
+    ax.minorticks_off()
     ax.set_xlabel("size of a message, KiB")
     ax.set_ylabel(f"{TOTAL_MIB} MiB in such messages, ms")
     ax.set_title(data.title, loc="left", fontsize=10)

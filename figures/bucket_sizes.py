@@ -14,7 +14,7 @@ SIZE = (4.2, 3.4)
 GPUS = (16, 32)
 CAPS_MB = {"ResNet-50": (1e-6, 5.0, 10.0, 25.0, 50.0), "BERT-Large": (1e-6, 10.0, 25.0, 50.0, 100.0, 200.0)}
 """As in the paper; 0 there and here: a bucket for each gradient."""
-TICKS_MS = (50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000)
+TICKS_MS = (80, 100, 120, 160, 200, 250, 300, 400, 600, 1_000, 2_000, 4_000)
 
 
 class Latencies(NamedTuple):

@@ -83,9 +83,10 @@ def caption() -> str:
         f"Simulated on {GPUS} GPUs, 8 a node, buckets of 25 MiB. ResNet-50 from a trace recorded on a V100 (batch "
         "32), BERT-Large synthesised at the peak rates of the V100's data sheet (batch 8, 128 tokens), so its "
         "computation is short. NCCL-like: NVLink in a node and one 100 Gbit/s adapter for it, from data sheets; "
-        "Gloo-like: Gloo as calibrated on two processes over links of 10 Gbit/s, grown to 32. Overlap saves, as a "
-        f"part of the iteration without it: {'; '.join(told)}. The paper's batch sizes and Gloo's links are not "
-        "known to us, and both decide: the more communication exceeds computation, the less of it can hide."
+        "Gloo-like: a ring with latency and rate of Gloo as calibrated on two processes over links of 10 Gbit/s. "
+        f"Overlap saves, as a part of the iteration without it: {'; '.join(told)}. The paper's batch sizes and "
+        "Gloo's links are not known to us, and both decide: the more communication exceeds computation, the less "
+        "of it can hide."
     )
 
 

@@ -52,7 +52,7 @@ def draw(data: Grouped, ax: Axes) -> Axes:
     for number, ((groups, times), colour) in enumerate(
         zip(data.by_groups.items(), (COMPUTATION, SECOND, EXPOSED), strict=True)
     ):
-        ax.bar(places + 0.27 * (number - 1), times, 0.25, color=colour, label=f"{groups} groups")
+        ax.bar(places + 0.27 * (number - 1), times, 0.25, color=colour, label=f"{groups} group" + "s" * (groups > 1))
     ax.set_xticks(places, [str(gpus) for gpus in GPUS])
     ax.set_ylim(0, 1.3 * max(max(times) for times in data.by_groups.values()))
     ax.set_xlabel("GPUs")
