@@ -24,7 +24,8 @@ include_patterns = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "figures/README.md",
-    "validation/**/*.md",
+    "validation/*.md",
+    "validation/runs/*.md",
     "tutorials/*.ipynb",
 ]
 
@@ -39,20 +40,21 @@ nb_merge_streams = True
 apidoc_modules = [
     {
         "path": f"../{package}",
-        "destination": f"api/{package}",
+        "destination": f"docs/api/{package}",
         "separate_modules": True,
         "module_first": True,
         "max_depth": 1,
     }
     for package in ("reference", "simulator")
 ]
-autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True, "undoc-members": True, "show-inheritance": True, "ignore-module-all": True}
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_format = "short"
 default_role = "code"  # docstrings quote code in single backticks
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # an attribute is described once, where the class is
 suppress_warnings = ["ref.python", "autodoc.mocked_object"]
 
 

@@ -25,7 +25,7 @@ class Bert(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Scores of the vocabulary, shape (batch, tokens, vocabulary)."""
         x = self.layers(self.token(tokens) + self.position(torch.arange(TOKENS)))
-        return self.norm(nn.functional.gelu(self.dense(x))) @ self.token.weight.T
+        return self.norm(nn.functional.gelu(self.dense(x))) @ self.token.weight.T  # type: ignore[no-any-return]
 
 
 def large() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:

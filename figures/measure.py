@@ -89,7 +89,7 @@ def train_skipping(rank: int, world_size: int, every: int) -> list[float]:
         losses.append(loss.detach())
     mean = torch.stack(losses)
     dist.all_reduce(mean)
-    return (mean / world_size).tolist()  # type: ignore[no-any-return]
+    return (mean / world_size).tolist()
 
 
 def anatomy() -> None:

@@ -1,5 +1,7 @@
 """Record a training run as a `Trace`: from our data parallelism, from torch's, or from a plain module.
 
+Such as::
+
     with record(model) as recording:
         train(model)
     recording.trace.save("trace.json.gz")

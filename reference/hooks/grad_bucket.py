@@ -11,7 +11,7 @@ from torch._C._distributed_c10d import GradBucket as TorchGradBucket
 from ..bucket import Bucket
 
 Hook = Callable[[Any, Any], "torch.futures.Future[Any]"]
-"""`hook(state, bucket: GradBucket)`; returns a future of a tensor as long as `bucket.buffer()`."""
+"""A function of a state and a `GradBucket`; returns a future of a tensor as long as the bucket's buffer."""
 
 
 class GradBucket:

@@ -1,5 +1,7 @@
 """Topology files: levels in YAML as a person writes them, checked and put into order.
 
+Such as::
+
     source: data sheet of the machine
     levels:
       nvlink: {members: 8, latency_us: 2.0, gb_per_s: 300}
