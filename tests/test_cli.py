@@ -334,6 +334,7 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
         "sign_errors",
         "fastest_found",
         "coverage",
+        "drift",
         "yardsticks",
         "rows",
     }
