@@ -1,5 +1,6 @@
 """Anatomy of the reducer: one iteration of ResNet-18 as our own reducer marked it."""
 
+from functools import cache
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -27,6 +28,7 @@ class Anatomy(NamedTuple):
     buckets: list[tuple[float, float, float, float]]
 
 
+@cache
 def panels() -> list[Anatomy]:
     """The last recorded iteration of rank 0; recorded by `python -m figures.measure anatomy`."""
     return [_anatomy(Trace.load(DATA / "anatomy.json.gz").ranks[0].iterations[-1])]

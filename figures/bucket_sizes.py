@@ -1,5 +1,6 @@
 """Figures 7 and 8 of the paper: latency against bucket size, on 16 and on 32 GPUs."""
 
+from functools import cache
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -25,6 +26,7 @@ class Latencies(NamedTuple):
     by_gpus: dict[int, list[tuple[float, float, float]]]
 
 
+@cache
 def panels() -> list[Latencies]:
     """One panel a model and fabric."""
     return [_latencies(model, fabric) for fabric in FABRICS for model in MODELS]

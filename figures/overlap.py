@@ -1,5 +1,6 @@
 """Figure 6 of the paper: where an iteration goes, with and without overlap."""
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ class Bars(NamedTuple):
         ]
 
 
+@cache
 def panels() -> list[Bars]:
     """One panel a fabric, predicted at `GPUS` in buckets of 25 MiB."""
     return [_bars(fabric) for fabric in FABRICS]
@@ -82,11 +84,11 @@ def caption() -> str:
     return (
         f"Simulated on {GPUS} GPUs, 8 a node, buckets of 25 MiB. ResNet-50 from a trace recorded on a V100 (batch "
         "32), BERT-Large synthesised at the peak rates of the V100's data sheet (batch 8, 128 tokens), so its "
-        "computation is short. NCCL-like: NVLink in a node and one 100 Gbit/s adapter for it, from data sheets; "
-        "Gloo-like: a ring with latency and rate of Gloo as calibrated on two processes over links of 10 Gbit/s. "
-        f"Overlap saves, as a part of the iteration without it: {'; '.join(told)}. The paper's batch sizes and "
-        "Gloo's links are not known to us, and both decide: the more communication exceeds computation, the less "
-        "of it can hide."
+        "computation is short. NCCL-like: NVLink in a node and one 100 Gbit/s adapter for it (sources: "
+        "figures/setting.py); Gloo-like: a ring with latency and rate of Gloo as calibrated on two processes over "
+        f"links of 10 Gbit/s. Overlap saves, as a part of the iteration without it: {'; '.join(told)}. The paper's "
+        "batch sizes are not known to us, its adapters have 100 Gbit/s for Gloo as well, and what overlap can "
+        "save depends on how computation and communication compare: most where they are equal."
     )
 
 

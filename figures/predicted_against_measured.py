@@ -1,12 +1,13 @@
 """Predicted against measured: every configuration of the committed runs on real ranks."""
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from simulator.report import Row
-from validation.runs import load_runs
+from validation.runs import committed_runs
 
 from .drawing import COMPUTATION, EXPOSED, MEASURED, SECOND, THIRD, plain, render, save
 
@@ -39,9 +40,10 @@ class Scatter(NamedTuple):
         return [predicted / measured - 1 for measured, predicted in pairs]
 
 
+@cache
 def panels() -> list[Scatter]:
     """Predictions are made anew from each run's own trace and calibration."""
-    rows = [row for run in load_runs() for row in run.now.rows]
+    rows = [row for run in committed_runs() for row in run.now.rows]
     names = dict.fromkeys(row.model for row in rows)
     return [Scatter({name.rpartition(":")[2]: _dots([row for row in rows if row.model == name]) for name in names})]
 

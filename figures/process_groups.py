@@ -1,5 +1,6 @@
 """Figure 12 of the paper: buckets taken in turn by 1, 3 and 5 process groups."""
 
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ class Grouped(NamedTuple):
     by_groups: dict[int, list[float]]
 
 
+@cache
 def panels() -> list[Grouped]:
     """One panel a model and fabric."""
     return [_grouped(model, fabric) for fabric in FABRICS for model in MODELS]

@@ -1,5 +1,6 @@
 """Figure 2 (c) and (d) of the paper: when gradients are ready, on a GPU and on a processor."""
 
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,6 +37,7 @@ class Curves(NamedTuple):
     by_model: dict[str, Curve]
 
 
+@cache
 def panels() -> list[Curves]:
     """One GPU, from a public trace; a processor, from committed runs."""
     recorded = {name: _curve(Trace.load(Path(path))) for name, path in RECORDED.items()}
@@ -69,7 +71,7 @@ def caption() -> str:
     """In numbers."""
     models = {name: curve for panel in panels() for name, curve in panel.by_model.items()}
     half = {
-        name: float(np.interp(0.5, curve.ms / curve.ms[-1], curve.bytes_ready / curve.bytes_ready[-1]))
+        name: curve.bytes_ready[curve.ms <= curve.ms[-1] / 2].max(initial=0) / curve.bytes_ready[-1]
         for name, curve in models.items()
     }
     said = ", ".join(f"{name} {part:.0%}" for name, part in half.items())

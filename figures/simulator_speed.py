@@ -1,5 +1,7 @@
 """How the simulator's own cost grows, as `make bench-simulator` measured it."""
 
+from functools import cache
+
 import pandas as pd
 from matplotlib.axes import Axes
 
@@ -12,6 +14,7 @@ SIZE = (5.0, 4.0)
 MEASURED = FOLDER / "data" / "simulator_speed.csv"
 
 
+@cache
 def panels() -> list[pd.DataFrame]:
     """By ranks, and by buckets: columns along, size, engine, seconds."""
     rows = pd.read_csv(MEASURED)

@@ -1,6 +1,7 @@
 """Figures 10 and 11 of the paper: gradients averaged every 1, 2, 4, 8 iterations; what it saves and what it costs."""
 
 import csv
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ class Lines(NamedTuple):
     is_latency: bool
 
 
+@cache
 def panels() -> list[Lines]:
     """Latency, simulated; loss, measured."""
     latency = {
@@ -84,8 +86,9 @@ def caption() -> str:
         f"V100's trace on the NCCL-like fabric: what it saves of an iteration at {GPUS[-1]} GPUs, by how often, "
         f"{saved}. Right, measured: the same classifier trained by our reducer on two processes, one optimiser "
         "step for each synchronisation, all with as many batches and the same learning rate; loss at the end, "
-        f"{ends}. Fewer steps on larger batches learn less from as many samples at the same learning rate. The "
-        "paper shows loss curves of the same kind on MNIST (its figure 11)."
+        f"{ends}. Each step is on the mean of its batches, so fewer steps of the same size are made: without a "
+        "larger learning rate that learns less from as many samples. The paper shows such curves for MNIST (its "
+        "figure 11)."
     )
 
 

@@ -9,7 +9,7 @@ from reference.errors import Error
 
 from .commands.fabric import fabric
 from .commands.knobs import knobs
-from .commands.manual import USAGE, epilog
+from .commands.manual import SUMMARIES, USAGE, epilog
 from .commands.measure import calibrate, record
 from .commands.predict import predict
 from .commands.sweep import sweep
@@ -24,7 +24,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 for command in (record, synthesize, rescale, calibrate, fabric, predict, sweep, knobs, validate, demo):
-    app.command(epilog=epilog(command.__name__))(command)
+    name = command.__name__
+    app.command(short_help=SUMMARIES[name], epilog=epilog(name))(command)
 
 
 def main() -> None:

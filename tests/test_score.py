@@ -19,7 +19,7 @@ from validation.gradients import read_gradients, repeated, trace_of
 from validation.merging import merged_plan
 from validation.picture import draw, draw_errors
 from validation.rows import Row, verdict
-from validation.runs import load_runs
+from validation.runs import committed_runs, load_runs
 from validation.runs import score as score_run
 from validation.score import FOLDER, as_markdown, compute, main, score_case
 from validation.training_case import IterationsCase, Repeat, SchedulesCase
@@ -188,7 +188,7 @@ def test_predictions_of_training_are_functions_of_the_inputs_alone():
 
 
 def test_the_written_page_is_this_score(score):
-    assert as_markdown(compute(CASES, load_runs())) == (FOLDER / "score.md").read_text()
+    assert as_markdown(compute(CASES, committed_runs())) == (FOLDER / "score.md").read_text()
     assert {row.part for row in score.rows} == {"a", "b", "c"}
 
 

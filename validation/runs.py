@@ -4,6 +4,7 @@ Their measurements stay; predictions are made anew, from the trace and the calib
 """
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Self, get_args
 
@@ -99,6 +100,12 @@ def load_runs(folder: Path = RUNS) -> list[Run]:
         ValueError: A file that cannot be used; one line, which names file, field and reason.
     """
     return [_load(path.parent) for path in sorted(folder.glob("*/report.json"))]
+
+
+@cache
+def committed_runs() -> tuple[Run, ...]:
+    """The runs of this repository, predicted once a process: that takes half a minute."""
+    return tuple(load_runs())
 
 
 def _load(folder: Path) -> Run:

@@ -22,7 +22,7 @@ from .all_reduce_case import AllReduceCase
 from .case import Case, load_case
 from .picture import draw, draw_errors
 from .rows import LIMITS, TITLES, Contest, Part, Row, Scored, Verdict, verdict
-from .runs import Run, load_runs
+from .runs import Run, committed_runs
 from .runs import score as score_run
 from .training_case import IterationsCase
 
@@ -189,7 +189,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     told = options.parse_args(arguments)
     out: Path = told.out or (SOME if told.cases else FOLDER)
     try:
-        score = compute(told.cases or sorted((FOLDER / "cases").glob("*.toml")), [] if told.cases else load_runs())
+        runs = [] if told.cases else committed_runs()
+        score = compute(told.cases or sorted((FOLDER / "cases").glob("*.toml")), runs)
         for title, note, table in sections(score)[::-1]:
             show_table(table, f"\n{title}" + (f"\n{note}" if note else ""))
         write_whole(out / "score.md", as_markdown(score).encode())

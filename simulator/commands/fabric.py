@@ -26,7 +26,11 @@ def fabric(
     processor: ProcessorFile = None,
     json_path: Json = None,
 ) -> None:
-    """Show what all-reduces cost, as latency and bandwidth by size of message, and what the processor pays."""
+    """Show what all-reduces cost, as latency and bandwidth by size of message, and what the processor pays.
+
+    Several files are merged as `predict` merges them: measured tables of all, links of the one that has any, all else
+    of the first.
+    """
     known = read_fabric(files, fabric_set, processor)
     sizes = _telling_sizes(known) if world_sizes is None else read_counts("--world-sizes", world_sizes)
     segments = [segment for world_size in sizes for segment in _segments(known, world_size)]

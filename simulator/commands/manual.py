@@ -1,4 +1,4 @@
-"""The manual: what `--help` says beside the options, and examples that work as written."""
+"""The manual: what `--help` says beside the options, and examples, whose options a test reads."""
 
 from collections.abc import Mapping
 
@@ -21,6 +21,20 @@ A model is resnet50, resnet18, mlp, transformer, small-tensors or MODULE:CALLABL
 Each command prints a table, takes --json PATH for programs, and ends with 0; with 1 and one line if something
 is wrong that you can mend; with 2 if an option is.
 """
+
+SUMMARIES: Mapping[str, str] = {
+    "record": "When each gradient of a model is ready.",
+    "synthesize": "A trace from a model and a data sheet; nothing runs.",
+    "rescale": "A recorded trace, on another device.",
+    "calibrate": "What collectives, copies and launches cost here.",
+    "fabric": "What is known of a fabric: latency and bandwidth.",
+    "predict": "The iteration under each bucket cap, order and hook.",
+    "sweep": "All combinations, as a table and a heat map.",
+    "knobs": "Everything that can be asked, with units and sources.",
+    "validate": "Predict, then train for real, and compare.",
+    "demo": "All of it for two models, in five minutes.",
+}
+"""By command, for the list of all."""
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "record": (

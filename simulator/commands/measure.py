@@ -16,7 +16,12 @@ def record(
     out: Annotated[Path, typer.Option(help="The trace; .gz compresses it.")] = Path("out/trace.json.gz"),
     json_path: Json = None,
 ) -> None:
-    """Record when each gradient of a model is ready, all ranks at once, without communication."""
+    """Record when each gradient of a model is ready, all ranks at once, without communication.
+
+    The ranks compute at the same time, as they will in training, but send nothing: an all-reduce would make every
+    backward pass as long as the slowest one and hide what each rank takes. Prints sizes and times; the trace is what
+    `predict`, `sweep` and `rescale` start from. To record a script of your own, see `reference.recorder`.
+    """
     from reference.launch import RankPool
 
     from ..training import record_computation
@@ -42,7 +47,12 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="The fabric file.")] = Path("out/fabric.json"),
     json_path: Json = None,
 ) -> None:
-    """Measure collectives on this machine, and how they and the model's computation slow each other down."""
+    """Measure collectives on this machine, and how they and the model's computation slow each other down.
+
+    Real ranks run all-reduces and broadcasts of sizes up to all gradients of the model, alone and beside its
+    computation; copies, launches, comm hooks and the rebuild too. All is measured repeatedly and the spread is kept:
+    let nothing else run meanwhile. Take the model that you want to predict, or one that computes like it.
+    """
     from reference.launch import RankPool
 
     from ..calibrate import calibrate as measure

@@ -66,7 +66,12 @@ def predict(
     timeline: Annotated[Path | None, typer.Option(help="Draw the fastest one's timeline here (.png, .svg).")] = None,
     json_path: Json = None,
 ) -> None:
-    """Predict the iteration time under each bucket cap, order and comm hook."""
+    """Predict the iteration time under each bucket cap, order and comm hook.
+
+    Each row has the median iteration, an interval that holds 90 % of them, computation alone, exposed communication
+    and the buckets on the critical path; of the fastest row also where its time goes. A trace of one rank does for
+    any world size. What is not known and so counts as free is told.
+    """
     check_picture("--timeline", timeline)
     check_outputs(perfetto, timeline, json_path)
     told = read_policy(policy)

@@ -71,7 +71,11 @@ def sweep(
     jobs: Annotated[int | None, typer.Option(help="Replays at a time; default: as many as cores.")] = None,
     json_path: Json = None,
 ) -> None:
-    """Predict all combinations of traces, fabrics, ranks, caps, orders and hooks; write them as one table."""
+    """Predict all combinations of traces, fabrics, ranks, caps, orders and hooks; write them as one table.
+
+    Each --fabric is tried by itself. The heat map has two of the axes along its sides, and in each cell the fastest
+    of all else. Where speeds are constant thousands of combinations take a second; others are replayed on all cores.
+    """
     if out.suffix not in WRITERS:
         raise ValueError(f"--out: expected a name that ends in {', '.join(WRITERS)}; got {out}")
     _check_heat_map(heat_map, rows, columns, value)

@@ -28,7 +28,12 @@ def synthesize(
     out: Out = Path("out/synthetic.json.gz"),
     json_path: Json = None,
 ) -> None:
-    """Make a trace from a model alone: its operations, counted without running them, and a data sheet."""
+    """Make a trace from a model alone: its operations, counted without running them, and a data sheet.
+
+    Nothing is allocated or computed, so the model may be larger than this machine. Peak rates are seldom reached:
+    give one measured step by --step-ms where you can. A data sheet of your own is a JSON file with name,
+    flops_per_s and bytes_per_s.
+    """
     check_outputs(out, json_path)
     operations = _count(model)
     trace = synthesize_trace(
@@ -47,7 +52,11 @@ def rescale(
     out: Out = Path("out/rescaled.json.gz"),
     json_path: Json = None,
 ) -> None:
-    """Rescale a recorded trace to another device, each gap between gradients by the roofline of its operations."""
+    """Rescale a recorded trace to another device, each gap between gradients by the roofline of its operations.
+
+    Iterations and ranks keep their differences. `--from this` measures the rates of this machine first. A trace that
+    was recorded with communication is refused, as that does not get faster with the device.
+    """
     check_outputs(out, json_path)
     recorded, target = Trace.load(trace), find_device(new)
     source = _this_device() if old == "this" else find_device(old)
