@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from simulator import predict
 
-from .drawing import COMPUTATION, EXPOSED, HIDDEN, plain, render, save
+from .drawing import COMPUTATION, EXPOSED, HIDDEN, THIRD, plain, render, save
 from .setting import FABRICS, MODELS
 
 TITLE = "What overlap saves"
@@ -24,20 +24,19 @@ CLAIMS = {
 
 
 class Bars(NamedTuple):
-    """Milliseconds by model: computation, communication without overlap, exposed communication with it."""
+    """Milliseconds by model: forward pass, backward pass, communication without overlap, exposed with it."""
 
     fabric: str
     models: tuple[str, ...]
-    compute_ms: tuple[float, ...]
+    forward_ms: tuple[float, ...]
+    backward_ms: tuple[float, ...]
     all_comm_ms: tuple[float, ...]
     exposed_ms: tuple[float, ...]
 
     def saved(self) -> list[float]:
         """Part of the iteration without overlap that overlap saves, by model."""
-        return [
-            (comm - exposed) / (compute + comm)
-            for compute, comm, exposed in zip(self.compute_ms, self.all_comm_ms, self.exposed_ms, strict=True)
-        ]
+        rows = zip(self.forward_ms, self.backward_ms, self.all_comm_ms, self.exposed_ms, strict=True)
+        return [(comm - exposed) / (forward + backward + comm) for forward, backward, comm, exposed in rows]
 
 
 @cache
@@ -51,21 +50,25 @@ def _bars(fabric: str) -> Bars:
     return Bars(
         fabric,
         tuple(MODELS),
-        tuple(one.compute_ns / 1e6 for one in predictions),
+        tuple(one.breakdown["forward"] / 1e6 for one in predictions),
+        tuple((one.compute_ns - one.breakdown["forward"]) / 1e6 for one in predictions),
         tuple((one.no_overlap_ns - one.compute_ns) / 1e6 for one in predictions),
         tuple(one.exposed_comm_ns / 1e6 for one in predictions),
     )
 
 
 def draw(data: Bars, ax: Axes) -> Axes:
-    """Two bars a model, as parts of the iteration without overlap."""
+    """Two bars a model, without overlap and with it, as parts of the iteration without."""
     places = np.arange(len(data.models))
-    compute, comm, exposed = (np.array(times) for times in (data.compute_ms, data.all_comm_ms, data.exposed_ms))
-    whole = (compute + comm) / 100
-    ax.bar(places - 0.2, compute / whole, 0.36, color=COMPUTATION, label="computation")
-    ax.bar(places - 0.2, comm / whole, 0.36, bottom=compute / whole, color=HIDDEN, label="communication, after it")
-    ax.bar(places + 0.2, compute / whole, 0.36, color=COMPUTATION)
-    ax.bar(places + 0.2, exposed / whole, 0.36, bottom=compute / whole, color=EXPOSED, label="exposed, overlapped")
+    times = [np.array(row) for row in (data.forward_ms, data.backward_ms, data.all_comm_ms, data.exposed_ms)]
+    whole = (times[0] + times[1] + times[2]) / 100
+    forward, backward, comm, exposed = (row / whole for row in times)
+    for shift, labelled in ((-0.2, True), (0.2, False)):
+        ax.bar(places + shift, forward, 0.36, color=THIRD, label="forward" if labelled else None)
+        label = "backward" if labelled else None
+        ax.bar(places + shift, backward, 0.36, bottom=forward, color=COMPUTATION, label=label)
+    ax.bar(places - 0.2, comm, 0.36, bottom=forward + backward, color=HIDDEN, label="communication, after it")
+    ax.bar(places + 0.2, exposed, 0.36, bottom=forward + backward, color=EXPOSED, label="exposed, overlapped")
     ax.set_xticks(places, data.models)
     ax.set_ylabel("% of the iteration without overlap")
     ax.set_ylim(0, 135)
