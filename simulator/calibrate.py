@@ -66,7 +66,7 @@ def calibrate(
     if sizes_bytes is None:
         sizes_bytes = sizes_up_to(pool.run(gradient_bytes, model)[0])
     collectives = measure_collectives(pool, sizes_bytes, repeats, on_progress)
-    fabric = with_slowdowns(pool, model, collectives, on_progress=on_progress)
+    fabric = with_slowdowns(pool, model, collectives, repeats=repeats, on_progress=on_progress)
     return measure_hooks(pool, fabric, hooks, model, repeats=repeats, on_progress=on_progress)
 
 
@@ -92,7 +92,7 @@ def with_slowdowns(
     pool: RankPool, model: str, fabric: Fabric, *, repeats: int = REPEATS, on_progress: Progress = no_progress
 ) -> Fabric:
     """The part that does: how much its computation and collectives slow each other down, search and rebuild."""
-    contended = pool.run(time_contention, model, on_progress=on_progress)
+    contended = pool.run(time_contention, model, repeats + 1, on_progress=on_progress)
     searching, rebuilding = zip(*pool.run(time_preparation, model, repeats), strict=True)
     rows = contention(contended)
     lingers_ns, lingers_error_ns = lingering(

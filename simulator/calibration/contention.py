@@ -16,8 +16,8 @@ from .samples import Contest, band_of_median, clock_ns, lost_ns, slowdown
 
 SIZES_BYTES = [64 * 1024, MIB, 8 * MIB]
 """Small ones cost wake-ups, large ones memory's bandwidth; larger ones do as the largest."""
-ROUNDS, BUDGET_NS = 8, 45_000_000_000
-"""At most so many rounds; fewer where all would take longer than that."""
+BUDGET_NS = 45_000_000_000
+"""Fewer rounds are made where all would take longer than that."""
 APART_A_ROUND = 4
 """Passes with collectives on their own, which lose little more than passes differ anyway."""
 MOST_APART_BYTES = MIB
@@ -53,7 +53,7 @@ class Contended(NamedTuple):
     apart: dict[int, Apart]
 
 
-def time_contention(rank: int, _world_size: int, model: str, rounds: int = ROUNDS) -> Contended:
+def time_contention(rank: int, _world_size: int, model: str, rounds: int) -> Contended:
     """Times of this rank's passes through the model and of its collectives.
 
     A round has each case once, between passes alone: the machine's speed drifts.
