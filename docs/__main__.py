@@ -28,12 +28,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--without-running", action="store_true", help="leave the tutorials without outputs: quicker"
     )
     told = options.parse_args(arguments)
-    tree, pages = told.out / "tree", told.out / "html"
+    out = told.out.resolve()
+    tree, pages = out / "tree", out / "html"
     copy(tree)
     if not told.without_running:
         _run("pytest", "--nbmake", f"--nbmake-timeout={CELL_TIMEOUT_S}", "--overwrite", "tutorials", folder=tree)
     _run("sphinx", "--fail-on-warning", "--keep-going", "-c", "docs", "-b", "html", ".", pages, folder=tree)
-    _run("linkcheck", "--no-status", pages / "docs" / "index.html", folder=told.out)
+    _run("docs.links", "--no-status", pages / "docs" / "index.html", folder=tree)
     print(f"\nopen {pages / 'docs' / 'index.html'}")
 
 
