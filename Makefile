@@ -40,7 +40,7 @@ site: .venv/.site  ## run the tutorials and make a site of them, the pages and t
 	$(BIN)/python -m docs
 
 test-tutorials: .venv/.tutorials  ## run every tutorial from its first cell to its last: about 5 minutes
-	$(BIN)/pytest --nbmake --nbmake-timeout=60 --durations=9 tutorials
+	$(BIN)/pytest --nbmake --nbmake-timeout=120 --timeout=300 --durations=9 tutorials
 
 test-readme: $(READY)  ## run the README's commands and programs as they are written: about 3 minutes
 	$(BIN)/pytest -m slow tests/test_readme.py

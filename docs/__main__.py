@@ -17,7 +17,8 @@ COPIED = (
     "constraints.txt", "docs", "reference", "simulator", "tests", "tutorials", "figures", "validation", "benchmarks",
 )  # fmt: skip
 IGNORED = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "api")
-CELL_TIMEOUT_S = 120
+CELL_TIMEOUT_S, TUTORIAL_TIMEOUT_S = 120, 300
+"""Longer than the tutorials give their ranks: a hung rank is told of with its stack, a hung cell with its source."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     tree, pages = out / "tree", out / "html"
     copy(tree)
     if not told.without_running:
-        _run("pytest", "--nbmake", f"--nbmake-timeout={CELL_TIMEOUT_S}", "--overwrite", "tutorials", folder=tree)
+        limits = f"--nbmake-timeout={CELL_TIMEOUT_S}", f"--timeout={TUTORIAL_TIMEOUT_S}"
+        _run("pytest", "--nbmake", *limits, "--overwrite", "--durations=9", "tutorials", folder=tree)
     _run("sphinx", "--fail-on-warning", "--keep-going", "-c", "docs", "-b", "html", ".", pages, folder=tree)
     _run("docs.links", "--no-status", pages / "docs" / "index.html", folder=tree)
     print(f"\nopen {pages / 'docs' / 'index.html'}")

@@ -268,7 +268,7 @@ def _serve(
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
     choose_network(namespace)
     keep_freed_memory()
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, ConnectionError):  # the launcher is gone
         while True:
             request = connection.recv_bytes()
             try:

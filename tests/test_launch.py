@@ -13,7 +13,7 @@ from reference.launch import RankPool, run_ranks
 
 from . import launch_bodies as bodies
 
-SCRIPT = Path(__file__).parent / "scripts" / "sum_ranks.py"
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def test_results_come_by_rank(two_ranks):
@@ -68,7 +68,7 @@ def scripts() -> Iterator[dict[str, Popen[str]]]:
     """One script under two launchers, side by side: both mostly import."""
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--local-addr=127.0.0.1"]
     running = {
-        name: Popen([sys.executable, *options, SCRIPT], stdout=PIPE, stderr=PIPE, text=True)
+        name: Popen([sys.executable, *options, SCRIPTS / "sum_ranks.py"], stdout=PIPE, stderr=PIPE, text=True)
         for name, options in {"python": [], "torchrun": torchrun}.items()
     }
     yield running
@@ -82,6 +82,15 @@ def test_a_script_runs_under_python_and_under_torchrun_unchanged(scripts, under,
     printed, errors = scripts[under].communicate(timeout=100)
     assert scripts[under].returncode == 0, errors
     assert printed.count("[3.0, 3.0]") == printing
+
+
+def test_ranks_end_silently_when_their_launcher_is_gone():
+    with Popen([sys.executable, SCRIPTS / "vanish.py"], stdout=PIPE, stderr=PIPE, text=True) as launcher:
+        try:
+            told = launcher.communicate(timeout=60)  # as long as a rank lives, it holds these pipes
+        finally:
+            launcher.kill()
+    assert told == ("", "")
 
 
 def test_ranks_share_the_cores(four_ranks):

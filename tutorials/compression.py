@@ -1,22 +1,27 @@
 """Tutorial 6's ranks: what comm hooks send, what that loses, and what training makes of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from reference.data_parallel import DistributedDataParallel
+from reference.hooks.allreduce import allreduce
 from reference.hooks.compress import bf16_compress, fp16_compress
 from reference.hooks.grad_bucket import Hook
 from reference.hooks.powersgd import power_sgd
 from reference.hooks.powersgd_state import PowerSGDState
+from reference.parameters import size_bytes
 
 FULL_PRECISION = 2
 """Iterations at the start that PowerSGD does not compress."""
 SIDE = 64
 INPUTS, WIDTH, CLASSES, BATCH = 32, 128, 10, 64
-Registered = tuple[Any, Hook] | None
+Registered = tuple[Any, Hook]
 
 
 def _power_sgd(rank: int, *, feedback: bool) -> Registered:
@@ -27,7 +32,7 @@ def _power_sgd(rank: int, *, feedback: bool) -> Registered:
 
 
 HOOKS: dict[str, Callable[[], Registered]] = {
-    "none": lambda: None,
+    "none": lambda: (None, allreduce),  # what happens without a hook, as a hook
     "fp16": lambda: (None, fp16_compress),
     "bf16": lambda: (None, bf16_compress),
     "PowerSGD rank 1": lambda: _power_sgd(1, feedback=True),
@@ -77,55 +82,62 @@ def distances_of_sums(_rank: int, _world_size: int, hook: str, iterations: int) 
 
 
 def elements_sent(_rank: int, _world_size: int, rows: int, columns: int, approximation_rank: int) -> tuple[int, int]:
-    """Elements of a matrix, and those that PowerSGD sends for it, by the hook's own count."""
-    state = PowerSGDState(None, matrix_approximation_rank=approximation_rank, start_powerSGD_iter=FULL_PRECISION)
+    """Elements of a matrix that are sent before PowerSGD begins to compress, and in an iteration after that."""
     model = Given(rows, columns)
-    ddp = _wrapped(model, (state, power_sgd))
+    ddp = _wrapped(model, _power_sgd(approximation_rank, feedback=True))
+    by_iteration = []
     for _ in range(FULL_PRECISION + 1):
-        ddp(torch.ones(rows, columns)).backward()
-    _, before, after = state.compression_stats()
-    return before, after
+        with sent_bytes() as sent:
+            ddp(torch.ones(rows, columns)).backward()
+        by_iteration.append(sum(sent) // model.weight.element_size())
+    return by_iteration[0], by_iteration[-1]
 
 
 def train(rank: int, world_size: int, hook: str, steps: int) -> tuple[list[float], float]:
     """Learn to tell which of ten random directions an input is closest to.
 
     Returns:
-        The loss of each step, averaged over the ranks; what part of the bytes is sent.
+        The loss of each step, averaged over the ranks; what part of the gradients' bytes was sent.
     """
     torch.manual_seed(0)
     teacher = torch.randn(INPUTS, CLASSES)
     model = nn.Sequential(
         nn.Linear(INPUTS, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, CLASSES)
     )
-    registered = HOOKS[hook]()
-    ddp = _wrapped(model, registered)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    ddp = _wrapped(model, HOOKS[hook]())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     inputs_of_rank = torch.Generator().manual_seed(100 + rank)
     losses = []
-    for _ in range(steps):
-        inputs = torch.randn(BATCH, INPUTS, generator=inputs_of_rank)
-        loss = nn.functional.cross_entropy(ddp(inputs), (inputs @ teacher).argmax(1))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
+    with sent_bytes() as sent:
+        for _ in range(steps):
+            inputs = torch.randn(BATCH, INPUTS, generator=inputs_of_rank)
+            loss = nn.functional.cross_entropy(ddp(inputs), (inputs @ teacher).argmax(1))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
     mean = torch.stack(losses)
-    torch.distributed.all_reduce(mean)
-    return (mean / world_size).tolist(), _part_sent(registered)
+    dist.all_reduce(mean)
+    return (mean / world_size).tolist(), sum(sent) / (steps * sum(map(size_bytes, model.parameters())))
 
 
-def _part_sent(registered: Registered) -> float:
-    if registered is None:
-        return 1.0
-    state, _ = registered
-    return 1 / state.compression_stats()[0] if isinstance(state, PowerSGDState) else 0.5
+@contextmanager
+def sent_bytes() -> Iterator[list[int]]:
+    """Bytes of each tensor that this rank's hooks give to an all-reduce within the block."""
+    sent = []
+    real = dist.all_reduce
+
+    def counted(tensor: Tensor, *arguments: Any, **named: Any) -> Any:
+        sent.append(tensor.nbytes)
+        return real(tensor, *arguments, **named)
+
+    with mock.patch.object(dist, "all_reduce", counted):
+        yield sent
 
 
 def _wrapped(model: nn.Module, registered: Registered) -> DistributedDataParallel:
     ddp = DistributedDataParallel(model)
-    if registered is not None:
-        ddp.register_comm_hook(*registered)
+    ddp.register_comm_hook(*registered)
     return ddp
 
 

@@ -8,8 +8,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
 
 from reference.data_parallel import DistributedDataParallel
+from reference.hooks.allreduce import allreduce
 from reference.join import Join, Joinable, JoinHook
 
 INPUTS, BATCH = 4, 8
@@ -82,6 +84,23 @@ def averages(
             assert model.weight.grad is not None
             seen.append(model.weight.grad.item())
     return seen
+
+
+def count_iterations(rank: int, _world_size: int, batches: Sequence[int]) -> tuple[int, int]:
+    """Iterations that this rank took part in, and how many of them as a shadow; a comm hook sees them all."""
+    ddp = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    seen = []
+
+    def counted(_state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+        seen.append(bucket.index())
+        return allreduce(None, bucket)
+
+    ddp.register_comm_hook(None, counted)
+    with ddp.join():
+        for _ in range(batches[rank]):
+            ddp(torch.ones(1, 1)).sum().backward()
+        own = len(seen)
+    return len(seen), len(seen) - own
 
 
 class Samples(Joinable):
