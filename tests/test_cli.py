@@ -25,6 +25,7 @@ from simulator.fabric import LevelEntry, Linear, Processor, TopologyFile
 from simulator.fabric.processor import HookCost
 from simulator.report import model_folder
 
+from .nccl_log import nccl_log
 from .test_links import links_are_permitted
 
 ROOT = Path(__file__).parent.parent
@@ -144,19 +145,12 @@ def test_a_topology_takes_the_processor_of_a_calibration(here, trace, fabric, to
     assert times[1] >= times[0] + 10**8 - 10**7
 
 
-NCCL_LOG = """\
-{ranks}
-           8             2     float     sum      -1     {us}    0.00    0.00      0     8.41    0.00    0.00      0
-     1048576        262144     float     sum      -1    99.25    0.11    0.11      0     9.10    0.11    0.11      0
-"""
-
-
 @pytest.fixture
 def logs(tmp_path) -> list[Path]:
     """Of nccl-tests: 8.65 us on two ranks, 9.65 us on four."""
     paths = [tmp_path / "two.log", tmp_path / "four.txt"]
     for path, ranks, us in zip(paths, (2, 4), (8.65, 9.65), strict=True):
-        path.write_text(NCCL_LOG.format(ranks="\n".join(f"#  Rank  {rank} Group  0" for rank in range(ranks)), us=us))
+        path.write_text(nccl_log(ranks, {8: us, 2**20: 99.25}))
     return paths
 
 

@@ -25,6 +25,8 @@ from simulator.fabric.growth import LATENCY_LAWS, between, grown, latency_law, t
 from simulator.fabric.segments import relative_squared_error, segments
 from simulator.fabric.tables import Table
 
+from .nccl_log import nccl_log
+
 tables = st.lists(
     st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)),
     min_size=1,
@@ -241,21 +243,7 @@ def test_a_broken_file_names_file_field_and_reason(tmp_path, text, says):
     assert "\n" not in str(caught.value)
 
 
-NCCL_LOG = """\
-# nThread 1 nGpus 2 minBytes 8 maxBytes 1024 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1
-#
-# Using devices
-#  Rank  0 Group  0 Pid   1234 on       host device  0 [0x07] NVIDIA A100-SXM4-40GB
-#  Rank  1 Group  0 Pid   1234 on       host device  1 [0x0a] NVIDIA A100-SXM4-40GB
-#
-#                                                              out-of-place                       in-place
-#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
-           8             2     float     sum      -1     8.65    0.00    0.00      0     8.41    0.00    0.00      0
-        1024           256     float     sum      -1     9.25    0.11    0.11      0     9.10    0.11    0.11      0
-# Out of bounds values : 0 OK
-# Avg bus bandwidth    : 0.0553
-"""
+NCCL_LOG = nccl_log(2, {8: 8.65, 1024: 9.25})
 
 
 def test_a_log_of_nccl_tests_is_a_table_of_its_world_size(tmp_path):

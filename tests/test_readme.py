@@ -10,11 +10,15 @@ import yaml
 
 from docs.map import with_map
 
+from .nccl_log import nccl_log
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"# (\S+\.\w+)\n")
 """A block that begins so is the content of that file."""
+LOGS = {f"{ranks}.log": nccl_log(ranks, {8: 20.0 + ranks, 2**20: 60.0 + ranks, 2**26: 900.0}) for ranks in (8, 16)}
+"""What its reader has measured on GPUs."""
 
 
 def blocks(kind):
@@ -58,6 +62,8 @@ def test_commands_and_programs_work_as_written(tmp_path):
     for text in blocks("yaml") + blocks("python"):
         if named := NAMED.match(text):
             (tmp_path / named[1]).write_text(text)
+    for name, text in LOGS.items():
+        (tmp_path / name).write_text(text)
     programs = [text for text in blocks("python") if not NAMED.match(text)]
     bin_ = Path(sys.executable).parent
     activated = {"PATH": f"{bin_}:/usr/bin:/bin:/usr/sbin:/sbin", "HOME": str(tmp_path)}
@@ -73,5 +79,5 @@ def test_commands_and_programs_work_as_written(tmp_path):
             [sys.executable, "-c", program], cwd=tmp_path, env=activated, capture_output=True, text=True
         )
         assert ran.returncode == 0, f"{program}\n{ran.stderr}"
-    made = {"trace.json.gz", "fabric.json", "h100.json.gz", "map.png", "timeline.json"}
+    made = {"trace.json.gz", "mine.json.gz", "fabric.json", "h100.json.gz", "map.png", "timeline.json"}
     assert made <= {path.name for path in tmp_path.iterdir()}
