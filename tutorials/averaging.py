@@ -79,7 +79,7 @@ def train(rank: int, world_size: int, optimizer: str, averaged: str, every: int)
         stepper.zero_grad()
         loss_of(model, inputs[mine], targets[mine]).backward()
         if averaged == "gradients":
-            average([_gradient(parameter) for parameter in model.parameters()])
+            average([gradient(parameter) for parameter in model.parameters()])
         stepper.step()
         if averaged == "parameters" and (step + 1) % every == 0:
             average([parameter.data for parameter in model.parameters()])
@@ -124,9 +124,10 @@ def clipped_gradients(rank: int, world_size: int, when: str) -> list[Tensor]:
 
 def _gradients(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor]:
     loss_of(model, inputs, targets).backward()
-    return [_gradient(parameter) for parameter in model.parameters()]
+    return [gradient(parameter) for parameter in model.parameters()]
 
 
-def _gradient(parameter: Tensor) -> Tensor:
+def gradient(parameter: Tensor) -> Tensor:
+    """What a backward pass has left in a parameter."""
     assert parameter.grad is not None
     return parameter.grad

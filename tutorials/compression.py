@@ -1,27 +1,27 @@
 """Tutorial 6's ranks: what comm hooks send, what that loses, and what training makes of it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from reference.data_parallel import DistributedDataParallel
-from reference.hooks.allreduce import allreduce
 from reference.hooks.compress import bf16_compress, fp16_compress
 from reference.hooks.grad_bucket import Hook
 from reference.hooks.powersgd import power_sgd
 from reference.hooks.powersgd_state import PowerSGDState
 from reference.parameters import size_bytes
 
+from .averaging import gradient
+from .counting import all_reduces
+
 FULL_PRECISION = 2
 """Iterations at the start that PowerSGD does not compress."""
 SIDE = 64
 INPUTS, WIDTH, CLASSES, BATCH = 32, 128, 10, 64
-Registered = tuple[Any, Hook]
+Registered = tuple[Any, Hook] | None
 
 
 def _power_sgd(rank: int, *, feedback: bool) -> Registered:
@@ -32,7 +32,7 @@ def _power_sgd(rank: int, *, feedback: bool) -> Registered:
 
 
 HOOKS: dict[str, Callable[[], Registered]] = {
-    "none": lambda: (None, allreduce),  # what happens without a hook, as a hook
+    "none": lambda: None,
     "fp16": lambda: (None, fp16_compress),
     "bf16": lambda: (None, bf16_compress),
     "PowerSGD rank 1": lambda: _power_sgd(1, feedback=True),
@@ -58,7 +58,7 @@ def averages(_rank: int, _world_size: int, hook: str, gradients: Sequence[float]
     model = Given(len(gradients))
     ddp = _wrapped(model, HOOKS[hook]())
     ddp(torch.tensor(gradients)).backward()
-    return _gradient(model)
+    return gradient(model.weight)
 
 
 def distances_of_sums(_rank: int, _world_size: int, hook: str, iterations: int) -> list[float]:
@@ -76,7 +76,7 @@ def distances_of_sums(_rank: int, _world_size: int, hook: str, iterations: int) 
         model.weight.grad = None
         ddp(matrix).backward()
         if (count := iteration + 1 - FULL_PRECISION) > 0:
-            arrived += _gradient(model)
+            arrived += gradient(model.weight)
             distances.append(((arrived / count - matrix).norm() / matrix.norm()).item())
     return distances
 
@@ -87,7 +87,7 @@ def elements_sent(_rank: int, _world_size: int, rows: int, columns: int, approxi
     ddp = _wrapped(model, _power_sgd(approximation_rank, feedback=True))
     by_iteration = []
     for _ in range(FULL_PRECISION + 1):
-        with sent_bytes() as sent:
+        with all_reduces() as sent:
             ddp(torch.ones(rows, columns)).backward()
         by_iteration.append(sum(sent) // model.weight.element_size())
     return by_iteration[0], by_iteration[-1]
@@ -108,7 +108,7 @@ def train(rank: int, world_size: int, hook: str, steps: int) -> tuple[list[float
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     inputs_of_rank = torch.Generator().manual_seed(100 + rank)
     losses = []
-    with sent_bytes() as sent:
+    with all_reduces() as sent:
         for _ in range(steps):
             inputs = torch.randn(BATCH, INPUTS, generator=inputs_of_rank)
             loss = nn.functional.cross_entropy(ddp(inputs), (inputs @ teacher).argmax(1))
@@ -121,26 +121,8 @@ def train(rank: int, world_size: int, hook: str, steps: int) -> tuple[list[float
     return (mean / world_size).tolist(), sum(sent) / (steps * sum(map(size_bytes, model.parameters())))
 
 
-@contextmanager
-def sent_bytes() -> Iterator[list[int]]:
-    """Bytes of each tensor that this rank's hooks give to an all-reduce within the block."""
-    sent = []
-    real = dist.all_reduce
-
-    def counted(tensor: Tensor, *arguments: Any, **named: Any) -> Any:
-        sent.append(tensor.nbytes)
-        return real(tensor, *arguments, **named)
-
-    with mock.patch.object(dist, "all_reduce", counted):
-        yield sent
-
-
 def _wrapped(model: nn.Module, registered: Registered) -> DistributedDataParallel:
     ddp = DistributedDataParallel(model)
-    ddp.register_comm_hook(*registered)
+    if registered is not None:
+        ddp.register_comm_hook(*registered)
     return ddp
-
-
-def _gradient(model: Given) -> Tensor:
-    assert model.weight.grad is not None
-    return model.weight.grad

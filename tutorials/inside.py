@@ -4,22 +4,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from reference import models
 from reference.data_parallel import DistributedDataParallel
-from reference.recorder import record
-from reference.trace import Trace
 
 INPUTS = 8
-
-
-def record_buckets(_rank: int, _world_size: int, model: str, cap_mb: float, iterations: int) -> Trace:
-    """When each bucket is ready, launched, done and copied out, under our reducer."""
-    module, loss_fn = models.build(model)
-    ddp = DistributedDataParallel(module, bucket_cap_mb=cap_mb)
-    with record(ddp, model=model) as recording:
-        for _ in range(iterations):
-            loss_fn(ddp).backward()
-    return recording.trace
 
 
 def plans_that_differ(rank: int, _world_size: int) -> None:

@@ -10,6 +10,8 @@ from torch import nn
 from reference import models
 from reference.data_parallel import DistributedDataParallel, NaiveDataParallel
 
+from .counting import all_reduces
+
 
 def time_in_pieces(_rank: int, _world_size: int, total_bytes: int, piece_bytes: int, repeats: int) -> list[int]:
     """Nanoseconds until `total_bytes` have been added up in messages of `piece_bytes`, all issued at once."""
@@ -29,27 +31,27 @@ def iterate_naively(_rank: int, _world_size: int, model: str, iterations: int) -
     """All-reduces an iteration, and nanoseconds of each iteration, with one all-reduce a parameter."""
     module, loss_fn = models.build(model)
     naive = NaiveDataParallel(module)
-    sent = sum(parameter.requires_grad for parameter in module.parameters())
-    return sent, _iterations_ns(naive, loss_fn, iterations, naive.average_gradients)
+    return _iterate(naive, loss_fn, iterations, naive.average_gradients)
 
 
 def iterate(_rank: int, _world_size: int, model: str, iterations: int, cap_mb: float) -> tuple[int, list[int]]:
     """The same with buckets of `cap_mb`; the first iterations, before the buckets are rebuilt, do not count."""
     module, loss_fn = models.build(model)
-    ddp = DistributedDataParallel(module, bucket_cap_mb=cap_mb)
-    times_ns = _iterations_ns(ddp, loss_fn, iterations, lambda: None)
-    return len(ddp.reducer.layout.buckets), times_ns
+    return _iterate(DistributedDataParallel(module, bucket_cap_mb=cap_mb), loss_fn, iterations, lambda: None)
 
 
-def _iterations_ns(module: nn.Module, loss_fn: models.Loss, count: int, finish: Callable[[], None]) -> list[int]:
+def _iterate(
+    module: nn.Module, loss_fn: models.Loss, count: int, finish: Callable[[], None]
+) -> tuple[int, list[int]]:
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
     times_ns = []
     for _ in range(count + 2):
         dist.barrier()
         start = time.perf_counter_ns()
-        optimizer.zero_grad()
-        loss_fn(module).backward()
-        finish()
-        optimizer.step()
+        with all_reduces() as sent:
+            optimizer.zero_grad()
+            loss_fn(module).backward()
+            finish()
+            optimizer.step()
         times_ns.append(time.perf_counter_ns() - start)
-    return times_ns[2:]
+    return len(sent), times_ns[2:]

@@ -1,7 +1,8 @@
 """Tutorial 3's ranks: when gradients are ready, and in which order they are sent."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,7 +14,7 @@ from reference.parameters import trainable_parameters
 from reference.recorder import record
 from reference.trace import Trace
 
-from .averaging import INPUTS, batch
+from .averaging import INPUTS, batch, gradient
 
 
 def record_alone(_rank: int, _world_size: int, model: str, iterations: int) -> Trace:
@@ -25,10 +26,10 @@ def record_alone(_rank: int, _world_size: int, model: str, iterations: int) -> T
     return recording.trace
 
 
-def record_plan(_rank: int, _world_size: int, model: str, plan: Sequence[Sequence[int]], iterations: int) -> Trace:
-    """When each gradient and each bucket is ready, launched and done, under our reducer with these buckets."""
+def record_reducer(_rank: int, _world_size: int, model: str, arguments: Mapping[str, Any], iterations: int) -> Trace:
+    """When each gradient is ready and each bucket ready, launched, done and copied out, under our reducer."""
     module, loss_fn = models.build(model)
-    ddp = DistributedDataParallel(module, plan=plan)
+    ddp = DistributedDataParallel(module, **arguments)
     with record(ddp, model=model) as recording:
         for _ in range(iterations):
             loss_fn(ddp).backward()
@@ -63,13 +64,13 @@ def send_at_once(rank: int, world_size: int) -> Sent:
 
     def arrived(name: str, parameter: Tensor) -> None:
         came.append(name)
-        works.append(dist.all_reduce(_gradient(parameter), async_op=True))
+        works.append(dist.all_reduce(gradient(parameter), async_op=True))
 
     _listen(model, arrived)
     _loss_of_branches(model).backward()
     for work in works:
         work.wait()
-    return came, own, [_gradient(parameter) / world_size for parameter in model.parameters()]
+    return came, own, [gradient(parameter) / world_size for parameter in model.parameters()]
 
 
 def send_in_order(rank: int, _world_size: int) -> Sent:
@@ -79,7 +80,7 @@ def send_in_order(rank: int, _world_size: int) -> Sent:
     _listen(model, lambda name, _parameter: came.append(name))
     ddp = DistributedDataParallel(model, plan=[[name] for name, _ in reversed(list(model.named_parameters()))])
     _loss_of_branches(ddp).backward()
-    return came, own, [_gradient(parameter) for parameter in model.parameters()]
+    return came, own, [gradient(parameter) for parameter in model.parameters()]
 
 
 def layouts(_rank: int, _world_size: int, model: str, cap_mb: float, iterations: int) -> list[list[list[str]]]:
@@ -107,7 +108,7 @@ def done_ms(ready_ms: Sequence[float], *, per_bucket: int, all_reduce_ms: float)
 
 def _own_gradients(model: nn.Module) -> list[Tensor]:
     _loss_of_branches(model).backward()
-    own = [_gradient(parameter).clone() for parameter in model.parameters()]
+    own = [gradient(parameter).clone() for parameter in model.parameters()]
     model.zero_grad()
     return own
 
@@ -120,8 +121,3 @@ def _loss_of_branches(model: nn.Module) -> Tensor:
 def _listen(model: nn.Module, arrived: Callable[[str, Tensor], None]) -> None:
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(partial(arrived, name))
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad

@@ -41,21 +41,29 @@ def train_joined(rank: int, _world_size: int, batches: Sequence[int], sharded: b
     return _train(rank, batches[rank], join=True, sharded=sharded)
 
 
-def _train(rank: int, batches: int, *, join: bool, sharded: bool) -> Trained:
+def train_with_zeros(rank: int, _world_size: int, batches: Sequence[int]) -> Trained:
+    """Without Join: a rank whose batches are used up goes on with zeros as its gradients."""
+    return _train(rank, batches[rank], join=False, sharded=False, zeros=max(batches) - batches[rank])
+
+
+def _train(rank: int, batches: int, *, join: bool, sharded: bool, zeros: int = 0) -> Trained:
     torch.manual_seed(0)
     ddp = DistributedDataParallel(nn.Sequential(nn.Linear(INPUTS, 8), nn.Tanh(), nn.Linear(8, 1)))
     optimizer = _optimizer(ddp, sharded=sharded)
     joined: list[Any] = [ddp, optimizer] if sharded else [ddp]
     context: AbstractContextManager[Any] = Join(joined) if join else nullcontext()
+    trained = 0
     with context:
-        for step in range(batches):
+        for step in range(batches + zeros):
             inputs = torch.randn(BATCH, INPUTS, generator=torch.Generator().manual_seed(10 * step + rank))
             optimizer.zero_grad(set_to_none=False)
-            (ddp(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
+            counts = step < batches
+            (counts * (ddp(inputs) - inputs.sum(1, keepdim=True)).square().mean()).backward()
             optimizer.step()
+            trained += counts
     parameters = [parameter.detach() for parameter in ddp.parameters()]
     inner = optimizer.optim if sharded else optimizer
-    return Trained(batches, parameters, sum(len(group["params"]) for group in inner.param_groups))
+    return Trained(trained, parameters, sum(len(group["params"]) for group in inner.param_groups))
 
 
 def _optimizer(ddp: nn.Module, *, sharded: bool) -> Any:

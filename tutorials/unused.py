@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from statistics import median
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch.utils.checkpoint import checkpoint
 
 from reference import models
 from reference.data_parallel import DistributedDataParallel
+
+from .averaging import gradient
+from .counting import all_reduces
 
 WIDTH, BATCH = 8, 16
 Gradients = list[Tensor | None]
@@ -43,6 +47,21 @@ def train_branches(
     except RuntimeError as error:
         return str(error)
     return [parameter.grad for parameter in model.parameters()]
+
+
+def own_gradients(rank: int, _world_size: int, chosen: Sequence[Sequence[int]]) -> Gradients:
+    """What the branches' gradients are before anything is averaged."""
+    model = Branches(2)
+    model(_inputs(rank), chosen[rank]).square().mean().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def sent_bytes(rank: int, _world_size: int, arguments: Mapping[str, Any]) -> list[int]:
+    """Of each all-reduce of an iteration, of two branches that all ranks use."""
+    ddp = DistributedDataParallel(Branches(2), **arguments)
+    with all_reduces() as sent:
+        ddp(_inputs(rank), (0, 1)).square().mean().backward()
+    return sent
 
 
 def used_map(rank: int, _world_size: int, chosen: Sequence[Sequence[int]], count: int) -> list[int]:
@@ -90,17 +109,20 @@ def train_changing(rank: int, _world_size: int, arguments: Mapping[str, Any]) ->
     return ""
 
 
-def accumulate(rank: int, _world_size: int, parts: int, divisor: float) -> tuple[Tensor, int]:
-    """A batch in parts, all but the last under `no_sync`, each part's loss divided: the gradient, buckets sent."""
+def accumulate(rank: int, _world_size: int, parts: int, divisor: float, waits: bool) -> tuple[Tensor, int]:  # noqa: FBT001
+    """A batch in parts, each part's loss divided; `waits`: all parts but the last under `no_sync`.
+
+    Returns:
+        The gradient, and how many all-reduces there were.
+    """
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, 1)
     ddp = DistributedDataParallel(model)
-    *first, last = _inputs(rank).chunk(parts)
-    for part in first:
-        with ddp.no_sync():
-            (ddp(part).square().mean() / divisor).backward()
-    (ddp(last).square().mean() / divisor).backward()
-    return _gradient(model), ddp.reducer.reduced_buckets
+    with all_reduces() as sent:
+        for number, part in enumerate(_inputs(rank).chunk(parts), start=1):
+            with ddp.no_sync() if waits and number < parts else nullcontext():
+                (ddp(part).square().mean() / divisor).backward()
+    return gradient(model.weight), len(sent)
 
 
 def one_large_batch(rank: int, _world_size: int) -> Tensor:
@@ -109,7 +131,7 @@ def one_large_batch(rank: int, _world_size: int) -> Tensor:
     model = nn.Linear(WIDTH, 1)
     ddp = DistributedDataParallel(model)
     ddp(_inputs(rank)).square().mean().backward()
-    return _gradient(model)
+    return gradient(model.weight)
 
 
 def iteration_ms(_rank: int, _world_size: int, model: str, iterations: int, arguments: Mapping[str, Any]) -> float:
@@ -128,8 +150,3 @@ def iteration_ms(_rank: int, _world_size: int, model: str, iterations: int, argu
 def _inputs(rank: int) -> Tensor:
     generator = torch.Generator().manual_seed(100 + rank)
     return torch.randn(BATCH, WIDTH, generator=generator)
-
-
-def _gradient(model: nn.Linear) -> Tensor:
-    assert model.weight.grad is not None
-    return model.weight.grad
