@@ -8,6 +8,7 @@ from . import (
     all_reduce_sizes,
     anatomy,
     bucket_sizes,
+    demo,
     overlap,
     predicted_against_measured,
     process_groups,
@@ -28,6 +29,7 @@ FIGURES: tuple[ModuleType, ...] = (
     skipped_synchronization,
     process_groups,
     predicted_against_measured,
+    demo,
     simulator_speed,
 )
 INTRO = """\

@@ -5,9 +5,13 @@ Writes `figures/data`; draw again afterwards (`make figures`). Without a name al
 
 import argparse
 import csv
+import gzip
+import json
 from collections.abc import Callable, Sequence
 from io import StringIO
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
@@ -19,7 +23,9 @@ from reference.files import write_whole
 from reference.launch import RankPool
 from reference.recorder import record
 from reference.trace import Trace
+from simulator.demo import demo as run_demo
 from simulator.operation_counter import measure_operations
+from simulator.show import progress
 from simulator.workload.roofline import find_device
 from simulator.workload.synthesis import synthesize
 from tutorials.messages import time_in_pieces
@@ -118,11 +124,20 @@ def bert() -> None:
     synthesize(measure_operations("figures.bert:large"), find_device("v100-fp32")).save(DATA / "bert_large.json.gz")
 
 
+def demo() -> None:
+    """`demo.json.gz`: the report of a run of `make demo`, about 5 minutes."""
+    with TemporaryDirectory() as folder, progress() as on_progress:
+        report = run_demo(Path(folder), on_progress=on_progress)
+    text = json.dumps(report.to_json(), allow_nan=False)
+    write_whole(DATA / "demo.json.gz", gzip.compress(text.encode(), mtime=0))
+
+
 MEASUREMENTS: dict[str, Callable[[], None]] = {
     "messages": messages,
     "losses": losses,
     "anatomy": anatomy,
     "bert": bert,
+    "demo": demo,
 }
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -16,9 +17,11 @@ from .commands.sweep import sweep
 from .commands.synthesize import rescale, synthesize
 from .commands.validate import demo, validate
 
+INTERRUPTED = 130
+"""The status after Ctrl-C, as shells have it."""
+
 app = typer.Typer(
     help=USAGE,
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -32,6 +35,18 @@ def main() -> None:
     """Run the command; what the user can mend is told in one line."""
     sys.path.insert(0, os.getcwd())  # so that --model finds the user's own module, as `python -m` would
     try:
-        app()
+        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except typer.TyperException as error:  # a wrong command, option or value
+        asked = getattr(error, "ctx", None)
+        manual = f"{asked.command_path if asked else 'ddplab'} --help"
+        _end(f"{error.format_message().rstrip('.')}; {manual} tells what there is", error.exit_code)
     except (Error, ValueError, OSError) as error:
-        sys.exit(f"ddplab: {error}")
+        _end(str(error), 1)
+    if status == INTERRUPTED:
+        _end("interrupted; nothing of it runs any more, and files are whole or absent", INTERRUPTED)
+    sys.exit(status)
+
+
+def _end(line: str, status: int) -> NoReturn:
+    print(f"ddplab: {line}", file=sys.stderr)
+    sys.exit(status)

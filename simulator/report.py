@@ -19,6 +19,8 @@ from .prediction import Prediction
 
 YARDSTICKS = ("perfect_scaling", "no_overlap", "naive_overlap")
 """What a prediction has to be better than."""
+PAIRS = ("quartiles_ns", "paired_quartiles_ns", "interval_ns")
+"""Fields of a row that are two numbers."""
 
 
 @dataclass(frozen=True)
@@ -173,9 +175,13 @@ class Report:
         return fields
 
     def save(self, folder: Path) -> None:
-        """Write `report.json` and `report.csv`."""
+        """Write `report.json` and `report.csv`; there a pair of numbers is two columns, `..._low` and `..._high`."""
         write_whole(folder / "report.json", json.dumps(self.to_json(), indent=1, allow_nan=False).encode())
-        write_whole(folder / "report.csv", self.to_frame().to_csv(index=False).encode())
+        frame = self.to_frame()
+        for name in PAIRS:
+            of_pair = pd.DataFrame(frame[name].tolist(), columns=[f"{name}_low", f"{name}_high"])
+            frame = frame.drop(columns=name).join(of_pair)
+        write_whole(folder / "report.csv", frame.to_csv(index=False).encode())
 
 
 def model_folder(out: Path, model: str) -> Path:

@@ -18,6 +18,10 @@ from reference.trace import Trace
 from .report import Report
 
 notes = Console(stderr=True)
+PIPED_WIDTH = 120
+"""Columns of text where there is no terminal."""
+RESTLESS = 0.1
+"""Times by the clock say little where the machine's speed has changed by more."""
 TEXT = ("name", "default", "meaning", "order", "hook", "trace", "fabric")
 """Columns that are not numbers."""
 
@@ -84,27 +88,68 @@ def show_report(report: Report) -> None:
         show_table(
             rows,
             f"{model}: iteration in ms, the errors of the prediction and of three yardsticks, which are paired too",
+            spared=("hook", "buckets", "quartiles", "naive", "perfect scaling", "no overlap", "paired"),
         )
     yardsticks = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.yardsticks.items())
     print(
-        f"mean absolute error {report.mape:.1%}, worst {report.worst_error:+.1%}; "
-        f"the machine's speed since it was calibrated: {report.drift:+.0%} time for the same work\n"
-        f"paired with the machine's speed beside each run: mean absolute error {report.paired_mape:.1%} "
-        f"({yardsticks})\n"
-        f"ranked wrongly {report.sign_errors} of {report.pairs_apart} pairs that differ by more than noise, "
-        f"fastest one found {report.fastest_found:.0%}, iterations inside the interval {report.coverage:.0%}"
+        f"by the clock: mean absolute error {report.mape:.1%}, worst {report.worst_error:+.1%}; "
+        f"the same work took {report.drift:+.0%} time compared with the calibration\n"
+        f"paired, with the machine's speed beside each run taken out: mean absolute error {report.paired_mape:.1%} "
+        f"({yardsticks}); ranked wrongly {report.sign_errors} of {report.pairs_apart} pairs that differ by more than "
+        f"noise, fastest one found {report.fastest_found:.0%}, iterations inside the interval {report.coverage:.0%}"
     )
+    if abs(report.drift) > RESTLESS:
+        print(
+            "the machine was not as fast as while it was calibrated: errors by the clock are the machine's more than "
+            "the prediction's; run again while nothing else does"
+        )
 
 
-def show_table(rows: Sequence[dict[str, str]], title: str) -> None:
-    """Rows as a table, their keys as its header; at least one row."""
+def show_table(rows: Sequence[dict[str, str]], title: str, *, spared: Sequence[str] = ()) -> None:
+    """Rows as a table, their keys as its header; at least one row.
+
+    Args:
+        rows: From header to cell.
+        title: Printed above.
+        spared: Columns to leave out where there is too little room, these in turn.
+    """
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    names = fitting(rows, console.width, spared)
     print(title)
     table = Table(box=None, padding=(0, 1, 0, 0))
-    for name in rows[0]:
-        table.add_column(name, justify="left" if name in TEXT else "right", overflow="fold")
+    for name, width in zip(names, widths(rows, names, console.width), strict=True):
+        table.add_column(name, justify="left" if name in TEXT else "right", overflow="fold", width=width)
     for row in rows:
-        table.add_row(*row.values())
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
+        table.add_row(*(row[name] for name in names))
+    console.print(table)
+    if left_out := [name for name in rows[0] if name not in names]:
+        print(f"left out, as {console.width} columns are too few: {', '.join(left_out)}")
+
+
+def fitting(rows: Sequence[dict[str, str]], width: int, spared: Sequence[str]) -> list[str]:
+    """The columns that stay, so that no word is broken: without as many of `spared`, from its start, as it takes."""
+    names = list(rows[0])
+    for name in spared:
+        if sum(_longest(rows, column, str.split) + 1 for column in names) <= width:
+            break
+        names.remove(name)
+    return names
+
+
+def widths(rows: Sequence[dict[str, str]], names: Sequence[str], width: int) -> list[int]:
+    """Of each column: its longest word, and from the left on what else it needs for one line, if there is room."""
+    least = [_longest(rows, name, str.split) for name in names]
+    room = width - sum(least) - len(least)  # a space after each
+    given = []
+    for name, word in zip(names, least, strict=True):
+        more = max(0, min(room, _longest(rows, name, str.splitlines) - word))
+        room -= more
+        given.append(word + more)
+    return given
+
+
+def _longest(rows: Sequence[dict[str, str]], name: str, parts: Callable[[str], list[str]]) -> int:
+    return max((len(part) for text in (name, *(row[name] for row in rows)) for part in parts(text)), default=0)
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from docs.map import with_map
+from figures import demo
 
 from .nccl_log import nccl_log
 
@@ -49,6 +50,26 @@ def test_its_map_of_the_code_is_that_of_the_docstrings():
     assert with_map(README) == README, "run `python -m docs.map`"
 
 
+def test_its_score_is_that_of_make_score():
+    page = (ROOT / "validation" / "score.md").read_text()
+    ours, committed = (_cells(text) for text in (README.partition("| each must")[2], page.partition("## Score")[2]))
+    assert len(ours) == len(committed) == 4
+    for (_, limit, mean, worst, within, yardsticks, right, met), row in zip(ours, committed, strict=True):
+        assert [limit, mean, worst, right, met] == [row[1], row[3], row[4], row[6], row[7]]
+        assert within.startswith(row[2])
+        assert row[5].startswith(yardsticks)
+
+
+def _cells(text):
+    """Of the rows of the first table, without its header and without spaces before a percent sign."""
+    rows = re.findall(r"^\| (?!---|name)(.*) \|$", text.partition("\n\n#")[0], flags=re.MULTILINE)
+    return [[cell.strip().replace(" %", "%") for cell in row.split("|")] for row in rows]
+
+
+def test_its_table_of_the_demo_is_that_of_the_committed_run():
+    assert demo.table() in README, "paste what `python -m figures.demo` prints"
+
+
 def test_fragments_are_python_and_files_are_yaml():
     for text in blocks("py") + blocks("python"):
         compile(text, "README.md", "exec")
@@ -79,5 +100,6 @@ def test_commands_and_programs_work_as_written(tmp_path):
             [sys.executable, "-c", program], cwd=tmp_path, env=activated, capture_output=True, text=True
         )
         assert ran.returncode == 0, f"{program}\n{ran.stderr}"
-    made = {"trace.json.gz", "mine.json.gz", "fabric.json", "h100.json.gz", "map.png", "timeline.json"}
-    assert made <= {path.name for path in tmp_path.iterdir()}
+    made = {path.name for path in tmp_path.iterdir()}
+    assert {"trace.json.gz", "mine.json.gz", "fabric.json", "h100.json.gz"} <= made
+    assert {"map.png", "timeline.json", "timeline.png"} <= made

@@ -16,6 +16,7 @@ from simulator import Fabric, predict, validate
 from simulator.answers.plots import validation_figure
 from simulator.foretell import foretell
 from simulator.report import Configuration, Foretold, Measurement, Reference, Row, make_row, summarize
+from simulator.show import fitting, show_report, show_table
 
 from .strategies import iteration, trace_of
 
@@ -56,15 +57,50 @@ def test_a_faster_configuration_that_was_not_found_is_told_of_each_model():
     assert summarize([row(1, 199, 180), row(5, 200, 120)], "abc").fastest_found == 1, "within the noise"
 
 
+@given(st.data())
+def test_a_table_gives_up_columns_before_it_breaks_a_word(data):
+    names = data.draw(st.lists(st.text("ab ", min_size=1, max_size=9), min_size=1, max_size=6, unique=True))
+    cells = st.fixed_dictionaries({name: st.text("12 ", max_size=12) for name in names})
+    rows = data.draw(st.lists(cells, min_size=1, max_size=3))
+    spared = data.draw(st.lists(st.sampled_from(names), unique=True, max_size=len(names) - 1))
+    width = data.draw(st.integers(1, 60))
+
+    def needed(columns):
+        words = [[name, *(row[name] for row in rows)] for name in columns]
+        longest = [max(map(len, " ".join(of_column).split()), default=0) for of_column in words]
+        return sum(word + 1 for word in longest)
+
+    kept = fitting(rows, width, spared)
+    gone = spared[: len(names) - len(kept)]
+    assert kept == [name for name in rows[0] if name not in gone]
+    assert needed(kept) <= width or gone == spared
+    assert not gone or needed([name for name in names if name not in gone[:-1]]) > width
+
+
+def test_what_a_table_leaves_out_is_told(capsys):
+    rows = [{"cap": "5 MB", "hook": "none", "iteration ms": "5" * 116}]
+    show_table(rows, "title", spared=("hook",))
+    assert capsys.readouterr().out.splitlines()[-1] == "left out, as 120 columns are too few: hook"
+
+
+@pytest.mark.parametrize(("measured", "restless"), [(100, False), (112, True), (88, True)])
+def test_a_report_warns_of_a_machine_that_changed_its_speed(capsys, measured, restless):
+    show_report(summarize([row(1, measured, 100)], "abc"))
+    assert ("run again while nothing else does" in capsys.readouterr().out) == restless
+
+
 def test_a_report_is_drawn_and_written(tmp_path):
     report = summarize([row(1, 100, 104), row(float("inf"), 200, 180)], "abc")
     figure = validation_figure(report.to_frame())
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1 MB\nready", "single\nready"]
-    assert figure.axes[0].get_title(loc="left") == "m: mean absolute error 7.0%, paired"
+    assert figure.axes[0].get_title(loc="left") == "m: mean absolute error 7.0% paired, 51.5% by the clock"
     assert json.loads(json.dumps(report.to_json()))["rows"][1]["cap_mb"] is None
     report.save(tmp_path)
     assert json.loads((tmp_path / "report.json").read_text())["predictions_sha256"] == "abc"
-    assert list(pd.read_csv(tmp_path / "report.csv")["measured_ns"]) == [200, 400]
+    written = pd.read_csv(tmp_path / "report.csv")
+    assert list(written["measured_ns"]) == [200, 400]
+    assert list(written["interval_ns_low"]) == [99, 175]
+    assert list(written["interval_ns_high"]) == [109, 185]
 
 
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(50, 200)), min_size=1, max_size=5))

@@ -32,10 +32,15 @@ def test_each_opens_with_its_question_and_a_prediction_and_ends_with_what_to_rea
     assert text(cells[-1]).startswith("**Read next:**")
 
 
-def test_each_has_two_exercises_that_the_cell_after_them_checks(cells):
+def test_each_has_two_exercises_left_open_with_a_folded_solution_and_a_check(cells):
     exercises = [place for place, cell in enumerate(cells) if "exercise" in cell["metadata"].get("tags", ())]
     assert len(exercises) == 2
-    assert all("assert" in text(cells[place + 1]) for place in exercises)
+    for place in exercises:
+        left_open, solution, check = cells[place : place + 3]
+        assert all("= ..." in line for line in text(left_open).splitlines())
+        assert solution["metadata"] == {"jupyter": {"source_hidden": True}, "tags": ["solution", "hide-input"]}
+        assert re.match(r"if \w+ is \.\.\.:\n", text(solution))
+        assert "assert" in text(check)
 
 
 def test_what_moves_is_left_out_of_the_site_and_stands_still_before(cells):

@@ -44,7 +44,9 @@ def draw_validation(rows: pd.DataFrame, ax: Axes) -> Axes:
     ax.set_ylim(bottom=0)
     ax.set_ylabel("iteration, ms")
     ax.set_title(
-        f"{rows['model'].iloc[0]}: mean absolute error {rows['paired_error'].abs().mean():.1%}, paired", loc="left"
+        f"{rows['model'].iloc[0]}: mean absolute error {rows['paired_error'].abs().mean():.1%} paired, "
+        f"{rows['error'].abs().mean():.1%} by the clock",
+        loc="left",
     )
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", alpha=0.25)

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from ..fabric import Fabric, Linear, Processor
 from ..show import show_table
 
+RESTLESS = 0.1
+"""Part of the all-reduces that are outliers on a machine that is not quiet."""
 PARTS = {
     "compress": "before its collectives",
     "recompress": "between them",
@@ -23,7 +25,13 @@ def show_calibration(fabric: Fabric, model: str, title: str) -> None:
         model: Whose computation it was measured with.
         title: Of the first table.
     """
-    show_table(collective_rows(fabric), title)
+    show_table(collective_rows(fabric), title, spared=("outliers", "± ", "broadcast ms"))
+    outliers, repeats = sum(row.outliers for row in fabric.all_reduce), sum(row.repeats for row in fabric.all_reduce)
+    if outliers > RESTLESS * repeats:
+        print(
+            f"{outliers} of {repeats} all-reduces took over twice the median: something else used the machine; "
+            "calibrate again without it"
+        )
     processor = fabric.processor
     if rows := list(hook_rows(processor)):
         show_table(rows, f"comm hooks compute, for a bucket of the gradients of {model}")

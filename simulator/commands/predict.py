@@ -39,6 +39,8 @@ from .pictures import check_picture, save_picture
 
 FABRIC = Path("out/fabric.json")
 USUAL_CAPS = "0.5,1,5,25,single"
+SPARED = ("hook", "critical buckets", "computation ms", "buckets")
+"""Columns that a narrow terminal does without."""
 
 
 def predict(
@@ -68,9 +70,10 @@ def predict(
 ) -> None:
     """Predict the iteration time under each bucket cap, order and comm hook.
 
-    Each row has the median iteration, an interval that holds 90 % of them, computation alone, exposed communication
-    and the buckets on the critical path; of the fastest row also where its time goes. A trace of one rank does for
-    any world size. What is not known and so counts as free is told.
+    Each row has the median iteration, an interval that holds 90 % of them, computation alone, what data
+    parallelism adds to that (copies, slower computation, waiting), and the buckets on the critical path; of the
+    fastest row also where its time goes. A trace of one rank does for any world size. What is not known and so counts
+    as free is told.
     """
     check_picture("--timeline", timeline)
     check_outputs(perfetto, timeline, json_path)
@@ -86,7 +89,7 @@ def predict(
     )
     predictions = [ask(choice) for choice in choices]
     model = recorded.workload.model
-    show_table(list(map(_row, choices, predictions)), f"{model} on {world_size} ranks, predicted")
+    show_table(list(map(_row, choices, predictions)), f"{model} on {world_size} ranks, predicted", spared=SPARED)
     for sentence in dict.fromkeys(sentence for one in predictions for sentence in one.counted_as_free):
         print(sentence)
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
@@ -118,8 +121,8 @@ def _row(choice: Policy, prediction: Prediction) -> dict[str, str]:
         "iteration ms": f"{prediction.iteration_ns / 1e6:.1f}",
         "90 % ms": f"{prediction.interval_ns[0] / 1e6:.1f} - {prediction.interval_ns[1] / 1e6:.1f}",
         "computation ms": f"{prediction.compute_ns / 1e6:.1f}",
-        "exposed ms": f"{prediction.exposed_comm_ns / 1e6:.1f}",
-        "critical buckets": ", ".join(map(str, prediction.critical_buckets)) or "-",
+        "added ms": f"{prediction.exposed_comm_ns / 1e6:.1f}",
+        "critical buckets": ", ".join(map(str, prediction.critical_buckets)) or "none",
     }
 
 

@@ -74,5 +74,8 @@ def demo(
     with progress() as on_progress:
         report = run(out, on_progress=on_progress)
     show_report(report)
-    print(f"in {out}: report.csv, report.json, demo.png; for each model trace.json.gz, fabric.json, perfetto.json")
+    print(
+        f"in {out}: predictions.json (written before the training), report.csv, report.json, demo.png; "
+        "for each model trace.json.gz, fabric.json, perfetto.json"
+    )
     write_json(json_path, report.to_json())

@@ -143,6 +143,6 @@ class Curves:
             return self.topology.in_use(world_size)
         raise ValueError(
             f"world_size: all-reduce was measured for {list(self.all_reduces)} ranks, not for {world_size}; "
-            f"measure it (ddplab calibrate --world-size {world_size}), set extrapolate=True, "
-            "or describe the links (Fabric.from_topology)"
+            f"measure it (ddplab calibrate --world-size {world_size}), let it grow (extrapolate=True, "
+            "--fabric-set extrapolate=true), or describe the links (a topology in YAML is a --fabric too)"
         )
