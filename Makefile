@@ -39,13 +39,13 @@ figures: $(READY)  ## draw all figures again from committed data, and their capt
 site: .venv/.site  ## run the tutorials and make a site of them, the pages and the docstrings, in out/site
 	$(BIN)/python -m docs
 
-test-tutorials: .venv/.tutorials  ## run every tutorial from its first cell to its last: about 5 minutes
+test-tutorials: .venv/.tutorials  ## run every tutorial from its first cell to its last: about 4 minutes
 	$(BIN)/pytest --nbmake --nbmake-timeout=120 --timeout=300 --durations=9 tutorials
 
 test-readme: $(READY)  ## run the README's commands and programs as they are written: about 3 minutes
 	$(BIN)/pytest -m slow tests/test_readme.py
 
-demo: $(READY)  ## train, record, predict and compare: 5 minutes, results in out/demo/
+demo: $(READY)  ## train, record, predict and compare: 5 to 7 minutes, results in out/demo/
 	$(BIN)/ddplab demo --out out/demo
 
 test: $(READY) .venv/.links  ## run the tests

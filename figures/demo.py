@@ -64,7 +64,7 @@ def caption() -> str:
         f"Measured: {len(told['rows'])} configurations on two real Gloo ranks on two shared cores, paired with a "
         "reference beside each turn; predicted: before, from one trace and one calibration a model. Mean absolute "
         f"error {told['paired_mape']:.1%} paired, {told['mape']:.1%} by the clock. The reference took "
-        f"{told['drift']:+.0%} compared with the calibration (median); the quartiles of the most restless "
+        f"{told['drift']:+.1%} compared with the calibration (median); the quartiles of the most restless "
         f"configuration lay at {low / 1e6:.0f} and {high / 1e6:.0f} ms. Of {told['pairs_apart']} pairs that differ "
         f"by more than noise {told['sign_errors']} were ranked wrongly; for {round(models * told['fastest_found'])} "
         f"of {models} models none was faster than the one foretold by more than noise; {told['coverage']:.0%} of the "

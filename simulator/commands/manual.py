@@ -32,7 +32,7 @@ SUMMARIES: Mapping[str, str] = {
     "sweep": "All combinations, as a table and a heat map.",
     "knobs": "Everything that can be asked, with units and sources.",
     "validate": "Predict, then train for real, and compare.",
-    "demo": "All of it for two models, in five minutes.",
+    "demo": "All of it for two models, in 5 to 7 minutes.",
 }
 """By command, for the list of all."""
 

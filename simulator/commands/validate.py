@@ -64,7 +64,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for everything that it makes.")] = Path("out/demo"),
     json_path: Json = None,
 ) -> None:
-    """Train ResNet-50 and an MLP on two ranks, predicted first: about 5 minutes on two cores.
+    """Train ResNet-50 and an MLP on two ranks, predicted first: 5 to 7 minutes on two cores.
 
     What `validate` does, for two models under 13 bucket configurations each, with a picture and timelines.
     """
