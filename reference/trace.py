@@ -270,7 +270,9 @@ class Trace(Record):
                 )
             return cls.model_validate_json(data)
         except ValidationError as error:
-            raise TraceError(f"{path}: {first_problem(error)}; record it again") from None
+            raise TraceError(
+                f"{path}: {first_problem(error)}; expected a trace as `ddplab record` writes it"
+            ) from None
 
 
 def join(traces: Sequence[Trace]) -> Trace:

@@ -93,7 +93,7 @@ def show_report(report: Report) -> None:
     yardsticks = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.yardsticks.items())
     print(
         f"by the clock: mean absolute error {report.mape:.1%}, worst {report.worst_error:+.1%}; "
-        f"the same work took {report.drift:+.0%} time compared with the calibration\n"
+        f"the same work took {report.drift:+.1%} time compared with the calibration\n"
         f"paired, with the machine's speed beside each run taken out: mean absolute error {report.paired_mape:.1%} "
         f"({yardsticks}); ranked wrongly {report.sign_errors} of {report.pairs_apart} pairs that differ by more than "
         f"noise, fastest one found {report.fastest_found:.0%}, iterations inside the interval {report.coverage:.0%}"

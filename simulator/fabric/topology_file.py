@@ -26,7 +26,7 @@ from reference.records import Record, first_problem
 from .level import Level
 from .topology import Topology
 
-ADVICE = "see the format in `simulator.fabric.topology_file`"
+ADVICE = "pod.yaml in the README is one, and the docstring of simulator.fabric.topology_file tells all of it"
 
 
 class LevelEntry(Record):
