@@ -69,7 +69,7 @@ def draw_timeline(prediction: Prediction, ax: Axes, *, ranks: Sequence[int] | No
     ax.set_yticks(range(len(lanes)), lanes, fontsize=8)
     ax.set_ylim(len(lanes) - 0.5, -0.5)
     ax.set_xlim(0, max(1.0, prediction.timeline.iteration_ns / 1e6))
-    ax.set_xlabel("ms")
+    ax.set_xlabel("ms", loc="right")
     ax.set_title(_title(prediction), loc="left", fontsize=10)
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(
