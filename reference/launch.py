@@ -45,7 +45,8 @@ def no_progress(_word: str, _done: int, _total: int) -> None:
 
 DEFAULT_TIMEOUT_S = 600.0
 
-STACK_TIMEOUT_S = 1.0
+STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.1
+"""How long a stack may be awaited; it has no end mark, so it is whole when nothing follows for the second."""
 STACK_LINES = 8
 
 _RESULT, _FAILURE, _PROGRESS = range(3)  # what a rank's message is
@@ -107,6 +108,7 @@ class RankPool:
         self._links: Links | None = None
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._connections: list[Connection] = []
+        self._stacks: list[Connection] = []
         self._folder: Path | None = None
 
     def __enter__(self) -> Self:
@@ -149,13 +151,13 @@ class RankPool:
     def close(self) -> None:
         """End the ranks, whatever they are doing."""
         atexit.unregister(self.close)
-        for connection in self._connections:
+        for connection in (*self._connections, *self._stacks):
             connection.close()
         for process in self._processes:
             process.kill()
         for process in self._processes:
             process.join()
-        self._connections, self._processes = [], []
+        self._connections, self._stacks, self._processes = [], [], []
         if self._links is not None:
             self._links.close()
             self._links = None
@@ -171,6 +173,7 @@ class RankPool:
             self._links = Links(self.world_size, self.link_rate)
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
+            stack, writes_stack = context.Pipe(duplex=False)
             process = context.Process(
                 target=_serve,
                 args=(
@@ -181,13 +184,16 @@ class RankPool:
                     self.timeout_s,
                     None if self._links is None else self._links.namespace(rank),
                     theirs,
+                    writes_stack,
                 ),
                 name=f"rank {rank}",
             )
             with _ctrl_c_blocked():
                 process.start()
             theirs.close()  # so that the death of the rank ends the pipe
+            writes_stack.close()
             self._connections.append(ours)
+            self._stacks.append(stack)
             self._processes.append(process)
 
     def _collect(self, timeout_s: float, on_progress: Progress) -> list[Any]:
@@ -215,15 +221,14 @@ class RankPool:
     def _stack(self, rank: int) -> str:
         """The Python lines at which a rank hangs, as it writes them when it gets a signal."""
         pid = self._processes[rank].pid
-        if self._folder is None or pid is None or not (path := _stack_file(self._folder, rank)).exists():
-            return "its start"
+        assert pid is not None  # it was started
         os.kill(pid, signal.SIGUSR1)
-        deadline = time.monotonic() + STACK_TIMEOUT_S
-        while not path.stat().st_size and time.monotonic() < deadline:
-            # The stack is written by a signal handler in C: the rank's own Python, which hangs, can't tell that it is
-            # there, and a file has no event. So the file is looked at again and again, for STACK_TIMEOUT_S at most.
-            time.sleep(0.01)
-        return "\n".join(path.read_text().splitlines()[1 : 1 + STACK_LINES]) or "nothing that it could tell"
+        stack, written = self._stacks[rank], b""
+        while wait([stack], timeout=STACK_PAUSE_S if written else STACK_TIMEOUT_S):
+            if not (piece := os.read(stack.fileno(), 2**16)):
+                break  # the signal ended it: it had not come as far as to handle it
+            written += piece
+        return "\n".join(written.decode().splitlines()[1 : 1 + STACK_LINES]) or "its start, or where it can't tell"
 
     def _receive(self, rank: int) -> tuple[int, Any]:
         try:
@@ -260,11 +265,12 @@ def _serve(
     timeout_s: float,
     namespace: str | None,
     connection: Connection,
+    writes_stack: Connection,
 ) -> None:
     """What a rank's process does: join the group, then run bodies until the pipe closes."""
     global _launcher
     _launcher = connection
-    faulthandler.register(signal.SIGUSR1, file=_stack_file(folder, rank).open("w"), all_threads=False)
+    faulthandler.register(signal.SIGUSR1, file=writes_stack.fileno(), all_threads=False)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
     choose_network(namespace)
     keep_freed_memory()
@@ -286,10 +292,6 @@ def _serve(
                 _send(connection, _FAILURE, error)
             except Exception:  # noqa: BLE001 - whatever the body raises, or a result that cannot be sent
                 _send(connection, _FAILURE, traceback.format_exc())
-
-
-def _stack_file(folder: Path, rank: int) -> Path:
-    return folder / f"stack-{rank}"
 
 
 def _send(connection: Connection, kind: int, value: Any) -> None:

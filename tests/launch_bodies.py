@@ -32,6 +32,10 @@ def hang_on(rank: int, _world_size: int, hanging: int) -> int:
     return rank
 
 
+def hang(_rank: int, _world_size: int) -> None:
+    threading.Event().wait()
+
+
 def return_unpicklable(_rank: int, _world_size: int) -> object:
     return lambda: None
 

@@ -11,6 +11,20 @@ def tiny() -> tuple[nn.Module, object]:
     return module, lambda model: model(batch).square().mean()
 
 
+def telling() -> tuple[nn.Module, object]:
+    """Says on the command's standard output that a rank computes, once."""
+    module, loss_fn = tiny()
+    told: list[bool] = []
+
+    def loss(model: nn.Module) -> torch.Tensor:
+        if not told:
+            told.append(True)
+            print("computing", flush=True)
+        return loss_fn(model)
+
+    return module, loss
+
+
 def not_a_pair() -> nn.Module:
     """Forgets the loss."""
     return nn.Linear(1, 1)

@@ -53,6 +53,17 @@ def test_a_rank_that_goes_wrong_ends_the_others_and_tells_why(mortal_ranks, body
     assert again == [(0, 2, 0, 2, "again"), (1, 2, 1, 2, "again")]
 
 
+def test_every_rank_that_hangs_shows_where(mortal_ranks):
+    mortal_ranks.run(bodies.identify)
+    with pytest.raises(RankError, match=r"(?s)Rank 0 was at.* in hang\n.*Rank 1 was at.* in hang\n"):
+        mortal_ranks.run(bodies.hang, timeout_s=1)
+
+
+def test_a_rank_that_has_not_come_to_its_body_says_so():
+    with RankPool(1) as pool, pytest.raises(RankError, match="Rank 0 was at, innermost first:\nits start"):
+        pool.run(bodies.identify, timeout_s=0.01)
+
+
 def test_a_result_that_cannot_be_sent_is_a_failure_of_its_rank(mortal_ranks):
     with pytest.raises(RankError, match=r"(?s)rank \d failed.*[Pp]ickle"):
         mortal_ranks.run(bodies.return_unpicklable)
