@@ -11,9 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as torchs
 
+from reference.comm_hooks.powersgd import PowerSGDState, power_sgd
 from reference.data_parallel import DistributedDataParallel
-from reference.hooks.powersgd import power_sgd
-from reference.hooks.powersgd_state import PowerSGDState
 from reference.launch import run_ranks
 
 from .ddp import trainer

@@ -23,13 +23,12 @@ from matplotlib.figure import Figure
 from reference.trace import Trace
 from simulator import Fabric, Policy, Variation, predict, sweep
 from simulator.engines.closed_form import solve
-from simulator.engines.replay import replay
+from simulator.engines.events import replay
 from simulator.fabric import Contention, Processor
-from simulator.iteration.blueprint import draft
-from simulator.iteration.job import Job
-from simulator.iteration.policy import buckets_of
-from simulator.workload.draws import Draws
-from simulator.workload.work import recorded_work
+from simulator.schedule.costs import Job, draft
+from simulator.schedule.policy import buckets_of
+from simulator.workload.compute_times import recorded_work
+from simulator.workload.variation import Draws
 
 TRACE = Path(__file__).parent / "resnet50.json.gz"
 FIGURE = Path("out/simulator_speed")

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from reference.files import write_whole
+from reference.schema import write_whole
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("reference", "simulator", "validation", "tutorials", "figures", "benchmarks", "docs")

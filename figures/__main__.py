@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from reference.files import write_whole
+from reference.schema import write_whole
 
 from . import (
     all_reduce_sizes,

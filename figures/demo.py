@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from reference.bucketing import cap_name
-from simulator.answers.plots import draw_validation
+from simulator.measure.report import draw_validation
 
 from .drawing import DATA, render, save
 

@@ -19,13 +19,13 @@ from torch import nn
 
 from reference import models
 from reference.data_parallel import DistributedDataParallel
-from reference.files import write_whole
 from reference.launch import RankPool
 from reference.recorder import record
+from reference.schema import write_whole
 from reference.trace import Trace
-from simulator.demo import demo as run_demo
-from simulator.operation_counter import measure_operations
-from simulator.show import progress
+from simulator.cli.output import progress
+from simulator.measure.operation_counter import measure_operations
+from simulator.measure.validate import demo as run_demo
 from simulator.workload.roofline import find_device
 from simulator.workload.synthesis import synthesize
 from tutorials.messages import time_in_pieces

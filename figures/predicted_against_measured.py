@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from simulator.report import Row
+from simulator.measure.report import Row
 from validation.runs import committed_runs
 
 from .drawing import COMPUTATION, EXPOSED, MEASURED, SECOND, THIRD, plain, render, save

@@ -17,25 +17,19 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.utils import _to_kwargs
 
-from . import arguments
-from .agreement import Setup, agree, set_up
+from .broadcast import BufferHook, broadcast_coalesced
 from .bucketing import bucket_caps, first_iteration_caps
-from .buffers import BufferHook, broadcast_coalesced
-from .hooks.grad_bucket import Hook, check_hook
+from .buckets import Features
+from .checks import construction
+from .checks.construction import Setup, agree, set_up
+from .checks.launch_order import CheckedLaunchOrder
+from .comm_hooks.interface import Hook, check_hook
 from .join import JoinsUneven
-from .layout import Features
-from .log import Log
 from .naive import NaiveDataParallel as NaiveDataParallel
-from .order import CheckedLaunchOrder
-from .outputs import tensors_in, through_sink
-from .parameters import (
-    sparse_parameters,
-    synchronized_buffers,
-    synchronized_tensors,
-    trainable_parameters,
-)
+from .parameters import sparse_parameters, synchronized_buffers, synchronized_tensors, trainable_parameters
 from .reducer import Reducer
-from .torch_names import DataParallelNames
+from .torch_compat import DataParallelNames, Log
+from .unused_parameters import tensors_in, through_sink
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _not_compiled = cast("Callable[[_Method], _Method]", torch.compiler.disable)
@@ -84,7 +78,7 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
     def __init__(
         self,
         module: nn.Module,
-        device_ids: arguments.Devices | None = None,
+        device_ids: construction.Devices | None = None,
         output_device: int | torch.device | None = None,
         dim: int = 0,
         broadcast_buffers: bool | None = None,  # noqa: FBT001 - this order and these names are torch's
@@ -109,16 +103,16 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
     ) -> None:
         super().__init__()
         JoinsUneven.__init__(self)
-        arguments.refuse_out_of_scope(
+        construction.refuse_out_of_scope(
             mixed_precision=mixed_precision,
             delay_all_reduce_named_params=delay_all_reduce_named_params,
             param_to_hook_all_reduce=param_to_hook_all_reduce,
         )
-        arguments.warn_of_check_reduction(check_reduction=check_reduction)
-        self.forward_sync_buffers, sync_buffers_now = arguments.resolve_buffer_sync(
+        construction.warn_of_check_reduction(check_reduction=check_reduction)
+        self.forward_sync_buffers, sync_buffers_now = construction.resolve_buffer_sync(
             broadcast_buffers=broadcast_buffers, forward_sync_buffers=forward_sync_buffers
         )
-        self.process_group = arguments.resolve_group(process_group, device_mesh)
+        self.process_group = construction.resolve_group(process_group, device_mesh)
         if device_mesh is not None:
             self.device_mesh = device_mesh
         self.module = module
@@ -172,7 +166,7 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
         )
         setup = set_up(self.module, self.plan, first_caps, caps, with_buffers=with_buffers)
         trainable = list(trainable_parameters(self.module).values())
-        self.device_ids, self.output_device = arguments.resolve_devices(trainable, *self._given_devices)
+        self.device_ids, self.output_device = construction.resolve_devices(trainable, *self._given_devices)
         return setup
 
     def send_state(self, *, source: int, with_buffers: bool) -> None:
@@ -297,5 +291,5 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
-        self.process_group = arguments.resolve_group(None)
+        self.process_group = construction.resolve_group(None)
         self._make_reducer(exchange=False, with_buffers=False)

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 __all__ = ["Join", "JoinHook", "Joinable", "JoinsUneven", "UnevenJoinHook"]
 
 if TYPE_CHECKING:
-    from .layout import Features
+    from .buckets import Features
     from .reducer import Reducer
 
 

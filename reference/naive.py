@@ -5,8 +5,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from .arguments import resolve_group
-from .buffers import broadcast_coalesced
+from .broadcast import broadcast_coalesced
+from .checks.construction import resolve_group
 
 
 class NaiveDataParallel(nn.Module):

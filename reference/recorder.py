@@ -21,9 +21,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from . import probes
+from . import instrumentation
 from .data_parallel import DistributedDataParallel
-from .marks import Marks, now_ns, rank_trace
+from .instrumentation import Marks, now_ns, rank_trace
 from .parameters import described_buffers, described_parameters, trainable_parameters
 from .trace import Layout, Trace, Workload
 
@@ -77,7 +77,7 @@ class Recording:
         self._group: dist.ProcessGroup | None
         if isinstance(module, DistributedDataParallel):
             self._source, self._inner, self._group = "ddplab", module.module, module.process_group
-        elif isinstance(module, probes.TorchDDP):
+        elif isinstance(module, instrumentation.TorchDDP):
             self._source, self._inner, self._group = "torch", module.module, module.process_group
         else:
             self._source, self._inner, self._group = "module", module, process_group
@@ -91,14 +91,14 @@ class Recording:
         self._offset = _clock_offset_ns(self._group)
         self._marks = Marks(len(parameters))
         with ExitStack() as stack:
-            stack.enter_context(probes.watch_passes(self._module, self._marks))
-            stack.enter_context(probes.watch_optimizers(parameters, self._marks))
+            stack.enter_context(instrumentation.watch_passes(self._module, self._marks))
+            stack.enter_context(instrumentation.watch_optimizers(parameters, self._marks))
             if isinstance(self._module, DistributedDataParallel):
-                stack.enter_context(probes.watch_our_buckets(self._module, self._marks))
+                stack.enter_context(instrumentation.watch_our_buckets(self._module, self._marks))
             else:
-                stack.enter_context(probes.watch_gradients(parameters, self._marks))
+                stack.enter_context(instrumentation.watch_gradients(parameters, self._marks))
             if self._source == "torch":
-                stack.enter_context(probes.watch_torch_buckets(parameters, self._marks))
+                stack.enter_context(instrumentation.watch_torch_buckets(parameters, self._marks))
             self._probes = stack.pop_all()
         return self
 

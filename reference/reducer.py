@@ -10,26 +10,29 @@ An iteration, told once:
    there it waits for the buckets in order and copies the averages back into the gradients.
 """
 
+import threading
+import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
+from torch.autograd.graph import Node, get_gradient_edge
+from torch.nn import Parameter
+from torch.utils.hooks import RemovableHandle
 
-from .bucket import Bucket
-from .checks import GradientCheck, WishCheck
-from .communication import Communication
-from .diagnosis import Diagnosis
-from .hooks.grad_bucket import Hook
-from .layout import Features, Layout
-from .listening import accumulators, listen
+from .buckets import Bucket, Features, Layout
+from .checks.backward import Diagnosis, GradientCheck, WishCheck
+from .checks.launch_order import LaunchOrder
+from .comm_hooks.interface import Hook, HookCaller
 from .observer import Future, Observer, fail
-from .torch_names import ReducerNames
-from .usage import make_usage, reachable
+from .torch_compat import ReducerNames
+from .unused_parameters import make_usage, reachable
 
 _engine: Any = torch.autograd.Variable._execution_engine
 
@@ -311,3 +314,173 @@ class Reducer(ReducerNames):
         if self.iterations > 1 and get_debug_level() == DebugLevel.OFF:
             return None
         return reachable(outputs, {node: index for index, node in enumerate(self._accumulators)})
+
+
+class AllReduce:
+    """What happens without a comm hook, with the methods of `HookCaller`."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group = group
+
+    def call(self, bucket: Bucket, _number: int, *, is_last: bool) -> Future:
+        """Start to add a bucket up over the ranks, in place."""
+        return bucket.all_reduce(self._group)
+
+    def wait(self, future: Future, _bucket: Bucket, _number: int) -> Tensor | None:
+        """Block until it is done; the sums are in the bucket's own buffer."""
+        future.wait()
+        return None
+
+
+class Communication:
+    """Sends buckets over `group` and remembers those in flight.
+
+    Args:
+        group: The ranks.
+        observers: Who is told of errors; the list may grow.
+
+    Attributes:
+        order: Told of every launch, and asked when one fails.
+        sent: Buckets sent since `begin`.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, observers: list[Observer]) -> None:
+        self._group = group
+        self._observers = observers
+        self._way: AllReduce | HookCaller = AllReduce(group)
+        self.order = LaunchOrder()
+        self.begin()
+
+    def begin(self) -> None:
+        """A new iteration."""
+        self._in_flight: dict[int, tuple[Future, Bucket, int]] = {}
+
+    @property
+    def sent(self) -> int:
+        """Buckets sent since `begin`."""
+        return len(self._in_flight)
+
+    @property
+    def hooked(self) -> bool:
+        """Whether a comm hook does the work, and so the averaging."""
+        return isinstance(self._way, HookCaller)
+
+    def register(self, state: Any, hook: Hook) -> None:
+        """Have a hook send all buckets from now on.
+
+        Raises:
+            RuntimeError: There is one already.
+        """
+        if self.hooked:
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self._way = HookCaller(hook, state, self._group)
+
+    def send(self, bucket: Bucket, number: int, *, is_last: bool) -> Future:
+        """Start; returns at once.
+
+        Raises:
+            RuntimeError: The comm hook failed.
+        """
+        self.order.launching(number, bucket.size_bytes)
+        try:
+            future = self._way.call(bucket, number, is_last=is_last)
+        except RuntimeError as error:
+            self._tell(error)
+            raise
+        self._in_flight[number] = future, bucket, self.order.launches
+        return future
+
+    def was_sent(self, number: int) -> bool:
+        """Whether a bucket was sent since `begin`."""
+        return number in self._in_flight
+
+    def wait(self, number: int) -> Tensor | None:
+        """Block until a bucket has arrived (on CUDA: make the current stream wait).
+
+        Returns:
+            The averages, flat. None: they are in the bucket's own buffer.
+
+        Raises:
+            RuntimeError: It did not; with what is known of the ranks that left the order of launches.
+            TypeError: The comm hook's future holds something else.
+        """
+        future, bucket, launch = self._in_flight[number]
+        try:
+            return self._way.wait(future, bucket, number)
+        except TypeError as error:
+            self._tell(error)
+            raise
+        except RuntimeError as error:
+            self._let_all_end()
+            if explanation := self.order.explain(launch):
+                fail(self._observers, f"{explanation}. {error}")
+            self._tell(error)
+            raise
+
+    def _tell(self, error: Exception) -> None:
+        for observer in self._observers:
+            observer.failed(str(error))
+
+    def _let_all_end(self) -> None:
+        """Those in flight work on buffers that the next iteration uses; what a hook does may never end."""
+        if not self.hooked:
+            for future, _, _ in self._in_flight.values():
+                with suppress(Exception):
+                    future.wait()
+
+
+AutogradHook = Callable[[Any, Any], None]
+"""What an autograd node calls after its work: `hook(outputs, gradients)`."""
+
+
+class Listener(Protocol):
+    """Who wants to be told."""
+
+    def arrived(self, index: int, gradient: Tensor | None) -> None:
+        """A parameter's gradient has been accumulated; None: an undefined one passed, and nothing was added."""
+
+
+def accumulators(parameters: Sequence[Parameter]) -> list[Node]:
+    """The autograd node that accumulates each parameter's gradient. It only lives while someone holds it."""
+    return [get_gradient_edge(parameter).node for parameter in parameters]
+
+
+def listen(nodes: Sequence[Node], listener: Listener, *, threads: bool) -> weakref.finalize:  # type: ignore[type-arg]  # not generic
+    """Call `listener.arrived` after each of `nodes` has accumulated a gradient, hooks of the user's included.
+
+    Args:
+        nodes: The accumulating nodes, by parameter index; whoever listens must hold them.
+        listener: Held weakly: hooks do not keep it alive.
+        threads: Whether gradients come from several threads, as for a module on several devices; then the
+            listener is told of one at a time.
+
+    Returns:
+        A function that ends it; also called when the listener is garbage.
+    """
+    hooks = [_hook(weakref.ref(listener), index) for index in range(len(nodes))]
+    if threads:
+        lock = threading.RLock()
+        hooks = [_locked(hook, lock) for hook in hooks]
+    handles = [node.register_hook(hook) for node, hook in zip(nodes, hooks, strict=True)]
+    return weakref.finalize(listener, _remove, handles)
+
+
+def _hook(listener: "weakref.ref[Listener]", index: int) -> AutogradHook:
+    def gradient_arrived(_outputs: Any, gradients: Any) -> None:
+        if (alive := listener()) is not None:
+            alive.arrived(index, gradients[0])
+
+    return gradient_arrived
+
+
+def _locked(hook: AutogradHook, lock: Any) -> AutogradHook:
+    def gradient_arrived(outputs: Any, gradients: Any) -> None:
+        with lock:
+            hook(outputs, gradients)
+
+    return gradient_arrived
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    for handle in handles:
+        handle.remove()

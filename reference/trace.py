@@ -23,8 +23,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from .bucketing import check_partition
 from .errors import TraceError
-from .files import write_whole
-from .records import Record, first_problem
+from .schema import Record, first_problem, write_whole
 
 SCHEMA_VERSION: Literal[1] = 1
 GZIP_MAGIC = b"\x1f\x8b"

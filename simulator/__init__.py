@@ -1,11 +1,11 @@
 """The discrete-event twin of `reference`: replays its traces under other buckets, networks and sizes."""
 
 from .fabric import Fabric
-from .iteration.comm_hook import CommHook
-from .iteration.policy import Policy
 from .prediction import Prediction, predict
-from .spans import Span
+from .schedule.comm_hooks import CommHook
+from .schedule.policy import Policy
 from .sweep import sweep
+from .timeline import Span
 from .workload.variation import Straggler, Variation
 
 __all__ = ["CommHook", "Fabric", "Policy", "Prediction", "Span", "Straggler", "Variation", "predict", "sweep"]

@@ -11,24 +11,20 @@ import numpy as np
 import pandas as pd
 
 from reference.bucketing import Order
-from reference.files import write_whole
-from reference.records import checked
+from reference.schema import checked, write_whole
 from reference.trace import Trace
 
 from .answers import perfetto
 from .answers.breakdown import break_down, critical_path
-from .checks import check_prediction, check_world_size, checked_hook
+from .argument_checks import check_prediction, check_world_size, checked_hook
+from .distribution import Engine, error_factors, interval, run, simulate, summarize, whole
 from .fabric import Fabric, Processor
-from .iteration.blueprint import Blueprint, contention_of, counted_as_free, draft, draft_join_end
-from .iteration.comm_hook import CommHook
-from .iteration.job import Job
-from .iteration.policy import Phase, Policy, buckets_of
-from .sampling import Engine, error_factors, interval, run, simulate, summarize, whole
-from .spans import Span
-from .timeline import Timeline
-from .workload.draws import Draws
-from .workload.variation import Straggler, Variation
-from .workload.work import recorded_work
+from .schedule.comm_hooks import CommHook
+from .schedule.costs import Blueprint, Job, contention_of, counted_as_free, draft, draft_join_end
+from .schedule.policy import Phase, Policy, buckets_of
+from .timeline import Span, Timeline
+from .workload.compute_times import recorded_work
+from .workload.variation import Draws, Straggler, Variation
 
 RECORDED = Variation()
 

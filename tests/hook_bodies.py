@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
+from reference.comm_hooks.allreduce import allreduce, noop
+from reference.comm_hooks.compress import bf16_compress, compress, fp16_compress
+from reference.comm_hooks.post_local_sgd import PostLocalSGDState, post_local_sgd
+from reference.comm_hooks.powersgd import PowerSGDState, batched_power_sgd, power_sgd
+from reference.comm_hooks.quantization import quantize_per_channel, quantize_per_tensor
 from reference.data_parallel import DistributedDataParallel
-from reference.hooks.allreduce import allreduce, noop
-from reference.hooks.compress import bf16_compress, compress, fp16_compress
-from reference.hooks.post_local_sgd import PostLocalSGDState, post_local_sgd
-from reference.hooks.powersgd import batched_power_sgd, power_sgd
-from reference.hooks.powersgd_state import PowerSGDState
-from reference.hooks.quantization import quantize_per_channel, quantize_per_tensor
 
 from .scenarios import Branches, batch
 

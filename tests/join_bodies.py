@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reference.hooks.powersgd import power_sgd
-from reference.hooks.powersgd_state import PowerSGDState
+from reference.comm_hooks.powersgd import PowerSGDState, power_sgd
 from reference.join import Join, Joinable
 
 from .hook_bodies import OURS, WRAPPERS

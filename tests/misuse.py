@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from reference.comm_hooks.compress import compress
 from reference.data_parallel import DistributedDataParallel
-from reference.hooks.compress import compress
 
 from .scenarios import Branches, Nested
 

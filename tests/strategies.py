@@ -10,9 +10,9 @@ from reference.bucketing import ORDERS
 from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Workload
 from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Timing
 from simulator.fabric.processor import HookCost
-from simulator.iteration.comm_hook import HOOKS, named_hook
-from simulator.iteration.policy import Policy
 from simulator.prediction import Prediction, predict_policy
+from simulator.schedule.comm_hooks import HOOKS, named_hook
+from simulator.schedule.policy import Policy
 from simulator.workload.variation import Kind, Straggler, Variation
 
 from .scenarios import Step

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulator import Fabric
 from simulator.fabric import Level, Topology, algorithms
-from simulator.fabric.libraries import ALL_REDUCE, BROADCAST, OFFERS, offer
+from simulator.fabric.algorithms import ALL_REDUCE, BROADCAST, OFFERS, offer
 
 FORMULAS = {**ALL_REDUCE, **{f"broadcast of {library}": cost for library, cost in BROADCAST.items()}}
 every_formula = pytest.mark.parametrize("name", FORMULAS)

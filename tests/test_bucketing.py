@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference import models
-from reference.bucket import Bucket, lead_in
 from reference.bucketing import (
     MIB,
     ORDERS,
@@ -17,6 +16,7 @@ from reference.bucketing import (
     initial_buckets,
     plan_buckets,
 )
+from reference.buckets import Bucket, lead_in
 from reference.parameters import size_bytes, trainable_parameters
 
 DTYPES = (torch.float16, torch.float32, torch.float64)

@@ -15,23 +15,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from reference import layout, models
-from reference.bucket import Bucket
+from reference import buckets, models
+from reference.buckets import Bucket
 from reference.launch import RankPool
 from reference.trace import Parameter
-from reference.usage import reachable
+from reference.unused_parameters import reachable
 from simulator import Fabric, predict
-from simulator.calibrate import calibrate, measure_hook
-from simulator.calibration import hooks, preparation, samples, witness
-from simulator.calibration.contention import APART_NS, Apart, Contended, lingering
-from simulator.calibration.rival import apart
-from simulator.calibration.samples import Contest, fit, outliers, slowdown, spread
-from simulator.calibration.stream import Messages, Stream
-from simulator.calibration.summary import show_calibration
-from simulator.calibration.witness import Sighting, witnessed
+from simulator.cli.output import show_calibration
 from simulator.fabric import Contention, Linear, Processor, Timing
 from simulator.fabric.processor import HookCost
-from simulator.iteration.comm_hook import HALVES, HOOKS, named_hook
+from simulator.measure import hook_costs, reducer_costs
+from simulator.measure.calibrate import calibrate, measure_hook
+from simulator.measure.collectives import Messages, Stream
+from simulator.measure.slow_downs import APART_NS, Apart, Contended, apart, lingering
+from simulator.measure.timing import Contest, Sighting, fit, outliers, slowdown, spread, witnessed
+from simulator.schedule.comm_hooks import HALVES, HOOKS, named_hook
 
 from .strategies import HOOK_COSTS, iteration, policies, trace_of, traces
 
@@ -234,7 +232,7 @@ def test_messages_lie_after_each_other_in_the_memory_of_all_gradients(total, siz
 def test_a_hooks_parts_and_its_collectives_make_up_its_time(count, gaps):
     moments = list(accumulate(gaps))[: 2 * count + 2]
     collectives = [Sighting(*moments[at : at + 2]) for at in range(1, 2 * count, 2)]
-    parts = hooks.split(Sighting(moments[0], moments[-1]), collectives)
+    parts = hook_costs.split(Sighting(moments[0], moments[-1]), collectives)
     assert (parts.recompress is None) == (count == 1)
     communicating = sum(sighting.done_ns - sighting.issued_ns for sighting in collectives)
     assert sum(filter(None, parts)) + communicating == moments[-1] - moments[0]
@@ -242,7 +240,7 @@ def test_a_hooks_parts_and_its_collectives_make_up_its_time(count, gaps):
 
 
 def test_a_hook_without_collectives_only_compresses():
-    assert hooks.split(Sighting(10, 17), []) == (7, None, None)
+    assert hook_costs.split(Sighting(10, 17), []) == (7, None, None)
 
 
 def test_a_witness_leaves_when_the_block_fails():
@@ -280,8 +278,8 @@ def hook_in_ticks(rank: int, _world_size: int) -> tuple:
     def now() -> int:
         return clock.now
 
-    with mock.patch.object(hooks, "clock_ns", now), mock.patch.object(witness, "clock_ns", now):
-        return hooks.time_parts(hook, None, Bucket([0], [nn.Parameter(torch.ones(3))]))
+    with mock.patch.object(hook_costs, "clock_ns", now), mock.patch.object(timing, "clock_ns", now):
+        return hook_costs.time_parts(hook, None, Bucket([0], [nn.Parameter(torch.ones(3))]))
 
 
 def test_waiting_for_collectives_is_no_work_of_the_hook(two_ranks):
@@ -289,14 +287,14 @@ def test_waiting_for_collectives_is_no_work_of_the_hook(two_ranks):
 
 
 def test_every_hook_that_can_be_predicted_can_be_measured():
-    assert {"none", *hooks.REAL_HOOKS} == set(HOOKS)
-    assert set(hooks.HALVES) == set(HALVES)
+    assert {"none", *hook_costs.REAL_HOOKS} == set(HOOKS)
+    assert set(hook_costs.HALVES) == set(HALVES)
 
 
 @pytest.mark.parametrize("name", [*(name for name in HOOKS if name != "none"), "bf16+power_sgd:2"])
 def test_a_hook_has_the_parts_that_its_messages_imply(two_ranks, name):
     """All gradients of `tiny` are one bucket, some of them worth compressing."""
-    measured = two_ranks.run(hooks.time_hook, named_hook(name).name, TINY, 2)
+    measured = two_ranks.run(hook_costs.time_hook, named_hook(name).name, TINY, 2)
     parameters = [
         Parameter(name=parameter, shape=tuple(p.shape), dtype="float32", size_bytes=p.nbytes)
         for parameter, p in models.build(TINY)[0].named_parameters()
@@ -322,7 +320,7 @@ def preparation_in_ticks(rank: int, world_size: int) -> tuple[list, list]:
     Making a bucket moves it by 10.
     """
     clock = SimpleNamespace(now=0)
-    real_broadcast, real_bucket = dist.broadcast, layout.Bucket
+    real_broadcast, real_bucket = dist.broadcast, buckets.Bucket
 
     def search(outputs, indices):
         found = reachable(outputs, indices)
@@ -341,14 +339,13 @@ def preparation_in_ticks(rank: int, world_size: int) -> tuple[list, list]:
         return clock.now
 
     with (
-        mock.patch.object(preparation, "reachable", search),
+        mock.patch.object(reducer_costs, "reachable", search),
         mock.patch.object(dist, "broadcast", broadcast),
-        mock.patch.object(layout, "Bucket", bucket),
-        mock.patch.object(preparation, "clock_ns", now),
-        mock.patch.object(samples, "clock_ns", now),
-        mock.patch.object(witness, "clock_ns", now),
+        mock.patch.object(buckets, "Bucket", bucket),
+        mock.patch.object(reducer_costs, "clock_ns", now),
+        mock.patch.object(timing, "clock_ns", now),
     ):
-        return preparation.time_preparation(rank, world_size, TINY, 2)
+        return reducer_costs.time_preparation(rank, world_size, TINY, 2)
 
 
 def test_search_is_told_a_parameter_and_rebuild_without_its_broadcast(two_ranks):

@@ -17,12 +17,11 @@ import typer
 
 from reference.trace import Trace
 from simulator import Fabric, predict
-from simulator.cli import app, main
-from simulator.commands.knobs import KNOBS
-from simulator.commands.manual import EXAMPLES
+from simulator.cli.inspect import KNOBS
+from simulator.cli.main import EXAMPLES, app, main
 from simulator.fabric import LevelEntry, Linear, Processor, TopologyFile
 from simulator.fabric.processor import HookCost
-from simulator.report import model_folder
+from simulator.measure.report import model_folder
 
 from .nccl_log import nccl_log
 from .test_links import links_are_permitted

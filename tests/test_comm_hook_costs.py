@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from reference.trace import Trace
 from simulator import Fabric
-from simulator.iteration.blueprint import draft, draft_join_end, messages_of
-from simulator.iteration.comm_hook import BatchedPowerSGD, CommHook, PowerSGD, named_hook
-from simulator.iteration.policy import Phase, Policy, buckets_of
-from simulator.iteration.script import Compute, Launch
+from simulator.schedule.comm_hooks import BatchedPowerSGD, CommHook, PowerSGD, named_hook
+from simulator.schedule.costs import draft, draft_join_end, messages_of
+from simulator.schedule.policy import Phase, Policy, buckets_of
+from simulator.schedule.schedule import Compute, Launch
 
 from . import hook_cost_bodies
 from .strategies import caps_mb, hook_shapes, message_shapes, model_specs, partitions

@@ -21,9 +21,16 @@ from simulator.fabric import (
     Topology,
     slowdowns_of,
 )
-from simulator.fabric.growth import LATENCY_LAWS, between, grown, latency_law, table_for
-from simulator.fabric.segments import relative_squared_error, segments
-from simulator.fabric.tables import Table
+from simulator.fabric.tables import (
+    LATENCY_LAWS,
+    Table,
+    between,
+    grown,
+    latency_law,
+    relative_squared_error,
+    segments,
+    table_for,
+)
 
 from .nccl_log import nccl_log
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from reference.bucket import CACHE_LINE_BYTES, MOST_WAITING_BYTES, ViewBucket
+from reference.buckets import CACHE_LINE_BYTES, MOST_WAITING_BYTES, ViewBucket
 from reference.launch import run_ranks
-from reference.listening import accumulators, listen
-from reference.outputs import map_tensors, tensors_in
+from reference.reducer import accumulators, listen
+from reference.unused_parameters import map_tensors, tensors_in
 
 from . import bodies, scenarios
 

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference.hooks.low_rank import orthogonalize, rows_and_columns, square, worth_compressing
-from reference.hooks.powersgd_state import PowerSGDState
-from reference.hooks.quantization import dequantize, quantize, quantize_per_channel, quantize_per_tensor
+from reference.comm_hooks.powersgd import PowerSGDState, orthogonalize, rows_and_columns, square, worth_compressing
+from reference.comm_hooks.quantization import dequantize, quantize, quantize_per_channel, quantize_per_tensor
 from reference.launch import RankPool
 
 from . import bodies, hook_bodies

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator import Fabric, predict
-from simulator.engines.replay import replay
+from simulator.distribution import COMPUTATION
+from simulator.engines.events import replay
 from simulator.fabric import Slowdowns, Timing
-from simulator.iteration.comm_hook import CommHook
-from simulator.iteration.job import Job
-from simulator.iteration.policy import buckets_of
-from simulator.iteration.script import Message, Outline, write_script
 from simulator.prediction import predict_policy
-from simulator.sampling import COMPUTATION
+from simulator.schedule.comm_hooks import CommHook
+from simulator.schedule.costs import Job
+from simulator.schedule.policy import buckets_of
+from simulator.schedule.schedule import Message, Outline, write_script
 from simulator.workload.variation import Variation
 
 from .strategies import (

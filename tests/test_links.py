@@ -15,17 +15,17 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import links
+from reference import virtual_links
 from reference.errors import LinkError
 from reference.launch import RankPool
-from reference.links import DEVICE, Links, bits_per_s
+from reference.virtual_links import DEVICE, Links, bits_per_s
 
 ELEMENTS = 100_000
 LAUNCHER = """
 import os, sys
 from reference.links import Links
 links = Links(2, 1e9)
-print(*[os.stat(links.namespace(rank)).st_ino for rank in range(2)], flush=True)
+print(*[os.stat(virtual_links.namespace(rank)).st_ino for rank in range(2)], flush=True)
 sys.stdin.read()
 """
 
@@ -137,16 +137,20 @@ def test_too_many_ranks_are_refused():
 @pytest.mark.parametrize(
     ("patch", "says"),
     [
-        (mock.patch.object(links, "_new_namespace", side_effect=LinkError(links._needs("unshare: not permitted"))),
+        (mock.patch.object(virtual_links, "_new_namespace", side_effect=LinkError(virtual_links._needs("unshare: not permitted"))),
          "unshare: not permitted"),
         (mock.patch.dict(os.environ, {"PATH": "/nowhere"}), "nsenter is not there"),
-        (mock.patch.object(links, "BURST_S", -1e9), "`tc qdisc add dev rank0 .*` said: "),
+        (mock.patch.object(virtual_links, "BURST_S", -1e9), "`tc qdisc add dev rank0 .*` said: "),
     ],
     ids=["not root", "no nsenter", "tc refuses"],
 )  # fmt: skip
 def test_what_a_machine_lacks_is_told_in_one_line(patch, says):
     before = namespaces()
-    with patch, mock.patch.object(links, "LEAST_BURST_BYTES", 0), pytest.raises(LinkError, match=says) as told:
+    with (
+        patch,
+        mock.patch.object(virtual_links, "LEAST_BURST_BYTES", 0),
+        pytest.raises(LinkError, match=says) as told,
+    ):
         Links(2, 1e9)
     assert "apt-get install iproute2" in str(told.value)
     assert "\n" not in str(told.value)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from reference.bucketing import ORDERS, bucket_caps, plan_buckets
 from simulator import Fabric, Policy, Straggler, Variation, predict
 from simulator.fabric import Linear, Processor
-from simulator.iteration.policy import buckets_of
 from simulator.prediction import predict_policy
-from simulator.workload.work import ready_order
+from simulator.schedule.policy import buckets_of
+from simulator.workload.compute_times import ready_order
 
 from .strategies import caps_mb, traces
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from reference.marks import Marks, rank_trace
+from reference.instrumentation import Marks, rank_trace
 from reference.recorder import record
 from reference.trace import Trace
 from simulator import Fabric, predict

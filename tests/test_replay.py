@@ -10,17 +10,14 @@ from hypothesis import strategies as st
 
 from simulator import predict
 from simulator.engines.closed_form import solve
-from simulator.engines.replay import latency_ns, replay
-from simulator.engines.work_clock import WorkClock
+from simulator.engines.events import WorkClock, latency_ns, replay
 from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Timing
-from simulator.iteration.blueprint import draft
-from simulator.iteration.comm_hook import PowerSGD
-from simulator.iteration.job import Job
-from simulator.iteration.policy import Policy, buckets_of
-from simulator.spans import Span
-from simulator.workload.draws import Draws
-from simulator.workload.variation import Straggler, Variation
-from simulator.workload.work import recorded_work
+from simulator.schedule.comm_hooks import PowerSGD
+from simulator.schedule.costs import Job, draft
+from simulator.schedule.policy import Policy, buckets_of
+from simulator.timeline import Span
+from simulator.workload.compute_times import recorded_work
+from simulator.workload.variation import Draws, Straggler, Variation
 
 from .strategies import fluid_fabrics, iteration, partitions, policies, steady_fabrics, trace_of, traces
 from .strategies import iterations as any_iteration

@@ -12,11 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.launch import RankPool
-from simulator import Fabric, predict, validate
-from simulator.answers.plots import validation_figure
-from simulator.foretell import foretell
-from simulator.report import Configuration, Foretold, Measurement, Reference, Row, make_row, summarize
-from simulator.show import fitting, show_report, show_table
+from simulator import Fabric, predict
+from simulator.cli.output import fitting, show_report, show_table
+from simulator.measure import validate
+from simulator.measure.report import (
+    Configuration,
+    Foretold,
+    Measurement,
+    Reference,
+    Row,
+    foretell,
+    make_row,
+    summarize,
+    validation_figure,
+)
 
 from .strategies import iteration, trace_of
 

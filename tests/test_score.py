@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from simulator import Fabric, predict
-from simulator.report import summarize
+from simulator.measure.report import summarize
 from validation import all_reduce, iterations, schedules
 from validation.all_reduce_case import AllReduceCase, TreeLatency
 from validation.case import load_case

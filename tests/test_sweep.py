@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from simulator import Fabric, Straggler, Variation, predict, sweep
 from simulator.fabric import Contention, Linear, Processor, Sharing
-from simulator.grid import FIGURES
-from simulator.iteration.comm_hook import PowerSGD, named_hook
-from simulator.iteration.policy import Policy
-from simulator.sweep import AXES, COLUMNS
+from simulator.schedule.comm_hooks import PowerSGD, named_hook
+from simulator.schedule.policy import Policy
+from simulator.sweep import AXES, COLUMNS, FIGURES
 
 from .strategies import iteration, rate_fabrics, sweeps, trace_of
 

@@ -16,10 +16,9 @@ from reference.errors import ModelError
 from reference.recorder import record
 from reference.trace import PHASES, Parameter, Trace
 from simulator import Fabric, predict
-from simulator.device_rates import measure_device
-from simulator.operation_counter import count_operations, measure_operations
-from simulator.workload.operations import Gradient, Operation, Operations, merge, sgd_step
-from simulator.workload.roofline import DEVICES, Device, find_device
+from simulator.measure.device_rates import measure_device
+from simulator.measure.operation_counter import count_operations, measure_operations
+from simulator.workload.roofline import DEVICES, Device, Gradient, Operation, Operations, find_device, merge, sgd_step
 from simulator.workload.synthesis import rescale, synthesize
 
 from .strategies import traces

@@ -9,9 +9,9 @@ from scipy.stats import spearmanr
 from reference.trace import Trace
 from simulator import Fabric, Straggler, Variation, predict
 from simulator.fabric import Linear, Processor
-from simulator.iteration.comm_hook import named_hook
-from simulator.workload.draws import Draws
-from simulator.workload.work import Work, recorded_work, stack
+from simulator.schedule.comm_hooks import named_hook
+from simulator.workload.compute_times import Work, recorded_work, stack
+from simulator.workload.variation import Draws
 
 from .strategies import iteration, trace_of, traces, variations
 

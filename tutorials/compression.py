@@ -7,11 +7,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from reference.comm_hooks.compress import bf16_compress, fp16_compress
+from reference.comm_hooks.interface import Hook
+from reference.comm_hooks.powersgd import PowerSGDState, power_sgd
 from reference.data_parallel import DistributedDataParallel
-from reference.hooks.compress import bf16_compress, fp16_compress
-from reference.hooks.grad_bucket import Hook
-from reference.hooks.powersgd import power_sgd
-from reference.hooks.powersgd_state import PowerSGDState
 from reference.parameters import size_bytes
 
 from .averaging import gradient

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 
+from reference.comm_hooks.allreduce import allreduce
 from reference.data_parallel import DistributedDataParallel
-from reference.hooks.allreduce import allreduce
 from reference.join import Join, Joinable, JoinHook
 
 INPUTS, BATCH = 4, 8

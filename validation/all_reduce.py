@@ -14,9 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator import Fabric
-from simulator.fabric.growth import LATENCY_LAWS, UNMEASURED, latency_law
-from simulator.fabric.segments import segment_at
-from simulator.fabric.tables import tables_by_world_size
+from simulator.fabric.tables import LATENCY_LAWS, UNMEASURED, latency_law, segment_at, tables_by_world_size
 
 from .all_reduce_case import AllReduceCase, MeasuredTable, Question, Rate, TreeLatency
 from .rows import Row, Scored

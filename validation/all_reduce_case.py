@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from reference.records import Record
+from reference.schema import Record
 
 Positive = Field(gt=0, allow_inf_nan=False)
 Gpus = Field(ge=1, description="ranks, a GPU each")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from reference.records import first_problem
+from reference.schema import first_problem
 
 from .all_reduce_case import AllReduceCase
 from .training_case import IterationsCase, SchedulesCase

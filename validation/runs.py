@@ -11,12 +11,20 @@ from typing import Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from reference.bucketing import Order, cap_name
-from reference.records import first_problem
+from reference.schema import first_problem
 from reference.trace import Trace
 from simulator import Fabric
-from simulator.foretell import foretell
-from simulator.report import Configuration, Measurement, Reference, Report, make_row, model_folder, summarize
-from simulator.report import Row as Compared
+from simulator.measure.report import (
+    Configuration,
+    Measurement,
+    Reference,
+    Report,
+    foretell,
+    make_row,
+    model_folder,
+    summarize,
+)
+from simulator.measure.report import Row as Compared
 
 from .rows import RULES, Contest, Row, Scored, winner
 

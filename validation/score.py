@@ -14,8 +14,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reference.files import write_whole
-from simulator.show import show_table, write_json
+from reference.schema import write_whole
+from simulator.cli.output import show_table, write_json
 
 from . import all_reduce, iterations, schedules, tables
 from .all_reduce_case import AllReduceCase

@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from reference.records import Record
+from reference.schema import Record
 
 from .all_reduce_case import Gpus, MeasuredTable, Name, Positive
 

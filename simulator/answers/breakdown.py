@@ -5,10 +5,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from ..iteration.job import Nanoseconds
-from ..iteration.script import Compute, Launch, Wait
-from ..spans import ComputeKind, Span
-from ..timeline import Timeline
+from ..schedule.costs import Nanoseconds
+from ..schedule.schedule import Compute, ComputeKind, Launch, Wait
+from ..timeline import Span, Timeline
 
 PARTS: dict[str, tuple[ComputeKind, ...]] = {
     "unsynchronized": ("unsynchronized",),

@@ -11,8 +11,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any
 
-from ..spans import Span
-from ..timeline import Timeline
+from ..timeline import Span, Timeline
 
 COMPUTE_TRACK = 1
 COPY_TRACK = 2

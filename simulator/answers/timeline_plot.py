@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
 from ..prediction import Prediction
-from ..spans import Kind, Span
+from ..timeline import Kind, Span
 
 COLOURS: dict[Kind, str] = {
     "unsynchronized": "#ced4da",

@@ -6,8 +6,8 @@ jobs as there are axes before that.
 
 import numpy as np
 
-from ..iteration.job import Job, Nanoseconds
-from ..iteration.script import Compute, Launch
+from ..schedule.costs import Job, Nanoseconds
+from ..schedule.schedule import Compute, Launch
 from ..timeline import Timeline
 
 

@@ -1,15 +1,11 @@
 """What collectives and the processor cost."""
 
-from .contention import Contention, Slowdowns, slowdowns_of
+from .algorithms import CONCURRENCY
+from .contention import Contention, Sharing, Slowdowns, slowdowns_of
 from .fabric import Fabric
-from .level import Level
-from .libraries import CONCURRENCY
 from .processor import Linear, Processor
-from .segments import Segment
-from .sharing import Sharing
-from .tables import Timing
-from .topology import Topology
-from .topology_file import LevelEntry, TopologyFile, load_topology, save_topology
+from .tables import Segment, Timing
+from .topology import Level, LevelEntry, Topology, TopologyFile, load_topology, save_topology
 
 __all__ = [
     "CONCURRENCY",

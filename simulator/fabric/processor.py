@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field
 
-from reference.records import Record
+from reference.schema import Record
 
 from .contention import Contention
 

@@ -1,19 +1,20 @@
-"""Measured collectives: a table of times by size for each world size, read between its lines.
+"""Measured tables: collective times by message size, as line segments, and extrapolated to other world sizes.
 
-Straight lines join neighbours, because one line through all sizes is off by 12-35 % across protocol switches.
+Straight lines join neighbouring sizes, because one line through all sizes is off by 12-35 % across protocol switches.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from statistics import median, median_high
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from reference.records import Record
+from reference.schema import Record
 
 
 class Timing(Record):
@@ -86,3 +87,121 @@ def tables_by_world_size(timings: Sequence[Timing]) -> Mapping[int, Table]:
             median(row.spread for row in rows),
         )
     return tables
+
+
+NOISE = 0.03
+"""Relative error of a good measurement; what a line misses beyond it speaks for one more segment."""
+
+
+class Segment(NamedTuple):
+    """From `from_bytes` on a collective takes `alpha_ns + ns_per_byte * size`; neither is negative."""
+
+    from_bytes: int
+    alpha_ns: float
+    ns_per_byte: float
+
+    def latency_share(self, size_bytes: float) -> float:
+        """Part of the time that does not depend on the size."""
+        total = self.alpha_ns + self.ns_per_byte * size_bytes
+        return self.alpha_ns / total if total else 0.0
+
+
+def segments(table: Table, noise: float = NOISE) -> tuple[Segment, ...]:
+    """The segments of least relative squared error, in units of `noise`, plus a price on each.
+
+    The price is that of the Bayesian information criterion (Schwarz 1978) for the three numbers that a segment
+    has. The best division is found by dynamic programming over the breakpoints, as in Bellman 1961.
+    """
+    count = len(table.ns)
+    price = 3 * float(np.log(max(count, 2))) * noise**2
+    best: list[tuple[float, tuple[Segment, ...]]] = [(0.0, ())]
+    for end in range(1, count + 1):
+        ways = []
+        for start in range(end):
+            error, line = _fit(table.sizes_bytes[start:end], table.ns[start:end])
+            ways.append((best[start][0] + error + price, (*best[start][1], line)))
+        best.append(min(ways, key=lambda way: way[0]))
+    return best[-1][1]
+
+
+def segment_at(pieces: tuple[Segment, ...], size_bytes: float) -> Segment:
+    """The segment of a size; below the first it is the first."""
+    return [pieces[0], *(piece for piece in pieces if piece.from_bytes <= size_bytes)][-1]
+
+
+def relative_squared_error(line: Segment, sizes_bytes: NDArray[np.int64], ns: NDArray[np.float64]) -> float:
+    """Sum over the points of the squared error, each relative to its time."""
+    error = (line.alpha_ns + line.ns_per_byte * sizes_bytes - ns) / np.maximum(ns, 1)
+    return float(error @ error)
+
+
+def _fit(sizes_bytes: NDArray[np.int64], ns: NDArray[np.float64]) -> tuple[float, Segment]:
+    """The line of least relative squared error whose latency and slope are not negative, and that error.
+
+    Where the free line has a negative part, the best is at the edge: no latency, or no slope.
+    """
+    weights, start = 1 / np.maximum(ns, 1) ** 2, int(sizes_bytes[0])
+    sizes = sizes_bytes.astype(np.float64)
+    total = weights.sum()
+    middle, level = weights @ sizes / total, weights @ ns / total
+    away = sizes - middle
+    scale = weights @ away**2
+    slope = weights @ (away * (ns - level)) / scale if scale > 0 else 0.0
+    if slope >= 0 and level >= slope * middle:
+        lines = [Segment(start, float(level - slope * middle), float(slope))]
+    else:
+        through_zero = weights @ (sizes * ns) / (weights @ sizes**2) if sizes.any() else 0.0
+        lines = [Segment(start, float(level), 0.0), Segment(start, 0.0, float(through_zero))]
+    return min((relative_squared_error(line, sizes_bytes, ns), line) for line in lines)
+
+
+Law = Callable[[float], float]
+LATENCY_LAWS: dict[str, Law] = {"tree": np.log2, "ring": lambda ranks: ranks - 1}
+"""How the hops on the longest way grow with the ranks; a tree comes first and wins a tie."""
+UNMEASURED = {"nccl": "tree", "gloo": "ring"}
+"""The law where only one world size was measured: that of the algorithm for small messages."""
+
+
+def table_for(tables: Mapping[int, Table], world_size: int, law: str) -> Table:
+    """A table for `world_size`, from tables of other world sizes; `law` is the latency's where the data is silent."""
+    below, above = (
+        max((n for n in tables if n < world_size), default=None),
+        min((n for n in tables if n > world_size), default=None),
+    )
+    if below is not None and above is not None:
+        return between(tables, below, above, world_size)
+    nearest = above if below is None else below
+    assert nearest is not None
+    return grown(tables[nearest], nearest, world_size, LATENCY_LAWS[latency_law(tables, law)])
+
+
+def between(tables: Mapping[int, Table], below: int, above: int, world_size: int) -> Table:
+    """Times follow a power of the world size between two measured neighbours, at each size that either has."""
+    small, large = tables[below], tables[above]
+    sizes = np.union1d(small.sizes_bytes, large.sizes_bytes)
+    share = np.log(world_size / below) / np.log(above / below)
+    logs = [np.log(np.maximum(table.costs_ns(sizes), 1)) for table in (small, large)]
+    return Table(sizes, np.rint(np.exp((1 - share) * logs[0] + share * logs[1])), max(small.spread, large.spread))
+
+
+def grown(table: Table, measured: int, world_size: int, law: Law) -> Table:
+    """Beyond what was measured: latency grows by `law`, time of bytes by a ring's 2 (n - 1) / n."""
+    pieces = segments(table)
+    shares = np.array([segment_at(pieces, size).latency_share(size) for size in table.sizes_bytes])
+    latency = law(world_size) / law(measured)
+    bytes_ = (1 - 1 / world_size) / (1 - 1 / measured)
+    return Table(table.sizes_bytes, np.rint(table.ns * (shares * latency + (1 - shares) * bytes_)), table.spread)
+
+
+def latency_law(tables: Mapping[int, Table], otherwise: str) -> str:
+    """The law that the latencies of the measured world sizes follow best; `otherwise` where there is only one."""
+    latencies = np.array([segments(table)[0].alpha_ns for table in tables.values()])
+    if len(tables) < 2 or not latencies.all():
+        return otherwise
+    hops = {name: np.array([law(world_size) for world_size in tables]) for name, law in LATENCY_LAWS.items()}
+    return min(LATENCY_LAWS, key=lambda name: _misfit(hops[name] / latencies))
+
+
+def _misfit(ratios: NDArray[np.float64]) -> float:
+    """Relative squared error of `latency = c * law` with the best c, from law / latency."""
+    return float(len(ratios) - ratios.sum() ** 2 / (ratios @ ratios))

@@ -1,13 +1,67 @@
-"""Topology: levels of links one around the other, and which of them a world size uses."""
+"""Topology: levels of links around each other, the levels that a world size uses, and topology files in YAML.
 
+A topology file::
+
+    source: data sheet of the machine
+    levels:
+      nvlink: {members: 8, latency_us: 2.0, gb_per_s: 300}
+      nic:    {of: nvlink, latency_us: 6.0, gb_per_s: 50}
+    in_network: [nic]
+
+Each level joins `members` groups of the level `of`; the level without `of` joins ranks. The outermost level may omit
+`members`. 1 GB is 10^9 bytes.
+"""
+
+import os
+from collections.abc import Hashable, Mapping
 from math import inf, prod
-from typing import Self
+from pathlib import Path
+from typing import Any, Self
 
-from pydantic import Field, model_validator
+import yaml
+from pydantic import Field, ValidationError, model_validator
 
-from reference.records import Record
+from reference.schema import Record, first_problem, write_whole
 
-from .level import Level
+
+class Level(Record):
+    """Equal links, each from one member to a switch that joins them all.
+
+    A member of the innermost level is a rank. A member of a level above is a whole group of the level below, with
+    all its links: of a node with eight network cards the rate is that of the eight together.
+    """
+
+    name: str = Field(
+        min_length=1, description="what the level is called, such as nvlink or nic; no unit; chosen by the user"
+    )
+    members: int | None = Field(
+        default=None,
+        ge=1,
+        description="members joined, a count; none: as many as needed; from the machine's data sheet",
+    )
+    latency_ns: int = Field(
+        ge=0, description="time of an empty message to another member, nanoseconds; half a measured ping-pong"
+    )
+    bytes_per_s: float = Field(
+        gt=0,
+        allow_inf_nan=False,
+        description="rate at which one member sends to the others while it receives as much, bytes a second; "
+        "from a measured large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high",
+    )
+    reduces: bool = Field(
+        default=False,
+        description="whether its switches add up what passes (SHARP, NVLS), yes or no; from the switch's data sheet",
+    )
+
+    @property
+    def size(self) -> int:
+        """Members in use; 1 if none are: a level of unknown extent, alone, joins nothing."""
+        return self.members or 1
+
+    @property
+    def ns_per_byte(self) -> float:
+        """Time that a byte takes on a member's link."""
+        return 1e9 / self.bytes_per_s
 
 
 class Topology(Record, strict=False):
@@ -59,3 +113,144 @@ class Topology(Record, strict=False):
 
     def __str__(self) -> str:
         return " of ".join(f"{level.name} x {level.members or 'any number'}" for level in reversed(self.levels))
+
+
+ADVICE = "pod.yaml in the README is one, and the docstring of simulator.fabric.topology_file tells all of it"
+
+
+class LevelEntry(Record):
+    """A level as the file writes it."""
+
+    of: str | None = Field(
+        default=None,
+        description="the level whose groups it joins, a name, none: it joins ranks; from the machine's plan",
+    )
+    members: int | None = Field(
+        default=None,
+        ge=1,
+        description="groups or ranks joined, a count, none (the outermost): as many as needed; from the data sheet",
+    )
+    latency_us: float = Field(
+        ge=0, allow_inf_nan=False, description="time of an empty message, microseconds; half a measured ping-pong"
+    )
+    gb_per_s: float = Field(
+        ge=1e-9,
+        allow_inf_nan=False,
+        description="rate at which one member sends while it receives as much, 10^9 bytes a second; from a large "
+        "message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high",
+    )
+
+
+class TopologyFile(Record):
+    """A file as it is written."""
+
+    source: str = Field(
+        default="", description="where the figures come from, such as a data sheet's title, no unit; the user's"
+    )
+    levels: dict[str, LevelEntry] = Field(
+        min_length=1, description="levels by name, in any order, no unit; from the machine's plan"
+    )
+    in_network: list[str] = Field(
+        default=[],
+        description="levels whose switches add up what passes (SHARP, NVLS), names; from the switch's data sheet",
+    )
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that occurs twice, where YAML's own would silently keep the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002  # the signature is PyYAML's
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(problem=f"{key} occurs twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def load_topology(path: str | os.PathLike[str]) -> Topology:
+    """Read a topology file.
+
+    Raises:
+        ValueError: It is missing, not YAML, or describes no hierarchy; the message names file, field and reason.
+    """
+    try:
+        written = yaml.load(Path(path).read_text(), _Loader)  # a subclass of SafeLoader
+        return _ordered(TopologyFile.model_validate(written))
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}; {ADVICE}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}; {ADVICE}") from None
+    except ValidationError as error:
+        raise ValueError(f"{path}: not a topology: {first_problem(error)}; {ADVICE}") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: not a topology: {error}; {ADVICE}") from None
+
+
+def save_topology(topology: Topology, path: str | os.PathLike[str]) -> None:
+    """Write a topology file; rates are rounded to whole bytes a second."""
+    written = {
+        "source": topology.source,
+        "levels": {
+            level.name: _entry(level, below)
+            for level, below in zip(topology.levels, (None, *topology.levels[:-1]), strict=True)
+        },
+        "in_network": [level.name for level in topology.levels if level.reduces],
+    }
+    write_whole(path, yaml.safe_dump(written, sort_keys=False).encode())
+
+
+def _entry(level: Level, below: Level | None) -> dict[str, object]:
+    entry = {
+        "of": below and below.name,
+        "members": level.members,
+        "latency_us": level.latency_ns / 1000,
+        "gb_per_s": level.bytes_per_s / 1e9,
+    }
+    return {key: value for key, value in entry.items() if value is not None}
+
+
+def _ordered(written: TopologyFile) -> Topology:
+    """From the file's names to levels, innermost first."""
+    for name in written.in_network:
+        if name not in written.levels:
+            raise ValueError(f"in_network: no level is called {name}; there are {', '.join(written.levels)}")
+    levels = [_level(name, written) for name in _inside_out(written.levels)]
+    return Topology(levels=tuple(levels), source=written.source)
+
+
+def _level(name: str, written: TopologyFile) -> Level:
+    entry = written.levels[name]
+    return Level(
+        name=name,
+        members=entry.members,
+        latency_ns=round(entry.latency_us * 1000),
+        bytes_per_s=float(round(entry.gb_per_s * 1e9)),
+        reduces=name in written.in_network,
+    )
+
+
+def _inside_out(levels: Mapping[str, LevelEntry]) -> list[str]:
+    """Names from the innermost level outwards.
+
+    Raises:
+        ValueError: They form no single chain; the message names the level.
+    """
+    above: dict[str | None, str] = {}
+    for name, entry in levels.items():
+        if entry.of is not None and entry.of not in levels:
+            raise ValueError(f"levels.{name}.of: no level is called {entry.of}; there are {', '.join(levels)}")
+        if entry.of in above:
+            twice = "join ranks (have no `of`)" if entry.of is None else f"are around {entry.of}"
+            raise ValueError(
+                f"levels.{name}.of: expected one level around each other, but {above[entry.of]} and {name} {twice}"
+            )
+        above[entry.of] = name
+    order = []
+    name_or_none = above.get(None)
+    while name_or_none is not None:
+        order.append(name_or_none)
+        name_or_none = above.get(name_or_none)
+    for name in levels:
+        if name not in order:
+            raise ValueError(f"levels.{name}.of: cyclic; expected a chain that ends at a level without `of`")
+    return order

@@ -11,8 +11,7 @@ from typing import Self
 
 from reference.trace import Iteration, RankTrace, Trace, Workload
 
-from .operations import Operation, Operations
-from .roofline import Device
+from .roofline import Device, Operation, Operations
 
 
 def synthesize(operations: Operations, device: Device, *, step_ns: int | None = None) -> Trace:

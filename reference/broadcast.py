@@ -1,0 +1,80 @@
+"""Broadcast of parameters and buffers from one rank to all, in large pieces."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from .bucketing import MIB, assign_buckets
+
+PIECE_BYTES = 250 * MIB
+MAX_IN_FLIGHT = 2  # bounds the memory for pieces at 2 * PIECE_BYTES, whatever the model's size
+
+
+def broadcast_coalesced(
+    tensors: Sequence[Tensor], group: dist.ProcessGroup, *, source: int = 0, piece_bytes: int = PIECE_BYTES
+) -> None:
+    """Overwrite `tensors` on every rank with those of `source`, a rank within the group.
+
+    Tensors of one dtype and device are flattened into pieces of about `piece_bytes`; at most two pieces are
+    in flight. Blocks until all have arrived.
+    """
+    in_flight: deque[_Piece] = deque()
+    pieces = assign_buckets(
+        [tensor.nbytes for tensor in tensors],
+        [piece_bytes],
+        keys=[(tensor.dtype, tensor.device) for tensor in tensors],
+    )
+    for indices in pieces:
+        if len(in_flight) == MAX_IN_FLIGHT:
+            in_flight.popleft().finish()
+        in_flight.append(_Piece([tensors[index] for index in indices], group, source))
+    while in_flight:
+        in_flight.popleft().finish()
+
+
+class _Piece:
+    """Tensors of one dtype and device on their way in one flat message."""
+
+    def __init__(self, tensors: list[Tensor], group: dist.ProcessGroup, source: int) -> None:
+        self._tensors = tensors
+        self._is_source = dist.get_rank(group) == source
+        self._flat = self._flatten() if self._is_source else self._empty()
+        self._work = dist.broadcast(self._flat, group_src=source, group=group, async_op=True)
+
+    def _flatten(self) -> Tensor:
+        return _flatten_dense_tensors([tensor.detach() for tensor in self._tensors])  # type: ignore[no-any-return]
+
+    def _empty(self) -> Tensor:
+        first = self._tensors[0]
+        return torch.empty(sum(t.numel() for t in self._tensors), dtype=first.dtype, device=first.device)
+
+    def finish(self) -> None:
+        self._work.wait()
+        if not self._is_source:
+            with torch.no_grad():
+                torch._foreach_copy_(self._tensors, _unflatten_dense_tensors(self._flat, self._tensors))
+
+
+@dataclass(frozen=True)
+class BufferHook:
+    """What is done with buffers instead of broadcasting those of rank 0 (torch: `_register_buffer_comm_hook`).
+
+    Attributes:
+        hook: `hook(state, buffers_by_name)`; returns None, or futures that the backward pass waits for.
+        state: Passed to the hook.
+        after_forward: Whether it runs after the forward pass, not before it.
+    """
+
+    hook: Callable[[Any, dict[str, Tensor]], "list[torch.futures.Future[Any]] | None"]
+    state: Any
+    after_forward: bool
+
+    def __call__(self, buffers: dict[str, Tensor]) -> "list[torch.futures.Future[Any]]":
+        """Run it; returns the futures to wait for."""
+        return self.hook(self.state, buffers) or []

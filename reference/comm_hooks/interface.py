@@ -1,0 +1,235 @@
+"""The comm hook interface: what a hook receives and returns, hook states, and errors that name a failing hook."""
+
+import functools
+import inspect
+import threading
+import warnings
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket as TorchGradBucket
+from torch._C._distributed_c10d import ProcessGroup
+
+from ..buckets import Bucket
+
+Hook = Callable[[Any, Any], "torch.futures.Future[Any]"]
+"""A function of a state and a `GradBucket`; returns a future of a tensor as long as the bucket's buffer."""
+
+
+class GradBucket:
+    """One bucket on its way through a comm hook; gradients are not divided by the world size.
+
+    Has the methods of `torch.distributed.GradBucket`, so hooks written for torch run on it.
+
+    Args:
+        bucket: The bucket itself.
+        index: Its place in launch order.
+        is_last: Whether it is the last one of the iteration.
+    """
+
+    def __init__(self, bucket: Bucket, index: int, *, is_last: bool) -> None:
+        self._bucket = bucket
+        self._index = index
+        self._is_last = is_last
+        self._buffer = bucket.buffer
+
+    def index(self) -> int:
+        """Its place in launch order."""
+        return self._index
+
+    def buffer(self) -> Tensor:
+        """All gradients, flat; the bucket's own memory, which the hook may overwrite."""
+        return self._buffer
+
+    def set_buffer(self, buffer: Tensor) -> None:
+        """Replace the flat tensor that `buffer` returns by another as long."""
+        self._buffer = buffer
+
+    def gradients(self) -> list[Tensor]:
+        """Views of `buffer`, one a parameter, with its shape."""
+        if self._buffer is self._bucket.buffer:
+            return list(self._bucket.views)
+        return self._bucket.views_of(self._buffer)
+
+    def parameters(self) -> list[Tensor]:
+        """The parameters, in the order of `gradients`."""
+        return list(self._bucket.parameters)
+
+    def is_last(self) -> bool:
+        """Whether it is the last bucket of the iteration."""
+        return self._is_last
+
+
+def check_hook(hook: object) -> None:
+    """Refuse what cannot be a comm hook.
+
+    Raises:
+        TypeError: Not callable.
+        ValueError: A parameter that is not called `bucket`, or annotations that promise something else.
+    """
+    if not callable(hook):
+        raise TypeError(f"Communication hook must be callable: expected hook(state, bucket), got {hook!r}")
+    signature = inspect.signature(hook)
+    bucket = signature.parameters.get("bucket")
+    if bucket is None:
+        raise ValueError(f"Communication hook: expected a parameter called bucket, got {hook!r}{signature}")
+    if bucket.annotation not in (inspect.Parameter.empty, TorchGradBucket, GradBucket, "dist.GradBucket"):
+        raise ValueError(
+            f"Communication hook: bucket annotation should be dist.GradBucket, got {bucket.annotation!r}"
+        )
+    if signature.return_annotation not in (inspect.Signature.empty, torch.futures.Future[Tensor]):
+        raise ValueError(
+            "Communication hook: return annotation should be torch.futures.Future[torch.Tensor], "
+            f"got {signature.return_annotation!r}"
+        )
+
+
+def only_tensor(future: "torch.futures.Future[Any]") -> Any:
+    """What a hook's future holds; the one of a plain collective holds it in a list."""
+    value = future.value()
+    if isinstance(value, list | tuple) and len(value) == 1:
+        (value,) = value
+    return value
+
+
+class HookState:
+    """Saved and loaded like any object (`torch.save`, pickle), but for its process groups.
+
+    A loaded state has None in their place, and where it was another group than all ranks, loading warns.
+
+    Attributes:
+        process_group: Ranks to average over. None: all.
+        iter: Iterations so far.
+    """
+
+    GROUPS: ClassVar[tuple[str, ...]] = ("process_group",)
+    """Attributes that hold process groups."""
+
+    def __init__(self, process_group: dist.ProcessGroup | None) -> None:
+        self.process_group = process_group
+        self.iter = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        groups = {name: getattr(self, name) for name in self.GROUPS}
+        ranks = {name: _ranks(group) for name, group in groups.items() if group is not None}
+        return self.__dict__ | dict.fromkeys(groups) | {"_saved_ranks": ranks}
+
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        ranks = saved.pop("_saved_ranks")
+        self.__dict__.update(saved)
+        for name, was in ranks.items():
+            if name != "process_group" or not dist.is_initialized() or was != list(range(dist.get_world_size())):
+                warnings.warn(
+                    f"{type(self).__name__}: process groups are not saved, so {name} is None now. It had ranks "
+                    f"{was}; set it again before training.",
+                    stacklevel=2,
+                )
+
+
+def _ranks(group: dist.ProcessGroup) -> list[int] | str:
+    try:
+        return dist.get_process_group_ranks(group)
+    except KeyError:
+        return "that are not known any more: the group was destroyed"
+
+
+GRACE_S = 5.0
+"""What a hook's collectives get beyond the group's time-out to report their own."""
+
+
+class HookCaller:
+    """A hook with its state; its errors name function, file and line, bucket and rank.
+
+    Args:
+        hook: The hook.
+        state: What it is given besides the bucket.
+        group: Its time-out, and a little more, is the longest that is waited for a hook's future.
+    """
+
+    def __init__(self, hook: Hook, state: Any, group: ProcessGroup) -> None:
+        self._hook = hook
+        self._state = state
+        self._group = group
+        self._rank = dist.get_rank(group)
+
+    def call(self, bucket: Bucket, number: int, *, is_last: bool) -> "torch.futures.Future[Any]":
+        """Give it a bucket.
+
+        Raises:
+            RuntimeError: It raised, or returned something that is no future.
+        """
+        try:
+            future = self._hook(self._state, GradBucket(bucket, number, is_last=is_last))
+        except Exception as error:
+            raise RuntimeError(f"{self._where(number)}: it raised {type(error).__name__}: {error}") from error
+        if not isinstance(future, torch._C.Future):
+            raise RuntimeError(
+                f"{self._where(number)}: expected it to return a torch.futures.Future, got {type(future).__name__}. "
+                "Return the future of its collective: dist.all_reduce(..., async_op=True).get_future()"
+            )
+        return future
+
+    def wait(self, future: "torch.futures.Future[Any]", bucket: Bucket, number: int) -> Tensor | None:
+        """Block until what it returned for the bucket is there (on CUDA: make the current stream wait).
+
+        Returns:
+            The flat tensor that it holds. None: that is the bucket's own buffer.
+
+        Raises:
+            RuntimeError: It holds an error, or nobody gave it a result in time.
+            TypeError: It holds something else.
+        """
+        done = threading.Event()
+        future.add_done_callback(lambda _: done.set())
+        if not done.wait(patience_s := self._patience_s(bucket)):
+            raise RuntimeError(
+                f"{self._where(number)}: its future had no result after {patience_s:g} s. Either "
+                "nothing sets it, or another rank does not take part in its collectives"
+            )
+        try:
+            future.wait()
+        except Exception as error:
+            raise RuntimeError(f"{self._where(number)}: its future holds {type(error).__name__}: {error}") from error
+        return self._result(only_tensor(future), bucket, number)
+
+    def _patience_s(self, bucket: Bucket) -> float | None:
+        options = self._group._get_backend(bucket.buffer.device).options
+        if options is None:  # a backend without time-outs
+            return None
+        timeout: timedelta = options._timeout
+        return timeout.total_seconds() + min(timeout.total_seconds(), GRACE_S)
+
+    def _result(self, value: Any, bucket: Bucket, number: int) -> Tensor | None:
+        expected = bucket.buffer
+        in_pairs = isinstance(value, Tensor) and not value.is_complex() and value.numel() == 2 * expected.numel()
+        if expected.is_complex() and in_pairs:
+            value = torch.view_as_complex(value.reshape(-1, 2))  # collectives see complex numbers as pairs
+        if not isinstance(value, Tensor) or value.numel() != expected.numel():
+            got = f"one of {value.numel()}" if isinstance(value, Tensor) else type(value).__name__
+            raise TypeError(
+                f"{self._where(number)}: expected its future to hold a tensor of {expected.numel()} elements, "
+                f"got {got}"
+            )
+        if value.is_sparse:
+            return value
+        return None if value.data_ptr() == expected.data_ptr() else value.reshape(-1)
+
+    def _where(self, number: int) -> str:
+        return f"rank {self._rank}, bucket {number}: comm hook {describe(self._hook)}"
+
+
+def describe(hook: Hook) -> str:
+    """Its name, and the file and line where it is defined, as far as can be told."""
+    function: Any = hook
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not hasattr(function, "__code__"):
+        function = getattr(function, "__call__", function)  # noqa: B004 - an object that can be called
+    function = inspect.unwrap(function)
+    name = getattr(function, "__qualname__", repr(hook))
+    code = getattr(function, "__code__", None)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name

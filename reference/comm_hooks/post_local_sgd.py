@@ -1,0 +1,64 @@
+"""Post-local SGD: average gradients over all ranks at first, later only within small groups, or not at all.
+
+Lin, Stich, Patel, Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020 (arXiv 1808.07217), section 3.
+Once ranks train apart, something must average their parameters every H steps, after the optimiser's: for example
+`torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager`.
+"""
+
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+
+from .allreduce import average, noop
+from .interface import HookState
+
+
+class PostLocalSGDState(HookState):
+    """When to go local, and with whom.
+
+    Args:
+        process_group: Ranks to average over at first. None: all.
+        subgroup: Ranks to average over later. None: those of this rank's machine, as many as it has accelerators.
+        start_localSGD_iter: Iterations before that (the paper's t').
+        post_local_gradient_allreduce: Whether to average within `subgroup` at all.
+    """
+
+    GROUPS: ClassVar[tuple[str, ...]] = ("process_group", "subgroup")
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None,
+        subgroup: dist.ProcessGroup | None,
+        start_localSGD_iter: int,  # noqa: N803 - torch's name
+        post_local_gradient_allreduce: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+    ) -> None:
+        super().__init__(process_group)
+        self.subgroup = subgroup
+        self.start_localSGD_iter = start_localSGD_iter
+        self.post_local_gradient_allreduce = post_local_gradient_allreduce
+
+
+def post_local_sgd(state: PostLocalSGDState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Average over `state.process_group` until `state.start_localSGD_iter`, from then on over `state.subgroup`."""
+    local = state.iter >= state.start_localSGD_iter  # H(t) = 1 if t <= t', else H: the paper's section 3
+    state.iter += bucket.is_last()
+    if not local:
+        return average(bucket.buffer(), state.process_group)
+    if not state.post_local_gradient_allreduce:
+        return noop(state, bucket)
+    if state.subgroup is None:
+        state.subgroup = _ranks_of_this_machine()
+    return average(bucket.buffer(), state.subgroup)
+
+
+def _ranks_of_this_machine() -> dist.ProcessGroup:
+    if not torch.accelerator.is_available():
+        raise ValueError(
+            "post-local SGD: expected a subgroup, got None: without accelerators it cannot be told how many ranks "
+            "share a machine. Pass one, for example of torch.distributed.new_subgroups(group_size)"
+        )
+    group: dist.ProcessGroup = dist.new_subgroups()[0]
+    return group

@@ -1,0 +1,105 @@
+"""Schema: immutable pydantic models behind every file, one-line validation errors, and atomic writes."""
+
+import os
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class Record(BaseModel):
+    """A flat, typed, immutable record; a field that the schema does not know is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Settings(Record):
+    """A record that users make by hand: what does not fit is told in one line, which names the field."""
+
+    def __init__(self, **fields: Any) -> None:
+        try:
+            super().__init__(**fields)
+        except ValidationError as error:
+            raise ValueError(first_problem(error)) from None
+
+
+R = TypeVar("R", bound=Record)
+
+
+def checked(kind: type[R], /, **fields: object) -> R:
+    """A record of these fields.
+
+    Raises:
+        ValueError: Fields that do not fit; one line, which names the first of them.
+    """
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from None
+
+
+def read_record(kind: type[R], path: str | os.PathLike[str], *, what: str, cure: str = "") -> R:
+    """The record that a JSON file holds.
+
+    Args:
+        kind: Of record.
+        path: The file.
+        what: What such a file is called, with its article.
+        cure: What to do if it cannot be used.
+
+    Raises:
+        ValueError: The file is missing, not JSON or inconsistent; one line, which names file, field and reason.
+    """
+    advice = f"; {cure}" if cure else ""
+    try:
+        return kind.model_validate_json(Path(path).read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}{advice}") from None
+    except ValidationError as error:
+        raise ValueError(f"{path}: not {what}: {first_problem(error)}{advice}") from None
+
+
+def first_problem(error: ValidationError) -> str:
+    """One line for the first problem that pydantic found: the field, then the reason."""
+    first = error.errors(include_url=False)[0]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    reason = first["msg"].removeprefix("Value error, ")
+    if reason.startswith("Input should") and isinstance(first["input"], str | int | float | None):
+        reason += f", got {first['input']!r}"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    return (f"{field}: " if field else "") + reason[:1].lower() + reason[1:] + more
+
+
+def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+    """Write a file, and the folders it lies in; a crash leaves the old file or the new one, never a piece.
+
+    Several processes may write the same path at the same time: the last one wins.
+
+    Raises:
+        OSError: It cannot be written; the message names the path and the reason.
+    """
+    path = Path(path)
+    check_writable(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(data)
+        part.replace(path)
+    except OSError as error:
+        raise OSError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def check_writable(path: str | os.PathLike[str]) -> None:
+    """Find out before the work is done that its result could not be written.
+
+    Raises:
+        OSError: The path is a folder, or lies where no file can be made.
+    """
+    path = Path(path)
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if path.is_dir():
+        raise OSError(f"{path}: cannot be written: it is a folder; name a file")
+    if not folder.is_dir():
+        raise OSError(f"{path}: cannot be written: {folder} is not a folder")
+    if not os.access(folder, os.W_OK):
+        raise OSError(f"{path}: cannot be written: no permission in {folder}")

@@ -1,0 +1,420 @@
+"""Compatibility with torch's class: the private names that tools use, and its logging data."""
+
+import os
+import statistics
+import time
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import BuiltinCommHookType, Logger, Reducer
+from torch.distributed.algorithms.ddp_comm_hooks import optimizer_overlap_hooks
+from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
+from torch.nn.parallel.distributed import _BufferCommHookLocation
+
+from .broadcast import PIECE_BYTES, BufferHook, broadcast_coalesced
+from .bucketing import MIB, bucket_caps
+from .comm_hooks.allreduce import allreduce
+from .comm_hooks.compress import fp16_compress
+from .observer import Observer
+from .parameters import size_bytes, sparse_parameters, trainable_parameters
+
+
+class ReducerNames:
+    """What is asked of `ddp.reducer`."""
+
+    def _get_local_used_map(self: Any) -> Tensor:
+        return self.usage.used.tensor  # type: ignore[no-any-return]
+
+    def _ddp_graph_static(self: Any) -> bool:
+        return self.usage.is_static  # type: ignore[no-any-return]
+
+    def _run_allreduce_hook(self: Any, bucket: Any) -> "torch.futures.Future[Any]":
+        work: Any = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
+        return work.get_future()  # type: ignore[no-any-return]
+
+    def _set_optimizer_in_backward(self: Any) -> None:
+        self.optimizers_in_backward = True
+
+
+def _feature(name: str) -> Any:
+    """A read-only attribute: what the constructor, or `_set_static_graph`, was told."""
+    return property(lambda ddp: getattr(ddp.features, name))
+
+
+class DataParallelNames:
+    """What is asked of the module itself."""
+
+    buffer_hook: BufferHook | None
+
+    @property
+    def broadcast_buffers(self: Any) -> bool:
+        """Deprecated name of `forward_sync_buffers`."""
+        return self.forward_sync_buffers  # type: ignore[no-any-return]
+
+    find_unused_parameters = _feature("find_unused_parameters")
+    gradient_as_bucket_view = _feature("gradient_as_bucket_view")
+    batched_grad_copy = _feature("batched_grad_copy")
+    skip_all_reduce_unused_params = _feature("skip_all_reduce_unused_params")
+    static_graph = _feature("static_graph")
+
+    @property
+    def bucket_bytes_cap(self: Any) -> int:
+        """Size in bytes at which a bucket closes; the largest of a list."""
+        return max(bucket_caps(self.bucket_cap_mb, self.bucket_cap_mb_list))
+
+    @property
+    def bucket_bytes_cap_list(self: Any) -> list[int]:
+        """The caps that were listed one by one, in bytes."""
+        return [int(cap * MIB) for cap in self.bucket_cap_mb_list or []]
+
+    @property
+    def _has_rebuilt_buckets(self: Any) -> bool:
+        return self.reducer.layout.rebuilt  # type: ignore[no-any-return]
+
+    @property
+    def broadcast_bucket_size(self) -> int:
+        """Bytes of a piece in which parameters and buffers are broadcast."""
+        return PIECE_BYTES
+
+    def _remove_autograd_hooks(self: Any) -> None:
+        self.reducer.detach()
+
+    def _check_reducer_finalized(self: Any) -> None:
+        self.reducer.check_finished()
+
+    @contextmanager
+    def _inside_ddp_forward(self) -> Iterator[None]:
+        """Tell torch.compile that it compiles inside of a DDP: it then splits its graph where buckets end."""
+        before = TorchDDP._active_ddp_module
+        TorchDDP._active_ddp_module = self  # type: ignore[assignment]  # asked for its bucket size only
+        try:
+            yield
+        finally:
+            TorchDDP._active_ddp_module = before
+
+    # Logging
+
+    @property
+    def logger(self: Any) -> Any:
+        """A logger of torch's own, for its functions that report an error to one."""
+        if "torch_logger" not in self.__dict__:
+            dummy = nn.Parameter(torch.empty(1))  # torch's logger needs torch's reducer, and that a parameter
+            self.__dict__["torch_reducer"] = Reducer([dummy], [[0]], [1], self.process_group)
+            self.__dict__["torch_logger"] = Logger(self.__dict__["torch_reducer"])
+        return self.__dict__["torch_logger"]
+
+    def _get_ddp_logging_data(self: Any) -> dict[str, str | int]:
+        data: dict[str, str | int] = self.log.data(self)
+        if "torch_logger" in self.__dict__:
+            torchs = self.__dict__["torch_logger"]._get_ddp_logging_data()
+            if torchs.ints_map.get("has_error"):
+                data |= {"has_error": 1, "error": torchs.strs_map["error"]}
+        return data
+
+    def _set_ddp_runtime_logging_sample_rate(self: Any, sample_rate: int) -> None:
+        if sample_rate < 1:
+            raise ValueError("DDP runtime logging sample rate should be equal or greater than 1")
+        self.log.sample_rate = sample_rate
+
+    # Features that torch switches on after construction
+
+    def _set_static_graph(self: Any) -> None:
+        if self.static_graph:
+            warnings.warn("You've set static_graph to be True, no need to set it again.", stacklevel=2)
+            return
+        self.reducer.set_static_graph()
+        self.features = self.reducer.features
+
+    def _set_ddp_sink_clone(self: Any, val: bool) -> None:  # noqa: FBT001 - torch's signature
+        self.sink_clones = val
+
+    def _register_builtin_comm_hook(self: Any, comm_hook_type: BuiltinCommHookType) -> None:
+        hooks: dict[BuiltinCommHookType, Callable[..., Any]] = {
+            BuiltinCommHookType.ALLREDUCE: allreduce,
+            BuiltinCommHookType.FP16_COMPRESS: fp16_compress,
+        }
+        self.reducer.register_comm_hook(self.process_group, hooks[comm_hook_type])
+        self.log.comm_hook = str(comm_hook_type)
+
+    def _register_buffer_comm_hook(
+        self: Any,
+        state: Any,
+        hook: Callable[..., Any],
+        comm_hook_location: _BufferCommHookLocation = _BufferCommHookLocation.POST_FORWARD,
+    ) -> None:
+        if not callable(hook):
+            raise TypeError(f"buffer hook: expected hook(state, buffers_by_name), got {hook!r}")
+        after_forward = comm_hook_location == _BufferCommHookLocation.POST_FORWARD
+        self.buffer_hook = BufferHook(hook, state, after_forward=after_forward)
+
+    def _default_broadcast_coalesced(
+        self: Any, bufs: list[Tensor] | None = None, bucket_size: int | None = None, authoritative_rank: int = 0
+    ) -> None:
+        broadcast_coalesced(
+            list(self.module.buffers()) if bufs is None else bufs,
+            self.process_group,
+            source=authoritative_rank,
+            piece_bytes=bucket_size or PIECE_BYTES,
+        )
+
+    def _register_fused_optim(
+        self: Any, optim: type, *args: Any, optim_params: list[Tensor] | None = None, **kwargs: Any
+    ) -> None:
+        from torch.distributed.algorithms._optimizer_overlap import optimizer_overlap  # imports all optimisers
+
+        optimizer_overlap._as_overlapped_optim(optim, optim_params, *args, **kwargs).register_ddp(self)
+
+    def _setup_in_backward_optimizers(self: Any) -> None:
+        """Have optimisers that run in the backward pass run after the averaging, not after the accumulation."""
+        parameters = [p for p in trainable_parameters(self.module).values() if hasattr(p, "_in_backward_optimizers")]
+        if not parameters:
+            return
+        # Imported here, where the user's script has done so already: it takes a second, and warns.
+        from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
+
+        for parameter in parameters:
+            for handle in param_to_optim_hook_handle_map.get(parameter, []):
+                handle.remove()
+        hook = optimizer_overlap_hooks._apply_optim_in_backward_hook(
+            gradient_is_bucket_view=self.gradient_as_bucket_view
+        )
+        self.register_comm_hook(weakref.ref(self), hook)
+        self.reducer._set_optimizer_in_backward()
+
+    # Parameters
+
+    @property
+    def parameters_to_ignore(self: Any) -> set[str]:
+        """Names that the module asks to be left alone."""
+        return set(getattr(self.module, "_ddp_params_and_buffers_to_ignore", ()))
+
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(
+        module: nn.Module, params_and_buffers_to_ignore: list[str] | set[str]
+    ) -> None:
+        module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore  # type: ignore[assignment]
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            if name in params_and_buffers_to_ignore:
+                tensor._ddp_ignored = True  # type: ignore[attr-defined]
+
+    @staticmethod
+    def _get_data_parallel_params(module: nn.Module, named_params: bool = False) -> Iterator[Any]:  # noqa: FBT001, FBT002
+        for name, parameter in module.named_parameters():
+            if not hasattr(parameter, "_ddp_ignored"):
+                yield (name, parameter) if named_params else parameter
+
+    def _build_params_for_reducer(self: Any) -> tuple[list[nn.Parameter], list[bool]]:
+        trainable = trainable_parameters(self.module)
+        sparse = sparse_parameters(self.module)
+        return list(trainable.values()), [name in sparse for name in trainable]
+
+    def _build_debug_param_to_name_mapping(self: Any, parameters: list[nn.Parameter]) -> dict[int, str]:
+        names = {parameter: name for name, parameter in trainable_parameters(self.module).items()}
+        for parameter, name in names.items():
+            if not any(parameter is given for given in parameters):
+                raise ValueError(f"Param with name {name} found in module parameters, but not DDP parameters.")
+        if len(parameters) != len(names):
+            raise ValueError(
+                "Expected param to name mapping to cover all parameters, but got conflicting lengths: "
+                f"{len(parameters)} vs {len(names)}"
+            )
+        return {index: names[parameter] for index, parameter in enumerate(parameters)}
+
+
+SAMPLE_RATE = 100
+ALWAYS_SAMPLED = 10  # iterations at the start, whatever the rate
+
+Data = dict[str, str | int]
+
+_ENVIRONMENT = {
+    "master_port": "MASTER_PORT",
+    "master_addr": "MASTER_ADDR",
+    "torch_distributed_debug": "TORCH_DISTRIBUTED_DEBUG",
+    "cuda_visible_devices": "CUDA_VISIBLE_DEVICES",
+}
+_GLOO_ENVIRONMENT = {
+    "gloo_socket_ifname": "GLOO_SOCKET_IFNAME",
+    "gloo_device_transport": "GLOO_DEVICE_TRANSPORT",
+}
+_NCCL_ENVIRONMENT = {
+    "nccl_socket_ifname": "NCCL_SOCKET_IFNAME",
+    "nccl_blocking_wait": "TORCH_NCCL_BLOCKING_WAIT",
+    "nccl_async_error_handling": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "nccl_debug": "NCCL_DEBUG",
+    "nccl_nthreads": "NCCL_NTHREADS",
+    "nccl_ib_timeout": "NCCL_IB_TIMEOUT",
+}
+GLOO_THREADS = 2  # torch's Gloo runs this many collectives at a time
+_DTYPES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16",
+    torch.complex64: "c10::complex<float>",
+    torch.complex128: "c10::complex<double>",
+}
+"""What torch's logging data calls them."""
+
+
+@dataclass
+class Moments:
+    """Clock readings of one iteration, in nanoseconds since the epoch; 0: has not happened."""
+
+    forward_started: int = 0
+    backward_started: int = 0
+    first_launch: int = 0
+    backward_computed: int = 0
+    last_done: int = 0
+
+    def durations(self) -> dict[str, int]:
+        """Nanoseconds; communication counts from the first launch to the last bucket's end."""
+        return {
+            "forward_compute_time": self.backward_started - self.forward_started,
+            "backward_compute_time": self.backward_computed - self.backward_started,
+            "backward_comm_time": self.last_done - self.first_launch,
+            "backward_compute_comm_overlap_time": self.backward_computed - self.first_launch,
+        }
+
+    def starts_and_ends(self) -> dict[str, int]:
+        """Under torch's keys."""
+        return {
+            "forward_compute_time_start": self.forward_started,
+            "backward_compute_time_start": self.backward_started,
+            "backward_compute_time_end": self.backward_computed,
+            "backward_comm_time_start": self.first_launch,
+            "backward_comm_time_end": self.last_done,
+        }
+
+
+class Log(Observer):
+    """Times sampled iterations and keeps the last error.
+
+    Attributes:
+        sample_rate: After the first ten iterations, one in so many is kept.
+        error: The last error's message. None: there was none.
+        uneven_inputs: Whether the module has run under `join`.
+        comm_hook: The comm hook's name. None: there is none.
+    """
+
+    def __init__(self) -> None:
+        self.sample_rate = SAMPLE_RATE
+        self.error: str | None = None
+        self.uneven_inputs = False
+        self.comm_hook: str | None = None
+        self.iteration = 0
+        self._finished = 0
+        self._now = Moments()
+        self._kept = Moments()
+        self._sums: dict[str, list[int]] = {}
+
+    def forward_started(self) -> None:
+        """Keep the last iteration, if it is among the sampled ones; begin a new one."""
+        if self._now.last_done:
+            self._finished += 1
+            if self._finished <= ALWAYS_SAMPLED or self._finished % self.sample_rate == 0:
+                self.iteration, self._kept = self._finished, self._now
+                for name, duration in self._kept.durations().items():
+                    self._sums.setdefault(name, []).append(duration)
+        self._now = Moments(forward_started=time.time_ns())
+
+    def backward_started(self) -> None:
+        """See `Observer`."""
+        self._now.backward_started = time.time_ns()
+
+    def bucket_launching(self, bucket: int) -> None:
+        """See `Observer`."""
+        self._now.first_launch = self._now.first_launch or time.time_ns()
+
+    def backward_computed(self) -> None:
+        """See `Observer`."""
+        self._now.backward_computed = time.time_ns()
+
+    def bucket_done(self, bucket: int) -> None:
+        """See `Observer`."""
+        self._now.last_done = time.time_ns()
+
+    def failed(self, message: str) -> None:
+        """See `Observer`."""
+        self.error = message
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Keep the message of an error that is raised inside, and let it go on."""
+        try:
+            yield
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {error}"
+            raise
+
+    def runtime(self) -> Data:
+        """What was measured of the iterations."""
+        if not self.iteration:
+            return {}
+        averages = {f"avg_{name}": round(statistics.fmean(values)) for name, values in self._sums.items()}
+        return {"iteration": self.iteration, **self._kept.durations(), **self._kept.starts_and_ends(), **averages}
+
+    def data(self, ddp: Any) -> Data:
+        """Everything, under torch's keys: strings, and ints for numbers, sizes in bytes, nanoseconds and flags."""
+        data: Data = {**_construction(ddp), **_buckets(ddp.reducer), **self.runtime()}
+        data["iteration"] = self.iteration
+        if self.comm_hook is not None:
+            data["comm_hook"] = self.comm_hook
+        if self.uneven_inputs:
+            data["join_uneven_inputs"] = 1
+        if self.error is not None:
+            data |= {"has_error": 1, "error": self.error}
+        return data
+
+
+def _construction(ddp: Any) -> Data:
+    parameters = trainable_parameters(ddp.module).values()
+    backend = dist.get_backend(ddp.process_group)
+    environment = {**_ENVIRONMENT, **({"gloo": _GLOO_ENVIRONMENT, "nccl": _NCCL_ENVIRONMENT}.get(backend, {}))}
+    return {
+        "module_name": type(ddp.module).__name__,
+        "backend_name": backend,
+        "world_size": dist.get_world_size(ddp.process_group),
+        "rank": dist.get_rank(ddp.process_group),
+        "device_ids": ", ".join(map(str, ddp.device_ids or [])),
+        "output_device": -1 if ddp.output_device is None else ddp.output_device,
+        "broadcast_buffers": int(ddp.forward_sync_buffers),
+        "find_unused_parameters": int(ddp.find_unused_parameters),
+        "gradient_as_bucket_view": int(ddp.gradient_as_bucket_view),
+        "static_graph": int(ddp.static_graph),
+        "has_sync_bn": int(any(isinstance(layer, nn.SyncBatchNorm) for layer in ddp.module.modules())),
+        "is_multi_device_module": int(len({parameter.device for parameter in parameters}) > 1),
+        "dtypes": ", ".join(sorted({_DTYPES.get(p.dtype, str(p.dtype)) for p in parameters})),
+        "num_parameter_tensors": len(parameters),
+        "total_parameter_size_bytes": sum(map(size_bytes, parameters)),
+        "bucket_cap_bytes": ddp.bucket_bytes_cap,
+        **({"gloo_num_threads": GLOO_THREADS} if backend == "gloo" else {}),
+        **{key: os.environ.get(variable, "N/A") for key, variable in environment.items()},
+    }
+
+
+def _buckets(reducer: Any) -> Data:
+    def listed(sizes: Any) -> str:
+        return ", ".join(map(str, sizes))
+
+    unused = sum(size_bytes(reducer._parameters[index]) for index in reducer.usage.unused)
+    data: Data = {
+        "bucket_sizes": listed(reducer.layout.initial_sizes_bytes),
+        "num_buckets_reduced": reducer.reduced_buckets,
+        "has_rebuilt_buckets": int(reducer.layout.rebuilt),
+        "can_set_static_graph": int(reducer.usage.is_static),
+        "unused_parameter_size": unused,
+        "prev_iteration_grad_ready_order_indices": listed(reducer.ready_order),
+    }
+    if reducer.layout.rebuilt:
+        data["rebuilt_bucket_sizes"] = listed(bucket.size_bytes for bucket in reducer.layout.buckets)
+        data["rebuilt_per_bucket_param_indices"] = listed(
+            " ".join(map(str, indices)) for indices in reducer.layout.indices
+        )
+    return data

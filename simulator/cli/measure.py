@@ -1,0 +1,138 @@
+"""`ddplab record`, `calibrate`, `validate` and `demo`: the commands that run real ranks on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..measure.report import Configuration
+from .options import (
+    Caps,
+    Hooks,
+    Json,
+    LinkRate,
+    Model,
+    Orders,
+    WorldSize,
+    check_outputs,
+    read_caps,
+    read_hooks,
+    read_link_rate,
+    read_orders,
+)
+from .output import describe_trace, progress, show_report, show_table, write_json
+
+
+def record(
+    model: Model = "resnet50",
+    world_size: WorldSize = 1,
+    iterations: Annotated[int, typer.Option(min=1, help="Iterations to record, after 2 of warm-up.")] = 10,
+    out: Annotated[Path, typer.Option(help="The trace; .gz compresses it.")] = Path("out/trace.json.gz"),
+    json_path: Json = None,
+) -> None:
+    """Record when each gradient of a model is ready, all ranks at once, without communication.
+
+    The ranks compute at the same time, as they will in training, but send nothing: an all-reduce would make every
+    backward pass as long as the slowest one and hide what each rank takes. Prints sizes and times; the trace is what
+    `predict`, `sweep` and `rescale` start from. To record a script of your own, see `reference.recorder`.
+    """
+    from reference.launch import RankPool
+
+    from ..measure.training_runs import record_computation
+
+    check_outputs(out, json_path)
+    with progress() as on_progress, RankPool(world_size) as pool:
+        on_progress("recording", 0, 1)
+        trace = pool.run(record_computation, model, iterations)[0]
+    trace.save(out)
+    summary = describe_trace(trace)
+    show_table([summary], f"{model}, recorded in {out}")
+    write_json(json_path, {"trace": str(out), **summary})
+
+
+def calibrate(
+    model: Model = "resnet50",
+    world_size: WorldSize = 2,
+    hook: Annotated[
+        list[str] | None,
+        typer.Option(help="Also measure a comm hook: fp16, quantize_per_tensor, power_sgd:RANK, ...; repeatable."),
+    ] = None,
+    link_rate: LinkRate = None,
+    out: Annotated[Path, typer.Option(help="The fabric file.")] = Path("out/fabric.json"),
+    json_path: Json = None,
+) -> None:
+    """Measure collectives on this machine, and how they and the model's computation slow each other down.
+
+    Real ranks run all-reduces and broadcasts of sizes up to all gradients of the model, alone and beside its
+    computation; copies, launches, comm hooks and the rebuild too. All is measured repeatedly and the spread is kept:
+    let nothing else run meanwhile. Take the model that you want to predict, or one that computes like it.
+    """
+    from reference.launch import RankPool
+
+    from ..measure.calibrate import calibrate as measure
+    from .output import show_calibration
+
+    check_outputs(out, json_path)
+    with progress() as on_progress, RankPool(world_size, link_rate=read_link_rate(link_rate)) as pool:
+        fabric = measure(pool, model, hooks=hook or (), on_progress=on_progress)
+    fabric.save(out)
+    show_calibration(fabric, model, f"{world_size} ranks, saved as {out}")
+    write_json(json_path, fabric.model_dump())
+
+
+def validate(
+    model: Model = "resnet50",
+    world_size: WorldSize = 2,
+    caps: Caps = "0.5,1,5,25,single",
+    orders: Orders = "ready",
+    hooks: Hooks = "none",
+    repeat: Annotated[
+        int,
+        typer.Option(min=1, help="Turns of each configuration, 3 iterations each."),
+    ] = 3,
+    link_rate: LinkRate = None,
+    out: Annotated[Path, typer.Option(help="Folder for trace, fabric, predictions, report.")] = Path("out/validate"),
+    json_path: Json = None,
+) -> None:
+    """Record, calibrate, write predictions to disk, then train for real and compare.
+
+    Errors are told by the clock, and paired with the machine's speed beside each run; then whether configurations
+    are ranked rightly, how many iterations lie inside the interval, and what three simpler rules would have said. OUT
+    gets the trace, the calibration, predictions.json as it was before the first run, report.json and report.csv.
+    """
+    from reference.launch import RankPool
+
+    from ..measure.validate import validate as run
+
+    check_outputs(out / "report.json", json_path)
+    configurations = [
+        Configuration(cap, order, hook.name)
+        for cap in read_caps(caps)
+        for order in read_orders(orders)
+        for hook in read_hooks(hooks)
+    ]
+    with progress() as on_progress, RankPool(world_size, link_rate=read_link_rate(link_rate)) as pool:
+        report = run(pool, [model], configurations, out=out, repeat=repeat, on_progress=on_progress)
+    show_report(report)
+    write_json(json_path, report.to_json())
+
+
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for everything that it makes.")] = Path("out/demo"),
+    json_path: Json = None,
+) -> None:
+    """Train ResNet-50 and an MLP on two ranks, predicted first: 5 to 7 minutes on two cores.
+
+    What `validate` does, for two models under 13 bucket configurations each, with a picture and timelines.
+    """
+    from ..measure.validate import demo as run
+
+    check_outputs(out / "report.json", json_path)
+    with progress() as on_progress:
+        report = run(out, on_progress=on_progress)
+    show_report(report)
+    print(
+        f"in {out}: predictions.json (written before the training), report.csv, report.json, demo.png; "
+        "for each model trace.json.gz, fabric.json, perfetto.json"
+    )
+    write_json(json_path, report.to_json())

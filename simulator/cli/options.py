@@ -1,0 +1,273 @@
+"""Options that several commands share, and how their values are parsed; an error names the option."""
+
+import json
+import math
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from matplotlib.figure import Figure
+from pydantic import ValidationError
+
+from reference.bucketing import ORDERS, Order, cap_name
+from reference.schema import Record, check_writable, checked, first_problem, write_whole
+
+from ..argument_checks import overruled
+from ..fabric import Fabric, Processor
+from ..schedule.comm_hooks import CommHook, named_hook
+from ..schedule.policy import Policy
+from ..workload.variation import Straggler, Variation
+
+R = TypeVar("R", bound=Record)
+
+FABRIC_FILE = "A calibration, a topology in YAML (.yaml, .yml), or a log of nccl-tests (.log, .txt)"
+
+Model = Annotated[
+    str, typer.Option(help="Built-in name (resnet50, resnet18, mlp, transformer, small-tensors) or module:callable.")
+]
+WorldSize = Annotated[int, typer.Option(min=1, help="Number of ranks.")]
+Caps = Annotated[str, typer.Option(help="Bucket caps in MB, comma-separated; `single` means one single bucket.")]
+Orders = Annotated[str, typer.Option(help=f"Bucket orders, comma-separated: {', '.join(ORDERS)}.")]
+Hooks = Annotated[
+    str, typer.Option(help="Comm hooks, comma-separated: none, fp16, bf16, quantize_per_tensor, power_sgd:RANK, ...")
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--policy",
+        metavar="NAME=VALUE",
+        help="Anything else that the reducer is told, again and again: "
+        + ", ".join(name for name in Policy.model_fields if name not in ("bucket_cap_mb", "order", "hook", "plan"))
+        + ".",
+    ),
+]
+FabricSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--fabric-set",
+        metavar="NAME=VALUE",
+        help="Change the fabric: extrapolate=true, slow_link=2, library=gloo, algorithm=tree, scale=0.5, ...",
+    ),
+]
+ProcessorFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--processor", help="Take copies, launches, hooks and slow-downs from this calibration; a topology has none."
+    ),
+]
+VariationSettings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--variation",
+        metavar="NAME=VALUE",
+        help="How iterations differ: kind=recorded|resampled|correlated|fitted, iterations=, seed=, correlation=.",
+    ),
+]
+Stragglers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--straggler",
+        metavar="RANK:FACTOR",
+        help="A rank that computes that many times as long; `random` in place of a rank: another in each iteration.",
+    ),
+]
+LinkRate = Annotated[
+    str | None,
+    typer.Option(
+        help="Join the ranks by virtual links of this rate, such as 1gbit: needs Linux, root, iproute2. Default: the "
+        "loopback interface."
+    ),
+]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the result here, for programs.")]
+
+
+OPTIONS = {"bucket_cap_mb": "--caps", "order": "--orders", "hook": "--hooks"}
+"""Fields of `Policy` of which a command asks several at a time."""
+
+
+def read_caps(text: str) -> list[float]:
+    """Sizes in MB; `single` is infinite."""
+    caps = []
+    for word in text.split(","):
+        try:
+            cap = math.inf if word.strip() == "single" else float(word)
+        except ValueError:
+            cap = math.nan
+        if not cap > 0:
+            raise ValueError(f"--caps: expected sizes in MB above 0, or `single`, separated by commas; got {word!r}")
+        caps.append(cap)
+    return caps
+
+
+def read_orders(text: str) -> list[Order]:
+    """Names of orders."""
+    words = [word.strip() for word in text.split(",")]
+    if unknown := [word for word in words if word not in ORDERS]:
+        raise ValueError(f"--orders: expected {', '.join(ORDERS)}, separated by commas; got {unknown[0]!r}")
+    return [order for word in words for order in ORDERS if order == word]
+
+
+def read_hooks(text: str) -> list[CommHook]:
+    """Names of comm hooks."""
+    try:
+        return [named_hook(word.strip()) for word in text.split(",")]
+    except ValueError as error:
+        raise ValueError(f"--hooks: {error}") from None
+
+
+def read_counts(option: str, text: str, *, least: int = 1) -> list[int]:
+    """Whole numbers of at least `least`."""
+    words = [word.strip() for word in text.split(",")]
+    if wrong := [word for word in words if not (word.isdecimal() and int(word) >= least)]:
+        raise ValueError(f"{option}: expected numbers of at least {least}, separated by commas; got {wrong[0]!r}")
+    return [int(word) for word in words]
+
+
+def read_stragglers(words: Sequence[str] | None) -> list[Straggler]:
+    """Slow ranks."""
+    stragglers = []
+    for word in words or ():
+        rank, _, factor = word.partition(":")
+        try:
+            slow = None if rank == "random" else int(rank)
+            stragglers.append(checked(Straggler, rank=slow, factor=float(factor)))
+        except ValueError as error:
+            raise ValueError(f"--straggler: expected RANK:FACTOR, such as 3:1.5, got {word!r}: {error}") from None
+    return stragglers
+
+
+def read_policy(words: Sequence[str] | None) -> Policy:
+    """The default with these settings.
+
+    Raises:
+        ValueError: One that has an option of its own, which would overrule it.
+    """
+    for word in words or ():
+        if (name := word.partition("=")[0]) in OPTIONS:
+            raise ValueError(f"--policy: {name} has an option of its own: {OPTIONS[name]}; got {word!r}")
+    return _changed(Policy(), "--policy", words)
+
+
+def read_variation(words: Sequence[str] | None) -> Variation:
+    """The default with these settings."""
+    return _changed(Variation(), "--variation", words)
+
+
+def read_fabric(paths: Sequence[Path], words: Sequence[str] | None, processor: Path | None) -> Fabric:
+    """Files merged as `Fabric.merged` tells, then these settings, and perhaps the processor of a calibration."""
+    fabric = _changed(Fabric.merged(*map(Fabric.load, paths)), "--fabric-set", words)
+    return fabric if processor is None else fabric.model_copy(update={"processor": _processor_of(processor)})
+
+
+def read_link_rate(text: str | None) -> float | None:
+    """Bits a second; None: no links."""
+    from reference.virtual_links import bits_per_s
+
+    try:
+        return None if text is None else bits_per_s(text)
+    except ValueError as error:
+        raise ValueError(f"--link-rate: {error}") from None
+
+
+def check_outputs(*paths: Path | None) -> None:
+    """Before any work: what will be written can be."""
+    for path in paths:
+        if path is not None:
+            check_writable(path)
+
+
+def _processor_of(path: Path) -> Processor:
+    processor = Fabric.load(path).processor
+    if processor == Processor():
+        raise ValueError(f"--processor: expected a calibration, but {path} holds no cost of the processor")
+    return processor
+
+
+def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
+    """The record with each NAME=VALUE in its place; a value is JSON where it can be, else text.
+
+    What was not set is left to follow from the rest again. All of it is checked as JSON, in which a tuple is a list.
+    """
+    if not words:
+        return record
+    settings = {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or name not in type(record).model_fields:
+            names = ", ".join(type(record).model_fields)
+            raise ValueError(f"{option}: expected NAME=VALUE with one of {names}; got {word!r}")
+        try:
+            settings[name] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[name] = value
+    document = record.model_dump(mode="json", exclude_unset=True) | settings
+    try:
+        return type(record).model_validate_json(json.dumps(document))
+    except ValueError as error:
+        problem = first_problem(error) if isinstance(error, ValidationError) else error
+        raise ValueError(f"{option}: {problem}") from None
+
+
+CAPS = "Bucket caps in MB, comma-separated; `single` means one single bucket, `default` DDP's own: 25, the first 1."
+ChosenOrders = Annotated[
+    str | None,
+    typer.Option("--orders", help=f"Bucket orders, comma-separated: {', '.join(ORDERS)}.", show_default="ready"),
+]
+
+
+def choose_caps(text: str | None, policy: Policy, usual: str) -> list[float | None]:
+    """Caps in MB, None for DDP's own; `usual` where nothing was asked for, one where the policy leaves no choice.
+
+    Raises:
+        ValueError: No cap, or one although the policy leaves no choice.
+    """
+    if _is_overruled("--caps", "bucket_cap_mb", text, policy):
+        return [policy.bucket_cap_mb]
+    words = (usual if text is None else text).split(",")
+    return [None if word.strip() == "default" else read_caps(word)[0] for word in words]
+
+
+def choose_orders(text: str | None, policy: Policy) -> list[Order]:
+    """Names of orders, as `choose_caps`."""
+    if _is_overruled("--orders", "order", text, policy):
+        return [policy.order]
+    return read_orders("ready" if text is None else text)
+
+
+def cap_word(cap_mb: float | str | None) -> str:
+    """For a person: in MB, `single` or `default`; a word stays as it is."""
+    if isinstance(cap_mb, str):
+        return cap_mb
+    return "default" if cap_mb is None or math.isnan(cap_mb) else cap_name(cap_mb)
+
+
+def cap_json(cap_mb: float | str | None) -> float | str | None:
+    """For programs: in MB; as JSON has no infinity, a single bucket is null, and DDP's own cap the word `default`."""
+    word = cap_word(cap_mb)
+    return {"single": None, "default": word}.get(word, cap_mb)
+
+
+def _is_overruled(option: str, axis: str, text: str | None, policy: Policy) -> bool:
+    field = overruled(policy).get(axis)
+    if field is not None and text is not None:
+        raise ValueError(f"{option}: expected none beside --policy {field}=..., which leaves no choice; got {text!r}")
+    return field is not None
+
+
+ENDINGS = (".png", ".svg", ".pdf")
+
+
+def check_picture(option: str, path: Path | None) -> None:
+    """Raise ValueError unless the path, if there is one, ends as a picture."""
+    if path is not None and path.suffix not in ENDINGS:
+        raise ValueError(f"{option}: expected a name that ends in {', '.join(ENDINGS)}; got {path}")
+
+
+def save_picture(figure: Figure, path: Path) -> None:
+    """Write it, and say so."""
+    data = BytesIO()
+    figure.savefig(data, format=path.suffix.lstrip("."), dpi=120)
+    write_whole(path, data.getvalue())
+    print(f"drawn in {path}")

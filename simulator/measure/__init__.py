@@ -1,0 +1,1 @@
+"""Measurements on this machine: calibration, training runs, validation. This folder needs torch."""

@@ -1,0 +1,180 @@
+"""Validate: predict real training runs, then make them, and compare.
+
+The order is the point: computation is recorded without communication, the machine is calibrated, all predictions
+are written to disk, and only then does the first target run begin. `foretell` gets a trace and a fabric and nothing
+else, so no prediction can have seen a measurement.
+
+Between target runs a reference is timed that is none of them: each is paired with the machine's speed just then.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from reference.bucketing import Order
+from reference.launch import Progress, RankPool, no_progress
+from reference.schema import write_whole
+from reference.trace import Trace, join
+
+from ..fabric import Fabric
+from ..schedule.policy import buckets_of
+from .calibrate import REPEATS, measure_collectives, measure_hooks, sizes_up_to, with_slowdowns
+from .report import (
+    Configuration,
+    Foretold,
+    Measurement,
+    Report,
+    foretell,
+    make_row,
+    model_folder,
+    policy_of,
+    predict_one,
+    summarize,
+    validation_figure,
+)
+from .training_runs import Told, measure_configurations, record_computation
+
+Target = tuple[str, Configuration]
+"""A model under a configuration: one target run."""
+
+
+def validate(
+    pool: RankPool,
+    model_names: Sequence[str],
+    configurations: Sequence[Configuration],
+    *,
+    out: Path,
+    repeat: int = 3,
+    on_progress: Progress = no_progress,
+) -> Report:
+    """Record, calibrate, predict, write, and only then measure.
+
+    Args:
+        pool: The ranks to train on.
+        model_names: Models to train, as for `--model`.
+        configurations: What to predict and measure for each model.
+        out: Folder for `predictions.json`, `report.json` and `report.csv`, and for each model a folder with
+            its `trace.json.gz` and `fabric.json`.
+        repeat: How often each configuration has its turn.
+        on_progress: Told of every step.
+
+    Raises:
+        RankError: A rank failed.
+        ValueError: No such hook.
+    """
+    hooks = list(dict.fromkeys(configuration.hook for configuration in configurations))
+    traces, fabrics = _calibrate(pool, model_names, hooks, on_progress)
+    for model in model_names:
+        traces[model].save(model_folder(out, model) / "trace.json.gz")
+        fabrics[model].save(model_folder(out, model) / "fabric.json")
+    foretold = {
+        (model, configuration): said
+        for model in model_names
+        for configuration, said in zip(
+            configurations, foretell(traces[model], fabrics[model], configurations, pool.world_size), strict=True
+        )
+    }
+    digest = _write_predictions(out / "predictions.json", foretold)
+    measured = _measure(pool, traces, foretold, repeat, on_progress)
+    report = summarize([make_row(*target, said, measured[target]) for target, said in foretold.items()], digest)
+    report.save(out)
+    return report
+
+
+def _calibrate(
+    pool: RankPool, model_names: Sequence[str], hooks: Sequence[str], on_progress: Progress
+) -> tuple[dict[str, Trace], dict[str, Fabric]]:
+    """Traces and fabrics by model. Recording is spread over the whole time, as a machine's speed drifts."""
+    recordings: dict[str, list[Trace]] = {model: [] for model in model_names}
+
+    def record_all() -> None:
+        for model in model_names:
+            on_progress(f"{model}: recording computation", 0, 1)
+            recordings[model].append(pool.run(record_computation, model)[0])
+
+    record_all()
+    most_bytes = max(sum(trace.sizes_bytes) for (trace,) in recordings.values())
+    collectives = measure_collectives(pool, sizes_up_to(most_bytes), REPEATS, on_progress)
+    record_all()
+    fabrics = {}
+    for model in model_names:
+        slowed = with_slowdowns(pool, model, collectives, on_progress=on_progress)
+        fabrics[model] = measure_hooks(pool, slowed, hooks, model, on_progress=on_progress)
+    record_all()
+    return {model: join(traces) for model, traces in recordings.items()}, fabrics
+
+
+def _write_predictions(path: Path, foretold: Mapping[Target, Foretold]) -> str:
+    """The file's sha256."""
+    rows = [
+        {
+            "model": model,
+            **configuration.to_json(),
+            "naive_overlap_ns": said.naive_overlap_ns,
+            "reference": asdict(said.reference),
+            **said.prediction.to_json(),
+        }
+        for (model, configuration), said in foretold.items()
+    ]
+    data = json.dumps(rows, indent=1, allow_nan=False).encode()
+    write_whole(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def _measure(
+    pool: RankPool,
+    traces: Mapping[str, Trace],
+    targets: Iterable[Target],
+    repeat: int,
+    on_progress: Progress,
+) -> dict[Target, list[Measurement]]:
+    """All turns of each target; models take turns too."""
+    measured: dict[Target, list[Measurement]] = {target: [] for target in targets}
+    for turn in range(repeat):
+        for model, trace in traces.items():
+            due = [configuration for name, configuration in measured if name == model]
+            word = f"{model}: training, turn {turn + 1} of {repeat}"
+            told = [_told(trace, configuration) for configuration in due]
+            one_turn = pool.run(measure_configurations, model, told, word, on_progress=on_progress)[0]
+            for configuration, measurement in zip(due, one_turn, strict=True):
+                measured[model, configuration].append(measurement)
+    return measured
+
+
+def _told(trace: Trace, configuration: Configuration) -> Told:
+    """How the real reducer is told: by its cap where it finds the order itself, else by an explicit plan."""
+    if configuration.order == "ready":
+        return Told({"bucket_cap_mb": configuration.cap_mb}, configuration.hook)
+    return Told({"plan": buckets_of(policy_of(configuration), trace)}, configuration.hook)
+
+
+MODELS = ("resnet50", "mlp")
+CAPS_MB = (0.5, 1.0, 5.0, 25.0)
+ORDERS: tuple[Order, ...] = ("ready", "reverse", "forward")
+SINGLE = Configuration(float("inf"), "ready")  # in one bucket, order plays no part
+CONFIGURATIONS = [Configuration(cap, order) for cap in CAPS_MB for order in ORDERS] + [SINGLE]
+SHOWN = Configuration(25.0, "ready")
+
+
+def demo(
+    out: Path, *, models: Sequence[str] = MODELS, world_size: int = 2, repeat: int = 3, on_progress: Progress
+) -> Report:
+    """Validate each model on real ranks; leaves tables, figure, timelines and traces in `out`.
+
+    Raises:
+        RankError: A rank failed.
+    """
+    with RankPool(world_size) as pool:
+        report = validate(pool, models, CONFIGURATIONS, out=out, repeat=repeat, on_progress=on_progress)
+    validation_figure(report.to_frame()).savefig(out / "demo.png", dpi=120)
+    for model in models:
+        _save_timeline(model_folder(out, model), world_size)
+    return report
+
+
+def _save_timeline(folder: Path, world_size: int) -> None:
+    trace = Trace.load(folder / "trace.json.gz")
+    prediction = predict_one(trace, Fabric.load(folder / "fabric.json"), SHOWN, world_size)
+    prediction.save_perfetto(folder / "perfetto.json")

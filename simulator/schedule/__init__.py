@@ -1,0 +1,1 @@
+"""What all ranks do in an iteration, and what each step costs."""
