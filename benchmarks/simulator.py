@@ -25,10 +25,10 @@ from simulator import Fabric, Policy, Variation, predict, sweep
 from simulator.engines.closed_form import solve
 from simulator.engines.events import replay
 from simulator.fabric import Contention, Processor
-from simulator.schedule.costs import Job, draft
+from simulator.schedule.costs import EngineInput, price_schedule
 from simulator.schedule.policy import buckets_of
-from simulator.workload.compute_times import recorded_work
-from simulator.workload.variation import Draws
+from simulator.workload.compute_times import recorded_compute_times
+from simulator.workload.variation import IterationSampler
 
 TRACE = Path(__file__).parent / "resnet50.json.gz"
 FIGURE = Path("out/simulator_speed")
@@ -93,7 +93,7 @@ def goals(trace: Trace) -> Iterator[Goal]:
 def scaling(trace: Trace) -> pd.DataFrame:
     """Seconds of one iteration by ranks and by buckets; columns along, size, engine, seconds."""
     rows: list[dict[str, Any]] = []
-    engines: dict[str, tuple[Callable[[Job], object], Fabric]] = {
+    engines: dict[str, tuple[Callable[[EngineInput], object], Fabric]] = {
         "events": (replay, STEADY),
         "events, slow-downs": (replay, FLUID),
         "closed form": (solve, STEADY),
@@ -106,7 +106,7 @@ def scaling(trace: Trace) -> pd.DataFrame:
         for cap in CAPS_MB:
             job = _job(trace, fabric, 16, Policy(bucket_cap_mb=cap))
             _low, seconds, _high = _times(9, partial(engine, job))
-            size = len(job.script.collectives)
+            size = len(job.schedule.collectives)
             rows.append({"along": "buckets", "size": size, "engine": name, "seconds": seconds})
     return pd.DataFrame(rows)
 
@@ -128,10 +128,10 @@ def draw(rows: pd.DataFrame, ax: Axes) -> Axes:
     return ax
 
 
-def _job(trace: Trace, fabric: Fabric, ranks: int, policy: Policy = FIVE_BUCKETS) -> Job:
-    draws = Draws(recorded_work(trace), ranks, Variation(kind="fitted", iterations=1))
-    blueprint = draft(trace, fabric, policy, buckets_of(policy, trace), ranks, joins=False)
-    return blueprint.job(draws.work(0), draws.ranks.tolist())
+def _job(trace: Trace, fabric: Fabric, ranks: int, policy: Policy = FIVE_BUCKETS) -> EngineInput:
+    draws = IterationSampler(recorded_compute_times(trace), ranks, Variation(kind="fitted", iterations=1))
+    costs = price_schedule(trace, fabric, policy, buckets_of(policy, trace), ranks, joins=False)
+    return costs.engine_input(draws.work(0), draws.ranks.tolist())
 
 
 def _predict(trace: Trace, fabric: Fabric, world_size: int) -> None:

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from reference.schema import write_whole
+from reference.schema import write_atomically
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("reference", "simulator", "validation", "tutorials", "figures", "benchmarks", "docs")
@@ -48,7 +48,7 @@ def _phrase(path: Path) -> str:
 def main() -> None:
     """Write it."""
     readme = ROOT / "README.md"
-    write_whole(readme, with_map(readme.read_text()).encode())
+    write_atomically(readme, with_map(readme.read_text()).encode())
 
 
 if __name__ == "__main__":

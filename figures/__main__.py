@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from reference.schema import write_whole
+from reference.schema import write_atomically
 
 from . import (
     all_reduce_sizes,
@@ -59,7 +59,7 @@ def main() -> None:
     """Draw and write."""
     for figure in FIGURES:
         figure.main()
-    write_whole(FOLDER / "README.md", page().encode())
+    write_atomically(FOLDER / "README.md", page().encode())
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def caption() -> str:
         f"{told['drift']:+.1%} compared with the calibration (median); the quartiles of the most restless "
         f"configuration lay at {low / 1e6:.0f} and {high / 1e6:.0f} ms. Of {told['pairs_apart']} pairs that differ "
         f"by more than noise {told['sign_errors']} were ranked wrongly; for {round(models * told['fastest_found'])} "
-        f"of {models} models none was faster than the one foretold by more than noise; {told['coverage']:.0%} of the "
+        f"of {models} models none beat the predicted fastest by more than noise; {told['coverage']:.0%} of the "
         "iterations lie inside the 90 % interval."
     )
 

@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from reference.schema import write_whole
+from reference.schema import write_atomically
 
 FOLDER = Path(__file__).parent
 DATA = FOLDER / "data"
@@ -39,7 +39,7 @@ def render(
 def save(name: str, files: dict[str, bytes], folder: Path = FOLDER) -> None:
     """Write `NAME.png` and `NAME.svg`."""
     for format_, data in files.items():
-        write_whole(folder / f"{name}.{format_}", data)
+        write_atomically(folder / f"{name}.{format_}", data)
 
 
 def plain(ax: Axes) -> Axes:

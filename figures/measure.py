@@ -21,7 +21,7 @@ from reference import models
 from reference.data_parallel import DistributedDataParallel
 from reference.launch import RankPool
 from reference.recorder import record
-from reference.schema import write_whole
+from reference.schema import write_atomically
 from reference.trace import Trace
 from simulator.cli.output import progress
 from simulator.measure.operation_counter import measure_operations
@@ -129,7 +129,7 @@ def demo() -> None:
     with TemporaryDirectory() as folder, progress() as on_progress:
         report = run_demo(Path(folder), on_progress=on_progress)
     text = json.dumps(report.to_json(), allow_nan=False)
-    write_whole(DATA / "demo.json.gz", gzip.compress(text.encode(), mtime=0))
+    write_atomically(DATA / "demo.json.gz", gzip.compress(text.encode(), mtime=0))
 
 
 MEASUREMENTS: dict[str, Callable[[], None]] = {
@@ -146,7 +146,7 @@ def _write_csv(name: str, columns: Sequence[str], rows: Sequence[Sequence[object
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     writer.writerows(rows)
-    write_whole(DATA / name, text.getvalue().encode())
+    write_atomically(DATA / name, text.getvalue().encode())
 
 
 if __name__ == "__main__":

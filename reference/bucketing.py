@@ -22,7 +22,7 @@ ONE_BUCKET = 2**62
 Order = Literal["ready", "reverse", "forward", "size", "random"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
-Buckets = list[list[int]]
+BucketAssignment = list[list[int]]
 """Parameter indices by bucket; where it says *launch order*, bucket 0 goes first."""
 
 
@@ -33,7 +33,7 @@ def assign_buckets(
     keys: Sequence[Hashable] | None = None,
     sparse: Sequence[bool] | None = None,
     order: Sequence[int] | None = None,
-) -> Buckets:
+) -> BucketAssignment:
     """Assign parameters to buckets of at least the cap's size, without ever splitting a parameter.
 
     A bucket closes when its size *reaches* its cap, so a cap is a lower bound on all buckets but the last.
@@ -54,7 +54,7 @@ def assign_buckets(
         ValueError: Sizes, caps, keys, sparse or order that do not fit together.
     """
     _check_assignment(sizes_bytes, caps_bytes, keys, sparse, order)
-    buckets: Buckets = []
+    buckets: BucketAssignment = []
     open_buckets: dict[Hashable, list[int]] = {}
     open_bytes: dict[Hashable, int] = {}
     closed: dict[Hashable, int] = {}
@@ -115,7 +115,7 @@ def initial_buckets(
     *,
     keys: Sequence[Hashable] | None = None,
     sparse: Sequence[bool] | None = None,
-) -> Buckets:
+) -> BucketAssignment:
     """Buckets at construction, in launch order: assigned over registration order, then reversed."""
     return assign_buckets(sizes_bytes, caps_bytes, keys=keys, sparse=sparse)[::-1]
 
@@ -129,7 +129,7 @@ def plan_buckets(
     keys: Sequence[Hashable] | None = None,
     sparse: Sequence[bool] | None = None,
     seed: int = 0,
-) -> Buckets:
+) -> BucketAssignment:
     """Buckets in launch order when parameters are walked in a named order, the small first bucket first.
 
     Args:

@@ -21,21 +21,21 @@ from .broadcast import BufferHook, broadcast_coalesced
 from .bucketing import bucket_caps, first_iteration_caps
 from .buckets import Features
 from .checks import construction
-from .checks.construction import Setup, agree, set_up
+from .checks.construction import Setup, set_up, verify_setup
 from .checks.launch_order import CheckedLaunchOrder
 from .comm_hooks.interface import Hook, check_hook
-from .join import JoinsUneven
+from .join import JoinableModule
 from .naive import NaiveDataParallel as NaiveDataParallel
 from .parameters import sparse_parameters, synchronized_buffers, synchronized_tensors, trainable_parameters
 from .reducer import Reducer
-from .torch_compat import DataParallelNames, Log
+from .torch_compat import DataParallelNames, LoggingData
 from .unused_parameters import tensors_in, through_sink
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _not_compiled = cast("Callable[[_Method], _Method]", torch.compiler.disable)
 
 
-class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
+class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
     """Wraps a module so that its gradients are averaged over all ranks while the backward pass runs.
 
     A drop-in for torch 2.13's class of this name. Every rank constructs it at the same time with the same
@@ -102,7 +102,7 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
         debug: bool = False,
     ) -> None:
         super().__init__()
-        JoinsUneven.__init__(self)
+        JoinableModule.__init__(self)
         construction.refuse_out_of_scope(
             mixed_precision=mixed_precision,
             delay_all_reduce_named_params=delay_all_reduce_named_params,
@@ -138,7 +138,7 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
     # Construction
 
     def _make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
-        setup = agree(lambda: self._set_up(with_buffers=with_buffers), self.process_group, exchange=exchange)
+        setup = verify_setup(lambda: self._set_up(with_buffers=with_buffers), self.process_group, exchange=exchange)
         trainable = trainable_parameters(self.module)
         self.device = next(iter(trainable.values())).device
         sparse = sparse_parameters(self.module)
@@ -156,7 +156,7 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
             self.reducer.communication.order = CheckedLaunchOrder(self.process_group)
         self._has_buffers = bool(synchronized_buffers(self.module))
         self._forward_ran = False
-        self.log = Log()
+        self.log = LoggingData()
         self.reducer.observers.append(self.log)
 
     def _set_up(self, *, with_buffers: bool) -> Setup:
@@ -217,7 +217,7 @@ class DistributedDataParallel(DataParallelNames, JoinsUneven, nn.Module):
         self.require_forward_param_sync = averaging
         if averaging:
             self.reducer.prepare_for_backward(list(tensors_in(output)), self.rank_counter(self._presence))
-            if self.reducer.usage.needs_sink:
+            if self.reducer.tracker.needs_sink:
                 return through_sink(output, self.reducer.average_at_the_end, clone=self.sink_clones)
         elif torch.is_grad_enabled():
             self.reducer.expect_nothing()

@@ -17,13 +17,13 @@ from torch.utils._pytree import tree_leaves
 
 from .data_parallel import DistributedDataParallel
 from .observer import Future, Observer
-from .trace import BucketTimes, Iteration, Layout, RankTrace
+from .trace import BucketLayout, BucketTimes, Iteration, RankTrace
 
 now_ns = time.perf_counter_ns
 
 
 @dataclass(slots=True)
-class BucketMarks:
+class BucketTimestamps:
     """Readings of one bucket; `waited` is when the reducer came back from waiting for it."""
 
     ready: int
@@ -34,24 +34,24 @@ class BucketMarks:
 
 
 @dataclass(slots=True)
-class IterationMarks:
+class IterationTimestamps:
     """Readings of one iteration; None: has not happened. `in_backward`: autograd is at work."""
 
     forward_start: int
     ready: list[int | None]
     in_backward: bool = False
     synchronized: bool = False
-    layout: Layout | None = None
+    layout: BucketLayout | None = None
     forward_end: int | None = None
     backward_start: int | None = None
     backward_end: int | None = None
     optimizer_start: int | None = None
     optimizer_end: int | None = None
     end: int | None = None
-    buckets: list[BucketMarks] = field(default_factory=list)
+    buckets: list[BucketTimestamps] = field(default_factory=list)
 
 
-class Marks:
+class Timestamps:
     """All iterations of one rank. Every method is called from a hook and only notes the time.
 
     An iteration begins with the first forward pass after a backward pass and ends where the next begins.
@@ -60,11 +60,11 @@ class Marks:
     def __init__(self, parameter_count: int) -> None:
         self._parameter_count = parameter_count
         self.zero = now_ns()
-        self.iterations: list[IterationMarks] = []
+        self.iterations: list[IterationTimestamps] = []
         self.current = self._blank(self.zero)
 
-    def _blank(self, now: int) -> IterationMarks:
-        return IterationMarks(now, [None] * self._parameter_count)
+    def _blank(self, now: int) -> IterationTimestamps:
+        return IterationTimestamps(now, [None] * self._parameter_count)
 
     def forward_started(self) -> None:
         """A forward pass begins."""
@@ -74,7 +74,7 @@ class Marks:
         if self.current.forward_end is None or self.current.in_backward:  # the latter: autograd raised an error
             self.current = self._blank(now)
 
-    def forward_ended(self, *, synchronized: bool, layout: Layout | None) -> None:
+    def forward_ended(self, *, synchronized: bool, layout: BucketLayout | None) -> None:
         """A forward pass is over; whether its gradients will be averaged, and in which buckets."""
         self.current.forward_end = now_ns()
         self.current.synchronized = synchronized
@@ -101,7 +101,13 @@ class Marks:
 
 
 def rank_trace(
-    rank: int, offset_ns: int, uncertainty_ns: int, marks: Marks, *, zero: int, layouts: dict[Layout, int]
+    rank: int,
+    offset_ns: int,
+    uncertainty_ns: int,
+    timestamps: Timestamps,
+    *,
+    zero: int,
+    layouts: dict[BucketLayout, int],
 ) -> RankTrace:
     """The finished record of one rank.
 
@@ -109,63 +115,67 @@ def rank_trace(
         rank: Its number.
         offset_ns: What takes its clock to rank 0's.
         uncertainty_ns: How far that may be off.
-        marks: What it noted.
+        timestamps: What it noted.
         zero: Rank 0's reading at the start of its recording.
         layouts: Numbers of the layouts seen so far; each new one is added.
 
     Raises:
         RuntimeError: No iteration was complete.
     """
-    if not marks.iterations:
+    if not timestamps.iterations:
         raise RuntimeError(
             "nothing was recorded: expected at least one forward pass of the recorded module and its backward "
             "pass inside the `with record(...)` block, with gradients enabled"
         )
-    iterations = tuple(_iteration(iteration, marks.zero, layouts) for iteration in marks.iterations)
+    iterations = tuple(_iteration(iteration, timestamps.zero, layouts) for iteration in timestamps.iterations)
     return RankTrace(
         rank=rank,
-        clock_offset_ns=offset_ns + marks.zero - zero,  # a rank's times count from its own zero
+        clock_offset_ns=offset_ns + timestamps.zero - zero,  # a rank's times count from its own zero
         clock_uncertainty_ns=uncertainty_ns,
         iterations=iterations,
     )
 
 
-def _iteration(marks: IterationMarks, zero: int, layouts: dict[Layout, int]) -> Iteration:
+def _iteration(timestamps: IterationTimestamps, zero: int, layouts: dict[BucketLayout, int]) -> Iteration:
     def since_zero(reading: int | None) -> int | None:
         return None if reading is None else reading - zero
 
-    start, end = marks.backward_start, marks.backward_end
+    start, end = timestamps.backward_start, timestamps.backward_end
     assert start is not None
     assert end is not None
-    assert marks.forward_end is not None
-    assert marks.end is not None
+    assert timestamps.forward_end is not None
+    assert timestamps.end is not None
     # Hooks of the output run in the order of the graph: a gradient may be ready a moment before ours fires.
     # A comm hook may send anything: without one all-reduce a bucket, nothing was seen of the buckets.
-    layout = marks.layout if marks.layout is not None and len(marks.layout) == len(marks.buckets) else None
-    start = min([start, *(ready for ready in marks.ready if ready is not None)])
+    layout = (
+        timestamps.layout
+        if timestamps.layout is not None and len(timestamps.layout) == len(timestamps.buckets)
+        else None
+    )
+    start = min([start, *(ready for ready in timestamps.ready if ready is not None)])
     return Iteration(
-        forward_start_ns=marks.forward_start - zero,
-        forward_end_ns=min(marks.forward_end, start) - zero,
+        forward_start_ns=timestamps.forward_start - zero,
+        forward_end_ns=min(timestamps.forward_end, start) - zero,
         backward_start_ns=start - zero,
         backward_end_ns=end - zero,
-        optimizer_start_ns=since_zero(marks.optimizer_start),
-        optimizer_end_ns=since_zero(marks.optimizer_end),
-        end_ns=marks.end - zero,
-        synchronized=marks.synchronized,
+        optimizer_start_ns=since_zero(timestamps.optimizer_start),
+        optimizer_end_ns=since_zero(timestamps.optimizer_end),
+        end_ns=timestamps.end - zero,
+        synchronized=timestamps.synchronized,
         layout=None if layout is None else layouts.setdefault(layout, len(layouts)),
-        ready_ns=tuple(since_zero(ready) for ready in marks.ready),
-        buckets=() if layout is None else tuple(_bucket(bucket, end, zero) for bucket in marks.buckets),
+        ready_ns=tuple(since_zero(ready) for ready in timestamps.ready),
+        buckets=() if layout is None else tuple(_bucket(bucket, end, zero) for bucket in timestamps.buckets),
     )
 
 
-def _bucket(marks: BucketMarks, backward_end: int, zero: int) -> BucketTimes:
+def _bucket(timestamps: BucketTimestamps, backward_end: int, zero: int) -> BucketTimes:
     # The completion callback needs the interpreter and may get it after whoever waited had it first.
-    seen = [moment for moment in (marks.done, marks.waited, backward_end) if moment is not None]
+    seen = [moment for moment in (timestamps.done, timestamps.waited, backward_end) if moment is not None]
     return BucketTimes(
-        ready_ns=marks.ready - zero,
-        launched_ns=marks.launched - zero,
+        ready_ns=timestamps.ready - zero,
+        launched_ns=timestamps.launched - zero,
         done_ns=min(seen) - zero,
-        copied_out_ns=None if marks.copied_out is None else marks.copied_out - zero,
+        copied_out_ns=None if timestamps.copied_out is None else timestamps.copied_out - zero,
     )
 
 
@@ -174,21 +184,21 @@ _engine: Any = torch.autograd.Variable._execution_engine
 
 
 @contextmanager
-def watch_passes(module: nn.Module, marks: Marks) -> Iterator[None]:
+def watch_passes(module: nn.Module, timestamps: Timestamps) -> Iterator[None]:
     """Note where forward and backward passes begin and end."""
     layout_of = _LayoutReader(module)
 
     def before_forward(_module: nn.Module, _inputs: Any) -> None:
         if torch.is_grad_enabled():
-            marks.forward_started()
+            timestamps.forward_started()
 
     def after_forward(_module: nn.Module, _inputs: Any, output: Any) -> None:
         if torch.is_grad_enabled():
             synchronized = bool(getattr(module, "require_backward_grad_sync", False))
-            marks.forward_ended(synchronized=synchronized, layout=layout_of())
+            timestamps.forward_ended(synchronized=synchronized, layout=layout_of())
             for leaf in tree_leaves(output):
                 if isinstance(leaf, Tensor) and leaf.requires_grad:
-                    leaf.register_hook(lambda _gradient: _in_backward(marks))
+                    leaf.register_hook(lambda _gradient: _in_backward(timestamps))
 
     handles = [
         module.register_forward_pre_hook(before_forward, prepend=True),
@@ -201,21 +211,21 @@ def watch_passes(module: nn.Module, marks: Marks) -> Iterator[None]:
             handle.remove()
 
 
-def _in_backward(marks: Marks) -> None:
+def _in_backward(timestamps: Timestamps) -> None:
     """Autograd is at work: note the start of its run, and have it tell its end."""
-    if not marks.current.in_backward:
-        marks.backward_started()
+    if not timestamps.current.in_backward:
+        timestamps.backward_started()
         # A callback that is queued from a callback runs after all those that reducers queued meanwhile.
-        _engine.queue_callback(lambda: _engine.queue_callback(marks.backward_ended))
+        _engine.queue_callback(lambda: _engine.queue_callback(timestamps.backward_ended))
 
 
 @contextmanager
-def watch_gradients(parameters: Sequence[nn.Parameter], marks: Marks) -> Iterator[None]:
+def watch_gradients(parameters: Sequence[nn.Parameter], timestamps: Timestamps) -> Iterator[None]:
     """Note when each gradient has been accumulated; for modules that our reducer does not serve."""
 
     def ready(index: int, _parameter: Tensor) -> None:
-        _in_backward(marks)
-        marks.current.ready[index] = now_ns()
+        _in_backward(timestamps)
+        timestamps.current.ready[index] = now_ns()
 
     handles = [
         parameter.register_post_accumulate_grad_hook(partial(ready, index))
@@ -229,7 +239,7 @@ def watch_gradients(parameters: Sequence[nn.Parameter], marks: Marks) -> Iterato
 
 
 @contextmanager
-def watch_optimizers(parameters: Sequence[nn.Parameter], marks: Marks) -> Iterator[None]:
+def watch_optimizers(parameters: Sequence[nn.Parameter], timestamps: Timestamps) -> Iterator[None]:
     """Note the steps of every optimiser that updates one of `parameters`."""
     ours = set(map(id, parameters))
     concerned: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
@@ -241,12 +251,12 @@ def watch_optimizers(parameters: Sequence[nn.Parameter], marks: Marks) -> Iterat
         return concerned[optimizer]
 
     def before_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if concerns(optimizer) and marks.current.optimizer_start is None:
-            marks.current.optimizer_start = now_ns()
+        if concerns(optimizer) and timestamps.current.optimizer_start is None:
+            timestamps.current.optimizer_start = now_ns()
 
     def after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if concerns(optimizer):
-            marks.current.optimizer_end = now_ns()
+            timestamps.current.optimizer_end = now_ns()
 
     handles = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
     try:
@@ -257,9 +267,9 @@ def watch_optimizers(parameters: Sequence[nn.Parameter], marks: Marks) -> Iterat
 
 
 @contextmanager
-def watch_our_buckets(ddp: DistributedDataParallel, marks: Marks) -> Iterator[None]:
+def watch_our_buckets(ddp: DistributedDataParallel, timestamps: Timestamps) -> Iterator[None]:
     """Note what our reducer does, gradients included."""
-    observer = _BucketObserver(marks)
+    observer = _BucketObserver(timestamps)
     ddp.reducer.observers.append(observer)
     try:
         yield
@@ -270,33 +280,33 @@ def watch_our_buckets(ddp: DistributedDataParallel, marks: Marks) -> Iterator[No
 class _BucketObserver(Observer):
     watches_parameters = True
 
-    def __init__(self, marks: Marks) -> None:
-        self._marks = marks
+    def __init__(self, timestamps: Timestamps) -> None:
+        self._timestamps = timestamps
         self._ready: dict[int, int] = {}
 
     def parameter_ready(self, index: int) -> None:
-        _in_backward(self._marks)
-        self._marks.current.ready[index] = now_ns()
+        _in_backward(self._timestamps)
+        self._timestamps.current.ready[index] = now_ns()
 
     def bucket_ready(self, bucket: int) -> None:
         self._ready[bucket] = now_ns()
 
     def bucket_launching(self, bucket: int) -> None:
-        self._marks.current.buckets.append(BucketMarks(self._ready[bucket], now_ns()))
+        self._timestamps.current.buckets.append(BucketTimestamps(self._ready[bucket], now_ns()))
 
     def bucket_launched(self, bucket: int, future: Future) -> None:
-        times = self._marks.current.buckets[bucket]
+        times = self._timestamps.current.buckets[bucket]
         future.add_done_callback(lambda _future: setattr(times, "done", now_ns()))
 
     def bucket_done(self, bucket: int) -> None:
-        self._marks.current.buckets[bucket].waited = now_ns()
+        self._timestamps.current.buckets[bucket].waited = now_ns()
 
     def bucket_copied_out(self, bucket: int) -> None:
-        self._marks.current.buckets[bucket].copied_out = now_ns()
+        self._timestamps.current.buckets[bucket].copied_out = now_ns()
 
 
 @contextmanager
-def watch_torch_buckets(parameters: Sequence[nn.Parameter], marks: Marks) -> Iterator[None]:
+def watch_torch_buckets(parameters: Sequence[nn.Parameter], timestamps: Timestamps) -> Iterator[None]:
     """Note the all-reduces that torch's reducer launches.
 
     Its reducer is C++ and calls no Python. But every collective passes torch's dispatcher, where a kernel of
@@ -306,10 +316,10 @@ def watch_torch_buckets(parameters: Sequence[nn.Parameter], marks: Marks) -> Ite
     sizes = [parameter.numel() for parameter in parameters]
 
     def kernel(keys: Any, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Any:
-        bucket = _launched_bucket(marks.current, tensors[0].numel(), sizes)
+        bucket = _launched_bucket(timestamps.current, tensors[0].numel(), sizes)
         result = all_reduce.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, tensors, *args, **kwargs)
         if bucket is not None:
-            marks.current.buckets.append(bucket)
+            timestamps.current.buckets.append(bucket)
             work = dist.Work.unbox(result[1])
             work.get_future().add_done_callback(lambda _future: setattr(bucket, "done", now_ns()))
         return result
@@ -322,7 +332,7 @@ def watch_torch_buckets(parameters: Sequence[nn.Parameter], marks: Marks) -> Ite
         library._destroy()
 
 
-def _launched_bucket(iteration: IterationMarks, numel: int, sizes: Sequence[int]) -> BucketMarks | None:
+def _launched_bucket(iteration: IterationTimestamps, numel: int, sizes: Sequence[int]) -> BucketTimestamps | None:
     """The bucket that an all-reduce of `numel` elements belongs to; None for any other collective."""
     number = len(iteration.buckets)
     if iteration.backward_start is None or iteration.layout is None or number == len(iteration.layout):
@@ -331,7 +341,7 @@ def _launched_bucket(iteration: IterationMarks, numel: int, sizes: Sequence[int]
     if numel != sum(sizes[index] for index in indices):
         return None
     now = now_ns()
-    return BucketMarks(max((iteration.ready[index] or now for index in indices), default=now), now)
+    return BucketTimestamps(max((iteration.ready[index] or now for index in indices), default=now), now)
 
 
 class _LayoutReader:
@@ -339,9 +349,9 @@ class _LayoutReader:
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._torch_layouts: dict[bool, Layout] = {}
+        self._torch_layouts: dict[bool, BucketLayout] = {}
 
-    def __call__(self) -> Layout | None:
+    def __call__(self) -> BucketLayout | None:
         if isinstance(self._module, DistributedDataParallel):
             return self._module.reducer.layout.indices
         if not isinstance(self._module, TorchDDP):
@@ -352,7 +362,7 @@ class _LayoutReader:
         return self._torch_layouts[rebuilt]
 
     @staticmethod
-    def _read(ddp: TorchDDP) -> Layout:
+    def _read(ddp: TorchDDP) -> BucketLayout:
         trainable = [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
         index = {id(parameter): number for number, parameter in enumerate(trainable)}
         buckets = ddp.reducer._get_zeros_like_grad_buckets()

@@ -11,17 +11,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-__all__ = ["Join", "JoinHook", "Joinable", "JoinsUneven", "UnevenJoinHook"]
+__all__ = ["Join", "JoinHook", "Joinable", "JoinableModule", "UnevenInputsHook"]
 
 if TYPE_CHECKING:
     from .buckets import Features
     from .reducer import Reducer
 
 
-class UnevenJoinHook(JoinHook):
+class UnevenInputsHook(JoinHook):
     """Matches every collective of the iterations that other ranks still run (torch: `_DDPJoinHook`)."""
 
-    def __init__(self, ddp: "JoinsUneven") -> None:
+    def __init__(self, ddp: "JoinableModule") -> None:
         super().__init__()
         self._ddp = ddp
 
@@ -43,7 +43,7 @@ class UnevenJoinHook(JoinHook):
         self._ddp.sync_final_model(is_last_joiner=is_last_joiner)
 
 
-class JoinsUneven(Joinable):
+class JoinableModule(Joinable):
     """The part of a data-parallel module that Join talks to; what it uses of the rest stands at its top."""
 
     module: torch.nn.Module
@@ -79,7 +79,7 @@ class JoinsUneven(Joinable):
             divide_by_initial_world_size=divide_by_initial_world_size,
         )
 
-    def join_hook(self, **kwargs: Any) -> UnevenJoinHook:
+    def join_hook(self, **kwargs: Any) -> UnevenInputsHook:
         """What a rank without inputs does; takes `divide_by_initial_world_size` as `join` does.
 
         Raises:
@@ -92,7 +92,7 @@ class JoinsUneven(Joinable):
             )
         self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
         self.log.uneven_inputs = True
-        return UnevenJoinHook(self)
+        return UnevenInputsHook(self)
 
     @property
     def join_device(self) -> torch.device:

@@ -38,7 +38,7 @@ Body = Callable[..., Any]
 """An importable function `body(rank, world_size, *args)`; arguments and result must pickle."""
 
 Progress = Callable[[str, int, int], None]
-"""Told of a step: a word, and how many of how many are done."""
+"""Called with a step: its name, how many parts are done, and how many there are."""
 
 
 def no_progress(_word: str, _done: int, _total: int) -> None:

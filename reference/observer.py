@@ -9,7 +9,7 @@ Future = torch.futures.Future[Any]
 
 
 class Observer:
-    """Told of a reducer's steps, by parameter and bucket index; every method is a no-op, override what you need."""
+    """Receives a reducer's steps, by parameter and bucket index. Every method is a no-op; override those you need."""
 
     watches_parameters = False
     """Whether `parameter_ready` is called: that is the one step that costs time for every gradient."""

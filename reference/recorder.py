@@ -23,9 +23,9 @@ from torch import nn
 
 from . import instrumentation
 from .data_parallel import DistributedDataParallel
-from .instrumentation import Marks, now_ns, rank_trace
+from .instrumentation import Timestamps, now_ns, rank_trace
 from .parameters import described_buffers, described_parameters, trainable_parameters
-from .trace import Layout, Trace, Workload
+from .trace import BucketLayout, Trace, Workload
 
 OFFSET_ROUNDS = 10
 
@@ -89,34 +89,34 @@ class Recording:
     def __enter__(self) -> Self:
         parameters = list(self._parameters.values())
         self._offset = _clock_offset_ns(self._group)
-        self._marks = Marks(len(parameters))
+        self._timestamps = Timestamps(len(parameters))
         with ExitStack() as stack:
-            stack.enter_context(instrumentation.watch_passes(self._module, self._marks))
-            stack.enter_context(instrumentation.watch_optimizers(parameters, self._marks))
+            stack.enter_context(instrumentation.watch_passes(self._module, self._timestamps))
+            stack.enter_context(instrumentation.watch_optimizers(parameters, self._timestamps))
             if isinstance(self._module, DistributedDataParallel):
-                stack.enter_context(instrumentation.watch_our_buckets(self._module, self._marks))
+                stack.enter_context(instrumentation.watch_our_buckets(self._module, self._timestamps))
             else:
-                stack.enter_context(instrumentation.watch_gradients(parameters, self._marks))
+                stack.enter_context(instrumentation.watch_gradients(parameters, self._timestamps))
             if self._source == "torch":
-                stack.enter_context(instrumentation.watch_torch_buckets(parameters, self._marks))
-            self._probes = stack.pop_all()
+                stack.enter_context(instrumentation.watch_torch_buckets(parameters, self._timestamps))
+            self._hooks = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._marks.finish_iteration()
-        self._probes.close()
+        self._timestamps.finish_iteration()
+        self._hooks.close()
         if kind is None:  # after an error the other ranks may never come to the gathering
             self.trace = self._gather()
 
     def _gather(self) -> Trace:
-        everyone: list[Any] = [(0, *self._offset, self._marks)]
+        everyone: list[Any] = [(0, *self._offset, self._timestamps)]
         if self._group is not None:
-            mine = (dist.get_rank(self._group), *self._offset, self._marks)
+            mine = (dist.get_rank(self._group), *self._offset, self._timestamps)
             everyone = [None] * dist.get_world_size(self._group)
             dist.all_gather_object(everyone, mine, group=self._group)
-        layouts: dict[Layout, int] = {}
+        layouts: dict[BucketLayout, int] = {}
         zero = everyone[0][-1].zero
         ranks = tuple(rank_trace(*one_rank, zero=zero, layouts=layouts) for one_rank in everyone)
         return Trace(workload=self._workload(len(ranks)), layouts=tuple(layouts), ranks=ranks)

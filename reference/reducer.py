@@ -27,12 +27,12 @@ from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
 from .buckets import Bucket, Features, Layout
-from .checks.backward import Diagnosis, GradientCheck, WishCheck
+from .checks.backward import ErrorMessages, GradientCheck, NoSyncCheck
 from .checks.launch_order import LaunchOrder
 from .comm_hooks.interface import Hook, HookCaller
 from .observer import Future, Observer, fail
 from .torch_compat import ReducerNames
-from .unused_parameters import make_usage, reachable
+from .unused_parameters import make_tracker, reachable
 
 _engine: Any = torch.autograd.Variable._execution_engine
 
@@ -54,7 +54,7 @@ class Reducer(ReducerNames):
         iterations: Forward passes so far whose gradients are averaged.
         ready_order: Parameter indices as their gradients became ready in the current or last such iteration.
         reduced_buckets: Buckets that were sent in the last such iteration.
-        usage: Which parameters take part in a backward pass.
+        tracker: Which parameters take part in a backward pass.
         observers: Who watches; append at any time between iterations.
         communication: Sends buckets, and checks their order if asked to.
         after_backward: Futures that the coming backward pass waits for at its end.
@@ -79,17 +79,17 @@ class Reducer(ReducerNames):
             self._parameters, buckets, rebuild_caps_bytes=rebuild_caps_bytes, sparse=sparse, features=features
         )
         self._accumulators = accumulators(self._parameters)
-        self.usage = make_usage(features, self._parameters, self._accumulators, group)
+        self.tracker = make_tracker(features, self._parameters, self._accumulators, group)
         self.iterations = 0
         self.ready_order: list[int] = []
         self.reduced_buckets = 0
         self.observers: list[Observer] = []
         self.after_backward: list[Future] = []
         self.optimizers_in_backward = False
-        self._diagnosis = Diagnosis(parameters, dist.get_rank(group))
+        self._messages = ErrorMessages(parameters, dist.get_rank(group))
         self.communication = Communication(group, self.observers)
-        self._gradients = GradientCheck(self._diagnosis)
-        self._wishes = WishCheck(self._diagnosis, wants_averages)
+        self._gradients = GradientCheck(self._messages)
+        self._wishes = NoSyncCheck(self._messages, wants_averages)
         self._expecting = False  # gradients that arrive are averaged
         self._shadows = 0  # iterations of other ranks that this one only matched
         self._began = False  # one has arrived since forward
@@ -116,7 +116,7 @@ class Reducer(ReducerNames):
                 "static_graph should be called before training loop starts, on the wrapped module",
             )
         self.features = self.layout.features = replace(self.features, static_graph=True)
-        self.usage = make_usage(self.features, self._parameters, self._accumulators, self._group)
+        self.tracker = make_tracker(self.features, self._parameters, self._accumulators, self._group)
 
     # Forward pass
 
@@ -156,7 +156,7 @@ class Reducer(ReducerNames):
         self._count_ranks = count_ranks or partial(dist.get_world_size, self._group)
         self._watches = [o.parameter_ready for o in self.observers if o.watches_parameters]
         self.ready_order = []
-        self.usage.forward_done(outputs)
+        self.tracker.forward_done(outputs)
         self._reached = self._search(outputs)
 
     def expect_nothing(self) -> None:
@@ -169,7 +169,7 @@ class Reducer(ReducerNames):
 
     def average_at_the_end(self) -> None:
         """At the start of a backward pass: have everything launched at its end, if it cannot be during the pass."""
-        if self._expecting and not self.usage.launches_during_backward and not self._end_queued:
+        if self._expecting and not self.tracker.launches_during_backward and not self._end_queued:
             self._end_queued = True
             _engine.queue_callback(self._launch_everything)
 
@@ -177,12 +177,12 @@ class Reducer(ReducerNames):
         """The path of every gradient, None for an undefined one: as few steps as can be."""
         if not self._in_pass:
             self._begin_pass()
-        to_come = self.usage.arrived(index, gradient, self._expecting)
+        to_come = self.tracker.arrived(index, gradient, self._expecting)
         if self._watches and gradient is not None:
             for watch in self._watches:
                 watch(index)
         if to_come < 0:
-            fail(self.observers, self._diagnosis.graph_changed(index, self.layout.places[index][0]))
+            fail(self.observers, self._messages.graph_changed(index, self.layout.places[index][0]))
         if self._expecting and to_come == 0:
             self.ready_order.append(index)
             self._mark_ready(index)
@@ -206,17 +206,17 @@ class Reducer(ReducerNames):
         # Multiplying beats dividing, and gives the same bits as torch's default path, which does so too.
         self._scale = 1.0 if self.communication.hooked else 1.0 / self._count_ranks()
         self._tell("backward_started")
-        skip = self.usage.unused if self.features.skip_all_reduce_unused_params else frozenset()
+        skip = self.tracker.unused if self.features.skip_all_reduce_unused_params else frozenset()
         buckets = self.layout.buckets
         self._to_send = [number for number, bucket in enumerate(buckets) if not skip.issuperset(bucket.indices)]
-        for index in sorted(self.usage.unused):
+        for index in sorted(self.tracker.unused):
             self._mark_ready(index)
 
     def _mark_ready(self, index: int) -> None:
         number, slot = self.layout.places[index]
         bucket = self.layout.buckets[number]
         if not bucket.is_pending(slot):
-            fail(self.observers, self._diagnosis.ready_twice(index, number, unused=index in self.usage.unused))
+            fail(self.observers, self._messages.ready_twice(index, number, unused=index in self.tracker.unused))
         ready = bucket.put(slot)
         if ready or bucket.pack_early:
             self._pack(bucket, number)
@@ -237,7 +237,7 @@ class Reducer(ReducerNames):
             self._launch(self._next_bucket)
             self._next_bucket += 1
         if self._next_bucket == len(buckets):
-            self.usage.launched_all()
+            self.tracker.launched_all()
             _engine.queue_callback(self._finalize)
 
     def _launch(self, number: int) -> None:
@@ -257,7 +257,7 @@ class Reducer(ReducerNames):
     def _finalize(self) -> None:
         self._expecting = False
         self._tell("backward_computed")
-        untouched = self.usage.untouched()
+        untouched = self.tracker.untouched()
         if self.optimizers_in_backward:
             untouched |= {index for index, parameter in enumerate(self._parameters) if parameter.grad is None}
         self.reduced_buckets = self.communication.sent
@@ -270,7 +270,7 @@ class Reducer(ReducerNames):
         while self.after_backward:
             self.after_backward.pop(0).wait()
         self.communication.begin()  # futures hold the buffers, which the rebuild wants freed
-        self.usage.finished()
+        self.tracker.finished()
         self._gradients.thorough = False
 
     def check_finished(self) -> None:
@@ -279,7 +279,7 @@ class Reducer(ReducerNames):
             buckets = self.layout.buckets
             missing = [i for i, (number, slot) in enumerate(self.layout.places) if buckets[number].is_pending(slot)]
             unlaunched = range(self._next_bucket, len(buckets))
-            fail(self.observers, self._diagnosis.unfinished(missing, self._reached, unlaunched, self.features))
+            fail(self.observers, self._messages.unfinished(missing, self._reached, unlaunched, self.features))
 
     # Join
 
@@ -289,15 +289,15 @@ class Reducer(ReducerNames):
         last = len(self.layout.buckets) - 1
         for number, bucket in enumerate(self.layout.buckets):
             self.communication.send(bucket.zeros(), number, is_last=number == last)
-        self.usage.launched_all()
+        self.tracker.launched_all()
         for number in range(last + 1):
             self.communication.wait(number)
-        self.usage.untouched()
+        self.tracker.untouched()
         while self.after_backward:
             self.after_backward.pop(0).wait()
-        self.usage.finished()
+        self.tracker.finished()
         self._shadows += 1
-        if self._shadows + self.iterations > self.usage.iterations_without_order:
+        if self._shadows + self.iterations > self.tracker.iterations_without_order:
             self.ready_order = list(range(len(self._parameters)))  # as ready for the rebuild as the others
 
     # Watching, and errors
@@ -340,7 +340,7 @@ class Communication:
         observers: Who is told of errors; the list may grow.
 
     Attributes:
-        order: Told of every launch, and asked when one fails.
+        order: TargetRun of every launch, and asked when one fails.
         sent: Buckets sent since `begin`.
     """
 

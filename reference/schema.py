@@ -7,13 +7,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 
-class Record(BaseModel):
+class Schema(BaseModel):
     """A flat, typed, immutable record; a field that the schema does not know is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class Settings(Record):
+class Settings(Schema):
     """A record that users make by hand: what does not fit is told in one line, which names the field."""
 
     def __init__(self, **fields: Any) -> None:
@@ -23,10 +23,10 @@ class Settings(Record):
             raise ValueError(first_problem(error)) from None
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=Schema)
 
 
-def checked(kind: type[R], /, **fields: object) -> R:
+def validated(kind: type[R], /, **fields: object) -> R:
     """A record of these fields.
 
     Raises:
@@ -38,7 +38,7 @@ def checked(kind: type[R], /, **fields: object) -> R:
         raise ValueError(first_problem(error)) from None
 
 
-def read_record(kind: type[R], path: str | os.PathLike[str], *, what: str, cure: str = "") -> R:
+def read_schema(kind: type[R], path: str | os.PathLike[str], *, what: str, cure: str = "") -> R:
     """The record that a JSON file holds.
 
     Args:
@@ -70,7 +70,7 @@ def first_problem(error: ValidationError) -> str:
     return (f"{field}: " if field else "") + reason[:1].lower() + reason[1:] + more
 
 
-def write_whole(path: str | os.PathLike[str], data: bytes) -> None:
+def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file, and the folders it lies in; a crash leaves the old file or the new one, never a piece.
 
     Several processes may write the same path at the same time: the last one wins.

@@ -30,10 +30,10 @@ class ReducerNames:
     """What is asked of `ddp.reducer`."""
 
     def _get_local_used_map(self: Any) -> Tensor:
-        return self.usage.used.tensor  # type: ignore[no-any-return]
+        return self.tracker.used.tensor  # type: ignore[no-any-return]
 
     def _ddp_graph_static(self: Any) -> bool:
-        return self.usage.is_static  # type: ignore[no-any-return]
+        return self.tracker.is_static  # type: ignore[no-any-return]
 
     def _run_allreduce_hook(self: Any, bucket: Any) -> "torch.futures.Future[Any]":
         work: Any = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
@@ -293,7 +293,7 @@ class Moments:
         }
 
 
-class Log(Observer):
+class LoggingData(Observer):
     """Times sampled iterations and keeps the last error.
 
     Attributes:
@@ -403,12 +403,12 @@ def _buckets(reducer: Any) -> Data:
     def listed(sizes: Any) -> str:
         return ", ".join(map(str, sizes))
 
-    unused = sum(size_bytes(reducer._parameters[index]) for index in reducer.usage.unused)
+    unused = sum(size_bytes(reducer._parameters[index]) for index in reducer.tracker.unused)
     data: Data = {
         "bucket_sizes": listed(reducer.layout.initial_sizes_bytes),
         "num_buckets_reduced": reducer.reduced_buckets,
         "has_rebuilt_buckets": int(reducer.layout.rebuilt),
-        "can_set_static_graph": int(reducer.usage.is_static),
+        "can_set_static_graph": int(reducer.tracker.is_static),
         "unused_parameter_size": unused,
         "prev_iteration_grad_ready_order_indices": listed(reducer.ready_order),
     }

@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from .bucketing import check_partition
 from .errors import TraceError
-from .schema import Record, first_problem, write_whole
+from .schema import Schema, first_problem, write_atomically
 
 SCHEMA_VERSION: Literal[1] = 1
 GZIP_MAGIC = b"\x1f\x8b"
@@ -34,11 +34,11 @@ PHASES = (
 )
 """The moments of an iteration, in their order."""
 
-Layout = tuple[tuple[int, ...], ...]
+BucketLayout = tuple[tuple[int, ...], ...]
 """Parameter indices by bucket, in launch order."""
 
 
-class Parameter(Record):
+class Parameter(Schema):
     """A trainable parameter; its place in `Workload.parameters` is its parameter index."""
 
     name: str
@@ -58,7 +58,7 @@ class Parameter(Record):
         return self
 
 
-class Buffer(Record):
+class Buffer(Schema):
     """A module buffer that rank 0 broadcasts before each synchronised forward pass."""
 
     name: str
@@ -66,7 +66,7 @@ class Buffer(Record):
     size_bytes: int = Field(ge=0)
 
 
-class Workload(Record):
+class Workload(Schema):
     """Who and what was recorded."""
 
     model: str
@@ -93,7 +93,7 @@ class Workload(Record):
         return self
 
 
-class BucketTimes(Record):
+class BucketTimes(Schema):
     """One bucket in one iteration: ready <= launched <= done <= copied out.
 
     `copied_out_ns` is None where it was not observable: torch's reducer does not tell.
@@ -118,7 +118,7 @@ class BucketTimes(Record):
         return self.model_copy(update={name: None if ns is None else ns + by_ns for name, ns in moments})
 
 
-class Iteration(Record):
+class Iteration(Schema):
     """One training iteration of one rank.
 
     It ends where the next begins; the last of a recording ends with its optimiser step, or its backward pass.
@@ -170,7 +170,7 @@ class Iteration(Record):
         )
 
 
-class RankTrace(Record):
+class RankTrace(Schema):
     """What one rank recorded."""
 
     rank: int = Field(ge=0)
@@ -189,12 +189,12 @@ class RankTrace(Record):
         return self
 
 
-class Trace(Record):
+class Trace(Schema):
     """A recording, checked on the way in."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     workload: Workload
-    layouts: tuple[Layout, ...] = ()
+    layouts: tuple[BucketLayout, ...] = ()
     ranks: tuple[RankTrace, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -250,7 +250,7 @@ class Trace(Record):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON, gzipped where the name ends in `.gz`; equal traces give equal bytes."""
         data = self.model_dump_json().encode()
-        write_whole(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+        write_atomically(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

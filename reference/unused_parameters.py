@@ -15,7 +15,7 @@ from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
 from .buckets import Features
 
 
-class EveryParameter:
+class AllParametersUsed:
     """Every parameter gets exactly one gradient in each backward pass."""
 
     needs_sink = False
@@ -60,7 +60,7 @@ class EveryParameter:
         """A synchronised backward pass is over."""
 
 
-class UsedMap:
+class UsedParameterMap:
     """How many ranks used each of `parameters`, added up over `group` (torch: `local_used_map`)."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
@@ -104,7 +104,7 @@ class UsedMap:
         self._used.clear()
 
 
-class FoundInGraph(EveryParameter):
+class UnusedFoundInGraph(AllParametersUsed):
     """Searches the graph behind forward's outputs for parameters that it leaves out.
 
     Args:
@@ -114,7 +114,7 @@ class FoundInGraph(EveryParameter):
 
     needs_sink = True
 
-    def __init__(self, accumulators: Sequence[Node], used: UsedMap) -> None:
+    def __init__(self, accumulators: Sequence[Node], used: UsedParameterMap) -> None:
         self._indices = {node: index for index, node in enumerate(accumulators)}
         self.used = used
         self._searched = False
@@ -145,7 +145,7 @@ class FoundInGraph(EveryParameter):
         self.used.clear()
 
 
-class StaticGraph(EveryParameter):
+class StaticGraph(AllParametersUsed):
     """Counts in the first iteration how many gradients each parameter gets, and expects as many in all others.
 
     So a parameter that several checkpoints share is ready when its last gradient is, and nothing is ever
@@ -156,7 +156,7 @@ class StaticGraph(EveryParameter):
     launches_during_backward = False
     iterations_without_order = 1
 
-    def __init__(self, used: UsedMap) -> None:
+    def __init__(self, used: UsedParameterMap) -> None:
         self.used = used
         self._times: Counter[int] = Counter()
         self._left: Counter[int] = Counter()
@@ -216,15 +216,15 @@ def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[
     return frozenset(found)
 
 
-def make_usage(
+def make_tracker(
     features: Features, parameters: Sequence[nn.Parameter], accumulators: Sequence[Node], group: dist.ProcessGroup
-) -> EveryParameter:
+) -> AllParametersUsed:
     """The rule that the features ask for; a static graph needs no search."""
     if features.static_graph:
-        return StaticGraph(UsedMap(parameters, group))
+        return StaticGraph(UsedParameterMap(parameters, group))
     if features.find_unused_parameters:
-        return FoundInGraph(accumulators, UsedMap(parameters, group))
-    return EveryParameter()
+        return UnusedFoundInGraph(accumulators, UsedParameterMap(parameters, group))
+    return AllParametersUsed()
 
 
 Change = Callable[[Tensor], Tensor]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from reference.schema import Record
+from reference.schema import Schema
 from reference.trace import Trace
 
 from .fabric import Fabric
@@ -42,7 +42,7 @@ def check_sweep(
         _check_kind(name, one, Fabric, FABRIC)
     _check_settings(policy, variation, stragglers)
     for name, values in axes.items():
-        if isinstance(values, str | Record) or not isinstance(values, Iterable):
+        if isinstance(values, str | Schema) or not isinstance(values, Iterable):
             raise ValueError(f"{name}: expected several in a list, got {reprlib.repr(values)}; write [...] around it")
 
 

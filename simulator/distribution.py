@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from .engines.closed_form import solve, solve_many
 from .engines.events import latency_ns, replay
-from .schedule.costs import Blueprint, Job, Nanoseconds
+from .schedule.costs import EngineInput, Nanoseconds, ScheduleCosts
 from .schedule.schedule import ComputeKind
 from .timeline import Timeline
 from .workload.compute_times import stack
-from .workload.variation import Draws
+from .workload.variation import IterationSampler
 
 Engine = Literal["auto", "events", "closed_form"]
 Floats = NDArray[np.float64]
@@ -27,45 +27,45 @@ COMPUTATION: tuple[ComputeKind, ...] = ("unsynchronized", "forward", "backward",
 """What would be computed without data parallelism."""
 
 
-def run(job: Job, engine: Engine) -> Timeline:
+def run(job: EngineInput, engine: Engine) -> Timeline:
     """Simulate one iteration by the engine that is asked for, or that can."""
     return solve(job) if _takes_closed_form(job, engine) else replay(job)
 
 
-def _takes_closed_form(job: Job, engine: Engine) -> bool:
+def _takes_closed_form(job: EngineInput, engine: Engine) -> bool:
     return engine == "closed_form" or (engine == "auto" and not job.is_fluid)
 
 
-def simulate(blueprint: Blueprint, draws: Draws, engine: Engine = "auto") -> Nanoseconds:
+def simulate(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine = "auto") -> Nanoseconds:
     """Nanoseconds of each iteration: its latency, its computation, everything without overlap.
 
     Returns:
-        Shape [3, ..., iterations]; the middle axes are those of `blueprint.cost_ns`, for the closed form.
+        Shape [3, ..., iterations]; the middle axes are those of `costs.cost_ns`, for the closed form.
     """
     return np.concatenate(
-        [_simulate_some(blueprint, draws, engine, numbers) for numbers in _batches(blueprint, draws)], axis=-1
+        [_simulate_some(costs, sampler, engine, numbers) for numbers in _batches(costs, sampler)], axis=-1
     )
 
 
-def _batches(blueprint: Blueprint, draws: Draws) -> list[range]:
+def _batches(costs: ScheduleCosts, sampler: IterationSampler) -> list[range]:
     """Numbers of iterations, as many at a time as memory allows."""
-    jobs = max(1, blueprint.cost_ns.size // max(1, blueprint.cost_ns.shape[-1]))
-    size = max(1, CELLS // (len(draws.ranks) * max(jobs, len(blueprint.script.instructions), draws.parameters)))
-    return [range(first, min(first + size, draws.count)) for first in range(0, draws.count, size)]
+    jobs = max(1, costs.cost_ns.size // max(1, costs.cost_ns.shape[-1]))
+    size = max(1, CELLS // (len(sampler.ranks) * max(jobs, len(costs.schedule.instructions), sampler.parameters)))
+    return [range(first, min(first + size, sampler.count)) for first in range(0, sampler.count, size)]
 
 
-def _simulate_some(blueprint: Blueprint, draws: Draws, engine: Engine, numbers: range) -> Nanoseconds:
-    work = stack([draws.work(number) for number in numbers])
-    joined = np.array([draws.joined(number) for number in numbers])
-    jobs = blueprint.job(work, draws.ranks.tolist(), joined)
+def _simulate_some(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine, numbers: range) -> Nanoseconds:
+    work = stack([sampler.work(number) for number in numbers])
+    joined = np.array([sampler.joined(number) for number in numbers])
+    jobs = costs.engine_input(work, sampler.ranks.tolist(), joined)
     jobs = replace(jobs, cost_ns=jobs.cost_ns[..., None, :])
-    is_compute = [step.kind in COMPUTATION for step in jobs.script.steps]
-    compute = jobs.work_ns[..., is_compute].sum(axis=-1).max(axis=-1)
-    no_overlap = jobs.work_ns.sum(axis=-1).max(axis=-1) + jobs.cost_ns.sum(axis=-1)
+    is_compute = [step.kind in COMPUTATION for step in jobs.schedule.steps]
+    compute = jobs.duration_ns[..., is_compute].sum(axis=-1).max(axis=-1)
+    no_overlap = jobs.duration_ns.sum(axis=-1).max(axis=-1) + jobs.cost_ns.sum(axis=-1)
     if _takes_closed_form(jobs, engine):
         latency = solve_many(jobs)
     else:
-        each = (replace(jobs, work_ns=one, cost_ns=blueprint.cost_ns) for one in jobs.work_ns)
+        each = (replace(jobs, duration_ns=one, cost_ns=costs.cost_ns) for one in jobs.duration_ns)
         latency = np.array([latency_ns(job) for job in each])
     return np.stack(np.broadcast_arrays(latency, compute, no_overlap))
 

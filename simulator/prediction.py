@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from reference.bucketing import Order
-from reference.schema import checked, write_whole
+from reference.schema import validated, write_atomically
 from reference.trace import Trace
 
 from .answers import perfetto
@@ -20,11 +20,11 @@ from .argument_checks import check_prediction, check_world_size, checked_hook
 from .distribution import Engine, error_factors, interval, run, simulate, summarize, whole
 from .fabric import Fabric, Processor
 from .schedule.comm_hooks import CommHook
-from .schedule.costs import Blueprint, Job, contention_of, counted_as_free, draft, draft_join_end
+from .schedule.costs import EngineInput, ScheduleCosts, contention_of, counted_as_free, price_join_end, price_schedule
 from .schedule.policy import Phase, Policy, buckets_of
 from .timeline import Span, Timeline
-from .workload.compute_times import recorded_work
-from .workload.variation import Draws, Straggler, Variation
+from .workload.compute_times import recorded_compute_times
+from .workload.variation import IterationSampler, Straggler, Variation
 
 RECORDED = Variation()
 
@@ -117,7 +117,7 @@ class Prediction:
 
     def save_perfetto(self, path: str | os.PathLike[str]) -> None:
         """Write the median iteration as a Chrome trace, which ui.perfetto.dev opens."""
-        write_whole(path, json.dumps(perfetto.chrome_trace(self.timeline)).encode())
+        write_atomically(path, json.dumps(perfetto.chrome_trace(self.timeline)).encode())
 
 
 def predict(
@@ -179,7 +179,7 @@ def predict(
     Raises:
         ValueError: Arguments that do not fit the trace or the fabric; the message names the argument.
     """
-    policy = checked(
+    policy = validated(
         Policy,
         bucket_cap_mb=bucket_cap_mb,
         bucket_cap_mb_list=bucket_cap_mb_list,
@@ -219,12 +219,12 @@ def predict_policy(
     check_world_size(world_size)
     if engine not in get_args(Engine):
         raise ValueError(f"engine: expected one of {', '.join(get_args(Engine))}, got {engine!r}")
-    works = recorded_work(trace, unused_allowed=policy.unused_allowed)
-    draws = Draws(works, world_size, variation, stragglers, inputs, sync_every=policy.sync_every)
+    works = recorded_compute_times(trace, unused_allowed=policy.unused_allowed)
+    sampler = IterationSampler(works, world_size, variation, stragglers, inputs, sync_every=policy.sync_every)
     charged = as_charged(fabric, trace)
-    blueprint = draft(trace, charged, policy, buckets_of(policy, trace), world_size, joins=inputs is not None)
-    prediction = _summarize(blueprint, draws, engine, charged.relative_error(world_size))
-    epoch_end = 0 if inputs is None else run(draft_join_end(trace, charged, policy, world_size), "auto").iteration_ns
+    costs = price_schedule(trace, charged, policy, buckets_of(policy, trace), world_size, joins=inputs is not None)
+    prediction = _summarize(costs, sampler, engine, charged.relative_error(world_size))
+    epoch_end = 0 if inputs is None else run(price_join_end(trace, charged, policy, world_size), "auto").iteration_ns
     return replace(prediction, epoch_end_ns=epoch_end, counted_as_free=counted_as_free(policy, fabric))
 
 
@@ -233,16 +233,16 @@ def as_charged(fabric: Fabric, trace: Trace) -> Fabric:
     return fabric if trace.workload.source == "module" else fabric.without_what_a_ddp_trace_holds()
 
 
-def _summarize(blueprint: Blueprint, draws: Draws, engine: Engine, relative_error: float) -> Prediction:
-    cycle = blueprint.policy.sync_every
-    simulated = simulate(blueprint, draws, engine)
+def _summarize(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine, relative_error: float) -> Prediction:
+    cycle = costs.policy.sync_every
+    simulated = simulate(costs, sampler, engine)
     summary = summarize(simulated, cycle)
     place = int(summary.place)
-    job = blueprint.job(draws.work(place), draws.ranks.tolist(), draws.joined(place))
-    job = replace(job, does_as=draws.does_as)
+    job = costs.engine_input(sampler.work(place), sampler.ranks.tolist(), sampler.joined(place))
+    job = replace(job, represented_by=sampler.represented_by)
     known = [
         (np.array(run(low, "auto").iteration_ns / cycle), np.array(run(high, "auto").iteration_ns / cycle))
-        for low, high in _as_far_as_known(job, blueprint.fabric.processor, relative_error)
+        for low, high in _as_far_as_known(job, costs.fabric.processor, relative_error)
     ]
     shortest, longest = interval(summary, *known)
     median, compute = round(float(summary.median)), round(float(summary.compute))
@@ -256,12 +256,14 @@ def _summarize(blueprint: Blueprint, draws: Draws, engine: Engine, relative_erro
         no_overlap_ns=round(float(summary.no_overlap)),
         exposed_comm_ns=median - compute,
         samples_ns=tuple(whole(simulated[0] / cycle).tolist()),
-        buckets=blueprint.buckets,
+        buckets=costs.buckets,
         timeline=run(job, engine),
     )
 
 
-def _as_far_as_known(job: Job, processor: Processor, relative_error: float) -> Iterator[tuple[Job, Job]]:
+def _as_far_as_known(
+    job: EngineInput, processor: Processor, relative_error: float
+) -> Iterator[tuple[EngineInput, EngineInput]]:
     """The job with each figure as low as it may be, and as high; none where a figure has no error."""
     cheaper, dearer = error_factors(np.array(relative_error))
     yield replace(job, cost_ns=whole(job.cost_ns * cheaper)), replace(job, cost_ns=whole(job.cost_ns * dearer))
@@ -269,7 +271,7 @@ def _as_far_as_known(job: Job, processor: Processor, relative_error: float) -> I
         faster, slower = (
             replace(
                 job,
-                slowdowns=contention_of(job.script.collectives, slowed, job.most_running),
+                slowdowns=contention_of(job.schedule.collectives, slowed, job.most_running),
                 lingers_ns=slowed.lingers_ns,
             )
             for slowed in (processor.slowed(-1), processor.slowed(1))

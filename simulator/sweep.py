@@ -1,4 +1,4 @@
-"""Grid: one policy on many fabrics and world sizes at once, by the closed form, as arrays."""
+"""ClosedFormBatch: one policy on many fabrics and world sizes at once, by the closed form, as arrays."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,7 +11,7 @@ import pandas as pd
 from joblib.parallel import get_active_backend
 
 from reference.bucketing import Order
-from reference.schema import checked
+from reference.schema import validated
 from reference.trace import Trace
 
 from .argument_checks import check_sweep, check_world_size, checked_hook, overruled
@@ -20,10 +20,10 @@ from .engines.closed_form import solve_many
 from .fabric import Fabric
 from .prediction import RECORDED, Prediction, as_charged, predict_policy
 from .schedule.comm_hooks import CommHook
-from .schedule.costs import Blueprint, Nanoseconds, draft, messages_of, price
+from .schedule.costs import Nanoseconds, ScheduleCosts, messages_of, price, price_schedule
 from .schedule.policy import Policy, buckets_of
-from .workload.compute_times import recorded_work, stack
-from .workload.variation import Draws, Straggler, Variation
+from .workload.compute_times import recorded_compute_times, stack
+from .workload.variation import IterationSampler, Straggler, Variation
 
 FIGURES = (
     *("iteration_ns", "low_ns", "high_ns", "mean_ns", "p95_ns", "p99_ns"),
@@ -33,30 +33,34 @@ FIGURES = (
 
 
 def is_steady(fabric: Fabric, policy: Policy) -> bool:
-    """Whether speeds can't depend on what else runs: a grid takes only such fabrics."""
+    """Whether speeds can't depend on what else runs: a batch takes only such fabrics."""
     slows = any(max(row.compute, row.collective) > 1 for row in fabric.processor.slowed(1).contention)
     return not slows and fabric.concurrency * policy.process_groups == 1
 
 
-class Grid:
+class ClosedFormBatch:
     """All fabrics and world sizes on which a trace is to be predicted.
 
     Args:
         trace: What is computed.
         fabrics: Steady ones.
-        draws: The iterations, by world size.
+        sampler: The iterations, by world size.
         policies: All that will be asked for, so that every message is priced once.
     """
 
     def __init__(
-        self, trace: Trace, fabrics: Sequence[Fabric], draws: Mapping[int, Draws], policies: Sequence[Policy]
+        self,
+        trace: Trace,
+        fabrics: Sequence[Fabric],
+        sampler: Mapping[int, IterationSampler],
+        policies: Sequence[Policy],
     ) -> None:
-        self._trace, self._fabrics, self._draws = trace, fabrics, list(draws.values())
-        self._sizes = sizes = list(draws)
+        self._trace, self._fabrics, self._samplers = trace, fabrics, list(sampler.values())
+        self._sizes = sizes = list(sampler)
         self._fabrics_alike = _alike([fabric.processor for fabric in fabrics])
-        self._drafts: dict[tuple[Policy, int, int], Blueprint] = {}
+        self._drafts: dict[tuple[Policy, int, int], ScheduleCosts] = {}
         drafts = [self._drafted(policy, 0, 0) for policy in policies]
-        messages = {message for blueprint in drafts for message in messages_of(blueprint.script)}
+        messages = {message for costs in drafts for message in messages_of(costs.schedule)}
         self._place = {message: place for place, message in enumerate(sorted(messages))}
         priced = [[price(list(self._place), fabric, size) for size in sizes] for fabric in fabrics]
         self._cost_ns = np.array(priced).reshape(len(fabrics), len(sizes), len(self._place))
@@ -64,31 +68,31 @@ class Grid:
 
     def predict(self, policy: Policy) -> tuple[int, Nanoseconds]:
         """The number of buckets, and `FIGURES` of every cell; shape [fabrics, world sizes, figures]."""
-        figures = np.empty((len(self._fabrics), len(self._draws), len(FIGURES)), np.int64)
+        figures = np.empty((len(self._fabrics), len(self._samplers), len(FIGURES)), np.int64)
         for fabrics in self._fabrics_alike:
             for sizes in self._sizes_alike(policy):
-                blueprint = self._drafted(policy, fabrics[0], sizes[0])
-                places = [self._place[message] for message in messages_of(blueprint.script)]
+                costs = self._drafted(policy, fabrics[0], sizes[0])
+                places = [self._place[message] for message in messages_of(costs.schedule)]
                 cells = np.ix_(fabrics, sizes)
-                here = replace(blueprint, cost_ns=self._cost_ns[*cells][..., places])
-                figures[cells] = _cell_figures(here, self._draws[sizes[0]], self._error[cells])
-        return len(blueprint.buckets), figures
+                here = replace(costs, cost_ns=self._cost_ns[*cells][..., places])
+                figures[cells] = _cell_figures(here, self._samplers[sizes[0]], self._error[cells])
+        return len(costs.buckets), figures
 
     def _sizes_alike(self, policy: Policy) -> list[list[int]]:
         """Places of world sizes whose ranks compute the same, hook included."""
         return _alike(
             [
-                (draws.identity, policy.hook.growth(1, world_size))
-                for world_size, draws in zip(self._sizes, self._draws, strict=True)
+                (sampler.identity, policy.hook.growth(1, world_size))
+                for world_size, sampler in zip(self._sizes, self._samplers, strict=True)
             ]
         )
 
-    def _drafted(self, policy: Policy, fabric: int, size: int) -> Blueprint:
-        """By places in the grid; messages are the same at every one."""
+    def _drafted(self, policy: Policy, fabric: int, size: int) -> ScheduleCosts:
+        """By places in the batch; messages are the same at every one."""
         asked = policy, fabric, size
         if asked not in self._drafts:
             buckets = buckets_of(policy, self._trace)
-            self._drafts[asked] = draft(
+            self._drafts[asked] = price_schedule(
                 self._trace, self._fabrics[fabric], policy, buckets, self._sizes[size], joins=False
             )
         return self._drafts[asked]
@@ -102,14 +106,14 @@ def _alike(values: Sequence[object]) -> list[list[int]]:
     return list(places.values())
 
 
-def _cell_figures(blueprint: Blueprint, draws: Draws, relative_error: Floats) -> Nanoseconds:
-    cycle = blueprint.policy.sync_every
-    summary = summarize(simulate(blueprint, draws, "closed_form"), cycle)
+def _cell_figures(costs: ScheduleCosts, sampler: IterationSampler, relative_error: Floats) -> Nanoseconds:
+    cycle = costs.policy.sync_every
+    summary = summarize(simulate(costs, sampler, "closed_form"), cycle)
     numbers, which = np.unique(summary.place, return_inverse=True)
-    medians = blueprint.job(stack([draws.work(int(number)) for number in numbers]), draws.ranks.tolist())
-    work_ns = medians.work_ns[which.reshape(summary.place.shape)]
+    medians = costs.engine_input(stack([sampler.work(int(number)) for number in numbers]), sampler.ranks.tolist())
+    duration_ns = medians.duration_ns[which.reshape(summary.place.shape)]
     cheaper, dearer = (
-        solve_many(replace(medians, work_ns=work_ns, cost_ns=whole(blueprint.cost_ns * factor))) / cycle
+        solve_many(replace(medians, duration_ns=duration_ns, cost_ns=whole(costs.cost_ns * factor))) / cycle
         for factor in error_factors(relative_error)
     )
     low, high = interval(summary, (cheaper, dearer))
@@ -189,7 +193,7 @@ def sweep(
         stragglers: Slow ranks.
         n_jobs: Tasks at a time. None: as many as there are cores, or what `joblib.parallel_config` says
             if that is more than one.
-        on_progress: Told a word, how many configurations are done, of how many.
+        on_progress: TargetRun a word, how many configurations are done, of how many.
 
     Returns:
         One row a configuration, with `COLUMNS`: times in nanoseconds, the same as `predict` gives.
@@ -251,7 +255,7 @@ class Results:
         self._buckets = np.zeros(shape, np.int64)
         self._figures = np.zeros((*shape, len(FIGURES)), np.int64)
         self._policies = {
-            choice: checked(Policy, **(dict(policy) | {"bucket_cap_mb": cap, "order": order, "hook": hook}))
+            choice: validated(Policy, **(dict(policy) | {"bucket_cap_mb": cap, "order": order, "hook": hook}))
             for choice, (cap, order, hook) in zip(np.ndindex(shape[3:]), product(*choices), strict=True)
         }
         self._policy, self._on_progress, self._done = policy, on_progress, 0
@@ -263,13 +267,15 @@ class Results:
         steady = {place: fabric for place, fabric in charged.items() if is_steady(fabric, self._policy)}
         if not steady:
             return
-        works = recorded_work(trace, unused_allowed=self._policy.unused_allowed)
+        works = recorded_compute_times(trace, unused_allowed=self._policy.unused_allowed)
         cycle = self._policy.sync_every
-        draws = {size: Draws(works, size, variation, stragglers, sync_every=cycle) for size in self._world_sizes}
-        again = [list(draws).index(size) for size in self._world_sizes]  # a size may be asked for twice
-        grid = Grid(trace, list(steady.values()), draws, list(self._policies.values()))
+        sampler = {
+            size: IterationSampler(works, size, variation, stragglers, sync_every=cycle) for size in self._world_sizes
+        }
+        again = [list(sampler).index(size) for size in self._world_sizes]  # a size may be asked for twice
+        batch = ClosedFormBatch(trace, list(steady.values()), sampler, list(self._policies.values()))
         for choice, policy in self._policies.items():
-            buckets, figures = grid.predict(policy)
+            buckets, figures = batch.predict(policy)
             for row, place in enumerate(steady):
                 self._buckets[number, place, :, *choice] = buckets
                 self._figures[number, place, :, *choice] = figures[row][again]
@@ -315,7 +321,7 @@ def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[list[tuple[Cell,
 
 
 def _figures(prediction: Prediction) -> list[int]:
-    """As the grid gives them, after the number of buckets."""
+    """As the batch gives them, after the number of buckets."""
     low, high = prediction.interval_ns
     known = vars(prediction) | {"low_ns": low, "high_ns": high}
     return [len(prediction.buckets), *(known[name] for name in FIGURES)]

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from .schedule.costs import Job, Nanoseconds
+from .schedule.costs import EngineInput, Nanoseconds
 from .schedule.schedule import CollectiveKind, Compute, ComputeKind, Launch, Wait
 
 Kind = ComputeKind | CollectiveKind | Literal["wait", "straggler", "queued"]
@@ -50,7 +50,7 @@ class Timeline:
         done_ns: When each collective was done; shape [collectives].
     """
 
-    job: Job
+    engine_input: EngineInput
     end_ns: Nanoseconds
     start_ns: Nanoseconds
     done_ns: Nanoseconds
@@ -63,7 +63,9 @@ class Timeline:
     @property
     def launched_ns(self) -> Nanoseconds:
         """When each rank launched each collective; shape [ranks, collectives]."""
-        places = [place for place, step in enumerate(self.job.script.instructions) if isinstance(step, Launch)]
+        places = [
+            place for place, step in enumerate(self.engine_input.schedule.instructions) if isinstance(step, Launch)
+        ]
         return self.end_ns[:, places]
 
     def spans(self) -> Iterator[Span]:
@@ -71,9 +73,9 @@ class Timeline:
         launched = self.launched_ns
         complete = launched.max(axis=0, initial=0).tolist()
         starts, ends = self.start_ns.tolist(), self.done_ns.tolist()
-        for row, rank in enumerate(self.job.ranks):
+        for row, rank in enumerate(self.engine_input.ranks):
             yield from self._computation(row, rank)
-            for number, collective in enumerate(self.job.script.collectives):
+            for number, collective in enumerate(self.engine_input.schedule.collectives):
                 moments = (int(launched[row, number]), complete[number], starts[number], ends[number])
                 kinds: tuple[Kind, ...] = ("straggler", "queued", collective.kind)
                 for place, kind in enumerate(kinds):
@@ -82,11 +84,11 @@ class Timeline:
 
     def _computation(self, row: int, rank: int) -> Iterator[Span]:
         start = 0
-        for instruction, end in zip(self.job.script.instructions, self.end_ns[row].tolist(), strict=True):
+        for instruction, end in zip(self.engine_input.schedule.instructions, self.end_ns[row].tolist(), strict=True):
             if end > start:
                 if isinstance(instruction, Compute):
                     yield Span(rank, "compute", instruction.kind, instruction.bucket, start, end)
                 elif isinstance(instruction, Wait):
-                    bucket = self.job.script.collectives[instruction.collective].bucket
+                    bucket = self.engine_input.schedule.collectives[instruction.collective].bucket
                     yield Span(rank, "compute", "wait", bucket, start, end)
             start = end

@@ -24,11 +24,19 @@ from simulator import Fabric, predict
 from simulator.cli.output import show_calibration
 from simulator.fabric import Contention, Linear, Processor, Timing
 from simulator.fabric.processor import HookCost
-from simulator.measure import hook_costs, reducer_costs
+from simulator.measure import hook_costs, reducer_costs, timing
 from simulator.measure.calibrate import calibrate, measure_hook
-from simulator.measure.collectives import Messages, Stream
+from simulator.measure.collectives import AllReduceQueue, Messages
 from simulator.measure.slow_downs import APART_NS, Apart, Contended, apart, lingering
-from simulator.measure.timing import Contest, Sighting, fit, outliers, slowdown, spread, witnessed
+from simulator.measure.timing import (
+    AloneAndTogether,
+    ObservedCollective,
+    fit,
+    observe_collectives,
+    outliers,
+    slowdown,
+    spread,
+)
 from simulator.schedule.comm_hooks import HALVES, HOOKS, named_hook
 
 from .strategies import HOOK_COSTS, iteration, policies, trace_of, traces
@@ -97,21 +105,21 @@ def test_work_that_gets_cheaper_with_its_size_is_fitted_as_a_fixed_cost():
 
 @given(positive, st.integers(1, 20), st.integers(1, 5), st.integers(1, 3))
 def test_times_in_company_over_times_alone_are_the_slowdown(ns, factor, rounds, ranks):
-    contest = Contest([[ns, ns]] * rounds, [[factor * ns] * 3] * rounds)
+    contest = AloneAndTogether([[ns, ns]] * rounds, [[factor * ns] * 3] * rounds)
     assert slowdown([contest] * ranks) == pytest.approx((factor, 0))
 
 
 def test_ranks_are_averaged_and_a_disturbed_round_shows_in_the_band_alone():
-    twice = Contest([[10] * 4] * 4, [[20] * 4] * 4)
-    disturbed = Contest(twice.alone, [*twice.together[:3], [200] * 4])
-    assert slowdown([twice, Contest(twice.alone, [[40] * 4] * 4)]) == (3, 0)
+    twice = AloneAndTogether([[10] * 4] * 4, [[20] * 4] * 4)
+    disturbed = AloneAndTogether(twice.alone, [*twice.together[:3], [200] * 4])
+    assert slowdown([twice, AloneAndTogether(twice.alone, [[40] * 4] * 4)]) == (3, 0)
     factor, band = slowdown([disturbed])
     assert factor == 2
     assert band > 1
 
 
 def test_company_never_makes_faster():
-    assert slowdown([Contest([[10]], [[5]])])[0] == 1
+    assert slowdown([AloneAndTogether([[10]], [[5]])])[0] == 1
 
 
 @given(st.floats(1, 5), st.floats(0, 2), st.floats(1, 5), st.floats(0, 2))
@@ -152,7 +160,7 @@ def test_what_lingers_is_told_from_what_the_replay_makes_of_it(compute, collecti
         processor=Processor(contention=rows, launch_ns=launch_ns, lingers_ns=lingers_ns),
     )
     slowed = predict(trace, fabric, world_size=2, plan=[[index] for index in range(len(one.ready_ns))])
-    passes = Contest([[slowed.compute_ns]], [[slowed.iteration_ns]])
+    passes = AloneAndTogether([[slowed.compute_ns]], [[slowed.iteration_ns]])
     contended = [Contended({}, {4: Apart(len(one.ready_ns), passes)})] * 2
     found_ns, band_ns = lingering(contended, rows, launch_ns, lambda size: fabric.all_reduce_ns(size, 2))
     assert found_ns == pytest.approx(lingers_ns, abs=20)
@@ -160,13 +168,17 @@ def test_what_lingers_is_told_from_what_the_replay_makes_of_it(compute, collecti
 
 
 def test_nothing_lingers_where_computation_is_not_slowed_or_was_not_interrupted():
-    single = Apart(3, Contest([[100]], [[130]]))
+    single = Apart(3, AloneAndTogether([[100]], [[130]]))
     assert lingering([Contended({}, {4: single})], (Contention(collective=2.0),), 1, lambda _: 5) == (0, 0)
     assert lingering([Contended({}, {})], (Contention(compute=2.0),), 1, lambda _: 5) == (0, 0)
 
 
 def test_what_lingers_is_no_shorter_than_nothing_and_no_longer_than_collectives_were_apart():
-    rows, faster, hung = (Contention(compute=2.0),), Contest([[100]], [[90]]), Contest([[100]], [[10**12]])
+    rows, faster, hung = (
+        (Contention(compute=2.0),),
+        AloneAndTogether([[100]], [[90]]),
+        AloneAndTogether([[100]], [[10**12]]),
+    )
     assert lingering([Contended({}, {4: Apart(3, faster)})], rows, 1, lambda _: 5) == (0, 0)
     assert lingering([Contended({}, {4: Apart(3, hung)})], rows, 1, lambda _: 5) == (APART_NS, 0)
 
@@ -177,7 +189,7 @@ def test_what_lingers_is_no_shorter_than_nothing_and_no_longer_than_collectives_
 def stream_on(_rank, _world_size, sizes, at_a_time):
     """How long messages of ones took, and what became of each."""
     messages = [torch.ones(size) for size in sizes]
-    stream = Stream(messages, at_a_time)
+    stream = AllReduceQueue(messages, at_a_time)
     stream.wait()
     return stream.pace_ns(), [set(message.tolist()) for message in messages]
 
@@ -204,7 +216,7 @@ def failing_stream(_rank, _world_size, at_a_time):
 
     with mock.patch.object(dist, "all_reduce", all_reduce):
         try:
-            Stream([torch.ones(4)] * 5, at_a_time).wait()
+            AllReduceQueue([torch.ones(4)] * 5, at_a_time).wait()
         except RuntimeError as error:
             return str(error)
     return None
@@ -231,8 +243,8 @@ def test_messages_lie_after_each_other_in_the_memory_of_all_gradients(total, siz
 @given(st.integers(1, 4), st.lists(st.integers(0, 1000), min_size=10, max_size=10))
 def test_a_hooks_parts_and_its_collectives_make_up_its_time(count, gaps):
     moments = list(accumulate(gaps))[: 2 * count + 2]
-    collectives = [Sighting(*moments[at : at + 2]) for at in range(1, 2 * count, 2)]
-    parts = hook_costs.split(Sighting(moments[0], moments[-1]), collectives)
+    collectives = [ObservedCollective(*moments[at : at + 2]) for at in range(1, 2 * count, 2)]
+    parts = hook_costs.split(ObservedCollective(moments[0], moments[-1]), collectives)
     assert (parts.recompress is None) == (count == 1)
     communicating = sum(sighting.done_ns - sighting.issued_ns for sighting in collectives)
     assert sum(filter(None, parts)) + communicating == moments[-1] - moments[0]
@@ -240,12 +252,12 @@ def test_a_hooks_parts_and_its_collectives_make_up_its_time(count, gaps):
 
 
 def test_a_hook_without_collectives_only_compresses():
-    assert hook_costs.split(Sighting(10, 17), []) == (7, None, None)
+    assert hook_costs.split(ObservedCollective(10, 17), []) == (7, None, None)
 
 
 def test_a_witness_leaves_when_the_block_fails():
     before = dist.all_reduce
-    with suppress(ZeroDivisionError), witnessed("all_reduce"):
+    with suppress(ZeroDivisionError), observe_collectives("all_reduce"):
         assert dist.all_reduce is not before
         raise ZeroDivisionError
     assert dist.all_reduce is before
@@ -506,7 +518,7 @@ def test_costs_that_were_measured_count_as_those_that_are_told_and_told_ones_win
 
 def test_an_end_that_is_noted_late_is_waited_for():
     """What follows a collective may run before the witness has noted its end."""
-    sighting = Sighting(issued_ns=0)
+    sighting = ObservedCollective(issued_ns=0)
     late = threading.Timer(0.05, sighting.finish)
     late.start()
     assert sighting.wait() == sighting.done_ns > 0

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference.trace import Trace
 from simulator import Fabric
 from simulator.schedule.comm_hooks import BatchedPowerSGD, CommHook, PowerSGD, named_hook
-from simulator.schedule.costs import draft, draft_join_end, messages_of
+from simulator.schedule.costs import messages_of, price_join_end, price_schedule
 from simulator.schedule.policy import Phase, Policy, buckets_of
 from simulator.schedule.schedule import Compute, Launch
 
@@ -30,7 +30,7 @@ def foretold(
 ) -> hook_cost_bodies.Cycle:
     """Transport and bytes of every collective of each iteration of a cycle, in order."""
     policy = Policy(phase=phase, **told)
-    script = draft(trace, FABRIC, policy, buckets_of(policy, trace), world_size, joins=joins).script
+    script = price_schedule(trace, FABRIC, policy, buckets_of(policy, trace), world_size, joins=joins).schedule
     messages, sent = messages_of(script), [[]]
     for instruction in script.instructions:
         if isinstance(instruction, Launch):
@@ -116,7 +116,7 @@ def test_under_join_ranks_also_agree_on_whose_buffers_count_and_whether_any_aver
     told = {"bucket_cap_mb": None, "broadcast_buffers": buffers, "sync_every": sync_every}
     assert_foretold(results, told | {"joins": True})
     trace, _, end = results[0]
-    assert messages_of(draft_join_end(trace, FABRIC, Policy(**told), 2).script) == end
+    assert messages_of(price_join_end(trace, FABRIC, Policy(**told), 2).schedule) == end
 
 
 @settings(max_examples=10)

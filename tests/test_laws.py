@@ -14,9 +14,9 @@ from simulator.engines.events import replay
 from simulator.fabric import Slowdowns, Timing
 from simulator.prediction import predict_policy
 from simulator.schedule.comm_hooks import CommHook
-from simulator.schedule.costs import Job
+from simulator.schedule.costs import EngineInput
 from simulator.schedule.policy import buckets_of
-from simulator.schedule.schedule import Message, Outline, write_script
+from simulator.schedule.schedule import Message, Outline, build_schedule
 from simulator.workload.variation import Variation
 
 from .strategies import (
@@ -40,8 +40,8 @@ FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e30)
 def test_an_iteration_takes_as_long_as_its_computation_and_as_its_busiest_link(asked):
     prediction = asked.predict()
     timeline = prediction.timeline
-    job = timeline.job
-    assert timeline.iteration_ns >= job.work_ns.sum(axis=1).max()
+    job = timeline.engine_input
+    assert timeline.iteration_ns >= job.duration_ns.sum(axis=1).max()
     for queue in set(job.queues):
         on_link = sum(cost for cost, other in zip(job.cost_ns.tolist(), job.queues, strict=True) if other == queue)
         assert timeline.iteration_ns * job.concurrency >= on_link
@@ -53,7 +53,7 @@ def test_an_iteration_takes_as_long_as_its_computation_and_as_its_busiest_link(a
 @given(any_predictions(fabrics=steady_fabrics))
 def test_overlap_never_hurts_where_speeds_are_constant(asked):
     prediction = asked.predict()
-    if len(prediction.timeline.job.ranks) == 1:
+    if len(prediction.timeline.engine_input.ranks) == 1:
         assert prediction.iteration_ns <= prediction.no_overlap_ns
 
 
@@ -67,7 +67,7 @@ def test_every_parameter_is_in_one_bucket_and_every_buckets_bytes_are_sent(asked
     parameters = asked.trace.workload.parameters
     assert sorted(itertools.chain(*prediction.buckets)) == list(range(len(parameters)))
     sent: dict[int, list[int]] = {}
-    for collective in prediction.timeline.job.script.collectives:
+    for collective in prediction.timeline.engine_input.schedule.collectives:
         if collective.bucket is not None:
             sent.setdefault(collective.bucket, []).append(collective.size_bytes)
     for number, bucket in enumerate(prediction.buckets):
@@ -93,13 +93,15 @@ def test_the_same_seed_gives_the_same_prediction_to_the_nanosecond(asked):
 @given(any_predictions(world_sizes=st.just(1)))
 def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
     """Copies, launches, what a hook computes; nothing waits."""
-    job = asked.predict().timeline.job
-    assert asked.predict().timeline.iteration_ns == job.work_ns.sum()
+    job = asked.predict().timeline.engine_input
+    assert asked.predict().timeline.iteration_ns == job.duration_ns.sum()
     assert asked.predict().breakdown["exposed_comm"] == asked.predict().breakdown["stragglers"] == 0
     bare = replace(asked, fabric=FREE, policy=asked.policy.model_copy(update={"hook": CommHook()})).predict()
-    local = [place for place, step in enumerate(bare.timeline.job.script.steps) if step.kind in COMPUTATION]
+    local = [
+        place for place, step in enumerate(bare.timeline.engine_input.schedule.steps) if step.kind in COMPUTATION
+    ]
     assert bare.iteration_ns == bare.compute_ns
-    assert bare.timeline.iteration_ns == bare.timeline.job.work_ns[:, local].sum()
+    assert bare.timeline.iteration_ns == bare.timeline.engine_input.duration_ns[:, local].sum()
 
 
 @settings(max_examples=30)
@@ -167,11 +169,11 @@ def in_two_slots(p1_ns: int) -> list[str]:
     The rank computes 10 ns forward, 10 ns up to each launch and 60 ns to the end. Beside each other computation takes
     twice as long and a collective four times: both together are slower than one after the other.
     """
-    script = write_script(Outline(messages=(Message("all_reduce", 0, 0),) * 2))
-    work_ns = {("forward", None): 10, ("backward", 0): 10, ("backward", 1): 10, ("backward", None): 60}
-    job = Job(
-        script=script,
-        work_ns=np.array([[work_ns.get((step.kind, step.bucket), 0) for step in script.steps]]),
+    script = build_schedule(Outline(messages=(Message("all_reduce", 0, 0),) * 2))
+    duration_ns = {("forward", None): 10, ("backward", 0): 10, ("backward", 1): 10, ("backward", None): 60}
+    job = EngineInput(
+        schedule=script,
+        duration_ns=np.array([[duration_ns.get((step.kind, step.bucket), 0) for step in script.steps]]),
         ranks=(0,),
         cost_ns=np.array([10, p1_ns, 30, 10]),
         queues=(0,) * 4,
@@ -216,7 +218,7 @@ def test_the_breakdown_adds_up_to_the_iteration_of_the_slowest_rank(asked):
     prediction = asked.predict()
     assert sum(prediction.breakdown.values()) == prediction.timeline.iteration_ns
     assert min(prediction.breakdown.values()) >= 0
-    if len(prediction.timeline.job.ranks) == 1:
+    if len(prediction.timeline.engine_input.ranks) == 1:
         assert prediction.breakdown["stragglers"] == 0
 
 
@@ -241,9 +243,12 @@ def test_off_the_critical_path_collectives_that_take_turns_may_be_free_without_g
     prediction = replace(asked, fabric=one_at_a_time).predict()
     timeline = prediction.timeline
     on_path = {(span.kind, span.bucket, span.start_ns) for span in prediction.critical_path}
-    collectives = zip(timeline.job.script.collectives, timeline.start_ns.tolist(), strict=True)
+    collectives = zip(timeline.engine_input.schedule.collectives, timeline.start_ns.tolist(), strict=True)
     kept = [(one.kind, one.bucket, start) in on_path for one, start in collectives]
-    assert replay(replace(timeline.job, cost_ns=timeline.job.cost_ns * kept)).iteration_ns == timeline.iteration_ns
+    assert (
+        replay(replace(timeline.engine_input, cost_ns=timeline.engine_input.cost_ns * kept)).iteration_ns
+        == timeline.iteration_ns
+    )
 
 
 @settings(max_examples=30)
@@ -262,9 +267,11 @@ def test_on_a_free_fabric_nothing_is_exposed_but_copies_launches_and_hooks(asked
     timeline = asked.predict().timeline
     breakdown = asked.predict().breakdown
     assert breakdown["exposed_comm"] == breakdown["stragglers"] == 0
-    processing = [place for place, step in enumerate(timeline.job.script.steps) if step.kind not in COMPUTATION]
-    assert timeline.iteration_ns - timeline.job.work_ns.sum() == 0
-    charged = timeline.job.work_ns[:, processing].sum() / asked.policy.sync_every
+    processing = [
+        place for place, step in enumerate(timeline.engine_input.schedule.steps) if step.kind not in COMPUTATION
+    ]
+    assert timeline.iteration_ns - timeline.engine_input.duration_ns.sum() == 0
+    charged = timeline.engine_input.duration_ns[:, processing].sum() / asked.policy.sync_every
     assert asked.predict().exposed_comm_ns == pytest.approx(charged, abs=1)
 
 

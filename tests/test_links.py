@@ -133,11 +133,14 @@ def test_too_many_ranks_are_refused():
         Links(251, 1e9)
 
 
+NOT_PERMITTED = LinkError(virtual_links._needs("unshare: not permitted"))
+
+
 @NEEDS_LINKS
 @pytest.mark.parametrize(
     ("patch", "says"),
     [
-        (mock.patch.object(virtual_links, "_new_namespace", side_effect=LinkError(virtual_links._needs("unshare: not permitted"))),
+        (mock.patch.object(virtual_links, "_new_namespace", side_effect=NOT_PERMITTED),
          "unshare: not permitted"),
         (mock.patch.dict(os.environ, {"PATH": "/nowhere"}), "nsenter is not there"),
         (mock.patch.object(virtual_links, "BURST_S", -1e9), "`tc qdisc add dev rank0 .*` said: "),

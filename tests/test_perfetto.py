@@ -45,7 +45,7 @@ def test_a_rank_that_was_not_simulated_is_shown_as_if_it_had_been(trace, world_s
     told = {"stragglers": [Straggler(rank=rank, factor=2) for rank in slow], "inputs": inputs}
     folded = predict(trace, FABRIC, world_size=world_size, **told)
     each = predict(_repeated(trace, world_size), FABRIC, world_size=world_size, **told)
-    assert each.timeline.job.ranks == tuple(range(world_size))
+    assert each.timeline.engine_input.ranks == tuple(range(world_size))
     assert chrome_trace(folded.timeline) == chrome_trace(each.timeline)
 
 

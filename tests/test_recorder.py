@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from reference.instrumentation import Marks, rank_trace
+from reference.instrumentation import Timestamps, rank_trace
 from reference.recorder import record
 from reference.trace import Trace
 from simulator import Fabric, predict
@@ -71,13 +71,13 @@ def test_buckets_are_seen_from_ready_to_done(two_ranks, wrapper):
 
 def test_a_ranks_offset_counts_from_its_own_start():
     """Its clock is 7 ns behind rank 0's, and its recording began 100 ns later on its own clock."""
-    marks = Marks(1)
-    marks.forward_started()
-    marks.forward_ended(synchronized=False, layout=None)
-    marks.backward_started()
-    marks.backward_ended()
-    marks.finish_iteration()
-    trace = rank_trace(1, 7, 0, marks, zero=marks.zero - 100, layouts={})
+    timestamps = Timestamps(1)
+    timestamps.forward_started()
+    timestamps.forward_ended(synchronized=False, layout=None)
+    timestamps.backward_started()
+    timestamps.backward_ended()
+    timestamps.finish_iteration()
+    trace = rank_trace(1, 7, 0, timestamps, zero=timestamps.zero - 100, layouts={})
     assert trace.clock_offset_ns == 107
 
 

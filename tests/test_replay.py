@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from simulator import predict
 from simulator.engines.closed_form import solve
-from simulator.engines.events import WorkClock, latency_ns, replay
+from simulator.engines.events import ProgressClock, latency_ns, replay
 from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Timing
 from simulator.schedule.comm_hooks import PowerSGD
-from simulator.schedule.costs import Job, draft
+from simulator.schedule.costs import EngineInput, price_schedule
 from simulator.schedule.policy import Policy, buckets_of
 from simulator.timeline import Span
-from simulator.workload.compute_times import recorded_work
-from simulator.workload.variation import Draws, Straggler, Variation
+from simulator.workload.compute_times import recorded_compute_times
+from simulator.workload.variation import IterationSampler, Straggler, Variation
 
 from .strategies import fluid_fabrics, iteration, partitions, policies, steady_fabrics, trace_of, traces
 from .strategies import iterations as any_iteration
@@ -284,12 +284,12 @@ moments = st.integers(0, 1000)
 def test_a_work_clock_wakes_each_when_its_work_is_done(works, slowdowns):
     """Whenever work begins and speeds change: the sum of time over slow-down, piece by piece, is the work."""
     env = simpy.Environment()
-    clock = WorkClock(env)
+    clock = ProgressClock(env)
     ended = {}
 
-    def work(number, start, work_ns):
+    def work(number, start, duration_ns):
         yield env.timeout(start)
-        yield clock.when(clock.read() + work_ns)
+        yield clock.when(clock.read() + duration_ns)
         ended[number] = env.now
 
     def change():
@@ -298,12 +298,12 @@ def test_a_work_clock_wakes_each_when_its_work_is_done(works, slowdowns):
             clock.slow_down(slowdown)
 
     env.process(change())
-    for number, (start, work_ns) in enumerate(works):
-        env.process(work(number, start, work_ns))
+    for number, (start, duration_ns) in enumerate(works):
+        env.process(work(number, start, duration_ns))
     env.run()
     changes = [*sorted(slowdowns.items()), (10**6, 1.0)]
-    for number, (start, work_ns) in enumerate(works):
-        now, factor, left = start, 1.0, float(work_ns)
+    for number, (start, duration_ns) in enumerate(works):
+        now, factor, left = start, 1.0, float(duration_ns)
         for moment, following in changes:
             if moment > now:
                 if left * factor <= moment - now:
@@ -317,7 +317,7 @@ def test_a_work_clock_wakes_each_when_its_work_is_done(works, slowdowns):
 def test_reading_a_work_clock_does_not_move_it():
     """Sums of as many pieces as there are readings were off by 2 ns in iterations of a second on 1,000 ranks."""
     env = simpy.Environment()
-    clock = WorkClock(env)
+    clock = ProgressClock(env)
     clock.slow_down(3.0)
     for moment in range(10**9, 10**9 + 10_000):
         env.run(until=moment)
@@ -326,14 +326,14 @@ def test_reading_a_work_clock_does_not_move_it():
 
 
 @st.composite
-def jobs(draw, fabrics=steady_fabrics) -> Job:
+def jobs(draw, fabrics=steady_fabrics) -> EngineInput:
     """One iteration of any trace under any policy, on a fabric that has every world size."""
     trace, world_size = draw(traces()), draw(st.integers(1, 4))
     policy, costs = draw(policies(tuple(trace.keys))), draw(fabrics(world_size))
-    blueprint = draft(trace, costs, policy, buckets_of(policy, trace), world_size, joins=draw(st.booleans()))
-    works = recorded_work(trace, unused_allowed=policy.unused_allowed)
-    draws = Draws(works, world_size, Variation(), sync_every=policy.sync_every)
-    return blueprint.job(draws.work(0), draws.ranks.tolist())
+    costs = price_schedule(trace, costs, policy, buckets_of(policy, trace), world_size, joins=draw(st.booleans()))
+    works = recorded_compute_times(trace, unused_allowed=policy.unused_allowed)
+    draws = IterationSampler(works, world_size, Variation(), sync_every=policy.sync_every)
+    return costs.engine_input(draws.work(0), draws.ranks.tolist())
 
 
 @given(jobs())
@@ -350,7 +350,7 @@ def test_laws_of_every_iteration(job):
     total = timeline.iteration_ns
     assert total == latency_ns(job)
     assert total == max((span.end_ns for span in spans), default=0)
-    assert total >= job.work_ns.sum(axis=1).max()
+    assert total >= job.duration_ns.sum(axis=1).max()
     assert total * job.concurrency * len(set(job.queues)) >= job.cost_ns.sum()
     steady = replace(job, slowdowns=None, sharing=(1.0,) * len(job.sharing))
     assert total >= replay(steady).iteration_ns, "slower parts made a faster whole"
@@ -382,7 +382,7 @@ def _overlapping(spans: list[Span]) -> int:
 @given(jobs(fluid_fabrics), st.randoms())
 def test_permuting_ranks_changes_nothing(job, random):
     order = random.sample(range(len(job.ranks)), len(job.ranks))
-    permuted = replay(replace(job, work_ns=job.work_ns[order]))
+    permuted = replay(replace(job, duration_ns=job.duration_ns[order]))
     np.testing.assert_array_equal(permuted.end_ns, replay(job).end_ns[order])
 
 
@@ -390,7 +390,7 @@ def test_permuting_ranks_changes_nothing(job, random):
 def test_ranks_that_do_the_same_need_to_be_simulated_once(job, data):
     copies = data.draw(st.lists(st.integers(0, len(job.ranks) - 1), max_size=3))
     rows = [*range(len(job.ranks)), *copies]
-    more = replace(job, work_ns=job.work_ns[rows], ranks=tuple(range(len(rows))))
+    more = replace(job, duration_ns=job.duration_ns[rows], ranks=tuple(range(len(rows))))
     assert replay(more).iteration_ns == replay(job).iteration_ns
 
 
@@ -400,9 +400,9 @@ def test_buckets_are_packed_when_full_and_launched_in_order(one, buckets, pack_n
     trace = trace_of([[one]], [4] * 5)
     policy = Policy(plan=tuple(map(tuple, buckets)))
     processor = Processor(launch_ns=launch_ns)
-    blueprint = draft(trace, fabric(8, processor=processor), policy, buckets, 2, joins=False)
-    blueprint = replace(blueprint, pack_ns=np.array(pack_ns[: len(buckets)]))
-    job = blueprint.job(Draws(recorded_work(trace), 2, Variation()).work(0), [0])
+    costs = price_schedule(trace, fabric(8, processor=processor), policy, buckets, 2, joins=False)
+    costs = replace(costs, pack_ns=np.array(pack_ns[: len(buckets)]))
+    job = costs.engine_input(IterationSampler(recorded_compute_times(trace), 2, Variation()).work(0), [0])
     assert replay(job).launched_ns.tolist() == [_launches_one_by_one(one.ready_ns, buckets, pack_ns, launch_ns)]
 
 

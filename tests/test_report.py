@@ -17,12 +17,12 @@ from simulator.cli.output import fitting, show_report, show_table
 from simulator.measure import validate
 from simulator.measure.report import (
     Configuration,
-    Foretold,
     Measurement,
-    Reference,
     Row,
-    foretell,
+    SpeedCheck,
+    TargetPrediction,
     make_row,
+    predict_targets,
     summarize,
     validation_figure,
 )
@@ -36,7 +36,7 @@ TRACE = trace_of([[iteration(300, (800,), 900, 100)]], [400])
 def row(cap_mb: float, measured: int, predicted: int, spread: int = 1) -> Row:
     return Row(
         model="m", cap_mb=cap_mb, order="ready", hook="none", buckets=2,
-        turns=(Measurement((measured,), Reference(1, 1)),) * 3,
+        turns=(Measurement((measured,), SpeedCheck(1, 1)),) * 3,
         measured_ns=2 * measured, quartiles_ns=(2 * measured - spread, 2 * measured + spread),
         paired_ns=measured, paired_quartiles_ns=(measured - spread, measured + spread),
         predicted_ns=predicted, interval_ns=(predicted - 5, predicted + 5),
@@ -115,10 +115,10 @@ def test_a_report_is_drawn_and_written(tmp_path):
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.integers(50, 200)), min_size=1, max_size=5))
 def test_pairing_takes_the_machines_speed_out(turns):
     """However fast the machine is from turn to turn, iteration and reference alike: the same paired time."""
-    (foretold,) = foretell(TRACE, FABRIC, [Configuration(25.0)], 2)
+    (predicted,) = predict_targets(TRACE, FABRIC, [Configuration(25.0)], 2)
     steady = [measurement(100 * ns, 1, 1) for ns, _ in turns]
     drifting = [measurement(speed * ns, speed / 100, speed / 100) for ns, speed in turns]
-    rows = [make_row("m", Configuration(25.0), foretold, turns) for turns in (steady, drifting)]
+    rows = [make_row("m", Configuration(25.0), predicted, turns) for turns in (steady, drifting)]
     assert rows[0].paired_ns == pytest.approx(rows[1].paired_ns, abs=2, rel=1e-3)
     assert rows[0].paired_ns == rows[0].measured_ns
     assert rows[1].drift == pytest.approx(np.median([speed for _, speed in turns]) / 100 - 1, abs=1e-3)
@@ -133,30 +133,30 @@ def test_pairing_takes_out_processor_and_network_each_by_its_part(processor, net
     half_hidden = trace_of([[iteration(300, (400, 800), 900, 100)]], [4000, 4000])
     fabric = Fabric.from_alpha_beta(alpha_ns=10, bytes_per_s=10e9, concurrency=1)
     configuration = Configuration(0.001)
-    (foretold,) = foretell(half_hidden, fabric, [configuration], 2)
+    (predicted,) = predict_targets(half_hidden, fabric, [configuration], 2)
     times = [round(processor * ns) for ns in (300, 400, 800, 900, 100)]
     changed = trace_of([[iteration(times[0], tuple(times[1:3]), times[3], times[4])]], [4000, 4000])
     took_ns = predict(changed, fabric.scaled(network), world_size=2, bucket_cap_mb=0.001).iteration_ns
-    made = make_row("m", configuration, foretold, [measurement(took_ns, processor, network, foretold)])
-    assert made.paired_ns == pytest.approx(foretold.prediction.iteration_ns, rel=0.01)
+    made = make_row("m", configuration, predicted, [measurement(took_ns, processor, network, predicted)])
+    assert made.paired_ns == pytest.approx(predicted.prediction.iteration_ns, rel=0.01)
 
 
-def measurement(ns: int, processor: float, network: float, foretold: Foretold | None = None) -> Measurement:
-    """One iteration, and a reference by how much longer it took than foretold."""
-    reference = (foretold or foretell(TRACE, FABRIC, [Configuration(25.0)], 2)[0]).reference
-    scaled = Reference(round(processor * reference.compute_ns), round(network * reference.all_reduce_ns))
+def measurement(ns: int, processor: float, network: float, predicted: TargetPrediction | None = None) -> Measurement:
+    """One iteration, and a reference by how much longer it took than predicted."""
+    reference = (predicted or predict_targets(TRACE, FABRIC, [Configuration(25.0)], 2)[0]).reference
+    scaled = SpeedCheck(round(processor * reference.compute_ns), round(network * reference.all_reduce_ns))
     return Measurement((ns,), scaled)
 
 
 @given(st.integers(1, 10**6))
 def test_one_rank_is_as_fast_as_its_processor(compute_ns):
-    (alone,) = foretell(TRACE, FABRIC, [Configuration(25.0)], 1)
-    assert alone.speed(Reference(compute_ns, 0)) == pytest.approx(1000 / compute_ns)
+    (alone,) = predict_targets(TRACE, FABRIC, [Configuration(25.0)], 1)
+    assert alone.speed(SpeedCheck(compute_ns, 0)) == pytest.approx(1000 / compute_ns)
 
 
 def test_the_reference_is_computation_and_then_one_all_reduce():
-    (said,) = foretell(TRACE, FABRIC, [Configuration(25.0)], 2)
-    assert said.reference == Reference(1000, FABRIC.all_reduce_ns(400, 2))
+    (said,) = predict_targets(TRACE, FABRIC, [Configuration(25.0)], 2)
+    assert said.reference == SpeedCheck(1000, FABRIC.all_reduce_ns(400, 2))
 
 
 @given(st.lists(st.integers(1, 10**4), min_size=1, max_size=9))
@@ -165,8 +165,8 @@ def test_coverage_is_of_iterations(times):
     made = make_row(
         "m",
         Configuration(25.0),
-        Foretold(prediction, 1, Reference(50, 50), lambda _: prediction.iteration_ns),
-        [Measurement(tuple(times), Reference(50, 50))],
+        TargetPrediction(prediction, 1, SpeedCheck(50, 50), lambda _: prediction.iteration_ns),
+        [Measurement(tuple(times), SpeedCheck(50, 50))],
     )
     low, high = prediction.interval_ns
     assert made.coverage == pytest.approx(np.mean([low <= ns <= high for ns in times]))
@@ -180,7 +180,7 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     def run(body, *arguments, **_):
         assert body is validate.measure_configurations
         seen.append(written.read_bytes())
-        return [[Measurement((measured_ns,), Reference(1, 1))] * len(arguments[1])]
+        return [[Measurement((measured_ns,), SpeedCheck(1, 1))] * len(arguments[1])]
 
     seen: list[bytes] = []
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)

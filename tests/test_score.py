@@ -16,9 +16,9 @@ from validation import all_reduce, iterations, schedules
 from validation.all_reduce_case import AllReduceCase, TreeLatency
 from validation.case import load_case
 from validation.gradients import read_gradients, repeated, trace_of
-from validation.merging import merged_plan
+from validation.mg_wfbp import merged_plan
 from validation.picture import draw, draw_errors
-from validation.rows import Row, verdict
+from validation.rows import ScoreRow, verdict
 from validation.runs import committed_runs, load_runs
 from validation.runs import score as score_run
 from validation.score import FOLDER, as_markdown, compute, main, score_case
@@ -321,7 +321,9 @@ def test_runs_are_predicted_anew_from_what_they_recorded_and_a_broken_one_is_nam
 
 def test_the_picture_has_a_dot_for_each_row_that_counts():
     rows = [
-        Row(part="a", case="c", group="g", what="1", calibrated="", predicted_ns=2e6, measured_ns=1e6, counts=counts)
+        ScoreRow(
+            part="a", case="c", group="g", what="1", calibrated="", predicted_ns=2e6, measured_ns=1e6, counts=counts
+        )
         for counts in (True, True, False)
     ]
     for ax, drawn in zip(Figure().subplots(1, 2), (draw, draw_errors), strict=True):

@@ -110,7 +110,7 @@ def ready_order(trace: Trace) -> list[int]:
     return sorted(range(len(ready)), key=ready.__getitem__)
 
 
-def checked(trace: Trace) -> Trace:
+def validated(trace: Trace) -> Trace:
     """The trace after all checks that a file gets."""
     return Trace.model_validate_json(trace.model_dump_json())
 
@@ -211,7 +211,7 @@ def test_a_device_twice_as_fast_halves_every_stretch_up_to_rounding(recording, d
 def test_a_rescaled_trace_is_valid_and_keeps_every_order(recording, old, new):
     trace, operations = recording
     rescaled = rescale(trace, operations, old, new)
-    assert checked(rescaled) == rescaled
+    assert validated(rescaled) == rescaled
     assert predict(rescaled, FABRIC, world_size=2).iteration_ns >= 0
     for rank, again in zip(trace.ranks, rescaled.ranks, strict=True):
         for before, after in zip(rank.iterations, again.iterations, strict=True):
@@ -272,7 +272,7 @@ def test_operations_of_another_model_are_refused_in_one_line(change, says):
 def test_a_synthesised_trace_is_valid_and_keeps_the_order_of_readiness(operations, device, step_ns):
     assume(device.time_ns((*operations.forward, *operations.loss, *operations.backward, *operations.step)))
     trace = synthesize(operations, device, step_ns=step_ns)
-    assert checked(trace) == trace
+    assert validated(trace) == trace
     assert ready_order(trace) == list(operations.ready_order)
     if step_ns is not None:
         assert trace.ranks[0].iterations[0].duration_ns == step_ns
@@ -440,7 +440,7 @@ def test_built_in_models_are_ready_in_the_order_that_was_recorded(model):
     assert ready_order(synthetic) == ready_order(recorded)
     for field in ("model", "source", "parameters", "buffers", "batch", "torch_version"):
         assert getattr(synthetic.workload, field) == getattr(recorded.workload, field)
-    assert checked(rescale(recorded, counted, SLOW, DEVICES["a100-80gb-tf32"]))
+    assert validated(rescale(recorded, counted, SLOW, DEVICES["a100-80gb-tf32"]))
 
 
 def resnet50_for_imagenet() -> models.Model:

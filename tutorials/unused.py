@@ -68,7 +68,7 @@ def used_map(rank: int, _world_size: int, chosen: Sequence[Sequence[int]], count
     """How many ranks used each branch, as the reducer has added it up."""
     ddp = DistributedDataParallel(Branches(count), find_unused_parameters=True)
     ddp(_inputs(rank), chosen[rank]).square().mean().backward()
-    counts: list[int] = ddp.reducer.usage.used.tensor.tolist()  # type: ignore[attr-defined]  # usage.FoundInGraph
+    counts: list[int] = ddp.reducer.tracker.used.tensor.tolist()  # type: ignore[attr-defined]  # usage.UnusedFoundInGraph
     return counts
 
 

@@ -17,7 +17,7 @@ from simulator import Fabric
 from simulator.fabric.tables import LATENCY_LAWS, UNMEASURED, latency_law, segment_at, tables_by_world_size
 
 from .all_reduce_case import AllReduceCase, MeasuredTable, Question, Rate, TreeLatency
-from .rows import Row, Scored
+from .rows import Scored, ScoreRow
 
 Sizes = NDArray[np.int64]
 Times = NDArray[np.floating[Any]]
@@ -27,7 +27,7 @@ Law = Callable[[float], float]
 def score(case: AllReduceCase) -> Scored:
     """A row for each question, number of GPUs and size of message."""
     tables = {table.gpus: table for table in case.tables}
-    rows: list[Row] = []
+    rows: list[ScoreRow] = []
     for question in case.questions:
         known = [tables[gpus] for gpus in question.fit]
         for gpus in question.predict:
@@ -36,7 +36,7 @@ def score(case: AllReduceCase) -> Scored:
             predicted = foretold_ns(known, question, gpus, sizes)
             yardsticks = yardsticks_ns(known, gpus, sizes)
             rows += [
-                Row(
+                ScoreRow(
                     part="a",
                     case=case.name,
                     group=f"{question.title}: {gpus} GPUs",

@@ -5,14 +5,14 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from reference.schema import Record
+from reference.schema import Schema
 
 Positive = Field(gt=0, allow_inf_nan=False)
 Gpus = Field(ge=1, description="ranks, a GPU each")
 Name = Field(min_length=1)
 
 
-class MeasuredTable(Record):
+class MeasuredTable(Schema):
     """All-reduces of one number of GPUs, as nccl-tests prints them (out of place)."""
 
     gpus: int = Field(ge=2)
@@ -30,7 +30,7 @@ class MeasuredTable(Record):
         return self
 
 
-class Rate(Record):
+class Rate(Schema):
     """What a GPU's way to the others carries in one direction, with all links that so many GPUs use."""
 
     gpus: int = Gpus
@@ -40,7 +40,7 @@ class Rate(Record):
     source: str = Name
 
 
-class TreeLatency(Record):
+class TreeLatency(Schema):
     """The start-up of a tree over nodes, by the formula of NCCL's tuning model; microseconds a hop."""
 
     node_gpus: int = Gpus
@@ -50,7 +50,7 @@ class TreeLatency(Record):
     source: str = Name
 
 
-class Question(Record):
+class Question(Schema):
     """Which tables are known, and which are to be foretold."""
 
     title: str = Name
@@ -67,7 +67,7 @@ class Question(Record):
         return self
 
 
-class AllReduceCase(Record):
+class AllReduceCase(Schema):
     """Tables of one system; each question makes some of them inputs and others the truth."""
 
     kind: Literal["all_reduce"]

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from scipy.stats import norm
 
-from reference.bucketing import DEFAULT_FIRST_BUCKET_MB, MIB, Buckets, initial_buckets
+from reference.bucketing import DEFAULT_FIRST_BUCKET_MB, MIB, BucketAssignment, initial_buckets
 from reference.trace import Trace
 from simulator import Fabric, Straggler, predict
 from simulator.fabric import Contention, Level, Processor, Topology
 
 from .all_reduce import fabric_of
 from .gradients import read_gradients, repeated, trace_of
-from .rows import RULES, Contest, Row, Scored, winner
+from .rows import RULES, Scored, ScoreRow, WinnerTally, winner
 from .training_case import IterationInputs, IterationsCase, Link, Model, TrainedIteration
 
 Cell = tuple[str, float, int]
@@ -69,7 +69,7 @@ def iteration_ns(batch: int, per_s: int) -> float:
     return batch / (per_s + 0.5) * 1e9
 
 
-def plan_of(trace: Trace, bucket_mb: float) -> Buckets:
+def plan_of(trace: Trace, bucket_mb: float) -> BucketAssignment:
     """Buckets as torch 1.4 has them: laid out at construction, never rebuilt (torch/nn/parallel/distributed.py)."""
     return initial_buckets(trace.sizes_bytes, [DEFAULT_FIRST_BUCKET_MB * MIB, round(bucket_mb * MIB)])
 
@@ -110,9 +110,9 @@ def _trace(model: Model, step_ns: float) -> Trace:
     return trace_of(repeated(gradients, model.repeat) if model.repeat else gradients, step_ns)
 
 
-def _row(case: IterationsCase, truth: TrainedIteration, foretold: Mapping[str, float]) -> Row:
+def _row(case: IterationsCase, truth: TrainedIteration, foretold: Mapping[str, float]) -> ScoreRow:
     yardsticks = dict(foretold)
-    return Row(
+    return ScoreRow(
         part="b",
         case=case.name,
         group=truth.model,
@@ -124,7 +124,7 @@ def _row(case: IterationsCase, truth: TrainedIteration, foretold: Mapping[str, f
     )
 
 
-def _contests(case: IterationsCase, foretold: Mapping[Cell, Mapping[str, float]]) -> list[Contest]:
+def _contests(case: IterationsCase, foretold: Mapping[Cell, Mapping[str, float]]) -> list[WinnerTally]:
     """By model and GPUs; a tie where the whole numbers of the truth are equal."""
     measured: dict[tuple[str, int], dict[float, int]] = {}
     for row in case.truth:
@@ -136,7 +136,7 @@ def _contests(case: IterationsCase, foretold: Mapping[Cell, Mapping[str, float]]
         entrants = {f"{bucket_mb:g} MB": foretold[model, bucket_mb, gpus] for bucket_mb in per_s}
         first, second = sorted(per_s, key=lambda bucket_mb: -per_s[bucket_mb])[:2]
         contests.append(
-            Contest(
+            WinnerTally(
                 part="b",
                 case=case.name,
                 what=f"{model}, {gpus} GPUs",

@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from .rows import TITLES, Part, Row
+from .rows import TITLES, Part, ScoreRow
 
 COLORS: dict[Part, str] = {"a": "#8d99ae", "b": "#2a9d8f", "c": "#d1495b", "d": "#edae49"}
 BAND = 0.1
 MS = 1e6
 
 
-def draw(rows: Sequence[Row], ax: Axes) -> Axes:
+def draw(rows: Sequence[ScoreRow], ax: Axes) -> Axes:
     """One dot a row that counts, on logarithmic axes in milliseconds, with the diagonal."""
     shown = [row.measured_ns / MS for row in rows if row.counts]
     ends = [min(shown) / 2, max(shown) * 2]
@@ -33,7 +33,7 @@ def draw(rows: Sequence[Row], ax: Axes) -> Axes:
     return _plain(ax)
 
 
-def draw_errors(rows: Sequence[Row], ax: Axes) -> Axes:
+def draw_errors(rows: Sequence[ScoreRow], ax: Axes) -> Axes:
     """The error of each of these rows in percent over its measured time, with a band of 10 %."""
     ax.axhspan(-100 * BAND, 100 * BAND, color="#eeeeee")
     for part in TITLES:

@@ -19,11 +19,11 @@ configurations of a run, else of each cell."""
 AVERAGED: tuple[Part, ...] = ("a", "d")
 
 RULES = ("no overlap", "naive overlap")
-"""Yardsticks that foretell a winner."""
+"""Yardsticks that predict_targets a winner."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ScoreRow:
     """One prediction; times in nanoseconds.
 
     Attributes:
@@ -77,7 +77,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contest:
+class WinnerTally:
     """Which of several was fastest, foretold and found.
 
     `lead` is how much longer the second takes, a fraction; a tie is where the measurements cannot tell. `yardsticks`
@@ -126,8 +126,8 @@ def winner(entrants: Entrants, rule: str) -> str:
 class Scored:
     """What a case gives."""
 
-    rows: tuple[Row, ...]
-    contests: tuple[Contest, ...] = ()
+    rows: tuple[ScoreRow, ...]
+    contests: tuple[WinnerTally, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class Verdict:
         return self.within == self.figures and not self.wrong
 
 
-def grouped(rows: Sequence[Row]) -> dict[tuple[str, str], list[Row]]:
+def grouped(rows: Sequence[ScoreRow]) -> dict[tuple[str, str], list[ScoreRow]]:
     """Rows by case and group, in their order."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[ScoreRow]] = {}
     for row in rows:
         groups.setdefault((row.case, row.group), []).append(row)
     return groups
@@ -168,7 +168,7 @@ def mean_error(errors: Sequence[float]) -> float:
     return fmean(map(abs, errors))
 
 
-def figures(part: Part, rows: Sequence[Row], errors: Callable[[Row], float]) -> list[float]:
+def figures(part: Part, rows: Sequence[ScoreRow], errors: Callable[[ScoreRow], float]) -> list[float]:
     """What a part's limit is held against: of (a) and (d) a mean over each group, else every row's error."""
     counting = [row for row in rows if row.part == part and row.counts]
     if part in AVERAGED:
@@ -176,7 +176,7 @@ def figures(part: Part, rows: Sequence[Row], errors: Callable[[Row], float]) -> 
     return list(map(errors, counting))
 
 
-def verdict(part: Part, rows: Sequence[Row], contests: Sequence[Contest]) -> Verdict:
+def verdict(part: Part, rows: Sequence[ScoreRow], contests: Sequence[WinnerTally]) -> Verdict:
     """Hold a part's limit against its rows; at least one counts."""
     errors = figures(part, rows, lambda row: row.error)
     names = next(row for row in rows if row.part == part).yardsticks_ns
@@ -187,7 +187,9 @@ def verdict(part: Part, rows: Sequence[Row], contests: Sequence[Contest]) -> Ver
         within=sum(abs(error) <= LIMITS[part] for error in errors),
         mean=mean_error(errors),
         worst=max([row.error for row in rows if row.part == part and row.counts] if part == "d" else errors, key=abs),
-        yardsticks={name: mean_error(figures(part, rows, partial(Row.yardstick_error, name=name))) for name in names},
+        yardsticks={
+            name: mean_error(figures(part, rows, partial(ScoreRow.yardstick_error, name=name))) for name in names
+        },
         contests=len(held),
         ties=sum(contest.is_tie for contest in held),
         wrong=sum(not contest.is_right for contest in held),

@@ -17,16 +17,16 @@ from simulator import Fabric
 from simulator.measure.report import (
     Configuration,
     Measurement,
-    Reference,
     Report,
-    foretell,
+    SpeedCheck,
     make_row,
     model_folder,
+    predict_targets,
     summarize,
 )
 from simulator.measure.report import Row as Compared
 
-from .rows import RULES, Contest, Row, Scored, winner
+from .rows import RULES, Scored, ScoreRow, WinnerTally, winner
 
 RUNS = Path(__file__).parent / "runs"
 YARDSTICKS = ("perfect scaling", "no overlap", "naive overlap")
@@ -40,7 +40,7 @@ class Turn(_Read):
     """A `simulator.report.Measurement`; runs of before 22 November 2026 have one figure for the reference."""
 
     times_ns: tuple[int, ...]
-    reference: Reference | None = None
+    reference: SpeedCheck | None = None
     reference_ns: int | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
@@ -49,13 +49,13 @@ class Turn(_Read):
             raise ValueError("expected reference or reference_ns, one of both")
         return self
 
-    def beside(self, foretold: Reference) -> Measurement:
+    def beside(self, predicted: SpeedCheck) -> Measurement:
         """With a reference in two parts: where one figure was kept, both parts were as much slower as the whole."""
         if self.reference is not None:
             return Measurement(self.times_ns, self.reference)
         assert self.reference_ns is not None
-        slower = self.reference_ns / foretold.total_ns
-        parts = Reference(round(slower * foretold.compute_ns), round(slower * foretold.all_reduce_ns))
+        slower = self.reference_ns / predicted.total_ns
+        parts = SpeedCheck(round(slower * predicted.compute_ns), round(slower * predicted.all_reduce_ns))
         return Measurement(self.times_ns, parts)
 
 
@@ -125,10 +125,10 @@ def _load(folder: Path) -> Run:
         trace, fabric = Trace.load(files / "trace.json.gz"), Fabric.load(files / "fabric.json")
         rows = [row for row in reported.rows if row.model == model]
         configurations = [row.configuration for row in rows]
-        said = foretell(trace, fabric, configurations, trace.workload.world_size)
+        said = predict_targets(trace, fabric, configurations, trace.workload.world_size)
         compared += [
-            make_row(model, configuration, foretold, [turn.beside(foretold.reference) for turn in row.turns])
-            for configuration, foretold, row in zip(configurations, said, rows, strict=True)
+            make_row(model, configuration, predicted, [turn.beside(predicted.reference) for turn in row.turns])
+            for configuration, predicted, row in zip(configurations, said, rows, strict=True)
         ]
         source = fabric.source.partition(";")[0].removeprefix("measured: ")
     return Run(folder.name, reported, summarize(compared, reported.predictions_sha256), source)
@@ -146,7 +146,7 @@ def _read(path: Path) -> Reported:
 def score(run: Run) -> Scored:
     """Predictions beside what the clock said, and of each model which configuration is the fastest."""
     rows = [
-        Row(
+        ScoreRow(
             part="d",
             case=run.name,
             group=row.model,
@@ -172,7 +172,7 @@ def _yardstick_ns(row: Compared, name: str) -> float:
     return (1 + error) * row.paired_ns
 
 
-def _contest(run: Run, model: str) -> Contest:
+def _contest(run: Run, model: str) -> WinnerTally:
     """By paired times, as configurations had their turns one after the other; a tie where quartiles overlap."""
     entrants = {_name(row): row for row in run.now.rows if row.model == model}
     times = {
@@ -186,7 +186,7 @@ def _contest(run: Run, model: str) -> Contest:
     fastest = winner(times, "measured")
     first = entrants[fastest]
     others = [row for name, row in entrants.items() if name != fastest]
-    return Contest(
+    return WinnerTally(
         part="d",
         case=run.name,
         what=model,

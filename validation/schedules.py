@@ -13,8 +13,8 @@ from simulator.fabric import Contention, Linear, Processor
 
 from .all_reduce import ring_share
 from .gradients import read_gradients, trace_of
-from .merging import merged_plan
-from .rows import RULES, Contest, Row, Scored, winner
+from .mg_wfbp import merged_plan
+from .rows import RULES, Scored, ScoreRow, WinnerTally, winner
 from .training_case import MergingFigures, ScheduleInputs, SchedulesCase, Throughput
 
 FLOAT32_BYTES = 4
@@ -30,7 +30,7 @@ def score(case: SchedulesCase) -> Scored:
     for truth in case.truth:
         yardsticks = dict(foretold[truth.gpus, truth.schedule])
         rows.append(
-            Row(
+            ScoreRow(
                 part="c",
                 case=case.name,
                 group=truth.schedule,
@@ -117,7 +117,7 @@ def iteration_ns(inputs: ScheduleInputs, measured: Throughput) -> float:
     return inputs.samples * measured.gpus / measured.per_s * 1e9
 
 
-def _contests(case: SchedulesCase, foretold: Mapping[Cell, Mapping[str, float]]) -> list[Contest]:
+def _contests(case: SchedulesCase, foretold: Mapping[Cell, Mapping[str, float]]) -> list[WinnerTally]:
     """By number of GPUs; a tie where the first two are no farther apart than their spreads together."""
     contests = []
     for known in case.inputs.no_overlap:
@@ -130,7 +130,7 @@ def _contests(case: SchedulesCase, foretold: Mapping[Cell, Mapping[str, float]])
         first, second = sorted(measured, key=lambda schedule: -measured[schedule].per_s)[:2]
         lead = measured[first].per_s - measured[second].per_s
         contests.append(
-            Contest(
+            WinnerTally(
                 part="c",
                 case=case.name,
                 what=f"{known.gpus} GPUs",

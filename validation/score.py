@@ -14,14 +14,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from reference.schema import write_whole
+from reference.schema import write_atomically
 from simulator.cli.output import show_table, write_json
 
 from . import all_reduce, iterations, schedules, tables
 from .all_reduce_case import AllReduceCase
 from .case import Case, load_case
 from .picture import draw, draw_errors
-from .rows import LIMITS, TITLES, Contest, Part, Row, Scored, Verdict, verdict
+from .rows import LIMITS, TITLES, Part, Scored, ScoreRow, Verdict, WinnerTally, verdict
 from .runs import Run, committed_runs
 from .runs import score as score_run
 from .training_case import IterationsCase
@@ -75,12 +75,12 @@ def run_note(runs: Sequence[Run]) -> str:
 class Score:
     """Everything that is shown."""
 
-    rows: tuple[Row, ...]
-    contests: tuple[Contest, ...]
+    rows: tuple[ScoreRow, ...]
+    contests: tuple[WinnerTally, ...]
     verdicts: tuple[Verdict, ...]
     runs: tuple[Run, ...]
 
-    def part(self, part: Part) -> list[Row]:
+    def part(self, part: Part) -> list[ScoreRow]:
         """The rows of a part."""
         return [row for row in self.rows if row.part == part]
 
@@ -125,8 +125,8 @@ def compute(paths: Sequence[Path], runs: Sequence[Run]) -> Score:
     Raises:
         ValueError: A file that is no case, or a case that cannot be predicted; one line, which names it.
     """
-    rows: list[Row] = []
-    contests: list[Contest] = []
+    rows: list[ScoreRow] = []
+    contests: list[WinnerTally] = []
     for path in paths:
         case = load_case(path)
         try:
@@ -193,8 +193,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         score = compute(told.cases or sorted((FOLDER / "cases").glob("*.toml")), runs)
         for title, note, table in sections(score)[::-1]:
             show_table(table, f"\n{title}" + (f"\n{note}" if note else ""))
-        write_whole(out / "score.md", as_markdown(score).encode())
-        write_whole(out / "score.png", as_picture(score))
+        write_atomically(out / "score.md", as_markdown(score).encode())
+        write_atomically(out / "score.png", as_picture(score))
         write_json(told.json, score.to_json())
     except (ValueError, OSError) as error:
         sys.exit(f"score: {error}")

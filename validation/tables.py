@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .rows import LIMITS, TITLES, Contest, Row, Verdict, grouped, mean_error
+from .rows import LIMITS, TITLES, ScoreRow, Verdict, WinnerTally, grouped, mean_error
 from .runs import Run
 
 Table = list[dict[str, str]]
@@ -35,7 +35,7 @@ def _winners(verdict: Verdict) -> str:
     return f"{told - verdict.wrong} of {told} ({others})"
 
 
-def all_reduce_table(rows: Sequence[Row]) -> Table:
+def all_reduce_table(rows: Sequence[ScoreRow]) -> Table:
     """One line a question and number of GPUs: means of absolute errors over the sizes that count."""
     table = []
     for (case, group), members in grouped(rows).items():
@@ -57,15 +57,15 @@ def all_reduce_table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _size(row: Row) -> int:
+def _size(row: ScoreRow) -> int:
     return int(row.what.split()[0])
 
 
-def _mean(rows: Sequence[Row]) -> str:
+def _mean(rows: Sequence[ScoreRow]) -> str:
     return f"{mean_error([row.error for row in rows]):.1%}" if rows else ""
 
 
-def iteration_table(rows: Sequence[Row]) -> Table:
+def iteration_table(rows: Sequence[ScoreRow]) -> Table:
     """One line a cell; parts (b), (c) and (d)."""
     return [
         {
@@ -80,7 +80,7 @@ def iteration_table(rows: Sequence[Row]) -> Table:
     ]
 
 
-def contest_table(contests: Sequence[Contest]) -> Table:
+def contest_table(contests: Sequence[WinnerTally]) -> Table:
     """One line a contest."""
     return [
         {

@@ -4,12 +4,12 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from reference.schema import Record
+from reference.schema import Schema
 
 from .all_reduce_case import Gpus, MeasuredTable, Name, Positive
 
 
-class Sourced(Record):
+class Sourced(Schema):
     """A constant, and where it comes from."""
 
     value: float = Positive
@@ -18,21 +18,21 @@ class Sourced(Record):
     )
 
 
-class Repeat(Record):
+class Repeat(Schema):
     """A deeper model: one of the recorded model's blocks, so many times more."""
 
     block: str = Name
     times: int = Field(ge=1)
 
 
-class OneGpu(Record):
+class OneGpu(Schema):
     """DDP on one GPU, where nothing is sent."""
 
     bucket_mb: float = Positive
     per_s: int = Field(ge=1, description="examples a second, cut to a whole number")
 
 
-class Model(Record):
+class Model(Schema):
     """A model that was trained: when its gradients are ready, and how fast one GPU is."""
 
     name: str = Name
@@ -42,7 +42,7 @@ class Model(Record):
     one_gpu: tuple[OneGpu, ...] = Field(min_length=1)
 
 
-class Link(Record):
+class Link(Schema):
     """A level of links, innermost first; see `simulator.fabric.level`."""
 
     name: str = Name
@@ -52,7 +52,7 @@ class Link(Record):
     source: str = Name
 
 
-class IterationInputs(Record):
+class IterationInputs(Schema):
     """All that a prediction of iterations knows."""
 
     batch: int = Field(ge=1, description="examples a GPU and iteration")
@@ -63,7 +63,7 @@ class IterationInputs(Record):
     gpu_spread: Sourced = Field(description="standard deviation of the speeds of equal GPUs, a fraction")
 
 
-class TrainedIteration(Record):
+class TrainedIteration(Schema):
     """A measured iteration."""
 
     model: str = Name
@@ -72,7 +72,7 @@ class TrainedIteration(Record):
     per_s: int = Field(ge=1, description="examples a second of one GPU, cut to a whole number")
 
 
-class IterationsCase(Record):
+class IterationsCase(Schema):
     """Iterations of torch's DDP on several numbers of GPUs, with several bucket sizes."""
 
     kind: Literal["iterations"]
@@ -93,7 +93,7 @@ class IterationsCase(Record):
         return self
 
 
-class Throughput(Record):
+class Throughput(Schema):
     """Training as a whole."""
 
     gpus: int = Gpus
@@ -101,7 +101,7 @@ class Throughput(Record):
     spread: float = Field(ge=0, description="published spread of it, samples a second")
 
 
-class MergingFigures(Record):
+class MergingFigures(Schema):
     """What the merging rule takes an all-reduce to cost; a setting of the job."""
 
     gpus: int = Gpus
@@ -109,7 +109,7 @@ class MergingFigures(Record):
     ns_per_byte: float = Positive
 
 
-class Merging(Record):
+class Merging(Schema):
     """How the job merged its gradients."""
 
     below_elements: int = Field(ge=0, description="groups smaller than that are merged in any case")
@@ -117,7 +117,7 @@ class Merging(Record):
     source: str = Name
 
 
-class ScheduleInputs(Record):
+class ScheduleInputs(Schema):
     """All that a prediction of schedules knows."""
 
     gradients: str = Field(description="a file in validation/data")
@@ -138,7 +138,7 @@ class TrainedSchedule(Throughput):
     schedule: Literal["per tensor", "merged"]
 
 
-class SchedulesCase(Record):
+class SchedulesCase(Schema):
     """Three ways to send the gradients of one job."""
 
     kind: Literal["schedules"]

@@ -11,7 +11,7 @@ from ..buckets import Bucket, Features
 NAMED_AT_MOST = 5  # unless TORCH_DISTRIBUTED_DEBUG asks for more
 
 
-class Diagnosis:
+class ErrorMessages:
     """Turns parameter indices into messages.
 
     Args:
@@ -40,7 +40,7 @@ class Diagnosis:
         Args:
             missing: Parameters without a gradient, ascending.
             reached: Parameters behind forward's outputs. None: not known.
-            buckets: Buckets that were therefore never launched.
+            buckets: BucketAssignment that were therefore never launched.
             features: What the reducer was asked to do.
         """
         if features.static_graph:
@@ -171,8 +171,8 @@ def _kind(tensor: Tensor) -> str:
 class GradientCheck:
     """Whether gradients fit into their buckets."""
 
-    def __init__(self, diagnosis: Diagnosis) -> None:
-        self._diagnosis = diagnosis
+    def __init__(self, messages: ErrorMessages) -> None:
+        self._messages = messages
         self._warned_of_graph = False
         self.thorough = True
         """Whether to look at every gradient, and at its strides; set it again when the buckets are new."""
@@ -182,7 +182,7 @@ class GradientCheck:
         for number, bucket in enumerate(buckets):
             parameter, buffer = bucket.parameters[0], bucket.buffer
             if parameter.dtype != buffer.dtype or parameter.device != buffer.device:
-                return self._diagnosis.converted(bucket.indices[0], number, parameter, buffer)
+                return self._messages.converted(bucket.indices[0], number, parameter, buffer)
         return None
 
     def complaint(self, bucket: Bucket, number: int, slots: Sequence[int]) -> str | None:
@@ -193,12 +193,12 @@ class GradientCheck:
                 continue
             index, view = bucket.indices[slot], bucket.views[slot]
             if gradient.dtype != view.dtype or gradient.device != view.device or gradient.layout != view.layout:
-                return self._diagnosis.mismatch(index, number, gradient, view)
+                return self._messages.mismatch(index, number, gradient, view)
             if self.thorough and not view.is_sparse and _dense_strides(gradient) != _dense_strides(view):
-                warnings.warn(self._diagnosis.strides(index, gradient, view), stacklevel=2)
+                warnings.warn(self._messages.strides(index, gradient, view), stacklevel=2)
                 self.thorough = False  # once is enough
             if gradient.requires_grad and not self._warned_of_graph:
-                warnings.warn(self._diagnosis.graph_not_averaged(index), stacklevel=2)
+                warnings.warn(self._messages.graph_not_averaged(index), stacklevel=2)
                 self._warned_of_graph = True
         return None
 
@@ -208,16 +208,16 @@ def _dense_strides(tensor: Tensor) -> list[int]:
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
-class WishCheck:
+class NoSyncCheck:
     """Whether forward and backward were both inside, or both outside, `no_sync`.
 
     Args:
-        diagnosis: Makes the message.
+        messages: Makes the message.
         wants_averages: What the user's script wants at the moment.
     """
 
-    def __init__(self, diagnosis: Diagnosis, wants_averages: Callable[[], bool]) -> None:
-        self._diagnosis = diagnosis
+    def __init__(self, messages: ErrorMessages, wants_averages: Callable[[], bool]) -> None:
+        self._messages = messages
         self._wants_averages = wants_averages
         self._in_forward: bool | None = None
 
@@ -228,5 +228,5 @@ class WishCheck:
     def gradient_arrived(self) -> None:
         """Compare with the first gradient that follows, and warn."""
         if self._in_forward is not None and self._in_forward != self._wants_averages():
-            warnings.warn(self._diagnosis.changed_mind(averaged=self._in_forward), stacklevel=2)
+            warnings.warn(self._messages.changed_mind(averaged=self._in_forward), stacklevel=2)
         self._in_forward = None

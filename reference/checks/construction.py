@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._utils import _get_device_index
 from torch.distributed.device_mesh import DeviceMesh
 
-from ..bucketing import Buckets, check_partition, initial_buckets
+from ..bucketing import BucketAssignment, check_partition, initial_buckets
 from ..parameters import bucket_key, ignored_names, size_bytes, sparse_parameters, trainable_parameters
 
 Devices = Sequence[int | torch.device]
@@ -154,11 +154,11 @@ class Setup:
 
     parameters: list[Description]
     buffers: list[Description]
-    buckets: Buckets
+    buckets: BucketAssignment
     rebuild_caps_bytes: list[int] | None
 
 
-def agree(make: Callable[[], Setup], group: dist.ProcessGroup, *, exchange: bool = True) -> Setup:
+def verify_setup(make: Callable[[], Setup], group: dist.ProcessGroup, *, exchange: bool = True) -> Setup:
     """This rank's setup, if it makes sense and all ranks have the same.
 
     Every rank learns what is wrong on any of them; one that went on alone would hang in the next collective.
@@ -248,7 +248,7 @@ def _difference(first: Setup, other: Setup, rank: int) -> str:
 
 def _resolve_plan(
     plan: Sequence[Sequence[int | str]], parameters: dict[str, nn.Parameter], sparse: set[str]
-) -> Buckets:
+) -> BucketAssignment:
     """Names to parameter indices; a bucket of mixed dtypes or devices is refused, and a shared sparse one."""
     indices = {name: index for index, name in enumerate(parameters)}
     if unknown := {entry for bucket in plan for entry in bucket if isinstance(entry, str)} - set(indices):

@@ -12,7 +12,7 @@ KEPT = 256
 
 
 class LaunchOrder:
-    """Told of every launch; this one takes the order on trust and costs nothing."""
+    """Notified of every launch. This class trusts the order and costs nothing."""
 
     def launching(self, bucket: int, size_bytes: int) -> None:
         """A bucket's collective is about to be issued."""

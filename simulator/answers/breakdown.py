@@ -36,7 +36,7 @@ def break_down(timeline: Timeline) -> dict[str, int]:
     durations = np.diff(ends, prepend=0)
     part_of = {kind: part for part, kinds in PARTS.items() for kind in kinds}
     parts = dict.fromkeys([*PARTS, *WAITING], 0)
-    for place, instruction in enumerate(timeline.job.script.instructions):
+    for place, instruction in enumerate(timeline.engine_input.schedule.instructions):
         if isinstance(instruction, Compute):
             parts[part_of[instruction.kind]] += int(durations[place])
         elif isinstance(instruction, Wait) and durations[place]:
@@ -57,18 +57,18 @@ def critical_path(timeline: Timeline) -> tuple[Span, ...]:
 
 
 def _backwards(timeline: Timeline) -> Iterator[Span]:
-    script, launched = timeline.job.script, timeline.launched_ns
-    launch_place = [place for place, step in enumerate(script.instructions) if isinstance(step, Launch)]
-    row, place = int(timeline.end_ns[:, -1].argmax()), len(script.instructions) - 1
+    schedule, launched = timeline.engine_input.schedule, timeline.launched_ns
+    launch_place = [place for place, step in enumerate(schedule.instructions) if isinstance(step, Launch)]
+    row, place = int(timeline.end_ns[:, -1].argmax()), len(schedule.instructions) - 1
     while place >= 0:
-        instruction = script.instructions[place]
+        instruction = schedule.instructions[place]
         end = int(timeline.end_ns[row, place])
         start = int(timeline.end_ns[row, place - 1]) if place else 0
         if isinstance(instruction, Wait) and end > start:
             number: int | None = instruction.collective
             while number is not None:
-                collective = script.collectives[number]
-                rank = timeline.job.ranks[row]
+                collective = schedule.collectives[number]
+                rank = timeline.engine_input.ranks[row]
                 begun = int(timeline.start_ns[number])
                 if begun < timeline.done_ns[number]:
                     done = int(timeline.done_ns[number])
@@ -77,13 +77,13 @@ def _backwards(timeline: Timeline) -> Iterator[Span]:
                 number = _made_room(timeline, number) if launched[:, number].max() < begun else None
             row, place = int(launched[:, last].argmax()), launch_place[last]
         elif isinstance(instruction, Compute) and end > start:
-            yield Span(timeline.job.ranks[row], "compute", instruction.kind, instruction.bucket, start, end)
+            yield Span(timeline.engine_input.ranks[row], "compute", instruction.kind, instruction.bucket, start, end)
         place -= 1
 
 
 def _made_room(timeline: Timeline, number: int) -> int:
     """The collective of the same process group that ended when this one, which had been queued, began."""
-    queues = timeline.job.queues
+    queues = timeline.engine_input.queues
     before = [other for other in range(number) if queues[other] == queues[number]]
     return next(other for other in before if timeline.done_ns[other] == timeline.start_ns[number])
 

@@ -30,8 +30,8 @@ def chrome_trace(timeline: Timeline) -> Event:
     events: list[Event] = []
     by_rank = sorted(timeline.spans(), key=attrgetter("rank", "start_ns", "end_ns"))
     simulated = {rank: list(spans) for rank, spans in groupby(by_rank, attrgetter("rank"))}
-    for rank, does_as, name in _processes(timeline.job.alike()):
-        spans = [span._replace(rank=rank) for span in simulated.get(does_as, [])]
+    for rank, represented_by, name in _processes(timeline.engine_input.alike()):
+        spans = [span._replace(rank=rank) for span in simulated.get(represented_by, [])]
         tracks = _tracks(spans)
         events.extend(_names(rank, name, tracks))
         events.extend(_slice(span, track) for span, track in zip(spans, tracks, strict=True))
@@ -43,8 +43,10 @@ def chrome_trace(timeline: Timeline) -> Event:
 def _processes(alike: dict[int, list[int]]) -> Iterator[tuple[int, int, str]]:
     """Each process: its number, the simulated rank that it shows, and its name."""
     if sum(map(len, alike.values())) <= MOST_PROCESSES:
-        for rank, does_as in sorted((rank, does_as) for does_as, ranks in alike.items() for rank in ranks):
-            yield rank, does_as, f"rank {rank}"
+        for rank, represented_by in sorted(
+            (rank, represented_by) for represented_by, ranks in alike.items() for rank in ranks
+        ):
+            yield rank, represented_by, f"rank {rank}"
         return
     for rank, ranks in alike.items():
         numbers = [*map(str, ranks[:NUMBERS_IN_NAME]), *["..."] * (len(ranks) > NUMBERS_IN_NAME)]
@@ -121,7 +123,7 @@ def _arrow(phase: str, span: Span, track: int, at_ns: int) -> Event:
 
 def _bytes_in_flight(rank: int, timeline: Timeline) -> list[Event]:
     """What the network carries for this rank, whenever that changes."""
-    sizes = [collective.size_bytes for collective in timeline.job.script.collectives]
+    sizes = [collective.size_bytes for collective in timeline.engine_input.schedule.collectives]
     begun = zip(timeline.start_ns.tolist(), sizes, strict=True)
     ended = zip(timeline.done_ns.tolist(), [-size for size in sizes], strict=True)
     events = []

@@ -49,11 +49,12 @@ def draw_timeline(prediction: Prediction, ax: Axes, *, ranks: Sequence[int] | No
     Raises:
         ValueError: A rank that was not simulated.
     """
-    shown = list(prediction.timeline.job.ranks[:4] if ranks is None else ranks)
-    if unknown := sorted(set(shown) - set(prediction.timeline.job.ranks)):
+    simulated = prediction.timeline.engine_input.ranks
+    shown = list(simulated[:4] if ranks is None else ranks)
+    if unknown := sorted(set(shown) - set(simulated)):
         raise ValueError(
-            f"ranks: expected some of those that were simulated, {list(prediction.timeline.job.ranks[:20])}; "
-            f"got {unknown}, which do as one of these"
+            f"ranks: expected simulated ranks, which are {list(simulated[:20])}; got {unknown}, "
+            "which behave like one of these"
         )
     lane_of = {rank: 2 * place for place, rank in enumerate(shown)}
     spans = [span for span in prediction.spans if span.rank in lane_of]

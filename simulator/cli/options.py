@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from pydantic import ValidationError
 
 from reference.bucketing import ORDERS, Order, cap_name
-from reference.schema import Record, check_writable, checked, first_problem, write_whole
+from reference.schema import Schema, check_writable, first_problem, validated, write_atomically
 
 from ..argument_checks import overruled
 from ..fabric import Fabric, Processor
@@ -20,7 +20,7 @@ from ..schedule.comm_hooks import CommHook, named_hook
 from ..schedule.policy import Policy
 from ..workload.variation import Straggler, Variation
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=Schema)
 
 FABRIC_FILE = "A calibration, a topology in YAML (.yaml, .yml), or a log of nccl-tests (.log, .txt)"
 
@@ -132,7 +132,7 @@ def read_stragglers(words: Sequence[str] | None) -> list[Straggler]:
         rank, _, factor = word.partition(":")
         try:
             slow = None if rank == "random" else int(rank)
-            stragglers.append(checked(Straggler, rank=slow, factor=float(factor)))
+            stragglers.append(validated(Straggler, rank=slow, factor=float(factor)))
         except ValueError as error:
             raise ValueError(f"--straggler: expected RANK:FACTOR, such as 3:1.5, got {word!r}: {error}") from None
     return stragglers
@@ -269,5 +269,5 @@ def save_picture(figure: Figure, path: Path) -> None:
     """Write it, and say so."""
     data = BytesIO()
     figure.savefig(data, format=path.suffix.lstrip("."), dpi=120)
-    write_whole(path, data.getvalue())
+    write_atomically(path, data.getvalue())
     print(f"drawn in {path}")

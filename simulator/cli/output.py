@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from reference.bucketing import cap_name
-from reference.schema import write_whole
+from reference.schema import write_atomically
 from reference.trace import Trace
 
 from ..fabric import Fabric, Linear, Processor
@@ -160,7 +160,7 @@ def write_json(path: Path | None, result: dict[str, Any]) -> None:
         OSError: It cannot be written.
     """
     if path is not None:
-        write_whole(path, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
+        write_atomically(path, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
 
 
 NOISY_OUTLIERS = 0.1

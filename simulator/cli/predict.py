@@ -11,7 +11,7 @@ import pandas as pd
 import typer
 from matplotlib.figure import Figure
 
-from reference.schema import write_whole
+from reference.schema import write_atomically
 from reference.trace import Trace
 
 from ..answers.heat_map import draw_heat_map
@@ -252,7 +252,7 @@ def _write_table(table: pd.DataFrame, path: Path) -> None:
         raise ValueError(
             f"{path}: Parquet needs pyarrow; run `pip install 'ddplab[parquet]'`, or choose .csv"
         ) from None
-    write_whole(path, data.getvalue())
+    write_atomically(path, data.getvalue())
 
 
 def _show_fastest(table: pd.DataFrame) -> None:

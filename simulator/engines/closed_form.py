@@ -1,28 +1,28 @@
 """Closed form: the replay's answer by recurrence, where speeds are constant and nothing needs events.
 
-All ranks go through the script together, so each instruction is one operation on arrays: over ranks, and over as many
-jobs as there are axes before that.
+All ranks go through the schedule together, so each instruction is one operation on arrays: over ranks, and over as
+many iterations as there are axes before that.
 """
 
 import numpy as np
 
-from ..schedule.costs import Job, Nanoseconds
+from ..schedule.costs import EngineInput, Nanoseconds
 from ..schedule.schedule import Compute, Launch
 from ..timeline import Timeline
 
 
-def solve(job: Job) -> Timeline:
+def solve(job: EngineInput) -> Timeline:
     """Simulate one iteration: a collective starts at `max(last launch, a slot is free)`, and takes what it costs.
 
     Raises:
         ValueError: Speeds depend on what else runs; only the replay can do that.
     """
-    end_ns = np.empty((len(job.ranks), len(job.script.instructions)), np.int64)
+    end_ns = np.empty((len(job.ranks), len(job.schedule.instructions)), np.int64)
     start_ns, done_ns, _last = _recur(job, end_ns)
     return Timeline(job, end_ns, start_ns, done_ns)
 
 
-def solve_many(jobs: Job) -> Nanoseconds:
+def solve_many(jobs: EngineInput) -> Nanoseconds:
     """Latencies of many iterations at once: the shape of whatever axes come before those of ranks and collectives.
 
     Raises:
@@ -33,22 +33,22 @@ def solve_many(jobs: Job) -> Nanoseconds:
     return latest
 
 
-def _recur(job: Job, end_ns: Nanoseconds | None = None) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
+def _recur(job: EngineInput, end_ns: Nanoseconds | None = None) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
     """When each collective began and when it was done, and when each rank was done with everything.
 
     When it was done with each instruction goes into `end_ns`, shape [..., ranks, instructions], if that is given.
     """
     if job.is_fluid:
         raise ValueError("closed form: expected constant speeds, but the fabric has slow-downs; use the replay")
-    script, work_ns, cost_ns = job.script, job.work_ns, job.cost_ns
-    jobs = np.broadcast_shapes(work_ns.shape[:-2], cost_ns.shape[:-1])
-    now = np.zeros((*jobs, work_ns.shape[-2]), np.int64)
-    start, done = (np.empty((*jobs, len(script.collectives)), np.int64) for _ in range(2))
+    schedule, duration_ns, cost_ns = job.schedule, job.duration_ns, job.cost_ns
+    jobs = np.broadcast_shapes(duration_ns.shape[:-2], cost_ns.shape[:-1])
+    now = np.zeros((*jobs, duration_ns.shape[-2]), np.int64)
+    start, done = (np.empty((*jobs, len(schedule.collectives)), np.int64) for _ in range(2))
     free = np.zeros((*jobs, max(job.queues, default=0) + 1, job.concurrency), np.int64)
     step = 0
-    for place, instruction in enumerate(script.instructions):
+    for place, instruction in enumerate(schedule.instructions):
         if isinstance(instruction, Compute):
-            now = now + work_ns[..., step]
+            now = now + duration_ns[..., step]
             step += 1
         elif isinstance(instruction, Launch):
             number = instruction.collective

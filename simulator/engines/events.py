@@ -1,7 +1,7 @@
 """Replay: one iteration by discrete events. This is the definition of what the simulator means.
 
-Each rank is a process that follows the script. Each collective is one too: it queues for a slot of its process group
-when its last rank has launched it, runs, and tells all ranks when it is done.
+Each rank is a process that follows the schedule. Each collective is a process too: it queues for a slot of its
+process group when its last rank has launched it, runs, and wakes the ranks that wait for it.
 
 Speed is fluid: computation and collectives progress at rates that change whenever something starts or stops.
 """
@@ -17,24 +17,24 @@ from typing import Any
 import numpy as np
 import simpy
 
-from ..schedule.costs import Job, Nanoseconds
-from ..schedule.schedule import Compute, Launch, Script, Wait
+from ..schedule.costs import EngineInput, Nanoseconds
+from ..schedule.schedule import Compute, Launch, Schedule, Wait
 from ..timeline import Timeline
 
 Process = Generator[simpy.Event, Any, None]
 
 
-def replay(job: Job) -> Timeline:
+def replay(job: EngineInput) -> Timeline:
     """Simulate one iteration."""
     return _simulated(job).timeline()
 
 
-def latency_ns(job: Job) -> int:
+def latency_ns(job: EngineInput) -> int:
     """Nanoseconds of one iteration: `replay(job).iteration_ns`, without working out what else the timeline tells."""
     return _simulated(job).latency_ns
 
 
-def _simulated(job: Job) -> "_Replay":
+def _simulated(job: EngineInput) -> "_Replay":
     simulation = _Replay(job)
     with _no_garbage_collection():
         simulation.run()
@@ -60,45 +60,47 @@ class _Replay:
     when it will launch collectives, and when each step ended is worked out afterwards.
     """
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
+    def __init__(self, job: EngineInput) -> None:
+        self.engine_input = job
         self.env = simpy.Environment()
-        self.stretches = stretches_of(job.script)
-        self.computed_ns = self.stretches.computed_by_stop(job.work_ns)
-        self.waited_ns = np.zeros((len(job.ranks), self.stretches.waits), np.int64)
+        self.sections = sections_of(job.schedule)
+        self.computed_ns = self.sections.computed_by_stop(job.duration_ns)
+        self.waited_ns = np.zeros((len(job.ranks), self.sections.waits), np.int64)
         self.latency_ns = 0
         self.computing = 0
-        self.computation = WorkClock(self.env)
+        self.computation = ProgressClock(self.env)
         self.lingers_until_ns = 0
 
-        collectives = len(job.script.collectives)
+        collectives = len(job.schedule.collectives)
         self.slots = {queue: simpy.Resource(self.env, job.concurrency) for queue in set(job.queues)}
         self.missing = [len(job.ranks)] * collectives
         self.last_launch = [0.0] * collectives  # as the clock of computation shows it
-        self.running: dict[int, WorkClock] = {}
+        self.running: dict[int, ProgressClock] = {}
         self.done = [self.env.event() for _ in range(collectives)]
         self.start_ns, self.done_ns = np.zeros((2, collectives), np.int64)
 
     def run(self) -> None:
-        least_first = self.job.work_ns.sum(axis=1).argsort()  # so memory is mostly read in the order of its layout
+        least_first = self.engine_input.duration_ns.sum(
+            axis=1
+        ).argsort()  # so memory is mostly read in the order of its layout
         for row in least_first.tolist():
             self.env.process(self._rank(row))
         self.env.run()
 
     def timeline(self) -> Timeline:
-        end_ns = self.stretches.ends(self.waited_ns, self.job.work_ns, self.computation)
-        return Timeline(self.job, end_ns, self.start_ns, self.done_ns)
+        end_ns = self.sections.ends(self.waited_ns, self.engine_input.duration_ns, self.computation)
+        return Timeline(self.engine_input, end_ns, self.start_ns, self.done_ns)
 
     def _rank(self, row: int) -> Process:
-        """Follow the script, with one event for all computing up to the next wait."""
+        """Follow the schedule, with one event for all computing up to the next wait."""
         waited: list[int] = []
-        for stop, work_ns in zip(self.stretches.stops, self.computed_ns[row].tolist(), strict=True):
+        for stop, duration_ns in zip(self.sections.stops, self.computed_ns[row].tolist(), strict=True):
             if isinstance(stop, Launch):
-                self._will_launch(stop.collective, self.computation.read() + work_ns)
+                self._will_launch(stop.collective, self.computation.read() + duration_ns)
                 continue
-            if work_ns:
+            if duration_ns:
                 self._computes(1)
-                yield self.computation.when(self.computation.read() + work_ns)
+                yield self.computation.when(self.computation.read() + duration_ns)
                 self._computes(-1)
             if isinstance(stop, Wait):
                 yield self.done[stop.collective]
@@ -115,19 +117,19 @@ class _Replay:
 
     def _collective(self, number: int) -> Process:
         yield self.computation.when(self.last_launch[number])
-        with self.slots[self.job.queues[number]].request() as slot:
+        with self.slots[self.engine_input.queues[number]].request() as slot:
             yield slot
             self.start_ns[number] = self._now
-            if self.job.cost_ns[number]:
+            if self.engine_input.cost_ns[number]:
                 yield from self._transfer(number)
         self.done_ns[number] = self._now
         self.done[number].succeed()
 
     def _transfer(self, number: int) -> Process:
-        clock = self.running[number] = WorkClock(self.env)
+        clock = self.running[number] = ProgressClock(self.env)
         self._slow_computation()
         self._slow_collectives()
-        yield clock.when(float(self.job.cost_ns[number]))
+        yield clock.when(float(self.engine_input.cost_ns[number]))
         del self.running[number]
         self._slow_computation()
         self._slow_collectives()
@@ -141,15 +143,15 @@ class _Replay:
 
     def _slow_computation(self) -> None:
         """A collective has started or is done: computation goes on at the speed that holds from here."""
-        slowdowns, others = self.job.slowdowns, len(self.running) - 1
+        slowdowns, others = self.engine_input.slowdowns, len(self.running) - 1
         if slowdowns is None:
             return
         if self.running:
             factors = [slowdowns.compute[number][others] for number in self.running]
             self.computation.slow_down(sum(factors) / len(factors))
-        elif self.job.lingers_ns:
-            self.lingers_until_ns = self._now + self.job.lingers_ns
-            self.env.timeout(self.job.lingers_ns).callbacks.append(self._recover)
+        elif self.engine_input.lingers_ns:
+            self.lingers_until_ns = self._now + self.engine_input.lingers_ns
+            self.env.timeout(self.engine_input.lingers_ns).callbacks.append(self._recover)
         else:
             self.computation.slow_down(1.0)
 
@@ -160,10 +162,10 @@ class _Replay:
 
     def _slow_collectives(self) -> None:
         """Something has started or stopped: what is in flight goes on at the speed that holds from here."""
-        slowdowns, others = self.job.slowdowns, len(self.running) - 1
+        slowdowns, others = self.engine_input.slowdowns, len(self.running) - 1
         beside_computation = slowdowns.collective if slowdowns is not None and self.computing else None
         for number, clock in self.running.items():
-            sharing = max(1.0, 1.0 + (self.job.sharing[number] - 1.0) * others)
+            sharing = max(1.0, 1.0 + (self.engine_input.sharing[number] - 1.0) * others)
             clock.slow_down(sharing * beside_computation[number][others] if beside_computation else sharing)
 
     @property
@@ -175,11 +177,11 @@ ROUNDING_NS = 1e-3
 """What sums of floating point numbers may be off by, in iterations of minutes."""
 
 
-class WorkClock:
+class ProgressClock:
     """Shows how much work each of those that go at one speed has done so far, and wakes them when theirs is done.
 
-    All of them share the clock, so a change of speed costs the same however many they are. Work is in nanoseconds at
-    full speed.
+    All of them share the clock, so a change of speed costs the same however many they are. Progress is in nanoseconds
+    at full speed.
 
     Args:
         env: The simulation; its time is in nanoseconds.
@@ -213,14 +215,14 @@ class WorkClock:
             self._slowdowns.append(factor)
             self._set_alarm()
 
-    def moments(self, start_ns: Nanoseconds, work_ns: Nanoseconds) -> Nanoseconds:
+    def moments(self, start_ns: Nanoseconds, duration_ns: Nanoseconds) -> Nanoseconds:
         """When work was done that began at `start_ns`, all of it before now.
 
         The sums are those of `read` and `_moment`, term by term, so moments are those of events to the nanosecond.
         """
         shown_ns, changed_ns, slowdowns = map(np.array, (self._shown_ns, self._changed_ns, self._slowdowns))
         at = changed_ns.searchsorted(start_ns, side="right") - 1
-        done_ns = shown_ns[at] + (start_ns - changed_ns[at]) / slowdowns[at] + work_ns
+        done_ns = shown_ns[at] + (start_ns - changed_ns[at]) / slowdowns[at] + duration_ns
         at = shown_ns.searchsorted(done_ns, side="right") - 1
         later_ns = np.ceil((done_ns - shown_ns[at]) * slowdowns[at] - ROUNDING_NS)
         moments: Nanoseconds = changed_ns[at] + later_ns.astype(np.int64)
@@ -244,41 +246,41 @@ class WorkClock:
         self._set_alarm()
 
 
-class Stretches:
-    """What lies between the waits of a script.
+class Sections:
+    """What lies between the waits of a schedule.
 
     Attributes:
         stops: Its launches and waits, then None, the end.
         waits: How many waits there are.
     """
 
-    def __init__(self, script: Script) -> None:
-        steps = [*script.instructions, None]
+    def __init__(self, schedule: Schedule) -> None:
+        steps = [*schedule.instructions, None]
         self.stops: list[Launch | Wait | None] = [step for step in steps if not isinstance(step, Compute)]
         self.waits = sum(isinstance(step, Wait) for step in steps)
         self._is_stop = np.array([not isinstance(step, Compute) for step in steps])
         self._is_wait = np.array([isinstance(step, Wait) for step in steps])
         self._waits_before = self._is_wait.cumsum() - self._is_wait
-        self._last = (~self._is_stop).cumsum()  # of the steps of `work_ns`, up to and with each instruction
+        self._last = (~self._is_stop).cumsum()  # of the steps of `duration_ns`, up to and with each instruction
         self._first = self._at_last_wait(self._last[None, self._is_wait])[0]
 
-    def computed_by_stop(self, work_ns: Nanoseconds) -> Nanoseconds:
+    def computed_by_stop(self, duration_ns: Nanoseconds) -> Nanoseconds:
         """What each rank has computed by each stop since its last wait; shape [ranks, stops].
 
         Args:
-            work_ns: How long each computing step takes, as in `Job.work_ns`.
+            duration_ns: How long each computing step takes, as in `EngineInput.duration_ns`.
         """
-        return _sums(work_ns, self._first[self._is_stop], self._last[self._is_stop])
+        return _sums(duration_ns, self._first[self._is_stop], self._last[self._is_stop])
 
-    def ends(self, waited_ns: Nanoseconds, work_ns: Nanoseconds, computation: WorkClock) -> Nanoseconds:
+    def ends(self, waited_ns: Nanoseconds, duration_ns: Nanoseconds, computation: ProgressClock) -> Nanoseconds:
         """When each rank was done with each instruction.
 
         Args:
             waited_ns: When each wait was over; shape [ranks, waits].
-            work_ns: How long each computing step takes, as in `Job.work_ns`.
+            duration_ns: How long each computing step takes, as in `EngineInput.duration_ns`.
             computation: The clock by which all ranks computed.
         """
-        computed_ns = _sums(work_ns, self._first, self._last)
+        computed_ns = _sums(duration_ns, self._first, self._last)
         end_ns = computation.moments(self._at_last_wait(waited_ns), computed_ns)
         end_ns[:, self._is_wait] = waited_ns
         return end_ns[:, :-1]
@@ -289,8 +291,8 @@ class Stretches:
         return np.concatenate([at_start, at_waits], axis=1)[:, self._waits_before]
 
 
-stretches_of = lru_cache(maxsize=8)(Stretches)
-"""The same for all iterations that follow one script."""
+sections_of = lru_cache(maxsize=8)(Sections)
+"""The same for all iterations that follow one schedule."""
 
 
 def _sums(numbers: Nanoseconds, first: Nanoseconds, last: Nanoseconds) -> Nanoseconds:

@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple, Self
 import numpy as np
 from pydantic import Field
 
-from reference.schema import Record
+from reference.schema import Schema
 
 from .tables import polygon
 
@@ -15,7 +15,7 @@ Factor = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
 Error = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
-class Contention(Record):
+class Contention(Schema):
     """How many times as long both take while ranks compute and `running` collectives are in flight.
 
     A collective's factor is on its time beside as many others while nobody computes.
@@ -74,7 +74,7 @@ def slowdowns_of(rows: Sequence[Contention], sizes_bytes: Sequence[int], most: i
     return Slowdowns(tuple(map(tuple, compute.tolist())), tuple(map(tuple, collective.tolist())))
 
 
-class Sharing(Record):
+class Sharing(Schema):
     """How much longer a collective of `size_bytes` takes when another of its size runs beside it."""
 
     size_bytes: int = Field(ge=0, description="message of one rank, bytes; chosen in the calibration")

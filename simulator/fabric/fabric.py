@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from reference.schema import Record, first_problem, read_record, write_whole
+from reference.schema import Schema, first_problem, read_schema, write_atomically
 
 from .algorithms import CONCURRENCY, Choice, Library, Offer
 from .contention import Sharing, measured_factor
@@ -26,7 +26,7 @@ from .tables import Segment, Table, Timing, segments, tables_by_world_size
 from .topology import Topology, load_topology
 
 
-class Description(Record, strict=False):
+class Description(Schema, strict=False):
     """The fields of a fabric file."""
 
     all_reduce: tuple[Timing, ...] = Field(
@@ -165,12 +165,12 @@ class Description(Record, strict=False):
             return cls.from_topology(path)
         if ending in (".log", ".txt"):
             return cls.from_nccl_tests(path)
-        return read_record(cls, path, what="a fabric file", cure="run `ddplab calibrate`")
+        return read_schema(cls, path, what="a fabric file", cure="run `ddplab calibrate`")
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON."""
         follows = {"concurrency"} - self.model_fields_set  # written down, it would no longer follow the library
-        write_whole(path, (self.model_dump_json(indent=1, exclude=follows) + "\n").encode())
+        write_atomically(path, (self.model_dump_json(indent=1, exclude=follows) + "\n").encode())
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """As pydantic's; what follows from other fields follows from the updated ones."""

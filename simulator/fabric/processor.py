@@ -4,12 +4,12 @@ from typing import Self
 
 from pydantic import Field
 
-from reference.schema import Record
+from reference.schema import Schema
 
 from .contention import Contention
 
 
-class Linear(Record):
+class Linear(Schema):
     """A cost that grows with the bytes handled."""
 
     fixed_ns: float = Field(
@@ -35,7 +35,7 @@ class Linear(Record):
         )
 
 
-class HookCost(Record):
+class HookCost(Schema):
     """What a comm hook computes for one bucket, by bytes of the bucket's gradients."""
 
     name: str = Field(description="of the hook, as `--hook` takes it; the user's")
@@ -59,7 +59,7 @@ class HookCost(Record):
     )
 
 
-class Processor(Record):
+class Processor(Schema):
     """What running collectives costs the processor that also computes."""
 
     pack: Linear = Field(

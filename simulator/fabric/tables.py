@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from reference.schema import Record
+from reference.schema import Schema
 
 
-class Timing(Record):
+class Timing(Schema):
     """A measured collective: all ranks of `world_size` moved `size_bytes` each in `ns`."""
 
     world_size: int = Field(ge=1, description="ranks that took part, a count; from the measurement's set-up")

@@ -21,10 +21,10 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from reference.schema import Record, first_problem, write_whole
+from reference.schema import Schema, first_problem, write_atomically
 
 
-class Level(Record):
+class Level(Schema):
     """Equal links, each from one member to a switch that joins them all.
 
     A member of the innermost level is a rank. A member of a level above is a whole group of the level below, with
@@ -64,7 +64,7 @@ class Level(Record):
         return 1e9 / self.bytes_per_s
 
 
-class Topology(Record, strict=False):
+class Topology(Schema, strict=False):
     """Levels, innermost first: the first joins ranks, each further one joins groups of the one before."""
 
     levels: tuple[Level, ...] = Field(
@@ -118,7 +118,7 @@ class Topology(Record, strict=False):
 ADVICE = "pod.yaml in the README is one, and the docstring of simulator.fabric.topology_file tells all of it"
 
 
-class LevelEntry(Record):
+class LevelEntry(Schema):
     """A level as the file writes it."""
 
     of: str | None = Field(
@@ -141,7 +141,7 @@ class LevelEntry(Record):
     )
 
 
-class TopologyFile(Record):
+class TopologyFile(Schema):
     """A file as it is written."""
 
     source: str = Field(
@@ -196,7 +196,7 @@ def save_topology(topology: Topology, path: str | os.PathLike[str]) -> None:
         },
         "in_network": [level.name for level in topology.levels if level.reduces],
     }
-    write_whole(path, yaml.safe_dump(written, sort_keys=False).encode())
+    write_atomically(path, yaml.safe_dump(written, sort_keys=False).encode())
 
 
 def _entry(level: Level, below: Level | None) -> dict[str, object]:

@@ -54,7 +54,7 @@ def calibrate(
         hooks: Comm hooks to measure with the model's gradients, by the names that `named_hook` takes.
         sizes_bytes: Message sizes to measure. None: up to all gradients of the model in one.
         repeats: Measurements of each; the median is kept.
-        on_progress: Told of every repetition.
+        on_progress: TargetRun of every repetition.
 
     Raises:
         RankError: A rank failed.
@@ -137,7 +137,7 @@ def measure_hook(
         name: Of the hook, as `named_hook` takes it; `none` costs nothing.
         model: Whose gradients make the buckets: what PowerSGD computes depends on their shapes.
         repeats: Measurements of each bucket, on each rank.
-        on_progress: Told of every repetition.
+        on_progress: TargetRun of every repetition.
 
     Raises:
         RankError: A rank failed.

@@ -52,7 +52,7 @@ def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int
 
 
 def _two_at_a_time_ns(messages: list[Tensor]) -> int:
-    stream = Stream(messages, at_a_time=None)
+    stream = AllReduceQueue(messages, at_a_time=None)
     stream.wait()
     return 2 * stream.pace_ns()
 
@@ -69,7 +69,7 @@ def gradient_bytes(_rank: int, _world_size: int, model: str) -> int:
     return sum(map(size_bytes, trainable_parameters(models.build(model)[0]).values()))
 
 
-class Stream:
+class AllReduceQueue:
     """One all-reduce after the other, from now on; all ranks begin the same.
 
     Nothing of it needs a thread that waits, which would compete with computation for a core, and often would not run

@@ -24,7 +24,7 @@ from reference.launch import report_progress
 from reference.parameters import bucket_key, size_bytes, sparse_parameters, trainable_parameters
 
 from .reducer_costs import pack
-from .timing import Sighting, clock_ns, witnessed
+from .timing import ObservedCollective, clock_ns, observe_collectives
 
 CAPS_BYTES = [MIB // 64, MIB // 16, MIB // 4, MIB, 4 * MIB, 16 * MIB, 25 * MIB]
 """Of the buckets: as different in size as the model's gradients allow, the largest as by default."""
@@ -116,8 +116,8 @@ def _buckets(module: nn.Module) -> list[Bucket]:
 
 def time_parts(hook: Hook, state: Any, bucket: Bucket) -> Parts:
     """Call the hook with a bucket that has been packed, and wait for what it returns."""
-    whole = Sighting(clock_ns())
-    with witnessed("all_reduce", "all_gather") as collectives:
+    whole = ObservedCollective(clock_ns())
+    with observe_collectives("all_reduce", "all_gather") as collectives:
         whole.issued_ns = clock_ns()
         future = hook(state, GradBucket(bucket, 0, is_last=True))  # PowerSGD's second collective comes at once
         future.add_done_callback(lambda _: whole.finish())
@@ -126,7 +126,7 @@ def time_parts(hook: Hook, state: Any, bucket: Bucket) -> Parts:
     return split(whole, collectives)
 
 
-def split(whole: Sighting, collectives: list[Sighting]) -> Parts:
+def split(whole: ObservedCollective, collectives: list[ObservedCollective]) -> Parts:
     """What a hook computed.
 
     Args:

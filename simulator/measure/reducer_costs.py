@@ -14,7 +14,7 @@ from reference.reducer import accumulators
 from reference.unused_parameters import reachable, tensors_in
 
 from .collectives import affordable
-from .timing import clock_ns, fit, median_ns, time_ns, witnessed
+from .timing import clock_ns, fit, median_ns, observe_collectives, time_ns
 
 GRADIENT_BYTES = [1024, 64 * 1024, MIB, 8 * MIB]
 """Sizes of the gradients that are copied."""
@@ -111,7 +111,7 @@ def _rebuild_ns(module: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
     group = dist.group.WORLD
     assert group is not None
     layout = first_layout(module, parameters)
-    with torch.no_grad(), witnessed("broadcast") as broadcasts:
+    with torch.no_grad(), observe_collectives("broadcast") as broadcasts:
         start = clock_ns()
         layout.rebuild_if_due(range(len(parameters))[::-1], group)
         total_ns = clock_ns() - start

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from reference.bucketing import Order, cap_name
-from reference.schema import write_whole
+from reference.schema import write_atomically
 from reference.trace import Trace
 
 from ..fabric import Fabric, Processor
@@ -44,7 +44,7 @@ class Configuration:
 
 
 @dataclass(frozen=True)
-class Reference:
+class SpeedCheck:
     """What tells the machine's speed: an iteration without communication, and then one all-reduce of all gradients.
 
     Nanoseconds of each, on the slowest rank.
@@ -60,7 +60,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Foretold:
+class TargetPrediction:
     """What is said of a target run before it.
 
     Attributes:
@@ -73,10 +73,10 @@ class Foretold:
 
     prediction: Prediction
     naive_overlap_ns: int
-    reference: Reference
+    reference: SpeedCheck
     with_slower_network: Callable[[float], int]
 
-    def speed(self, reference: Reference) -> float:
+    def speed(self, reference: SpeedCheck) -> float:
         """How fast the machine is for this training, where 1 is as it was when it was calibrated.
 
         Args:
@@ -100,7 +100,7 @@ class Measurement:
     """
 
     times_ns: tuple[int, ...]
-    reference: Reference
+    reference: SpeedCheck
 
 
 @dataclass(frozen=True)
@@ -112,10 +112,11 @@ class Row:
 
     A prediction holds for a machine as fast as it was when it was calibrated, and a shared machine's speed changes by
     the second. So each turn is paired with a reference, timed right beside it. `paired_ns` is the median of the
-    iterations, each times `Foretold.speed`; `paired_error`, and the errors of the three yardsticks, compare with it.
+    iterations, each times `TargetPrediction.speed`; `paired_error` and the errors of the three yardsticks compare
+    with it.
     Perfect scaling is computation alone; no overlap has all communication after the backward pass; naive overlap is
-    `Foretold.naive_overlap_ns`. `coverage` is the fraction of the iterations, paired, that lie inside the predicted
-    interval. `drift` is how much longer the reference took than foretold, a fraction, median of the turns.
+    `TargetPrediction.naive_overlap_ns`. `coverage` is the fraction of the iterations, paired, that lie inside the
+    predicted interval. `drift` is how much longer the reference took than predicted, a fraction, median of the turns.
     """
 
     model: str
@@ -183,12 +184,12 @@ class Report:
 
     def save(self, folder: Path) -> None:
         """Write `report.json` and `report.csv`; there a pair of numbers is two columns, `..._low` and `..._high`."""
-        write_whole(folder / "report.json", json.dumps(self.to_json(), indent=1, allow_nan=False).encode())
+        write_atomically(folder / "report.json", json.dumps(self.to_json(), indent=1, allow_nan=False).encode())
         frame = self.to_frame()
         for name in PAIRS:
             of_pair = pd.DataFrame(frame[name].tolist(), columns=[f"{name}_low", f"{name}_high"])
             frame = frame.drop(columns=name).join(of_pair)
-        write_whole(folder / "report.csv", frame.to_csv(index=False).encode())
+        write_atomically(folder / "report.csv", frame.to_csv(index=False).encode())
 
 
 def model_folder(out: Path, model: str) -> Path:
@@ -196,11 +197,13 @@ def model_folder(out: Path, model: str) -> Path:
     return out / model.replace(":", ".")
 
 
-def make_row(model: str, configuration: Configuration, foretold: Foretold, turns: Sequence[Measurement]) -> Row:
+def make_row(
+    model: str, configuration: Configuration, predicted: TargetPrediction, turns: Sequence[Measurement]
+) -> Row:
     """One row, from all turns that the configuration had."""
-    prediction = foretold.prediction
+    prediction = predicted.prediction
     low, middle, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
-    iterations = [ns * foretold.speed(turn.reference) for turn in turns for ns in turn.times_ns]
+    iterations = [ns * predicted.speed(turn.reference) for turn in turns for ns in turn.times_ns]
     paired_low, paired, paired_high = _quartiles(iterations)
     shortest, longest = prediction.interval_ns
     return Row(
@@ -217,12 +220,12 @@ def make_row(model: str, configuration: Configuration, foretold: Foretold, turns
         predicted_ns=prediction.iteration_ns,
         interval_ns=prediction.interval_ns,
         coverage=statistics.fmean(shortest <= ns <= longest for ns in iterations),
-        drift=statistics.median(turn.reference.total_ns for turn in turns) / foretold.reference.total_ns - 1,
+        drift=statistics.median(turn.reference.total_ns for turn in turns) / predicted.reference.total_ns - 1,
         error=prediction.iteration_ns / middle - 1,
         paired_error=prediction.iteration_ns / paired - 1,
         perfect_scaling_error=prediction.compute_ns / paired - 1,
         no_overlap_error=prediction.no_overlap_ns / paired - 1,
-        naive_overlap_error=foretold.naive_overlap_ns / paired - 1,
+        naive_overlap_error=predicted.naive_overlap_ns / paired - 1,
     )
 
 
@@ -279,24 +282,24 @@ def predict_one(trace: Trace, fabric: Fabric, configuration: Configuration, worl
     return predict_policy(trace, fabric, world_size, policy_of(configuration))
 
 
-def foretell(
+def predict_targets(
     trace: Trace, fabric: Fabric, configurations: Sequence[Configuration], world_size: int
-) -> list[Foretold]:
+) -> list[TargetPrediction]:
     """The prediction for each configuration, the naive replay's, and what the reference takes."""
     all_gradients_ns = fabric.all_reduce_ns(sum(trace.sizes_bytes), world_size)
     naive = fabric.model_copy(update={"processor": Processor(), "concurrency": 1, "sharing": ()})
 
-    def foretell_one(configuration: Configuration) -> Foretold:
+    def foretell_one(configuration: Configuration) -> TargetPrediction:
         prediction = predict_one(trace, fabric, configuration, world_size)
 
         @cache
         def with_slower_network(factor: float) -> int:
             return predict_one(trace, fabric.scaled(factor), configuration, world_size).iteration_ns
 
-        return Foretold(
+        return TargetPrediction(
             prediction,
             naive_overlap_ns=predict_one(trace, naive, configuration, world_size).iteration_ns,
-            reference=Reference(prediction.compute_ns, all_gradients_ns),
+            reference=SpeedCheck(prediction.compute_ns, all_gradients_ns),
             with_slower_network=with_slower_network,
         )
 

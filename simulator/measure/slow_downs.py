@@ -14,9 +14,9 @@ from reference.launch import report_progress
 from reference.parameters import size_bytes, trainable_parameters
 
 from ..fabric import CONCURRENCY, Contention, slowdowns_of
-from .collectives import Messages, Stream, affordable
+from .collectives import AllReduceQueue, Messages, affordable
 from .reducer_costs import first_layout, pack
-from .timing import Contest, band_of_median, clock_ns, lost_ns, median_ns, slowdown, time_ns
+from .timing import AloneAndTogether, band_of_median, clock_ns, lost_ns, median_ns, slowdown, time_ns
 
 SIZES_BYTES = [64 * 1024, MIB, 8 * MIB]
 """Small ones cost wake-ups, large ones memory's bandwidth; larger ones do as the largest."""
@@ -42,7 +42,7 @@ class Apart(NamedTuple):
     """
 
     collectives: int
-    passes: Contest
+    passes: AloneAndTogether
 
 
 class Contended(NamedTuple):
@@ -53,7 +53,7 @@ class Contended(NamedTuple):
         apart: By bytes of a message, times of passes with collectives on their own.
     """
 
-    streams: dict[Case, tuple[Contest, Contest]]
+    streams: dict[Case, tuple[AloneAndTogether, AloneAndTogether]]
     apart: dict[int, Apart]
 
 
@@ -62,13 +62,13 @@ def time_contention(rank: int, _world_size: int, model: str, rounds: int) -> Con
 
     A round has each case once, between passes alone: the machine's speed drifts.
     """
-    rival = Rival(model, dist.new_group())
+    rival = ContendingModel(model, dist.new_group())
     sizes = [size for size in SIZES_BYTES if size <= rival.gradient_bytes] or [rival.gradient_bytes]
     most = CONCURRENCY[dist.get_backend()]
     cases = list(dict.fromkeys([*((size, most) for size in sizes), (sizes[-1], 1)]))
-    streams = {case: (Contest([], []), Contest([], [])) for case in cases}
+    streams = {case: (AloneAndTogether([], []), AloneAndTogether([], [])) for case in cases}
     places = {size: rival.places_apart(size, APART_NS) for size in sizes if size <= MOST_APART_BYTES}
-    singles = {size: Apart(len(chosen), Contest([], [])) for size, chosen in places.items() if chosen}
+    singles = {size: Apart(len(chosen), AloneAndTogether([], [])) for size, chosen in places.items() if chosen}
     due, begun_ns = rounds, clock_ns()
     for number in range(rounds):
         if number == 1:
@@ -101,7 +101,7 @@ def contention(by_rank: Sequence[Contended]) -> tuple[Contention, ...]:
     return tuple(_contention(case, [of_rank.streams[case] for of_rank in by_rank]) for case in by_rank[0].streams)
 
 
-def _contention(case: Case, by_rank: Sequence[tuple[Contest, Contest]]) -> Contention:
+def _contention(case: Case, by_rank: Sequence[tuple[AloneAndTogether, AloneAndTogether]]) -> Contention:
     passes, collectives = zip(*by_rank, strict=True)
     (compute, compute_error), (collective, collective_error) = slowdown(passes), slowdown(collectives)
     size, running = case
@@ -151,7 +151,7 @@ TRIALS = 5
 """Of a pass and of a collective, to tell how far apart collectives are to be."""
 
 
-class Rival:
+class ContendingModel:
     """A model on this rank.
 
     What it computes is a backward pass, and copies into buckets and out of them. A forward pass, from which gradients
@@ -219,7 +219,7 @@ class Rival:
 
     def _stream(self, count: int, size: int, running: int, *, passes: int = 0) -> tuple[int, list[int]]:
         dist.barrier()
-        stream = Stream(self._messages.of(size, count), at_a_time=1 if running == 1 else None)
+        stream = AllReduceQueue(self._messages.of(size, count), at_a_time=1 if running == 1 else None)
         computed_ns = [self._compute() for _ in range(passes)]
         until_ns = clock_ns() if passes else float("inf")
         stream.wait()

@@ -81,7 +81,7 @@ def fit(samples: Mapping[int, Sequence[float]]) -> Linear:
     return Linear(fixed_ns=float(fixed), ns_per_byte=float(per_byte))
 
 
-class Contest(NamedTuple):
+class AloneAndTogether(NamedTuple):
     """Times of one kind of work on one rank, in nanoseconds.
 
     Attributes:
@@ -93,7 +93,7 @@ class Contest(NamedTuple):
     together: list[list[int]]
 
 
-def slowdown(ranks: Sequence[Contest]) -> tuple[float, float]:
+def slowdown(ranks: Sequence[AloneAndTogether]) -> tuple[float, float]:
     """How many times as long the work takes in company, at least 1, and half of that factor's 90 % band.
 
     Each round gives a factor, as the machine's speed hardly changes within one. The median counts, and the band is
@@ -105,14 +105,14 @@ def slowdown(ranks: Sequence[Contest]) -> tuple[float, float]:
     return max(1.0, middle), band_of_median(by_round) / middle
 
 
-def lost_ns(ranks: Sequence[Contest]) -> list[float]:
+def lost_ns(ranks: Sequence[AloneAndTogether]) -> list[float]:
     """By round, how much longer the work takes in company; ranks are averaged."""
     lost = [[fmean(together) - fmean(alone) for alone, together in zip(*rank, strict=True)] for rank in ranks]
     return [fmean(of_ranks) for of_ranks in zip(*lost, strict=True)]
 
 
 @dataclass
-class Sighting:
+class ObservedCollective:
     """One collective.
 
     Attributes:
@@ -138,14 +138,15 @@ class Sighting:
 
 
 @contextmanager
-def witnessed(*names: str) -> Iterator[list[Sighting]]:
+def observe_collectives(*names: str) -> Iterator[list[ObservedCollective]]:
     """Note every call of these functions of `torch.distributed` within the block, in the order of the calls.
 
     For code that looks them up when it calls them (`dist.all_reduce`). What follows in a `then` of a collective's
-    future may run just before the witness notes its end, on another thread: so `Sighting.wait` before reading that.
+    future may run just before the witness notes its end, on another thread: so call
+    `ObservedCollective.wait` before reading that.
     """
     originals = {name: getattr(dist, name) for name in names}
-    sightings: list[Sighting] = []
+    sightings: list[ObservedCollective] = []
     try:
         for name, original in originals.items():
             setattr(dist, name, _noting(original, sightings))
@@ -155,10 +156,10 @@ def witnessed(*names: str) -> Iterator[list[Sighting]]:
             setattr(dist, name, original)
 
 
-def _noting(collective: Callable[..., Any], sightings: list[Sighting]) -> Callable[..., Any]:
+def _noting(collective: Callable[..., Any], sightings: list[ObservedCollective]) -> Callable[..., Any]:
     @wraps(collective)
     def noting(*args: Any, **kwargs: Any) -> Any:
-        sighting = Sighting(clock_ns())
+        sighting = ObservedCollective(clock_ns())
         sightings.append(sighting)
         work = collective(*args, **kwargs)
         if work is None:  # it was not asynchronous

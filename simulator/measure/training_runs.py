@@ -18,7 +18,7 @@ from reference.trace import Trace
 
 from ..schedule.comm_hooks import NO_HOOK
 from .hook_costs import real_hook
-from .report import Measurement, Reference
+from .report import Measurement, SpeedCheck
 from .timing import clock_ns, time_ns
 
 WARM_UP = 2
@@ -31,7 +31,7 @@ WARM_UP_OF_HOOKS = 4
 """PowerSGD compresses from the third iteration on, and begins with its last Q from the fourth."""
 
 
-class Told(NamedTuple):
+class TargetRun(NamedTuple):
     """What a target run is told: arguments of `DistributedDataParallel`, and a comm hook by its name."""
 
     arguments: dict[str, Any]
@@ -67,7 +67,7 @@ def record_computation(rank: int, _world_size: int, model: str, iterations: int 
 
 
 def measure_configurations(
-    rank: int, _world_size: int, model: str, configurations: Sequence[Told], word: str
+    rank: int, _world_size: int, model: str, configurations: Sequence[TargetRun], word: str
 ) -> list[Measurement]:
     """Train under each configuration in turn, and time the reference in between.
 
@@ -92,7 +92,7 @@ def measure_configurations(
     return measured
 
 
-def _train(trainer: Trainer, told: Told) -> tuple[int, ...]:
+def _train(trainer: Trainer, told: TargetRun) -> tuple[int, ...]:
     ddp = DistributedDataParallel(trainer.module, **told.arguments)
     warm_up = 1 if "plan" in told.arguments else 2  # the rebuild comes with the second iteration
     try:
@@ -114,21 +114,21 @@ def _train(trainer: Trainer, told: Told) -> tuple[int, ...]:
         ddp.reducer.detach()
 
 
-def _median(references: Sequence[Reference]) -> Reference:
-    return Reference(
+def _median(references: Sequence[SpeedCheck]) -> SpeedCheck:
+    return SpeedCheck(
         round(median(reference.compute_ns for reference in references)),
         round(median(reference.all_reduce_ns for reference in references)),
     )
 
 
-def _time_references(trainer: Trainer, all_gradients: Tensor) -> list[Reference]:
+def _time_references(trainer: Trainer, all_gradients: Tensor) -> list[SpeedCheck]:
     times_ns = []
     for _ in range(REFERENCES):
         for action, *arguments in ((trainer.step, trainer.module), (dist.all_reduce, all_gradients)):
             dist.barrier()
             times_ns.append(time_ns(action, *arguments))
     slowest = _slowest_ranks(times_ns)
-    return [Reference(*slowest[place : place + 2]) for place in range(0, len(slowest), 2)]
+    return [SpeedCheck(*slowest[place : place + 2]) for place in range(0, len(slowest), 2)]
 
 
 def _slowest_ranks(times_ns: list[int]) -> tuple[int, ...]:

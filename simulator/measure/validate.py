@@ -1,8 +1,8 @@
 """Validate: predict real training runs, then make them, and compare.
 
 The order is the point: computation is recorded without communication, the machine is calibrated, all predictions
-are written to disk, and only then does the first target run begin. `foretell` gets a trace and a fabric and nothing
-else, so no prediction can have seen a measurement.
+are written to disk, and only then does the first target run begin. `predict_targets` receives a trace and a fabric,
+nothing else, so no prediction can have seen a measurement.
 
 Between target runs a reference is timed that is none of them: each is paired with the machine's speed just then.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from reference.bucketing import Order
 from reference.launch import Progress, RankPool, no_progress
-from reference.schema import write_whole
+from reference.schema import write_atomically
 from reference.trace import Trace, join
 
 from ..fabric import Fabric
@@ -23,18 +23,18 @@ from ..schedule.policy import buckets_of
 from .calibrate import REPEATS, measure_collectives, measure_hooks, sizes_up_to, with_slowdowns
 from .report import (
     Configuration,
-    Foretold,
     Measurement,
     Report,
-    foretell,
+    TargetPrediction,
     make_row,
     model_folder,
     policy_of,
     predict_one,
+    predict_targets,
     summarize,
     validation_figure,
 )
-from .training_runs import Told, measure_configurations, record_computation
+from .training_runs import TargetRun, measure_configurations, record_computation
 
 Target = tuple[str, Configuration]
 """A model under a configuration: one target run."""
@@ -58,7 +58,7 @@ def validate(
         out: Folder for `predictions.json`, `report.json` and `report.csv`, and for each model a folder with
             its `trace.json.gz` and `fabric.json`.
         repeat: How often each configuration has its turn.
-        on_progress: Told of every step.
+        on_progress: TargetRun of every step.
 
     Raises:
         RankError: A rank failed.
@@ -69,16 +69,18 @@ def validate(
     for model in model_names:
         traces[model].save(model_folder(out, model) / "trace.json.gz")
         fabrics[model].save(model_folder(out, model) / "fabric.json")
-    foretold = {
+    predicted = {
         (model, configuration): said
         for model in model_names
         for configuration, said in zip(
-            configurations, foretell(traces[model], fabrics[model], configurations, pool.world_size), strict=True
+            configurations,
+            predict_targets(traces[model], fabrics[model], configurations, pool.world_size),
+            strict=True,
         )
     }
-    digest = _write_predictions(out / "predictions.json", foretold)
-    measured = _measure(pool, traces, foretold, repeat, on_progress)
-    report = summarize([make_row(*target, said, measured[target]) for target, said in foretold.items()], digest)
+    digest = _write_predictions(out / "predictions.json", predicted)
+    measured = _measure(pool, traces, predicted, repeat, on_progress)
+    report = summarize([make_row(*target, said, measured[target]) for target, said in predicted.items()], digest)
     report.save(out)
     return report
 
@@ -106,7 +108,7 @@ def _calibrate(
     return {model: join(traces) for model, traces in recordings.items()}, fabrics
 
 
-def _write_predictions(path: Path, foretold: Mapping[Target, Foretold]) -> str:
+def _write_predictions(path: Path, predicted: Mapping[Target, TargetPrediction]) -> str:
     """The file's sha256."""
     rows = [
         {
@@ -116,10 +118,10 @@ def _write_predictions(path: Path, foretold: Mapping[Target, Foretold]) -> str:
             "reference": asdict(said.reference),
             **said.prediction.to_json(),
         }
-        for (model, configuration), said in foretold.items()
+        for (model, configuration), said in predicted.items()
     ]
     data = json.dumps(rows, indent=1, allow_nan=False).encode()
-    write_whole(path, data)
+    write_atomically(path, data)
     return hashlib.sha256(data).hexdigest()
 
 
@@ -143,11 +145,11 @@ def _measure(
     return measured
 
 
-def _told(trace: Trace, configuration: Configuration) -> Told:
+def _told(trace: Trace, configuration: Configuration) -> TargetRun:
     """How the real reducer is told: by its cap where it finds the order itself, else by an explicit plan."""
     if configuration.order == "ready":
-        return Told({"bucket_cap_mb": configuration.cap_mb}, configuration.hook)
-    return Told({"plan": buckets_of(policy_of(configuration), trace)}, configuration.hook)
+        return TargetRun({"bucket_cap_mb": configuration.cap_mb}, configuration.hook)
+    return TargetRun({"plan": buckets_of(policy_of(configuration), trace)}, configuration.hook)
 
 
 MODELS = ("resnet50", "mlp")

@@ -9,27 +9,27 @@ from numpy.typing import NDArray
 from reference.trace import Trace
 
 from ..fabric import Fabric, Processor, Slowdowns, slowdowns_of
-from ..workload.compute_times import Work
+from ..workload.compute_times import ComputeTimes
 from .comm_hooks import gradient_bytes
 from .policy import Policy, join_end_of, outline_of
-from .schedule import Collective, Compute, ComputeKind, Script, Transport, write_join_end, write_script
+from .schedule import Collective, Compute, ComputeKind, Schedule, Transport, build_join_end, build_schedule
 
 Nanoseconds = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class EngineInput:
     """An iteration to simulate.
 
     Ranks that do the same at the same moments are simulated once, however many they are.
 
     Attributes:
-        script: What every rank does.
-        work_ns: How long each computing step takes at full speed; shape [ranks, steps of the script], or with further
-            axes before those, one job each, where only the closed form is asked.
+        schedule: What every rank does.
+        duration_ns: Duration of each computing step at full speed; shape [ranks, steps of the schedule]. The closed
+            form also takes further leading axes, one iteration each.
         ranks: The number of each simulated rank.
-        does_as: For every rank the number of the simulated one that does the same; shape [world size]. None: there
-            are no others.
+        represented_by: For every rank the simulated rank that behaves the same; shape [world size]. None: every rank
+            is simulated.
         cost_ns: Each collective when it has the fabric to itself; shape [collectives], or with axes before.
         queues: The process group of each collective; those of one group start in their order.
         concurrency: Collectives of one group that run at the same time.
@@ -39,10 +39,10 @@ class Job:
         lingers_ns: How long computing feels the last collective once that is done, if no other follows before.
     """
 
-    script: Script
-    work_ns: Nanoseconds
+    schedule: Schedule
+    duration_ns: Nanoseconds
     ranks: tuple[int, ...]
-    does_as: NDArray[np.int64] | None = None
+    represented_by: NDArray[np.int64] | None = None
     cost_ns: Nanoseconds
     queues: tuple[int, ...]
     concurrency: int = 1
@@ -52,10 +52,10 @@ class Job:
 
     def alike(self) -> dict[int, list[int]]:
         """Which ranks do as each of the simulated ones does, itself among them."""
-        if self.does_as is None:
+        if self.represented_by is None:
             return {rank: [rank] for rank in self.ranks}
         alike: dict[int, list[int]] = {rank: [] for rank in self.ranks}
-        for rank, simulated in enumerate(self.does_as.tolist()):
+        for rank, simulated in enumerate(self.represented_by.tolist()):
             alike[simulated].append(rank)
         return alike
 
@@ -75,13 +75,13 @@ SHADOWED: frozenset[ComputeKind] = frozenset(("rebuild", "compress", "launch", "
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Blueprint:
+class ScheduleCosts:
     """Everything about an iteration that is the same on all ranks.
 
     Attributes:
         policy: What the reducer is told.
         buckets: Parameter indices by bucket, in launch order.
-        script: What every rank does.
+        schedule: What every rank does.
         same_ns: How long those steps take that take equally long on all ranks.
         pack_ns: Copying each bucket's gradients into it.
         cost_ns: Each collective when it has the fabric to itself; shape [..., collectives].
@@ -92,7 +92,7 @@ class Blueprint:
 
     policy: Policy
     buckets: tuple[tuple[int, ...], ...]
-    script: Script
+    schedule: Schedule
     same_ns: dict[Compute, int]
     pack_ns: Nanoseconds
     cost_ns: Nanoseconds
@@ -100,7 +100,9 @@ class Blueprint:
     slowdowns: Slowdowns | None
     fabric: Fabric
 
-    def job(self, work: Work, ranks: Sequence[int], joined: NDArray[np.bool_] | None = None) -> Job:
+    def engine_input(
+        self, work: ComputeTimes, ranks: Sequence[int], joined: NDArray[np.bool_] | None = None
+    ) -> EngineInput:
         """The iteration with these ranks' work.
 
         Args:
@@ -108,24 +110,24 @@ class Blueprint:
             ranks: Their numbers.
             joined: Who has run out of inputs and shadows the others, by the axes of `work`; None: nobody has.
         """
-        work_ns = self._durations(work)
+        duration_ns = self._durations(work)
         if joined is not None:
-            own = np.array([step.kind not in SHADOWED for step in self.script.steps])
-            work_ns[joined[..., None] & own] = 0
-        return Job(
-            script=self.script,
-            work_ns=work_ns,
+            own = np.array([step.kind not in SHADOWED for step in self.schedule.steps])
+            duration_ns[joined[..., None] & own] = 0
+        return EngineInput(
+            schedule=self.schedule,
+            duration_ns=duration_ns,
             ranks=tuple(ranks),
             cost_ns=self.cost_ns,
-            queues=tuple(number % self.policy.process_groups for number in range(len(self.script.collectives))),
+            queues=tuple(number % self.policy.process_groups for number in range(len(self.schedule.collectives))),
             concurrency=self.fabric.concurrency,
             sharing=self.sharing,
             slowdowns=self.slowdowns,
             lingers_ns=self.fabric.processor.lingers_ns,
         )
 
-    def _durations(self, work: Work) -> Nanoseconds:
-        """By step of the script along a new last axis."""
+    def _durations(self, work: ComputeTimes) -> Nanoseconds:
+        """By step of the schedule along a new last axis."""
         launch, packed = self._launches(work)
         before = np.concatenate([work.forward_ns[..., None], launch], axis=-1)
         pieces = np.diff(np.concatenate([before, work.backward_end_ns[..., None]], axis=-1))
@@ -139,13 +141,13 @@ class Blueprint:
         for bucket in range(len(self.buckets)):
             rank_ns[Compute("backward", bucket)] = pieces[..., bucket]
             rank_ns[Compute("pack", bucket)] = packed[..., bucket]
-        steps = self.script.steps
+        steps = self.schedule.steps
         durations = np.empty((*work.forward_ns.shape, len(steps)), np.int64)
         for place, step in enumerate(steps):
             durations[..., place] = rank_ns[step] if step in rank_ns else self.same_ns[step]
         return durations
 
-    def _launches(self, work: Work) -> tuple[Nanoseconds, Nanoseconds]:
+    def _launches(self, work: ComputeTimes) -> tuple[Nanoseconds, Nanoseconds]:
         """When each bucket is launched, and what is packed from the launch before it to its own; [..., buckets].
 
         A bucket is packed as soon as it is full; it is launched when all before it are full too.
@@ -170,9 +172,9 @@ class Blueprint:
         return launch, packed
 
 
-def draft(
+def price_schedule(
     trace: Trace, fabric: Fabric, policy: Policy, buckets: Sequence[Sequence[int]], world_size: int, *, joins: bool
-) -> Blueprint:
+) -> ScheduleCosts:
     """Price an iteration of the trace's model.
 
     Args:
@@ -186,7 +188,7 @@ def draft(
     processor = fabric.processor
     sizes = [gradient_bytes(parameter, policy.sparse_density) for parameter in trace.workload.parameters]
     hook = policy.hook.charged(processor.hooks, world_size)
-    script = write_script(outline_of(policy, trace, buckets, joins=joins))
+    schedule = build_schedule(outline_of(policy, trace, buckets, joins=joins))
     copies_out = not policy.gradient_as_bucket_view
     at_a_time = fabric.concurrency * policy.process_groups
     same_ns = {
@@ -202,30 +204,30 @@ def draft(
             Compute("decompress", number): hook.decompress(bucket_bytes),
             Compute("copy_out", number): copies_out * sum(processor.copy_out(sizes[index]) for index in bucket),
         }
-    return Blueprint(
+    return ScheduleCosts(
         policy=policy,
         buckets=tuple(map(tuple, buckets)),
-        script=script,
+        schedule=schedule,
         same_ns=same_ns,
         pack_ns=np.array([sum(processor.pack(sizes[index]) for index in bucket) for bucket in buckets], np.int64),
-        cost_ns=price(messages_of(script), fabric, world_size),
-        sharing=_sharing(script.collectives, fabric, world_size, at_a_time),
-        slowdowns=contention_of(script.collectives, processor, at_a_time),
+        cost_ns=price(messages_of(schedule), fabric, world_size),
+        sharing=_sharing(schedule.collectives, fabric, world_size, at_a_time),
+        slowdowns=contention_of(schedule.collectives, processor, at_a_time),
         fabric=fabric,
     )
 
 
-def draft_join_end(trace: Trace, fabric: Fabric, policy: Policy, world_size: int) -> Job:
+def price_join_end(trace: Trace, fabric: Fabric, policy: Policy, world_size: int) -> EngineInput:
     """What follows the last iteration of an epoch under Join; nobody computes anything."""
-    script = write_join_end(join_end_of(policy, trace))
-    return Job(
-        script=script,
-        work_ns=np.zeros((1, 0), np.int64),
+    schedule = build_join_end(join_end_of(policy, trace))
+    return EngineInput(
+        schedule=schedule,
+        duration_ns=np.zeros((1, 0), np.int64),
         ranks=(0,),
-        cost_ns=price(messages_of(script), fabric, world_size),
-        queues=(0,) * len(script.collectives),
+        cost_ns=price(messages_of(schedule), fabric, world_size),
+        queues=(0,) * len(schedule.collectives),
         concurrency=fabric.concurrency,
-        sharing=_sharing(script.collectives, fabric, world_size, fabric.concurrency),
+        sharing=_sharing(schedule.collectives, fabric, world_size, fabric.concurrency),
     )
 
 
@@ -241,9 +243,9 @@ def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
     return tuple(said)
 
 
-def messages_of(script: Script) -> list[tuple[Transport, int]]:
+def messages_of(schedule: Schedule) -> list[tuple[Transport, int]]:
     """What each collective sends, and how."""
-    return [(collective.transport, collective.size_bytes) for collective in script.collectives]
+    return [(collective.transport, collective.size_bytes) for collective in schedule.collectives]
 
 
 def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size: int) -> Nanoseconds:

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 
 from reference.bucketing import (
     MIB,
-    Buckets,
+    BucketAssignment,
     Order,
     assign_buckets,
     bucket_caps,
@@ -141,7 +141,7 @@ class Policy(Settings, strict=False):
         return bucket_caps(self.bucket_cap_mb, caps_mb)
 
 
-def buckets_of(policy: Policy, trace: Trace) -> Buckets:
+def buckets_of(policy: Policy, trace: Trace) -> BucketAssignment:
     """The buckets that the reducer would use for the trace's model, in launch order.
 
     Raises:

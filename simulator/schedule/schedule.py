@@ -1,4 +1,4 @@
-"""Script: what every rank does in an iteration, step by step; the same for all, only durations differ.
+"""Schedule: what every rank does in an iteration, step by step; the same for all, only durations differ.
 
 A rank computes, launches collectives and waits for them. Collectives are numbered in the order in which all ranks
 launch them. The order of steps is that of `reference.reducer`: gradients come, a full bucket is packed, buckets are
@@ -19,7 +19,7 @@ Transport = Literal["all_reduce", "all_gather", "broadcast"]
 
 
 class Compute(NamedTuple):
-    """The rank computes; for how long is told by `Job.work_ns`."""
+    """The rank computes; for how long is told by `EngineInput.duration_ns`."""
 
     kind: ComputeKind
     bucket: int | None = None
@@ -59,7 +59,7 @@ class Collective(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class Schedule:
     """Instructions, and the collectives that they launch and wait for, in launch order."""
 
     instructions: tuple[Instruction, ...]
@@ -67,7 +67,7 @@ class Script:
 
     @property
     def steps(self) -> list[Compute]:
-        """All computing, in order: the columns of `Job.work_ns`."""
+        """All computing, in order: the columns of `EngineInput.duration_ns`."""
         return [instruction for instruction in self.instructions if isinstance(instruction, Compute)]
 
 
@@ -117,7 +117,7 @@ class JoinEnd(NamedTuple):
     model_bytes: tuple[int, ...]
 
 
-def write_script(outline: Outline) -> Script:
+def build_schedule(outline: Outline) -> Schedule:
     """The steps of an iteration in their order."""
     writer = _Writer()
     for number in range(outline.local_iterations):
@@ -142,16 +142,16 @@ def write_script(outline: Outline) -> Script:
     if outline.bitmap_bytes is not None and not outline.leaves_some_out:
         writer.wait(bitmap)
     writer.compute("step")
-    return Script(tuple(writer.instructions), tuple(writer.collectives))
+    return Schedule(tuple(writer.instructions), tuple(writer.collectives))
 
 
-def write_join_end(outline: JoinEnd) -> Script:
+def build_join_end(outline: JoinEnd) -> Schedule:
     """What ranks do under Join once all have run out of inputs."""
     writer = _Writer()
     for size in (outline.join_bytes, outline.source_bytes):
         writer.wait(writer.launch(Collective("join", None, "all_reduce", size)))
     _broadcast(writer, outline.model_bytes)
-    return Script(tuple(writer.instructions), tuple(writer.collectives))
+    return Schedule(tuple(writer.instructions), tuple(writer.collectives))
 
 
 class _Writer:

@@ -1,4 +1,4 @@
-"""Work: what ranks compute in an iteration, and when their gradients are ready; arrays over ranks and iterations.
+"""Compute times: how long each rank computes in an iteration and when its gradients are ready, as arrays.
 
 Everything here is pure arithmetic on a trace. Times count *computation*: where a rank is slowed down or has to
 wait, the engines add to them.
@@ -17,7 +17,7 @@ Nanoseconds = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class ComputeTimes:
     """Iterations without communication, each counted from its own start, in nanoseconds.
 
     Arrays of any leading shape: of iterations, of ranks, or empty for a single iteration of a single rank.
@@ -48,27 +48,29 @@ class Work:
         return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
 
 
-def stack(works: Sequence[Work]) -> Work:
+def stack(works: Sequence[ComputeTimes]) -> ComputeTimes:
     """Works of equal shapes along a new first axis."""
-    return Work(*(np.stack([getattr(work, field.name) for work in works]) for field in fields(Work)))
+    return ComputeTimes(*(np.stack([getattr(work, field.name) for work in works]) for field in fields(ComputeTimes)))
 
 
-def concatenate(works: Sequence[Work]) -> Work:
+def concatenate(works: Sequence[ComputeTimes]) -> ComputeTimes:
     """Works one after the other along their first axis."""
-    return Work(*(np.concatenate([getattr(work, field.name) for work in works]) for field in fields(Work)))
+    return ComputeTimes(
+        *(np.concatenate([getattr(work, field.name) for work in works]) for field in fields(ComputeTimes))
+    )
 
 
-def scaled(work: Work, factors: NDArray[np.float64]) -> Work:
+def scaled(work: ComputeTimes, factors: NDArray[np.float64]) -> ComputeTimes:
     """Each rank's computation times its factor; `factors` has the axes of `work`."""
 
     def scale(ns: Nanoseconds) -> Nanoseconds:
         return np.rint(ns * factors.reshape(factors.shape + (1,) * (ns.ndim - factors.ndim))).astype(np.int64)
 
-    return Work(*(scale(getattr(work, field.name)) for field in fields(Work)))
+    return ComputeTimes(*(scale(getattr(work, field.name)) for field in fields(ComputeTimes)))
 
 
-def recorded_work(trace: Trace, *, unused_allowed: bool = False) -> list[Work]:
-    """All recorded iterations by rank: one `Work` a rank, its first axis the iterations.
+def recorded_compute_times(trace: Trace, *, unused_allowed: bool = False) -> list[ComputeTimes]:
+    """All recorded iterations by rank: one `ComputeTimes` a rank, its first axis the iterations.
 
     In a trace recorded with communication the backward pass counts up to its last gradient: what follows
     there is waiting for all-reduces.
@@ -111,13 +113,13 @@ def unused_parameters(trace: Trace) -> tuple[frozenset[int], frozenset[int]]:
     return frozenset.intersection(*missing), frozenset.union(*missing)
 
 
-def _iteration_work(recorded: Iteration, *, is_plain: bool) -> Work:
+def _iteration_work(recorded: Iteration, *, is_plain: bool) -> ComputeTimes:
     start = recorded.forward_start_ns
     first = min((moment for moment in recorded.ready_ns if moment is not None), default=recorded.backward_start_ns)
     ready = np.array([first if moment is None else moment for moment in recorded.ready_ns], dtype=np.int64)
     backward_end = recorded.backward_end_ns if is_plain else int(ready.max())
     optimizer = (recorded.optimizer_end_ns or 0) - (recorded.optimizer_start_ns or 0)
-    return Work(
+    return ComputeTimes(
         forward_ns=np.int64(recorded.forward_end_ns - start),  # type: ignore[arg-type]  # an array without axes
         ready_ns=ready - start,
         backward_end_ns=np.int64(backward_end - start),  # type: ignore[arg-type]

@@ -20,11 +20,11 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from reference.schema import Record, read_record, write_whole
+from reference.schema import Schema, read_schema, write_atomically
 from reference.trace import Buffer, Parameter
 
 
-class Operation(Record):
+class Operation(Schema):
     """One kernel, or several of the same FLOPs per byte taken together.
 
     Several of one ratio have the sum of their single roofline times on every device, because all of them lie on
@@ -55,7 +55,7 @@ def merge(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     )
 
 
-class Gradient(Record):
+class Gradient(Schema):
     """What the backward pass does from the gradient before this one until this one is ready.
 
     None at all is usual: the layer's other gradient came out of the same operations.
@@ -65,7 +65,7 @@ class Gradient(Record):
     operations: tuple[Operation, ...]
 
 
-class Operations(Record):
+class Operations(Schema):
     """What one iteration of a model needs; see the module's docstring."""
 
     model: str
@@ -100,7 +100,7 @@ class Operations(Record):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON."""
-        write_whole(path, (self.model_dump_json() + "\n").encode())
+        write_atomically(path, (self.model_dump_json() + "\n").encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -109,7 +109,7 @@ class Operations(Record):
         Raises:
             ValueError: The file is missing, not JSON or inconsistent; the message names file, field, reason.
         """
-        return read_record(cls, path, what="an operations file", cure="measure the model again")
+        return read_schema(cls, path, what="an operations file", cure="measure the model again")
 
 
 def sgd_step(parameters: Iterable[Parameter]) -> tuple[Operation, ...]:
@@ -124,7 +124,7 @@ def sgd_step(parameters: Iterable[Parameter]) -> tuple[Operation, ...]:
 NS_PER_S = 1_000_000_000
 
 
-class Device(Record):
+class Device(Schema):
     """What a processor does at best; with `efficiency`, what it does in practice."""
 
     name: str = Field(description="what traces call it, precision included; no unit; chosen by the user")
@@ -169,7 +169,7 @@ class Device(Record):
         Raises:
             ValueError: The file is missing, not JSON or inconsistent; the message names file, field, reason.
         """
-        return read_record(cls, path, what="a data sheet")
+        return read_schema(cls, path, what="a data sheet")
 
 
 def find_device(name: str) -> Device:

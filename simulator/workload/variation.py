@@ -12,7 +12,7 @@ from scipy.special import ndtr, ndtri
 
 from reference.schema import Settings
 
-from .compute_times import Nanoseconds, Work, concatenate, scaled
+from .compute_times import ComputeTimes, Nanoseconds, concatenate, scaled
 
 Kind = Literal["recorded", "resampled", "correlated", "fitted"]
 
@@ -52,7 +52,7 @@ class Straggler(Settings):
 Floats = NDArray[np.float64]
 
 
-class Gaps:
+class GapSampler:
     """One recorded rank's iterations as gaps between gradients, each with the distribution that was recorded.
 
     Neighbouring gaps are tied by a Gaussian copula of first order: normal scores follow z' = c z + sqrt(1 - c^2) e.
@@ -62,7 +62,7 @@ class Gaps:
         correlation: c. None: as alike as neighbours were in the recording.
     """
 
-    def __init__(self, work: Work, correlation: float | None) -> None:
+    def __init__(self, work: ComputeTimes, correlation: float | None) -> None:
         moments = np.sort(work.ready_ns, axis=-1)
         edges = np.column_stack([work.forward_ns, moments, work.backward_end_ns])
         durations = np.column_stack([work.forward_ns, np.diff(edges, axis=-1), work.step_ns])
@@ -71,7 +71,7 @@ class Gaps:
         self._optimizer_ns = work.optimizer_ns[-1]
         self._correlation = lag_one_correlation(durations) if correlation is None else correlation
 
-    def draw(self, rng: np.random.Generator, count: int) -> Work:
+    def draw(self, rng: np.random.Generator, count: int) -> ComputeTimes:
         """Iterations of as many ranks, each its own."""
         gaps = self._sorted.shape[1]
         scores = rng.standard_normal((count, gaps))
@@ -85,7 +85,7 @@ class Gaps:
         step = durations[:, -1]
         optimizer = np.minimum(self._optimizer_ns, step)
         before = np.zeros((*step.shape, 0), np.int64)
-        return Work(moments[:, 0], ready, moments[:, -1], step, optimizer, before)
+        return ComputeTimes(moments[:, 0], ready, moments[:, -1], step, optimizer, before)
 
 
 def _quantiles(ordered: Nanoseconds, levels: Floats) -> Nanoseconds:
@@ -114,7 +114,7 @@ def lag_one_correlation(durations: Nanoseconds) -> float:
     return float(np.clip((before * after).sum() / spread, -1, 1)) if spread else 0.0
 
 
-class Draws:
+class IterationSampler:
     """The work of all ranks, iteration by iteration.
 
     Ranks that always do the same are drawn once.
@@ -129,7 +129,7 @@ class Draws:
 
     Attributes:
         ranks: The numbers of the ranks that are drawn.
-        does_as: For every rank the number of the drawn one that does the same; shape [world size].
+        represented_by: For every rank the number of the drawn one that does the same; shape [world size].
         count: How many iterations there are; of longer cycles, how many of those.
         parameters: How many parameters they have.
 
@@ -139,7 +139,7 @@ class Draws:
 
     def __init__(
         self,
-        recorded: Sequence[Work],
+        recorded: Sequence[ComputeTimes],
         world_size: int,
         variation: Variation,
         stragglers: Sequence[Straggler] = (),
@@ -152,9 +152,9 @@ class Draws:
         self._inputs = None if inputs is None else np.array(inputs)
         at_random = any(straggler.rank is None for straggler in stragglers)
         if variation.kind == "recorded" and not at_random:
-            self.ranks, self.does_as = _fold(world_size, len(recorded), stragglers, inputs)
+            self.ranks, self.represented_by = _fold(world_size, len(recorded), stragglers, inputs)
         else:
-            self.ranks = self.does_as = np.arange(world_size)
+            self.ranks = self.represented_by = np.arange(world_size)
         recorded = recorded[:world_size]
         counts = np.array([len(work.forward_ns) for work in recorded])
         self.count = int(counts.min()) if variation.kind == "recorded" else variation.iterations
@@ -175,8 +175,8 @@ class Draws:
         """Equal for draws, of one trace and variation, whose work is the same."""
         return tuple(self.ranks.tolist())
 
-    def work(self, number: int) -> Work:
-        """Work of `ranks` in the last iteration of a cycle, by the cycle's number."""
+    def work(self, number: int) -> ComputeTimes:
+        """Compute times of `ranks` in the last iteration of a cycle, by the cycle's number."""
         last = (number + 1) * self._sync_every - 1
         before = [self._local_ns(iteration) for iteration in range(number * self._sync_every, last)]
         work = self._one(last)
@@ -187,7 +187,7 @@ class Draws:
         work = self._one(number)
         return np.where(self._joined(number), 0, work.compute_ns - work.optimizer_ns)
 
-    def _one(self, number: int) -> Work:
+    def _one(self, number: int) -> ComputeTimes:
         rng = np.random.default_rng([self._variation.seed, number])
         work = self._varied(number, rng)
         for straggler in self._stragglers:
@@ -202,7 +202,7 @@ class Draws:
     def _joined(self, number: int) -> NDArray[np.bool_]:
         return np.zeros(len(self.ranks), bool) if self._inputs is None else self._inputs[self.ranks] <= number
 
-    def _varied(self, number: int, rng: np.random.Generator) -> Work:
+    def _varied(self, number: int, rng: np.random.Generator) -> ComputeTimes:
         kind = self._variation.kind
         if kind == "recorded":
             return self._pool[self._first + number % self._counts.min()]
@@ -215,8 +215,8 @@ class Draws:
         return concatenate(drawn)[self._source.argsort(kind="stable").argsort()]
 
     @cached_property
-    def _gaps(self) -> list[Gaps]:
-        return [Gaps(work, self._variation.correlation) for work in self._recorded]
+    def _gaps(self) -> list[GapSampler]:
+        return [GapSampler(work, self._variation.correlation) for work in self._recorded]
 
 
 def _check(world_size: int, stragglers: Sequence[Straggler], inputs: Sequence[int] | None) -> None:
@@ -245,6 +245,6 @@ def _fold(
     return np.sort(first), first[place]
 
 
-def _typical(work: Work) -> int:
+def _typical(work: ComputeTimes) -> int:
     """The iteration whose computation is the median."""
     return int(work.compute_ns.argsort(kind="stable")[len(work.compute_ns) // 2])
