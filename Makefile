@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials figures site test test-tutorials test-readme test-torch test-gpu check format bench bench-simulator score clean
+.PHONY: help setup demo tutorials figures site test explore test-tutorials test-readme test-torch test-gpu check format bench bench-simulator score clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -50,6 +50,9 @@ demo: $(READY)  ## train, record, predict and compare: 5 to 7 minutes, results i
 
 test: $(READY) .venv/.links  ## run the tests
 	$(BIN)/pytest
+
+explore: $(READY) .venv/.links  ## the property tests with fresh seeds and ten times the examples, for an hour: MINUTES=60
+	$(BIN)/python -m tests.explore --minutes $(or $(MINUTES),60)
 
 test-torch: $(READY)  ## torch's own DDP tests with our class in torch's place, all of them: about 2 minutes
 	$(BIN)/python -m tests.torch_suite.run

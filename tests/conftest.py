@@ -5,17 +5,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from reference.launch import RankPool
+
+from .explore import load_profile
 
 BODY_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 100.0
 WORLD_SIZES = {"two_ranks": 2, "four_ranks": 4}
 
-# Ranks are shared between examples on purpose: a body leaves nothing behind. No deadline: the machine is shared.
-settings.register_profile("ddplab", deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-settings.load_profile("ddplab")
+load_profile()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -341,7 +341,7 @@ def sparse_gradients_seen(_rank: int, _world_size: int) -> list[bool]:
 
 def logged_statistics(rank: int, world_size: int, every: int) -> list[str]:
     """What PowerSGD logs in 8 iterations, 6 of which compress."""
-    logger = logging.getLogger("reference.hooks.powersgd_state")
+    logger = logging.getLogger("reference.comm_hooks.powersgd")
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -39,6 +39,7 @@ from simulator.measure.timing import (
 )
 from simulator.schedule.comm_hooks import HALVES, HOOKS, named_hook
 
+from .explore import examples
 from .strategies import HOOK_COSTS, iteration, policies, trace_of, traces
 
 TINY = "tests.models_for_cli:tiny"
@@ -194,7 +195,7 @@ def stream_on(_rank, _world_size, sizes, at_a_time):
     return stream.pace_ns(), [set(message.tolist()) for message in messages]
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=20), st.sampled_from([1, None]))
 def test_a_stream_adds_up_every_message_once(two_ranks, sizes, at_a_time):
     for took_ns, sums in two_ranks.run(stream_on, sizes, at_a_time):

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reference.trace import Trace
@@ -15,6 +15,7 @@ from simulator.schedule.policy import Phase, Policy, buckets_of
 from simulator.schedule.schedule import Compute, Launch
 
 from . import hook_cost_bodies
+from .explore import examples
 from .strategies import caps_mb, hook_shapes, message_shapes, model_specs, partitions
 
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
@@ -48,7 +49,7 @@ def assert_foretold(results: list, told: dict[str, Any], phases: tuple[Phase | N
             assert phase is None or sent == foretold(trace, phase, len(results), **told)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(model_specs(2), CAPS, st.booleans(), st.booleans())
 def test_plain_iterations_issue_the_scripts_collectives(two_ranks, spec, caps, buffers, view):
     """First with one bucket, then with the rebuild's broadcast, then in rebuilt buckets; buffers by dtype."""
@@ -57,7 +58,7 @@ def test_plain_iterations_issue_the_scripts_collectives(two_ranks, spec, caps, b
     assert_foretold(results, options | {"broadcast_buffers": buffers})
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(model_specs(2), st.data())
 def test_a_plan_is_never_rebuilt(two_ranks, spec, data):
     plan = data.draw(partitions(len(spec.shapes), spec.dtypes))
@@ -65,7 +66,7 @@ def test_a_plan_is_never_rebuilt(two_ranks, spec, data):
     assert_foretold(results, {"plan": plan})
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(model_specs(2), CAPS)
 def test_with_find_unused_parameters_each_iteration_ends_with_the_bitmap(two_ranks, spec, caps):
     options = caps | {"find_unused_parameters": True}
@@ -74,7 +75,7 @@ def test_with_find_unused_parameters_each_iteration_ends_with_the_bitmap(two_ran
     assert all(sent[-1] == ("all_reduce", 4 * len(spec.shapes)) for (sent,) in results[0][1])
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(model_specs(2), CAPS, st.booleans())
 def test_a_static_graph_sends_the_bitmap_once_and_rebuilds_one_iteration_later(two_ranks, spec, caps, searching):
     """Its first iteration does not tell the order; the second runs in the buckets of the first."""
@@ -98,7 +99,7 @@ def test_unused_parameters_travel_too_unless_their_buckets_are_skipped(two_ranks
     assert_foretold(two_ranks.run(hook_cost_bodies.of_branches, which, options), options, phases)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(model_specs(2), CAPS, st.integers(2, 3), st.booleans())
 def test_a_cycle_under_no_sync_sends_what_one_iteration_does(two_ranks, spec, caps, sync_every, searching):
     """The buffers once too: with the first forward pass, which follows a synchronised one."""
@@ -119,7 +120,7 @@ def test_under_join_ranks_also_agree_on_whose_buffers_count_and_whether_any_aver
     assert messages_of(price_join_end(trace, FABRIC, Policy(**told), 2).schedule) == end
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(st.integers(2, 30), st.data(), st.sampled_from(["none", "noop"]))
 def test_of_sparse_gradients_the_touched_rows_are_gathered(two_ranks, rows, data, name):
     touched = data.draw(st.integers(1, rows))
@@ -142,14 +143,14 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "quantize" not in name])
-@settings(max_examples=8)
+@examples(8)
 @given(message_shapes(), st.sampled_from(["float32", "float64"]), caps_mb())
 def test_a_hooks_messages_are_what_the_real_hook_sends(two_ranks, name, shapes, dtype, cap):
     _assert_messages(two_ranks, name, shapes, dtype, cap)
 
 
 @pytest.mark.parametrize("name", ["quantize_per_tensor", "quantize_per_channel"])
-@settings(max_examples=8)
+@examples(8)
 @given(hook_shapes(), st.sampled_from(["float32", "float64"]), caps_mb())
 @example(shapes=((0, 3), (600,), ()), dtype="float32", cap=None)
 def test_quantised_messages_are_what_the_real_hook_gathers(two_ranks, name, shapes, dtype, cap):
@@ -163,7 +164,7 @@ def _assert_messages(pool, name, shapes, dtype, cap):
     assert_foretold(results, told | {"hook": named_hook(name)})
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(message_shapes(), caps_mb(), st.integers(1, 3))
 def test_a_hook_of_halved_gradients_sends_halves(two_ranks, shapes, cap, rank):
     state = {"matrix_approximation_rank": rank, "min_compression_rate": 2.0}
@@ -173,7 +174,7 @@ def test_a_hook_of_halved_gradients_sends_halves(two_ranks, shapes, cap, rank):
 
 
 @pytest.mark.parametrize(("kind", "real"), [(PowerSGD, "power"), (BatchedPowerSGD, "batched power")])
-@settings(max_examples=25)
+@examples(25)
 @given(message_shapes(), st.sampled_from(["float32", "float64"]), caps_mb(), st.integers(1, 4), st.floats(0.1, 3))
 @example(shapes=((6, 5), (0,)), dtype="float32", cap=1e-6, rank=1, rate=0.5)
 @example(shapes=((20, 30), (3,), (20, 30)), dtype="float32", cap=1e-6, rank=2, rate=2.0)

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from . import bodies
+from .explore import examples
 from .strategies import ModelSpec, caps_mb, model_specs, partitions
 
 BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True)
@@ -34,7 +35,7 @@ def assert_equal(got: bodies.Gradients, expected: bodies.Gradients) -> None:
 
 
 @BOTH_POOLS
-@settings(max_examples=80)
+@examples(80)
 @given(st.data())
 def test_gradients_are_exactly_those_of_local_training(ranks, data):
     """Random models, caps, plans, ready orders and features, float32 and float64, three steps with a rebuild.
@@ -56,7 +57,7 @@ def test_gradients_are_exactly_those_of_local_training(ranks, data):
         assert_equal(got, expected)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(model_specs(2), caps_mb(), st.integers(1, 4), features)
 def test_k_passes_under_no_sync_equal_one_large_batch(two_ranks, spec, cap, k, features):
     expected = bodies.train_integers_locally(spec, 2, 2 * k, accumulate=k)
@@ -70,7 +71,7 @@ def _accumulate(rank, world_size, spec, iterations, arguments, k):
 
 @BOTH_POOLS
 @pytest.mark.parametrize("wrapper", ["ours", "naive"])
-@settings(max_examples=15)
+@examples(15)
 @given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
 def test_gradients_of_a_real_model_are_those_of_local_training(ranks, wrapper, widths, dtype, seed, cap):
     """Real-valued, so equal up to the order of summation: a few units in the last place of sums of 16 terms."""
@@ -82,7 +83,7 @@ def test_gradients_of_a_real_model_are_those_of_local_training(ranks, wrapper, w
                 torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * float(want.abs().max()))
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
 def test_gradients_are_exactly_torchs_on_two_ranks(two_ranks, widths, dtype, seed, cap):
     """A sum of two has one order, so every bit agrees, whatever the layouts."""
@@ -92,7 +93,7 @@ def test_gradients_are_exactly_torchs_on_two_ranks(two_ranks, widths, dtype, see
         assert_equal(got, expected)
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
 def test_gradients_are_exactly_torchs_on_four_ranks(four_ranks, widths, dtype, seed, cap):
     """Which rank's summand comes first depends on the place in the bucket, so the layouts must be equal too."""
@@ -113,7 +114,7 @@ def test_gradients_of_channels_last_weights_keep_their_strides(two_ranks):
 
 
 @BOTH_POOLS
-@settings(max_examples=25)
+@examples(25)
 @given(st.data())
 def test_launch_order_is_bucket_order_on_every_rank(ranks, data):
     spec = data.draw(model_specs(ranks.world_size))
@@ -130,7 +131,7 @@ def test_a_bucket_that_is_ready_early_waits_for_its_turn(two_ranks):
     assert logs == [([1, 0], [0, 1]), ([0, 1], [0, 1])]
 
 
-@settings(max_examples=20)
+@examples(20)
 @given(model_specs(2), caps_mb())
 def test_buckets_are_rebuilt_once_and_alike_on_every_rank(two_ranks, spec, cap):
     first, second = two_ranks.run(bodies.watch_rebuild, spec, cap, 4)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -15,6 +15,7 @@ from reference.reducer import accumulators, listen
 from reference.unused_parameters import map_tensors, tensors_in
 
 from . import bodies, scenarios
+from .explore import examples
 
 ROOT = Path(__file__).parent.parent
 CAPS = [
@@ -197,7 +198,7 @@ nested = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(nested)
 def test_mapping_the_tensors_of_an_output_changes_nothing_else(output):
     """Every tensor is changed once, in order; types and all other values stay."""

@@ -5,12 +5,14 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from simulator.answers.heat_map import draw_heat_map
 from simulator.sweep import AXES
+
+from .explore import examples
 
 CAPS = (1.0, float("inf"), float("nan"))
 CHOICES = {
@@ -38,7 +40,7 @@ def same(one: object, other: object) -> bool:
     return one == other or (one != one and other != other)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(sweeps_tables(), st.permutations(AXES), st.sampled_from(["iteration_ns", "exposed_comm_ns", "efficiency"]))
 def test_a_cell_shows_the_value_of_its_fastest_configuration(table, axes, value):
     rows, columns = axes[:2]

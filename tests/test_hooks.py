@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.comm_hooks.powersgd import PowerSGDState, orthogonalize, rows_and_columns, square, worth_compressing
@@ -13,6 +13,7 @@ from reference.comm_hooks.quantization import dequantize, quantize, quantize_per
 from reference.launch import RankPool
 
 from . import bodies, hook_bodies
+from .explore import examples
 from .strategies import caps_mb, hook_shapes
 
 BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True, ids="{} ranks".format)
@@ -37,7 +38,7 @@ def train(pool, hook, shapes, seed, *, wrappers=("ours",), **options):
 
 
 @pytest.mark.parametrize("hook", hook_bodies.OURS)
-@settings(max_examples=12)
+@examples(12)
 @given(hook_shapes(), modes, seeds)
 def test_our_hooks_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shapes, options, seed):
     for ours, torchs in train(two_ranks, ("ours", hook), shapes, seed, wrappers=BOTH, options=options):
@@ -45,14 +46,14 @@ def test_our_hooks_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shap
 
 
 @pytest.mark.parametrize("hook", ["allreduce", "fp16", "local"])
-@settings(max_examples=8)
+@examples(8)
 @given(hook_shapes(), modes, seeds)
 def test_torchs_hooks_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shapes, options, seed):
     for ours, torchs in train(two_ranks, ("torch", hook), shapes, seed, wrappers=BOTH, options=options):
         bodies.assert_same(ours, torchs)
 
 
-@settings(max_examples=8)
+@examples(8)
 @given(hook_shapes(scalars=False), seeds)
 def test_torchs_powersgd_does_the_same_on_torchs_class_and_on_ours(two_ranks, shapes, seed):
     """One bucket: with several, on Gloo, it issues collectives in an order that differs between ranks."""
@@ -73,7 +74,7 @@ def test_torchs_powersgd_does_the_same_on_torchs_class_and_on_ours(two_ranks, sh
     ],
     ids=str,
 )
-@settings(max_examples=8)
+@examples(8)
 @given(hook_shapes(), modes, seeds)
 def test_two_ways_to_say_the_same_give_the_same_bits(two_ranks, a, b, shapes, options, seed):
     for one, other in zip(
@@ -86,7 +87,7 @@ def test_two_ways_to_say_the_same_give_the_same_bits(two_ranks, a, b, shapes, op
 
 @BOTH_POOLS
 @pytest.mark.parametrize(("hook", "tolerance"), [("fp16", 2**-9), ("bf16", 2**-6)])
-@settings(max_examples=6)
+@examples(6)
 @given(hook_shapes(), seeds)
 def test_compression_rounds(ranks, hook, tolerance, shapes, seed):
     """To the half precision's relative spacing, of the largest number on the way."""
@@ -127,7 +128,7 @@ def test_of_a_bucket_without_elements_nothing_is_sent(hook):
 
 @BOTH_POOLS
 @pytest.mark.parametrize("hook", ["per tensor", "per channel"])
-@settings(max_examples=8)
+@examples(8)
 @given(hook_shapes(), modes, seeds)
 def test_quantised_averages_are_right_to_half_a_level(ranks, hook, shapes, options, seed):
     results = train(ranks, ("ours", hook), shapes, seed, options=options)
@@ -178,7 +179,7 @@ def test_rows_are_the_outermost_dimension_in_memory():
 
 @BOTH_POOLS
 @pytest.mark.parametrize("hook", ["power", "batched power"])
-@settings(max_examples=12)
+@examples(12)
 @given(hook_shapes(), modes, seeds, st.booleans())
 def test_at_full_rank_powersgd_is_the_average(ranks, hook, shapes, options, seed, batched):
     state = {"matrix_approximation_rank": 64, "min_compression_rate": 0, "batch_tensors_with_same_shape": batched}
@@ -191,7 +192,7 @@ def test_at_full_rank_powersgd_is_the_average(ranks, hook, shapes, options, seed
 
 
 @BOTH_POOLS
-@settings(max_examples=15)
+@examples(15)
 @given(hook_shapes(), modes, seeds, power_options)
 def test_gradients_of_low_rank_are_averaged_exactly(ranks, shapes, options, seed, state):
     """Where the columns of all ranks' gradients lie in one space of as many dimensions as P has columns."""
@@ -212,7 +213,7 @@ def test_gradients_of_low_rank_are_averaged_exactly(ranks, shapes, options, seed
 
 
 @BOTH_POOLS
-@settings(max_examples=10)
+@examples(10)
 @given(hook_shapes(), seeds, power_options)
 def test_what_arrives_is_the_average_projected_onto_few_directions(ranks, shapes, seed, options):
     """Algorithm 1: M' = P (P^T M) for orthonormal P, so M' has low rank and is orthogonal to what is missing."""
@@ -226,7 +227,7 @@ def test_what_arrives_is_the_average_projected_onto_few_directions(ranks, shapes
                 assert float((matrix.T @ missing).norm()) <= 1e-3 * (1 + float(mean.norm()) ** 2)
 
 
-@settings(max_examples=5)
+@examples(5)
 @given(seeds, st.integers(1, 3))
 def test_a_warm_start_finds_the_best_approximation(two_ranks, seed, rank):
     """Subspace iteration on gradients that stay the same ends at the truncated singular value decomposition."""
@@ -249,7 +250,7 @@ def test_a_warm_start_finds_the_best_approximation(two_ranks, seed, rank):
 
 @BOTH_POOLS
 @pytest.mark.parametrize("hook", ["power", "batched power"])
-@settings(max_examples=10)
+@examples(10)
 @given(hook_shapes(), seeds, power_options)
 def test_error_feedback_loses_nothing(ranks, hook, shapes, seed, options):
     """The sum of what was sent and of what is kept is the sum of what was given."""
@@ -257,7 +258,7 @@ def test_error_feedback_loses_nothing(ranks, hook, shapes, seed, options):
     assert max(ranks.run(hook_bodies.kept_errors, hook, shapes, seed, state)) < 1e-4
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(hook_shapes(), power_options)
 def test_what_powersgd_sends_is_what_the_formula_says(two_ranks, shapes, options):
     """Rank (rows + columns) elements a matrix that is worth it, all elements of the others."""

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reference.errors import RankError
 from reference.launch import RankPool
 
 from . import bodies, join_bodies, launch_bodies
+from .explore import examples
 from .strategies import caps_mb
 
 SCRIPT = Path(__file__).parent / "scripts" / "count_inputs.py"
@@ -69,7 +70,7 @@ def without_none(steps):
 
 
 @BOTH_POOLS
-@settings(max_examples=30)
+@examples(30)
 @given(inputs_by_rank, arguments, kinds)
 @example((5, 6, 5, 6), {}, {})
 @example((0, 5, 1, 5), {}, {"options": {"bucket_cap_mb": 1e-4}})  # the rebuild, while two ranks have joined
@@ -89,7 +90,7 @@ def test_what_nobody_used_keeps_its_gradient_when_a_rank_has_joined(two_ranks):
 
 
 @BOTH_POOLS
-@settings(max_examples=15)
+@examples(15)
 @given(inputs_by_rank, arguments, kinds)
 def test_all_ranks_end_with_one_model(ranks, inputs, arguments, kind):
     """That of a rank that had inputs to the end."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric, predict
@@ -19,6 +19,7 @@ from simulator.schedule.policy import buckets_of
 from simulator.schedule.schedule import Message, Outline, build_schedule
 from simulator.workload.variation import Variation
 
+from .explore import examples
 from .strategies import (
     any_predictions,
     iteration,
@@ -35,7 +36,7 @@ FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e30)
 # Bounds
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(any_predictions())
 def test_an_iteration_takes_as_long_as_its_computation_and_as_its_busiest_link(asked):
     prediction = asked.predict()
@@ -49,7 +50,7 @@ def test_an_iteration_takes_as_long_as_its_computation_and_as_its_busiest_link(a
     assert prediction.exposed_comm_ns == prediction.iteration_ns - prediction.compute_ns
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(any_predictions(fabrics=steady_fabrics))
 def test_overlap_never_hurts_where_speeds_are_constant(asked):
     prediction = asked.predict()
@@ -60,7 +61,7 @@ def test_overlap_never_hurts_where_speeds_are_constant(asked):
 # Bytes
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(any_predictions())
 def test_every_parameter_is_in_one_bucket_and_every_buckets_bytes_are_sent(asked):
     prediction = asked.predict()
@@ -81,7 +82,7 @@ def test_every_parameter_is_in_one_bucket_and_every_buckets_bytes_are_sent(asked
 # Sameness
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(any_predictions())
 def test_the_same_seed_gives_the_same_prediction_to_the_nanosecond(asked):
     one, other = asked.predict(), asked.predict()
@@ -89,7 +90,7 @@ def test_the_same_seed_gives_the_same_prediction_to_the_nanosecond(asked):
     assert one.spans == other.spans
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(any_predictions(world_sizes=st.just(1)))
 def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
     """Copies, launches, what a hook computes; nothing waits."""
@@ -104,7 +105,7 @@ def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
     assert bare.timeline.iteration_ns == bare.timeline.engine_input.duration_ns[:, local].sum()
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(any_predictions(variation=st.just(Variation())), st.randoms(use_true_random=False))
 def test_permuting_the_ranks_of_a_trace_changes_no_latency(asked, random):
     """Where all of them take part, and the order of readiness, which is rank 0's, plays no part."""
@@ -127,7 +128,7 @@ def test_permuting_the_ranks_of_a_trace_changes_no_latency(asked, random):
 # More bandwidth
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     traces(),
     st.integers(2, 4),
@@ -144,7 +145,7 @@ def test_faster_links_never_hurt_where_speeds_are_constant(trace, world_size, ra
     assert np.less_equal(by_rate[1].samples_ns, by_rate[0].samples_ns).all()
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(jobs(), st.data())
 def test_cheaper_collectives_never_hurt_where_speeds_are_constant(job, data):
     """Each on its own, however many at a time and in however many queues: max and + only."""
@@ -153,7 +154,7 @@ def test_cheaper_collectives_never_hurt_where_speeds_are_constant(job, data):
     assert (replay(cheaper).end_ns <= replay(job).end_ns).all()
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(any_predictions(fabrics=steady_fabrics), st.floats(0.01, 1))
 def test_a_table_scaled_down_never_hurts_where_speeds_are_constant(asked, factor):
     scaled = replace(asked, fabric=asked.fabric.scaled(factor))
@@ -212,7 +213,7 @@ def test_a_collective_that_is_twice_as_fast_may_make_an_iteration_longer():
 # Where time goes
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(any_predictions())
 def test_the_breakdown_adds_up_to_the_iteration_of_the_slowest_rank(asked):
     prediction = asked.predict()
@@ -222,7 +223,7 @@ def test_the_breakdown_adds_up_to_the_iteration_of_the_slowest_rank(asked):
         assert prediction.breakdown["stragglers"] == 0
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(any_predictions())
 def test_the_critical_path_is_a_chain_of_spans_from_the_start_to_the_end(asked):
     prediction = asked.predict()
@@ -235,7 +236,7 @@ def test_the_critical_path_is_a_chain_of_spans_from_the_start_to_the_end(asked):
     assert set(prediction.critical_buckets) <= set(range(len(prediction.buckets)))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(any_predictions(fabrics=steady_fabrics))
 def test_off_the_critical_path_collectives_that_take_turns_may_be_free_without_gain(asked):
     """So those on it are the only ones that are worth making faster; with more slots, one off it may make room."""
@@ -251,7 +252,7 @@ def test_off_the_critical_path_collectives_that_take_turns_may_be_free_without_g
     )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(any_predictions())
 def test_on_a_free_fabric_nothing_is_exposed_but_copies_launches_and_hooks(asked):
     """Of ranks that are alike: else the fast wait for the slow."""
@@ -278,7 +279,7 @@ def test_on_a_free_fabric_nothing_is_exposed_but_copies_launches_and_hooks(asked
 # Samples
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(any_predictions())
 def test_figures_of_the_samples_are_in_their_order(asked):
     prediction = asked.predict()
@@ -291,7 +292,7 @@ def test_figures_of_the_samples_are_in_their_order(asked):
     assert sum(sample < prediction.iteration_ns for sample in samples) <= len(samples) / 2
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(any_predictions(fabrics=steady_fabrics), st.floats(0, 0.5), st.floats(0, 0.4))
 def test_knowing_the_fabric_less_well_never_narrows_the_interval(asked, spread, more):
     intervals = []
@@ -312,7 +313,7 @@ def test_the_interval_reaches_as_far_as_dearer_and_cheaper_collectives_do():
     assert prediction.interval_ns == (100, 130)
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(any_predictions(variation=st.just(Variation()), stragglers=False), st.integers(2, 5))
 def test_a_cycle_is_its_local_iterations_and_a_synchronised_one(asked, every):
     """On one rank's recording; local iterations leave the optimiser out."""

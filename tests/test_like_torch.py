@@ -1,10 +1,11 @@
 """Torch's DDP is the oracle: the same script sees the same bits under our class."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from . import bodies, scenarios
+from .explore import examples
 from .strategies import caps_mb, scripts
 
 modes = st.fixed_dictionaries(
@@ -19,7 +20,7 @@ def test_a_script_sees_the_same_as_under_torchs_class(two_ranks, case):
         bodies.assert_same(ours, torchs)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(scripts(2, any_use=True), modes, seeds)
 def test_any_parameters_may_be_used_in_any_step_with_find_unused_parameters(two_ranks, script, mode, seed):
     """Used by one rank or none, under no_sync or not, gradients kept, zeroed or None before."""
@@ -29,7 +30,7 @@ def test_any_parameters_may_be_used_in_any_step_with_find_unused_parameters(two_
         bodies.assert_same(ours, torchs)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(scripts(2, any_use=False), modes, st.booleans(), seeds)
 def test_any_order_of_steps_is_as_under_torchs_class(two_ranks, script, mode, static, seed):
     sizes, steps = script

@@ -23,9 +23,9 @@ from reference.virtual_links import DEVICE, Links, bits_per_s
 ELEMENTS = 100_000
 LAUNCHER = """
 import os, sys
-from reference.links import Links
+from reference.virtual_links import Links
 links = Links(2, 1e9)
-print(*[os.stat(virtual_links.namespace(rank)).st_ino for rank in range(2)], flush=True)
+print(*[os.stat(links.namespace(rank)).st_ino for rank in range(2)], flush=True)
 sys.stdin.read()
 """
 

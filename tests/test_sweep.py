@@ -7,7 +7,7 @@ import joblib
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric, Straggler, Variation, predict, sweep
@@ -16,6 +16,7 @@ from simulator.schedule.comm_hooks import PowerSGD, named_hook
 from simulator.schedule.policy import Policy
 from simulator.sweep import AXES, COLUMNS, FIGURES
 
+from .explore import examples
 from .strategies import iteration, rate_fabrics, sweeps, trace_of
 
 TRACE = trace_of([[iteration(10, (30, 20, 25), 32, 5), iteration(11, (35, 20, 26), 36, 5)]], [400, 80, 40])
@@ -45,7 +46,7 @@ def assert_rows_are_predictions(
         assert all(a == b or (b is None and pd.isna(a)) for a, b in zip((row[n] for n in AXES), named, strict=True))
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(sweeps())
 def test_every_row_is_the_prediction_of_its_configuration(asked):
     """On steady and on fluid fabrics, to the nanosecond, row after row in the order of the axes' product."""
@@ -56,7 +57,7 @@ def test_every_row_is_the_prediction_of_its_configuration(asked):
     assert_rows_are_predictions(table, traces, fabrics, *axes.values(), policy, **asked)
 
 
-@settings(max_examples=10)
+@examples(10)
 @given(rate_fabrics(), st.sampled_from(["resampled", "correlated", "fitted"]), st.integers(0, 9), st.booleans())
 def test_rows_of_a_fabric_with_described_links_are_its_predictions(fabrics, kind, seed, straggles):
     """Whose costs, and whose uncertainty, differ between world sizes."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
@@ -13,6 +13,7 @@ from simulator.schedule.comm_hooks import named_hook
 from simulator.workload.compute_times import ComputeTimes, recorded_compute_times, stack
 from simulator.workload.variation import IterationSampler
 
+from .explore import examples
 from .strategies import iteration, trace_of, traces, variations
 
 FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e30)
@@ -54,7 +55,7 @@ def same(a: ComputeTimes, b: ComputeTimes) -> bool:
 # Kinds
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(traces(), st.integers(1, 5))
 def test_recorded_iterations_are_the_traces_own(trace, world_size):
     works = recorded_compute_times(trace)
@@ -67,7 +68,7 @@ def test_recorded_iterations_are_the_traces_own(trace, world_size):
             assert same(work[row], works[rank][number])
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(traces(), st.integers(1, 5), st.integers(0, 99))
 def test_resampled_iterations_are_recorded_ones_of_the_rank(trace, world_size, seed):
     works = recorded_compute_times(trace)
@@ -89,7 +90,7 @@ def test_resampling_takes_every_iteration_about_as_often():
     assert abs(spearmanr(*work.forward_ns.T).statistic) < 0.15  # ranks draw on their own
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(traces(), st.integers(1, 4), st.none() | st.floats(-1, 1), st.integers(0, 99))
 def test_correlated_gaps_stay_within_what_was_recorded_and_keep_their_order(trace, world_size, correlation, seed):
     works = recorded_compute_times(trace)
@@ -207,7 +208,7 @@ def test_a_fitted_factor_has_the_spread_of_the_recording():
     )
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(traces(), st.integers(0, 99))
 def test_a_fitted_iteration_is_the_typical_one_at_another_speed(trace, seed):
     works = recorded_compute_times(trace)
@@ -222,7 +223,7 @@ def test_a_fitted_iteration_is_the_typical_one_at_another_speed(trace, seed):
 # Seeds, and ranks that do as another
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(traces(), st.integers(1, 5), variations())
 def test_iterations_are_the_same_in_any_order(trace, world_size, variation):
     works = recorded_compute_times(trace)
@@ -278,7 +279,7 @@ def test_as_few_ranks_are_drawn_as_there_are_unlike_ones(world_size, slow):
 # Stragglers
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(traces(), st.integers(1, 5), st.floats(1, 4), variations(), st.data())
 def test_a_straggler_computes_longer_by_its_factor_and_nobody_else(trace, world_size, factor, variation, data):
     slow = data.draw(st.integers(0, world_size - 1))
@@ -294,7 +295,7 @@ def test_a_straggler_computes_longer_by_its_factor_and_nobody_else(trace, world_
         np.testing.assert_array_equal(after, np.rint(before * shape))
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(st.integers(2, 6), st.integers(0, 99))
 def test_a_random_straggler_is_one_rank_in_each_iteration_and_not_always_the_same(world_size, seed):
     trace = trace_of([[iteration(100, (200,), 300, 100)] * 3], [4])
@@ -314,7 +315,7 @@ def test_two_random_stragglers_may_meet_on_one_rank():
     assert {tuple(sorted(row)) for row in work.compute_ns.tolist()} == {(800, 1200), (400, 2400)}
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(traces(), st.integers(1, 4), variations())
 def test_a_factor_of_one_changes_nothing(trace, world_size, variation):
     usual = predict(trace, FABRIC, world_size=world_size, variation=variation)
@@ -327,7 +328,7 @@ def test_a_factor_of_one_changes_nothing(trace, world_size, variation):
 # Join
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(traces(), st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any), variations())
 def test_ranks_without_inputs_have_joined_and_an_epoch_is_as_long_as_the_longest(trace, inputs, variation):
     draws = IterationSampler(recorded_compute_times(trace), len(inputs), variation, inputs=inputs)

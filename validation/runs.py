@@ -37,7 +37,7 @@ class _Read(BaseModel):
 
 
 class Turn(_Read):
-    """A `simulator.report.Measurement`; runs of before 22 November 2026 have one figure for the reference."""
+    """A `simulator.measure.report.Measurement`; runs of before 22 November 2026 have one figure for the reference."""
 
     times_ns: tuple[int, ...]
     reference: SpeedCheck | None = None
@@ -60,7 +60,7 @@ class Turn(_Read):
 
 
 class Turns(_Read):
-    """Of a `simulator.report.Row`, what was measured and of what; an infinite cap is written as null."""
+    """Of a `simulator.measure.report.Row`, what was measured and of what; an infinite cap is written as null."""
 
     model: str
     cap_mb: float | None
@@ -76,7 +76,7 @@ class Turns(_Read):
 
 
 class Reported(_Read):
-    """Of a `simulator.report.Report`, what was said before the first target run, and what was measured after it."""
+    """The parts of a `Report` that are read back: what was predicted before, and what was measured."""
 
     mape: float
     paired_mape: float

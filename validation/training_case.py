@@ -43,7 +43,7 @@ class Model(Schema):
 
 
 class Link(Schema):
-    """A level of links, innermost first; see `simulator.fabric.level`."""
+    """A level of links, innermost first; see `simulator.fabric.topology`."""
 
     name: str = Name
     members: int | None = Field(default=None, ge=1)

@@ -115,7 +115,7 @@ class Topology(Schema, strict=False):
         return " of ".join(f"{level.name} x {level.members or 'any number'}" for level in reversed(self.levels))
 
 
-ADVICE = "pod.yaml in the README is one, and the docstring of simulator.fabric.topology_file tells all of it"
+ADVICE = "pod.yaml in the README is one, and the docstring of simulator.fabric.topology tells all of it"
 
 
 class LevelEntry(Schema):

@@ -20,7 +20,7 @@ FLOAT32_BYTES = 4
 INDEX_BYTES = 8
 """Of the number of a row."""
 CHANNEL_ELEMENTS = 512
-"""Elements that share a scale, as in `reference.hooks.quantization`."""
+"""Elements that share a scale, as in `reference.comm_hooks.quantization`."""
 
 
 class CommHook(Settings):
@@ -261,7 +261,7 @@ def _elements(parameter: Parameter) -> int:
 
 
 def _rows_and_columns(parameter: Parameter) -> tuple[int, int]:
-    """As `reference.hooks.low_rank` sees it, for parameters whose first dimension is outermost in memory."""
+    """As `reference.comm_hooks.powersgd` sees it, for parameters whose first dimension is outermost in memory."""
     elements = _elements(parameter)
     rows = parameter.shape[0] if parameter.shape else 1
     return (rows, elements // rows) if elements else (0, 0)

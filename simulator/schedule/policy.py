@@ -213,6 +213,6 @@ def join_end_of(policy: Policy, trace: Trace) -> JoinEnd:
 
 
 def pieces_bytes(tensors: Sequence[Parameter | Buffer]) -> tuple[int, ...]:
-    """Bytes of the pieces in which tensors are broadcast, as `reference.buffers` cuts them."""
+    """Bytes of the pieces in which tensors are broadcast, as `reference.broadcast` cuts them."""
     sizes, keys = [tensor.size_bytes for tensor in tensors], [tensor.dtype for tensor in tensors]
     return tuple(sum(sizes[index] for index in piece) for piece in assign_buckets(sizes, [PIECE_BYTES], keys=keys))

@@ -42,7 +42,7 @@ class Wait(NamedTuple):
 Instruction = Compute | Launch | Wait
 
 BROADCASTS_IN_FLIGHT = 2
-"""Of the pieces of a model's tensors, as in `reference.buffers`."""
+"""Of the pieces of a model's tensors, as in `reference.broadcast`."""
 BUCKET_STEPS: tuple[ComputeKind, ...] = ("backward", "pack", "compress", "launch")
 """What a rank computes until it issues a bucket's collective."""
 SKIPPED_STEPS = BUCKET_STEPS[:2]

@@ -1,0 +1,68 @@
+"""`make explore`: run the property tests with fresh seeds and many more examples, round after round, for an hour.
+
+`make test` runs the same properties derandomised, so that two runs of it are equal. A round that fails ends the
+exploration and prints the seed that reproduces the failure.
+"""
+
+import argparse
+import os
+import random
+import subprocess
+import sys
+import time
+
+from hypothesis import HealthCheck, Phase, settings
+
+SCALE_VARIABLE = "DDPLAB_EXAMPLES_SCALE"
+SCALE = int(os.environ.get(SCALE_VARIABLE, "1"))
+"""How many times as many examples each property gets as in `make test`."""
+TEST_TIMEOUT_S = 1800
+
+
+def load_profile() -> None:
+    """Load the Hypothesis profile of this run: derandomised in `make test`, with fresh seeds in `make explore`.
+
+    Ranks are shared between examples on purpose: a body leaves nothing behind. There is no deadline because the
+    machine is shared. The explain phase is off: it can outlast a test's time-out, and then the failure's message is
+    lost.
+    """
+    settings.register_profile(
+        "ddplab",
+        deadline=None,
+        max_examples=100 * SCALE,
+        derandomize=SCALE == 1,
+        database=None,
+        phases=[phase for phase in Phase if phase is not Phase.explain],
+        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    )
+    settings.load_profile("ddplab")
+
+
+def examples(count: int) -> settings:
+    """Settings of a property that gets `count` examples in `make test`, and more in `make explore`."""
+    return settings(max_examples=count * SCALE)
+
+
+def main() -> None:
+    """Explore until the time is over; exits non-zero after the first round that fails."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--minutes", type=float, default=60, help="how long to explore; the last round is completed")
+    parser.add_argument("--scale", type=int, default=10, help="times as many examples as in `make test`")
+    parser.add_argument("tests", nargs="*", default=["tests"], help="which tests, as for pytest")
+    asked = parser.parse_args()
+    end = time.monotonic() + 60 * asked.minutes
+    rounds = 0
+    while time.monotonic() < end:
+        seed = random.SystemRandom().randrange(2**32)
+        command = [sys.executable, "-m", "pytest", "-m", "hypothesis", f"--hypothesis-seed={seed}"]
+        command += [f"--timeout={TEST_TIMEOUT_S}", "--exitfirst", *asked.tests]
+        print(f"round {rounds + 1}: {SCALE_VARIABLE}={asked.scale} {' '.join(command)}", flush=True)
+        status = subprocess.run(command, env=os.environ | {SCALE_VARIABLE: str(asked.scale)}, check=False).returncode
+        if status:
+            sys.exit(f"round {rounds + 1} failed; the line above it reproduces the failure")
+        rounds += 1
+    print(f"{rounds} rounds without a failure")
+
+
+if __name__ == "__main__":
+    main()
