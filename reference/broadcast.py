@@ -13,7 +13,9 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from .bucketing import MIB, assign_buckets
 
 PIECE_BYTES = 250 * MIB
-MAX_IN_FLIGHT = 2  # bounds the memory for pieces at 2 * PIECE_BYTES, whatever the model's size
+"""Size of a piece (torch: `broadcast_bucket_size`)."""
+MAX_IN_FLIGHT = 2
+"""Pieces that are sent at the same time; bounds their memory at 2 * PIECE_BYTES for any model."""
 
 
 def broadcast_coalesced(
@@ -39,7 +41,7 @@ def broadcast_coalesced(
 
 
 class _Piece:
-    """Tensors of one dtype and device on their way in one flat message."""
+    """Tensors of one dtype and device that are sent as one flat tensor."""
 
     def __init__(self, tensors: list[Tensor], group: dist.ProcessGroup, source: int) -> None:
         self._tensors = tensors
@@ -63,7 +65,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class BufferHook:
-    """What is done with buffers instead of broadcasting those of rank 0 (torch: `_register_buffer_comm_hook`).
+    """A function that replaces the broadcast of rank 0's buffers (torch: `_register_buffer_comm_hook`).
 
     Attributes:
         hook: `hook(state, buffers_by_name)`; returns None, or futures that the backward pass waits for.
@@ -76,5 +78,5 @@ class BufferHook:
     after_forward: bool
 
     def __call__(self, buffers: dict[str, Tensor]) -> "list[torch.futures.Future[Any]]":
-        """Run it; returns the futures to wait for."""
+        """Call the hook; returns the futures to wait for."""
         return self.hook(self.state, buffers) or []

@@ -1,8 +1,8 @@
-"""Buckets: flat buffers that collect gradients for one all-reduce, the list of them in force, and its rebuild."""
+"""Buckets: flat buffers that collect gradients for one all-reduce, and the list of all buckets with its rebuild."""
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -14,35 +14,52 @@ from torch import Tensor, nn
 from .bucketing import assign_buckets, check_partition, should_rebuild
 from .parameters import bucket_key, size_bytes
 
-# On a CPU a gradient of at least this many elements is copied and scaled in one pass over memory; smaller ones
-# cost more to launch than to copy, and all together take one fused copy. On a GPU all do.
-LARGE = 16 * 1024
-# Gradients that views will replace are packed before more bytes than this wait: until then both take memory.
+LARGE_ELEMENTS = 16 * 1024
+"""On a CPU a gradient of at least this many elements is copied and scaled in one pass over memory. Smaller gradients
+cost more to launch than to copy, so one fused operation copies all of them. On a GPU every gradient is copied that
+way."""
 MOST_WAITING_BYTES = 2**18
+"""Gradients that views will replace are packed before more bytes than this wait: until then both take memory."""
 CACHE_LINE_BYTES = 64
 
 
+@dataclass(frozen=True, kw_only=True)
+class Features:
+    """Optional behaviour of a reducer; see the arguments of `DistributedDataParallel`."""
+
+    find_unused_parameters: bool = False
+    skip_all_reduce_unused_params: bool = False
+    static_graph: bool = False
+    gradient_as_bucket_view: bool = False
+    batched_grad_copy: bool = False
+
+    @property
+    def graph_may_change(self) -> bool:
+        """Whether each iteration finds its own unused parameters; then one ready order does not predict the next."""
+        return self.find_unused_parameters and not self.static_graph
+
+
 class Bucket:
-    """Gradients that travel together in one all-reduce.
+    """Gradients that one all-reduce averages.
 
-    An iteration takes it through four steps: `put` once per parameter (it is *ready* after the last), `pack`,
-    `all_reduce` or another collective over `buffer`, `copy_out`; `reset` begins the next. The bucket owns
-    its buffer; parameters keep gradients of their own, which `pack` reads and `copy_out` overwrites.
+    In each iteration a bucket goes through four steps: `put` once per parameter (after the last one the bucket is
+    *ready*), `pack`, `all_reduce` or another collective over `buffer`, `copy_out`; `reset` starts the next iteration.
+    The bucket owns its buffer. Parameters keep gradients of their own, which `pack` reads and `copy_out` overwrites.
 
-    Gradients are copied when all are there rather than one by one as they arrive: between two layers the
-    caches have forgotten how to copy, and a copy costs more to begin there than the gradient being in the
-    cache saves.
+    Gradients are copied together when the bucket is ready, not one by one as they arrive: between two layers of the
+    backward pass the caches hold no code of the interpreter, so starting a copy there costs more than reading the
+    gradient from the cache would save.
 
     Args:
         indices: Parameter index of each slot.
-        parameters: The parameters themselves, slot by slot; all of one dtype on one device.
-        batched: Whether large gradients too take the fused copy.
+        parameters: The parameter of each slot; all of one dtype on one device.
+        batched: Whether large gradients are copied by the fused operation too.
 
     Attributes:
-        buffer: Flat tensor of the bucket's size; the all-reduce works in place on it.
-        views: Slot by slot a view of `buffer` with its parameter's shape and memory format.
-        waiting: Slots that have been put but not packed.
-        pack_early: Whether `pack` should be called now, although the bucket is not ready.
+        buffer: Flat tensor with all elements of the bucket; the all-reduce works on it in place.
+        views: For each slot a view of `buffer` with the shape and memory format of the slot's parameter.
+        waiting: Slots that were put but not packed yet.
+        pack_early: Whether `pack` should be called now although the bucket is not ready.
     """
 
     buffer: Tensor
@@ -51,9 +68,10 @@ class Bucket:
     def __init__(self, indices: Sequence[int], parameters: Sequence[nn.Parameter], *, batched: bool = False) -> None:
         self.indices = tuple(indices)
         self.parameters = list(parameters)
+        self.size_bytes = sum(map(size_bytes, self.parameters))
         self._make_buffer()
         all_fused = batched or self.parameters[0].device.type != "cpu"
-        self._fused = [all_fused or parameter.numel() < LARGE for parameter in self.parameters]
+        self._fused = [all_fused or parameter.numel() < LARGE_ELEMENTS for parameter in self.parameters]
         self.reset()
 
     def __repr__(self) -> str:
@@ -67,40 +85,35 @@ class Bucket:
         self.views = self.views_of(self.buffer)
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes that its all-reduce moves."""
-        return sum(map(size_bytes, self.parameters))
-
-    @property
     def ready(self) -> bool:
         """Whether every gradient has been put."""
         return self._pending == 0
 
     def is_pending(self, slot: int) -> bool:
-        """Whether the slot's gradient has not been put yet."""
+        """Whether the gradient of the slot has not been put yet."""
         return not self._is_put[slot]
 
     def reset(self) -> None:
-        """Expect every gradient anew."""
+        """Start an iteration: no gradient has been put."""
         self._pending = len(self.parameters)
         self._is_put = bytearray(self._pending)
         self.waiting: list[int] = []
         self._absent: list[int] = []
 
     def put(self, slot: int) -> bool:
-        """The gradient of the slot's parameter is there; returns whether the bucket is ready now."""
+        """Note that the gradient of the slot's parameter is ready; returns whether the whole bucket is ready now."""
         self._is_put[slot] = True
         self._pending -= 1
         self.waiting.append(slot)
         return self._pending == 0
 
     def pack(self, scale: float) -> None:
-        """Copy the gradients that were put since the last time into the buffer, multiplied by `scale`.
+        """Copy the gradients that were put since the last call into the buffer, multiplied by `scale`.
 
-        Parameters without a gradient count as having one of zeros.
+        A parameter without a gradient contributes zeros.
         """
         fused: dict[int, Tensor] = {}
-        for slot in sorted(self.waiting):  # the order of the buffer, which is kinder to the cache
+        for slot in sorted(self.waiting):  # the order of the buffer, which the cache prefers
             gradient = self.parameters[slot].grad
             if gradient is None:
                 self.views[slot].zero_()
@@ -127,17 +140,17 @@ class Bucket:
             torch._foreach_mul_([self.views[slot] for slot in gradients], scale)
 
     def _moved(self, slots: list[int]) -> None:
-        """These gradients have been copied into their views."""
+        """Called after the gradients of these slots were copied into their views."""
 
     def all_reduce(self, group: dist.ProcessGroup) -> "torch.futures.Future[Any]":
-        """Start to add the buffer up over the ranks of `group`, in place; returns at once."""
-        return group.allreduce([self.buffer]).get_future()  # less Python than dist.all_reduce
+        """Start to sum the buffer over the ranks of `group`, in place; returns at once."""
+        return group.allreduce([self.buffer]).get_future()  # fewer Python calls than dist.all_reduce
 
     def copy_out(self, averages: Tensor | None = None, *, unused: frozenset[int] = frozenset()) -> None:
         """Overwrite the parameters' gradients with the averages.
 
         Args:
-            averages: Flat tensor as long as `buffer`. None: they are in `buffer`.
+            averages: Flat tensor as long as `buffer`. None: the averages are in `buffer`.
             unused: Parameter indices whose gradient is left as it is, also where that is None.
         """
         views = self.views if averages is None else self.views_of(averages)
@@ -148,20 +161,20 @@ class Bucket:
         for index, parameter, view in zip(self.indices, self.parameters, views, strict=True):
             if index in unused:
                 continue
-            if parameter.grad is None:  # another rank had one
+            if parameter.grad is None:  # another rank had a gradient
                 parameter.grad = view.clone()
             else:
                 parameter.grad.copy_(view)
 
     def zeros(self) -> "Bucket":
-        """The same bucket with a buffer of its own, full of zeros: what a rank without gradients contributes."""
+        """A copy of the bucket with a buffer of zeros: the contribution of a rank without gradients."""
         shadow = copy.copy(self)
         shadow.buffer = torch.zeros_like(self.buffer)
         shadow.views = self.views_of(shadow.buffer)
         return shadow
 
     def views_of(self, flat: Tensor) -> list[Tensor]:
-        """Consecutive pieces of `flat`, each with its parameter's shape and memory format, for speed."""
+        """Consecutive pieces of `flat`, each with its parameter's shape and memory format: copies are then fast."""
         flat = flat.contiguous()
         views = []
         offset = flat.storage_offset()
@@ -173,9 +186,9 @@ class Bucket:
 
 
 class ViewBucket(Bucket):
-    """A bucket whose views *are* the gradients once they have been put: nothing is copied out, less memory.
+    """A bucket whose views *are* the gradients once they have been packed: less memory, nothing to copy out.
 
-    A gradient that autograd made anew, because the last was set to None, is copied once and becomes a view.
+    A gradient that autograd allocated anew, because the last one was set to None, is copied once and becomes a view.
     """
 
     def _make_buffer(self) -> None:
@@ -199,7 +212,7 @@ class ViewBucket(Bucket):
 
     @property
     def pack_early(self) -> bool:  # type: ignore[override]  # never set
-        """Whether so many gradients wait that the memory they hold should be freed."""
+        """Whether enough gradients wait that their memory should be freed."""
         return self._waiting_bytes > MOST_WAITING_BYTES
 
     def pack(self, scale: float) -> None:
@@ -212,7 +225,7 @@ class ViewBucket(Bucket):
             self.parameters[slot].grad = self.views[slot]
 
     def copy_out(self, averages: Tensor | None = None, *, unused: frozenset[int] = frozenset()) -> None:
-        """Put the averages where they are not yet; see `Bucket.copy_out`."""
+        """Write averages that are elsewhere into the views; see `Bucket.copy_out`."""
         if averages is not None:
             self.buffer.copy_(averages)
         self._moved([slot for slot in self._absent if self.indices[slot] not in unused])
@@ -234,7 +247,7 @@ class SparseBucket(Bucket):
         return True
 
     def pack(self, scale: float) -> None:
-        """Scale it in place."""
+        """Scale the gradient in place."""
         if not self.waiting:
             return
         self.waiting = []
@@ -246,7 +259,7 @@ class SparseBucket(Bucket):
             self.views = [self.buffer]
 
     def zeros(self) -> "Bucket":
-        """The same bucket, empty; see `Bucket.zeros`."""
+        """A copy of the bucket whose gradient has no rows; see `Bucket.zeros`."""
         shadow = copy.copy(self)
         shadow._make_buffer()
         return shadow
@@ -263,52 +276,18 @@ class SparseBucket(Bucket):
             parameter.grad.copy_(averages)
 
 
-def lead_in(elements: Iterable[int], line: int) -> int:
-    """Elements to leave free before a buffer, so that most of it is in slots that begin at a cache line.
-
-    Without them one slot of odd size, as a classifier's 1000 biases have it, moves all slots after it off the lines,
-    and copying into those takes half as long again.
-
-    Args:
-        elements: Of each slot; the slots follow each other.
-        line: Elements that a cache line holds.
-    """
-    aligned: Counter[int] = Counter({0: 0})  # elements of the slots that would begin at a line, by lead-in
-    ends = list(accumulate(elements, initial=0))
-    for begin, end in pairwise(ends):
-        aligned[-begin % line] += end - begin
-    return max(aligned, key=lambda lead: (aligned[lead], -lead))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Features:
-    """What a reducer does beyond the plain case; see the arguments of `DistributedDataParallel`."""
-
-    find_unused_parameters: bool = False
-    skip_all_reduce_unused_params: bool = False
-    static_graph: bool = False
-    gradient_as_bucket_view: bool = False
-    batched_grad_copy: bool = False
-
-    @property
-    def graph_may_change(self) -> bool:
-        """Whether each iteration finds its own unused parameters; then ready order says nothing of the next."""
-        return self.find_unused_parameters and not self.static_graph
-
-
-class Layout:
+class Buckets(Sequence[Bucket]):
     """All buckets of a reducer, in launch order.
 
     Args:
-        parameters: Trainable parameters in index order.
-        buckets: Parameter indices by bucket, in launch order.
-        rebuild_caps_bytes: Caps for the rebuild in ready order. None: `buckets` stays.
+        parameters: Trainable parameters by parameter index.
+        assignment: Parameter indices by bucket, in launch order.
+        rebuild_caps_bytes: Caps for the rebuild in ready order. None: `assignment` stays.
         sparse: Parameter indices whose gradients are sparse tensors.
         features: See `Features`.
 
     Attributes:
-        buckets: The buckets, in launch order.
-        places: Bucket index and slot of each parameter, by parameter index.
+        places: By parameter index its bucket, the bucket's index, and the slot in it.
         rebuilt: Whether the buckets have been rebuilt.
         features: As given.
         initial_sizes_bytes: Sizes of the buckets at construction.
@@ -317,7 +296,7 @@ class Layout:
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
-        buckets: Sequence[Sequence[int]],
+        assignment: Sequence[Sequence[int]],
         *,
         rebuild_caps_bytes: Sequence[int] | None,
         sparse: frozenset[int],
@@ -328,20 +307,29 @@ class Layout:
         self._sparse = sparse
         self.features = features
         self.rebuilt = False
-        self._adopt(buckets)
-        self.initial_sizes_bytes = [bucket.size_bytes for bucket in self.buckets]
+        self._allocate(assignment)
+        self.initial_sizes_bytes = [bucket.size_bytes for bucket in self]
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def __iter__(self) -> Iterator[Bucket]:
+        return iter(self._buckets)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._buckets[index]
 
     @property
-    def indices(self) -> tuple[tuple[int, ...], ...]:
+    def assignment(self) -> tuple[tuple[int, ...], ...]:
         """Parameter indices by bucket, in launch order."""
-        return tuple(bucket.indices for bucket in self.buckets)
+        return tuple(bucket.indices for bucket in self)
 
-    def _adopt(self, buckets: Sequence[Sequence[int]]) -> None:
-        check_partition(buckets, len(self._parameters))
-        self.buckets = [self._make_bucket(indices) for indices in buckets]
+    def _allocate(self, assignment: Sequence[Sequence[int]]) -> None:
+        check_partition(assignment, len(self._parameters))
+        self._buckets = [self._make_bucket(indices) for indices in assignment]
         places = {
-            index: (number, slot)
-            for number, bucket in enumerate(self.buckets)
+            index: (bucket, number, slot)
+            for number, bucket in enumerate(self._buckets)
             for slot, index in enumerate(bucket.indices)
         }
         self.places = [places[index] for index in range(len(places))]
@@ -353,11 +341,11 @@ class Layout:
         return kind(indices, [self._parameters[i] for i in indices], batched=self.features.batched_grad_copy)
 
     def rebuild_if_due(self, ready_order: Sequence[int], group: dist.ProcessGroup) -> bool:
-        """Rebuild in ready order, if that is known and it is the first time; returns whether it did.
+        """Rebuild once, in ready order, as soon as that order is known; returns whether this call rebuilt.
 
         Args:
-            ready_order: Parameter indices as their gradients became ready; empty: not known yet.
-            group: Ranks that must rebuild alike. Rank 0's order counts, as ready orders may differ.
+            ready_order: Parameter indices in ready order; empty: not known yet.
+            group: Ranks that must rebuild alike. Ready orders may differ between ranks; rank 0's is used.
         """
         if not should_rebuild(
             rebuilt=self.rebuilt,
@@ -366,11 +354,11 @@ class Layout:
         ):
             return False
         assert self._rebuild_caps is not None
-        never_ready = sorted(set(range(len(self._parameters))) - set(ready_order))  # what a static graph leaves out
+        never_ready = sorted(set(range(len(self._parameters))) - set(ready_order))  # unused in a static graph
         order = torch.tensor([*ready_order, *never_ready], device=self._parameters[0].device)
         dist.broadcast(order, group_src=0, group=group)
-        self.buckets = []  # frees the old buffers before the new ones are made
-        self._adopt(
+        self._buckets, self.places = [], []  # frees the old buffers before the new ones are allocated
+        self._allocate(
             assign_buckets(
                 [size_bytes(parameter) for parameter in self._parameters],
                 self._rebuild_caps,
@@ -381,3 +369,20 @@ class Layout:
         )
         self.rebuilt = True
         return True
+
+
+def lead_in(elements: Iterable[int], line: int) -> int:
+    """Elements to leave free before a buffer so that most of its bytes lie in slots that begin at a cache line.
+
+    Without them one slot of odd size, such as a classifier's 1000 biases, shifts all slots after it off the cache
+    lines, and copying into those takes half as long again.
+
+    Args:
+        elements: Elements of each slot, in the order of the buffer.
+        line: Elements per cache line.
+    """
+    aligned: Counter[int] = Counter({0: 0})  # elements of the slots that would begin at a line, by lead-in
+    ends = list(accumulate(elements, initial=0))
+    for begin, end in pairwise(ends):
+        aligned[-begin % line] += end - begin
+    return max(aligned, key=lambda lead: (aligned[lead], -lead))

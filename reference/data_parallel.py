@@ -1,7 +1,7 @@
-"""Data parallelism as a module wrapper; `naive` has it at its simplest.
+"""Data parallelism as a module wrapper; `naive` has the simplest form of it.
 
-The sections follow an iteration as torch's note on DDP tells it: construction, forward pass, backward pass, and
-the optimiser step, which needs nothing from here: it sees the same averaged gradients on every rank.
+The sections follow an iteration: construction, forward pass, backward pass. The optimiser step needs no code here,
+because it sees the same averaged gradients on every rank.
 """
 
 import weakref
@@ -29,7 +29,7 @@ from .naive import NaiveDataParallel as NaiveDataParallel
 from .parameters import sparse_parameters, synchronized_buffers, synchronized_tensors, trainable_parameters
 from .reducer import Reducer
 from .torch_compat import DataParallelNames, LoggingData
-from .unused_parameters import tensors_in, through_sink
+from .unused_parameters import call_at_backward, tensors_in, through_sink
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _not_compiled = cast("Callable[[_Method], _Method]", torch.compiler.disable)
@@ -150,10 +150,10 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
             group=self.process_group,
             sparse=frozenset(index for index, name in enumerate(trainable) if name in sparse),
             features=self.features,
-            wants_averages=lambda: (alive := this()) is not None and alive.require_backward_grad_sync,
+            sync_enabled=lambda: (alive := this()) is not None and alive.require_backward_grad_sync,
         )
         if self.debug:
-            self.reducer.communication.order = CheckedLaunchOrder(self.process_group)
+            self.reducer.launch_order = CheckedLaunchOrder(self.process_group)
         self._has_buffers = bool(synchronized_buffers(self.module))
         self._forward_ran = False
         self.log = LoggingData()
@@ -195,14 +195,14 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
             self._forward_ran = True
             self._setup_in_backward_optimizers()
         if torch.is_grad_enabled():
-            self.reducer.prepare_for_forward(averaging=self.require_backward_grad_sync)
+            self.reducer.prepare_for_forward(synchronized=self.require_backward_grad_sync)
         self._presence = Join.notify_join_context(self)
-        if torch.is_grad_enabled() or self._join_config.enable:  # ranks that have joined cannot tell
+        if torch.is_grad_enabled() or self._join_config.enable:  # a joined rank cannot know which
             self.reducer.rebuild_if_due()
         if self.sends_buffers(after_forward=False):
             self.send_buffers()
         if self._join_config.enable:
-            self.agree_on_averaging(wanted=torch.is_grad_enabled() and self.require_backward_grad_sync)
+            self.announce_averaging(wanted=torch.is_grad_enabled() and self.require_backward_grad_sync)
         if self.device_ids:
             device = torch.device(self.device.type, self.device_ids[0])
             (inputs,), (kwargs,) = _to_kwargs(inputs, kwargs, device, use_side_stream_for_tensor_copies=True)
@@ -216,11 +216,13 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
         self.require_forward_param_sync = averaging
         if averaging:
-            self.reducer.prepare_for_backward(list(tensors_in(output)), self.rank_counter(self._presence))
+            outputs = list(tensors_in(output))
+            self.reducer.prepare_for_backward(outputs, self.rank_counter(self._presence))
             if self.reducer.tracker.needs_sink:
-                return through_sink(output, self.reducer.average_at_the_end, clone=self.sink_clones)
+                return through_sink(output, self.reducer.outermost_backward_starts, clone=self.sink_clones)
+            call_at_backward(outputs, self.reducer.backward_starts)
         elif torch.is_grad_enabled():
-            self.reducer.expect_nothing()
+            self.reducer.prepare_without_averaging()
         return output
 
     def sends_buffers(self, *, after_forward: bool) -> bool:

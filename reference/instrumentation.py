@@ -353,7 +353,7 @@ class _LayoutReader:
 
     def __call__(self) -> BucketLayout | None:
         if isinstance(self._module, DistributedDataParallel):
-            return self._module.reducer.layout.indices
+            return self._module.reducer.buckets.assignment
         if not isinstance(self._module, TorchDDP):
             return None
         rebuilt = self._module._has_rebuilt_buckets

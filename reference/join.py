@@ -1,7 +1,7 @@
-"""Join: what a rank that ran out of inputs does so that the others can go on.
+"""Join support: a rank that ran out of inputs matches the collectives of the ranks that go on.
 
-`Join`, `Joinable` and `JoinHook` are torch's: our module joins with torch's `ZeroRedundancyOptimizer` and with any
-class of the user's, in one `with Join([ddp, optimizer, mine]):`.
+`Join`, `Joinable` and `JoinHook` are torch's, so one `with Join([ddp, optimizer, mine]):` also takes torch's
+`ZeroRedundancyOptimizer` and classes of the user.
 """
 
 from collections.abc import Callable
@@ -26,12 +26,12 @@ class UnevenInputsHook(JoinHook):
         self._ddp = ddp
 
     def main_hook(self) -> None:
-        """Shadow one forward and backward pass, collective by collective in the order of a real one."""
+        """Match one forward and backward pass, collective by collective, in the order of a real pass."""
         ddp = self._ddp
         ddp.reducer.rebuild_if_due()
         if ddp.sends_buffers(after_forward=False):
             ddp.send_buffers(candidate=False)
-        averaging = ddp.agree_on_averaging(wanted=False)
+        averaging = ddp.any_rank_averages()
         if ddp.sends_buffers(after_forward=True):
             ddp.send_buffers(candidate=False)
         ddp.require_forward_param_sync = averaging
@@ -39,12 +39,12 @@ class UnevenInputsHook(JoinHook):
             ddp.reducer.shadow_backward()
 
     def post_hook(self, is_last_joiner: bool) -> None:  # noqa: FBT001 - torch's signature
-        """All ranks end with the model of one that had inputs to the end."""
+        """Give all ranks the model of a rank that had inputs to the end."""
         self._ddp.sync_final_model(is_last_joiner=is_last_joiner)
 
 
 class JoinableModule(Joinable):
-    """The part of a data-parallel module that Join talks to; what it uses of the rest stands at its top."""
+    """Join support. `DistributedDataParallel` supplies the attributes below."""
 
     module: torch.nn.Module
     reducer: "Reducer"
@@ -70,7 +70,7 @@ class JoinableModule(Joinable):
             divide_by_initial_world_size: Whether averages are over all ranks; else over those that have inputs
                 (unless a comm hook does the averaging, or the module is not the first that joins).
             enable: False: does nothing.
-            throw_on_early_termination: Whether all ranks raise once the first has run out.
+            throw_on_early_termination: Whether all ranks raise as soon as one has run out.
         """
         return Join(
             [self],
@@ -80,7 +80,7 @@ class JoinableModule(Joinable):
         )
 
     def join_hook(self, **kwargs: Any) -> UnevenInputsHook:
-        """What a rank without inputs does; takes `divide_by_initial_world_size` as `join` does.
+        """The hook that a rank without inputs runs; takes `divide_by_initial_world_size` as `join` does.
 
         Raises:
             NotImplementedError: With `skip_all_reduce_unused_params`.
@@ -96,19 +96,20 @@ class JoinableModule(Joinable):
 
     @property
     def join_device(self) -> torch.device:
-        """Where Join's own collectives have their tensors."""
+        """Device of the tensors in Join's own collectives."""
         return self.device
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:
-        """The ranks that join."""
+        """The ranks that take part in Join."""
         return self.process_group
 
     def rank_counter(self, presence: dist.Work | None) -> Callable[[], int] | None:
-        """How to tell the number of ranks that have inputs; None: averages are over all.
+        """A function that returns the number of ranks that have inputs; None: averages are over all ranks.
 
         Args:
-            presence: The collective by which Join counts them. None: no Join is active, or another class leads it.
+            presence: The collective in which Join counts those ranks. None: no Join is active, or another class leads
+                it.
         """
         if presence is None or self._divide_by_initial_world_size:
             return None
@@ -119,11 +120,16 @@ class JoinableModule(Joinable):
 
         return count
 
-    def agree_on_averaging(self, *, wanted: bool) -> bool:
-        """Whether any rank averages the gradients of the coming backward pass."""
-        wishes = torch.tensor([float(wanted)], device=self.device)
-        dist.all_reduce(wishes, group=self.process_group)
-        return bool(wishes.item())
+    def announce_averaging(self, *, wanted: bool) -> None:
+        """On a rank with inputs: add whether it averages this iteration's gradients; does not wait for the sum."""
+        self._ranks_that_average = torch.tensor([float(wanted)], device=self.device)
+        dist.all_reduce(self._ranks_that_average, group=self.process_group, async_op=True)
+
+    def any_rank_averages(self) -> bool:
+        """On a rank without inputs: whether any rank averages the gradients of the coming backward pass."""
+        ranks = torch.zeros(1, device=self.device)
+        dist.all_reduce(ranks, group=self.process_group)
+        return bool(ranks.item())
 
     def agree_on_rank(self, *, candidate: bool) -> int:
         """The highest rank among the candidates."""

@@ -1,4 +1,4 @@
-"""What can be watched of a reducer."""
+"""Observer: the steps of a reducer that recorders, logs and tutorials can watch."""
 
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -9,13 +9,13 @@ Future = torch.futures.Future[Any]
 
 
 class Observer:
-    """Receives a reducer's steps, by parameter and bucket index. Every method is a no-op; override those you need."""
+    """Called at each step of a reducer. Every method is a no-op; override those you need."""
 
     watches_parameters = False
-    """Whether `parameter_ready` is called: that is the one step that costs time for every gradient."""
+    """Whether `parameter_ready` is called, the one step that costs time for every gradient."""
 
     def forward_started(self) -> None:
-        """A forward pass begins whose gradients will be averaged."""
+        """A synchronised forward pass begins."""
 
     def backward_started(self) -> None:
         """The first gradient of its backward pass has arrived."""
@@ -24,19 +24,19 @@ class Observer:
         """The gradient of a parameter has been accumulated, whether or not it will be averaged."""
 
     def bucket_ready(self, bucket: int) -> None:
-        """All gradients of the bucket have been put."""
+        """All gradients of the bucket are ready."""
 
     def bucket_launching(self, bucket: int) -> None:
-        """It is the bucket's turn: its collective is about to be issued."""
+        """The collective of the bucket is about to be issued."""
 
     def bucket_launched(self, bucket: int, future: Future) -> None:
-        """The bucket's collective has been issued, and may be done already."""
+        """The collective of the bucket has been issued, and may be done already."""
 
     def backward_computed(self) -> None:
         """All gradients have been computed and all buckets launched."""
 
     def bucket_done(self, bucket: int) -> None:
-        """The reducer has come back from waiting for the bucket's collective."""
+        """The reducer has returned from waiting for the bucket's collective."""
 
     def bucket_copied_out(self, bucket: int) -> None:
         """The bucket's averages are in the gradients."""
@@ -46,7 +46,7 @@ class Observer:
 
 
 def fail(observers: Iterable[Observer], message: str) -> NoReturn:
-    """Raise RuntimeError, and let the observers know."""
+    """Raise RuntimeError after notifying the observers."""
     for observer in observers:
         observer.failed(message)
     raise RuntimeError(message)

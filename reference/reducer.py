@@ -1,32 +1,32 @@
 """The reducer: averages gradients over the ranks, bucket by bucket, while the backward pass still runs.
 
-An iteration, told once:
+One iteration:
 
-1. Forward: `prepare_for_forward`, then `rebuild_if_due`; afterwards `prepare_for_backward` expects gradients.
-2. Backward: each gradient that autograd accumulates is put into its bucket. When bucket 0 has all of its
-   gradients its all-reduce is launched, then bucket 1's, and so on: strictly in bucket order, so that all ranks
-   issue the same collectives in the same order whatever order their gradients come in.
-3. When the last bucket is launched, the reducer asks autograd to call it back at the end of the backward pass;
-   there it waits for the buckets in order and copies the averages back into the gradients.
+1. Forward. `prepare_for_forward` and `rebuild_if_due` run before the module, `prepare_for_backward` after it. The
+   last one creates a `BackwardPass`; while no synchronised backward pass is due there is none.
+2. Backward. Autograd calls `gradient_arrived` after it has accumulated the gradient of a parameter. When all
+   gradients of bucket 0 are ready, its all-reduce is launched, then that of bucket 1, and so on, strictly in bucket
+   order. So all ranks issue the same collectives in the same order, whatever order their gradients arrive in.
+3. End. When the backward pass of autograd ends, `_backward_ends` waits for the buckets in order, copies the averages
+   back into the gradients and drops the `BackwardPass`.
 """
 
 import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.autograd.graph import Node, get_gradient_edge
-from torch.nn import Parameter
 from torch.utils.hooks import RemovableHandle
 
-from .buckets import Bucket, Features, Layout
+from .buckets import Bucket, Buckets, Features
 from .checks.backward import ErrorMessages, GradientCheck, NoSyncCheck
 from .checks.launch_order import LaunchOrder
 from .comm_hooks.interface import Hook, HookCaller
@@ -34,49 +34,92 @@ from .observer import Future, Observer, fail
 from .torch_compat import ReducerNames
 from .unused_parameters import make_tracker, reachable
 
+AutogradHook = Callable[[Any, Any], None]
+"""Called by an autograd node after its work: `hook(outputs, gradients)`."""
+
 _engine: Any = torch.autograd.Variable._execution_engine
+_NO_GRAPH_TASK = -1  # what torch returns outside of a backward pass
+
+
+class InFlight(NamedTuple):
+    """A collective that was launched; `launch` is its number among all launches of the reducer."""
+
+    future: Future
+    bucket: Bucket
+    launch: int
+
+
+@dataclass(slots=True, kw_only=True)
+class BackwardPass:
+    """One synchronised backward pass, from its forward pass until the averages are in the gradients.
+
+    Attributes:
+        count_ranks: Returns the number of ranks to divide by; called when the first gradient arrives.
+        reachable: Parameter indices behind forward's outputs, for error messages. None: not searched.
+        ready_order: Parameter indices in the order in which their gradients became ready.
+        begun: Whether a gradient has arrived.
+        launches_at_end: Whether all buckets are to be launched at the end: a static graph's first iteration.
+        scale: Factor on each gradient that is packed.
+        to_send: Indices of the buckets that are sent, in launch order.
+        next_bucket: Index of the first bucket that has not been launched.
+        in_flight: Launched collectives by bucket index.
+        interrupted: Whether autograd ended the pass with an exception.
+        error: The exception, if the reducer itself raised it.
+    """
+
+    count_ranks: Callable[[], int]
+    reachable: frozenset[int] | None
+    ready_order: list[int] = field(default_factory=list)
+    begun: bool = False
+    launches_at_end: bool = False
+    scale: float = 1.0
+    to_send: Sequence[int] = ()
+    next_bucket: int = 0
+    in_flight: dict[int, InFlight] = field(default_factory=dict)
+    interrupted: bool = False
+    error: BaseException | None = None
 
 
 class Reducer(ReducerNames):
     """Averages the gradients of `parameters` over `group` during every backward pass it was prepared for.
 
     Args:
-        parameters: Trainable parameters by name; their order gives them their parameter index.
-        buckets: Parameter indices by bucket, in launch order.
-        rebuild_caps_bytes: Caps for the rebuild in ready order. None: `buckets` stays.
+        parameters: Trainable parameters by name; their order defines the parameter index.
+        assignment: Parameter indices by bucket, in launch order.
+        rebuild_caps_bytes: Caps for the rebuild in ready order. None: `assignment` stays.
         group: Ranks to average over; each must construct its reducer with the same arguments.
         sparse: Parameter indices whose gradients are sparse tensors.
-        features: What it does beyond the plain case.
-        wants_averages: Whether gradients that arrive now should be averaged, as far as the user's script tells.
+        features: Optional behaviour.
+        sync_enabled: False inside `no_sync()`.
 
     Attributes:
-        layout: The buckets in force.
-        iterations: Forward passes so far whose gradients are averaged.
-        ready_order: Parameter indices as their gradients became ready in the current or last such iteration.
-        reduced_buckets: Buckets that were sent in the last such iteration.
-        tracker: Which parameters take part in a backward pass.
-        observers: Who watches; append at any time between iterations.
-        communication: Sends buckets, and checks their order if asked to.
+        buckets: The buckets in force.
+        tracker: Finds unused parameters; see `unused_parameters`.
+        iterations: Synchronised forward passes so far.
+        ready_order: Parameter indices in ready order, as of the last synchronised backward pass.
+        reduced_buckets: Number of buckets that were sent in that pass.
+        observers: Called at each step; append between iterations.
+        launch_order: Notified of every launch.
         after_backward: Futures that the coming backward pass waits for at its end.
-        optimizers_in_backward: Whether the comm hook steps optimisers, and sets the gradients it has used to None.
+        optimizers_in_backward: Whether the comm hook steps optimisers and sets the gradients it has used to None.
     """
 
     def __init__(
         self,
         parameters: dict[str, nn.Parameter],
-        buckets: Sequence[Sequence[int]],
+        assignment: Sequence[Sequence[int]],
         *,
         rebuild_caps_bytes: Sequence[int] | None,
         group: dist.ProcessGroup,
         sparse: frozenset[int] = frozenset(),
         features: Features = Features(),  # noqa: B008 - frozen
-        wants_averages: Callable[[], bool] = lambda: True,
+        sync_enabled: Callable[[], bool] = lambda: True,
     ) -> None:
         self._parameters = list(parameters.values())
         self._group = group
         self.features = features
-        self.layout = Layout(
-            self._parameters, buckets, rebuild_caps_bytes=rebuild_caps_bytes, sparse=sparse, features=features
+        self.buckets = Buckets(
+            self._parameters, assignment, rebuild_caps_bytes=rebuild_caps_bytes, sparse=sparse, features=features
         )
         self._accumulators = accumulators(self._parameters)
         self.tracker = make_tracker(features, self._parameters, self._accumulators, group)
@@ -84,21 +127,20 @@ class Reducer(ReducerNames):
         self.ready_order: list[int] = []
         self.reduced_buckets = 0
         self.observers: list[Observer] = []
+        self.launch_order = LaunchOrder()
         self.after_backward: list[Future] = []
         self.optimizers_in_backward = False
+        self._collective: AllReduce | HookCaller = AllReduce(group)
         self._messages = ErrorMessages(parameters, dist.get_rank(group))
-        self.communication = Communication(group, self.observers)
-        self._gradients = GradientCheck(self._messages)
-        self._wishes = NoSyncCheck(self._messages, wants_averages)
-        self._expecting = False  # gradients that arrive are averaged
-        self._shadows = 0  # iterations of other ranks that this one only matched
-        self._began = False  # one has arrived since forward
-        self._in_pass = False  # autograd is at work
-        self._reached: frozenset[int] | None = None
-        self._watches: list[Callable[[int], None]] = []
+        self._gradient_check = GradientCheck(self._messages)
+        self._no_sync_check = NoSyncCheck(self._messages, sync_enabled)
+        self._pass: BackwardPass | None = None
+        self._in_backward = False  # autograd runs a backward pass that has reached this module
+        self._joined_iterations = 0  # iterations of other ranks that this rank only matched
+        self._parameter_observers: list[Callable[[int], None]] = []
         several_devices = len({parameter.device for parameter in self._parameters}) > 1
-        self.detach = listen(self._accumulators, self, threads=several_devices)
-        """Stop listening to autograd, for good; happens by itself when the reducer is garbage."""
+        self.detach = attach_hooks(self._accumulators, self, locked=several_devices)
+        """Remove the autograd hooks for good; also happens when the reducer is garbage."""
 
     # Construction
 
@@ -106,379 +148,397 @@ class Reducer(ReducerNames):
         """Have a hook communicate; see `DistributedDataParallel.register_comm_hook`."""
         if self.iterations > 0:
             raise RuntimeError("a comm hook should be registered before the training loop starts")
-        self.communication.register(state, hook)
+        if isinstance(self._collective, HookCaller):
+            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
+        self._collective = HookCaller(hook, state, self._group)
 
-    def set_static_graph(self) -> None:
-        """Take the graph as static from the first iteration on."""
-        if self.iterations > 0:
+    def set_features(self, features: Features) -> None:
+        """Change how unused parameters are found, between two iterations.
+
+        Raises:
+            RuntimeError: `static_graph` is set after the first iteration.
+        """
+        if features.static_graph and not self.features.static_graph and self.iterations > 0:
             fail(
                 self.observers,
                 "static_graph should be called before training loop starts, on the wrapped module",
             )
-        self.features = self.layout.features = replace(self.features, static_graph=True)
-        self.tracker = make_tracker(self.features, self._parameters, self._accumulators, self._group)
+        self.features = self.buckets.features = features
+        self.tracker = make_tracker(features, self._parameters, self._accumulators, self._group)
 
     # Forward pass
 
-    def prepare_for_forward(self, *, averaging: bool) -> None:
-        """A forward pass begins; `averaging` tells whether its gradients will be averaged."""
-        if averaging:
+    def prepare_for_forward(self, *, synchronized: bool) -> None:
+        """Start a forward pass; `synchronized`: its gradients will be averaged."""
+        if synchronized:
             self.iterations += 1
-            self._tell("forward_started")
+            for observer in self.observers:
+                observer.forward_started()
 
     def rebuild_if_due(self) -> None:
-        """Rebuild the buckets in ready order, once, as soon as that is known; all ranks must call it together.
+        """Rebuild the buckets once, in ready order, as soon as that is known; all ranks must call this together.
 
         Raises:
-            RuntimeError: The last backward pass left gradients out, so its averages never arrived; or the module
-                has been converted to another dtype or device since it was wrapped.
+            RuntimeError: The last backward pass left gradients out or was interrupted, so the averages never arrived;
+                or the module was converted to another dtype or device after it was wrapped.
         """
         self.check_finished()
-        if converted := self._gradients.converted(self.layout.buckets):
+        if converted := self._gradient_check.converted_bucket(self.buckets):
             fail(self.observers, converted)
-        known = [] if self._expecting else self.ready_order
-        if self.layout.rebuild_if_due(known, self._group):
-            self._gradients.thorough = True
+        if self.buckets.rebuild_if_due([] if self._pass else self.ready_order, self._group):
+            self._gradient_check.thorough = True
 
     def prepare_for_backward(self, outputs: Sequence[Tensor], count_ranks: Callable[[], int] | None = None) -> None:
-        """Expect every gradient in the coming backward pass, and average them.
+        """Expect one backward pass whose gradients are averaged.
 
         Args:
             outputs: Tensors that forward returned.
-            count_ranks: How many ranks to divide by, asked when gradients arrive. None: the group's size.
+            count_ranks: Returns how many ranks to divide by; called when gradients arrive. None: the group's size.
         """
-        for bucket in self.layout.buckets:
+        for bucket in self.buckets:
             bucket.reset()
-        self._next_bucket = 0
-        self.communication.begin()
-        self._expecting, self._began, self._in_pass, self._end_queued = True, False, False, False
-        self._wishes.forward_done(averaging=True)
-        self._count_ranks = count_ranks or partial(dist.get_world_size, self._group)
-        self._watches = [o.parameter_ready for o in self.observers if o.watches_parameters]
-        self.ready_order = []
+        self._no_sync_check.forward_done(synchronized=True)
+        self._parameter_observers = [o.parameter_ready for o in self.observers if o.watches_parameters]
         self.tracker.forward_done(outputs)
-        self._reached = self._search(outputs)
+        if converted := self._gradient_check.converted_parameter(self.buckets, sorted(self.tracker.unused)):
+            fail(self.observers, converted)  # autograd lost its gradient, so the parameter would count as unused
+        self._pass = BackwardPass(
+            count_ranks=count_ranks or partial(dist.get_world_size, self._group), reachable=self._search(outputs)
+        )
 
-    def expect_nothing(self) -> None:
+    def prepare_without_averaging(self) -> None:
         """Leave the gradients of the coming backward pass alone."""
-        self._expecting, self._began, self._in_pass = False, False, False
-        self._wishes.forward_done(averaging=False)
-        self._watches = [o.parameter_ready for o in self.observers if o.watches_parameters]
+        self._pass = None
+        self._no_sync_check.forward_done(synchronized=False)
+        self._parameter_observers = [o.parameter_ready for o in self.observers if o.watches_parameters]
 
     # Backward pass
 
-    def average_at_the_end(self) -> None:
-        """At the start of a backward pass: have everything launched at its end, if it cannot be during the pass."""
-        if self._expecting and not self.tracker.launches_during_backward and not self._end_queued:
-            self._end_queued = True
-            _engine.queue_callback(self._launch_everything)
+    def backward_starts(self) -> None:
+        """Called when autograd reaches forward's outputs, or else with the first gradient.
 
-    def arrived(self, index: int, gradient: Tensor | None) -> None:
-        """The path of every gradient, None for an undefined one: as few steps as can be."""
-        if not self._in_pass:
-            self._begin_pass()
-        to_come = self.tracker.arrived(index, gradient, self._expecting)
-        if self._watches and gradient is not None:
-            for watch in self._watches:
-                watch(index)
-        if to_come < 0:
-            fail(self.observers, self._messages.graph_changed(index, self.layout.places[index][0]))
-        if self._expecting and to_come == 0:
-            self.ready_order.append(index)
-            self._mark_ready(index)
+        Called at forward's outputs, it runs in the outermost backward pass. So `_backward_ends` runs after all
+        re-entrant passes that activation checkpoints start in between.
+        """
+        if not self._in_backward:
+            self._in_backward = True
+            _engine.queue_callback(self._backward_ends)
 
-    def _begin_pass(self) -> None:
-        self._in_pass = True
-        _engine.queue_callback(self._end_pass)
-        self._wishes.gradient_arrived()
-        if self._expecting and not self._began:
-            self._begin_backward()
+    def outermost_backward_starts(self) -> None:
+        """Called by the sink: if no bucket may be launched during this pass, launch all of them at its end."""
+        self.backward_starts()
+        if self._pass is not None and not self.tracker.launches_during_backward:
+            self._pass.launches_at_end = True
 
-    def _end_pass(self) -> None:
-        """Another backward pass may bring the rest; until then the user's script may change the gradients."""
-        self._in_pass = False
-        if self._expecting and self._began:
-            for number in range(self._next_bucket, len(self.layout.buckets)):
-                self._pack(self.layout.buckets[number], number)
+    def gradient_arrived(self, index: int, gradient: Tensor | None) -> None:
+        """Called by autograd for every gradient, None for an undefined one, so it takes as few steps as possible."""
+        if not self._in_backward:
+            self.backward_starts()
+        backward = self._pass
+        try:
+            if backward is not None and not backward.begun:
+                self._begin(backward)
+            remaining = 0
+            if self.tracker.counts_gradients:
+                remaining = self.tracker.gradient_arrived(index, gradient, backward is not None)
+            if self._parameter_observers and gradient is not None:
+                for parameter_ready in self._parameter_observers:
+                    parameter_ready(index)
+            if remaining < 0:
+                fail(self.observers, self._messages.graph_changed(index, self.buckets.places[index][1]))
+            if backward is None:
+                self._no_sync_check.gradient_arrived()
+            elif remaining == 0:
+                backward.ready_order.append(index)
+                self._mark_ready(backward, index)
+        except BaseException as error:
+            if backward is not None:
+                backward.error = error
+            raise
 
-    def _begin_backward(self) -> None:
-        self._began = True
-        # Multiplying beats dividing, and gives the same bits as torch's default path, which does so too.
-        self._scale = 1.0 if self.communication.hooked else 1.0 / self._count_ranks()
-        self._tell("backward_started")
+    def _begin(self, backward: BackwardPass) -> None:
+        backward.begun = True
+        self._no_sync_check.gradient_arrived()
+        # Multiplying is faster than dividing, and gives the same bits as torch's default path, which multiplies too.
+        hooked = isinstance(self._collective, HookCaller)
+        backward.scale = 1.0 if hooked else 1.0 / backward.count_ranks()
+        for observer in self.observers:
+            observer.backward_started()
         skip = self.tracker.unused if self.features.skip_all_reduce_unused_params else frozenset()
-        buckets = self.layout.buckets
-        self._to_send = [number for number, bucket in enumerate(buckets) if not skip.issuperset(bucket.indices)]
+        backward.to_send = [n for n, bucket in enumerate(self.buckets) if not skip.issuperset(bucket.indices)]
         for index in sorted(self.tracker.unused):
-            self._mark_ready(index)
+            self._mark_ready(backward, index)
 
-    def _mark_ready(self, index: int) -> None:
-        number, slot = self.layout.places[index]
-        bucket = self.layout.buckets[number]
+    def _mark_ready(self, backward: BackwardPass, index: int) -> None:
+        bucket, number, slot = self.buckets.places[index]
         if not bucket.is_pending(slot):
             fail(self.observers, self._messages.ready_twice(index, number, unused=index in self.tracker.unused))
         ready = bucket.put(slot)
         if ready or bucket.pack_early:
-            self._pack(bucket, number)
+            self._pack(bucket, number, backward.scale)
         if ready:
-            self._tell("bucket_ready", number)
-            self._launch_in_order()
+            for observer in self.observers:
+                observer.bucket_ready(number)
+            self._launch_ready_buckets(backward)
 
-    def _pack(self, bucket: Bucket, number: int) -> None:
-        # All gradients in the first iteration, later one a bucket: modules are converted as a whole.
-        slots = bucket.waiting if self._gradients.thorough else bucket.waiting[:1]
-        if complaint := self._gradients.complaint(bucket, number, slots):
-            fail(self.observers, complaint)
-        bucket.pack(self._scale)
+    def _pack(self, bucket: Bucket, number: int, scale: float) -> None:
+        # All gradients in the first iteration, later one per bucket: modules are converted as a whole.
+        slots = bucket.waiting if self._gradient_check.thorough else bucket.waiting[:1]
+        if problem := self._gradient_check.problem(bucket, number, slots):
+            fail(self.observers, problem)
+        bucket.pack(scale)
 
-    def _launch_in_order(self) -> None:
-        buckets = self.layout.buckets
-        while self._next_bucket < len(buckets) and buckets[self._next_bucket].ready:
-            self._launch(self._next_bucket)
-            self._next_bucket += 1
-        if self._next_bucket == len(buckets):
+    def _launch_ready_buckets(self, backward: BackwardPass) -> None:
+        while backward.next_bucket < len(self.buckets) and self.buckets[backward.next_bucket].ready:
+            if backward.next_bucket in backward.to_send:
+                self._launch(backward, backward.next_bucket)
+            backward.next_bucket += 1
+        if backward.next_bucket == len(self.buckets):
             self.tracker.launched_all()
-            _engine.queue_callback(self._finalize)
 
-    def _launch(self, number: int) -> None:
-        if number not in self._to_send:
+    def _launch(self, backward: BackwardPass, number: int) -> None:
+        for observer in self.observers:
+            observer.bucket_launching(number)
+        launched = self._send(self.buckets[number], number, is_last=number == backward.to_send[-1])
+        backward.in_flight[number] = launched
+        for observer in self.observers:
+            observer.bucket_launched(number, launched.future)
+
+    def _backward_ends(self) -> None:
+        """Called by autograd at the end of a backward pass: finish if all buckets were launched.
+
+        If not, another backward pass may bring the missing gradients. Until then the script may change those that
+        have arrived, so they are packed now.
+        """
+        self._in_backward = False
+        backward = self._pass
+        if backward is None:
             return
-        self._tell("bucket_launching", number)
-        future = self.communication.send(self.layout.buckets[number], number, is_last=number == self._to_send[-1])
-        self._tell("bucket_launched", number, future)
+        try:
+            if backward.launches_at_end:
+                self._launch_everything(backward)
+            if backward.next_bucket < len(self.buckets):
+                if backward.begun:
+                    for number in range(backward.next_bucket, len(self.buckets)):
+                        self._pack(self.buckets[number], number, backward.scale)
+                return
+            self._finish(backward)
+        except BaseException as error:
+            backward.error = error
+            self._recover()
+            raise
+        self._pass = None  # and with it the futures, which hold buffers that a rebuild frees
 
-    def _launch_everything(self) -> None:
-        if not self._began:
-            self._begin_backward()
+    def _launch_everything(self, backward: BackwardPass) -> None:
+        if not backward.begun:
+            self._begin(backward)
         for index in range(len(self._parameters)):
-            self._mark_ready(index)
+            self._mark_ready(backward, index)
 
     @torch.no_grad()
-    def _finalize(self) -> None:
-        self._expecting = False
-        self._tell("backward_computed")
+    def _finish(self, backward: BackwardPass) -> None:
+        for observer in self.observers:
+            observer.backward_computed()
+        self.ready_order = backward.ready_order
+        self.reduced_buckets = len(backward.in_flight)
         untouched = self.tracker.untouched()
         if self.optimizers_in_backward:
             untouched |= {index for index, parameter in enumerate(self._parameters) if parameter.grad is None}
-        self.reduced_buckets = self.communication.sent
-        for number, bucket in enumerate(self.layout.buckets):
-            if self.communication.was_sent(number):
-                averages = self.communication.wait(number)
-                self._tell("bucket_done", number)
+        for number, bucket in enumerate(self.buckets):
+            if number in backward.in_flight:
+                averages = self._wait(backward.in_flight, number)
+                for observer in self.observers:
+                    observer.bucket_done(number)
                 bucket.copy_out(averages, unused=untouched)
-                self._tell("bucket_copied_out", number)
+                for observer in self.observers:
+                    observer.bucket_copied_out(number)
+        self._wait_for_others()
+        self.tracker.finished()
+        self._gradient_check.thorough = False
+
+    def _wait_for_others(self) -> None:
         while self.after_backward:
             self.after_backward.pop(0).wait()
-        self.communication.begin()  # futures hold the buffers, which the rebuild wants freed
-        self.tracker.finished()
-        self._gradients.thorough = False
+
+    # Sending buckets
+
+    def _send(self, bucket: Bucket, number: int, *, is_last: bool) -> InFlight:
+        """Launch the collective of a bucket; returns at once.
+
+        Raises:
+            RuntimeError: The comm hook failed.
+        """
+        self.launch_order.launching(number, bucket.size_bytes)
+        try:
+            future = self._collective.call(bucket, number, is_last=is_last)
+        except RuntimeError as error:
+            self._notify_of(error)
+            raise
+        return InFlight(future, bucket, self.launch_order.launches)
+
+    def _wait(self, in_flight: dict[int, InFlight], number: int) -> Tensor | None:
+        """Block until a bucket is done (on CUDA: make the current stream wait).
+
+        Returns:
+            The averages as a flat tensor. None: the averages are in the bucket's own buffer.
+
+        Raises:
+            RuntimeError: The collective failed; the message names ranks that left the launch order, if that is
+                checked.
+            TypeError: The comm hook's future holds something else than a tensor of the bucket's size.
+        """
+        future, bucket, launch = in_flight[number]
+        try:
+            return self._collective.wait(future, bucket, number)
+        except TypeError as error:
+            self._notify_of(error)
+            raise
+        except RuntimeError as error:
+            if isinstance(self._collective, AllReduce):  # what a comm hook started may never end
+                for other in in_flight.values():  # the next iteration uses their buffers
+                    with suppress(Exception):
+                        other.future.wait()
+            if explanation := self.launch_order.explain(launch):
+                fail(self.observers, f"{explanation}. {error}")
+            self._notify_of(error)
+            raise
+
+    def _notify_of(self, error: Exception) -> None:
+        for observer in self.observers:
+            observer.failed(str(error))
+
+    # Errors
 
     def check_finished(self) -> None:
-        """Raise RuntimeError, with what is missing, if the last backward pass left gradients out."""
-        if self._expecting and self._began:
-            buckets = self.layout.buckets
-            missing = [i for i, (number, slot) in enumerate(self.layout.places) if buckets[number].is_pending(slot)]
-            unlaunched = range(self._next_bucket, len(buckets))
-            fail(self.observers, self._messages.unfinished(missing, self._reached, unlaunched, self.features))
+        """Raise RuntimeError if the last backward pass did not average its gradients; the message names the cause."""
+        if self._in_backward and torch._C._current_graph_task_id() == _NO_GRAPH_TASK:
+            self._in_backward = False  # autograd raised an exception, and then runs no callbacks
+            self._recover()
+        backward = self._pass
+        if backward is not None and backward.interrupted:
+            fail(
+                self.observers,
+                self._messages.interrupted(len(backward.in_flight), len(self.buckets), backward.error),
+            )
+        if backward is not None and backward.begun and not self._in_backward:
+            missing = [i for i, (bucket, _, slot) in enumerate(self.buckets.places) if bucket.is_pending(slot)]
+            if converted := self._gradient_check.converted_parameter(self.buckets, missing):
+                fail(self.observers, converted)
+            unlaunched = range(backward.next_bucket, len(self.buckets))
+            fail(self.observers, self._messages.unfinished(missing, backward.reachable, unlaunched, self.features))
 
-    # Join
+    def _recover(self) -> None:
+        """After an exception in the backward pass: forget the pass, unless only some of its buckets were launched.
 
-    def shadow_backward(self) -> None:
-        """For a rank without inputs: match the collectives of the others' backward pass, with zeros."""
-        self.communication.begin()
-        last = len(self.layout.buckets) - 1
-        for number, bucket in enumerate(self.layout.buckets):
-            self.communication.send(bucket.zeros(), number, is_last=number == last)
-        self.tracker.launched_all()
-        for number in range(last + 1):
-            self.communication.wait(number)
-        self.tracker.untouched()
-        while self.after_backward:
-            self.after_backward.pop(0).wait()
-        self.tracker.finished()
-        self._shadows += 1
-        if self._shadows + self.iterations > self.tracker.iterations_without_order:
-            self.ready_order = list(range(len(self._parameters)))  # as ready for the rebuild as the others
-
-    # Watching, and errors
-
-    def _tell(self, step: str, *details: Any) -> None:
-        for observer in self.observers:
-            getattr(observer, step)(*details)
+        If none was launched, this rank has only skipped a batch; if all were, every rank has issued the same
+        collectives. Otherwise the first bucket of the next iteration would be paired with a later bucket of the ranks
+        that go on.
+        """
+        self.tracker.abandoned()
+        self.after_backward.clear()
+        backward = self._pass
+        launched_some = backward is not None and 0 < len(backward.in_flight) < len(backward.to_send)
+        if backward is not None and launched_some and dist.get_world_size(self._group) > 1:
+            backward.interrupted = True
+        else:
+            self._pass = None
 
     def _search(self, outputs: Sequence[Tensor]) -> frozenset[int] | None:
-        """Parameters behind the outputs, for error messages; only where it is worth the time.
+        """Parameters behind the outputs, for error messages; searched only where that is worth the time.
 
-        The first iteration is where a parameter shows that is never used.
+        A parameter that is never used shows in the first iteration.
         """
         if self.iterations > 1 and get_debug_level() == DebugLevel.OFF:
             return None
         return reachable(outputs, {node: index for index, node in enumerate(self._accumulators)})
 
+    # Join
+
+    def shadow_backward(self) -> None:
+        """On a rank without inputs, match the collectives of the other ranks' backward pass with zeros."""
+        last = len(self.buckets) - 1
+        in_flight = {
+            number: self._send(bucket.zeros(), number, is_last=number == last)
+            for number, bucket in enumerate(self.buckets)
+        }
+        self.tracker.launched_all()
+        for number in in_flight:
+            self._wait(in_flight, number)
+        self.tracker.untouched()
+        self._wait_for_others()
+        self.tracker.finished()
+        self._joined_iterations += 1
+        if self._joined_iterations + self.iterations > self.tracker.iterations_without_ready_order:
+            self.ready_order = list(range(len(self._parameters)))  # the rebuild is due here when it is on other ranks
+
 
 class AllReduce:
-    """What happens without a comm hook, with the methods of `HookCaller`."""
+    """Averages a bucket without a comm hook; has the methods of `HookCaller`."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
 
     def call(self, bucket: Bucket, _number: int, *, is_last: bool) -> Future:
-        """Start to add a bucket up over the ranks, in place."""
+        """Start to sum a bucket over the ranks, in place."""
         return bucket.all_reduce(self._group)
 
     def wait(self, future: Future, _bucket: Bucket, _number: int) -> Tensor | None:
-        """Block until it is done; the sums are in the bucket's own buffer."""
+        """Block until the sums are in the bucket's own buffer."""
         future.wait()
         return None
 
 
-class Communication:
-    """Sends buckets over `group` and remembers those in flight.
-
-    Args:
-        group: The ranks.
-        observers: Who is told of errors; the list may grow.
-
-    Attributes:
-        order: TargetRun of every launch, and asked when one fails.
-        sent: Buckets sent since `begin`.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, observers: list[Observer]) -> None:
-        self._group = group
-        self._observers = observers
-        self._way: AllReduce | HookCaller = AllReduce(group)
-        self.order = LaunchOrder()
-        self.begin()
-
-    def begin(self) -> None:
-        """A new iteration."""
-        self._in_flight: dict[int, tuple[Future, Bucket, int]] = {}
-
-    @property
-    def sent(self) -> int:
-        """Buckets sent since `begin`."""
-        return len(self._in_flight)
-
-    @property
-    def hooked(self) -> bool:
-        """Whether a comm hook does the work, and so the averaging."""
-        return isinstance(self._way, HookCaller)
-
-    def register(self, state: Any, hook: Hook) -> None:
-        """Have a hook send all buckets from now on.
-
-        Raises:
-            RuntimeError: There is one already.
-        """
-        if self.hooked:
-            raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
-        self._way = HookCaller(hook, state, self._group)
-
-    def send(self, bucket: Bucket, number: int, *, is_last: bool) -> Future:
-        """Start; returns at once.
-
-        Raises:
-            RuntimeError: The comm hook failed.
-        """
-        self.order.launching(number, bucket.size_bytes)
-        try:
-            future = self._way.call(bucket, number, is_last=is_last)
-        except RuntimeError as error:
-            self._tell(error)
-            raise
-        self._in_flight[number] = future, bucket, self.order.launches
-        return future
-
-    def was_sent(self, number: int) -> bool:
-        """Whether a bucket was sent since `begin`."""
-        return number in self._in_flight
-
-    def wait(self, number: int) -> Tensor | None:
-        """Block until a bucket has arrived (on CUDA: make the current stream wait).
-
-        Returns:
-            The averages, flat. None: they are in the bucket's own buffer.
-
-        Raises:
-            RuntimeError: It did not; with what is known of the ranks that left the order of launches.
-            TypeError: The comm hook's future holds something else.
-        """
-        future, bucket, launch = self._in_flight[number]
-        try:
-            return self._way.wait(future, bucket, number)
-        except TypeError as error:
-            self._tell(error)
-            raise
-        except RuntimeError as error:
-            self._let_all_end()
-            if explanation := self.order.explain(launch):
-                fail(self._observers, f"{explanation}. {error}")
-            self._tell(error)
-            raise
-
-    def _tell(self, error: Exception) -> None:
-        for observer in self._observers:
-            observer.failed(str(error))
-
-    def _let_all_end(self) -> None:
-        """Those in flight work on buffers that the next iteration uses; what a hook does may never end."""
-        if not self.hooked:
-            for future, _, _ in self._in_flight.values():
-                with suppress(Exception):
-                    future.wait()
+# Autograd hooks
 
 
-AutogradHook = Callable[[Any, Any], None]
-"""What an autograd node calls after its work: `hook(outputs, gradients)`."""
+class GradientListener(Protocol):
+    """What `attach_hooks` calls."""
+
+    def gradient_arrived(self, index: int, gradient: Tensor | None) -> None:
+        """The gradient of a parameter has been accumulated; None: an undefined gradient, nothing was added."""
 
 
-class Listener(Protocol):
-    """Who wants to be told."""
-
-    def arrived(self, index: int, gradient: Tensor | None) -> None:
-        """A parameter's gradient has been accumulated; None: an undefined one passed, and nothing was added."""
-
-
-def accumulators(parameters: Sequence[Parameter]) -> list[Node]:
-    """The autograd node that accumulates each parameter's gradient. It only lives while someone holds it."""
+def accumulators(parameters: Sequence[nn.Parameter]) -> list[Node]:
+    """The autograd node that accumulates each parameter's gradient; a node lives only while someone holds it."""
     return [get_gradient_edge(parameter).node for parameter in parameters]
 
 
-def listen(nodes: Sequence[Node], listener: Listener, *, threads: bool) -> weakref.finalize:  # type: ignore[type-arg]  # not generic
-    """Call `listener.arrived` after each of `nodes` has accumulated a gradient, hooks of the user's included.
+def attach_hooks(nodes: Sequence[Node], listener: GradientListener, *, locked: bool) -> weakref.finalize:  # type: ignore[type-arg]  # not generic
+    """Call `listener.gradient_arrived` after each of `nodes` has accumulated a gradient, and after the user's hooks.
+
+    Hooks on the nodes also run for undefined gradients, unlike hooks on the parameters.
 
     Args:
-        nodes: The accumulating nodes, by parameter index; whoever listens must hold them.
+        nodes: The accumulating nodes, by parameter index; the listener must hold them.
         listener: Held weakly: hooks do not keep it alive.
-        threads: Whether gradients come from several threads, as for a module on several devices; then the
-            listener is told of one at a time.
+        locked: Whether gradients come from several threads, as for a module on several devices; then a lock lets one
+            of them through at a time.
 
     Returns:
-        A function that ends it; also called when the listener is garbage.
+        A function that removes the hooks; also called when the listener is garbage.
     """
-    hooks = [_hook(weakref.ref(listener), index) for index in range(len(nodes))]
-    if threads:
+    hooks = [_gradient_hook(weakref.ref(listener), index) for index in range(len(nodes))]
+    if locked:
         lock = threading.RLock()
-        hooks = [_locked(hook, lock) for hook in hooks]
+        hooks = [_with_lock(hook, lock) for hook in hooks]
     handles = [node.register_hook(hook) for node, hook in zip(nodes, hooks, strict=True)]
     return weakref.finalize(listener, _remove, handles)
 
 
-def _hook(listener: "weakref.ref[Listener]", index: int) -> AutogradHook:
-    def gradient_arrived(_outputs: Any, gradients: Any) -> None:
+def _gradient_hook(listener: "weakref.ref[GradientListener]", index: int) -> AutogradHook:
+    def gradient_accumulated(_outputs: Any, gradients: Any) -> None:
         if (alive := listener()) is not None:
-            alive.arrived(index, gradients[0])
+            alive.gradient_arrived(index, gradients[0])
 
-    return gradient_arrived
+    return gradient_accumulated
 
 
-def _locked(hook: AutogradHook, lock: Any) -> AutogradHook:
-    def gradient_arrived(outputs: Any, gradients: Any) -> None:
+def _with_lock(hook: AutogradHook, lock: Any) -> AutogradHook:
+    def gradient_accumulated(outputs: Any, gradients: Any) -> None:
         with lock:
             hook(outputs, gradients)
 
-    return gradient_arrived
+    return gradient_accumulated
 
 
 def _remove(handles: list[RemovableHandle]) -> None:

@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -76,7 +76,7 @@ class DataParallelNames:
 
     @property
     def _has_rebuilt_buckets(self: Any) -> bool:
-        return self.reducer.layout.rebuilt  # type: ignore[no-any-return]
+        return self.reducer.buckets.rebuilt  # type: ignore[no-any-return]
 
     @property
     def broadcast_bucket_size(self) -> int:
@@ -129,7 +129,7 @@ class DataParallelNames:
         if self.static_graph:
             warnings.warn("You've set static_graph to be True, no need to set it again.", stacklevel=2)
             return
-        self.reducer.set_static_graph()
+        self.reducer.set_features(replace(self.features, static_graph=True))
         self.features = self.reducer.features
 
     def _set_ddp_sink_clone(self: Any, val: bool) -> None:  # noqa: FBT001 - torch's signature
@@ -405,16 +405,16 @@ def _buckets(reducer: Any) -> Data:
 
     unused = sum(size_bytes(reducer._parameters[index]) for index in reducer.tracker.unused)
     data: Data = {
-        "bucket_sizes": listed(reducer.layout.initial_sizes_bytes),
+        "bucket_sizes": listed(reducer.buckets.initial_sizes_bytes),
         "num_buckets_reduced": reducer.reduced_buckets,
-        "has_rebuilt_buckets": int(reducer.layout.rebuilt),
+        "has_rebuilt_buckets": int(reducer.buckets.rebuilt),
         "can_set_static_graph": int(reducer.tracker.is_static),
         "unused_parameter_size": unused,
         "prev_iteration_grad_ready_order_indices": listed(reducer.ready_order),
     }
-    if reducer.layout.rebuilt:
-        data["rebuilt_bucket_sizes"] = listed(bucket.size_bytes for bucket in reducer.layout.buckets)
+    if reducer.buckets.rebuilt:
+        data["rebuilt_bucket_sizes"] = listed(bucket.size_bytes for bucket in reducer.buckets)
         data["rebuilt_per_bucket_param_indices"] = listed(
-            " ".join(map(str, indices)) for indices in reducer.layout.indices
+            " ".join(map(str, indices)) for indices in reducer.buckets.assignment
         )
     return data

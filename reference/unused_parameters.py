@@ -1,4 +1,11 @@
-"""Unused parameters: which parameters take part in a backward pass, and the graph search that finds out."""
+"""Unused parameters: which parameters take part in a backward pass, and the search of the autograd graph for them.
+
+The reducer calls one of three trackers, which have the same methods:
+
+- `AllParametersUsed`, the plain case: every parameter gets one gradient in each backward pass;
+- `UnusedFoundInGraph` (`find_unused_parameters`): searches the graph behind forward's outputs in every iteration;
+- `StaticGraph` (`static_graph`): counts each parameter's gradients in the first iteration and expects as many later.
+"""
 
 import copy
 import dataclasses
@@ -14,18 +21,34 @@ from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
 
 from .buckets import Features
 
+Change = Callable[[Tensor], Tensor]
+
+
+def make_tracker(
+    features: Features, parameters: Sequence[nn.Parameter], accumulators: Sequence[Node], group: dist.ProcessGroup
+) -> "AllParametersUsed":
+    """The tracker that the features require; a static graph needs no search."""
+    if features.static_graph:
+        return StaticGraph(UsedParameterMap(parameters, group))
+    if features.find_unused_parameters:
+        return UnusedFoundInGraph(accumulators, UsedParameterMap(parameters, group))
+    return AllParametersUsed()
+
 
 class AllParametersUsed:
     """Every parameter gets exactly one gradient in each backward pass."""
 
+    counts_gradients = False
+    """Whether `gradient_arrived` must be called."""
+
     needs_sink = False
-    """Whether outputs must pass through the sink, see `outputs.through_sink`."""
+    """Whether forward's outputs must pass through the sink; see `through_sink`."""
 
     launches_during_backward = True
     """False: all buckets are launched at the end of the backward pass."""
 
-    iterations_without_order = 0
-    """Iterations at the start that do not tell the order of readiness."""
+    iterations_without_ready_order = 0
+    """Iterations at the start after which the ready order is not known yet."""
 
     unused: frozenset[int] = frozenset()
     """Parameter indices that get no gradient in the coming backward pass."""
@@ -34,51 +57,54 @@ class AllParametersUsed:
     """Whether the same parameters were unused in all iterations so far."""
 
     def forward_done(self, outputs: Iterable[Tensor]) -> None:
-        """A forward pass whose gradients will be averaged has returned these tensors."""
+        """Called after a synchronised forward pass with the tensors that it returned."""
 
-    def arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001 - in every hook
-        """A gradient has been accumulated.
+    def gradient_arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001 - in every hook
+        """Called after a gradient was accumulated.
 
         Args:
-            index: Of its parameter.
-            gradient: What was added. None: an undefined one passed, nothing was added.
-            expected: Whether it is to be averaged.
+            index: Parameter index.
+            gradient: The gradient that was added. None: an undefined gradient, nothing was added.
+            expected: Whether the gradient will be averaged.
 
         Returns:
-            How many more gradients of this parameter are to come; negative: that was one too many.
+            Gradients still expected for this parameter; negative if too many arrived.
         """
         return 0
 
     def launched_all(self) -> None:
-        """All buckets are on their way: the moment to exchange what ranks must know of each other."""
+        """Called after the last bucket was launched: the moment to exchange which parameters each rank used."""
 
     def untouched(self) -> frozenset[int]:
-        """Parameter indices whose gradient must stay as it is, because no rank had one."""
+        """Parameter indices that no rank used, so their gradients must stay as they are."""
         return frozenset()
 
     def finished(self) -> None:
-        """A synchronised backward pass is over."""
+        """Called at the end of a synchronised backward pass."""
+
+    def abandoned(self) -> None:
+        """Called after a backward pass ended in an exception: forget it without waiting for other ranks."""
 
 
 class UsedParameterMap:
-    """How many ranks used each of `parameters`, added up over `group` (torch: `local_used_map`)."""
+    """How many ranks used each of `parameters`, summed over `group` (torch: `local_used_map`)."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
         self._parameters = parameters
         self.tensor = torch.zeros(len(parameters), dtype=torch.int32, device=parameters[0].device)
-        """Ranks that used each parameter, int32, as of the last exchange."""
+        """Number of ranks that used each parameter, int32, as of the last exchange."""
         self._group = group
         self._used: set[int] = set()
         self._work: dist.Work | None = None
 
     def add(self, index: int) -> None:
-        """This rank used a parameter."""
+        """Note that this rank used a parameter."""
         self._used.add(index)
 
     def exchange(self) -> None:
-        """Start to add up; every rank must, in the same order among its collectives.
+        """Start the all-reduce of the map; every rank must call this at the same place among its collectives.
 
-        A gradient that was dropped after it had been accumulated under no_sync counts as never made.
+        A gradient that was accumulated under `no_sync` and then set to None counts as never made.
         """
         self._used = {index for index in self._used if self._parameters[index].grad is not None}
         used = torch.zeros(len(self.tensor), dtype=torch.int32)
@@ -87,7 +113,7 @@ class UsedParameterMap:
         self._work = dist.all_reduce(self.tensor, group=self._group, async_op=True)
 
     def unused(self) -> frozenset[int]:
-        """Parameters that no rank used. Waits for the exchange only if that can be any."""
+        """Parameters that no rank used. Waits for the exchange unless this rank used all of them."""
         if len(self._used) == len(self.tensor):
             return frozenset()
         self.wait()
@@ -100,18 +126,20 @@ class UsedParameterMap:
             self._work = None
 
     def clear(self) -> None:
-        """Forget this rank's uses."""
+        """Forget which parameters this rank used, and an exchange that was not waited for."""
         self._used.clear()
+        self._work = None
 
 
 class UnusedFoundInGraph(AllParametersUsed):
-    """Searches the graph behind forward's outputs for parameters that it leaves out.
+    """Searches the graph behind forward's outputs for parameters that the graph leaves out.
 
     Args:
         accumulators: The autograd node that accumulates each parameter's gradient, by parameter index.
-        used: A map of as many parameters.
+        used: A map of the same parameters.
     """
 
+    counts_gradients = True
     needs_sink = True
 
     def __init__(self, accumulators: Sequence[Node], used: UsedParameterMap) -> None:
@@ -120,19 +148,19 @@ class UnusedFoundInGraph(AllParametersUsed):
         self._searched = False
 
     def forward_done(self, outputs: Iterable[Tensor]) -> None:
-        """Find out which parameters the graph leaves out."""
+        """Search the graph behind the outputs for unused parameters."""
         unused = frozenset(range(len(self._indices))) - reachable(outputs, self._indices)
         self.is_static = self.is_static and (not self._searched or unused == self.unused)
         self.unused, self._searched = unused, True
 
-    def arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001
-        """Note the use, also under no_sync: what accumulates there will be averaged, used or not in the end."""
+    def gradient_arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001
+        """Note the use, also under `no_sync`: such a gradient is averaged with the next synchronisation."""
         if gradient is not None:
             self.used.add(index)
         return 0
 
     def launched_all(self) -> None:
-        """Exchange the ranks' uses."""
+        """Exchange which parameters each rank used."""
         self.used.exchange()
 
     def untouched(self) -> frozenset[int]:
@@ -140,94 +168,142 @@ class UnusedFoundInGraph(AllParametersUsed):
         return self.used.unused()
 
     def finished(self) -> None:
-        """Forget this iteration's uses."""
+        """Forget which parameters were used in this iteration."""
         self.used.wait()
+        self.used.clear()
+
+    def abandoned(self) -> None:
+        """See `AllParametersUsed.abandoned`."""
         self.used.clear()
 
 
 class StaticGraph(AllParametersUsed):
-    """Counts in the first iteration how many gradients each parameter gets, and expects as many in all others.
+    """Counts each parameter's gradients in the first iteration and expects as many in all others.
 
-    So a parameter that several checkpoints share is ready when its last gradient is, and nothing is ever
-    searched. The first iteration launches everything at its end.
+    A parameter that several activation checkpoints share is therefore ready when its last gradient has arrived, and
+    the graph is never searched. The first iteration launches all buckets at its end.
     """
 
+    counts_gradients = True
     needs_sink = True
     launches_during_backward = False
-    iterations_without_order = 1
+    iterations_without_ready_order = 1
 
     def __init__(self, used: UsedParameterMap) -> None:
         self.used = used
-        self._times: Counter[int] = Counter()
-        self._left: Counter[int] = Counter()
+        self._expected: Counter[int] = Counter()  # gradients per parameter in the first iteration
+        self._remaining: Counter[int] = Counter()
         self._exchanged = False
         self._untouched: frozenset[int] | None = None
 
     def forward_done(self, outputs: Iterable[Tensor]) -> None:
         """Expect as many gradients as in the first iteration."""
-        self._left = Counter(self._times)
+        self._remaining = Counter(self._expected)
 
-    def arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001
-        """Count in the first iteration, count down in the others."""
+    def gradient_arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001
+        """Count up in the first iteration, count down in the others."""
         if not self.launches_during_backward:
             if gradient is not None:
                 self.used.add(index)
             if expected:
-                self._times[index] += 1
-            return 1  # all are launched at the end
+                self._expected[index] += 1
+            return 1  # all buckets are launched at the end
         if expected:
-            self._left[index] -= 1
-        return self._left[index]
+            self._remaining[index] -= 1
+        return self._remaining[index]
 
     def launched_all(self) -> None:
-        """Exchange the ranks' uses, once: in the first iteration of whoever has inputs first."""
+        """Exchange which parameters each rank used, in the first iteration only."""
         if not self._exchanged:
             self._exchanged = True
             self.used.exchange()
 
     def untouched(self) -> frozenset[int]:
-        """Parameters that no rank used in the first iteration, and so none ever."""
+        """Parameters that no rank used in the first iteration, and so in none."""
         if self._untouched is None:
             self._untouched = self.used.unused()
         return self._untouched
 
     def finished(self) -> None:
-        """After this rank's first iteration: what it left out is unused for good, the sink is not needed any more."""
+        """After this rank's first iteration the unused parameters are known and the sink is not needed any more."""
         self.used.wait()
-        if self._times and not self.launches_during_backward:
-            self.unused = frozenset(range(len(self.used.tensor))) - frozenset(self._times)
+        if self._expected and not self.launches_during_backward:
+            self.unused = frozenset(range(len(self.used.tensor))) - frozenset(self._expected)
             self.launches_during_backward, self.needs_sink = True, False
+
+    def abandoned(self) -> None:
+        """Count the first iteration again if it was the one that failed."""
+        if not self.launches_during_backward:
+            self._expected.clear()
+            self._exchanged = False
+            self.used.clear()
+
+
+# The graph behind forward's outputs
 
 
 def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[int]:
-    """Indices of the accumulating nodes that a backward pass from `outputs` can reach."""
+    """Parameter indices whose gradients a backward pass from `outputs` can reach.
+
+    Args:
+        outputs: Tensors that forward returned.
+        indices: Parameter index of each node that accumulates a gradient.
+    """
     found = set()
     seen: set[Node] = set()
-    waiting = [get_gradient_edge(output).node for output in outputs if output.requires_grad]
+    pending = [get_gradient_edge(output).node for output in outputs if output.requires_grad]
     with torch.autograd.profiler.record_function("search_unused_parameters"):  # torch's name
-        while waiting:
-            node = waiting.pop()
+        while pending:
+            node = pending.pop()
             if node in seen:
                 continue
             seen.add(node)
             if node in indices:
                 found.add(indices[node])
-            waiting.extend(following for following, _ in node.next_functions if following is not None)
+            pending.extend(following for following, _ in node.next_functions if following is not None)
     return frozenset(found)
 
 
-def make_tracker(
-    features: Features, parameters: Sequence[nn.Parameter], accumulators: Sequence[Node], group: dist.ProcessGroup
-) -> AllParametersUsed:
-    """The rule that the features ask for; a static graph needs no search."""
-    if features.static_graph:
-        return StaticGraph(UsedParameterMap(parameters, group))
-    if features.find_unused_parameters:
-        return UnusedFoundInGraph(accumulators, UsedParameterMap(parameters, group))
-    return AllParametersUsed()
+def call_at_backward(outputs: Iterable[Tensor], action: Callable[[], None]) -> None:
+    """Call `action` whenever a backward pass starts at one of `outputs`, before any gradient is accumulated."""
+    for output in outputs:
+        if output.grad_fn is not None:  # a hook on a leaf would outlive this iteration
+            output.register_hook(lambda _gradient: action())
 
 
-Change = Callable[[Tensor], Tensor]
+def through_sink(output: Any, on_backward: Callable[[], None], *, clone: bool = True) -> Any:
+    """`output` with all of its differentiable tensors passed through one autograd node, the *sink*.
+
+    The sink is the first node of the backward pass, so `on_backward` is called in the outermost backward pass, before
+    any re-entrant one that checkpointing starts. The sink passes on a gradient, perhaps an undefined one, for *every*
+    tensor. So the nodes that accumulate gradients also run for parameters behind an output that the loss ignores.
+
+    Args:
+        output: What forward returned.
+        on_backward: Called when the backward pass begins.
+        clone: Whether the caller may change the tensors in place (torch: `_set_ddp_sink_clone`).
+    """
+    inputs = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
+    if not inputs:
+        return output
+    passed = iter(_Sink.apply(on_backward, clone, *inputs))  # type: ignore[no-untyped-call]
+    return map_tensors(lambda tensor: tensor if tensor.grad_fn is None else next(passed), output)
+
+
+class _Sink(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, on_backward: Callable[[], None], clone: bool, *inputs: Tensor) -> tuple[Tensor, ...]:  # noqa: FBT001 - autograd functions take no keywords
+        context.set_materialize_grads(False)  # an undefined gradient stays undefined
+        context.on_backward = on_backward
+        return tuple(tensor.clone() for tensor in inputs) if clone else inputs
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        context.on_backward()
+        return (None, None, *gradients)
+
+
+# The structure of forward's outputs
 
 
 def tensors_in(output: Any) -> Iterator[Tensor]:
@@ -240,13 +316,13 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(change: Change, output: Any) -> Any:
-    """The same structure with every tensor replaced by `change(tensor)`; what holds none is kept as it is."""
+    """The same structure with every tensor replaced by `change(tensor)`; a part without tensors stays as it is."""
     if isinstance(output, Tensor):
         return change(output)
     if not any(True for _ in tensors_in(output)):
         return output
     if isinstance(output, dict):
-        changed = copy.copy(output)  # keeps the class, and whatever else it holds
+        changed = copy.copy(output)  # keeps the class, and its other attributes
         for key, part in output.items():
             changed[key] = map_tensors(change, part)
         return changed
@@ -271,35 +347,3 @@ def _parts(output: Any) -> list[Any]:
     if dataclasses.is_dataclass(output) and not isinstance(output, type):
         return [getattr(output, field.name) for field in dataclasses.fields(output)]
     return tree_leaves(output) if type(output) in SUPPORTED_NODES else []
-
-
-def through_sink(output: Any, on_backward: Callable[[], None], *, clone: bool = True) -> Any:
-    """`output` with all of its differentiable tensors passed through one autograd node, the *sink*.
-
-    The sink is the first node of the backward pass, so `on_backward` is called in the outermost one, before
-    any re-entrant pass that checkpointing starts. And as the sink hands on a gradient, perhaps undefined, for
-    *every* tensor, also the parameters behind an output that the loss ignores hear of the backward pass.
-
-    Args:
-        output: What forward returned.
-        on_backward: Called when the backward pass begins.
-        clone: Whether the caller may change the tensors in place. (torch: `_set_ddp_sink_clone`)
-    """
-    inputs = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
-    if not inputs:
-        return output
-    passed = iter(_Sink.apply(on_backward, clone, *inputs))  # type: ignore[no-untyped-call]
-    return map_tensors(lambda tensor: tensor if tensor.grad_fn is None else next(passed), output)
-
-
-class _Sink(torch.autograd.Function):
-    @staticmethod
-    def forward(context: Any, on_backward: Callable[[], None], clone: bool, *inputs: Tensor) -> tuple[Tensor, ...]:  # noqa: FBT001 - autograd functions take no keywords
-        context.set_materialize_grads(False)  # an undefined gradient stays undefined
-        context.on_backward = on_backward
-        return tuple(tensor.clone() for tensor in inputs) if clone else inputs
-
-    @staticmethod
-    def backward(context: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        context.on_backward()
-        return (None, None, *gradients)

@@ -169,7 +169,7 @@ def watch_rebuild(rank: int, world_size: int, spec: ModelSpec, cap_mb: float | N
     for batch in integer_batches(spec, world_size, iterations):
         output = ddp(batch[rank])
         ddp.module.use_order = ddp.module.use_order[1:] + ddp.module.use_order[:1]
-        layouts.append(ddp.reducer.layout.indices)
+        layouts.append(ddp.reducer.buckets.assignment)
         output.mean().backward()
     return layouts
 
@@ -376,7 +376,7 @@ def layouts_by_iteration(rank: int, _world_size: int, options: dict) -> tuple[li
         for _ in range(4):
             loss = ddp(torch.ones(1, 4)).sum()
             if wrapper is DistributedDataParallel:
-                buckets = [list(indices) for indices in ddp.reducer.layout.indices]
+                buckets = [list(indices) for indices in ddp.reducer.buckets.assignment]
             else:
                 shadows = ddp.reducer._get_zeros_like_grad_buckets()
                 buckets = [[index[id(parameter)] for parameter in bucket.parameters()] for bucket in shadows]
@@ -408,7 +408,7 @@ def bytes_of_gradients_and_buckets(rank: int, _world_size: int) -> dict[str, int
         for _ in range(3):
             ddp.zero_grad(set_to_none=to_none)
             ddp(torch.ones(2, 4)).sum().backward()
-        tensors = [p.grad for p in ddp.parameters()] + [bucket.buffer for bucket in ddp.reducer.layout.buckets]
+        tensors = [p.grad for p in ddp.parameters()] + [bucket.buffer for bucket in ddp.reducer.buckets]
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         found[name] = sum(storages.values())
         found["parameters"] = sum(p.numel() * p.element_size() for p in ddp.parameters())

@@ -183,7 +183,7 @@ def kept_errors(rank: int, world_size: int, hook: str, shapes: Shapes, seed: int
         if hook == "power":
             kept = state._errors.get(state.name(parameter), torch.zeros(shapes[index])).view(shapes[index])
         else:
-            (bucket,) = ddp.reducer.layout.buckets
+            (bucket,) = ddp.reducer.buckets
             flat = state._errors["bucket 0"].flatten()[: bucket.buffer.numel()]
             kept = bucket.views_of(flat)[bucket.indices.index(index)]
         everyones = sum(step[index] for step in given) - kept

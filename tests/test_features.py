@@ -11,7 +11,7 @@ from torch import nn
 
 from reference.buckets import CACHE_LINE_BYTES, MOST_WAITING_BYTES, ViewBucket
 from reference.launch import run_ranks
-from reference.reducer import accumulators, listen
+from reference.reducer import accumulators, attach_hooks
 from reference.unused_parameters import map_tensors, tensors_in
 
 from . import bodies, scenarios
@@ -159,7 +159,7 @@ class Meets:
         self.barrier = threading.Barrier(2)
         self.met = []
 
-    def arrived(self, index, gradient):
+    def gradient_arrived(self, index, gradient):
         try:
             self.barrier.wait(timeout=0.5)
         except threading.BrokenBarrierError:
@@ -173,7 +173,7 @@ def test_gradients_from_several_threads_come_one_at_a_time_if_asked(threads):
     """As those of a module on several devices do."""
     parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(2)]
     nodes, listener = accumulators(parameters), Meets()
-    detach = listen(nodes, listener, threads=threads)
+    detach = attach_hooks(nodes, listener, locked=threads)
     workers = [threading.Thread(target=lambda p=p: (2 * p).sum().backward()) for p in parameters]
     for worker in workers:
         worker.start()

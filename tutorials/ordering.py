@@ -91,7 +91,7 @@ def layouts(_rank: int, _world_size: int, model: str, cap_mb: float, iterations:
     seen = []
     for _ in range(iterations):
         loss_fn(ddp).backward()
-        seen.append([[names[index] for index in bucket] for bucket in ddp.reducer.layout.indices])
+        seen.append([[names[index] for index in bucket] for bucket in ddp.reducer.buckets.assignment])
     return seen
 
 

@@ -1,21 +1,25 @@
-"""Checks during forward and backward passes, and the text of every error and warning about a reduction."""
+"""Checks during forward and backward passes, and the text of every error and warning about a reduction.
+
+Each message names the rank, the parameter and the bucket, and says what to do. Phrases that torch's tools and tests
+look for are kept.
+"""
 
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from torch import Tensor, nn
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
-from ..buckets import Bucket, Features
+from ..buckets import Bucket, Buckets, Features
 
 NAMED_AT_MOST = 5  # unless TORCH_DISTRIBUTED_DEBUG asks for more
 
 
 class ErrorMessages:
-    """Turns parameter indices into messages.
+    """The text of every error and warning about a reduction.
 
     Args:
-        parameters: Trainable parameters by name, in index order.
+        parameters: Trainable parameters by name, in the order of their parameter index.
         rank: This process's rank in its group.
     """
 
@@ -31,15 +35,15 @@ class ErrorMessages:
     def unfinished(
         self,
         missing: Sequence[int],
-        reached: Collection[int] | None,
+        reachable: Collection[int] | None,
         buckets: Sequence[int],
         features: Features,
     ) -> str:
-        """The last backward pass left gradients out.
+        """Error: the last backward pass left gradients out.
 
         Args:
             missing: Parameters without a gradient, ascending.
-            reached: Parameters behind forward's outputs. None: not known.
+            reachable: Parameters behind forward's outputs. None: not known.
             buckets: BucketAssignment that were therefore never launched.
             features: What the reducer was asked to do.
         """
@@ -73,16 +77,16 @@ class ErrorMessages:
             f"one. {cause}\n"
             f"Parameter indices which did not receive grad for rank {self._rank}: {indices}"
             f"{'' if debug_off else f'{chr(10)}Parameters which did not receive grad for rank {self._rank}: {names}'}"
-            f"{self._cases(missing, reached, limited=debug_off)}\n"
+            f"{self._cases(missing, reachable, limited=debug_off)}\n"
             f"Buckets that were not launched: {', '.join(map(str, buckets))}; no gradient in them was averaged."
             f"{hint if debug_off else ''}"
         )
 
-    def _cases(self, missing: Sequence[int], reached: Collection[int] | None, *, limited: bool) -> str:
-        if reached is None:
+    def _cases(self, missing: Sequence[int], reachable: Collection[int] | None, *, limited: bool) -> str:
+        if reachable is None:
             return f"\nWithout a gradient: {self._list(missing, limited=limited)}"
-        not_in_loss = [index for index in missing if index in reached]
-        not_in_forward = [index for index in missing if index not in reached]
+        not_in_loss = [index for index in missing if index in reachable]
+        not_in_forward = [index for index in missing if index not in reachable]
         lines = ""
         if not_in_forward:
             lines += f"\nNot used in forward: {self._list(not_in_forward, limited=limited)}"
@@ -99,7 +103,7 @@ class ErrorMessages:
         return ", ".join(map(self.describe, shown)) + (f" and {more} more" if more else "")
 
     def ready_twice(self, index: int, bucket: int, *, unused: bool) -> str:
-        """A parameter got a gradient that was not expected any more."""
+        """Error: a parameter got a second gradient."""
         if unused:
             cause = (
                 "forward's outputs do not depend on it, so it was counted as unused: it is used outside the "
@@ -116,8 +120,27 @@ class ErrorMessages:
             f"{bucket} got a second gradient since the last forward pass; the cause is {cause}."
         )
 
+    def interrupted(self, launched: int, buckets: int, error: BaseException | None) -> str:
+        """Error: an exception ended the last backward pass while some of its buckets were launched.
+
+        Args:
+            launched: Buckets launched before the exception.
+            buckets: All buckets.
+            error: The exception. None: it was raised outside of the reducer.
+        """
+        cause = (
+            f"{type(error).__name__}: {error}"
+            if error is not None
+            else "raised outside of the reducer, for example by a hook of the model or for lack of memory"
+        )
+        return (
+            f"rank {self._rank}: an exception ended the last backward pass ({cause}) after {launched} of {buckets} "
+            "buckets had been launched. Other ranks may be waiting for the rest, so no further iteration would match "
+            "theirs. Remove the cause, then wrap the module again on every rank, or restart all ranks."
+        )
+
     def graph_changed(self, index: int, bucket: int) -> str:
-        """Under `static_graph`, a parameter got more gradients than in the first iteration."""
+        """Error: under `static_graph`, a parameter got more gradients than in the first iteration."""
         return (
             f"rank {self._rank}: Your training graph has changed in this iteration: {self.describe(index)} in bucket "
             f"{bucket} got more gradients than in the first iteration, e.g., one parameter is unused in first "
@@ -126,21 +149,21 @@ class ErrorMessages:
         )
 
     def mismatch(self, index: int, bucket: int, gradient: Tensor, buffer: Tensor) -> str:
-        """A gradient that does not fit into its bucket."""
+        """Error: a gradient has another dtype, device or layout than its bucket."""
         return (
             f"rank {self._rank}: expected the gradient of {self.describe(index)} in bucket {bucket} to be "
             f"{_kind(buffer)}, got {_kind(gradient)}. Convert the module before it is wrapped, not after."
         )
 
     def converted(self, index: int, bucket: int, parameter: Tensor, buffer: Tensor) -> str:
-        """A parameter that is not what it was: autograd does not tell of its gradients any more."""
+        """Error: a parameter was converted after wrapping, so autograd does not call its hook any more."""
         return (
             f"rank {self._rank}: {self.describe(index)} in bucket {bucket} was wrapped as {_kind(buffer)}, now it is "
             f"{_kind(parameter)}. Convert the module before it is wrapped, not after."
         )
 
     def strides(self, index: int, gradient: Tensor, view: Tensor) -> str:
-        """A gradient whose memory layout is not its parameter's: right, but slow."""
+        """Warning: a gradient has other strides than its parameter, which is correct but slow."""
         return (
             f"rank {self._rank}: the gradient of {self.describe(index)} has strides {gradient.stride()}, its "
             f"parameter {view.stride()}. Grad strides do not match bucket view strides: copying it is slow. "
@@ -148,14 +171,14 @@ class ErrorMessages:
         )
 
     def graph_not_averaged(self, index: int) -> str:
-        """The gradients are themselves differentiable, but their averages are not."""
+        """Warning: the gradients are differentiable, but their averages are not."""
         return (
             f"rank {self._rank}: backward was called with create_graph=True. The gradient of {self.describe(index)} "
             "is averaged in place, outside of the graph: derivatives of it are those of this rank's gradient."
         )
 
     def changed_mind(self, *, averaged: bool) -> str:
-        """Forward and backward were not both inside, or both outside, `no_sync`."""
+        """Warning: of forward and backward, one ran inside `no_sync` and the other outside."""
         inside, outside = ("backward", "forward") if averaged else ("forward", "backward")
         return (
             f"rank {self._rank}: {outside} ran outside of no_sync(), but its {inside} inside. forward decides, so "
@@ -169,24 +192,34 @@ def _kind(tensor: Tensor) -> str:
 
 
 class GradientCheck:
-    """Whether gradients fit into their buckets."""
+    """Checks that parameters and gradients fit into their buckets.
+
+    Attributes:
+        thorough: Whether `problem` is to be given all gradients, not only the first of each bucket, and also compares
+            strides: in the first iteration and in the one after the rebuild.
+    """
 
     def __init__(self, messages: ErrorMessages) -> None:
         self._messages = messages
+        self._warned_of_strides = False
         self._warned_of_graph = False
         self.thorough = True
-        """Whether to look at every gradient, and at its strides; set it again when the buckets are new."""
 
-    def converted(self, buckets: Sequence[Bucket]) -> str | None:
-        """Whether the module has been converted since it was wrapped; None: no."""
-        for number, bucket in enumerate(buckets):
-            parameter, buffer = bucket.parameters[0], bucket.buffer
+    def converted_bucket(self, buckets: Buckets) -> str | None:
+        """An error if the first parameter of a bucket was converted to another dtype or device; None: it was not."""
+        return self.converted_parameter(buckets, [bucket.indices[0] for bucket in buckets])
+
+    def converted_parameter(self, buckets: Buckets, indices: Iterable[int]) -> str | None:
+        """An error if one of these parameters was converted to another dtype or device; None: none was."""
+        for index in indices:
+            bucket, number, slot = buckets.places[index]
+            parameter, buffer = bucket.parameters[slot], bucket.buffer
             if parameter.dtype != buffer.dtype or parameter.device != buffer.device:
-                return self._messages.converted(bucket.indices[0], number, parameter, buffer)
+                return self._messages.converted(index, number, parameter, buffer)
         return None
 
-    def complaint(self, bucket: Bucket, number: int, slots: Sequence[int]) -> str | None:
-        """What is wrong with the gradients of these slots; None: nothing. Warns of what is only slow."""
+    def problem(self, bucket: Bucket, number: int, slots: Sequence[int]) -> str | None:
+        """An error about the gradients of these slots; None: they fit. Warns where copying will be slow."""
         for slot in slots:
             gradient = bucket.parameters[slot].grad
             if gradient is None:
@@ -194,9 +227,10 @@ class GradientCheck:
             index, view = bucket.indices[slot], bucket.views[slot]
             if gradient.dtype != view.dtype or gradient.device != view.device or gradient.layout != view.layout:
                 return self._messages.mismatch(index, number, gradient, view)
-            if self.thorough and not view.is_sparse and _dense_strides(gradient) != _dense_strides(view):
+            compare_strides = self.thorough and not self._warned_of_strides and not view.is_sparse
+            if compare_strides and _dense_strides(gradient) != _dense_strides(view):
                 warnings.warn(self._messages.strides(index, gradient, view), stacklevel=2)
-                self.thorough = False  # once is enough
+                self._warned_of_strides = True
             if gradient.requires_grad and not self._warned_of_graph:
                 warnings.warn(self._messages.graph_not_averaged(index), stacklevel=2)
                 self._warned_of_graph = True
@@ -204,29 +238,29 @@ class GradientCheck:
 
 
 def _dense_strides(tensor: Tensor) -> list[int]:
-    """Strides of the dimensions that have more than one element; the others mean nothing."""
+    """Strides of the dimensions that have more than one element; the other strides have no meaning."""
     return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
 class NoSyncCheck:
-    """Whether forward and backward were both inside, or both outside, `no_sync`.
+    """Warns if one of forward and backward ran inside `no_sync` and the other outside.
 
     Args:
-        messages: Makes the message.
-        wants_averages: What the user's script wants at the moment.
+        messages: Texts.
+        sync_enabled: False inside `no_sync`.
     """
 
-    def __init__(self, messages: ErrorMessages, wants_averages: Callable[[], bool]) -> None:
+    def __init__(self, messages: ErrorMessages, sync_enabled: Callable[[], bool]) -> None:
         self._messages = messages
-        self._wants_averages = wants_averages
-        self._in_forward: bool | None = None
+        self._sync_enabled = sync_enabled
+        self._forward_synchronized: bool | None = None
 
-    def forward_done(self, *, averaging: bool) -> None:
-        """A forward pass decided whether its gradients are averaged."""
-        self._in_forward = averaging
+    def forward_done(self, *, synchronized: bool) -> None:
+        """Note whether the gradients of this forward pass will be averaged."""
+        self._forward_synchronized = synchronized
 
     def gradient_arrived(self) -> None:
         """Compare with the first gradient that follows, and warn."""
-        if self._in_forward is not None and self._in_forward != self._wants_averages():
-            warnings.warn(self._messages.changed_mind(averaged=self._in_forward), stacklevel=2)
-        self._in_forward = None
+        if self._forward_synchronized is not None and self._forward_synchronized != self._sync_enabled():
+            warnings.warn(self._messages.changed_mind(averaged=self._forward_synchronized), stacklevel=2)
+        self._forward_synchronized = None

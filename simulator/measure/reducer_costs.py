@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from reference import models
 from reference.bucketing import MIB, bucket_caps, initial_buckets
-from reference.buckets import Bucket, Features, Layout
+from reference.buckets import Bucket, Buckets, Features
 from reference.parameters import bucket_key, size_bytes, sparse_parameters, trainable_parameters
 from reference.reducer import accumulators
 from reference.unused_parameters import reachable, tensors_in
@@ -88,7 +88,7 @@ def _search_ns(module: nn.Module, loss_fn: models.Loss, parameters: list[nn.Para
     return time_ns(reachable, outputs, indices)
 
 
-def first_layout(module: nn.Module, parameters: dict[str, nn.Parameter]) -> Layout:
+def first_buckets(module: nn.Module, parameters: dict[str, nn.Parameter]) -> Buckets:
     """One bucket for each kind of gradient, as torch begins; to be rebuilt by the default cap."""
     tensors, sparse = list(parameters.values()), sparse_parameters(module)
     begun = initial_buckets(
@@ -97,7 +97,7 @@ def first_layout(module: nn.Module, parameters: dict[str, nn.Parameter]) -> Layo
         keys=[bucket_key(tensor) for tensor in tensors],
         sparse=[name in sparse for name in parameters],
     )
-    return Layout(
+    return Buckets(
         tensors,
         begun,
         rebuild_caps_bytes=bucket_caps(REBUILT_CAP_MB),
@@ -110,10 +110,10 @@ def _rebuild_ns(module: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
     """From one bucket into default buckets; without the broadcast of the order."""
     group = dist.group.WORLD
     assert group is not None
-    layout = first_layout(module, parameters)
+    buckets = first_buckets(module, parameters)
     with torch.no_grad(), observe_collectives("broadcast") as broadcasts:
         start = clock_ns()
-        layout.rebuild_if_due(range(len(parameters))[::-1], group)
+        buckets.rebuild_if_due(range(len(parameters))[::-1], group)
         total_ns = clock_ns() - start
     (broadcast,) = broadcasts
     return total_ns - (broadcast.wait() - broadcast.issued_ns)

@@ -15,7 +15,7 @@ from reference.parameters import size_bytes, trainable_parameters
 
 from ..fabric import CONCURRENCY, Contention, slowdowns_of
 from .collectives import AllReduceQueue, Messages, affordable
-from .reducer_costs import first_layout, pack
+from .reducer_costs import first_buckets, pack
 from .timing import AloneAndTogether, band_of_median, clock_ns, lost_ns, median_ns, slowdown, time_ns
 
 SIZES_BYTES = [64 * 1024, MIB, 8 * MIB]
@@ -166,7 +166,7 @@ class ContendingModel:
         self.beside = beside
         self._module, self._loss_fn = models.build(model)
         parameters = trainable_parameters(self._module)
-        self._buckets = first_layout(self._module, parameters).buckets
+        self._buckets = first_buckets(self._module, parameters)
         self.gradient_bytes = sum(map(size_bytes, parameters.values())) // 4 * 4
         self._messages = Messages(self.gradient_bytes)
         self._ready_ns = [0] * len(parameters)
