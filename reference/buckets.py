@@ -4,7 +4,8 @@ import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, repeat
+from operator import is_
 from typing import Any
 
 import torch
@@ -58,20 +59,22 @@ class Bucket:
     Attributes:
         buffer: Flat tensor with all elements of the bucket; the all-reduce works on it in place.
         views: For each slot a view of `buffer` with the shape and memory format of the slot's parameter.
+        is_put: For each slot whether its gradient has been put in this iteration.
         waiting: Slots that were put but not packed yet.
-        pack_early: Whether `pack` should be called now although the bucket is not ready.
     """
 
     buffer: Tensor
-    pack_early: bool = False
+    most_waiting_bytes: float = float("inf")
+    """Gradients of more bytes than this are packed although the bucket is not ready."""
 
     def __init__(self, indices: Sequence[int], parameters: Sequence[nn.Parameter], *, batched: bool = False) -> None:
         self.indices = tuple(indices)
         self.parameters = list(parameters)
-        self.size_bytes = sum(map(size_bytes, self.parameters))
+        self._sizes_bytes = [size_bytes(parameter) for parameter in self.parameters]
+        self.size_bytes = sum(self._sizes_bytes)
         self._make_buffer()
         all_fused = batched or self.parameters[0].device.type != "cpu"
-        self._fused = [all_fused or parameter.numel() < LARGE_ELEMENTS for parameter in self.parameters]
+        self._is_small = [all_fused or parameter.numel() < LARGE_ELEMENTS for parameter in self.parameters]
         self.reset()
 
     def __repr__(self) -> str:
@@ -83,61 +86,73 @@ class Bucket:
         lead = lead_in(elements, CACHE_LINE_BYTES // first.element_size()) if first.device.type == "cpu" else 0
         self.buffer = torch.empty(lead + sum(elements), dtype=first.dtype, device=first.device)[lead:]
         self.views = self.views_of(self.buffer)
+        self._ends = list(accumulate(elements, initial=0))
 
     @property
     def ready(self) -> bool:
         """Whether every gradient has been put."""
         return self._pending == 0
 
-    def is_pending(self, slot: int) -> bool:
-        """Whether the gradient of the slot has not been put yet."""
-        return not self._is_put[slot]
-
     def reset(self) -> None:
         """Start an iteration: no gradient has been put."""
         self._pending = len(self.parameters)
-        self._is_put = bytearray(self._pending)
+        self.is_put = bytearray(self._pending)
         self.waiting: list[int] = []
+        self._waiting_bytes = 0
         self._absent: list[int] = []
 
     def put(self, slot: int) -> bool:
-        """Note that the gradient of the slot's parameter is ready; returns whether the whole bucket is ready now."""
-        self._is_put[slot] = True
+        """Note that the gradient of the slot's parameter is ready; returns whether `pack` should be called now."""
+        self.is_put[slot] = True
         self._pending -= 1
         self.waiting.append(slot)
-        return self._pending == 0
+        self._waiting_bytes += self._sizes_bytes[slot]
+        return not self._pending or self._waiting_bytes > self.most_waiting_bytes
 
+    @torch.no_grad()
     def pack(self, scale: float) -> None:
         """Copy the gradients that were put since the last call into the buffer, multiplied by `scale`.
 
         A parameter without a gradient contributes zeros.
         """
-        fused: dict[int, Tensor] = {}
+        fused: list[int] = []
         for slot in sorted(self.waiting):  # the order of the buffer, which the cache prefers
-            gradient = self.parameters[slot].grad
-            if gradient is None:
-                self.views[slot].zero_()
-                self._absent.append(slot)
-            elif self._fused[slot]:
-                fused[slot] = gradient
-            else:
-                torch.mul(gradient.detach(), scale, out=self.views[slot])
+            if self._is_small[slot]:
+                fused.append(slot)
+            elif self._has_gradient(slot):
+                torch.mul(self.parameters[slot].grad, scale, out=self.views[slot])  # type: ignore[arg-type]
                 self._moved([slot])
-        self._pack_fused(fused, scale)
+        if fused:
+            self._pack_fused(fused, scale)
         self.waiting = []
+        self._waiting_bytes = 0
 
-    @torch.no_grad()
-    def _pack_fused(self, gradients: dict[int, Tensor], scale: float) -> None:
-        moved = [slot for slot, gradient in gradients.items() if gradient is not self.views[slot]]
-        if moved:
-            torch._foreach_copy_([self.views[slot] for slot in moved], [gradients[slot] for slot in moved])
-            self._moved(moved)
-        if scale == 1.0 or not gradients:
-            return
-        if len(gradients) == len(self.views):
-            self.buffer.mul_(scale)
+    def _has_gradient(self, slot: int) -> bool:
+        """Whether the slot's parameter has a gradient; fills the view with zeros if not."""
+        if self.parameters[slot].grad is not None:
+            return True
+        self.views[slot].zero_()
+        self._absent.append(slot)
+        return False
+
+    def _pack_fused(self, slots: list[int], scale: float) -> None:
+        gradients = [self.parameters[slot].grad for slot in slots]
+        views = [self.views[slot] for slot in slots]
+        if any(map(is_, gradients, repeat(None))) or any(map(is_, gradients, views)):
+            moved = [slot for slot in slots if self._has_gradient(slot)]
+            moved = [slot for slot in moved if self.parameters[slot].grad is not self.views[slot]]
+            gradients, views = [self.parameters[slot].grad for slot in moved], [self.views[slot] for slot in moved]
         else:
-            torch._foreach_mul_([self.views[slot] for slot in gradients], scale)
+            moved = slots
+        if moved:
+            torch._foreach_copy_(views, gradients)  # type: ignore[arg-type]  # none is None
+            self._moved(moved)
+        if scale == 1.0:
+            return
+        if slots[-1] - slots[0] + 1 == len(slots):  # neighbours: one operation scales all of them
+            self.buffer[self._ends[slots[0]] : self._ends[slots[-1] + 1]].mul_(scale)
+        else:
+            torch._foreach_mul_([self.views[slot] for slot in slots], scale)
 
     def _moved(self, slots: list[int]) -> None:
         """Called after the gradients of these slots were copied into their views."""
@@ -191,34 +206,14 @@ class ViewBucket(Bucket):
     A gradient that autograd allocated anew, because the last one was set to None, is copied once and becomes a view.
     """
 
+    most_waiting_bytes = MOST_WAITING_BYTES
+
     def _make_buffer(self) -> None:
         super()._make_buffer()
-        self._sizes_bytes = [size_bytes(parameter) for parameter in self.parameters]
         for slot, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
                 self.views[slot].copy_(parameter.grad)
                 self._moved([slot])
-
-    def reset(self) -> None:
-        """See `Bucket.reset`."""
-        super().reset()
-        self._waiting_bytes = 0
-
-    def put(self, slot: int) -> bool:
-        """See `Bucket.put`."""
-        if self.parameters[slot].grad is not self.views[slot]:
-            self._waiting_bytes += self._sizes_bytes[slot]
-        return super().put(slot)
-
-    @property
-    def pack_early(self) -> bool:  # type: ignore[override]  # never set
-        """Whether enough gradients wait that their memory should be freed."""
-        return self._waiting_bytes > MOST_WAITING_BYTES
-
-    def pack(self, scale: float) -> None:
-        """See `Bucket.pack`."""
-        super().pack(scale)
-        self._waiting_bytes = 0
 
     def _moved(self, slots: list[int]) -> None:
         for slot in slots:
@@ -238,13 +233,6 @@ class SparseBucket(Bucket):
         (parameter,) = self.parameters
         self.buffer = torch.zeros_like(parameter, layout=torch.sparse_coo)
         self.views = [self.buffer]
-
-    def put(self, slot: int) -> bool:
-        """See `Bucket.put`."""
-        self._is_put[slot] = True
-        self._pending = 0
-        self.waiting.append(slot)
-        return True
 
     def pack(self, scale: float) -> None:
         """Scale the gradient in place."""

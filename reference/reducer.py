@@ -63,7 +63,8 @@ class BackwardPass:
         to_send: Indices of the buckets that are sent, in launch order.
         next_bucket: Index of the first bucket that has not been launched.
         in_flight: Launched collectives by bucket index.
-        interrupted: Whether autograd ended the pass with an exception.
+        interrupted: Whether an exception ended the pass after only some of its buckets were launched.
+        graph_changed: Whether a static graph produced more gradients than in its first iteration.
         error: The exception, if the reducer itself raised it.
     """
 
@@ -77,6 +78,7 @@ class BackwardPass:
     next_bucket: int = 0
     in_flight: dict[int, InFlight] = field(default_factory=dict)
     interrupted: bool = False
+    graph_changed: bool = False
     error: BaseException | None = None
 
 
@@ -245,6 +247,8 @@ class Reducer(ReducerNames):
                 for parameter_ready in self._parameter_observers:
                     parameter_ready(index)
             if remaining < 0:
+                assert backward is not None
+                backward.graph_changed = True
                 fail(self.observers, self._messages.graph_changed(index, self.buckets.places[index][1]))
             if backward is None:
                 self._no_sync_check.gradient_arrived()
@@ -271,15 +275,14 @@ class Reducer(ReducerNames):
 
     def _mark_ready(self, backward: BackwardPass, index: int) -> None:
         bucket, number, slot = self.buckets.places[index]
-        if not bucket.is_pending(slot):
+        if bucket.is_put[slot]:
             fail(self.observers, self._messages.ready_twice(index, number, unused=index in self.tracker.unused))
-        ready = bucket.put(slot)
-        if ready or bucket.pack_early:
+        if bucket.put(slot):
             self._pack(bucket, number, backward.scale)
-        if ready:
-            for observer in self.observers:
-                observer.bucket_ready(number)
-            self._launch_ready_buckets(backward)
+            if bucket.ready:
+                for observer in self.observers:
+                    observer.bucket_ready(number)
+                self._launch_ready_buckets(backward)
 
     def _pack(self, bucket: Bucket, number: int, scale: float) -> None:
         # All gradients in the first iteration, later one per bucket: modules are converted as a whole.
@@ -421,7 +424,7 @@ class Reducer(ReducerNames):
                 self._messages.interrupted(len(backward.in_flight), len(self.buckets), backward.error),
             )
         if backward is not None and backward.begun and not self._in_backward:
-            missing = [i for i, (bucket, _, slot) in enumerate(self.buckets.places) if bucket.is_pending(slot)]
+            missing = [i for i, (bucket, _, slot) in enumerate(self.buckets.places) if not bucket.is_put[slot]]
             if converted := self._gradient_check.converted_parameter(self.buckets, missing):
                 fail(self.observers, converted)
             unlaunched = range(backward.next_bucket, len(self.buckets))
@@ -437,6 +440,8 @@ class Reducer(ReducerNames):
         self.tracker.abandoned()
         self.after_backward.clear()
         backward = self._pass
+        if backward is not None and backward.graph_changed:
+            return  # `check_finished` reports it in every further forward pass, as torch does
         launched_some = backward is not None and 0 < len(backward.in_flight) < len(backward.to_send)
         if backward is not None and launched_some and dist.get_world_size(self._group) > 1:
             backward.interrupted = True
