@@ -71,6 +71,7 @@ class Bucket:
         self.indices = tuple(indices)
         self.parameters = list(parameters)
         self._sizes_bytes = [size_bytes(parameter) for parameter in self.parameters]
+        self._largest_bytes = max(self._sizes_bytes)
         self.size_bytes = sum(self._sizes_bytes)
         self._make_buffer()
         all_fused = batched or self.parameters[0].device.type != "cpu"
@@ -92,6 +93,11 @@ class Bucket:
     def ready(self) -> bool:
         """Whether every gradient has been put."""
         return self._pending == 0
+
+    @property
+    def puts_until_pack(self) -> int:
+        """How many more gradients can be put before `put` may return True; at least 1."""
+        return self._pending
 
     def reset(self) -> None:
         """Start an iteration: no gradient has been put."""
@@ -207,6 +213,12 @@ class ViewBucket(Bucket):
     """
 
     most_waiting_bytes = MOST_WAITING_BYTES
+
+    @property
+    def puts_until_pack(self) -> int:
+        """See `Bucket.puts_until_pack`."""
+        room = max(0, MOST_WAITING_BYTES - self._waiting_bytes)
+        return min(self._pending, 1 + room // max(1, self._largest_bytes))
 
     def _make_buffer(self) -> None:
         super()._make_buffer()

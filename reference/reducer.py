@@ -4,7 +4,7 @@ One iteration:
 
 1. Forward. `prepare_for_forward` and `rebuild_if_due` run before the module, `prepare_for_backward` after it. The
    last one creates a `BackwardPass`; while no synchronised backward pass is due there is none.
-2. Backward. Autograd calls `gradient_arrived` after it has accumulated the gradient of a parameter. When all
+2. Backward. Autograd calls `gradients_arrived` after it has accumulated the gradient of a parameter. When all
    gradients of bucket 0 are ready, its all-reduce is launched, then that of bucket 1, and so on, strictly in bucket
    order. So all ranks issue the same collectives in the same order, whatever order their gradients arrive in.
 3. End. When the backward pass of autograd ends, `_backward_ends` waits for the buckets in order, copies the averages
@@ -37,8 +37,36 @@ from .unused_parameters import make_tracker, reachable
 AutogradHook = Callable[[Any, Any], None]
 """Called by an autograd node after its work: `hook(outputs, gradients)`."""
 
+MOST_BUCKETS_TO_COUNT = 8
+"""With more buckets left, counting how many gradients each of them lacks costs more than the calls that it saves."""
+NEVER = 2**62
+"""A number of gradients that never arrives."""
+
 _engine: Any = torch.autograd.Variable._execution_engine
 _NO_GRAPH_TASK = -1  # what torch returns outside of a backward pass
+
+
+class Inbox:
+    """Parameter indices whose gradients have arrived since the reducer last looked.
+
+    The hook of every gradient appends to it, and calls the reducer only when `limit` of them have arrived. Between
+    two layers of the backward pass the caches hold no code of the interpreter, so each Python call there costs many
+    times what it costs in a loop.
+
+    Attributes:
+        indices: Parameter indices, in the order in which their gradients arrived.
+        limit: Number of gradients at which the reducer has something to do.
+    """
+
+    __slots__ = ("indices", "limit")
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all gradients, and call the reducer for the next one."""
+        self.indices: list[int] = []
+        self.limit = 1
 
 
 class InFlight(NamedTuple):
@@ -103,6 +131,7 @@ class Reducer(ReducerNames):
         observers: Called at each step; append between iterations.
         launch_order: Notified of every launch.
         after_backward: Futures that the coming backward pass waits for at its end.
+        inbox: Gradients that have arrived but were not processed yet.
         optimizers_in_backward: Whether the comm hook steps optimisers and sets the gradients it has used to None.
     """
 
@@ -136,6 +165,7 @@ class Reducer(ReducerNames):
         self._messages = ErrorMessages(parameters, dist.get_rank(group))
         self._gradient_check = GradientCheck(self._messages)
         self._no_sync_check = NoSyncCheck(self._messages, sync_enabled)
+        self.inbox = Inbox()
         self._pass: BackwardPass | None = None
         self._in_backward = False  # autograd runs a backward pass that has reached this module
         self._joined_iterations = 0  # iterations of other ranks that this rank only matched
@@ -199,6 +229,7 @@ class Reducer(ReducerNames):
         """
         for bucket in self.buckets:
             bucket.reset()
+        self.inbox.reset()
         self._no_sync_check.forward_done(synchronized=True)
         self._parameter_observers = [o.parameter_ready for o in self.observers if o.watches_parameters]
         self.tracker.forward_done(outputs)
@@ -211,6 +242,7 @@ class Reducer(ReducerNames):
     def prepare_without_averaging(self) -> None:
         """Leave the gradients of the coming backward pass alone."""
         self._pass = None
+        self.inbox.reset()
         self._no_sync_check.forward_done(synchronized=False)
         self._parameter_observers = [o.parameter_ready for o in self.observers if o.watches_parameters]
 
@@ -232,33 +264,48 @@ class Reducer(ReducerNames):
         if self._pass is not None and not self.tracker.launches_during_backward:
             self._pass.launches_at_end = True
 
-    def gradient_arrived(self, index: int, gradient: Tensor | None) -> None:
-        """Called by autograd for every gradient, None for an undefined one, so it takes as few steps as possible."""
+    def gradients_arrived(self, gradient: Tensor | None) -> None:
+        """Called by autograd when `inbox.limit` gradients have arrived; `gradient`: the last one, or None."""
         if not self._in_backward:
             self.backward_starts()
         backward = self._pass
         try:
             if backward is not None and not backward.begun:
                 self._begin(backward)
+            self._take_from_inbox(backward, gradient)
+        except BaseException as error:
+            if backward is not None:
+                backward.error = error
+            raise
+        self.inbox.limit = self._gradients_until_next_step(backward)
+
+    def _take_from_inbox(self, backward: BackwardPass | None, gradient: Tensor | None = None) -> None:
+        arrived, self.inbox.indices = self.inbox.indices, []
+        for index in arrived:
             remaining = 0
             if self.tracker.counts_gradients:
                 remaining = self.tracker.gradient_arrived(index, gradient, backward is not None)
             if self._parameter_observers and gradient is not None:
                 for parameter_ready in self._parameter_observers:
                     parameter_ready(index)
-            if remaining < 0:
-                assert backward is not None
-                backward.graph_changed = True
-                fail(self.observers, self._messages.graph_changed(index, self.buckets.places[index][1]))
             if backward is None:
                 self._no_sync_check.gradient_arrived()
             elif remaining == 0:
                 backward.ready_order.append(index)
                 self._mark_ready(backward, index)
-        except BaseException as error:
-            if backward is not None:
-                backward.error = error
-            raise
+            elif remaining < 0:
+                backward.graph_changed = True
+                fail(self.observers, self._messages.graph_changed(index, self.buckets.places[index][1]))
+
+    def _gradients_until_next_step(self, backward: BackwardPass | None) -> int:
+        """How many gradients can arrive before the reducer has anything to do."""
+        if self.tracker.counts_gradients or self._parameter_observers:
+            return 1
+        if backward is None:
+            return NEVER
+        if len(self.buckets) - backward.next_bucket > MOST_BUCKETS_TO_COUNT:
+            return 1
+        return min((bucket.puts_until_pack for bucket in self.buckets if not bucket.ready), default=1)
 
     def _begin(self, backward: BackwardPass) -> None:
         backward.begun = True
@@ -316,8 +363,11 @@ class Reducer(ReducerNames):
         self._in_backward = False
         backward = self._pass
         if backward is None:
+            self.inbox.reset()
             return
         try:
+            self._take_from_inbox(backward)
+            self.inbox.reset()
             if backward.launches_at_end:
                 self._launch_everything(backward)
             if backward.next_bucket < len(self.buckets):
@@ -439,6 +489,7 @@ class Reducer(ReducerNames):
         """
         self.tracker.abandoned()
         self.after_backward.clear()
+        self.inbox.reset()
         backward = self._pass
         if backward is not None and backward.graph_changed:
             return  # `check_finished` reports it in every further forward pass, as torch does
@@ -499,8 +550,10 @@ class AllReduce:
 class GradientListener(Protocol):
     """What `attach_hooks` calls."""
 
-    def gradient_arrived(self, index: int, gradient: Tensor | None) -> None:
-        """The gradient of a parameter has been accumulated; None: an undefined gradient, nothing was added."""
+    inbox: Inbox
+
+    def gradients_arrived(self, gradient: Tensor | None) -> None:
+        """`inbox.limit` gradients have been accumulated; `gradient`: the last of them, None: undefined."""
 
 
 def accumulators(parameters: Sequence[nn.Parameter]) -> list[Node]:
@@ -509,9 +562,9 @@ def accumulators(parameters: Sequence[nn.Parameter]) -> list[Node]:
 
 
 def attach_hooks(nodes: Sequence[Node], listener: GradientListener, *, locked: bool) -> weakref.finalize:  # type: ignore[type-arg]  # not generic
-    """Call `listener.gradient_arrived` after each of `nodes` has accumulated a gradient, and after the user's hooks.
+    """Put the index of each of `nodes` into the listener's inbox after it has accumulated a gradient.
 
-    Hooks on the nodes also run for undefined gradients, unlike hooks on the parameters.
+    Hooks on the nodes run after the user's hooks on the parameters, and also for undefined gradients.
 
     Args:
         nodes: The accumulating nodes, by parameter index; the listener must hold them.
@@ -522,7 +575,7 @@ def attach_hooks(nodes: Sequence[Node], listener: GradientListener, *, locked: b
     Returns:
         A function that removes the hooks; also called when the listener is garbage.
     """
-    hooks = [_gradient_hook(weakref.ref(listener), index) for index in range(len(nodes))]
+    hooks = [_gradient_hook(weakref.ref(listener), listener.inbox, index) for index in range(len(nodes))]
     if locked:
         lock = threading.RLock()
         hooks = [_with_lock(hook, lock) for hook in hooks]
@@ -530,10 +583,11 @@ def attach_hooks(nodes: Sequence[Node], listener: GradientListener, *, locked: b
     return weakref.finalize(listener, _remove, handles)
 
 
-def _gradient_hook(listener: "weakref.ref[GradientListener]", index: int) -> AutogradHook:
+def _gradient_hook(listener: "weakref.ref[GradientListener]", inbox: Inbox, index: int) -> AutogradHook:
     def gradient_accumulated(_outputs: Any, gradients: Any) -> None:
-        if (alive := listener()) is not None:
-            alive.gradient_arrived(index, gradients[0])
+        inbox.indices.append(index)
+        if len(inbox.indices) >= inbox.limit and (alive := listener()) is not None:
+            alive.gradients_arrived(gradients[0])
 
     return gradient_accumulated
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from reference.buckets import CACHE_LINE_BYTES, MOST_WAITING_BYTES, ViewBucket
 from reference.launch import run_ranks
-from reference.reducer import accumulators, attach_hooks
+from reference.reducer import Inbox, accumulators, attach_hooks
 from reference.unused_parameters import map_tensors, tensors_in
 
 from . import bodies, scenarios
@@ -158,8 +158,9 @@ class Meets:
     def __init__(self) -> None:
         self.barrier = threading.Barrier(2)
         self.met = []
+        self.inbox = Inbox()
 
-    def gradient_arrived(self, index, gradient):
+    def gradients_arrived(self, gradient):
         try:
             self.barrier.wait(timeout=0.5)
         except threading.BrokenBarrierError:
