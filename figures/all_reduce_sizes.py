@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from validation.all_reduce_case import AllReduceCase
-from validation.case import load_case
+from validation.cases import AllReduceCase, load_case
 
 from .drawing import DATA, EXPOSED, FOLDER, plain, render, save
 

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from simulator.measure.report import Row
-from validation.runs import committed_runs
+from validation.part_d_runs import committed_runs
 
 from .drawing import COMPUTATION, EXPOSED, MEASURED, SECOND, THIRD, plain, render, save
 
@@ -43,7 +43,7 @@ class Scatter(NamedTuple):
 @cache
 def panels() -> list[Scatter]:
     """Predictions are made anew from each run's own trace and calibration."""
-    rows = [row for run in committed_runs() for row in run.now.rows]
+    rows = [row for run in committed_runs() for row in run.current.rows]
     names = dict.fromkeys(row.model for row in rows)
     return [Scatter({name.rpartition(":")[2]: _dots([row for row in rows if row.model == name]) for name in names})]
 

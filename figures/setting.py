@@ -9,7 +9,7 @@ from functools import cache
 from reference.trace import Trace
 from simulator import Fabric
 from simulator.fabric import Contention, Level, Processor, Topology
-from validation.gradients import read_gradients, trace_of
+from validation.ready_times import read_gradients, trace_of
 
 from .drawing import DATA, FOLDER
 
