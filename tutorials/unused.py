@@ -103,7 +103,7 @@ def train_shared(rank: int, _world_size: int, arguments: Mapping[str, Any]) -> s
 
 
 def train_changing(rank: int, _world_size: int, arguments: Mapping[str, Any]) -> str:
-    """Run three iterations, of which only the first uses all branches; return the error's message, or an empty string."""
+    """Run three iterations, of which only the first uses all branches; return the error's message, or ""."""
     ddp = DistributedDataParallel(Branches(2), **arguments)
     try:
         for chosen in ((0, 1), (0,), (0,)):
