@@ -62,7 +62,7 @@ def losses() -> None:
     """Write `skipped_losses.csv`: the loss of each iteration, by the number of iterations between averages."""
     with RankPool(2) as pool:
         by_every = {every: pool.run(train_skipping, every)[0] for every in EVERY}
-    rows = [(every, step, f"{loss:.5f}") for every, losses in by_every.items() for step, loss in enumerate(losses)]
+    rows = [(every, step, f"{loss:.5f}") for every, of_run in by_every.items() for step, loss in enumerate(of_run)]
     _write_csv("skipped_losses.csv", ("sync_every", "iteration", "loss"), rows)
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from simulator import Fabric, predict
 from simulator.measure.report import summarize
-from validation import part_a_all_reduces, part_b_iterations, part_c_schedules, part_d_runs
+from validation import part_a_all_reduces, part_b_iterations, part_c_schedules, part_d_runs, ready_times
 from validation.cases import AllReduceCase, IterationsCase, RepeatedBlock, SchedulesCase, TreeLatency, load_case
 from validation.comparison import Comparison, verdict
 from validation.part_b_iterations import Cell as IterationCell
@@ -80,7 +80,10 @@ def test_a_case_is_a_single_file(tmp_path):
         ('source = "invented"', "", "source: field required"),
         ('source = "invented"', 'source = "invented"\ncolour = 3', "colour: extra inputs are not permitted"),
         ("us = [10, 30, 110]", "us = [10, 30]", r"tables[0]: us: expected 3 times, one for each of bytes, got 2"),
-        ("us = [10, 30, 110]", "us = [10, 0, 110]", "tables[0]: us: expected times above 0, got 0"),
+        ('kind = "all_reduce"', 'kind = ["all_reduce"]', "kind: expected one of all_reduce, iterations, schedules"),
+        ("us = [10, 30, 110]", "us = [10, 0, 110]", "tables[0].us[1]: input should be greater than 0, got 0"),
+        ("us = [10, 30, 110]", "us = [10, nan, 110]", "tables[0].us[1]: input should be a finite number, got nan"),
+        ("us = [10, 30, 110]", "us = [10, 30, inf]", "tables[0].us[2]: input should be a finite number, got inf"),
         ("us = [10, 30, 110]", 'us = [10, "x", 110]', r"tables[0].us[1]: input should be a valid number, got 'x'"),
         (
             "bytes = [262144, 1048576, 4194304]",
@@ -136,6 +139,14 @@ def test_a_constant_without_a_source_is_refused(tmp_path):
     text = HKBU.read_text().replace(f'source = "{table["source"]}"', "")
     with pytest.raises(ValueError, match=re.escape("inputs.hop_us.source: field required")):
         load_case(written(tmp_path, text))
+
+
+@pytest.mark.parametrize("ready_ms", ["nan", "inf", "-1", "0", "x", ""])
+def test_a_ready_time_that_is_no_time_is_refused_with_its_line(tmp_path, monkeypatch, ready_ms):
+    monkeypatch.setattr(ready_times, "DATA", tmp_path)
+    (tmp_path / "gradients.csv").write_text(f"name,elements,ready_ms_1\nlast,3,1.5\nfirst,2,{ready_ms}\n")
+    with pytest.raises(ValueError, match=r"gradients\.csv: line 3: expected name, elements, ready_ms_1"):
+        read_gradients("gradients.csv")
 
 
 def test_the_error_for_a_missing_file_of_ready_times_names_the_case(tmp_path):

@@ -68,7 +68,7 @@ class RecordedRow(_ReportPart):
 
     model: str
     cap_mb: float | None
-    order: str = Field(pattern="|".join(get_args(Order)))
+    order: str = Field(pattern=f"^({'|'.join(get_args(Order))})$")
     hook: str
     turns: tuple[RecordedTurn, ...] = Field(min_length=1)
 

@@ -3,6 +3,7 @@
 import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from statistics import median
 
@@ -55,6 +56,8 @@ def read_gradients(name: str) -> Gradients:
     for number, row in enumerate(rows, start=2):
         try:
             ready = tuple(float(row[column]) for column in row if column.startswith(READY))
+            if not all(0 < ms < inf for ms in ready):
+                raise ValueError(f"expected finite times above 0, got {ready}")
             gradients.append(Gradient(row["name"], int(row["elements"]), ready))
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path}: line {number}: expected name, elements, {READY}1, ...: {error}") from None
