@@ -61,7 +61,7 @@ class Comparison:
         return self.baselines_ns[name] / self.measured_ns - 1
 
     def to_json(self) -> dict[str, Any]:
-        """All fields, and errors as fractions."""
+        """All fields, and errors as fractions; keys keep their former names for existing readers."""
         return {
             "part": self.part,
             "case": self.case,
@@ -108,7 +108,7 @@ class FastestChoice:
         return self.is_tie or self.predicted == self.measured
 
     def to_json(self) -> dict[str, Any]:
-        """All fields."""
+        """All fields; keys keep their former names for existing readers."""
         return {
             "part": self.part,
             "case": self.case,

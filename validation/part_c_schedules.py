@@ -169,20 +169,20 @@ def _cell(row: MeasuredSchedule) -> Cell:
 def _fastest_choices(case: SchedulesCase, predicted: Mapping[Cell, Mapping[str, float]]) -> list[FastestChoice]:
     """One choice for each number of GPUs; a tie if the spreads of the two fastest overlap."""
     choices = []
-    for known in case.inputs.no_overlap:
-        measured: dict[str, Throughput] = {row.schedule: row for row in case.truth if row.gpus == known.gpus}
+    for no_overlap in case.inputs.no_overlap:
+        measured: dict[str, Throughput] = {row.schedule: row for row in case.truth if row.gpus == no_overlap.gpus}
         if not measured:
             continue
-        times = {schedule: predicted[Cell(known.gpus, schedule)] for schedule in measured}
-        times[NO_OVERLAP] = dict.fromkeys(("predicted", *RANKING_BASELINES), iteration_ns(case.inputs, known))
-        measured[NO_OVERLAP] = known
+        times = {schedule: predicted[Cell(no_overlap.gpus, schedule)] for schedule in measured}
+        times[NO_OVERLAP] = dict.fromkeys(("predicted", *RANKING_BASELINES), iteration_ns(case.inputs, no_overlap))
+        measured[NO_OVERLAP] = no_overlap
         first, second = sorted(measured, key=lambda schedule: -measured[schedule].per_s)[:2]
         lead = measured[first].per_s - measured[second].per_s
         choices.append(
             FastestChoice(
                 part="c",
                 case=case.name,
-                label=f"{known.gpus} GPUs",
+                label=f"{no_overlap.gpus} GPUs",
                 predicted=fastest(times, "predicted"),
                 measured=first,
                 lead=lead / measured[second].per_s,

@@ -37,7 +37,7 @@ class Score:
         return score_page.sections(self.verdicts, self.rows, self.choices, self.runs)
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers; errors as fractions."""
+        """All numbers, errors as fractions; keys keep their former names for existing readers."""
         return {
             "parts": {
                 verdict.part: {
