@@ -1,4 +1,4 @@
-"""A U-Net and a GRU for committed runs, without which reducer, simulator and calibration were developed."""
+"""A U-Net and a GRU for committed runs; neither was used to develop the reducer, the simulator or the calibration."""
 
 from itertools import pairwise
 
