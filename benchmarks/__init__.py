@@ -1,1 +1,1 @@
-"""Benchmarks: each prints what it measures; none is a test."""
+"""Benchmarks: programs that print measured times; none is a test."""

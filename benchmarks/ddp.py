@@ -1,4 +1,4 @@
-"""Our DistributedDataParallel beside torch's, on two Gloo ranks: time of an iteration, in pairs, and peak memory."""
+"""Iteration time and peak memory of our DistributedDataParallel and of torch's, in pairs, on two Gloo ranks."""
 
 import argparse
 import ctypes
@@ -27,16 +27,16 @@ MEMORY_ITERATIONS = 5
 
 
 def compare(model: str, mode: str, pairs: int) -> Pairs:
-    """Iterations under ours and under torch's; half of them in processes that build torch's first.
+    """Time iterations of ours and of torch's; half of them in processes that build torch's first.
 
-    Whose tensors come first in memory alone can make an iteration a percent or two longer.
+    The position of the tensors in memory alone can make an iteration one or two percent longer.
     """
     half = -(-pairs // 2)
     return [pair for first in WRAPPERS for pair in run_ranks(compare_in_order, 2, model, mode, half, first)[0]]
 
 
 def compare_in_order(_rank: int, _world_size: int, model: str, mode: str, pairs: int, first: str) -> Pairs:
-    """Iterations under ours and under torch's, the one built `first`."""
+    """Time iterations of ours and of torch's; the wrapper named `first` is built first."""
     built = {
         name: trainer(model, partial(WRAPPERS[name], **MODES[mode])) for name in sorted(WRAPPERS, key=first.__ne__)
     }
@@ -44,7 +44,7 @@ def compare_in_order(_rank: int, _world_size: int, model: str, mode: str, pairs:
 
 
 def peak_memory(_rank: int, _world_size: int, model: str, mode: str, wrapper: str) -> int:
-    """Bytes that this rank's process grew by at its largest, from the built model on."""
+    """Bytes by which the peak memory of this rank's process exceeds that of the built model."""
     _return_freed_memory()
     built: list[int] = []
 
@@ -59,13 +59,13 @@ def peak_memory(_rank: int, _world_size: int, model: str, mode: str, wrapper: st
 
 
 def _return_freed_memory() -> None:
-    """Have glibc map every large tensor by itself, so that the peak is of what is in use, not of holes in a heap."""
+    """Have glibc map each large tensor separately, so that the peak does not include holes in the heap."""
     m_mmap_threshold = -3
     ctypes.CDLL(None).mallopt(m_mmap_threshold, 64 * 1024)
 
 
 def trainer(model: str, wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], None]:
-    """One training iteration of a model of its own, wrapped."""
+    """Build and wrap a model; return a function that runs one training iteration."""
     torch.manual_seed(0)
     module, loss_fn = models.build(model)
     wrapped = wrap(module)
@@ -80,7 +80,7 @@ def trainer(model: str, wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], 
 
 
 def main() -> None:
-    """Print one line a model and mode, then the peak memory of each."""
+    """Print one line for each model and mode, then the peak memory of each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["small-tensors", "resnet50", "transformer", "mlp"])
     parser.add_argument("--modes", nargs="+", choices=list(MODES), default=["", "+view"])

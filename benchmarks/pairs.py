@@ -1,4 +1,4 @@
-"""Two ways to run an iteration, timed in pairs: interleaved, the order swapped each time."""
+"""Paired timing of two actions: they run in turn, and every other pair in reverse."""
 
 import statistics
 import time
@@ -9,16 +9,16 @@ import torch.distributed as dist
 WARM_UP = 3  # the rebuild, and the first touch of every buffer
 
 Pairs = list[tuple[float, float]]
-"""Seconds of the first way and of the second, pair by pair."""
+"""Seconds of the first and of the second action, pair by pair."""
 
 
 def time_pairs(first: Callable[[], None], second: Callable[[], None], pairs: int) -> Pairs:
-    """Run both in turn on every rank at once; a machine that slows down slows both."""
+    """Time both actions in turn on all ranks, so that a slow phase of the machine affects both."""
     times = []
     for number in range(WARM_UP + pairs):
         swap = number % 2
-        ways = (second, first) if swap else (first, second)
-        measured = [time_once(way) for way in ways]
+        actions = (second, first) if swap else (first, second)
+        measured = [time_once(action) for action in actions]
         times.append((measured[swap], measured[1 - swap]))
     return times[WARM_UP:]
 
@@ -30,15 +30,15 @@ def header(first: str, second: str) -> str:
 
 
 def row(name: str, pairs: Pairs) -> str:
-    """Medians of both ways, median and quartiles of the ratio."""
+    """One line: medians of both actions, median and quartiles of their ratio."""
     a, b = (statistics.median(side) * 1e3 for side in zip(*pairs, strict=True))
     low, middle, high = statistics.quantiles([first / second for first, second in pairs], n=4)
     return f"{name:22} {a:12.1f} {b:12.1f} {middle:12.3f} {low:6.3f}-{high:.3f} {len(pairs):6}"
 
 
-def time_once(way: Callable[[], None]) -> float:
-    """Seconds, from a moment at which all ranks are there."""
+def time_once(action: Callable[[], None]) -> float:
+    """Seconds that an action takes on this rank, after a barrier."""
     dist.barrier()
     start = time.perf_counter()
-    way()
+    action()
     return time.perf_counter() - start

@@ -1,6 +1,7 @@
-"""Our PowerSGD beside torch's, both under our DistributedDataParallel, on two Gloo ranks: time of an iteration.
+"""Iteration time with our PowerSGD and with torch's, in pairs, on two Gloo ranks.
 
-In pairs, and with all gradients in one bucket: with several, torch's hook hangs on Gloo.
+Both hooks run in our DistributedDataParallel, with all gradients in one bucket: with several, torch's hook hangs on
+Gloo.
 """
 
 import argparse
@@ -25,7 +26,7 @@ HOOKS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 
 
 def compare(model: str, rank: int, pairs: int, *, batched: bool) -> Pairs:
-    """Iterations under our hook and under torch's; half of them in processes that build torch's first."""
+    """Time iterations with our hook and with torch's; half of them in processes that build torch's first."""
     half = -(-pairs // 2)
     return [
         pair
@@ -39,7 +40,7 @@ def compare(model: str, rank: int, pairs: int, *, batched: bool) -> Pairs:
 def compare_in_order(
     _rank: int, _world_size: int, model: str, pairs: int, first: str, options: dict[str, Any], rank: int
 ) -> Pairs:
-    """Iterations under our hook and under torch's, the one built `first`."""
+    """Time iterations with our hook and with torch's; the hook named `first` is built first."""
 
     def build(name: str) -> Callable[[], None]:
         hook, make_state = HOOKS[name]
@@ -57,10 +58,10 @@ def compare_in_order(
 
 
 def main() -> None:
-    """Print one line a model, rank of approximation and mode."""
+    """Print one line for each model, rank of the approximation and mode."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["resnet50", "mlp"])
-    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 4], help="of the approximation")
+    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 4], help="ranks of the approximation")
     parser.add_argument("--pairs", type=int, default=20)
     arguments = parser.parse_args()
     print(__doc__)

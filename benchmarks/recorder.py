@@ -1,4 +1,4 @@
-"""What recording costs: iterations per second with and without, in pairs, on two Gloo ranks."""
+"""Overhead of the recorder: iterations per second with and without recording, in pairs, on two Gloo ranks."""
 
 import argparse
 import statistics
@@ -15,7 +15,7 @@ from reference.recorder import record
 from .ddp import trainer
 from .pairs import Pairs, time_once
 
-BLOCK = 4  # iterations that are timed after each opening of a recording
+BLOCK = 4  # iterations that are timed in each recording
 
 WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "module": nn.Sequential,  # a plain module: no communication
@@ -25,7 +25,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 def compare(_rank: int, _world_size: int, model: str, wrapper: str, blocks: int) -> Pairs:
-    """Seconds of an iteration while a recording is open, and while none is: one model, one reducer."""
+    """Seconds of an iteration with and without recording, of the same wrapped model."""
     wrapped: list[nn.Module] = []
 
     def wrap(module: nn.Module) -> nn.Module:
@@ -49,13 +49,15 @@ def compare(_rank: int, _world_size: int, model: str, wrapper: str, blocks: int)
 
 
 def main() -> None:
-    """Print one line a wrapper."""
+    """Print one line for each model and wrapper."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["resnet50"])
     parser.add_argument("--blocks", type=int, default=6)
     arguments = parser.parse_args()
     print(__doc__)
-    print(f"{'model':12} {'of':8} {'it/s recorded':>14} {'it/s without':>14} {'time ratio':>11} {'quartiles':>13}")
+    print(
+        f"{'model':12} {'wrapper':8} {'it/s recorded':>14} {'it/s without':>14} {'time ratio':>11} {'quartiles':>13}"
+    )
     for model in arguments.models:
         for wrapper in WRAPPERS:
             pairs = run_ranks(compare, 2, model, wrapper, arguments.blocks)[0]

@@ -1,8 +1,8 @@
-"""How fast the simulator is: one ResNet-50 iteration in five buckets, from its work to the last event.
+"""Run time of the simulator: one ResNet-50 iteration in five buckets, from engine input to timeline.
 
-The trace was recorded with `ddplab record --model resnet50 --iterations 8`. Ranks that differ are drawn from it by
-the variation `fitted`. Medians of several runs, with quartiles; peak memory is that of everything here. The command
-fails where a goal is missed.
+The trace was recorded with `ddplab record --model resnet50 --iterations 8`. The variation `fitted` draws the compute
+times of different ranks from it. Times are medians of several runs, with quartiles; peak memory is that of the whole
+program. The command fails if a goal is missed.
 """
 
 import argparse
@@ -41,30 +41,37 @@ CAPS_MB = (1000.0, 25.0, 5.0, 1.0, 0.1, 1e-6)
 
 @dataclass(frozen=True)
 class Goal:
-    """A figure that the project holds itself to: the median of some runs of an action is below a limit."""
+    """A limit in seconds for the median run time of an action.
 
-    what: str
+    Attributes:
+        name: Printed before the times.
+        limit_s: The median must be below this.
+        runs: Number of timed runs.
+        action: The timed function.
+    """
+
+    name: str
     limit_s: float
     runs: int
     action: Callable[[], object]
 
     def is_reached(self) -> bool:
-        """Measure, and print a line."""
+        """Time the action and print one line; return whether the median is below the limit."""
         low, middle, high = _times(self.runs, self.action)
         is_reached = middle < self.limit_s
         verdict = f"must be under {self.limit_s:g} s" + ("" if is_reached else "  MISSED")
-        print(f"{self.what:55} {middle:8.4f} s ({low:.4f} to {high:.4f}), {verdict}", flush=True)
+        print(f"{self.name:55} {middle:8.4f} s ({low:.4f} to {high:.4f}), {verdict}", flush=True)
         return is_reached
 
 
 def main() -> None:
-    """Measure against the goals, and draw how cost grows; exits with what was missed, if anything was."""
+    """Check all goals, and plot how run time grows; exit with the names of missed goals, if any."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--out", type=Path, default=FIGURE, help="figure and data, without their endings")
+    options.add_argument("--out", type=Path, default=FIGURE, help="path of the figure and its data, without endings")
     out: Path = options.parse_args().out
     trace = Trace.load(TRACE)
     print(__doc__)
-    missed = [goal.what for goal in goals(trace) if not goal.is_reached()]
+    missed = [goal.name for goal in goals(trace) if not goal.is_reached()]
     rows = scaling(trace)
     print(rows.to_string(index=False, float_format="%.5f"))
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
@@ -80,18 +87,18 @@ def main() -> None:
 
 
 def goals(trace: Trace) -> Iterator[Goal]:
-    """All of them; what an action needs is made when its turn comes."""
+    """All goals; inputs of an action are built when the iterator comes to its goal."""
     for name, fabric in (("", STEADY), (", with slow-downs", FLUID)):
         for ranks, limit_s, runs in ((1_024, 0.2, 9), (16_384, 4.0, 3)):
-            job = _job(trace, fabric, ranks)
-            yield Goal(f"{ranks:,} different ranks by events{name}", limit_s, runs, partial(replay, job))
+            engine_input = _engine_input(trace, fabric, ranks)
+            yield Goal(f"{ranks:,} different ranks by events{name}", limit_s, runs, partial(replay, engine_input))
         action = partial(_predict, trace, fabric, 100_000)
         yield Goal(f"100,000 identical ranks, 8 iterations{name}", 0.01, 15, action)
     yield Goal("100,000 configurations by closed form", 2.0, 5, partial(_sweep, trace))
 
 
 def scaling(trace: Trace) -> pd.DataFrame:
-    """Seconds of one iteration by ranks and by buckets; columns along, size, engine, seconds."""
+    """Time each engine by number of ranks and of buckets; columns along, size, engine, seconds."""
     rows: list[dict[str, Any]] = []
     engines: dict[str, tuple[Callable[[EngineInput], object], Fabric]] = {
         "events": (replay, STEADY),
@@ -100,38 +107,38 @@ def scaling(trace: Trace) -> pd.DataFrame:
     }
     for name, (engine, fabric) in engines.items():
         for ranks in RANKS:
-            action = partial(engine, _job(trace, fabric, ranks))
+            action = partial(engine, _engine_input(trace, fabric, ranks))
             _low, seconds, _high = _times(3 if ranks > 1_000 else 15, action)
             rows.append({"along": "ranks", "size": ranks, "engine": name, "seconds": seconds})
         for cap in CAPS_MB:
-            job = _job(trace, fabric, 16, Policy(bucket_cap_mb=cap))
-            _low, seconds, _high = _times(9, partial(engine, job))
-            size = len(job.schedule.collectives)
+            engine_input = _engine_input(trace, fabric, 16, Policy(bucket_cap_mb=cap))
+            _low, seconds, _high = _times(9, partial(engine, engine_input))
+            size = len(engine_input.schedule.collectives)
             rows.append({"along": "buckets", "size": size, "engine": name, "seconds": seconds})
     return pd.DataFrame(rows)
 
 
 def draw(rows: pd.DataFrame, ax: Axes) -> Axes:
-    """Cost on two logarithmic axes, with a line of slope one for comparison."""
+    """Plot run time on logarithmic axes, with a line of slope one for comparison."""
     along = rows["along"].iloc[0]
-    for engine, mine in rows.groupby("engine", sort=False):
-        ax.loglog(mine["size"], mine["seconds"], marker="o", label=engine)
+    for engine, of_engine in rows.groupby("engine", sort=False):
+        ax.loglog(of_engine["size"], of_engine["seconds"], marker="o", label=engine)
     events = rows[rows["engine"] == "events"]
     largest = events.iloc[events["size"].argmax()]
     sizes = events["size"]
     ax.loglog(sizes, largest["seconds"] * sizes / largest["size"], color="0.6", linestyle=":", label="linear")
     ax.set_xlabel("different ranks, 5 buckets" if along == "ranks" else "buckets, 16 different ranks")
-    ax.set_ylabel("seconds an iteration")
+    ax.set_ylabel("seconds per iteration")
     ax.grid(which="both", alpha=0.2)
     ax.spines[["top", "right"]].set_visible(False)
     ax.legend(frameon=False, fontsize=8)
     return ax
 
 
-def _job(trace: Trace, fabric: Fabric, ranks: int, policy: Policy = FIVE_BUCKETS) -> EngineInput:
-    draws = IterationSampler(recorded_compute_times(trace), ranks, Variation(kind="fitted", iterations=1))
+def _engine_input(trace: Trace, fabric: Fabric, ranks: int, policy: Policy = FIVE_BUCKETS) -> EngineInput:
+    sampler = IterationSampler(recorded_compute_times(trace), ranks, Variation(kind="fitted", iterations=1))
     costs = price_schedule(trace, fabric, policy, buckets_of(policy, trace), ranks, joins=False)
-    return costs.engine_input(draws.work(0), draws.ranks.tolist())
+    return costs.engine_input(sampler.work(0), sampler.ranks.tolist())
 
 
 def _predict(trace: Trace, fabric: Fabric, world_size: int) -> None:
@@ -153,7 +160,7 @@ def _sweep(trace: Trace) -> None:
 
 
 def _times(runs: int, action: Callable[[], object]) -> tuple[float, float, float]:
-    """Quartiles of the seconds that an action takes, after a first run that is not counted."""
+    """Quartiles of the seconds that an action takes, after one run that does not count."""
     action()
     seconds = []
     for _ in range(runs):

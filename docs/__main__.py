@@ -1,7 +1,7 @@
-"""Build the site in `out/site`: run the tutorials in a copy of the tree, render everything, check every link.
+"""Build the site in `out/site`: run the tutorials in a copy of the tree, render all pages, check all links.
 
-The copy keeps the tutorials in the tree without outputs. Any failure ends it: a cell that raises, a page that Sphinx
-warns of, a link that leads nowhere (links to other sites are not followed).
+The tutorials in the tree itself stay without outputs. The build stops with an error if a cell raises, Sphinx warns
+about a page, or a link is broken (links to other sites are not followed).
 """
 
 import argparse
@@ -18,21 +18,21 @@ COPIED = (
 )  # fmt: skip
 IGNORED = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "api")
 CELL_TIMEOUT_S, TUTORIAL_TIMEOUT_S = 120, 300
-"""Longer than the tutorials give their ranks: a hung rank is told of with its stack, a hung cell with its source."""
+"""Longer than the time-outs in the tutorials, so that an error for a hung rank, with its stack, comes first."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Build; exits with the first step's status that is not 0."""
+    """Build the site; exit with the status of the first step that fails."""
     options = argparse.ArgumentParser(prog="python -m docs", description=__doc__)
     options.add_argument("--out", type=Path, default=ROOT / "out" / "site")
     options.add_argument(
-        "--without-running", action="store_true", help="leave the tutorials without outputs: quicker"
+        "--without-running", action="store_true", help="faster: do not run the tutorials; their pages have no outputs"
     )
-    told = options.parse_args(arguments)
-    out = told.out.resolve()
+    chosen = options.parse_args(arguments)
+    out = chosen.out.resolve()
     tree, pages = out / "tree", out / "html"
     copy(tree)
-    if not told.without_running:
+    if not chosen.without_running:
         limits = f"--nbmake-timeout={CELL_TIMEOUT_S}", f"--timeout={TUTORIAL_TIMEOUT_S}"
         _run("pytest", "--nbmake", *limits, "--overwrite", "--durations=9", "tutorials", folder=tree)
     _run("sphinx", "--fail-on-warning", "--keep-going", "-c", "docs", "-b", "html", ".", pages, folder=tree)
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def copy(tree: Path) -> None:
-    """Everything that pages show or link to, afresh."""
+    """Copy all files that pages show or link to into an empty folder."""
     shutil.rmtree(tree, ignore_errors=True)
     tree.mkdir(parents=True)
     for name in COPIED:

@@ -1,4 +1,4 @@
-"""How Sphinx makes the site; `python -m docs` runs it on a copy of the tree in which the tutorials have run."""
+"""Sphinx configuration; `python -m docs` runs Sphinx on a copy of the tree in which the tutorials were executed."""
 
 from pathlib import PurePosixPath
 from typing import Any
@@ -34,7 +34,7 @@ html_title = "ddplab"
 html_show_copyright = False
 
 myst_heading_anchors = 4
-nb_execution_mode = "off"  # they have run already, under nbmake
+nb_execution_mode = "off"  # nbmake has executed them already
 nb_merge_streams = True
 
 apidoc_modules = [
@@ -59,12 +59,12 @@ autodoc_typehints_format = "short"
 default_role = "code"  # docstrings quote code in single backticks
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
-napoleon_use_ivar = True  # an attribute is described once, where the class is
+napoleon_use_ivar = True  # describe each attribute once, in its class
 suppress_warnings = ["ref.python", "autodoc.mocked_object"]
 
 
 def link_to_shown_code(app: Sphinx, tree: nodes.document, page: str) -> None:
-    """A link to a module of a package leads to its highlighted source, not to a download."""
+    """Let links to modules of a package lead to their highlighted source instead of a download."""
     builder: Any = app.builder
     for node in list(tree.findall(addnodes.download_reference)):
         path = PurePosixPath(page).parent / node["reftarget"]
@@ -78,5 +78,5 @@ def link_to_shown_code(app: Sphinx, tree: nodes.document, page: str) -> None:
 
 
 def setup(app: Sphinx) -> None:
-    """What Sphinx calls."""
+    """Entry point of Sphinx."""
     app.connect("doctree-resolved", link_to_shown_code)

@@ -1,4 +1,4 @@
-"""Follow every link of the site, as who builds it: LinkChecker as root becomes nobody, who may not read the tree."""
+"""Run LinkChecker as the current user: as root it would become `nobody`, who may not be able to read the tree."""
 
 from unittest import mock
 
@@ -6,7 +6,7 @@ from linkcheck.command import linkchecker
 
 
 def main() -> None:
-    """Check what the command line names; exits with 1 if a link leads nowhere."""
+    """Check the pages named on the command line; exit with status 1 if a link is broken."""
     with mock.patch.object(linkchecker, "drop_privileges"):
         linkchecker.linkchecker()
 

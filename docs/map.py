@@ -1,4 +1,4 @@
-"""The map of the code: one phrase a file, taken from its docstring. `python -m docs.map` writes it into README.md."""
+"""The map of the code: the first docstring line of each file. `python -m docs.map` writes it into README.md."""
 
 import ast
 from pathlib import Path
@@ -11,20 +11,20 @@ BEGIN, END = "<!-- map: python -m docs.map -->", "<!-- end of map -->"
 
 
 def code_map() -> str:
-    """All packages, folder by folder, as Markdown."""
+    """Markdown list of all files with their first docstring lines, folder by folder."""
     return "\n".join(_folder(folder) for package in PACKAGES for folder in _folders(ROOT / package))
 
 
 def with_map(page: str) -> str:
-    """The page with the map of today between its two marks.
+    """Return the page with the current map between its two markers.
 
     Raises:
-        ValueError: It has no marks.
+        ValueError: The page has no markers.
     """
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"README.md: expected {BEGIN} and {END}")
+        raise ValueError(f"README.md: expected the markers {BEGIN} and {END}")
     return f"{before}{BEGIN}\n\n{code_map()}\n{END}{after}"
 
 
@@ -35,18 +35,18 @@ def _folders(package: Path) -> list[Path]:
 def _folder(folder: Path) -> str:
     name = folder.relative_to(ROOT).as_posix()
     files = [path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
-    lines = [f"- [`{path.name}`]({name}/{path.name}): {_phrase(path)}" for path in files]
-    return "\n".join([f"**`{name}/`** {_phrase(folder / '__init__.py')}\n", *lines, ""])
+    lines = [f"- [`{path.name}`]({name}/{path.name}): {_first_line(path)}" for path in files]
+    return "\n".join([f"**`{name}/`** {_first_line(folder / '__init__.py')}\n", *lines, ""])
 
 
-def _phrase(path: Path) -> str:
+def _first_line(path: Path) -> str:
     docstring = ast.get_docstring(ast.parse(path.read_text()))
     assert docstring, f"{path} has no docstring"
     return docstring.partition("\n")[0]
 
 
 def main() -> None:
-    """Write it."""
+    """Write the map into README.md."""
     readme = ROOT / "README.md"
     write_atomically(readme, with_map(readme.read_text()).encode())
 

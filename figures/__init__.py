@@ -1,1 +1,1 @@
-"""The figures: each module has `panels()`, its data; `draw(data, ax)`, which is pure; and `caption()`, in numbers."""
+"""The figures. Each module has `panels()` for its data, a pure `draw(data, ax)`, and `caption()`."""

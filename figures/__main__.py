@@ -1,4 +1,4 @@
-"""Draw every figure again from committed data, and write their captions into `figures/README.md`."""
+"""Draw all figures from committed data, and write them with their captions into `figures/README.md`."""
 
 from types import ModuleType
 
@@ -35,20 +35,20 @@ FIGURES: tuple[ModuleType, ...] = (
 INTRO = """\
 # Figures
 
-Made by `make figures` from committed data, the same to the byte each time. Captions say what is measured here, what
-is simulated and from what, and what the paper says: Li et al., "PyTorch Distributed: Experiences on Accelerating Data
-Parallel Training", VLDB 2020, [arXiv 2006.15704](https://arxiv.org/abs/2006.15704). What is measured here is measured
-again by `python -m figures.measure`.
+`make figures` draws these figures from committed data, byte for byte the same each time. Each caption states what was
+measured here, what is simulated and from which data, and what the paper reports: Li et al., "PyTorch Distributed:
+Experiences on Accelerating Data Parallel Training", VLDB 2020, [arXiv 2006.15704](https://arxiv.org/abs/2006.15704).
+`python -m figures.measure` repeats the measurements.
 """
 
 
 def name_of(figure: ModuleType) -> str:
-    """Of its files."""
+    """Name of the figure's files, without ending."""
     return figure.__name__.rpartition(".")[2]
 
 
 def page() -> str:
-    """All figures with their captions, as Markdown."""
+    """The page of all figures and captions, as Markdown."""
     parts = [
         f"## {figure.TITLE}\n\n![{figure.TITLE}]({name_of(figure)}.png)\n\n{figure.caption()}\n" for figure in FIGURES
     ]
@@ -56,7 +56,7 @@ def page() -> str:
 
 
 def main() -> None:
-    """Draw and write."""
+    """Draw all figures and write the page."""
     for figure in FIGURES:
         figure.main()
     write_atomically(FOLDER / "README.md", page().encode())

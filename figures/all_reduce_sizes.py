@@ -1,4 +1,4 @@
-"""Figure 2 of the paper: the same bytes in messages of different sizes, NCCL and Gloo."""
+"""Time to all-reduce the same bytes in messages of different sizes, with NCCL and Gloo (figure 2 of the paper)."""
 
 import csv
 from functools import cache
@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from validation.all_reduce_case import AllReduceCase
-from validation.case import load_case
+from validation.cases import AllReduceCase, load_case
 
 from .drawing import DATA, EXPOSED, FOLDER, plain, render, save
 
@@ -21,7 +20,7 @@ TICKS_KIB = (4, 16, 64, 256, 1_024, 4_096, 16_384)
 
 
 class Sizes(NamedTuple):
-    """Milliseconds for `TOTAL_MIB` by KiB of a message."""
+    """Milliseconds to all-reduce `TOTAL_MIB`, by message size in KiB."""
 
     title: str
     ms: dict[float, float]
@@ -29,7 +28,7 @@ class Sizes(NamedTuple):
 
 @cache
 def panels() -> list[Sizes]:
-    """NCCL as published, Gloo as measured here."""
+    """Published times of NCCL, and times of Gloo measured by `python -m figures.measure messages`."""
     return [
         Sizes(f"NCCL, {GPUS} A100, published", _published(CASE)),
         Sizes("Gloo, 2 processes, measured here", _measured(DATA / "gloo_messages.csv")),
@@ -51,32 +50,32 @@ def _measured(path: Path) -> dict[float, float]:
 
 
 def draw(data: Sizes, ax: Axes) -> Axes:
-    """One line on two logarithmic axes."""
+    """Plot one line on logarithmic axes."""
     ax.loglog(list(data.ms), list(data.ms.values()), "o-", color=EXPOSED, markersize=4)
     ax.set_xticks(TICKS_KIB, [str(tick) for tick in TICKS_KIB])
     ax.minorticks_off()
-    ax.set_xlabel("size of a message, KiB")
-    ax.set_ylabel(f"{TOTAL_MIB} MiB in such messages, ms")
+    ax.set_xlabel("message size, KiB")
+    ax.set_ylabel(f"{TOTAL_MIB} MiB in messages of this size, ms")
     ax.set_title(data.title, loc="left", fontsize=10)
     return plain(ax)
 
 
 def caption() -> str:
-    """In numbers."""
+    """Caption whose numbers are computed from the data."""
     nccl_ms, gloo_ms = (panel.ms for panel in panels())
     return (
-        f"{TOTAL_MIB} MiB are added up in messages of one size, all issued at once. Left: one all-reduce of NCCL "
-        f"on {GPUS} A100s as published with Echo, times the number of messages; messages of {min(nccl_ms):g} KiB "
-        f"take {nccl_ms[min(nccl_ms)] / min(nccl_ms.values()):.0f} times as long as the best size. Right: Gloo on "
-        f"two processes, measured here, medians of nine; {min(gloo_ms):g} KiB take "
-        f"{gloo_ms[min(gloo_ms)] / min(gloo_ms.values()):.0f} times as long as the best. A few large messages beat "
-        "many small ones by far. The paper's figure 2 makes the point with 60 million parameters on two GPUs of "
-        "one server."
+        f"Time to all-reduce {TOTAL_MIB} MiB in messages of one size. Left: one NCCL all-reduce on {GPUS} A100s, as "
+        f"published with Echo, times the number of messages; messages of {min(nccl_ms):g} KiB take "
+        f"{nccl_ms[min(nccl_ms)] / min(nccl_ms.values()):.0f} times as long as those of the best size. Right: Gloo "
+        "on two processes, all messages issued at once, measured here, medians of nine repetitions; messages of "
+        f"{min(gloo_ms):g} KiB take {gloo_ms[min(gloo_ms)] / min(gloo_ms.values()):.0f} times as long as those of "
+        "the best size. A few large messages are much faster than many small ones. Figure 2 of the paper shows the "
+        "same for 60 million parameters on two GPUs of one server."
     )
 
 
 def main() -> None:
-    """Draw it again."""
+    """Draw the figure and write its files."""
     save("all_reduce_sizes", render(draw, panels(), size=SIZE))
 
 

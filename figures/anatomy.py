@@ -1,4 +1,4 @@
-"""Anatomy of the reducer: one iteration of ResNet-18 as our own reducer marked it."""
+"""Anatomy of the reducer: one recorded iteration of ResNet-18, with each bucket from ready to copied out."""
 
 from functools import cache
 from typing import NamedTuple
@@ -18,9 +18,9 @@ class Anatomy(NamedTuple):
     """Milliseconds from the start of the forward pass.
 
     Attributes:
-        phases: Start and end of forward pass, backward pass and optimiser.
-        ready: When each gradient was.
-        buckets: Of each bucket: ready, launched, done, copied out.
+        phases: Start and end of forward pass, backward pass and optimiser step, by name.
+        ready: When each gradient was ready.
+        buckets: When each bucket was ready, launched, done and copied out.
     """
 
     phases: dict[str, tuple[float, float]]
@@ -37,9 +37,9 @@ def panels() -> list[Anatomy]:
 def _anatomy(iteration: Iteration) -> Anatomy:
     start = iteration.forward_start_ns
 
-    def ms(moment: int | None) -> float:
-        assert moment is not None
-        return (moment - start) / MS
+    def ms(time_ns: int | None) -> float:
+        assert time_ns is not None
+        return (time_ns - start) / MS
 
     return Anatomy(
         {
@@ -56,7 +56,7 @@ def _anatomy(iteration: Iteration) -> Anatomy:
 
 
 def draw(data: Anatomy, ax: Axes) -> Axes:
-    """Computation above, a lane for each bucket below."""
+    """Draw computation in the first lane, and one lane below for each bucket."""
     for (name, (begin, end)), colour in zip(data.phases.items(), (HIDDEN, COMPUTATION, THIRD), strict=True):
         ax.barh(0, end - begin, left=begin, height=0.7, color=colour)
         ax.text((begin + end) / 2, -0.55, name, ha="center", va="bottom", fontsize=8)
@@ -68,28 +68,28 @@ def draw(data: Anatomy, ax: Axes) -> Axes:
     ax.set_yticks(range(len(data.buckets) + 1), ["compute", *(f"bucket {n}" for n in range(len(data.buckets)))])
     ax.set_ylim(len(data.buckets) + 0.6, -1.1)
     ax.set_xlim(left=0)
-    ax.set_xlabel("ms; ticks: a gradient is ready; red: all-reduce under way; yellow: done, until copied out")
+    ax.set_xlabel("ms; ticks: a gradient is ready; red: all-reduce running; yellow: from done to copied out")
     plain(ax)
     ax.grid(visible=False)
     return ax
 
 
 def caption() -> str:
-    """In numbers."""
+    """Caption whose numbers are computed from the data."""
     (one,) = panels()
     last = max(one.ready)
     early = sum(launched < last for _, launched, _, _ in one.buckets)
     return (
-        f"Measured: one iteration of ResNet-18 in {len(one.buckets)} buckets on one of two Gloo processes, as our "
-        f"recorder noted it; nothing is drawn by hand. {len(one.ready)} gradients become ready in "
-        f"{last - one.phases['backward'][0]:.0f} ms; {early} of {len(one.buckets)} buckets are launched before the "
-        "last of them, in bucket order. After the backward pass the reducer waits for the buckets in order and "
-        f"copies the averages out, until {one.buckets[-1][3]:.0f} ms; then the optimiser steps."
+        f"Measured: one iteration of ResNet-18 in {len(one.buckets)} buckets on one of two Gloo processes, from a "
+        f"trace of our recorder. {len(one.ready)} gradients become ready in {last - one.phases['backward'][0]:.0f} "
+        f"ms; {early} of {len(one.buckets)} buckets are launched before the last gradient is ready, in bucket order. "
+        "After the backward pass the reducer waits for the buckets in order and copies the averages out until "
+        f"{one.buckets[-1][3]:.0f} ms; then the optimiser steps."
     )
 
 
 def main() -> None:
-    """Draw it again."""
+    """Draw the figure and write its files."""
     save("anatomy", render(draw, panels(), size=SIZE))
 
 

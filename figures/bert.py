@@ -1,4 +1,4 @@
-"""BERT-Large, for its operations: 24 layers of width 1024, 16 heads (Devlin et al. 2018, section 3)."""
+"""BERT-Large, built to count its operations: 24 layers of width 1024, 16 heads (Devlin et al. 2018, section 3)."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ BATCH, TOKENS = 8, 128
 
 
 class Bert(nn.Module):
-    """Encoder and masked-token head; the head's weights are those of the embedding."""
+    """Encoder and masked-token head, which shares its weights with the embedding."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,17 +23,17 @@ class Bert(nn.Module):
         self.dense, self.norm = nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores of the vocabulary, shape (batch, tokens, vocabulary)."""
+        """Return logits of shape (batch, tokens, vocabulary)."""
         x = self.layers(self.token(tokens) + self.position(torch.arange(TOKENS)))
         return self.norm(nn.functional.gelu(self.dense(x))) @ self.token.weight.T  # type: ignore[no-any-return]
 
 
 def large() -> tuple[nn.Module, Callable[[nn.Module], Tensor]]:
-    """As `--model` wants it."""
+    """Build BERT-Large and its loss, for `--model figures.bert:large`."""
     tokens = torch.randint(VOCABULARY, (BATCH, TOKENS))
 
     def loss(module: nn.Module) -> Tensor:
         return nn.functional.cross_entropy(module(tokens).flatten(0, 1), tokens.flatten())
 
-    loss.batch = BATCH  # type: ignore[attr-defined]  # how a model tells its samples
+    loss.batch = BATCH  # type: ignore[attr-defined]  # declares the number of samples of an iteration
     return Bert(), loss

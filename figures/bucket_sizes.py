@@ -1,4 +1,4 @@
-"""Figures 7 and 8 of the paper: latency against bucket size, on 16 and on 32 GPUs."""
+"""Iteration time against bucket cap, on 16 and on 32 GPUs (figures 7 and 8 of the paper)."""
 
 from functools import cache
 from typing import NamedTuple
@@ -8,18 +8,18 @@ from matplotlib.axes import Axes
 from simulator import predict
 
 from .drawing import COMPUTATION, EXPOSED, plain, render, save
-from .setting import FABRICS, MODELS
+from .traces_and_fabrics import FABRICS, MODELS
 
 TITLE = "Latency against bucket size"
 SIZE = (4.2, 3.4)
 GPUS = (16, 32)
 CAPS_MB = {"ResNet-50": (1e-6, 5.0, 10.0, 25.0, 50.0), "BERT-Large": (1e-6, 10.0, 25.0, 50.0, 100.0, 200.0)}
-"""As in the paper; 0 there and here: a bucket for each gradient."""
+"""Caps of the paper; its 0 is one bucket for each gradient."""
 TICKS_MS = (80, 100, 120, 160, 200, 250, 300, 400, 600, 1_000, 2_000, 4_000)
 
 
 class Latencies(NamedTuple):
-    """Milliseconds by GPUs and cap: lower end, median, upper end of the interval that holds 90 % of iterations."""
+    """Milliseconds of an iteration by GPUs and cap: lower end of the 90 % interval, median, upper end."""
 
     title: str
     caps_mb: tuple[float, ...]
@@ -28,7 +28,7 @@ class Latencies(NamedTuple):
 
 @cache
 def panels() -> list[Latencies]:
-    """One panel a model and fabric."""
+    """One panel for each model and fabric."""
     return [_latencies(model, fabric) for fabric in FABRICS for model in MODELS]
 
 
@@ -45,7 +45,7 @@ def _latencies(model: str, fabric: str) -> Latencies:
 
 
 def draw(data: Latencies, ax: Axes) -> Axes:
-    """A line for each number of GPUs, with the interval as bars."""
+    """Plot one line for each number of GPUs, with intervals as bars."""
     for (gpus, rows), colour in zip(data.by_gpus.items(), (COMPUTATION, EXPOSED), strict=True):
         lows, middles, highs = zip(*rows, strict=True)
         below = [middle - low for low, middle in zip(lows, middles, strict=True)]
@@ -58,37 +58,37 @@ def draw(data: Latencies, ax: Axes) -> Axes:
     ax.set_yscale("log")
     ax.set_yticks(TICKS_MS, [str(tick) for tick in TICKS_MS])
     ax.minorticks_off()
-    ax.set_ylim(*_around(data))
-    ax.set_xlabel("bucket cap, MiB (0: one a gradient)")
+    ax.set_ylim(*_limits(data))
+    ax.set_xlabel("bucket cap, MiB (0: a bucket for each gradient)")
     ax.set_ylabel("iteration, ms")
     ax.set_title(data.title, loc="left", fontsize=10)
     ax.legend(frameon=False, fontsize=8)
     return plain(ax)
 
 
-def _around(data: Latencies) -> tuple[float, float]:
-    """A little below the shortest and above the longest."""
+def _limits(data: Latencies) -> tuple[float, float]:
+    """Limits of the vertical axis, with space below the shortest and above the longest time."""
     shown = [ms for rows in data.by_gpus.values() for row in rows for ms in row]
     return min(shown) / 1.6, max(shown) * 1.2
 
 
 def caption() -> str:
-    """In numbers."""
-    told = []
+    """Caption whose numbers are computed from the data."""
+    fastest = []
     for panel in panels():
         middles = [middle for _, middle, _ in panel.by_gpus[GPUS[-1]]]
         best = min(range(len(middles)), key=middles.__getitem__)
-        told.append(f"{panel.title} {panel.caps_mb[best]:.0f} MiB ({max(middles) / min(middles):.2f} times)")
+        fastest.append(f"{panel.title} {panel.caps_mb[best]:.0f} MiB ({max(middles) / min(middles):.2f} times)")
     return (
-        "Simulated, traces and fabrics as in the figure before; bars hold 90 % of iterations, by how the trace "
-        f"varies and how well the fabric is known (synthesised BERT does not vary). The fastest cap on {GPUS[-1]} "
-        f"GPUs, and how many times as long the slowest one takes: {'; '.join(told)}. The paper finds that bucket "
-        "size alone can change latency by more than 2 times."
+        "Simulated with the traces and fabrics of the previous figure. Bars contain 90 % of iterations, from the "
+        "variation of the trace and the uncertainty of the fabric (synthesised BERT does not vary). The fastest cap "
+        f"on {GPUS[-1]} GPUs, and how many times as long the slowest cap takes: {'; '.join(fastest)}. The paper "
+        "finds that the bucket size alone can change latency by more than 2 times."
     )
 
 
 def main() -> None:
-    """Draw it again."""
+    """Draw the figure and write its files."""
     save("bucket_sizes", render(draw, panels(), size=SIZE))
 
 

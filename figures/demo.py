@@ -1,4 +1,4 @@
-"""One run of `make demo`: two models, each under 13 bucket configurations, predicted and then measured."""
+"""One run of `make demo`: two models with 13 bucket configurations each, predicted and then measured."""
 
 import gzip
 import json
@@ -24,25 +24,25 @@ HEAD = """\
 
 @cache
 def report() -> dict[str, Any]:
-    """The `report.json` that `make demo` left."""
+    """The `report.json` of the run."""
     loaded: dict[str, Any] = json.loads(gzip.decompress((DATA / "demo.json.gz").read_bytes()))
     return loaded
 
 
 @cache
 def panels() -> list[pd.DataFrame]:
-    """The report's rows by model."""
+    """Rows of the report, one table for each model."""
     rows = pd.DataFrame(report()["rows"]).fillna({"cap_mb": float("inf")})
     return [of_model for _, of_model in rows.groupby("model", sort=False)]
 
 
 def draw(data: pd.DataFrame, ax: Axes) -> Axes:
-    """A configuration a place, as the demo itself draws it."""
+    """Plot measured and predicted time of each configuration, as `make demo` does."""
     return draw_validation(data, ax)
 
 
 def table() -> str:
-    """The configurations in ready order, as the README shows them."""
+    """Markdown table of the configurations in ready order, for the README."""
     lines = [_line(row) for row in report()["rows"] if row["order"] == "ready"]
     rows = pd.concat(panels())
     means = " | ".join(f"{rows[error].abs().mean():.1%}" for error in ERRORS)
@@ -57,23 +57,23 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def caption() -> str:
-    """In numbers."""
-    told, models = report(), len(panels())
-    low, high = max((row["quartiles_ns"] for row in told["rows"]), key=lambda quartiles: quartiles[1] / quartiles[0])
+    """Caption whose numbers are computed from the data."""
+    run, models = report(), len(panels())
+    low, high = max((row["quartiles_ns"] for row in run["rows"]), key=lambda quartiles: quartiles[1] / quartiles[0])
     return (
-        f"Measured: {len(told['rows'])} configurations on two real Gloo ranks on two shared cores, paired with a "
-        "reference beside each turn; predicted: before, from one trace and one calibration a model. Mean absolute "
-        f"error {told['paired_mape']:.1%} paired, {told['mape']:.1%} by the clock. The reference took "
-        f"{told['drift']:+.1%} compared with the calibration (median); the quartiles of the most restless "
-        f"configuration lay at {low / 1e6:.0f} and {high / 1e6:.0f} ms. Of {told['pairs_apart']} pairs that differ "
-        f"by more than noise {told['sign_errors']} were ranked wrongly; for {round(models * told['fastest_found'])} "
-        f"of {models} models none beat the predicted fastest by more than noise; {told['coverage']:.0%} of the "
+        f"Measured: {len(run['rows'])} configurations on two real Gloo ranks on two shared cores, with a speed check "
+        "beside each turn. Predicted: beforehand, from one trace and one calibration for each model. Mean absolute "
+        f"error {run['paired_mape']:.1%} paired, {run['mape']:.1%} by the clock. The speed check changed by "
+        f"{run['drift']:+.1%} since the calibration (median); the quartiles of the noisiest configuration were "
+        f"{low / 1e6:.0f} and {high / 1e6:.0f} ms. Of {run['pairs_apart']} pairs that differ by more than noise "
+        f"{run['sign_errors']} were ranked wrongly. For {round(models * run['fastest_found'])} of {models} models no "
+        f"configuration was faster than the predicted fastest by more than noise. {run['coverage']:.0%} of the "
         "iterations lie inside the 90 % interval."
     )
 
 
 def main() -> None:
-    """Draw it again."""
+    """Draw the figure and write its files."""
     save("demo", render(draw, panels(), size=SIZE))
 
 

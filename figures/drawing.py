@@ -1,4 +1,4 @@
-"""What all figures share: colours, plain axes, and files that are the same to the byte each time."""
+"""Shared by all figures: colours, plain axes, and files that are byte for byte the same each time."""
 
 from collections.abc import Callable, Sequence
 from io import BytesIO
@@ -23,7 +23,7 @@ Panel = TypeVar("Panel")
 def render(
     draw: Callable[[Panel, Axes], Axes], panels: Sequence[Panel], *, size: tuple[float, float] = (5, 3.4)
 ) -> dict[str, bytes]:
-    """Panels side by side, each `size` inches, as the bytes of a PNG and of an SVG."""
+    """Draw panels of `size` inches side by side; return the bytes of a PNG and an SVG, by format."""
     figure = Figure(figsize=(size[0] * len(panels), size[1]), layout="constrained")
     for panel, ax in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
         draw(panel, ax)
@@ -37,13 +37,13 @@ def render(
 
 
 def save(name: str, files: dict[str, bytes], folder: Path = FOLDER) -> None:
-    """Write `NAME.png` and `NAME.svg`."""
+    """Write the files as `NAME.png` and `NAME.svg`."""
     for format_, data in files.items():
         write_atomically(folder / f"{name}.{format_}", data)
 
 
 def plain(ax: Axes) -> Axes:
-    """Without the lines that carry nothing."""
+    """Remove the upper and right border, and add a faint horizontal grid."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.grid(axis="y", alpha=0.25)
     return ax

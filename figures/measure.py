@@ -1,6 +1,6 @@
-"""Measure what the figures show as measured here, on two real ranks: minutes, and the machine should do nothing else.
+"""Measure the data of the figures on two real ranks: several minutes on an otherwise idle machine.
 
-Writes `figures/data`; draw again afterwards (`make figures`). Without a name all are measured.
+Writes to `figures/data`; run `make figures` afterwards.
 """
 
 import argparse
@@ -41,16 +41,16 @@ INPUTS, WIDTH, CLASSES, BATCH = 32, 128, 10, 16
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure what is named."""
+    """Run the measurements named on the command line."""
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []], help="what to measure; none: all")
+    options.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []], help="measurements to run; default: all")
     for name in options.parse_args(arguments).names or MEASUREMENTS:
         MEASUREMENTS[name]()
         print(f"measured: {name}")
 
 
 def messages() -> None:
-    """`gloo_messages.csv`: the same bytes in messages of each size."""
+    """Write `gloo_messages.csv`: time to all-reduce the same bytes in messages of each size."""
     with RankPool(2) as pool:
         rows = [
             (size, median(pool.run(time_in_pieces, TOTAL_BYTES, size, REPEATS)[0]) / 1e6) for size in MESSAGES_BYTES
@@ -59,15 +59,15 @@ def messages() -> None:
 
 
 def losses() -> None:
-    """`skipped_losses.csv`: the loss of each iteration, by how often gradients are averaged."""
+    """Write `skipped_losses.csv`: the loss of each iteration, by the number of iterations between averages."""
     with RankPool(2) as pool:
         by_every = {every: pool.run(train_skipping, every)[0] for every in EVERY}
-    rows = [(every, step, f"{loss:.5f}") for every, told in by_every.items() for step, loss in enumerate(told)]
+    rows = [(every, step, f"{loss:.5f}") for every, of_run in by_every.items() for step, loss in enumerate(of_run)]
     _write_csv("skipped_losses.csv", ("sync_every", "iteration", "loss"), rows)
 
 
 def train_skipping(rank: int, world_size: int, every: int) -> list[float]:
-    """Tell which of ten random directions an input is closest to; one step for each synchronisation.
+    """Train a classifier of random inputs, with one optimiser step for each synchronisation.
 
     Returns:
         The loss of each iteration, averaged over the ranks.
@@ -99,7 +99,7 @@ def train_skipping(rank: int, world_size: int, every: int) -> list[float]:
 
 
 def anatomy() -> None:
-    """`anatomy.json.gz`: ResNet-18 under our reducer."""
+    """Write `anatomy.json.gz`: a trace of one iteration of ResNet-18 with our reducer."""
     with RankPool(2) as pool:
         recorded = pool.run(record_reducer, "resnet18", 5.0, 4)[0]
     last = tuple(rank.model_copy(update={"iterations": rank.iterations[-1:]}) for rank in recorded.ranks)
@@ -107,7 +107,7 @@ def anatomy() -> None:
 
 
 def record_reducer(_rank: int, _world_size: int, model: str, cap_mb: float, iterations: int) -> Trace:
-    """Whole iterations, with the optimiser's step."""
+    """Record whole iterations, including the optimiser step."""
     module, loss_fn = models.build(model)
     ddp = DistributedDataParallel(module, bucket_cap_mb=cap_mb)
     optimizer = torch.optim.SGD(module.parameters(), lr=1e-3)
@@ -120,12 +120,12 @@ def record_reducer(_rank: int, _world_size: int, model: str, cap_mb: float, iter
 
 
 def bert() -> None:
-    """`bert_large.json.gz`: synthesised; nothing is measured."""
+    """Write `bert_large.json.gz`, a synthesised trace; no time is measured."""
     synthesize(measure_operations("figures.bert:large"), find_device("v100-fp32")).save(DATA / "bert_large.json.gz")
 
 
 def demo() -> None:
-    """`demo.json.gz`: the report of a run of `make demo`, about 5 minutes."""
+    """Write `demo.json.gz`: the report of a run of `make demo`, about 5 minutes."""
     with TemporaryDirectory() as folder, progress() as on_progress:
         report = run_demo(Path(folder), on_progress=on_progress)
     text = json.dumps(report.to_json(), allow_nan=False)

@@ -1,4 +1,4 @@
-"""Figure 6 of the paper: where an iteration goes, with and without overlap."""
+"""Parts of an iteration with and without overlap of computation and communication (figure 6 of the paper)."""
 
 from functools import cache
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from simulator import predict
 
 from .drawing import COMPUTATION, EXPOSED, HIDDEN, THIRD, plain, render, save
-from .setting import FABRICS, MODELS
+from .traces_and_fabrics import FABRICS, MODELS
 
 TITLE = "What overlap saves"
 SIZE = (5.0, 3.4)
@@ -20,11 +20,11 @@ CLAIMS = {
     ("ResNet-50", "Gloo-like"): 0.268,
     ("BERT-Large", "Gloo-like"): 0.215,
 }
-"""Speed-ups by overlap that the paper reports (section 5.1), as parts of the iteration without it."""
+"""Time that overlap saves in the paper (section 5.1), as a fraction of the iteration without overlap."""
 
 
 class Bars(NamedTuple):
-    """Milliseconds by model: forward pass, backward pass, communication without overlap, exposed with it."""
+    """Milliseconds by model: forward pass, backward pass, communication without overlap, exposed with overlap."""
 
     fabric: str
     models: tuple[str, ...]
@@ -34,14 +34,14 @@ class Bars(NamedTuple):
     exposed_ms: tuple[float, ...]
 
     def saved(self) -> list[float]:
-        """Part of the iteration without overlap that overlap saves, by model."""
+        """Time that overlap saves, as a fraction of the iteration without overlap, by model."""
         rows = zip(self.forward_ms, self.backward_ms, self.all_comm_ms, self.exposed_ms, strict=True)
         return [(comm - exposed) / (forward + backward + comm) for forward, backward, comm, exposed in rows]
 
 
 @cache
 def panels() -> list[Bars]:
-    """One panel a fabric, predicted at `GPUS` in buckets of 25 MiB."""
+    """One panel for each fabric, predicted on `GPUS` GPUs with buckets of 25 MiB."""
     return [_bars(fabric) for fabric in FABRICS]
 
 
@@ -58,7 +58,7 @@ def _bars(fabric: str) -> Bars:
 
 
 def draw(data: Bars, ax: Axes) -> Axes:
-    """Two bars a model, without overlap and with it, as parts of the iteration without."""
+    """Draw two bars for each model, without and with overlap, in percent of the iteration without overlap."""
     places = np.arange(len(data.models))
     times = [np.array(row) for row in (data.forward_ms, data.backward_ms, data.all_comm_ms, data.exposed_ms)]
     whole = (times[0] + times[1] + times[2]) / 100
@@ -67,8 +67,8 @@ def draw(data: Bars, ax: Axes) -> Axes:
         ax.bar(places + shift, forward, 0.36, color=THIRD, label="forward" if labelled else None)
         label = "backward" if labelled else None
         ax.bar(places + shift, backward, 0.36, bottom=forward, color=COMPUTATION, label=label)
-    ax.bar(places - 0.2, comm, 0.36, bottom=forward + backward, color=HIDDEN, label="communication, after it")
-    ax.bar(places + 0.2, exposed, 0.36, bottom=forward + backward, color=EXPOSED, label="exposed, overlapped")
+    ax.bar(places - 0.2, comm, 0.36, bottom=forward + backward, color=HIDDEN, label="communication, no overlap")
+    ax.bar(places + 0.2, exposed, 0.36, bottom=forward + backward, color=EXPOSED, label="exposed, with overlap")
     ax.set_xticks(places, data.models)
     ax.set_ylabel("% of the iteration without overlap")
     ax.set_ylim(0, 135)
@@ -78,25 +78,25 @@ def draw(data: Bars, ax: Axes) -> Axes:
 
 
 def caption() -> str:
-    """In numbers."""
-    told = [
+    """Caption whose numbers are computed from the data."""
+    savings = [
         f"{panel.fabric} {model} {saved:.1%} (paper {CLAIMS[model, panel.fabric]:.1%})"
         for panel in panels()
         for model, saved in zip(panel.models, panel.saved(), strict=True)
     ]
     return (
-        f"Simulated on {GPUS} GPUs, 8 a node, buckets of 25 MiB. ResNet-50 from a trace recorded on a V100 (batch "
-        "32), BERT-Large synthesised at the peak rates of the V100's data sheet (batch 8, 128 tokens), so its "
-        "computation is short. NCCL-like: NVLink in a node and one 100 Gbit/s adapter for it (sources: "
-        "figures/setting.py); Gloo-like: a ring with latency and rate of Gloo as calibrated on two processes over "
-        f"links of 10 Gbit/s. Overlap saves, as a part of the iteration without it: {'; '.join(told)}. The paper's "
-        "batch sizes are not known to us, its adapters have 100 Gbit/s for Gloo as well, and what overlap can "
-        "save depends on how computation and communication compare: most where they are equal."
+        f"Simulated on {GPUS} GPUs, 8 in a node, with buckets of 25 MiB. ResNet-50: a trace recorded on a V100 "
+        "(batch 32). BERT-Large: synthesised at the peak rates of the V100's data sheet (batch 8, 128 tokens), so "
+        "its computation is short. NCCL-like: NVLink inside a node and one 100 Gbit/s adapter for each node "
+        "(sources: figures/traces_and_fabrics.py). Gloo-like: a ring with the latency and rate of Gloo as calibrated "
+        "on two processes over links of 10 Gbit/s. Overlap saves this fraction of the iteration without overlap: "
+        f"{'; '.join(savings)}. We do not know the paper's batch sizes, and its adapters have 100 Gbit/s for Gloo as "
+        "well. The saving depends on the ratio of computation to communication, and is largest where they are equal."
     )
 
 
 def main() -> None:
-    """Draw it again."""
+    """Draw the figure and write its files."""
     save("overlap", render(draw, panels(), size=SIZE))
 
 

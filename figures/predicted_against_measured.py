@@ -1,4 +1,4 @@
-"""Predicted against measured: every configuration of the committed runs on real ranks."""
+"""Predicted against measured iteration time of every configuration of the committed runs."""
 
 from functools import cache
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from simulator.measure.report import Row
-from validation.runs import committed_runs
+from validation.part_d_runs import committed_runs
 
 from .drawing import COMPUTATION, EXPOSED, MEASURED, SECOND, THIRD, plain, render, save
 
@@ -18,7 +18,7 @@ COLOURS = (COMPUTATION, EXPOSED, SECOND, THIRD, "#2a9d8f", "#9d4edd")
 
 
 class Dots(NamedTuple):
-    """Milliseconds: measured (paired) and predicted, with the predicted interval."""
+    """Milliseconds of one model's configurations: measured (paired), predicted, and predicted interval."""
 
     measured_ms: list[float]
     predicted_ms: list[float]
@@ -26,12 +26,12 @@ class Dots(NamedTuple):
 
 
 class Scatter(NamedTuple):
-    """By model."""
+    """The configurations of all models, by model."""
 
     by_model: dict[str, Dots]
 
     def errors(self) -> list[float]:
-        """Predicted over measured, minus 1."""
+        """Predicted / measured - 1 of each configuration."""
         pairs = [
             (measured, predicted)
             for dots in self.by_model.values()
@@ -42,8 +42,8 @@ class Scatter(NamedTuple):
 
 @cache
 def panels() -> list[Scatter]:
-    """Predictions are made anew from each run's own trace and calibration."""
-    rows = [row for run in committed_runs() for row in run.now.rows]
+    """Current predictions from each run's own trace and calibration, beside its measurements."""
+    rows = [row for run in committed_runs() for row in run.current.rows]
     names = dict.fromkeys(row.model for row in rows)
     return [Scatter({name.rpartition(":")[2]: _dots([row for row in rows if row.model == name]) for name in names})]
 
@@ -57,7 +57,7 @@ def _dots(rows: list[Row]) -> Dots:
 
 
 def draw(data: Scatter, ax: Axes) -> Axes:
-    """A dot a configuration on logarithmic axes; the line is the truth."""
+    """Plot one dot for each configuration on logarithmic axes, and the diagonal."""
     shown = [ms for dots in data.by_model.values() for ms in (*dots.measured_ms, *dots.predicted_ms)]
     ends = [min(shown) / 1.2, max(shown) * 1.2]
     ax.plot(ends, ends, color=MEASURED, linewidth=0.8)
@@ -74,27 +74,27 @@ def draw(data: Scatter, ax: Axes) -> Axes:
     ax.set_yticks(TICKS_MS, [str(tick) for tick in TICKS_MS])
     ax.minorticks_off()
     ax.set_xlabel("measured, ms")
-    ax.set_ylabel("predicted, ms; bars hold 90 %")
+    ax.set_ylabel("predicted, ms; bars: 90 % interval")
     ax.legend(frameon=False, fontsize=8)
     return plain(ax)
 
 
 def caption() -> str:
-    """In numbers."""
+    """Caption whose numbers are computed from the data."""
     (scatter,) = panels()
     errors = scatter.errors()
     return (
-        f"Measured: {len(errors)} configurations (bucket caps, orders, a comm hook) of {len(scatter.by_model)} "
-        "models on real Gloo ranks, two to four of them, over loopback and virtual links of 0.5 to 10 Gbit/s, on "
-        "two cores; each taken back to the machine's speed at calibration. Predicted: from one trace and one "
-        f"calibration a run, made before. Mean absolute error {np.mean(np.abs(errors)):.1%}, worst "
-        f"{max(errors, key=abs):+.1%}. The whole score, with published measurements on GPUs: "
-        "[validation/score.md](../validation/score.md)."
+        f"Measured: {len(errors)} configurations (bucket caps, bucket orders, a comm hook) of "
+        f"{len(scatter.by_model)} models on two to four real Gloo ranks, over loopback and virtual links of 0.5 to "
+        "10 Gbit/s, on two cores; each time is corrected to the machine's speed at calibration. Predicted: from one "
+        "trace and one calibration for each run, recorded beforehand. Mean absolute error "
+        f"{np.mean(np.abs(errors)):.1%}, worst {max(errors, key=abs):+.1%}. The full score, with published "
+        "measurements on GPUs, is in [validation/score.md](../validation/score.md)."
     )
 
 
 def main() -> None:
-    """Draw it again."""
+    """Draw the figure and write its files."""
     save("predicted_against_measured", render(draw, panels(), size=SIZE))
 
 

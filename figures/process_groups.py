@@ -1,4 +1,4 @@
-"""Figure 12 of the paper: buckets taken in turn by 1, 3 and 5 process groups."""
+"""Iteration time with buckets assigned in turn to 1, 3 and 5 process groups (figure 12 of the paper)."""
 
 from functools import cache
 from typing import NamedTuple
@@ -9,18 +9,18 @@ from matplotlib.axes import Axes
 from simulator import predict
 
 from .drawing import COMPUTATION, EXPOSED, SECOND, plain, render, save
-from .setting import FABRICS, MODELS
+from .traces_and_fabrics import FABRICS, MODELS
 
 TITLE = "Round-robin process groups"
 SIZE = (3.6, 3.4)
 GROUPS = (1, 3, 5)
 GPUS = (8, 16, 32)
 CAP_MB = 5.0
-"""Enough buckets to share out."""
+"""Small enough for several buckets in each process group."""
 
 
 class Grouped(NamedTuple):
-    """Milliseconds by number of process groups, one for each of `GPUS`."""
+    """Iteration times in milliseconds by number of process groups, one for each of `GPUS`."""
 
     title: str
     by_groups: dict[int, list[float]]
@@ -28,7 +28,7 @@ class Grouped(NamedTuple):
 
 @cache
 def panels() -> list[Grouped]:
-    """One panel a model and fabric."""
+    """One panel for each model and fabric."""
     return [_grouped(model, fabric) for fabric in FABRICS for model in MODELS]
 
 
@@ -49,7 +49,7 @@ def _grouped(model: str, fabric: str) -> Grouped:
 
 
 def draw(data: Grouped, ax: Axes) -> Axes:
-    """Bars side by side."""
+    """Draw one bar for each number of process groups, grouped by number of GPUs."""
     places = np.arange(len(GPUS))
     for number, ((groups, times), colour) in enumerate(
         zip(data.by_groups.items(), (COMPUTATION, SECOND, EXPOSED), strict=True)
@@ -65,18 +65,18 @@ def draw(data: Grouped, ax: Axes) -> Axes:
 
 
 def caption() -> str:
-    """In numbers."""
-    told = [f"{panel.title} {1 - panel.by_groups[5][-1] / panel.by_groups[1][-1]:.1%}" for panel in panels()]
+    """Caption whose numbers are computed from the data."""
+    savings = [f"{panel.title} {1 - panel.by_groups[5][-1] / panel.by_groups[1][-1]:.1%}" for panel in panels()]
     return (
-        f"Simulated, traces and fabrics as above, buckets of {CAP_MB:g} MiB, which the process groups take in "
-        f"turn. What five groups save over one on {GPUS[-1]} GPUs: {'; '.join(told)}. In the simulator collectives "
-        "that run at the same time share the links' bytes a second, so more groups can only hide latency. The "
-        "paper measured such groups of 1, 3 and 5."
+        f"Simulated with the same traces and fabrics, and buckets of {CAP_MB:g} MiB assigned to the process groups "
+        f"in turn. Five groups save this fraction of the iteration with one group on {GPUS[-1]} GPUs: "
+        f"{'; '.join(savings)}. In the simulator collectives that run at the same time share the bandwidth of the "
+        "links, so more groups can only hide latency. The paper measured 1, 3 and 5 such groups."
     )
 
 
 def main() -> None:
-    """Draw it again."""
+    """Draw the figure and write its files."""
     save("process_groups", render(draw, panels(), size=SIZE))
 
 

@@ -1,4 +1,4 @@
-"""Figure 2 (c) and (d) of the paper: when gradients are ready, on a GPU and on a processor."""
+"""Bytes of gradients ready during the backward pass, on a GPU and on a CPU (figure 2 (c), (d) of the paper)."""
 
 from functools import cache
 from pathlib import Path
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from reference.trace import Trace
 
 from .drawing import COMPUTATION, EXPOSED, FOLDER, SECOND, plain, render, save
-from .setting import resnet50
+from .traces_and_fabrics import resnet50
 
 TITLE = "When gradients are ready"
 SIZE = (5.0, 3.4)
@@ -24,14 +24,14 @@ RECORDED = {
 
 
 class Curve(NamedTuple):
-    """Milliseconds from the start of the backward pass, and bytes that are ready by then, both rising."""
+    """Increasing milliseconds from the start of the backward pass, and the bytes ready by then."""
 
     ms: NDArray[np.float64]
     bytes_ready: NDArray[np.float64]
 
 
 class Curves(NamedTuple):
-    """By model."""
+    """The curves of one panel, by model."""
 
     title: str
     by_model: dict[str, Curve]
@@ -39,11 +39,11 @@ class Curves(NamedTuple):
 
 @cache
 def panels() -> list[Curves]:
-    """One GPU, from a public trace; a processor, from committed runs."""
+    """One GPU, from a public trace, and a CPU, from committed runs."""
     recorded = {name: _curve(Trace.load(Path(path))) for name, path in RECORDED.items()}
     return [
         Curves("on a V100, published", {"ResNet-50": _curve(resnet50())}),
-        Curves("on a processor, recorded here", recorded),
+        Curves("on a CPU, recorded here", recorded),
     ]
 
 
@@ -55,37 +55,38 @@ def _curve(trace: Trace) -> Curve:
 
 
 def draw(data: Curves, ax: Axes) -> Axes:
-    """Part of the bytes over part of the backward pass."""
+    """Plot the fraction of the bytes that is ready over the fraction of the backward pass."""
     for (name, curve), colour in zip(data.by_model.items(), (COMPUTATION, EXPOSED, SECOND), strict=False):
         label = f"{name}: {curve.ms[-1]:.0f} ms"
-        part = np.concatenate([[0], curve.bytes_ready / curve.bytes_ready[-1]])
-        ax.step(np.concatenate([[0], curve.ms / curve.ms[-1]]), part, where="post", color=colour, label=label)
-    ax.set_xlabel("part of the backward pass")
-    ax.set_ylabel("part of the bytes that is ready")
+        ready = np.concatenate([[0], curve.bytes_ready / curve.bytes_ready[-1]])
+        ax.step(np.concatenate([[0], curve.ms / curve.ms[-1]]), ready, where="post", color=colour, label=label)
+    ax.set_xlabel("fraction of the backward pass")
+    ax.set_ylabel("fraction of the bytes that is ready")
     ax.set_title(data.title, loc="left", fontsize=10)
     ax.legend(frameon=False, fontsize=8)
     return plain(ax)
 
 
 def caption() -> str:
-    """In numbers."""
+    """Caption whose numbers are computed from the data."""
     models = {name: curve for panel in panels() for name, curve in panel.by_model.items()}
     half = {
         name: curve.bytes_ready[curve.ms <= curve.ms[-1] / 2].max(initial=0) / curve.bytes_ready[-1]
         for name, curve in models.items()
     }
-    said = ", ".join(f"{name} {part:.0%}" for name, part in half.items())
+    ready = ", ".join(f"{name} {fraction:.0%}" for name, fraction in half.items())
     return (
-        "Part of the gradients' bytes that is ready over part of the backward pass. Left: ResNet-50 on a V100, "
-        "from a public profiler trace; right: recorded by our recorder on one of two processes that share two "
-        f"cores. Ready by half-time: {said}. A ResNet's last layers hold most of its bytes, so most can travel "
-        "behind the rest; the transformer's shared embedding is its largest parameter and ready last. The paper's "
-        "figures 2 (c) and (d) show the same for a ResNet-152, counted in gradients and not in bytes."
+        "Fraction of the gradients' bytes that is ready over the fraction of the backward pass. Left: ResNet-50 on a "
+        "V100, from a public profiler trace; right: recorded by our recorder on one of two processes that share two "
+        f"cores. Ready after half of the backward pass: {ready}. The last layers of a ResNet hold most of its bytes, "
+        "so most bytes can be sent during the rest of the backward pass; the transformer's shared embedding is its "
+        "largest parameter and becomes ready last. Figures 2 (c) and (d) of the paper show the same for ResNet-152, "
+        "counted in gradients instead of bytes."
     )
 
 
 def main() -> None:
-    """Draw it again."""
+    """Draw the figure and write its files."""
     save("ready_curves", render(draw, panels(), size=SIZE))
 
 

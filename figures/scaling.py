@@ -1,4 +1,4 @@
-"""Figure 9 of the paper: an iteration on 1 to 256 GPUs."""
+"""Iteration time on 1 to 256 GPUs (figure 9 of the paper)."""
 
 from functools import cache
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from simulator import predict
 
 from .drawing import COMPUTATION, EXPOSED, plain, render, save
-from .setting import FABRICS, MODELS
+from .traces_and_fabrics import FABRICS, MODELS
 
 TITLE = "Scaling to 256 GPUs"
 SIZE = (5.0, 3.4)
@@ -17,7 +17,7 @@ TICKS_MS = (100, 200, 500, 1_000, 2_000, 5_000)
 
 
 class Scaling(NamedTuple):
-    """Milliseconds by fabric, one for each of `GPUS`: lower end, median and upper end."""
+    """Milliseconds of an iteration by fabric and GPUs: lower end of the 90 % interval, median, upper end."""
 
     model: str
     by_fabric: dict[str, list[tuple[float, float, float]]]
@@ -25,16 +25,16 @@ class Scaling(NamedTuple):
 
 @cache
 def panels() -> list[Scaling]:
-    """One panel a model."""
+    """One panel for each model."""
     return [
         Scaling(
             model,
             {
                 fabric: [
                     (one.interval_ns[0] / 1e6, one.iteration_ns / 1e6, one.interval_ns[1] / 1e6)
-                    for one in (predict(trace(), described(), world_size=gpus) for gpus in GPUS)
+                    for one in (predict(trace(), make_fabric(), world_size=gpus) for gpus in GPUS)
                 ]
-                for fabric, described in FABRICS.items()
+                for fabric, make_fabric in FABRICS.items()
             },
         )
         for model, trace in MODELS.items()
@@ -42,7 +42,7 @@ def panels() -> list[Scaling]:
 
 
 def draw(data: Scaling, ax: Axes) -> Axes:
-    """A line a fabric, with the interval as a band."""
+    """Plot one line for each fabric, with intervals as a band."""
     for (fabric, rows), colour in zip(data.by_fabric.items(), (COMPUTATION, EXPOSED), strict=True):
         lows, middles, highs = zip(*rows, strict=True)
         ax.fill_between(GPUS, lows, highs, color=colour, alpha=0.2, linewidth=0)
@@ -60,21 +60,21 @@ def draw(data: Scaling, ax: Axes) -> Axes:
 
 
 def caption() -> str:
-    """In numbers."""
-    told = []
+    """Caption whose numbers are computed from the data."""
+    ratios = []
     for panel in panels():
         for fabric, rows in panel.by_fabric.items():
-            told.append(f"{panel.model} {fabric} {rows[-1][1] / rows[0][1]:.2f}")
+            ratios.append(f"{panel.model} {fabric} {rows[-1][1] / rows[0][1]:.2f}")
     return (
-        "Simulated, traces and fabrics as above, buckets of 25 MiB; bands hold 90 % of iterations. An iteration "
-        f"on 256 GPUs over one on a single GPU, where 1 is linear scaling: {', '.join(told)}. The paper calls its "
-        "scaling near-linear at 256 GPUs. The Gloo-like ring is a flat one with a slow start, whose latency adds "
-        "up over all ranks: past 32 it is worse than any library would be."
+        "Simulated with the same traces and fabrics, and buckets of 25 MiB; bands contain 90 % of iterations. "
+        f"Iteration time on 256 GPUs over that on one GPU, where 1 is linear scaling: {', '.join(ratios)}. The paper "
+        "calls its scaling near-linear at 256 GPUs. The Gloo-like ring is flat and has a high latency, which adds up "
+        "over all ranks: beyond 32 GPUs it is slower than any library would be."
     )
 
 
 def main() -> None:
-    """Draw it again."""
+    """Draw the figure and write its files."""
     save("scaling", render(draw, panels(), size=SIZE))
 
 

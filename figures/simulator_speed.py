@@ -1,4 +1,4 @@
-"""How the simulator's own cost grows, as `make bench-simulator` measured it."""
+"""Run time of the simulator against the number of ranks and of buckets, measured by `make bench-simulator`."""
 
 from functools import cache
 
@@ -16,30 +16,31 @@ MEASURED = FOLDER / "data" / "simulator_speed.csv"
 
 @cache
 def panels() -> list[pd.DataFrame]:
-    """By ranks, and by buckets: columns along, size, engine, seconds."""
+    """Run time by ranks, and by buckets: tables with the columns along, size, engine, seconds."""
     rows = pd.read_csv(MEASURED)
     return [rows[rows["along"] == along] for along in ("ranks", "buckets")]
 
 
 def draw(data: pd.DataFrame, ax: Axes) -> Axes:
-    """A line an engine on two logarithmic axes."""
+    """Plot one line for each engine on logarithmic axes."""
     return draw_scaling(data, ax)
 
 
 def caption() -> str:
-    """In numbers."""
+    """Caption whose numbers are computed from the data."""
     ranks, _ = panels()
     events = ranks[ranks["engine"] == "events"]
     largest = events.iloc[events["size"].argmax()]
     return (
-        "Measured by `make bench-simulator`: seconds for one iteration of ResNet-50 in five buckets (left) and on "
-        f"16 ranks (right), two cores of an Intel Xeon at 2.5 GHz. {largest['size']:,} different ranks by events "
-        f"take {largest['seconds']:.1f} s; the dotted line is linear growth."
+        "Measured by `make bench-simulator` on two cores of an Intel Xeon at 2.5 GHz: seconds to simulate one "
+        "iteration of ResNet-50 in five buckets by number of ranks (left), and on 16 ranks by number of buckets "
+        f"(right). The event replay of {largest['size']:,} different ranks takes {largest['seconds']:.1f} s. The "
+        "dotted line is linear growth."
     )
 
 
 def main() -> None:
-    """Draw it again."""
+    """Draw the figure and write its files."""
     save("simulator_speed", render(draw, panels(), size=SIZE))
 
 

@@ -1,4 +1,4 @@
-"""The simulator's benchmark: a goal that is missed fails the command, with its name."""
+"""The benchmark of the simulator: a missed goal fails the command, which names the goal."""
 
 import math
 import sys
@@ -15,7 +15,7 @@ MISSED = Goal("in no time at all", 0, runs=2, action=int)
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
-    """Runs the command with goals of its own, and without the part that takes minutes."""
+    """Runs the command with the given goals, and without the part that takes minutes."""
 
     def run(*goals: Goal) -> None:
         rows = pd.DataFrame(
@@ -35,6 +35,6 @@ def test_a_missed_goal_ends_the_command_with_its_name(run, tmp_path):
     assert (tmp_path / "speed.png").exists()
 
 
-def test_goals_that_are_reached_are_told_and_end_nothing(run, capsys):
+def test_reached_goals_are_printed_and_do_not_end_the_command(run, capsys):
     run(REACHED)
     assert "easy" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The figures: drawn again from committed data, each is what is committed, to the byte."""
+"""The figures: drawn from committed data, each equals the committed file, byte for byte."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def test_a_figure_is_drawn_the_same_again(figure):
         assert drawn[format_] == committed.read_bytes(), f"{committed.name}: data or code changed; run `make figures`"
 
 
-def test_captions_say_what_the_data_say():
+def test_captions_match_the_data():
     assert figures.page() == (FOLDER / "README.md").read_text(), "run `make figures`"
 
 

@@ -1,4 +1,4 @@
-"""The public score: its case files, the wall between inputs and truth, and the page that it wrote."""
+"""The public score: case files, the separation of inputs and truth, predictions, and the committed page."""
 
 import math
 import re
@@ -12,17 +12,16 @@ from matplotlib.figure import Figure
 
 from simulator import Fabric, predict
 from simulator.measure.report import summarize
-from validation import all_reduce, iterations, schedules
-from validation.all_reduce_case import AllReduceCase, TreeLatency
-from validation.case import load_case
-from validation.gradients import read_gradients, repeated, trace_of
-from validation.mg_wfbp import merged_plan
-from validation.picture import draw, draw_errors
-from validation.rows import ScoreRow, verdict
-from validation.runs import committed_runs, load_runs
-from validation.runs import score as score_run
-from validation.score import FOLDER, as_markdown, compute, main, score_case
-from validation.training_case import IterationsCase, Repeat, SchedulesCase
+from validation import part_a_all_reduces, part_b_iterations, part_c_schedules, part_d_runs, ready_times
+from validation.cases import AllReduceCase, IterationsCase, RepeatedBlock, SchedulesCase, TreeLatency, load_case
+from validation.comparison import Comparison, verdict
+from validation.part_b_iterations import Cell as IterationCell
+from validation.part_c_schedules import Cell as ScheduleCell
+from validation.part_c_schedules import merged_plan
+from validation.part_d_runs import committed_runs, load_runs
+from validation.ready_times import read_gradients, repeat_block, trace_of
+from validation.score import FOLDER, compute, main, score_case
+from validation.score_page import as_markdown, draw, draw_errors
 
 from .test_report import FABRIC, TRACE
 from .test_report import row as row_of_a_report
@@ -35,7 +34,7 @@ HKBU = FOLDER / "cases" / "schedules_hkbu_10gbe.toml"
 SMALL = """
 kind = "all_reduce"
 name = "small"
-source = "nobody"
+source = "invented"
 [[questions]]
 title = "to 4"
 fit = [2]
@@ -63,47 +62,54 @@ def written(tmp_path, text):
 
 
 @pytest.mark.parametrize("path", CASES, ids=lambda path: path.stem)
-def test_every_committed_case_is_one(path):
+def test_every_committed_case_is_valid(path):
     assert load_case(path).source
 
 
-def test_one_file_is_a_case(tmp_path):
+def test_a_case_is_a_single_file(tmp_path):
     scored = compute([written(tmp_path, SMALL)], [])
     assert [row.measured_ns for row in scored.rows] == [16_000, 45_000, 160_000]
     assert [verdict.part for verdict in scored.verdicts] == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "told"),
+    ("old", "new", "message"),
     [
         ('kind = "all_reduce"', 'kind = "reduce"', "kind: expected one of all_reduce, iterations, schedules"),
         ("[[questions]]", "[[questions", "not TOML"),
-        ('source = "nobody"', "", "source: field required"),
-        ('source = "nobody"', 'source = "nobody"\ncolour = 3', "colour: extra inputs are not permitted"),
+        ('source = "invented"', "", "source: field required"),
+        ('source = "invented"', 'source = "invented"\ncolour = 3', "colour: extra inputs are not permitted"),
         ("us = [10, 30, 110]", "us = [10, 30]", r"tables[0]: us: expected 3 times, one for each of bytes, got 2"),
-        ("us = [10, 30, 110]", "us = [10, 0, 110]", "tables[0]: us: expected times above 0"),
+        ('kind = "all_reduce"', 'kind = ["all_reduce"]', "kind: expected one of all_reduce, iterations, schedules"),
+        ("us = [10, 30, 110]", "us = [10, 0, 110]", "tables[0].us[1]: input should be greater than 0, got 0"),
+        ("us = [10, 30, 110]", "us = [10, nan, 110]", "tables[0].us[1]: input should be a finite number, got nan"),
+        ("us = [10, 30, 110]", "us = [10, 30, inf]", "tables[0].us[2]: input should be a finite number, got inf"),
         ("us = [10, 30, 110]", 'us = [10, "x", 110]', r"tables[0].us[1]: input should be a valid number, got 'x'"),
-        ("bytes = [262144, 1048576, 4194304]", "bytes = [2, 2, 3]", "tables[0]: bytes: expected sizes that rise"),
+        (
+            "bytes = [262144, 1048576, 4194304]",
+            "bytes = [2, 2, 3]",
+            "tables[0]: bytes: expected increasing sizes, got [2, 2, 3]",
+        ),
         ("predict = [4]", "predict = [2]", "questions[0]: predict: expected more GPUs than the 2 in fit, got 2"),
         ("predict = [4]", "predict = [8]", "questions[0]: expected tables of [2, 4] GPUs, got 8"),
         (
             "predict = [4]",
             'predict = [4]\nrates = [{gpus = 4, gb_per_s = 1, source = "?"}]',
-            "questions[0].rates: expected the largest of fit and all of predict in them",
+            "questions[0].rates: expected rates for [2, 4] GPUs (largest of fit, all of predict), got [4]",
         ),
     ],
 )
-def test_a_broken_case_gets_one_line_that_names_file_and_field(tmp_path, old, new, told):
+def test_a_broken_case_gets_one_line_that_names_file_and_field(tmp_path, old, new, message):
     assert old in SMALL
     path = written(tmp_path, SMALL.replace(old, new, 1))
-    with pytest.raises(ValueError, match=re.escape(told)) as raised:
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
         load_case(path)
     assert str(raised.value).startswith(f"{path}: ")
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("path", "old", "new", "told"),
+    ("path", "old", "new", "message"),
     [
         (
             PYTORCH,
@@ -121,10 +127,10 @@ def test_a_broken_case_gets_one_line_that_names_file_and_field(tmp_path, old, ne
         (HKBU, "gpus = 4, schedule", "gpus = 3, schedule", "truth[0].gpus: expected one of inputs.no_overlap"),
     ],
 )
-def test_a_broken_training_case_too(tmp_path, path, old, new, told):
+def test_a_broken_training_case_gets_such_a_line_too(tmp_path, path, old, new, message):
     text = path.read_text()
     assert old in text
-    with pytest.raises(ValueError, match=re.escape(told)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         load_case(written(tmp_path, text.replace(old, new, 1)))
 
 
@@ -135,7 +141,15 @@ def test_a_constant_without_a_source_is_refused(tmp_path):
         load_case(written(tmp_path, text))
 
 
-def test_gradients_that_are_missing_are_told_with_the_case(tmp_path):
+@pytest.mark.parametrize("ready_ms", ["nan", "inf", "-1", "0", "x", ""])
+def test_a_ready_time_that_is_no_time_is_refused_with_its_line(tmp_path, monkeypatch, ready_ms):
+    monkeypatch.setattr(ready_times, "DATA", tmp_path)
+    (tmp_path / "gradients.csv").write_text(f"name,elements,ready_ms_1\nlast,3,1.5\nfirst,2,{ready_ms}\n")
+    with pytest.raises(ValueError, match=r"gradients\.csv: line 3: expected name, elements, ready_ms_1"):
+        read_gradients("gradients.csv")
+
+
+def test_the_error_for_a_missing_file_of_ready_times_names_the_case(tmp_path):
     path = written(tmp_path, HKBU.read_text().replace("resnet50_v100.csv", "resnet5.csv"))
     with pytest.raises(ValueError, match=re.escape("resnet5.csv: cannot be read: No such file")) as raised:
         compute([path], [])
@@ -149,7 +163,7 @@ def test_the_command_ends_with_one_line(tmp_path):
 
 
 def with_another_truth(case):
-    """The same case, every truth 1.5 times as long or as fast."""
+    """The same case with every true value multiplied by 1.5."""
     if isinstance(case, AllReduceCase):
         question = case.questions[-1]
         tables = [
@@ -169,37 +183,37 @@ def test_another_truth_leaves_every_prediction_as_it_is(path):
     if isinstance(case, AllReduceCase):
         case = case.model_copy(update={"questions": case.questions[-1:]})
     before, after = score_case(case).rows, score_case(with_another_truth(case)).rows
-    assert [(row.predicted_ns, row.yardsticks_ns) for row in after] == [
-        (row.predicted_ns, row.yardsticks_ns) for row in before
+    assert [(row.predicted_ns, row.baselines_ns) for row in after] == [
+        (row.predicted_ns, row.baselines_ns) for row in before
     ]
     assert all(old.measured_ns != new.measured_ns for old, new in zip(before, after, strict=True))
 
 
 def test_predictions_of_training_are_functions_of_the_inputs_alone():
-    for part, path in ((iterations, PYTORCH), (schedules, HKBU)):
+    for part, path in ((part_b_iterations, PYTORCH), (part_c_schedules, HKBU)):
         case = load_case(path)
         rows = part.score(case).rows[:1]
         cell = (
-            (case.truth[0].model, case.truth[0].bucket_mb, case.truth[0].gpus)
+            IterationCell(case.truth[0].model, case.truth[0].bucket_mb, case.truth[0].gpus)
             if isinstance(case, IterationsCase)
-            else (case.truth[0].gpus, case.truth[0].schedule)
+            else ScheduleCell(case.truth[0].gpus, case.truth[0].schedule)
         )
-        assert part.foretold_ns(case.inputs, [cell])[cell]["predicted"] == rows[0].predicted_ns
+        assert part.predict_ns(case.inputs, [cell])[cell]["predicted"] == rows[0].predicted_ns
 
 
-def test_the_written_page_is_this_score(score):
-    assert as_markdown(compute(CASES, committed_runs())) == (FOLDER / "score.md").read_text()
+def test_the_committed_page_is_the_current_score(score):
+    assert as_markdown(compute(CASES, committed_runs()).sections()) == (FOLDER / "score.md").read_text()
     assert {row.part for row in score.rows} == {"a", "b", "c"}
 
 
 def test_schedules_are_within_their_limit_and_all_winners_right(score):
-    assert verdict("c", score.rows, score.contests).is_met
+    assert verdict("c", score.rows, score.choices).is_met
 
 
-def test_the_faster_bucket_size_is_foretold_in_every_cell(score):
-    contests = [contest for contest in score.contests if contest.part == "b"]
-    assert len(contests) == 8
-    assert all(contest.is_right for contest in contests)
+def test_the_faster_bucket_size_is_predicted_for_every_model_and_number_of_gpus(score):
+    choices = [choice for choice in score.choices if choice.part == "b"]
+    assert len(choices) == 8
+    assert all(choice.is_right for choice in choices)
 
 
 def test_beyond_two_nodes_growth_is_within_8_percent_where_the_ring_factor_misses_14_to_24(score):
@@ -207,20 +221,21 @@ def test_beyond_two_nodes_growth_is_within_8_percent_where_the_ring_factor_misse
     for gpus, ring in ((32, 0.14), (64, 0.19), (128, 0.24)):
         members = [row for row in rows if row.group.endswith(f" {gpus} GPUs")]
         assert np.mean([abs(row.error) for row in members]) < 0.08
-        assert np.mean([abs(row.yardstick_error("ring factor")) for row in members]) == pytest.approx(ring, abs=0.005)
+        assert np.mean([abs(row.baseline_error("ring factor")) for row in members]) == pytest.approx(ring, abs=0.005)
 
 
-def test_a_question_that_tells_nothing_more_is_the_simulators_own_growth():
+def test_a_question_without_rates_and_tree_gives_the_simulators_own_growth():
     case = load_case(ECHO)
     known = [table for table in case.tables if table.gpus in (2, 4)]
     sizes = np.array(case.tables[0].bytes)
-    foretold = all_reduce.foretold_ns(known, case.questions[0], 8, sizes)
-    fabric = all_reduce.fabric_of(known).model_copy(update={"extrapolate": True})
-    assert foretold == pytest.approx(fabric.all_reduce_costs_ns(sizes, 8), rel=1e-4)
+    predicted = part_a_all_reduces.predict_ns(known, case.questions[0], 8, sizes)
+    fabric = part_a_all_reduces.fabric_of(known).model_copy(update={"extrapolate": True})
+    assert predicted == pytest.approx(fabric.all_reduce_costs_ns(sizes, 8), rel=1e-4)
 
 
 def test_the_tree_climbs_once_inside_the_node_and_once_a_doubling_of_nodes():
-    law = all_reduce.tree_law(TreeLatency(node_gpus=8, base_us=4.4, inside_us=1.2, across_us=8.5, source="NCCL 2.8"))
+    tree = TreeLatency(node_gpus=8, base_us=4.4, inside_us=1.2, across_us=8.5, source="NCCL 2.8")
+    law = part_a_all_reduces.tree_law(tree)
     assert [law(gpus) for gpus in (8, 16, 128)] == pytest.approx([21.2, 38.2, 89.2])
 
 
@@ -228,19 +243,19 @@ def test_where_links_halve_their_rate_bytes_take_twice_as_long():
     case = load_case(ECHO)
     inside, across = case.questions[1].rates
     rates = (inside, across.model_copy(update={"gb_per_s": 150.0}))
-    assert all_reduce.slower(rates, 8, 16) == 2
-    assert all_reduce.slower((), 8, 16) == 1
+    assert part_a_all_reduces.link_slowdown(rates, 8, 16) == 2
+    assert part_a_all_reduces.link_slowdown((), 8, 16) == 1
 
 
 def test_resnet101_out_of_resnet50_has_torchvisions_size():
-    gradients = repeated(read_gradients("resnet50_v100.csv"), Repeat(block="layer3.3", times=17))
+    gradients = repeat_block(read_gradients("resnet50_v100.csv"), RepeatedBlock(block="layer3.3", times=17))
     assert (len(gradients), sum(gradient.elements for gradient in gradients)) == (314, 44_549_160)
     for step in range(3):
-        moments = [gradient.ready_ms[step] for gradient in gradients]
-        assert moments == sorted(moments)
+        ready_ms = [gradient.ready_ms[step] for gradient in gradients]
+        assert ready_ms == sorted(ready_ms)
 
 
-def test_a_stretched_trace_takes_the_time_that_it_was_told():
+def test_the_median_iteration_of_a_scaled_trace_takes_the_given_time():
     trace = trace_of(read_gradients("resnet50_v100.csv"), 100e6)
     durations = sorted(iteration.duration_ns for iteration in trace.ranks[0].iterations)
     assert durations[1] == pytest.approx(100e6, abs=2)
@@ -248,8 +263,8 @@ def test_a_stretched_trace_takes_the_time_that_it_was_told():
 
 
 @pytest.mark.parametrize(("gpus", "deviations"), [(1, 0), (2, 1 / math.sqrt(math.pi)), (8, 1.42360), (16, 1.76599)])
-def test_the_slowest_of_several_is_the_expected_maximum_of_normal_draws(gpus, deviations):
-    assert iterations.expected_slowest(gpus) == pytest.approx(deviations, abs=1e-4)
+def test_the_slowest_of_several_gpus_is_the_expected_maximum_of_normal_variables(gpus, deviations):
+    assert part_b_iterations.expected_slowest(gpus) == pytest.approx(deviations, abs=1e-4)
 
 
 gradients_of_a_step = st.lists(st.tuples(st.integers(1, 10**7), st.integers(0, 10**6)), min_size=1, max_size=30)
@@ -279,41 +294,43 @@ def test_gradients_are_merged_where_waiting_costs_less_than_a_start_up(start_up_
     assert merged == plan
 
 
-def test_the_ring_takes_what_the_run_without_overlap_leaves():
+def test_the_ring_takes_as_long_as_the_run_without_overlap_exceeds_one_gpu():
     inputs = load_case(HKBU).inputs
     trace = trace_of(read_gradients(inputs.gradients), inputs.samples / inputs.one_gpu_per_s * 1e9)
-    ring = schedules.ring_of(inputs, trace, 8)
-    whole = ring.all_reduce_ns(sum(trace.sizes_bytes), 8) + 161 * schedules.copy_ns(inputs)
+    ring = part_c_schedules.ring_of(inputs, trace, 8)
+    whole = ring.all_reduce_ns(sum(trace.sizes_bytes), 8) + 161 * part_c_schedules.copy_ns(inputs)
     assert whole == pytest.approx(64 * 8 / 1282.28 * 1e9 - 64 / 253.1 * 1e9, rel=1e-6)
     assert isinstance(ring, Fabric)
 
 
-def test_a_run_without_overlap_that_is_too_fast_is_told():
+def test_a_run_without_overlap_that_is_too_fast_is_an_error():
     case = load_case(HKBU)
     assert isinstance(case, SchedulesCase)
     fast = tuple(row.model_copy(update={"per_s": 1e6}) for row in case.inputs.no_overlap)
     with pytest.raises(ValueError, match=r"inputs\.no_overlap: expected 4 GPUs to be slower than one"):
-        schedules.score(case.model_copy(update={"inputs": case.inputs.model_copy(update={"no_overlap": fast})}))
+        part_c_schedules.score(
+            case.model_copy(update={"inputs": case.inputs.model_copy(update={"no_overlap": fast})})
+        )
 
 
-def test_runs_are_predicted_anew_from_what_they_recorded_and_a_broken_one_is_named(tmp_path):
-    """The report was written by a simulator that said 1 ns; its measurements stay."""
+def test_runs_are_predicted_again_from_their_recordings_and_a_broken_one_is_named(tmp_path):
+    """The report was written by a simulator that predicted 1 ns; its measurements are kept."""
     assert load_runs(tmp_path) == []
     folder = tmp_path / "two_cores"
     TRACE.save(folder / "m" / "trace.json.gz")
     FABRIC.save(folder / "m" / "fabric.json")
     summarize([row_of_a_report(1, 100, 1), row_of_a_report(float("inf"), 200, 1)], "abc").save(folder)
     (run,) = load_runs(tmp_path)
-    foretold = [predict(TRACE, FABRIC, world_size=1, bucket_cap_mb=cap).iteration_ns for cap in (1, float("inf"))]
-    scored = score_run(run)
-    assert [(row.what, row.measured_ns, row.predicted_ns) for row in scored.rows] == [
-        ("1 MB ready", 100, foretold[0]),
-        ("single ready", 200, foretold[1]),
+    predicted = [predict(TRACE, FABRIC, world_size=1, bucket_cap_mb=cap).iteration_ns for cap in (1, float("inf"))]
+    scored = part_d_runs.score(run)
+    assert [(row.label, row.measured_ns, row.predicted_ns) for row in scored.rows] == [
+        ("1 MB ready", 100, predicted[0]),
+        ("single ready", 200, predicted[1]),
     ]
     assert run.name == "two_cores"
-    assert run.reported.mape == pytest.approx((199 / 200 + 399 / 400) / 2)
-    assert scored.rows[0].yardsticks_ns["perfect scaling"] == pytest.approx(1000)
-    assert [contest.measured for contest in scored.contests] == ["1 MB ready"]
+    assert run.recorded.mape == pytest.approx((199 / 200 + 399 / 400) / 2)
+    assert scored.rows[0].baselines_ns["perfect scaling"] == pytest.approx(1000)
+    assert [choice.measured for choice in scored.choices] == ["1 MB ready"]
     (folder / "report.json").write_text("{}")
     with pytest.raises(ValueError, match=r"report\.json: not a report of `ddplab validate`: mape: field required"):
         load_runs(tmp_path)
@@ -321,8 +338,15 @@ def test_runs_are_predicted_anew_from_what_they_recorded_and_a_broken_one_is_nam
 
 def test_the_picture_has_a_dot_for_each_row_that_counts():
     rows = [
-        ScoreRow(
-            part="a", case="c", group="g", what="1", calibrated="", predicted_ns=2e6, measured_ns=1e6, counts=counts
+        Comparison(
+            part="a",
+            case="c",
+            group="g",
+            label="1",
+            calibrated_from="",
+            predicted_ns=2e6,
+            measured_ns=1e6,
+            counts=counts,
         )
         for counts in (True, True, False)
     ]

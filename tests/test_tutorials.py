@@ -1,4 +1,4 @@
-"""Tutorials as files: their shape, and that no output is committed. `make test-tutorials` runs them."""
+"""Tutorials as files: their structure, and that no outputs are committed. `make test-tutorials` executes them."""
 
 import json
 import re
@@ -44,8 +44,8 @@ def test_each_has_two_exercises_left_open_with_a_folded_solution_and_a_check(cel
         assert "assert" in text(check)
 
 
-def test_what_moves_is_left_out_of_the_site_and_stands_still_before(cells):
-    """A page has no kernel that could move a slider, so the cell before shows one of its pictures."""
+def test_an_interactive_cell_is_left_out_of_the_site_and_follows_a_still_picture(cells):
+    """A page has no kernel for a slider, so the cell before shows one of its pictures."""
     for before, cell in pairwise(cells):
         if "interact(" in text(cell):
             assert cell["metadata"]["tags"] == ["remove-cell"]

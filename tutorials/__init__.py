@@ -1,1 +1,1 @@
-"""Tutorials: notebooks, and what the ranks in them do."""
+"""Tutorials: notebooks, and the functions that their ranks run."""

@@ -1,4 +1,7 @@
-"""Tutorial 1's ranks: gradients and parameters, averaged. A module, as no process finds what a notebook defines."""
+"""Rank functions of tutorial 1: averages of gradients and of parameters.
+
+Rank functions are in modules because a spawned process cannot import a function that a notebook defines.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -17,7 +20,7 @@ OPTIMIZERS: dict[str, Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]]
 
 
 def integer_model() -> nn.Module:
-    """Two layers whose weights are small integers, in double precision: every sum of a gradient is exact."""
+    """Two layers with small integer weights in double precision, so that all sums in their gradients are exact."""
     generator = torch.Generator().manual_seed(1)
     model = nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1)).double()
     for parameter in model.parameters():
@@ -27,7 +30,7 @@ def integer_model() -> nn.Module:
 
 
 def float_model() -> nn.Module:
-    """The same layers with random weights in single precision: sums are rounded."""
+    """The same layers with random weights in single precision, so that sums are rounded."""
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(INPUTS, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1))
 
@@ -36,7 +39,7 @@ MODELS = {"integers": integer_model, "floats": float_model}
 
 
 def batch(step: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of all ranks: small integers, other ones each step."""
+    """Inputs and targets of all ranks together: small integers, different ones in each step."""
     generator = torch.Generator().manual_seed(100 + step)
     inputs = torch.randint(-2, 3, (BATCH, INPUTS), generator=generator)
     return inputs.to(dtype), torch.randint(-2, 3, (BATCH, 1), generator=generator).to(dtype)
@@ -48,13 +51,13 @@ def loss_of(model: nn.Module, inputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def gradients_of_whole_batch(weights: str) -> list[Tensor]:
-    """In one process."""
+    """Gradients of the whole batch, computed in one process."""
     model = MODELS[weights]()
     return _gradients(model, *batch(dtype=next(model.parameters()).dtype))
 
 
 def gradients(rank: int, world_size: int, weights: str) -> list[Tensor]:
-    """Of this rank's share of the batch, averaged over the ranks."""
+    """Gradients of this rank's share of the batch, averaged over the ranks."""
     model = MODELS[weights]()
     inputs, targets = batch(dtype=next(model.parameters()).dtype)
     mine = slice(rank * BATCH // world_size, (rank + 1) * BATCH // world_size)
@@ -62,7 +65,7 @@ def gradients(rank: int, world_size: int, weights: str) -> list[Tensor]:
 
 
 def average(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Each of them, averaged over the ranks in place."""
+    """Average tensors over the ranks in place, and return them."""
     for tensor in tensors:
         dist.all_reduce(tensor)
         tensor /= dist.get_world_size()
@@ -70,7 +73,16 @@ def average(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def train(rank: int, world_size: int, optimizer: str, averaged: str, every: int) -> list[Tensor]:
-    """Parameters after `STEPS` steps in which ranks average their gradients, or every few steps their parameters."""
+    """Train for `STEPS` steps on this rank's shares, and return the parameters.
+
+    Args:
+        rank: This rank.
+        world_size: Number of ranks.
+        optimizer: A key of `OPTIMIZERS`.
+        averaged: "gradients": the ranks average gradients before each optimiser step; "parameters": they average
+            parameters instead.
+        every: Number of steps from one average of the parameters to the next.
+    """
     model = float_model().double()
     stepper = OPTIMIZERS[optimizer](model.parameters())
     for step in range(STEPS):
@@ -86,18 +98,18 @@ def train(rank: int, world_size: int, optimizer: str, averaged: str, every: int)
     return [parameter.detach() for parameter in model.parameters()]
 
 
-def start() -> list[Tensor]:
-    """The parameters that `train` begins with."""
+def initial_parameters() -> list[Tensor]:
+    """The parameters with which `train` starts."""
     return [parameter.detach() for parameter in float_model().double().parameters()]
 
 
 def distance(some: Iterable[Tensor], others: Iterable[Tensor]) -> float:
-    """The largest difference of any element."""
+    """The largest absolute difference of corresponding elements."""
     return max((one - other).abs().max().item() for one, other in zip(some, others, strict=True))
 
 
 def weighted_gradients(rank: int, _world_size: int, shares: Sequence[int], weights: Sequence[float]) -> list[Tensor]:
-    """Each rank's gradient times its weight, added up; rank r has `shares[r]` of the inputs."""
+    """Sum of the ranks' gradients, each times the weight of its rank; rank r has `shares[r]` of the inputs."""
     inputs, targets = batch()
     first = sum(shares[:rank])
     mine = _gradients(integer_model(), inputs[first : first + shares[rank]], targets[first : first + shares[rank]])
@@ -108,13 +120,13 @@ def weighted_gradients(rank: int, _world_size: int, shares: Sequence[int], weigh
 
 
 def clipped(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Scaled so that their common norm is at most `CLIP`."""
+    """Scale tensors so that their common norm is at most `CLIP`."""
     norm = torch.linalg.vector_norm(torch.cat([tensor.flatten() for tensor in tensors])).item()
     return [tensor * min(1.0, CLIP / norm) for tensor in tensors]
 
 
 def clipped_gradients(rank: int, world_size: int, when: str) -> list[Tensor]:
-    """Clipped "before" they are averaged, or "after"."""
+    """Averaged gradients, clipped "before" or "after" the average."""
     model = float_model()
     inputs, targets = batch(dtype=torch.float32)
     mine = slice(rank * BATCH // world_size, (rank + 1) * BATCH // world_size)
@@ -128,6 +140,6 @@ def _gradients(model: nn.Module, inputs: Tensor, targets: Tensor) -> list[Tensor
 
 
 def gradient(parameter: Tensor) -> Tensor:
-    """What a backward pass has left in a parameter."""
+    """The gradient of a parameter that has one."""
     assert parameter.grad is not None
     return parameter.grad

@@ -1,4 +1,4 @@
-"""Tutorial 6's ranks: what comm hooks send, what that loses, and what training makes of it."""
+"""Rank functions of tutorial 6: bytes that comm hooks send, their errors, and training with them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from .averaging import gradient
 from .counting import all_reduces
 
 FULL_PRECISION = 2
-"""Iterations at the start that PowerSGD does not compress."""
+"""Number of iterations at the start that PowerSGD does not compress."""
 SIDE = 64
 INPUTS, WIDTH, CLASSES, BATCH = 32, 128, 10, 64
 Registered = tuple[Any, Hook] | None
@@ -40,49 +40,49 @@ HOOKS: dict[str, Callable[[], Registered]] = {
 }
 
 
-class Given(nn.Module):
-    """One parameter whose gradient is whatever forward is given."""
+class GivenGradient(nn.Module):
+    """A module with one parameter, whose gradient is the argument of `forward`."""
 
     def __init__(self, *shape: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(shape))
 
     def forward(self, gradient: Tensor) -> Tensor:
-        """A loss with that gradient."""
+        """Return a loss whose derivative is `gradient`."""
         return (self.weight * gradient).sum()
 
 
 def averages(_rank: int, _world_size: int, hook: str, gradients: Sequence[float]) -> Tensor:
-    """What the ranks make of gradients that are the same on all of them."""
-    model = Given(len(gradients))
+    """Average of gradients that are the same on all ranks, as the comm hook returns it."""
+    model = GivenGradient(len(gradients))
     ddp = _wrapped(model, HOOKS[hook]())
     ddp(torch.tensor(gradients)).backward()
     return gradient(model.weight)
 
 
-def distances_of_sums(_rank: int, _world_size: int, hook: str, iterations: int) -> list[float]:
-    """The same random matrix as gradient in every iteration; how far the mean of what arrives is from it.
+def errors_of_mean(_rank: int, _world_size: int, hook: str, iterations: int) -> list[float]:
+    """Errors of the mean averaged gradient, if the gradient is the same random matrix in all iterations.
 
     Returns:
-        After each iteration that compresses, the distance over the matrix's own norm.
+        After each compressed iteration, the distance from the mean to the matrix, divided by the norm of the matrix.
     """
     torch.manual_seed(0)
     matrix = torch.randn(SIDE, SIDE)
-    model = Given(SIDE, SIDE)
+    model = GivenGradient(SIDE, SIDE)
     ddp = _wrapped(model, HOOKS[hook]())
-    arrived, distances = torch.zeros(SIDE, SIDE), []
+    total, errors = torch.zeros(SIDE, SIDE), []
     for iteration in range(FULL_PRECISION + iterations):
         model.weight.grad = None
         ddp(matrix).backward()
         if (count := iteration + 1 - FULL_PRECISION) > 0:
-            arrived += gradient(model.weight)
-            distances.append(((arrived / count - matrix).norm() / matrix.norm()).item())
-    return distances
+            total += gradient(model.weight)
+            errors.append(((total / count - matrix).norm() / matrix.norm()).item())
+    return errors
 
 
 def elements_sent(_rank: int, _world_size: int, rows: int, columns: int, approximation_rank: int) -> tuple[int, int]:
-    """Elements of a matrix that are sent before PowerSGD begins to compress, and in an iteration after that."""
-    model = Given(rows, columns)
+    """Number of elements sent for a matrix in an iteration before PowerSGD compresses, and in one after."""
+    model = GivenGradient(rows, columns)
     ddp = _wrapped(model, _power_sgd(approximation_rank, feedback=True))
     by_iteration = []
     for _ in range(FULL_PRECISION + 1):
@@ -93,10 +93,10 @@ def elements_sent(_rank: int, _world_size: int, rows: int, columns: int, approxi
 
 
 def train(rank: int, world_size: int, hook: str, steps: int) -> tuple[list[float], float]:
-    """Learn to tell which of ten random directions an input is closest to.
+    """Train a classifier of random inputs: which of ten random directions is closest.
 
     Returns:
-        The loss of each step, averaged over the ranks; what part of the gradients' bytes was sent.
+        The loss of each step, averaged over the ranks; the fraction of the gradients' bytes that was sent.
     """
     torch.manual_seed(0)
     teacher = torch.randn(INPUTS, CLASSES)

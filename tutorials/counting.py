@@ -1,4 +1,4 @@
-"""What a rank sends, counted where torch hands it to the process group, whoever asked for it."""
+"""Counts the all-reduces of a rank in torch's process group, so that all callers are included."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @contextmanager
 def all_reduces() -> Iterator[list[int]]:
-    """Bytes of each all-reduce that this rank issues within the block, in order."""
+    """Collect the bytes of each all-reduce that this rank issues within the `with` block, in launch order."""
     sent = []
     real: Any = dist.ProcessGroup.allreduce
 

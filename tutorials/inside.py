@@ -1,4 +1,4 @@
-"""Tutorial 4's ranks: what can be watched of the reducer, and how it refuses."""
+"""Functions of tutorial 4: an error of the reducer, and its launch order as a pure function."""
 
 from collections.abc import Sequence
 
@@ -10,14 +10,18 @@ INPUTS = 8
 
 
 def plans_that_differ(rank: int, _world_size: int) -> None:
-    """Each rank is told another plan."""
+    """Construct with a different plan on each rank, which raises on all of them."""
     DistributedDataParallel(
         nn.Linear(INPUTS, 1), plan=[["weight"], ["bias"]] if rank == 0 else [["bias"], ["weight"]]
     )
 
 
 def launches_after(ready: Sequence[int]) -> list[tuple[int, int]]:
-    """Each bucket in launch order, with the bucket whose readiness let it go."""
+    """Pairs of a launched bucket and the bucket that became ready just before, in launch order.
+
+    Args:
+        ready: Bucket indices in ready order.
+    """
     launched: list[tuple[int, int]] = []
     for place, bucket in enumerate(ready):
         full = set(ready[: place + 1])

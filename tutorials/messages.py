@@ -1,4 +1,4 @@
-"""Tutorial 2's ranks: the same bytes in few messages and in many."""
+"""Rank functions of tutorial 2: the same bytes in few and in many messages."""
 
 import time
 from collections.abc import Callable
@@ -14,28 +14,32 @@ from .counting import all_reduces
 
 
 def time_in_pieces(_rank: int, _world_size: int, total_bytes: int, piece_bytes: int, repeats: int) -> list[int]:
-    """Nanoseconds until `total_bytes` have been added up in messages of `piece_bytes`, all issued at once."""
+    """Nanoseconds of each repetition to all-reduce `total_bytes` in messages of `piece_bytes`, all issued at once."""
     pieces = torch.ones(total_bytes // 4).split(piece_bytes // 4)
     times_ns = []
     for _ in range(repeats + 1):
         dist.barrier()
         start = time.perf_counter_ns()
-        works = [dist.all_reduce(piece, async_op=True) for piece in pieces]
-        for work in works:
-            work.wait()
+        handles = [dist.all_reduce(piece, async_op=True) for piece in pieces]
+        for handle in handles:
+            handle.wait()
         times_ns.append(time.perf_counter_ns() - start)
-    return times_ns[1:]  # the first touched the memory
+    return times_ns[1:]  # the first repetition touches the memory for the first time
 
 
 def iterate_naively(_rank: int, _world_size: int, model: str, iterations: int) -> tuple[int, list[int]]:
-    """All-reduces an iteration, and nanoseconds of each iteration, with one all-reduce a parameter."""
+    """Train with one all-reduce for each parameter.
+
+    Returns:
+        Number of all-reduces in an iteration; nanoseconds of each iteration.
+    """
     module, loss_fn = models.build(model)
     naive = NaiveDataParallel(module)
     return _iterate(naive, loss_fn, iterations, naive.average_gradients)
 
 
 def iterate(_rank: int, _world_size: int, model: str, iterations: int, cap_mb: float) -> tuple[int, list[int]]:
-    """The same with buckets of `cap_mb`; the first iterations, before the buckets are rebuilt, do not count."""
+    """Train with buckets of `cap_mb`, and return the same; iterations before the rebuild do not count."""
     module, loss_fn = models.build(model)
     return _iterate(DistributedDataParallel(module, bucket_cap_mb=cap_mb), loss_fn, iterations, lambda: None)
 

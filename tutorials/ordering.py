@@ -1,4 +1,4 @@
-"""Tutorial 3's ranks: when gradients are ready, and in which order they are sent."""
+"""Rank functions of tutorial 3: ready times of gradients, and the order in which they are sent."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,7 +18,7 @@ from .averaging import INPUTS, batch, gradient
 
 
 def record_alone(_rank: int, _world_size: int, model: str, iterations: int) -> Trace:
-    """When each gradient is ready, without any communication."""
+    """Record when each gradient is ready, without communication."""
     module, loss_fn = models.build(model)
     with record(module, model=model) as recording:
         for _ in range(iterations):
@@ -27,7 +27,7 @@ def record_alone(_rank: int, _world_size: int, model: str, iterations: int) -> T
 
 
 def record_reducer(_rank: int, _world_size: int, model: str, arguments: Mapping[str, Any], iterations: int) -> Trace:
-    """When each gradient is ready and each bucket ready, launched, done and copied out, under our reducer."""
+    """Record when each gradient is ready, and when our reducer launches, finishes and copies out each bucket."""
     module, loss_fn = models.build(model)
     ddp = DistributedDataParallel(module, **arguments)
     with record(ddp, model=model) as recording:
@@ -37,7 +37,7 @@ def record_reducer(_rank: int, _world_size: int, model: str, arguments: Mapping[
 
 
 class TwoBranches(nn.Module):
-    """Two layers of one shape, of which each rank uses another one last: so their gradients come in another order."""
+    """Two layers of the same shape, which the two ranks use in opposite order, so that their ready orders differ."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -47,44 +47,46 @@ class TwoBranches(nn.Module):
         self.order = ("left", "right") if rank == 0 else ("right", "left")
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Both layers, in this rank's order."""
+        """Apply both layers in the order of this rank."""
         for name in self.order:
             inputs = torch.tanh(self.get_submodule(name)(inputs))
         return inputs
 
 
 Sent = tuple[list[str], list[Tensor], list[Tensor]]
-"""Names in the order in which gradients came, a rank's own gradients, and what it holds after averaging."""
+"""Parameter names in ready order, the rank's own gradients, and its gradients after averaging."""
 
 
 def send_at_once(rank: int, world_size: int) -> Sent:
-    """Each gradient of `TwoBranches` is sent as soon as it comes."""
+    """Launch the all-reduce of each gradient of `TwoBranches` as soon as it is ready."""
     model = TwoBranches(rank)
-    own, came, works = _own_gradients(model), [], []
+    own, ready_order, handles = _own_gradients(model), [], []
 
-    def arrived(name: str, parameter: Tensor) -> None:
-        came.append(name)
-        works.append(dist.all_reduce(gradient(parameter), async_op=True))
+    def ready(name: str, parameter: Tensor) -> None:
+        ready_order.append(name)
+        handles.append(dist.all_reduce(gradient(parameter), async_op=True))
 
-    _listen(model, arrived)
+    _when_ready(model, ready)
     _loss_of_branches(model).backward()
-    for work in works:
-        work.wait()
-    return came, own, [gradient(parameter) / world_size for parameter in model.parameters()]
+    for handle in handles:
+        handle.wait()
+    return ready_order, own, [gradient(parameter) / world_size for parameter in model.parameters()]
 
 
 def send_in_order(rank: int, _world_size: int) -> Sent:
-    """Our reducer sends them, in one bucket each."""
+    """Launch the all-reduces in the same order on all ranks, with our reducer and one bucket for each gradient."""
     model = TwoBranches(rank)
-    own, came = _own_gradients(model), []
-    _listen(model, lambda name, _parameter: came.append(name))
+    own, ready_order = _own_gradients(model), []
+    _when_ready(model, lambda name, _parameter: ready_order.append(name))
     ddp = DistributedDataParallel(model, plan=[[name] for name, _ in reversed(list(model.named_parameters()))])
     _loss_of_branches(ddp).backward()
-    return came, own, [gradient(parameter) for parameter in model.parameters()]
+    return ready_order, own, [gradient(parameter) for parameter in model.parameters()]
 
 
-def layouts(_rank: int, _world_size: int, model: str, cap_mb: float, iterations: int) -> list[list[list[str]]]:
-    """Parameter names by bucket, in each iteration."""
+def buckets_by_iteration(
+    _rank: int, _world_size: int, model: str, cap_mb: float, iterations: int
+) -> list[list[list[str]]]:
+    """Parameter names of each bucket, in each iteration."""
     module, loss_fn = models.build(model)
     ddp = DistributedDataParallel(module, bucket_cap_mb=cap_mb)
     names = list(trainable_parameters(module))
@@ -96,7 +98,13 @@ def layouts(_rank: int, _world_size: int, model: str, cap_mb: float, iterations:
 
 
 def done_ms(ready_ms: Sequence[float], *, per_bucket: int, all_reduce_ms: float) -> tuple[float, float]:
-    """When the last bucket of equal parameters is done, in reverse order of registration and in that order."""
+    """When the last bucket is done, in reverse registration order and in registration order.
+
+    Args:
+        ready_ms: When the gradient of each parameter is ready, in registration order; all have the same size.
+        per_bucket: Number of parameters in a bucket.
+        all_reduce_ms: Duration of the all-reduce of a bucket.
+    """
     ends = []
     for order in (ready_ms[::-1], ready_ms):
         end = 0.0
@@ -118,6 +126,6 @@ def _loss_of_branches(model: nn.Module) -> Tensor:
     return loss
 
 
-def _listen(model: nn.Module, arrived: Callable[[str, Tensor], None]) -> None:
+def _when_ready(model: nn.Module, ready: Callable[[str, Tensor], None]) -> None:
     for name, parameter in model.named_parameters():
-        parameter.register_post_accumulate_grad_hook(partial(arrived, name))
+        parameter.register_post_accumulate_grad_hook(partial(ready, name))

@@ -1,4 +1,4 @@
-"""Tutorial 8's model, named as one of your own would be, `module:callable`; and a trace with a slower rank."""
+"""Model of tutorial 8, for `--model tutorials.replaying:convnet`, and a trace with a slower rank."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ WIDTH, LAYERS, CLASSES = 1024, 5, 100
 
 
 def convnet() -> Model:
-    """Four convolutions on images of 32 x 32, then matrices of 4 MiB each: most bytes are ready first."""
+    """Build a network whose largest gradients are ready first: four convolutions, then matrices of 4 MiB each."""
     layers: list[nn.Module] = []
     inputs = 3
     for outputs in CHANNELS:
@@ -26,19 +26,19 @@ def convnet() -> Model:
 
 
 def with_slower_rank(trace: Trace, rank: int, factor: float) -> Trace:
-    """The trace as it would have been recorded had this rank taken `factor` times as long for everything."""
-    slower = tuple(_stretched(of_rank, factor) if of_rank.rank == rank else of_rank for of_rank in trace.ranks)
+    """A copy of the trace in which one rank takes `factor` times as long for everything."""
+    slower = tuple(_scaled(of_rank, factor) if of_rank.rank == rank else of_rank for of_rank in trace.ranks)
     return trace.model_copy(update={"ranks": slower})
 
 
-def _stretched(of_rank: RankTrace, factor: float) -> RankTrace:
+def _scaled(of_rank: RankTrace, factor: float) -> RankTrace:
     first_ns = of_rank.iterations[0].forward_start_ns
 
     def later(ns: int | None) -> int | None:
         return None if ns is None else first_ns + round(factor * (ns - first_ns))
 
-    def stretched(iteration: Iteration) -> Iteration:
-        moments = {name: later(ns) for name, ns in iteration if name.endswith("_ns") and name != "ready_ns"}
-        return iteration.model_copy(update={**moments, "ready_ns": tuple(map(later, iteration.ready_ns))})
+    def scaled(iteration: Iteration) -> Iteration:
+        times = {name: later(ns) for name, ns in iteration if name.endswith("_ns") and name != "ready_ns"}
+        return iteration.model_copy(update={**times, "ready_ns": tuple(map(later, iteration.ready_ns))})
 
-    return of_rank.model_copy(update={"iterations": tuple(map(stretched, of_rank.iterations))})
+    return of_rank.model_copy(update={"iterations": tuple(map(scaled, of_rank.iterations))})

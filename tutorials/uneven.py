@@ -1,4 +1,4 @@
-"""Tutorial 7's ranks: some have more batches than others."""
+"""Rank functions of tutorial 7: training with different numbers of batches on each rank."""
 
 import warnings
 from collections.abc import Sequence
@@ -18,12 +18,12 @@ INPUTS, BATCH = 4, 8
 
 
 class Trained(NamedTuple):
-    """What a rank did.
+    """Result of the training on one rank.
 
     Attributes:
-        batches: That it trained on.
-        parameters: At the end.
-        updated: How many of the optimiser's states this rank keeps.
+        batches: Number of batches that the rank trained on.
+        parameters: Parameters at the end.
+        updated: Number of parameters for which this rank keeps optimiser state.
     """
 
     batches: int
@@ -32,17 +32,17 @@ class Trained(NamedTuple):
 
 
 def train_plainly(rank: int, _world_size: int, batches: Sequence[int]) -> Trained:
-    """Each rank until its batches are used up, and nothing against the others having more."""
+    """Train until the batches of this rank are used up, without Join; ranks with more batches then hang."""
     return _train(rank, batches[rank], join=False, sharded=False)
 
 
 def train_joined(rank: int, _world_size: int, batches: Sequence[int], sharded: bool) -> Trained:  # noqa: FBT001
-    """The same under Join; `sharded`: with torch's optimiser that keeps a part of its state on each rank."""
+    """Train with Join; `sharded`: with torch's `ZeroRedundancyOptimizer`, which divides its state among the ranks."""
     return _train(rank, batches[rank], join=True, sharded=sharded)
 
 
 def train_with_zeros(rank: int, _world_size: int, batches: Sequence[int]) -> Trained:
-    """Without Join: a rank whose batches are used up goes on with zeros as its gradients."""
+    """Train without Join; a rank whose batches are used up continues with gradients of zero."""
     return _train(rank, batches[rank], join=False, sharded=False, zeros=max(batches) - batches[rank])
 
 
@@ -81,7 +81,7 @@ def averages(
     batches: Sequence[int],
     divide_by_initial_world_size: bool,  # noqa: FBT001
 ) -> list[float]:
-    """The averaged gradient in each iteration of this rank; that of rank r is 2 (r + 1) before averaging."""
+    """The averaged gradient in each iteration of this rank; the gradient of rank r is 2 (r + 1)."""
     model = nn.Linear(1, 1, bias=False)
     ddp = DistributedDataParallel(model)
     seen = []
@@ -95,7 +95,7 @@ def averages(
 
 
 def count_iterations(rank: int, _world_size: int, batches: Sequence[int]) -> tuple[int, int]:
-    """Iterations that this rank took part in, and how many of them as a shadow; a comm hook sees them all."""
+    """Number of iterations in which this rank took part, and of those without inputs, as counted by a comm hook."""
     ddp = DistributedDataParallel(nn.Linear(1, 1, bias=False))
     seen = []
 
@@ -112,14 +112,14 @@ def count_iterations(rank: int, _world_size: int, batches: Sequence[int]) -> tup
 
 
 class Samples(Joinable):
-    """Counts the samples of all ranks: an all-reduce each time, which a rank without samples has to match."""
+    """Counts the samples of all ranks, with an all-reduce each time, which ranks without samples match."""
 
     def __init__(self) -> None:
         super().__init__()
         self.total, self.matched = 0, 0
 
     def add(self, samples: int) -> None:
-        """This rank has some more."""
+        """Add samples of this rank."""
         Join.notify_join_context(self)
         self._add_up(samples)
 
@@ -129,7 +129,7 @@ class Samples(Joinable):
         self.total += int(counted)
 
     def join_hook(self, **_kwargs: Any) -> JoinHook:
-        """What a rank without samples does while others have some."""
+        """The hook that a rank without samples runs while others have samples."""
         samples = self
 
         class MatchOne(JoinHook):
@@ -141,19 +141,19 @@ class Samples(Joinable):
 
     @property
     def join_device(self) -> torch.device:
-        """Where Join counts the ranks."""
+        """The device on which Join counts the active ranks."""
         return torch.device("cpu")
 
     @property
     def join_process_group(self) -> dist.ProcessGroup:
-        """The ranks that count together."""
+        """The ranks whose samples are counted."""
         group = dist.group.WORLD
         assert group is not None
         return group
 
 
 def count_samples(rank: int, _world_size: int, batches: Sequence[int]) -> tuple[int, int]:
-    """Samples that all ranks had, and all-reduces that this rank only matched."""
+    """Number of samples of all ranks, and of all-reduces that this rank only matched."""
     samples = Samples()
     with Join([samples]):
         for _ in range(batches[rank]):

@@ -1,4 +1,4 @@
-"""Tutorial 5's ranks: parameters that take no part, and the errors that this leads to."""
+"""Rank functions of tutorial 5: unused parameters, the errors that they cause, and gradient accumulation."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ Gradients = list[Tensor | None]
 
 
 class Branches(nn.Module):
-    """Layers side by side, of which a batch goes through those that it is told."""
+    """Layers side by side; each call uses the chosen ones."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -30,14 +30,18 @@ class Branches(nn.Module):
         self.branches = nn.ModuleList(nn.Linear(WIDTH, 1, bias=False) for _ in range(count))
 
     def forward(self, inputs: Tensor, chosen: Sequence[int]) -> Tensor:
-        """The sum of what the chosen ones return, by number."""
+        """Return the sum of the outputs of the chosen layers."""
         return torch.stack([self.branches[number](inputs) for number in chosen]).sum(0)
 
 
 def train_branches(
     rank: int, _world_size: int, chosen: Sequence[Sequence[int]], arguments: Mapping[str, Any]
 ) -> Gradients | str:
-    """Two iterations of two branches; rank r uses `chosen[r]`. The branches' gradients, or the error's message."""
+    """Run two iterations of two branches; rank r uses `chosen[r]`.
+
+    Returns:
+        The gradients of the branches, or the message of the error.
+    """
     model = Branches(2)
     ddp = DistributedDataParallel(model, **arguments)
     try:
@@ -50,14 +54,14 @@ def train_branches(
 
 
 def own_gradients(rank: int, _world_size: int, chosen: Sequence[Sequence[int]]) -> Gradients:
-    """What the branches' gradients are before anything is averaged."""
+    """Gradients of the branches on this rank, without averaging."""
     model = Branches(2)
     model(_inputs(rank), chosen[rank]).square().mean().backward()
     return [parameter.grad for parameter in model.parameters()]
 
 
 def sent_bytes(rank: int, _world_size: int, arguments: Mapping[str, Any]) -> list[int]:
-    """Of each all-reduce of an iteration, of two branches that all ranks use."""
+    """Bytes of each all-reduce in an iteration of two branches that all ranks use."""
     ddp = DistributedDataParallel(Branches(2), **arguments)
     with all_reduces() as sent:
         ddp(_inputs(rank), (0, 1)).square().mean().backward()
@@ -65,15 +69,15 @@ def sent_bytes(rank: int, _world_size: int, arguments: Mapping[str, Any]) -> lis
 
 
 def used_map(rank: int, _world_size: int, chosen: Sequence[Sequence[int]], count: int) -> list[int]:
-    """How many ranks used each branch, as the reducer has added it up."""
+    """Number of ranks that used each branch, from the reducer."""
     ddp = DistributedDataParallel(Branches(count), find_unused_parameters=True)
     ddp(_inputs(rank), chosen[rank]).square().mean().backward()
-    counts: list[int] = ddp.reducer.tracker.used.tensor.tolist()  # type: ignore[attr-defined]  # usage.UnusedFoundInGraph
+    counts: list[int] = ddp.reducer.tracker.used.tensor.tolist()  # type: ignore[attr-defined]  # UnusedFoundInGraph
     return counts
 
 
 class Shared(nn.Module):
-    """A layer, and then another that is used twice, each time under a re-entrant activation checkpoint."""
+    """A layer, followed by another that is used twice, each time in a re-entrant activation checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,13 +86,13 @@ class Shared(nn.Module):
         self.layer = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Through the first layer, and twice through the other."""
+        """Apply the first layer once and the other one twice."""
         once = checkpoint(self.layer, self.first(inputs), use_reentrant=True)
         return checkpoint(self.layer, once, use_reentrant=True)  # type: ignore[no-any-return]
 
 
 def train_shared(rank: int, _world_size: int, arguments: Mapping[str, Any]) -> str:
-    """Three iterations of `Shared`: the error's message, or nothing."""
+    """Run three iterations of `Shared`; return the message of the error, or an empty string."""
     ddp = DistributedDataParallel(Shared(), **arguments)
     try:
         for _ in range(3):
@@ -99,7 +103,7 @@ def train_shared(rank: int, _world_size: int, arguments: Mapping[str, Any]) -> s
 
 
 def train_changing(rank: int, _world_size: int, arguments: Mapping[str, Any]) -> str:
-    """Three iterations, of which the first uses more than the others: the error's message, or nothing."""
+    """Run three iterations, of which only the first uses all branches; return the error's message, or ""."""
     ddp = DistributedDataParallel(Branches(2), **arguments)
     try:
         for chosen in ((0, 1), (0,), (0,)):
@@ -110,10 +114,16 @@ def train_changing(rank: int, _world_size: int, arguments: Mapping[str, Any]) ->
 
 
 def accumulate(rank: int, _world_size: int, parts: int, divisor: float, waits: bool) -> tuple[Tensor, int]:  # noqa: FBT001
-    """A batch in parts, each part's loss divided; `waits`: all parts but the last under `no_sync`.
+    """Accumulate gradients over the parts of a batch, with the loss of each part divided by `divisor`.
+
+    Args:
+        rank: This rank.
+        parts: Number of parts.
+        divisor: Divisor of each loss.
+        waits: Run all parts except the last under `no_sync`.
 
     Returns:
-        The gradient, and how many all-reduces there were.
+        The gradient; the number of all-reduces.
     """
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, 1)
@@ -126,7 +136,7 @@ def accumulate(rank: int, _world_size: int, parts: int, divisor: float, waits: b
 
 
 def one_large_batch(rank: int, _world_size: int) -> Tensor:
-    """The gradient of the same batch in one piece."""
+    """Gradient of the same batch as a whole."""
     torch.manual_seed(0)
     model = nn.Linear(WIDTH, 1)
     ddp = DistributedDataParallel(model)
@@ -135,7 +145,7 @@ def one_large_batch(rank: int, _world_size: int) -> Tensor:
 
 
 def iteration_ms(_rank: int, _world_size: int, model: str, iterations: int, arguments: Mapping[str, Any]) -> float:
-    """Median milliseconds of a forward and a backward pass."""
+    """Median milliseconds of a forward and backward pass."""
     module, loss_fn = models.build(model)
     ddp = DistributedDataParallel(module, **arguments)
     times = []

@@ -1,1 +1,1 @@
-"""The public score: predictions beside figures that others published; `python -m validation.score`."""
+"""The public score: predictions compared with published measurements and with our own runs."""

@@ -1,4 +1,4 @@
-"""Models for committed runs that neither the reducer, nor the simulator, nor a calibration was worked out on."""
+"""A U-Net and a GRU for committed runs; neither was used to develop the reducer, the simulator or the calibration."""
 
 from itertools import pairwise
 
@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class _Down(nn.Module):
-    """Two convolutions at one resolution."""
+class _TwoConvolutions(nn.Module):
+    """Two convolutions at one resolution, each followed by a group norm and SiLU."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -31,10 +31,10 @@ class _UNet(nn.Module):
     def __init__(self, widths: tuple[int, ...]) -> None:
         super().__init__()
         pairs = list(pairwise(widths))
-        self.first = _Down(3, widths[0])
-        self.down = nn.ModuleList(_Down(narrow, wide) for narrow, wide in pairs)
+        self.first = _TwoConvolutions(3, widths[0])
+        self.down = nn.ModuleList(_TwoConvolutions(narrow, wide) for narrow, wide in pairs)
         self.up = nn.ModuleList(nn.ConvTranspose2d(wide, narrow, 2, stride=2) for narrow, wide in reversed(pairs))
-        self.join = nn.ModuleList(_Down(2 * narrow, narrow) for narrow, _ in reversed(pairs))
+        self.join = nn.ModuleList(_TwoConvolutions(2 * narrow, narrow) for narrow, _ in reversed(pairs))
         self.last = nn.Conv2d(widths[0], 3, 1)
 
     def forward(self, image: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ class _UNet(nn.Module):
 
 
 class _Gru(nn.Module):
-    """A recurrent language model: each layer's gradients come all at once, when its last time step is done."""
+    """A recurrent language model; all gradients of a layer become ready together, after its last time step."""
 
     def __init__(self, vocabulary: int, width: int, layers: int) -> None:
         super().__init__()
@@ -61,13 +61,13 @@ class _Gru(nn.Module):
 
 
 def unet() -> tuple[nn.Module, object]:
-    """A U-Net of 7.8 million parameters in 82 tensors on 64 x 64 images, with group norms: no buffers."""
+    """Build a U-Net of 7.8 million parameters in 82 tensors, without buffers, and its loss on images of 64 x 64."""
     images = torch.randn(2, 3, 64, 64)
     return _UNet((32, 64, 128, 256, 512)), lambda model: functional.mse_loss(model(images), images)
 
 
 def gru() -> tuple[nn.Module, object]:
-    """Two GRU layers of width 512 between 8,192 words, 11.5 million parameters in 11 tensors."""
+    """Build two GRU layers of width 512 with 8,192 words, 11.5 million parameters in 11 tensors, and the loss."""
     vocabulary, context, batch = 8192, 32, 8
     tokens = torch.randint(vocabulary, (batch, context + 1))
 

@@ -1,7 +1,7 @@
-"""Traces and fabrics of the simulated figures, each with its source.
+"""The traces and fabrics of the simulated figures, with their sources.
 
-The paper is Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020 (arXiv
-2006.15704): 8 V100s a node, one 100 Gbit/s adapter a node (section 5).
+The figures follow Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020
+(arXiv 2006.15704), with 8 V100s and one 100 Gbit/s adapter in each node (section 5).
 """
 
 from functools import cache
@@ -9,20 +9,20 @@ from functools import cache
 from reference.trace import Trace
 from simulator import Fabric
 from simulator.fabric import Contention, Level, Processor, Topology
-from validation.gradients import read_gradients, trace_of
+from validation.ready_times import read_gradients, trace_of
 
 from .drawing import DATA, FOLDER
 
 SLOWED = Processor(contention=(Contention(compute=1.189),))
-"""Computation beside communication takes 18.9 % longer on average (arXiv 2507.03114, abstract)."""
-RESNET_STEP_NS = 95_600_000
-"""Of ResNet-50, batch 32, on a V100: the length of the recorded steps."""
+"""Computation beside a collective takes 18.9 % longer on average (arXiv 2507.03114, abstract)."""
+RESNET_ITERATION_NS = 95_600_000
+"""Duration of the recorded iterations of ResNet-50 on a V100, batch 32."""
 
 
 @cache
 def resnet50() -> Trace:
-    """Recorded on a V100 under DDP (HolisticTraceAnalysis's test data); three iterations."""
-    return trace_of(read_gradients("resnet50_v100.csv"), RESNET_STEP_NS)
+    """ResNet-50 on a V100 under DDP, three iterations, from the test data of HolisticTraceAnalysis."""
+    return trace_of(read_gradients("resnet50_v100.csv"), RESNET_ITERATION_NS)
 
 
 @cache
@@ -36,7 +36,7 @@ MODELS = {"ResNet-50": resnet50, "BERT-Large": bert}
 
 @cache
 def nccl() -> Fabric:
-    """The paper's cluster from its description."""
+    """The cluster of the paper, from its description."""
     links = Topology(
         levels=(
             Level(name="nvlink", members=8, latency_ns=3_400, bytes_per_s=134.5e9),
@@ -50,9 +50,9 @@ def nccl() -> Fabric:
 
 @cache
 def gloo() -> Fabric:
-    """A ring as quick as Gloo's on two ranks over links of 10 Gbit/s, as calibrated here; two collectives at a time.
+    """A ring with the latency and rate of Gloo on two ranks, from our calibration over links of 10 Gbit/s.
 
-    An all-reduce of two ranks is two steps, each with half of the message.
+    Two collectives run at a time. An all-reduce of two ranks takes two steps, each with half of the message.
     """
     run = FOLDER.parent / "validation" / "runs" / "resnet18-10gbit-2ranks" / "resnet18" / "fabric.json"
     timings = sorted(Fabric.load(run).all_reduce, key=lambda timing: timing.size_bytes)

@@ -1,0 +1,285 @@
+"""Case files: published measurements, split into the inputs of a prediction and the truth it is compared with.
+
+One TOML file in `validation/cases` is one case, and its field `kind` selects the class here that defines all other
+fields: `AllReduceCase` for part (a) of the score, `IterationsCase` for (b), `SchedulesCase` for (c). Every constant
+carries its source.
+"""
+
+import json
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from reference.schema import Schema, first_problem
+
+Positive = Field(gt=0, allow_inf_nan=False)
+Gpus = Field(ge=1, description="number of GPUs, one rank each")
+Name = Field(min_length=1)
+
+
+class MeasuredTable(Schema):
+    """Measured all-reduce times on one number of GPUs, as nccl-tests prints them (out of place)."""
+
+    gpus: int = Field(ge=2)
+    bytes: tuple[Annotated[int, Field(ge=1)], ...] = Field(min_length=2, description="message sizes, increasing")
+    us: tuple[Annotated[float, Positive], ...] = Field(description="microseconds, one time for each size")
+
+    @model_validator(mode="after")
+    def _is_a_table(self) -> Self:
+        if len(self.us) != len(self.bytes):
+            raise ValueError(f"us: expected {len(self.bytes)} times, one for each of bytes, got {len(self.us)}")
+        if any(small >= large for small, large in pairwise(self.bytes)):
+            raise ValueError(f"bytes: expected increasing sizes, got {list(self.bytes)}")
+        return self
+
+
+class LinkRate(Schema):
+    """Rate of the links between one GPU (across nodes: one node) and the rest, in one direction."""
+
+    gpus: int = Gpus
+    gb_per_s: float = Field(
+        gt=0, allow_inf_nan=False, description="10^9 bytes a second; across nodes, of a whole node"
+    )
+    source: str = Name
+
+
+class TreeLatency(Schema):
+    """Latency of an all-reduce along a tree over nodes, by NCCL's tuning model; microseconds a hop."""
+
+    node_gpus: int = Gpus
+    base_us: float = Positive
+    inside_us: float = Positive
+    across_us: float = Positive
+    source: str = Name
+
+
+class Question(Schema):
+    """One prediction task: the tables that are inputs, and the tables to predict."""
+
+    title: str = Name
+    fit: tuple[int, ...] = Field(min_length=1, description="numbers of GPUs whose tables are inputs")
+    predict: tuple[int, ...] = Field(min_length=1, description="numbers of GPUs whose tables are the truth")
+    rates: tuple[LinkRate, ...] = Field(default=(), description="if links differ; empty: every byte at one rate")
+    tree: TreeLatency | None = Field(default=None, description="absent: latency grows as between the input tables")
+    counts: bool = Field(default=True, description="false: shown, but not compared with the limit")
+
+    @model_validator(mode="after")
+    def _predicts_more_gpus(self) -> Self:
+        if min(self.predict) <= max(self.fit):
+            raise ValueError(f"predict: expected more GPUs than the {max(self.fit)} in fit, got {min(self.predict)}")
+        return self
+
+
+class AllReduceCase(Schema):
+    """All-reduce tables of one system; each question splits them into inputs and truth."""
+
+    kind: Literal["all_reduce"]
+    name: str = Name
+    source: str = Name
+    from_bytes: int = Field(default=262_144, ge=0, description="smaller messages are shown, but do not count")
+    tables: tuple[MeasuredTable, ...] = Field(min_length=2)
+    questions: tuple[Question, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _questions_have_tables(self) -> Self:
+        measured = [table.gpus for table in self.tables]
+        if len(set(measured)) < len(measured):
+            raise ValueError(f"tables: expected one table for each number of GPUs, got {measured}")
+        titles = [question.title for question in self.questions]
+        if len(set(titles)) < len(titles):
+            raise ValueError(f"questions: expected different titles, got {titles}")
+        for number, question in enumerate(self.questions):
+            for gpus in (*question.fit, *question.predict):
+                if gpus not in measured:
+                    raise ValueError(f"questions[{number}]: expected tables of {measured} GPUs, got {gpus}")
+            rated = {rate.gpus for rate in question.rates}
+            needed = {max(question.fit), *question.predict}
+            if rated and not rated >= needed:
+                raise ValueError(
+                    f"questions[{number}].rates: expected rates for {sorted(needed)} GPUs (largest of fit, all of "
+                    f"predict), got {sorted(rated)}"
+                )
+        return self
+
+
+class SourcedValue(Schema):
+    """A constant and its source."""
+
+    value: float = Positive
+    source: str = Field(
+        min_length=1, description="a paper, a file of a repository or a data sheet; never the truth of a case"
+    )
+
+
+class RepeatedBlock(Schema):
+    """Turns the recorded model into a deeper one: a block of it, repeated."""
+
+    block: str = Name
+    times: int = Field(ge=1, description="additional copies of the block")
+
+
+class OneGpuSpeed(Schema):
+    """Speed of DDP on one GPU, without communication."""
+
+    bucket_mb: float = Positive
+    per_s: int = Field(ge=1, description="examples a second, rounded down to a whole number")
+
+
+class Model(Schema):
+    """A trained model: its ready times and its speed on one GPU."""
+
+    name: str = Name
+    gradients: str = Field(description="ready times: name of a file in validation/data")
+    repeat: RepeatedBlock | None = None
+    no_ddp_per_s: int = Field(ge=1, description="examples a second without DDP, rounded down to a whole number")
+    one_gpu: tuple[OneGpuSpeed, ...] = Field(min_length=1)
+
+
+class Link(Schema):
+    """One level of links, innermost first; see `simulator.fabric.topology`."""
+
+    name: str = Name
+    members: int | None = Field(default=None, ge=1)
+    latency_us: float = Field(ge=0, allow_inf_nan=False)
+    gb_per_s: float = Positive
+    source: str = Name
+
+
+class IterationInputs(Schema):
+    """All inputs for predicting iterations."""
+
+    batch: int = Field(ge=1, description="examples on each GPU in an iteration")
+    models: tuple[Model, ...] = Field(min_length=1)
+    tables: tuple[MeasuredTable, ...] = ()
+    links: tuple[Link, ...] = Field(default=(), description="for numbers of GPUs without a table")
+    compute_slowdown: SourcedValue
+    gpu_spread: SourcedValue = Field(description="standard deviation of the speeds of equal GPUs, as a fraction")
+
+
+class MeasuredIteration(Schema):
+    """Measured speed of one model with one bucket cap on one number of GPUs."""
+
+    model: str = Name
+    bucket_mb: float = Positive
+    gpus: int = Gpus
+    per_s: int = Field(ge=1, description="examples a second on one GPU, rounded down to a whole number")
+
+
+class IterationsCase(Schema):
+    """Iterations of torch's DDP with several bucket caps on several numbers of GPUs."""
+
+    kind: Literal["iterations"]
+    name: str = Name
+    source: str = Name
+    inputs: IterationInputs
+    truth: tuple[MeasuredIteration, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _truth_has_inputs(self) -> Self:
+        known = {(model.name, one.bucket_mb) for model in self.inputs.models for one in model.one_gpu}
+        for number, row in enumerate(self.truth):
+            if (row.model, row.bucket_mb) not in known:
+                raise ValueError(
+                    f"truth[{number}]: expected a model and bucket size of inputs.models, "
+                    f"got {row.model} at {row.bucket_mb:g} MB"
+                )
+        return self
+
+
+class Throughput(Schema):
+    """Measured throughput of a training run on all its GPUs together."""
+
+    gpus: int = Gpus
+    per_s: float = Field(gt=0, allow_inf_nan=False, description="samples a second on all GPUs together")
+    spread: float = Field(ge=0, allow_inf_nan=False, description="its published spread, samples a second")
+
+
+class MergingCosts(Schema):
+    """Cost of an all-reduce as configured for the merging rule of the measured training run."""
+
+    gpus: int = Gpus
+    start_up_us: float = Positive
+    ns_per_byte: float = Positive
+
+
+class MergingRule(Schema):
+    """How the measured training run merged its gradients."""
+
+    below_elements: int = Field(ge=0, description="smaller groups are merged in any case")
+    figures: tuple[MergingCosts, ...] = Field(min_length=1)
+    source: str = Name
+
+
+class ScheduleInputs(Schema):
+    """All inputs for predicting schedules."""
+
+    gradients: str = Field(description="ready times: name of a file in validation/data")
+    samples: int = Field(ge=1, description="samples on each GPU in an iteration")
+    one_gpu_per_s: float = Positive
+    node_gpus: int = Gpus
+    no_overlap: tuple[Throughput, ...] = Field(min_length=1, description="one all-reduce after the backward pass")
+    hop_us: SourcedValue = Field(description="latency of one hop of a ring over several nodes")
+    hop_inside_us: SourcedValue = Field(description="latency of one hop of a ring inside a node")
+    compute_slowdown: SourcedValue
+    copy_us: SourcedValue = Field(description="time on the GPU to merge one gradient")
+    merging: MergingRule
+
+
+class MeasuredSchedule(Throughput):
+    """Measured throughput of one schedule."""
+
+    schedule: Literal["per tensor", "merged"]
+
+
+class SchedulesCase(Schema):
+    """Three schedules for the gradients of one training run: no overlap (an input), per tensor, merged."""
+
+    kind: Literal["schedules"]
+    name: str = Name
+    source: str = Name
+    inputs: ScheduleInputs
+    truth: tuple[MeasuredSchedule, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _truth_has_inputs(self) -> Self:
+        calibrated = [row.gpus for row in self.inputs.no_overlap]
+        settings = [row.gpus for row in self.inputs.merging.figures]
+        for number, row in enumerate(self.truth):
+            for field, known in (("no_overlap", calibrated), ("merging.figures", settings)):
+                if row.gpus not in known:
+                    raise ValueError(f"truth[{number}].gpus: expected one of inputs.{field}, {known}, got {row.gpus}")
+        return self
+
+
+Case = AllReduceCase | IterationsCase | SchedulesCase
+KINDS: dict[str, type[Case]] = {
+    "all_reduce": AllReduceCase,
+    "iterations": IterationsCase,
+    "schedules": SchedulesCase,
+}
+ADVICE = "see validation/README.md"
+
+
+def load_case(path: Path) -> Case:
+    """Read and check a case file.
+
+    Raises:
+        ValueError: The file is missing, is not TOML or is not a valid case. The message is one line with file, field
+            and reason.
+    """
+    try:
+        written = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}; {ADVICE}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not TOML: {error}; {ADVICE}") from None
+    kind = written.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise ValueError(f"{path}: kind: expected one of {', '.join(KINDS)}, got {kind!r}; {ADVICE}")
+    try:
+        return KINDS[kind].model_validate_json(json.dumps(written, default=str))
+    except ValidationError as error:
+        raise ValueError(f"{path}: {first_problem(error)}; {ADVICE}") from None

@@ -1,0 +1,220 @@
+"""Predictions compared with measurements: single rows, fastest configurations, and a verdict for each part.
+
+A *method* is either the simulator (`predicted`) or a baseline, by name.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
+from typing import Any, Literal
+
+Part = Literal["a", "b", "c", "d"]
+TITLES: dict[Part, str] = {
+    "a": "NCCL all-reduces on more GPUs than in the input tables",
+    "b": "torch's DDP, buckets of 25 MB and 1 MB",
+    "c": "ResNet-50, three schedules on three networks",
+    "d": "our reducer on Gloo, committed runs of `ddplab validate`",
+}
+LIMITS: dict[Part, float] = {"a": 0.08, "b": 0.02, "c": 0.10, "d": 0.03}
+"""Largest allowed absolute error: in (a) of the mean over the sizes of a table, in (d) of the mean over the
+configurations of a run, else of each single row."""
+AVERAGED: tuple[Part, ...] = ("a", "d")
+
+RANKING_BASELINES = ("no overlap", "naive overlap")
+"""Baselines that predict different times for different configurations, and so predict which one is the fastest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One prediction beside its measurement; times in nanoseconds.
+
+    Attributes:
+        part: Part of the score.
+        case: Name of the case or of the committed run.
+        group: Rows of one group are averaged: in (a) a question and a number of GPUs, in (d) a model.
+        label: Distinguishes the rows of a group.
+        calibrated_from: Measurements that the prediction used.
+        predicted_ns: The simulator's prediction.
+        measured_ns: The truth.
+        baselines_ns: Predictions of the baselines, by name.
+        counts: Whether the limit applies.
+    """
+
+    part: Part
+    case: str
+    group: str
+    label: str
+    calibrated_from: str
+    predicted_ns: float
+    measured_ns: float
+    baselines_ns: Mapping[str, float] = field(default_factory=dict)
+    counts: bool = True
+
+    @property
+    def error(self) -> float:
+        """Predicted / measured - 1."""
+        return self.predicted_ns / self.measured_ns - 1
+
+    def baseline_error(self, name: str) -> float:
+        """Baseline / measured - 1."""
+        return self.baselines_ns[name] / self.measured_ns - 1
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields, and errors as fractions; keys keep their former names for existing readers."""
+        return {
+            "part": self.part,
+            "case": self.case,
+            "group": self.group,
+            "what": self.label,
+            "calibrated_from": self.calibrated_from,
+            "predicted_ns": round(self.predicted_ns),
+            "measured_ns": round(self.measured_ns),
+            "error": self.error,
+            "counts": self.counts,
+            "yardsticks": {
+                name: {"ns": round(ns), "error": self.baseline_error(name)} for name, ns in self.baselines_ns.items()
+            },
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class FastestChoice:
+    """The fastest of several configurations, as measured and as each method predicts.
+
+    Attributes:
+        part: Part of the score.
+        case: Name of the case or of the committed run.
+        label: Model and number of GPUs, or model.
+        predicted: Name of the configuration that the simulator predicts to be the fastest.
+        measured: Name of the configuration that was the fastest.
+        lead: How much longer the second fastest took, as a fraction.
+        is_tie: Whether measurements cannot separate the two.
+        baselines: Name of the configuration that each baseline predicts, by baseline.
+    """
+
+    part: Part
+    case: str
+    label: str
+    predicted: str
+    measured: str
+    lead: float
+    is_tie: bool
+    baselines: Mapping[str, str]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the predicted configuration is the fastest; true for a tie."""
+        return self.is_tie or self.predicted == self.measured
+
+    def to_json(self) -> dict[str, Any]:
+        """All fields; keys keep their former names for existing readers."""
+        return {
+            "part": self.part,
+            "case": self.case,
+            "what": self.label,
+            "predicted": self.predicted,
+            "measured": self.measured,
+            "measured_lead": self.lead,
+            "tie": self.is_tie,
+            "right": self.is_right,
+            "yardsticks": dict(self.baselines),
+        }
+
+
+TimesByMethod = Mapping[str, Mapping[str, float]]
+"""Nanoseconds by configuration, then by method."""
+
+
+def fastest(times: TimesByMethod, method: str) -> str:
+    """Name of the configuration with the shortest time by one method; the first of equals."""
+    return min(times, key=lambda name: times[name][method])
+
+
+@dataclass(frozen=True)
+class CaseScore:
+    """The rows and fastest choices of one case or committed run."""
+
+    rows: tuple[Comparison, ...]
+    choices: tuple[FastestChoice, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Errors of one part of the score compared with its limit.
+
+    Attributes:
+        part: Part of the score.
+        checked: Number of errors to which the limit applies; see `LIMITS`.
+        within: How many of them are within the limit.
+        mean: Mean absolute error over all rows that count; in (a) each table has the same weight, in (d) each run.
+        worst: The checked error farthest from zero; in (d) of a single configuration.
+        baselines: The same mean for each baseline, by name.
+        choices: Number of comparisons of several configurations.
+        ties: How many of them are ties.
+        wrong: How often the simulator predicted the wrong fastest configuration.
+        wrong_by_baseline: The same for each baseline, by name.
+    """
+
+    part: Part
+    checked: int
+    within: int
+    mean: float
+    worst: float
+    baselines: Mapping[str, float]
+    choices: int
+    ties: int
+    wrong: int
+    wrong_by_baseline: Mapping[str, int]
+
+    @property
+    def is_met(self) -> bool:
+        """Whether every checked error is within the limit and every fastest choice is right."""
+        return self.within == self.checked and not self.wrong
+
+
+def grouped(rows: Sequence[Comparison]) -> dict[tuple[str, str], list[Comparison]]:
+    """Rows by case and group, in the order of their first row."""
+    groups: dict[tuple[str, str], list[Comparison]] = {}
+    for row in rows:
+        groups.setdefault((row.case, row.group), []).append(row)
+    return groups
+
+
+def mean_absolute(errors: Sequence[float]) -> float:
+    """Mean of the absolute values."""
+    return fmean(map(abs, errors))
+
+
+def checked_errors(part: Part, rows: Sequence[Comparison], error_of: Callable[[Comparison], float]) -> list[float]:
+    """The errors to which a part's limit applies: in (a) and (d) the mean of each group, else that of each row."""
+    counting = [row for row in rows if row.part == part and row.counts]
+    if part in AVERAGED:
+        return [mean_absolute(list(map(error_of, group))) for group in grouped(counting).values()]
+    return list(map(error_of, counting))
+
+
+def verdict(part: Part, rows: Sequence[Comparison], choices: Sequence[FastestChoice]) -> Verdict:
+    """Compare the errors of a part, of which at least one row must count, with its limit."""
+    errors = checked_errors(part, rows, lambda row: row.error)
+    baselines = next(row for row in rows if row.part == part).baselines_ns
+    of_part = [choice for choice in choices if choice.part == part]
+    return Verdict(
+        part=part,
+        checked=len(errors),
+        within=sum(abs(error) <= LIMITS[part] for error in errors),
+        mean=mean_absolute(errors),
+        worst=max([row.error for row in rows if row.part == part and row.counts] if part == "d" else errors, key=abs),
+        baselines={
+            name: mean_absolute(checked_errors(part, rows, partial(Comparison.baseline_error, name=name)))
+            for name in baselines
+        },
+        choices=len(of_part),
+        ties=sum(choice.is_tie for choice in of_part),
+        wrong=sum(not choice.is_right for choice in of_part),
+        wrong_by_baseline={
+            name: sum(not choice.is_tie and choice.baselines[name] != choice.measured for choice in of_part)
+            for name in RANKING_BASELINES
+            if of_part
+        },
+    )
