@@ -44,7 +44,8 @@ class Prediction:
         p99_ns: 99 % of the iterations take no longer.
         compute_ns: The iteration without any communication ("perfect scaling"), median.
         no_overlap_ns: With every collective after the backward pass, one at a time, copies included; median.
-        exposed_comm_ns: How much longer the iteration is than its computation, copies and launches included.
+        exposed_comm_ns: Exposed communication of the median iteration: how long its slowest rank waits while a
+            collective runs; `breakdown["exposed_comm"]`.
         samples_ns: Every iteration, in order.
         buckets: Parameter indices by bucket, in launch order.
         timeline: The median iteration, or cycle of them: when each rank did what.
@@ -245,19 +246,19 @@ def _summarize(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine, 
         for low, high in _as_far_as_known(job, costs.fabric.processor, relative_error)
     ]
     shortest, longest = interval(summary, *known)
-    median, compute = round(float(summary.median)), round(float(summary.compute))
+    timeline = run(job, engine)
     return Prediction(
-        iteration_ns=median,
+        iteration_ns=round(float(summary.median)),
         interval_ns=(int(shortest), int(longest)),
         mean_ns=round(float(summary.mean)),
         p95_ns=round(float(summary.p95)),
         p99_ns=round(float(summary.p99)),
-        compute_ns=compute,
+        compute_ns=round(float(summary.compute)),
         no_overlap_ns=round(float(summary.no_overlap)),
-        exposed_comm_ns=median - compute,
+        exposed_comm_ns=round(break_down(timeline)["exposed_comm"] / cycle),
         samples_ns=tuple(whole(simulated[0] / cycle).tolist()),
         buckets=costs.buckets,
-        timeline=run(job, engine),
+        timeline=timeline,
     )
 
 

@@ -16,7 +16,7 @@ from reference.trace import Trace
 
 from .argument_checks import check_sweep, check_world_size, checked_hook, overruled
 from .distribution import Floats, error_factors, interval, simulate, summarize, whole
-from .engines.closed_form import solve_many
+from .engines.closed_form import exposed_many, solve_many
 from .fabric import Fabric
 from .prediction import RECORDED, Prediction, as_charged, predict_policy
 from .schedule.comm_hooks import CommHook
@@ -111,15 +111,16 @@ def _cell_figures(costs: ScheduleCosts, sampler: IterationSampler, relative_erro
     summary = summarize(simulate(costs, sampler, "closed_form"), cycle)
     numbers, which = np.unique(summary.place, return_inverse=True)
     medians = costs.engine_input(stack([sampler.work(int(number)) for number in numbers]), sampler.ranks.tolist())
-    duration_ns = medians.duration_ns[which.reshape(summary.place.shape)]
+    medians = replace(medians, duration_ns=medians.duration_ns[which.reshape(summary.place.shape)])
     cheaper, dearer = (
-        solve_many(replace(medians, duration_ns=duration_ns, cost_ns=whole(costs.cost_ns * factor))) / cycle
+        solve_many(replace(medians, cost_ns=whole(costs.cost_ns * factor))) / cycle
         for factor in error_factors(relative_error)
     )
+    exposed = whole(exposed_many(medians) / cycle)
     low, high = interval(summary, (cheaper, dearer))
     iteration, compute = whole(summary.median), whole(summary.compute)
     rest = map(whole, (summary.mean, summary.p95, summary.p99))
-    return np.stack([iteration, low, high, *rest, compute, whole(summary.no_overlap), iteration - compute], axis=-1)
+    return np.stack([iteration, low, high, *rest, compute, whole(summary.no_overlap), exposed], axis=-1)
 
 
 Progress = Callable[[str, int, int], None]

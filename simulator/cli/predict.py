@@ -136,7 +136,7 @@ def _prediction_row(choice: Policy, prediction: Prediction) -> dict[str, str]:
         "iteration ms": f"{prediction.iteration_ns / 1e6:.1f}",
         "90 % ms": f"{prediction.interval_ns[0] / 1e6:.1f} - {prediction.interval_ns[1] / 1e6:.1f}",
         "computation ms": f"{prediction.compute_ns / 1e6:.1f}",
-        "added ms": f"{prediction.exposed_comm_ns / 1e6:.1f}",
+        "added ms": f"{(prediction.iteration_ns - prediction.compute_ns) / 1e6:.1f}",
         "critical buckets": ", ".join(map(str, prediction.critical_buckets)) or "none",
     }
 
