@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from fractions import Fraction
+from math import ceil
 
 import numpy as np
 import pytest
@@ -282,7 +283,7 @@ def test_a_straggler_makes_the_others_wait_for_it():
 microsecond_or_day = st.sampled_from([10**3, 10**14])
 
 
-@given(st.data(), microsecond_or_day, st.sampled_from([4.0, 1e6]))
+@given(st.data(), microsecond_or_day, st.sampled_from([4.0, 1e4]))
 def test_a_progress_clock_ends_each_computation_when_its_time_is_over(data, latest_ns, slowest):
     """Whenever computing starts and speeds change: time over slow-down, added up piece by piece, is the duration.
 
@@ -311,7 +312,7 @@ def test_a_progress_clock_ends_each_computation_when_its_time_is_over(data, late
     env.run()
     starts, durations = np.array(computations).T
     assert clock.ends(starts, durations).tolist() == [ended[number] for number in range(len(computations))]
-    exact = [(moment, Fraction(round(slowdowns[moment] * FULL_SPEED), FULL_SPEED)) for moment in sorted(slowdowns)]
+    exact = [(moment, Fraction(int(slowdowns[moment] * FULL_SPEED), FULL_SPEED)) for moment in sorted(slowdowns)]
     rounding_ns = (len(exact) + 1) * max([Fraction(1), *dict(exact).values()]) / 2**PROGRESS_BITS
     for number, (start_ns, duration_ns) in enumerate(computations):
         now, factor, left = Fraction(start_ns), Fraction(1), Fraction(duration_ns)
@@ -323,7 +324,7 @@ def test_a_progress_clock_ends_each_computation_when_its_time_is_over(data, late
                 now = Fraction(moment)
             factor = following
         end = now + left * factor
-        assert end - rounding_ns <= ended[number] < end + rounding_ns + 1
+        assert end - rounding_ns <= ended[number] <= ceil(end)
 
 
 def test_reading_a_progress_clock_does_not_move_it():
@@ -334,7 +335,7 @@ def test_reading_a_progress_clock_does_not_move_it():
     for moment in range(10**9, 10**9 + 10_000):
         env.run(until=moment)
         clock.progress()
-    assert clock.progress() == (env.now << PROGRESS_BITS) // 3
+    assert clock.progress() == ceil(Fraction(env.now << PROGRESS_BITS, 3))
 
 
 def two_buckets(durations_ns, costs_ns, compute: float, collective: float = 1.0) -> EngineInput:

@@ -179,7 +179,7 @@ class _Replay:
 PROGRESS_BITS = 20
 """A nanosecond at full speed is 2**20 units of progress."""
 FACTOR_BITS = 32
-"""A slow-down factor is stored as an integer multiple of 2**-32."""
+"""A slow-down factor is stored as an integer multiple of 2**-32, rounded down."""
 FULL_SPEED = 1 << FACTOR_BITS
 PROGRESS_PER_FACTOR = PROGRESS_BITS + FACTOR_BITS
 """In one nanosecond the progress is 2**52 / the stored factor."""
@@ -188,9 +188,12 @@ PROGRESS_PER_FACTOR = PROGRESS_BITS + FACTOR_BITS
 class ProgressClock:
     """Progress of everything that runs at one common speed, in exact integer arithmetic.
 
-    All ranks share one clock, so a change of speed costs the same for 2 ranks and for 1,024. Progress at a moment is
-    rounded down, and the moment at which a progress is reached is rounded up to a whole nanosecond. Both are
-    monotone, and at the moment of `reaches(p)` the progress is at least p, so steps can't end out of order.
+    All ranks share one clock, so a change of speed costs the same for 2 ranks and for 1,024.
+
+    Progress is rounded up, and `reaches(p)` is the first whole nanosecond with a progress of at least p. Both are
+    monotone, so steps end in order. A step ends at its exact end rounded up to a whole nanosecond, or 1 ns earlier
+    where the exact end exceeds that nanosecond by less than the clock's rounding: 2**-20 ns for each change of speed
+    and 2**-32 of the time.
 
     Args:
         env: The simulation; its time is in integer nanoseconds.
@@ -206,7 +209,7 @@ class ProgressClock:
     def progress(self) -> int:
         """Progress since the start of the clock, in units of 2**-20 ns at full speed."""
         elapsed_ns = int(self._env.now) - self._changed_ns[-1]
-        return self._shown[-1] + (elapsed_ns << PROGRESS_PER_FACTOR) // self._factors[-1]
+        return self._shown[-1] - (-elapsed_ns << PROGRESS_PER_FACTOR) // self._factors[-1]
 
     def reaches(self, progress: int) -> simpy.Event:
         """Return an event at the first whole nanosecond, from now on, at which the clock shows `progress` or more."""
@@ -219,7 +222,7 @@ class ProgressClock:
 
     def slow_down(self, factor: float) -> None:
         """From now on everything takes `factor` times as long as at full speed."""
-        stored = round(factor * FULL_SPEED)
+        stored = int(factor * FULL_SPEED)
         if stored != self._factors[-1]:
             self._shown.append(self.progress())
             self._changed_ns.append(int(self._env.now))
@@ -252,7 +255,8 @@ class ProgressClock:
 
     def _moment_ns(self, progress: int) -> int:
         """First moment at which the clock shows `progress` if the speed does not change."""
-        return self._changed_ns[-1] - ((self._shown[-1] - progress) * self._factors[-1] >> PROGRESS_PER_FACTOR)
+        missing = progress - self._shown[-1]
+        return self._changed_ns[-1] + ((missing - 1) * self._factors[-1] >> PROGRESS_PER_FACTOR) + 1
 
     def _set_alarm(self) -> None:
         """Set an alarm for the event that is due first; it replaces the alarm that was set before."""
@@ -275,20 +279,21 @@ DIGIT = (1 << DIGIT_BITS) - 1
 
 
 def _progress(elapsed_ns: Integers, factors: Integers) -> Integers:
-    """`elapsed_ns * 2**52 / factors`, rounded down, by long division."""
+    """`elapsed_ns * 2**52 / factors`, rounded up, by long division."""
     high = elapsed_ns // factors
     rest = elapsed_ns - high * factors << DIGIT_BITS
     middle = rest // factors
-    low = (rest - middle * factors << DIGIT_BITS) // factors
-    total: Integers = (high << 2 * DIGIT_BITS) + (middle << DIGIT_BITS) + low
+    rest = rest - middle * factors << DIGIT_BITS
+    total: Integers = (high << 2 * DIGIT_BITS) + (middle << DIGIT_BITS) - -rest // factors
     return total
 
 
 def _elapsed_ns(progress: Integers, factors: Integers) -> Integers:
-    """`progress * factors / 2**52`, rounded up, by long multiplication."""
-    low, middle, high = progress & DIGIT, progress >> DIGIT_BITS & DIGIT, progress >> 2 * DIGIT_BITS
-    carried = -(-(low * factors) >> DIGIT_BITS)
-    total: Integers = high * factors - (-(middle * factors + carried) >> DIGIT_BITS)
+    """The least whole number with at least this `_progress`, by long multiplication."""
+    below = progress - 1
+    low, middle, high = below & DIGIT, below >> DIGIT_BITS & DIGIT, below >> 2 * DIGIT_BITS
+    carried = low * factors >> DIGIT_BITS
+    total: Integers = high * factors + (middle * factors + carried >> DIGIT_BITS) + 1
     return total
 
 
