@@ -17,7 +17,8 @@ from reference.trace import Trace
 from ..answers.heat_map import draw_heat_map
 from ..answers.timeline_plot import draw_timeline
 from ..argument_checks import overruled
-from ..prediction import Prediction, predict_policy
+from ..prediction import Prediction
+from ..prediction import predict as predict_one
 from ..schedule.policy import Policy
 from ..sweep import AXES, COLUMNS
 from ..sweep import sweep as sweep_all
@@ -94,13 +95,15 @@ def predict(
     choices = _choices(told, caps, orders, hooks)
     recorded, costs = Trace.load(trace), read_fabric(fabric or [FABRIC], fabric_set, processor)
     ask = partial(
-        predict_policy,
-        *(recorded, costs, world_size),
+        predict_one,
+        recorded,
+        costs,
+        world_size=world_size,
         variation=read_variation(variation),
         stragglers=read_stragglers(straggler),
         inputs=None if inputs is None else read_counts("--inputs", inputs, least=0),
     )
-    predictions = [ask(choice) for choice in choices]
+    predictions = [ask(policy=choice) for choice in choices]
     model = recorded.workload.model
     show_table(
         list(map(_prediction_row, choices, predictions)), f"{model} on {world_size} ranks, predicted", spared=SPARED
