@@ -42,7 +42,6 @@ class Distribution:
         p99_ns: 99 % of the iterations take no longer.
         compute_ns: Median of computation alone.
         no_overlap_ns: Median with every collective after the backward pass, one at a time.
-        exposed_comm_ns: `iteration_ns` without `compute_ns`.
         median: The iteration that is the median; its durations have the axes above before those of the ranks.
     """
 
@@ -55,7 +54,6 @@ class Distribution:
     p99_ns: Nanoseconds
     compute_ns: Nanoseconds
     no_overlap_ns: Nanoseconds
-    exposed_comm_ns: Nanoseconds
     median: EngineInput
 
 
@@ -98,7 +96,7 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
         "no_overlap_ns": np.sort(no_overlap, axis=-1)[..., middle],
     }
     whole = {name: np.rint(ns).astype(np.int64) for name, ns in figures.items()}
-    return Distribution(**whole, exposed_comm_ns=whole["iteration_ns"] - whole["compute_ns"], median=medians)
+    return Distribution(**whole, median=medians)
 
 
 def simulate(engine_input: EngineInput, engine: Engine) -> Timeline:

@@ -43,7 +43,6 @@ class Prediction:
         p99_ns: 99 % of the iterations take no longer.
         compute_ns: The iteration without any communication ("perfect scaling"), median.
         no_overlap_ns: With every collective after the backward pass, one at a time, copies included; median.
-        exposed_comm_ns: How much longer the iteration is than its computation, copies and launches included.
         samples_ns: Every iteration, in the order of simulation.
         buckets: Parameter indices by bucket, in launch order.
         timeline: Every moment of the median iteration, or of the median cycle.
@@ -58,7 +57,6 @@ class Prediction:
     p99_ns: int
     compute_ns: int
     no_overlap_ns: int
-    exposed_comm_ns: int
     samples_ns: tuple[int, ...] = field(repr=False)
     buckets: tuple[tuple[int, ...], ...] = field(repr=False)
     timeline: Timeline = field(repr=False, compare=False)
@@ -74,6 +72,11 @@ class Prediction:
     def breakdown(self) -> dict[str, int]:
         """Parts that add up to the median iteration of the slowest rank; see `answers.breakdown`."""
         return break_down(self.timeline)
+
+    @property
+    def exposed_comm_ns(self) -> int:
+        """Exposed communication of the median iteration: its slowest rank waits while a collective runs."""
+        return self._parts_ns["exposed_comm"]
 
     @cached_property
     def critical_path(self) -> tuple[Span, ...]:
@@ -285,7 +288,6 @@ def predict(
         p99_ns=int(distribution.p99_ns),
         compute_ns=int(distribution.compute_ns),
         no_overlap_ns=int(distribution.no_overlap_ns),
-        exposed_comm_ns=int(distribution.exposed_comm_ns),
         samples_ns=tuple(distribution.samples_ns.tolist()),
         buckets=costs.buckets,
         timeline=simulate(distribution.median, engine),

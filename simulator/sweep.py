@@ -20,8 +20,9 @@ from reference.trace import Trace
 
 from .argument_checks import check_sweep, check_world_size, checked_policy, overruled
 from .distribution import simulate_many
+from .engines.closed_form import exposed_many
 from .fabric import Fabric
-from .prediction import predict
+from .prediction import Prediction, predict
 from .schedule.comm_hooks import CommHook
 from .schedule.costs import Nanoseconds, ScheduleCosts, charged_fabric, messages_of, price, price_schedule
 from .schedule.policy import Policy, PolicySettings
@@ -228,10 +229,15 @@ class Task:
                 variation=self.variation,
                 stragglers=self.stragglers,
             )
-            low, high = prediction.interval_ns
-            figures = vars(prediction) | {"low_ns": low, "high_ns": high}
-            predicted.append((cell, [len(prediction.buckets), *(figures[name] for name in FIGURES)]))
+            predicted.append((cell, [len(prediction.buckets), *figures_of(prediction)]))
         return predicted
+
+
+def figures_of(prediction: Prediction) -> list[int]:
+    """`FIGURES` of one prediction."""
+    low, high = prediction.interval_ns
+    interval = {"low_ns": low, "high_ns": high}
+    return [interval[name] if name in interval else getattr(prediction, name) for name in FIGURES]
 
 
 def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[list[tuple[Cell, list[int]]]]:
@@ -293,7 +299,9 @@ class ClosedFormBatch:
             cells = np.ix_(fabrics, sizes)
             costs = replace(costs, cost_ns=self._cost_ns[*cells][..., places], relative_error=self._error[cells])
             distribution = simulate_many(costs, self._samplers[sizes[0]], "closed_form")
-            figures[cells] = np.stack([getattr(distribution, name) for name in FIGURES], axis=-1)
+            exposed_ns = np.rint(exposed_many(distribution.median) / policy.sync_every).astype(np.int64)
+            others = [getattr(distribution, name) for name in FIGURES[:-1]]
+            figures[cells] = np.stack([*others, exposed_ns], axis=-1)
         return len(costs.buckets), figures
 
     def _costs(self, policy: Policy, fabric: int, size: int) -> ScheduleCosts:

@@ -23,7 +23,7 @@ def test_a_prediction_lies_between_its_bounds(trace, world_size, cap, order):
     prediction = predict(trace, FABRIC, world_size=world_size, bucket_cap_mb=cap, order=order)
     low, high = prediction.interval_ns
     assert low <= prediction.iteration_ns <= high
-    assert prediction.iteration_ns - prediction.compute_ns == prediction.exposed_comm_ns
+    assert 0 <= prediction.exposed_comm_ns <= prediction.iteration_ns
     assert {span.rank for span in prediction.spans} <= set(range(world_size))
 
 

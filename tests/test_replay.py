@@ -1,23 +1,26 @@
 """The replay: small stories told in nanoseconds, and laws that hold for every story."""
 
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simulator import predict
 from simulator.engines.closed_form import solve
-from simulator.engines.events import ProgressClock, latency_ns, replay
-from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Timing
+from simulator.engines.events import FULL_SPEED, PROGRESS_BITS, ProgressClock, latency_ns, replay
+from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Slowdowns, Timing
 from simulator.schedule.comm_hooks import PowerSGD
 from simulator.schedule.costs import EngineInput, price_schedule
 from simulator.schedule.policy import Policy
+from simulator.schedule.schedule import Compute, build_schedule
 from simulator.timeline import Span
 from simulator.workload.compute_times import IterationSampler, Straggler, Variation, recorded_model
 
+from .explore import examples
 from .strategies import fluid_fabrics, iteration, partitions, policies, steady_fabrics, trace_of, traces
 from .strategies import iterations as any_iteration
 
@@ -273,22 +276,27 @@ def test_a_straggler_makes_the_others_wait_for_it():
     assert waits == {0: 36, 1: 4}
 
 
-moments = st.integers(0, 1000)
+# The clock of progress
+
+microsecond_or_day = st.sampled_from([10**3, 10**14])
 
 
-@given(
-    st.lists(st.tuples(moments, moments), min_size=1, max_size=8),
-    st.dictionaries(moments, st.floats(1, 4), max_size=6),
-)
-def test_a_work_clock_wakes_each_when_its_work_is_done(works, slowdowns):
-    """Whenever work begins and speeds change: the sum of time over slow-down, piece by piece, is the work."""
+@given(st.data(), microsecond_or_day, st.sampled_from([4.0, 1e6]))
+def test_a_progress_clock_ends_each_computation_when_its_time_is_over(data, latest_ns, slowest):
+    """Whenever computing starts and speeds change: time over slow-down, added up piece by piece, is the duration.
+
+    Derived afterwards, the ends are those of the events to the nanosecond, also where arrays need Python integers.
+    """
+    moments = st.integers(0, latest_ns)
+    computations = data.draw(st.lists(st.tuples(moments, moments), min_size=1, max_size=8))
+    slowdowns = data.draw(st.dictionaries(moments, st.floats(1, slowest), max_size=6))
     env = simpy.Environment()
     clock = ProgressClock(env)
     ended = {}
 
-    def work(number, start, duration_ns):
-        yield env.timeout(start)
-        yield clock.when(clock.read() + duration_ns)
+    def compute(number, start_ns, duration_ns):
+        yield env.timeout(start_ns)
+        yield clock.reaches(clock.progress() + (duration_ns << PROGRESS_BITS))
         ended[number] = env.now
 
     def change():
@@ -297,31 +305,88 @@ def test_a_work_clock_wakes_each_when_its_work_is_done(works, slowdowns):
             clock.slow_down(slowdown)
 
     env.process(change())
-    for number, (start, duration_ns) in enumerate(works):
-        env.process(work(number, start, duration_ns))
+    for number, (start_ns, duration_ns) in enumerate(computations):
+        env.process(compute(number, start_ns, duration_ns))
     env.run()
-    changes = [*sorted(slowdowns.items()), (10**6, 1.0)]
-    for number, (start, duration_ns) in enumerate(works):
-        now, factor, left = start, 1.0, float(duration_ns)
-        for moment, following in changes:
+    starts, durations = np.array(computations).T
+    assert clock.ends(starts, durations).tolist() == [ended[number] for number in range(len(computations))]
+    exact = [(moment, Fraction(round(slowdowns[moment] * FULL_SPEED), FULL_SPEED)) for moment in sorted(slowdowns)]
+    rounding_ns = (len(exact) + 1) * max([Fraction(1), *dict(exact).values()]) / 2**PROGRESS_BITS
+    for number, (start_ns, duration_ns) in enumerate(computations):
+        now, factor, left = Fraction(start_ns), Fraction(1), Fraction(duration_ns)
+        for moment, following in [*exact, (float("inf"), None)]:
             if moment > now:
                 if left * factor <= moment - now:
                     break
                 left -= (moment - now) / factor
-                now = moment
+                now = Fraction(moment)
             factor = following
-        assert ended[number] == pytest.approx(now + left * factor, abs=1.01)
+        end = now + left * factor
+        assert end - rounding_ns <= ended[number] < end + rounding_ns + 1
 
 
-def test_reading_a_work_clock_does_not_move_it():
+def test_reading_a_progress_clock_does_not_move_it():
     """Sums of as many pieces as there are readings were off by 2 ns in iterations of a second on 1,000 ranks."""
     env = simpy.Environment()
     clock = ProgressClock(env)
     clock.slow_down(3.0)
     for moment in range(10**9, 10**9 + 10_000):
         env.run(until=moment)
-        clock.read()
-    assert clock.read() == env.now / 3
+        clock.progress()
+    assert clock.progress() == (env.now << PROGRESS_BITS) // 3
+
+
+def two_buckets(durations_ns, costs_ns, compute: float, collective: float = 1.0) -> EngineInput:
+    """Two buckets of different ranks; computation and collectives slow each other down by these factors."""
+    return EngineInput(
+        schedule=TWO_BUCKETS,
+        duration_ns=np.array(durations_ns),
+        ranks=tuple(range(len(durations_ns))),
+        cost_ns=np.array(costs_ns),
+        queues=(0, 0),
+        sharing=(1.0, 1.0),
+        slowdowns=Slowdowns(((compute,),) * 2, ((collective,),) * 2),
+    )
+
+
+TWO_BUCKETS = build_schedule(
+    Policy(), recorded_model(trace_of([[iteration(10, (20, 30), 90, 0)]], [4, 4])), [[0], [1]]
+)
+
+
+def only(kind: str, duration_ns: int) -> list[int]:
+    """Durations of a rank that only computes one step of bucket 1."""
+    return [duration_ns * (step == (kind, 1, 0)) for step in TWO_BUCKETS.steps]
+
+
+@st.composite
+def fluid_inputs(draw) -> EngineInput:
+    """two_buckets([[0, 352, ...]], [175, 334], 2.00001): factors at which rounded floats are easily off."""
+    few_ns = st.sampled_from([0, 0, 0, 1, 8]) | st.integers(0, 400)
+    durations = st.lists(few_ns, min_size=len(TWO_BUCKETS.steps), max_size=len(TWO_BUCKETS.steps))
+    factors = st.sampled_from([2.00001, 3.00001, 2.0, 1.0]) | st.floats(1, 3)
+    return two_buckets(
+        draw(st.lists(durations, min_size=1, max_size=3)),
+        draw(st.lists(st.integers(0, 400), min_size=2, max_size=2)),
+        draw(factors),
+        draw(factors),
+    )
+
+
+@examples(500)
+@given(fluid_inputs())
+@example(two_buckets([only("backward", 176), only("step", 0)], [242, 58], 2.00001))
+@example(two_buckets([only("launch", 176), only("step", 0)], [175, 334], 2.00001, 2.0))
+def test_steps_end_in_order_and_no_collective_starts_before_its_last_launch(engine_input):
+    """Rounded floats let a step end 1 ns before the step before it, and a collective start 1 ns early."""
+    timeline = replay(engine_input)
+    lengths_ns = np.diff(timeline.end_ns, axis=1, prepend=0)
+    assert (lengths_ns >= 0).all()
+    is_step = [isinstance(instruction, Compute) for instruction in engine_input.schedule.instructions]
+    assert (lengths_ns[:, is_step] >= engine_input.duration_ns).all(), "slow-downs made a step shorter"
+    assert (timeline.start_ns >= timeline.launched_ns.max(axis=0)).all()
+    assert timeline.start_ns[0] == timeline.launched_ns[:, 0].max()
+    assert timeline.iteration_ns == latency_ns(engine_input), "the derived end differs from that of the events"
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Breakdown: where the slowest rank's iteration goes, and the chain of events that made it as long as it is."""
+"""Breakdown of the slowest rank's iteration into parts, and the critical path that sets its length."""
 
 from collections.abc import Iterator
 
@@ -20,30 +20,34 @@ PARTS: dict[str, tuple[ComputeKind, ...]] = {
     "rebuild": ("rebuild",),
     "optimizer": ("step",),
 }
-"""The computing steps that each part adds up."""
+"""The computing steps whose durations at full speed each part adds up."""
 
-WAITING = ("exposed_comm", "stragglers")
+OTHER_PARTS = ("slowdown", "exposed_comm", "stragglers")
 
 
 def break_down(timeline: Timeline) -> dict[str, int]:
-    """Nanoseconds by part of the slowest rank's iteration, which they add up to.
+    """Divide the slowest rank's iteration into parts that add up to it, in nanoseconds.
 
-    Besides `PARTS`: `exposed_comm`, waiting while some collective runs, and `stragglers`, waiting while none does
-    because a rank has not launched it yet.
+    `PARTS` are at full speed. `slowdown` is the time that contention adds to them, `exposed_comm` is waiting while a
+    collective runs, and `stragglers` is waiting while none runs because a rank has not launched it yet.
     """
+    engine_input = timeline.engine_input
     row = int(timeline.end_ns[:, -1].argmax())
-    ends = timeline.end_ns[row]
-    durations = np.diff(ends, prepend=0)
+    ends = timeline.end_ns[row].tolist()
+    full_speed_ns = iter(engine_input.duration_ns[row].tolist())
     part_of = {kind: part for part, kinds in PARTS.items() for kind in kinds}
-    parts = dict.fromkeys([*PARTS, *WAITING], 0)
-    for place, instruction in enumerate(timeline.engine_input.schedule.instructions):
+    parts = dict.fromkeys([*PARTS, *OTHER_PARTS], 0)
+    start = 0
+    for instruction, end in zip(engine_input.schedule.instructions, ends, strict=True):
         if isinstance(instruction, Compute):
-            parts[part_of[instruction.kind]] += int(durations[place])
-        elif isinstance(instruction, Wait) and durations[place]:
-            end = int(ends[place])
-            communicating = _covered_ns(timeline.start_ns, timeline.done_ns, end - int(durations[place]), end)
+            duration_ns = next(full_speed_ns)
+            parts[part_of[instruction.kind]] += duration_ns
+            parts["slowdown"] += end - start - duration_ns
+        elif isinstance(instruction, Wait) and end > start:
+            communicating = _covered_ns(timeline.start_ns, timeline.done_ns, start, end)
             parts["exposed_comm"] += communicating
-            parts["stragglers"] += int(durations[place]) - communicating
+            parts["stragglers"] += end - start - communicating
+        start = end
     return parts
 
 

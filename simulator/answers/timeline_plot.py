@@ -126,7 +126,7 @@ def _title(prediction: Prediction) -> str:
     low, high = prediction.interval_ns
     return (
         f"{prediction.iteration_ns / 1e6:.1f} ms (90 %: {low / 1e6:.1f} to {high / 1e6:.1f}), "
-        f"{prediction.exposed_comm_ns / 1e6:.1f} ms more than computation; framed: the critical path"
+        f"{prediction.exposed_comm_ns / 1e6:.1f} ms exposed communication; framed: the critical path"
     )
 
 

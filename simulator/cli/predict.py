@@ -137,7 +137,7 @@ def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
         "iteration ms": f"{prediction.iteration_ns / 1e6:.1f}",
         "90 % ms": f"{prediction.interval_ns[0] / 1e6:.1f} - {prediction.interval_ns[1] / 1e6:.1f}",
         "computation ms": f"{prediction.compute_ns / 1e6:.1f}",
-        "added ms": f"{prediction.exposed_comm_ns / 1e6:.1f}",
+        "added ms": f"{(prediction.iteration_ns - prediction.compute_ns) / 1e6:.1f}",
         "critical buckets": ", ".join(map(str, prediction.critical_buckets)) or "none",
     }
 
@@ -194,7 +194,10 @@ def _limits(prediction: Prediction) -> str:
     words = {"exposed_comm": f"exposed communication{buckets}", "stragglers": "waiting for stragglers"}
     shares = [("computation", computation), (words.get(added, added.replace("_", " ")), added_ns)]
     shares.sort(key=itemgetter(1), reverse=True)
-    return ", then by ".join(f"{name} ({100 * ns / whole:.0f} %)" for name, ns in shares if ns) or "nothing: it takes no time"
+    return (
+        ", then by ".join(f"{name} ({100 * ns / whole:.0f} %)" for name, ns in shares if ns)
+        or "nothing: it takes no time"
+    )
 
 
 def _save_timelines(prediction: Prediction, perfetto: Path | None, picture: Path | None) -> None:
