@@ -145,12 +145,13 @@ class Prediction:
 
     def _repr_html_(self) -> str:
         low, high = self.interval_ns
+        parts = ", ".join(f"{_in_words(part)} {ns / 1e6:,.2f}" for part, ns in self._parts_ns.items() if ns)
         rows = {
             "iteration, median": _ms(self.iteration_ns),
             "90 % interval": f"{_ms(low)} to {_ms(high)}",
             "computation alone": _ms(self.compute_ns),
             "exposed communication": _ms(self.exposed_comm_ns),
-            **{f"&nbsp;&nbsp;{_in_words(part)}": _ms(ns) for part, ns in self._parts_ns.items() if ns},
+            "breakdown, slowest rank": f"{parts or 0} ms",
             "buckets": f"{len(self.buckets)}, on the critical path: {_numbers(self.critical_buckets)}",
         }
         return _html_table(rows) + "".join(f"<p>{escape(sentence)}</p>" for sentence in self.counted_as_free)
@@ -202,7 +203,7 @@ class Comparison:
         return f"{self._verdict}; by part, ms: {parts or 'no difference'}"
 
     def _repr_html_(self) -> str:
-        rows = {f"&nbsp;&nbsp;{_in_words(part)}": f"{ns / 1e6:+.2f} ms" for part, ns in self.parts_ns.items() if ns}
+        rows = {_in_words(part): f"{ns / 1e6:+.2f} ms" for part, ns in self.parts_ns.items() if ns}
         return f"<p>{self._verdict}</p>" + _html_table(rows)
 
     @property

@@ -194,10 +194,7 @@ def _limits(prediction: Prediction) -> str:
     words = {"exposed_comm": f"exposed communication{buckets}", "stragglers": "waiting for stragglers"}
     shares = [("computation", computation), (words.get(added, added.replace("_", " ")), added_ns)]
     shares.sort(key=itemgetter(1), reverse=True)
-    return (
-        ", then by ".join(f"{name} ({100 * ns / whole:.0f} %)" for name, ns in shares if ns)
-        or "nothing: it takes no time"
-    )
+    return ", then by ".join(f"{name} ({100 * ns / whole:.0f} %)" for name, ns in shares if ns) or "nothing"
 
 
 def _save_timelines(prediction: Prediction, perfetto: Path | None, picture: Path | None) -> None:
