@@ -14,12 +14,11 @@ from simulator.distribution import COMPUTATION
 from simulator.engines.closed_form import exposed_many, solve
 from simulator.engines.events import replay
 from simulator.fabric import Slowdowns, Timing
-from simulator.prediction import predict_policy
-from simulator.schedule.comm_hooks import CommHook
+from simulator.schedule.comm_hooks import CommHook, named_hook
 from simulator.schedule.costs import EngineInput
-from simulator.schedule.policy import buckets_of
-from simulator.schedule.schedule import Message, Outline, Wait, build_schedule
-from simulator.workload.variation import Variation
+from simulator.schedule.policy import Policy
+from simulator.schedule.schedule import Wait, buckets_of, build_schedule
+from simulator.workload.compute_times import Variation, recorded_model
 
 from .explore import examples
 from .strategies import (
@@ -111,7 +110,7 @@ def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
 def test_permuting_the_ranks_of_a_trace_changes_no_latency(asked, random):
     """Where all of them take part, and the order of readiness, which is rank 0's, plays no part."""
     ranks = asked.trace.ranks
-    plan = tuple(map(tuple, buckets_of(asked.policy, asked.trace)))
+    plan = tuple(map(tuple, buckets_of(asked.policy, recorded_model(asked.trace))))
     policy = asked.policy.model_copy(update={"plan": plan})
     size = len(ranks) * (1 + asked.world_size // len(ranks) // 2)
     fabric = asked.fabric.model_copy(
@@ -121,7 +120,7 @@ def test_permuting_the_ranks_of_a_trace_changes_no_latency(asked, random):
     shuffled = asked.trace.model_copy(
         update={"ranks": tuple(ranks[old].model_copy(update={"rank": new}) for new, old in enumerate(order))}
     )
-    one, other = (predict_policy(trace, fabric, size, policy) for trace in (asked.trace, shuffled))
+    one, other = (predict(trace, fabric, world_size=size, policy=policy) for trace in (asked.trace, shuffled))
     assert one.samples_ns == other.samples_ns
     assert one.interval_ns == other.interval_ns
 
@@ -142,7 +141,7 @@ def test_faster_links_never_hurt_where_speeds_are_constant(trace, world_size, ra
         update={"process_groups": 1}
     )  # several share the links
     slow, fast = (Fabric.from_alpha_beta(50, per_s) for per_s in (rate, rate * times))
-    by_rate = [predict_policy(trace, fabric, world_size, policy) for fabric in (slow, fast)]
+    by_rate = [predict(trace, fabric, world_size=world_size, policy=policy) for fabric in (slow, fast)]
     assert np.less_equal(by_rate[1].samples_ns, by_rate[0].samples_ns).all()
 
 
@@ -171,7 +170,8 @@ def in_two_slots(p1_ns: int) -> list[str]:
     The rank computes 10 ns forward, 10 ns up to each launch and 60 ns to the end. Beside each other computation takes
     twice as long and a collective four times: both together are slower than one after the other.
     """
-    script = build_schedule(Outline(messages=(Message("all_reduce", 0, 0),) * 2))
+    model = recorded_model(trace_of([[iteration(10, (20, 30), 90, 0)]], [4, 4]))
+    script = build_schedule(Policy(hook=named_hook("batched_power_sgd")), model, [[0], [1]])
     duration_ns = {("forward", None): 10, ("backward", 0): 10, ("backward", 1): 10, ("backward", None): 60}
     job = EngineInput(
         schedule=script,

@@ -16,11 +16,10 @@ from simulator.engines.events import FULL_SPEED, PROGRESS_BITS, ProgressClock, l
 from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Slowdowns, Timing
 from simulator.schedule.comm_hooks import PowerSGD
 from simulator.schedule.costs import EngineInput, price_schedule
-from simulator.schedule.policy import Policy, buckets_of
-from simulator.schedule.schedule import Compute, Message, Outline, build_schedule
+from simulator.schedule.policy import Policy
+from simulator.schedule.schedule import Compute, build_schedule
 from simulator.timeline import Span
-from simulator.workload.compute_times import recorded_compute_times
-from simulator.workload.variation import IterationSampler, Straggler, Variation
+from simulator.workload.compute_times import IterationSampler, Straggler, Variation, recorded_model
 
 from .explore import examples
 from .strategies import fluid_fabrics, iteration, partitions, policies, steady_fabrics, trace_of, traces
@@ -351,7 +350,9 @@ def two_buckets(durations_ns, costs_ns, compute: float, collective: float = 1.0)
     )
 
 
-TWO_BUCKETS = build_schedule(Outline(messages=(Message("all_reduce", 0),) * 2))
+TWO_BUCKETS = build_schedule(
+    Policy(), recorded_model(trace_of([[iteration(10, (20, 30), 90, 0)]], [4, 4])), [[0], [1]]
+)
 
 
 def only(kind: str, duration_ns: int) -> list[int]:
@@ -394,10 +395,10 @@ def jobs(draw, fabrics=steady_fabrics) -> EngineInput:
     """One iteration of any trace under any policy, on a fabric that has every world size."""
     trace, world_size = draw(traces()), draw(st.integers(1, 4))
     policy, costs = draw(policies(tuple(trace.keys))), draw(fabrics(world_size))
-    costs = price_schedule(trace, costs, policy, buckets_of(policy, trace), world_size, joins=draw(st.booleans()))
-    works = recorded_compute_times(trace, unused_allowed=policy.unused_allowed)
-    draws = IterationSampler(works, world_size, Variation(), sync_every=policy.sync_every)
-    return costs.engine_input(draws.work(0), draws.ranks.tolist())
+    model = recorded_model(trace, unused_allowed=policy.unused_allowed)
+    costs = price_schedule(model, costs, policy, world_size, joins=draw(st.booleans()))
+    sampler = IterationSampler(model.compute_times, world_size, Variation(), sync_every=policy.sync_every)
+    return costs.engine_input(sampler.draw([0])[0], sampler.ranks.tolist())
 
 
 @given(jobs())
@@ -464,9 +465,10 @@ def test_buckets_are_packed_when_full_and_launched_in_order(one, buckets, pack_n
     trace = trace_of([[one]], [4] * 5)
     policy = Policy(plan=tuple(map(tuple, buckets)))
     processor = Processor(launch_ns=launch_ns)
-    costs = price_schedule(trace, fabric(8, processor=processor), policy, buckets, 2, joins=False)
+    model = recorded_model(trace)
+    costs = price_schedule(model, fabric(8, processor=processor), policy, 2)
     costs = replace(costs, pack_ns=np.array(pack_ns[: len(buckets)]))
-    job = costs.engine_input(IterationSampler(recorded_compute_times(trace), 2, Variation()).work(0), [0])
+    job = costs.engine_input(IterationSampler(model.compute_times, 2, Variation()).draw([0])[0], [0])
     assert replay(job).launched_ns.tolist() == [_launches_one_by_one(one.ready_ns, buckets, pack_ns, launch_ns)]
 
 

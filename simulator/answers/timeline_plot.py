@@ -1,12 +1,41 @@
 """A picture of an iteration: what each rank computed, what the network did, and the chain that made it so long."""
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from ..prediction import Prediction
-from ..timeline import Kind, Span
+from ..timeline import Kind, Span, Timeline
+
+
+class Prediction(Protocol):
+    """The attributes of a `simulator.Prediction` that a drawing needs."""
+
+    @property
+    def iteration_ns(self) -> int:
+        """Median over the iterations."""
+
+    @property
+    def interval_ns(self) -> tuple[int, int]:
+        """Interval that holds 90 % of the iterations."""
+
+    @property
+    def exposed_comm_ns(self) -> int:
+        """Exposed communication."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """Every moment of the median iteration."""
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Spans of the timeline."""
+
+    @property
+    def critical_path(self) -> tuple[Span, ...]:
+        """Spans that determine the length of the iteration."""
+
 
 COLOURS: dict[Kind, str] = {
     "unsynchronized": "#ced4da",
