@@ -26,9 +26,7 @@ from simulator.engines.closed_form import solve
 from simulator.engines.events import replay
 from simulator.fabric import Contention, Processor
 from simulator.schedule.costs import EngineInput, price_schedule
-from simulator.schedule.policy import buckets_of
-from simulator.workload.compute_times import recorded_compute_times
-from simulator.workload.variation import IterationSampler
+from simulator.workload.compute_times import IterationSampler, recorded_model
 
 TRACE = Path(__file__).parent / "resnet50.json.gz"
 FIGURE = Path("out/simulator_speed")
@@ -136,9 +134,10 @@ def draw(rows: pd.DataFrame, ax: Axes) -> Axes:
 
 
 def _engine_input(trace: Trace, fabric: Fabric, ranks: int, policy: Policy = FIVE_BUCKETS) -> EngineInput:
-    sampler = IterationSampler(recorded_compute_times(trace), ranks, Variation(kind="fitted", iterations=1))
-    costs = price_schedule(trace, fabric, policy, buckets_of(policy, trace), ranks, joins=False)
-    return costs.engine_input(sampler.work(0), sampler.ranks.tolist())
+    model = recorded_model(trace)
+    sampler = IterationSampler(model.compute_times, ranks, Variation(kind="fitted", iterations=1))
+    costs = price_schedule(model, fabric, policy, ranks)
+    return costs.engine_input(sampler.draw([0])[0], sampler.ranks.tolist())
 
 
 def _predict(trace: Trace, fabric: Fabric, world_size: int) -> None:

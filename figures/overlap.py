@@ -24,19 +24,19 @@ CLAIMS = {
 
 
 class Bars(NamedTuple):
-    """Milliseconds by model: forward pass, backward pass, communication without overlap, exposed with overlap."""
+    """Milliseconds by model: forward pass, backward pass, communication without overlap, added with overlap."""
 
     fabric: str
     models: tuple[str, ...]
     forward_ms: tuple[float, ...]
     backward_ms: tuple[float, ...]
     all_comm_ms: tuple[float, ...]
-    exposed_ms: tuple[float, ...]
+    added_ms: tuple[float, ...]
 
     def saved(self) -> list[float]:
         """Time that overlap saves, as a fraction of the iteration without overlap, by model."""
-        rows = zip(self.forward_ms, self.backward_ms, self.all_comm_ms, self.exposed_ms, strict=True)
-        return [(comm - exposed) / (forward + backward + comm) for forward, backward, comm, exposed in rows]
+        rows = zip(self.forward_ms, self.backward_ms, self.all_comm_ms, self.added_ms, strict=True)
+        return [(comm - added) / (forward + backward + comm) for forward, backward, comm, added in rows]
 
 
 @cache
@@ -53,22 +53,22 @@ def _bars(fabric: str) -> Bars:
         tuple(one.breakdown["forward"] / 1e6 for one in predictions),
         tuple((one.compute_ns - one.breakdown["forward"]) / 1e6 for one in predictions),
         tuple((one.no_overlap_ns - one.compute_ns) / 1e6 for one in predictions),
-        tuple(one.exposed_comm_ns / 1e6 for one in predictions),
+        tuple((one.iteration_ns - one.compute_ns) / 1e6 for one in predictions),
     )
 
 
 def draw(data: Bars, ax: Axes) -> Axes:
     """Draw two bars for each model, without and with overlap, in percent of the iteration without overlap."""
     places = np.arange(len(data.models))
-    times = [np.array(row) for row in (data.forward_ms, data.backward_ms, data.all_comm_ms, data.exposed_ms)]
+    times = [np.array(row) for row in (data.forward_ms, data.backward_ms, data.all_comm_ms, data.added_ms)]
     whole = (times[0] + times[1] + times[2]) / 100
-    forward, backward, comm, exposed = (row / whole for row in times)
+    forward, backward, comm, added = (row / whole for row in times)
     for shift, labelled in ((-0.2, True), (0.2, False)):
         ax.bar(places + shift, forward, 0.36, color=THIRD, label="forward" if labelled else None)
         label = "backward" if labelled else None
         ax.bar(places + shift, backward, 0.36, bottom=forward, color=COMPUTATION, label=label)
     ax.bar(places - 0.2, comm, 0.36, bottom=forward + backward, color=HIDDEN, label="communication, no overlap")
-    ax.bar(places + 0.2, exposed, 0.36, bottom=forward + backward, color=EXPOSED, label="exposed, with overlap")
+    ax.bar(places + 0.2, added, 0.36, bottom=forward + backward, color=EXPOSED, label="added, with overlap")
     ax.set_xticks(places, data.models)
     ax.set_ylabel("% of the iteration without overlap")
     ax.set_ylim(0, 135)

@@ -1,77 +1,92 @@
-"""Checks: that `predict` and `sweep` are given what they take; a mistake is one line that names the argument.
+"""Argument checks of `predict` and `sweep`: a mistake is one line that names the argument.
 
-Each raises ValueError, as everything does here that a caller can mend.
+Each check raises ValueError, the exception for every mistake that a caller can correct.
 """
 
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from reference.schema import Schema
+from reference.schema import Schema, validated
 from reference.trace import Trace
 
+from .distribution import Engine
 from .fabric import Fabric
-from .schedule.comm_hooks import CommHook, named_hook
-from .schedule.policy import Policy
-from .workload.variation import Straggler, Variation
+from .schedule.policy import Policy, PolicySettings
+from .workload.compute_times import Straggler, Variation
 
 FABRIC = "load one with Fabric.load(path), or make one of several with Fabric.merged(...)"
 TRACE = "load one with Trace.load(path)"
 
 
+def checked_policy(policy: Policy | None, settings: PolicySettings) -> Policy:
+    """The policy that was given as one, or as single settings.
+
+    Raises:
+        ValueError: Both were given, a setting has a wrong value, or `policy` is no Policy.
+        TypeError: A keyword argument that is no setting.
+    """
+    if unknown := [name for name in settings if name not in Policy.model_fields]:
+        raise TypeError(f"unexpected keyword argument {unknown[0]!r}; settings are {', '.join(Policy.model_fields)}")
+    if policy is None:
+        return validated(Policy, **settings)
+    _check_kind("policy", policy, Policy, "make one with Policy(...)")
+    if settings:
+        raise ValueError(f"policy: expected either a policy or single settings, got both: also {', '.join(settings)}")
+    return policy
+
+
 def check_prediction(
-    trace: object, fabric: object, policy: object, variation: object, stragglers: object, inputs: object
+    trace: object,
+    fabric: object,
+    world_size: object,
+    *,
+    variation: object,
+    stragglers: object,
+    inputs: object,
+    engine: object,
 ) -> None:
-    """What `predict_policy` takes beside the world size."""
+    """Check the arguments of `predict` other than settings of the policy."""
     _check_kind("trace", trace, Trace, TRACE)
     _check_kind("fabric", fabric, Fabric, FABRIC)
-    _check_settings(policy, variation, stragglers)
+    _check_variation(variation, stragglers)
     if inputs is not None:
         _check_inputs(inputs)
+    check_world_size(world_size)
+    if engine not in get_args(Engine):
+        raise ValueError(f"engine: expected one of {', '.join(get_args(Engine))}, got {engine!r}")
 
 
-def check_sweep(
-    traces: object, fabrics: object, policy: object, variation: object, stragglers: object, **axes: object
-) -> None:
-    """What `sweep` takes; `axes` are those of which there are several."""
+def check_sweep(traces: object, fabrics: object, *, variation: object, stragglers: object, **axes: object) -> None:
+    """Check the arguments of `sweep` other than settings of the policy; `axes` are lists of values."""
     for name, one in _by_name("trace", traces):
         _check_kind(name, one, Trace, TRACE)
     for name, one in _by_name("fabric", fabrics):
         _check_kind(name, one, Fabric, FABRIC)
-    _check_settings(policy, variation, stragglers)
+    _check_variation(variation, stragglers)
     for name, values in axes.items():
         if isinstance(values, str | Schema) or not isinstance(values, Iterable):
             raise ValueError(f"{name}: expected several in a list, got {reprlib.repr(values)}; write [...] around it")
 
 
 def check_world_size(world_size: Any) -> None:
-    """That many ranks can be."""
+    """Check that a process group can have this many ranks."""
     if not _is_whole(world_size):
         raise ValueError(f"world_size: expected a whole number of ranks, got {world_size!r}")
     if world_size < 1:
         raise ValueError(f"world_size: expected at least 1, got {world_size}")
 
 
-def checked_hook(hook: object) -> CommHook:
-    """A comm hook, made already or by its name."""
-    if isinstance(hook, str):
-        return named_hook(hook)
-    if not isinstance(hook, CommHook):
-        raise ValueError(f"hook: expected a CommHook or the name of one, such as 'fp16', got {reprlib.repr(hook)}")
-    return hook
-
-
 def overruled(policy: Policy) -> dict[str, str]:
-    """Axes of a sweep about which the policy leaves no choice, each with the field that decides in its place."""
+    """Axes of a sweep that have no effect under this policy, each with the field that takes its place."""
     if policy.plan is not None:
         return {"bucket_cap_mb": "plan", "order": "plan"}
     return {} if policy.bucket_cap_mb_list is None else {"bucket_cap_mb": "bucket_cap_mb_list"}
 
 
-def _check_settings(policy: object, variation: object, stragglers: object) -> None:
-    _check_kind("policy", policy, Policy, "make one with Policy(...)")
+def _check_variation(variation: object, stragglers: object) -> None:
     _check_kind("variation", variation, Variation, "make one, such as Variation(kind='fitted')")
     if not isinstance(stragglers, Sequence) or isinstance(stragglers, str):
         raise ValueError(

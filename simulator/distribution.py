@@ -1,21 +1,20 @@
 """Distribution of the iteration time: simulate many iterations, then take median, quantiles and a 90 % interval."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from .engines.closed_form import solve, solve_many
 from .engines.events import latency_ns, replay
-from .schedule.costs import EngineInput, Nanoseconds, ScheduleCosts
+from .schedule.costs import EngineInput, ScheduleCosts
 from .schedule.schedule import ComputeKind
 from .timeline import Timeline
-from .workload.compute_times import stack
-from .workload.variation import IterationSampler
+from .workload.compute_times import Floats, IterationSampler, Nanoseconds
 
 Engine = Literal["auto", "events", "closed_form"]
-Floats = NDArray[np.float64]
+"""The event replay; the closed form, which takes only constant speeds; or the closed form wherever it can."""
 
 INTERVAL = (0.05, 0.95)
 """Quantiles over the iterations that bound the interval; of fewer than 20, the extremes."""
@@ -24,121 +23,137 @@ CELLS = 4_000_000
 """Durations that are simulated at a time: 32 MB."""
 
 COMPUTATION: tuple[ComputeKind, ...] = ("unsynchronized", "forward", "backward", "step")
-"""What would be computed without data parallelism."""
+"""Computing steps of training without data parallelism."""
 
 
-def run(job: EngineInput, engine: Engine) -> Timeline:
-    """Simulate one iteration by the engine that is asked for, or that can."""
-    return solve(job) if _takes_closed_form(job, engine) else replay(job)
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Figures over many iterations, in nanoseconds; arrays over the axes of `ScheduleCosts.relative_error`.
 
+    A cycle of several iterations counts as that many iterations of equal length.
 
-def _takes_closed_form(job: EngineInput, engine: Engine) -> bool:
-    return engine == "closed_form" or (engine == "auto" and not job.is_fluid)
-
-
-def simulate(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine = "auto") -> Nanoseconds:
-    """Nanoseconds of each iteration: its latency, its computation, everything without overlap.
-
-    Returns:
-        Shape [3, ..., iterations]; the middle axes are those of `costs.cost_ns`, for the closed form.
+    Attributes:
+        samples_ns: Every iteration, in order along the last axis.
+        iteration_ns: Median.
+        low_ns: Lower end of the interval that holds 90 % of the iterations.
+        high_ns: Upper end of that interval.
+        mean_ns: Mean.
+        p95_ns: 95 % of the iterations take no longer.
+        p99_ns: 99 % of the iterations take no longer.
+        compute_ns: Median of computation alone.
+        no_overlap_ns: Median with every collective after the backward pass, one at a time.
+        median: The iteration that is the median; its durations have the axes above before those of the ranks.
     """
-    return np.concatenate(
-        [_simulate_some(costs, sampler, engine, numbers) for numbers in _batches(costs, sampler)], axis=-1
-    )
+
+    samples_ns: Nanoseconds
+    iteration_ns: Nanoseconds
+    low_ns: Nanoseconds
+    high_ns: Nanoseconds
+    mean_ns: Nanoseconds
+    p95_ns: Nanoseconds
+    p99_ns: Nanoseconds
+    compute_ns: Nanoseconds
+    no_overlap_ns: Nanoseconds
+    median: EngineInput
+
+
+def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine = "auto") -> Distribution:
+    """Simulate all iterations of a sampler, and the median one again with every cost as low and as high as it may be.
+
+    How iterations vary and the errors of the costs are independent, so their distances from the median add up as
+    squares.
+
+    Args:
+        costs: The schedule and its costs; the closed form takes several costs of the collectives at once.
+        sampler: Draws the compute times of each iteration.
+        engine: The engine for the iterations; the median one is simulated again by any that can.
+    """
+    iterations = costs.policy.sync_every
+    batches = _batches(costs, sampler)
+    simulated = [_simulate_batch(costs, sampler, engine, cycles) for cycles in batches]
+    latency, compute, no_overlap = np.concatenate(simulated, axis=-1) / iterations
+    middle = latency.shape[-1] // 2  # of an even number the higher one: a median is an iteration
+    place = latency.argsort(axis=-1, kind="stable")[..., middle]
+    median = np.take_along_axis(latency, place[..., None], axis=-1)[..., 0]
+
+    drawn, which = np.unique(place, return_inverse=True)
+    medians = _engine_input(costs, sampler, drawn.tolist())
+    medians = replace(medians, duration_ns=medians.duration_ns[which.reshape(place.shape)])
+    low, high = np.quantile(latency, INTERVAL, axis=-1, method="nearest")
+    below, above = np.maximum(0, median - low) ** 2, np.maximum(0, high - median) ** 2
+    for cheaper, dearer in _extremes(medians, costs):
+        below = below + np.maximum(0, median - _latencies(cheaper, "auto") / iterations) ** 2
+        above = above + np.maximum(0, _latencies(dearer, "auto") / iterations - median) ** 2
+    figures = {
+        "samples_ns": latency,
+        "iteration_ns": median,
+        "low_ns": np.maximum(0, median - np.sqrt(below)),
+        "high_ns": median + np.sqrt(above),
+        "mean_ns": latency.mean(axis=-1),
+        "p95_ns": np.quantile(latency, 0.95, axis=-1),
+        "p99_ns": np.quantile(latency, 0.99, axis=-1),
+        "compute_ns": np.sort(compute, axis=-1)[..., middle],
+        "no_overlap_ns": np.sort(no_overlap, axis=-1)[..., middle],
+    }
+    whole = {name: np.rint(ns).astype(np.int64) for name, ns in figures.items()}
+    return Distribution(**whole, median=medians)
+
+
+def simulate(engine_input: EngineInput, engine: Engine) -> Timeline:
+    """Simulate one iteration."""
+    return solve(engine_input) if _takes_closed_form(engine_input, engine) else replay(engine_input)
 
 
 def _batches(costs: ScheduleCosts, sampler: IterationSampler) -> list[range]:
     """Numbers of iterations, as many at a time as memory allows."""
-    jobs = max(1, costs.cost_ns.size // max(1, costs.cost_ns.shape[-1]))
-    size = max(1, CELLS // (len(sampler.ranks) * max(jobs, len(costs.schedule.instructions), sampler.parameters)))
+    width = max(costs.relative_error.size, len(costs.schedule.instructions), sampler.parameters)
+    size = max(1, CELLS // (len(sampler.ranks) * width))
     return [range(first, min(first + size, sampler.count)) for first in range(0, sampler.count, size)]
 
 
-def _simulate_some(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine, numbers: range) -> Nanoseconds:
-    work = stack([sampler.work(number) for number in numbers])
-    joined = np.array([sampler.joined(number) for number in numbers])
-    jobs = costs.engine_input(work, sampler.ranks.tolist(), joined)
-    jobs = replace(jobs, cost_ns=jobs.cost_ns[..., None, :])
-    is_compute = [step.kind in COMPUTATION for step in jobs.schedule.steps]
-    compute = jobs.duration_ns[..., is_compute].sum(axis=-1).max(axis=-1)
-    no_overlap = jobs.duration_ns.sum(axis=-1).max(axis=-1) + jobs.cost_ns.sum(axis=-1)
-    if _takes_closed_form(jobs, engine):
-        latency = solve_many(jobs)
-    else:
-        each = (replace(jobs, duration_ns=one, cost_ns=costs.cost_ns) for one in jobs.duration_ns)
-        latency = np.array([latency_ns(job) for job in each])
+def _simulate_batch(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine, cycles: range) -> Nanoseconds:
+    """Latency, computation and latency without overlap; shape [3, axes of the costs, cycles]."""
+    engine_input = _engine_input(costs, sampler, cycles)
+    duration_ns, cost_ns = engine_input.duration_ns, engine_input.cost_ns[..., None, :]
+    is_computation = [step.kind in COMPUTATION for step in engine_input.schedule.steps]
+    compute = duration_ns[..., is_computation].sum(axis=-1).max(axis=-1)
+    no_overlap = duration_ns.sum(axis=-1).max(axis=-1) + cost_ns.sum(axis=-1)
+    latency = _latencies(replace(engine_input, cost_ns=cost_ns), engine)
     return np.stack(np.broadcast_arrays(latency, compute, no_overlap))
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What many iterations amount to; nanoseconds, of the axes before that of iterations.
-
-    Attributes:
-        place: Which iteration is the median.
-        median: That iteration's latency.
-        low: 5 % of iterations take less, at most.
-        high: 95 % of iterations take no longer.
-        mean: Of all.
-        p95: As `high`, but interpolated.
-        p99: 99 % take no longer, interpolated.
-        compute: Median of computation alone.
-        no_overlap: Median without overlap.
-    """
-
-    place: NDArray[np.intp]
-    median: Floats
-    low: Floats
-    high: Floats
-    mean: Floats
-    p95: Floats
-    p99: Floats
-    compute: Floats
-    no_overlap: Floats
+def _engine_input(costs: ScheduleCosts, sampler: IterationSampler, cycles: Sequence[int]) -> EngineInput:
+    """The iterations of these numbers along a first axis of the durations."""
+    engine_input = costs.engine_input(sampler.draw(cycles), sampler.ranks.tolist(), sampler.joined(cycles))
+    return replace(engine_input, represented_by=sampler.represented_by)
 
 
-def summarize(simulated: Nanoseconds, iterations_each: int) -> Summary:
-    """Sum up what `simulate` returned, a cycle of `iterations_each` counting as that many."""
-    latency, compute, no_overlap = simulated / iterations_each
-    middle = latency.shape[-1] // 2  # of an even number the higher one: a median is an iteration
-    place = latency.argsort(axis=-1, kind="stable")[..., middle]
-    low, high = np.quantile(latency, INTERVAL, axis=-1, method="nearest")
-    p95, p99 = np.quantile(latency, [0.95, 0.99], axis=-1)
-    return Summary(
-        place=place,
-        median=np.take_along_axis(latency, place[..., None], axis=-1)[..., 0],
-        low=low,
-        high=high,
-        mean=latency.mean(axis=-1),
-        p95=p95,
-        p99=p99,
-        compute=np.sort(compute, axis=-1)[..., middle],
-        no_overlap=np.sort(no_overlap, axis=-1)[..., middle],
+def _latencies(engine_input: EngineInput, engine: Engine) -> Nanoseconds:
+    """Latency of each iteration, by the axes before those of ranks and collectives."""
+    if _takes_closed_form(engine_input, engine):
+        return solve_many(engine_input)
+    *several, ranks, steps = engine_input.duration_ns.shape
+    cost_ns = engine_input.cost_ns.reshape(-1)  # the event replay takes a single fabric and world size
+    each = (
+        replace(engine_input, duration_ns=duration_ns, cost_ns=cost_ns)
+        for duration_ns in engine_input.duration_ns.reshape(-1, ranks, steps)
     )
+    return np.array([latency_ns(one) for one in each], np.int64).reshape(several)
 
 
-def interval(summary: Summary, *errors: tuple[Floats, Floats]) -> tuple[Nanoseconds, Nanoseconds]:
-    """The band that holds nine iterations in ten, by how they vary and by how well figures are known.
-
-    All of these are independent, so their distances from the median add up as squares.
-
-    Args:
-        summary: How iterations vary.
-        errors: For each figure the median iteration with that as low as it may be, and as high.
-    """
-    lows, highs = zip((summary.low, summary.high), *errors, strict=True)
-    below = np.sqrt(sum(np.maximum(0, summary.median - low) ** 2 for low in lows))
-    above = np.sqrt(sum(np.maximum(0, high - summary.median) ** 2 for high in highs))
-    return whole(np.maximum(0, summary.median - below)), whole(summary.median + above)
+def _takes_closed_form(engine_input: EngineInput, engine: Engine) -> bool:
+    return engine == "closed_form" or (engine == "auto" and not engine_input.is_fluid)
 
 
-def error_factors(relative_error: Floats) -> tuple[Floats, Floats]:
-    """What collectives may cost, as factors on what they are said to cost, with an axis for them."""
-    error = relative_error[..., None]
-    return np.maximum(0.0, 1 - error), 1 + error
+def _extremes(median: EngineInput, costs: ScheduleCosts) -> list[tuple[EngineInput, EngineInput]]:
+    """The median iteration with each uncertain cost as low, and as high, as it may be."""
 
+    def with_costs(factor: Floats) -> EngineInput:
+        return replace(median, cost_ns=np.rint(median.cost_ns * factor[..., None]).astype(np.int64))
 
-def whole(ns: NDArray[np.floating[Any]]) -> Nanoseconds:
-    """Nanoseconds, rounded."""
-    rounded: Nanoseconds = np.rint(ns).astype(np.int64)
-    return rounded
+    error = costs.relative_error
+    extremes = [(with_costs(np.maximum(0.0, 1 - error)), with_costs(1 + error))]
+    least, most = costs.contention_bounds
+    if least != most:
+        extremes.append((replace(median, **least._asdict()), replace(median, **most._asdict())))
+    return extremes

@@ -1,55 +1,53 @@
-"""Predict: replay a recorded trace under other buckets, orders, networks and world sizes."""
+"""Prediction: the iteration time of a recorded model under other buckets, orders, networks and world sizes."""
 
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import get_args
+from html import escape
+from typing import TYPE_CHECKING, Unpack
 
-import numpy as np
 import pandas as pd
 
-from reference.bucketing import Order
-from reference.schema import validated, write_atomically
+from reference.schema import write_atomically
 from reference.trace import Trace
 
 from .answers import perfetto
 from .answers.breakdown import break_down, critical_path
-from .argument_checks import check_prediction, check_world_size, checked_hook
-from .distribution import Engine, error_factors, interval, run, simulate, summarize, whole
-from .fabric import Fabric, Processor
-from .schedule.comm_hooks import CommHook
-from .schedule.costs import EngineInput, ScheduleCosts, contention_of, counted_as_free, price_join_end, price_schedule
-from .schedule.policy import Phase, Policy, buckets_of
+from .argument_checks import check_prediction, checked_policy
+from .distribution import Engine, simulate, simulate_many
+from .fabric import Fabric
+from .schedule.costs import counted_as_free, price_schedule
+from .schedule.policy import Policy, PolicySettings
 from .timeline import Span, Timeline
-from .workload.compute_times import recorded_compute_times
-from .workload.variation import IterationSampler, Straggler, Variation
+from .workload.compute_times import RECORDED, IterationSampler, Straggler, Variation, recorded_model
 
-RECORDED = Variation()
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What an iteration would cost, in nanoseconds.
+    """Predicted time of one iteration, in nanoseconds.
 
-    With `sync_every` k all of these are of a cycle of k iterations divided by k; only the timeline, and what follows
-    from it (spans, breakdown, critical path), is of the whole cycle.
+    With `sync_every` k the figures are those of a cycle of k iterations divided by k; only the timeline, and what
+    follows from it (spans, breakdown, critical path), covers the whole cycle.
 
     Attributes:
         iteration_ns: Median over the iterations.
-        interval_ns: 90 % of iterations lie within, by how the trace varies and how well the fabric is known.
-        mean_ns: Mean over the iterations; times their number, what an epoch takes.
+        interval_ns: Interval that holds 90 % of the iterations, by the variation in the trace and the errors of the
+            fabric's costs.
+        mean_ns: Mean over the iterations; multiplied by their number, the duration of an epoch.
         p95_ns: 95 % of the iterations take no longer.
         p99_ns: 99 % of the iterations take no longer.
         compute_ns: The iteration without any communication ("perfect scaling"), median.
         no_overlap_ns: With every collective after the backward pass, one at a time, copies included; median.
-        exposed_comm_ns: How much longer the iteration is than its computation, copies and launches included.
-        samples_ns: Every iteration, in order.
+        samples_ns: Every iteration, in the order of simulation.
         buckets: Parameter indices by bucket, in launch order.
-        timeline: The median iteration, or cycle of them: when each rank did what.
-        epoch_end_ns: What follows the last iteration under Join: all get the model of one that had inputs to the end.
-        counted_as_free: What would take time that neither trace nor fabric tells, a sentence each.
+        timeline: Every moment of the median iteration, or of the median cycle.
+        epoch_end_ns: Duration after the last iteration under Join, when all ranks take the model of one rank.
+        counted_as_free: Costs that neither trace nor fabric holds and that count as zero, a sentence each.
     """
 
     iteration_ns: int
@@ -59,7 +57,6 @@ class Prediction:
     p99_ns: int
     compute_ns: int
     no_overlap_ns: int
-    exposed_comm_ns: int
     samples_ns: tuple[int, ...] = field(repr=False)
     buckets: tuple[tuple[int, ...], ...] = field(repr=False)
     timeline: Timeline = field(repr=False, compare=False)
@@ -68,37 +65,43 @@ class Prediction:
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """What every rank did in the median iteration; ranks that do as another are left out."""
+        """Spans of the median iteration; ranks that behave as a simulated one are left out."""
         return tuple(self.timeline.spans())
 
     @cached_property
     def breakdown(self) -> dict[str, int]:
-        """Where the median iteration of the slowest rank goes: parts that add up to it; see `answers.breakdown`."""
+        """Parts that add up to the median iteration of the slowest rank; see `answers.breakdown`."""
         return break_down(self.timeline)
+
+    @property
+    def exposed_comm_ns(self) -> int:
+        """Exposed communication of the median iteration: its slowest rank waits while a collective runs."""
+        return self._parts_ns["exposed_comm"]
 
     @cached_property
     def critical_path(self) -> tuple[Span, ...]:
-        """The chain of spans that makes the median iteration as long as it is, from its start to its end."""
+        """The chain of spans that determines the length of the median iteration, from its start to its end."""
         return critical_path(self.timeline)
 
     @property
     def critical_buckets(self) -> tuple[int, ...]:
         """Buckets whose collectives lie on the critical path.
 
-        Where collectives take turns and speeds are constant, only these are worth making faster. With several slots
-        another may make room for one of them sooner.
+        Where collectives run one at a time and speeds are constant, only faster collectives of these buckets shorten
+        the iteration. With several collectives at a time, a faster one of another bucket may start one of these
+        sooner.
         """
         on_path = {span.bucket for span in self.critical_path if span.stream == "comm" and span.bucket is not None}
         return tuple(sorted(on_path))
 
     def to_frame(self) -> pd.DataFrame:
-        """The spans as a table, one row each, in order of time."""
+        """The spans as a table, one row a span, by start time."""
         frame = pd.DataFrame(self.spans, columns=Span._fields)
         frame = frame.astype({"bucket": "Int64"}).sort_values(["start_ns", "rank", "end_ns"])
         return frame.reset_index(drop=True)
 
     def to_json(self) -> dict[str, object]:
-        """The figures, without the spans."""
+        """All figures as a JSON document, without spans and samples."""
         return {
             "iteration_ns": self.iteration_ns,
             "interval_ns": list(self.interval_ns),
@@ -116,8 +119,120 @@ class Prediction:
         }
 
     def save_perfetto(self, path: str | os.PathLike[str]) -> None:
-        """Write the median iteration as a Chrome trace, which ui.perfetto.dev opens."""
+        """Write the median iteration as a Chrome trace, to be opened in ui.perfetto.dev."""
         write_atomically(path, json.dumps(perfetto.chrome_trace(self.timeline)).encode())
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the timeline of the median iteration; see `answers.timeline_plot.draw_timeline`.
+
+        Args:
+            ax: Axes to draw on. None: those of a new figure.
+
+        Returns:
+            The axes.
+        """
+        from .answers.timeline_plot import draw_timeline  # loading matplotlib takes longer than a prediction
+
+        if ax is None:
+            from matplotlib import pyplot
+
+            ax = pyplot.figure(figsize=(11, 4.5), layout="constrained").add_subplot()
+        return draw_timeline(self, ax)
+
+    def compare(self, other: "Prediction") -> "Comparison":
+        """Compare another prediction with this one, the baseline."""
+        return Comparison(baseline=self, other=other)
+
+    def _repr_html_(self) -> str:
+        low, high = self.interval_ns
+        parts = ", ".join(f"{_in_words(part)} {ns / 1e6:,.2f}" for part, ns in self._parts_ns.items() if ns)
+        rows = {
+            "iteration, median": _ms(self.iteration_ns),
+            "90 % interval": f"{_ms(low)} to {_ms(high)}",
+            "computation alone": _ms(self.compute_ns),
+            "exposed communication": _ms(self.exposed_comm_ns),
+            "breakdown, slowest rank": f"{parts or 0} ms",
+            "buckets": f"{len(self.buckets)}, on the critical path: {_numbers(self.critical_buckets)}",
+        }
+        return _html_table(rows) + "".join(f"<p>{escape(sentence)}</p>" for sentence in self.counted_as_free)
+
+    @property
+    def _parts_ns(self) -> dict[str, int]:
+        """`breakdown` of one iteration, also where the timeline is that of a cycle."""
+        steps = self.timeline.engine_input.schedule.steps
+        iterations = 1 + sum(step.kind == "unsynchronized" for step in steps)
+        return {part: round(ns / iterations) for part, ns in self.breakdown.items()}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Difference between two predictions, in nanoseconds; negative differences mean that `other` is faster.
+
+    Attributes:
+        baseline: The prediction to compare with.
+        other: The prediction that is compared.
+    """
+
+    baseline: Prediction = field(repr=False)
+    other: Prediction = field(repr=False)
+
+    @property
+    def difference_ns(self) -> int:
+        """Median iteration of `other` minus that of the baseline."""
+        return self.other.iteration_ns - self.baseline.iteration_ns
+
+    @property
+    def ratio(self) -> float:
+        """Median iteration of `other` divided by that of the baseline."""
+        return self.other.iteration_ns / max(1, self.baseline.iteration_ns)
+
+    @property
+    def parts_ns(self) -> dict[str, int]:
+        """Difference of each part of the breakdown, for one iteration."""
+        before, after = self.baseline._parts_ns, self.other._parts_ns
+        return {part: after.get(part, 0) - before.get(part, 0) for part in before | after}
+
+    @property
+    def intervals_overlap(self) -> bool:
+        """Whether some iteration time lies in both 90 % intervals: the difference may then be chance."""
+        (low, high), (other_low, other_high) = self.baseline.interval_ns, self.other.interval_ns
+        return other_low <= high and low <= other_high
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{_in_words(part)} {ns / 1e6:+.2f}" for part, ns in self.parts_ns.items() if ns)
+        return f"{self._verdict}; by part, ms: {parts or 'no difference'}"
+
+    def _repr_html_(self) -> str:
+        rows = {_in_words(part): f"{ns / 1e6:+.2f} ms" for part, ns in self.parts_ns.items() if ns}
+        return f"<p>{self._verdict}</p>" + _html_table(rows)
+
+    @property
+    def _verdict(self) -> str:
+        if self.difference_ns == 0:
+            return f"both take {_ms(self.other.iteration_ns)}"
+        size = f"{_ms(abs(self.difference_ns))} {'longer' if self.difference_ns > 0 else 'shorter'}"
+        overlap = "overlap" if self.intervals_overlap else "do not overlap"
+        return (
+            f"{_ms(self.other.iteration_ns)} instead of {_ms(self.baseline.iteration_ns)}: {size}, "
+            f"{self.ratio:.3f} times as long; the 90 % intervals {overlap}"
+        )
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:,.2f} ms"
+
+
+def _in_words(part: str) -> str:
+    return part.replace("exposed_comm", "exposed communication").replace("_", " ")
+
+
+def _numbers(buckets: Sequence[int]) -> str:
+    return ", ".join(map(str, buckets)) or "none"
+
+
+def _html_table(rows: Mapping[str, str]) -> str:
+    cells = "".join(f"<tr><td>{name}</td><td>{value}</td></tr>" for name, value in rows.items())
+    return f"<table>{cells}</table>"
 
 
 def predict(
@@ -125,155 +240,58 @@ def predict(
     fabric: Fabric,
     *,
     world_size: int,
-    bucket_cap_mb: float | None = 25,
-    bucket_cap_mb_list: Sequence[float] | None = None,
-    first_bucket_mb: float | None = None,
-    plan: Sequence[Sequence[int]] | None = None,
-    order: Order = "ready",
-    order_seed: int = 0,
-    broadcast_buffers: bool = True,
-    find_unused_parameters: bool = False,
-    static_graph: bool = False,
-    skip_all_reduce_unused_params: bool = False,
-    gradient_as_bucket_view: bool = False,
-    hook: CommHook | str = "none",
-    sparse_density: float = 1.0,
-    sync_every: int = 1,
-    process_groups: int = 1,
-    phase: Phase = "steady",
+    policy: Policy | None = None,
     variation: Variation = RECORDED,
     stragglers: Sequence[Straggler] = (),
     inputs: Sequence[int] | None = None,
     engine: Engine = "auto",
+    **settings: Unpack[PolicySettings],
 ) -> Prediction:
-    """Predict the latency of an iteration. The arguments down to `phase` are those of `Policy`.
+    """Predict the time of a training iteration.
 
     Args:
-        trace: What one iteration computes; best recorded without communication, from a plain module. One with
-            communication holds copies, launches, broadcasts and slow-downs of its backward pass already, so they
-            are not charged again. Where it has fewer ranks than `world_size`, they are repeated in turn.
-        fabric: What collectives cost.
+        trace: Recorded iterations; best recorded without communication, from a plain module. The times of a trace
+            with communication already hold copies, launches, broadcasts and slow-downs of the backward pass, so
+            these costs are not added again. Where the trace has fewer ranks than `world_size`, they are repeated in
+            turn.
+        fabric: Costs of collectives and of the processor.
         world_size: Number of ranks.
-        bucket_cap_mb: As for `DistributedDataParallel`; None: 25, and 1 for the first bucket.
-        bucket_cap_mb_list: As for `DistributedDataParallel`.
-        first_bucket_mb: MiB of the first bucket alone.
-        plan: Parameter indices by bucket in launch order, in place of caps and order.
-        order: The order in which parameters are walked into buckets.
-        order_seed: Of the order "random".
-        broadcast_buffers: Whether buffers are broadcast before the forward pass.
-        find_unused_parameters: As for `DistributedDataParallel`.
-        static_graph: As for `DistributedDataParallel`.
-        skip_all_reduce_unused_params: As for `DistributedDataParallel`.
-        gradient_as_bucket_view: As for `DistributedDataParallel`.
-        hook: A comm hook, or its name as `named_hook` takes it.
-        sparse_density: The part of a sparse gradient's rows that a batch touches, from 0 to 1.
-        sync_every: Iterations from one synchronisation to the next; the others are under `no_sync`.
-        process_groups: How many take buckets in turn.
-        phase: The first iteration, a static graph's second, the one with the rebuild, or any later one.
-        variation: How iterations differ from each other.
-        stragglers: Slow ranks. (A slow link is the fabric's: `slow_link`.)
+        policy: Settings of the reducer and how the training script uses it. None: those in `settings`.
+        variation: How the simulated iterations are made from the recorded ones.
+        stragglers: Slow ranks. (A slow link is a setting of the fabric: `slow_link`.)
         inputs: Batches of each rank, under Join; the iterations are then those of a whole epoch.
-        engine: Events, the definition; or the closed form, which gives the same answer sooner where speeds are
-            constant; or whichever can.
+        engine: The event replay, which defines the result; or the closed form, which gives the same result sooner
+            where speeds are constant; or the closed form wherever it applies.
+        settings: Fields of `Policy` in place of `policy`: bucket_cap_mb=25, bucket_cap_mb_list, first_bucket_mb,
+            plan, order="ready", order_seed, broadcast_buffers=True, find_unused_parameters, static_graph,
+            skip_all_reduce_unused_params, gradient_as_bucket_view, hook="none", sparse_density=1.0, sync_every=1,
+            process_groups=1 and phase="steady".
 
     Raises:
-        ValueError: Arguments that do not fit the trace or the fabric; the message names the argument.
+        ValueError: Arguments that do not fit the trace, the fabric or each other; the message names the argument.
+        TypeError: A keyword argument that is no setting.
     """
-    policy = validated(
-        Policy,
-        bucket_cap_mb=bucket_cap_mb,
-        bucket_cap_mb_list=bucket_cap_mb_list,
-        first_bucket_mb=first_bucket_mb,
-        plan=plan,
-        order=order,
-        order_seed=order_seed,
-        broadcast_buffers=broadcast_buffers,
-        find_unused_parameters=find_unused_parameters,
-        static_graph=static_graph,
-        skip_all_reduce_unused_params=skip_all_reduce_unused_params,
-        gradient_as_bucket_view=gradient_as_bucket_view,
-        hook=checked_hook(hook),
-        sparse_density=sparse_density,
-        sync_every=sync_every,
-        process_groups=process_groups,
-        phase=phase,
+    policy = checked_policy(policy, settings)
+    check_prediction(
+        trace, fabric, world_size, variation=variation, stragglers=stragglers, inputs=inputs, engine=engine
     )
-    return predict_policy(
-        trace, fabric, world_size, policy, variation=variation, stragglers=stragglers, inputs=inputs, engine=engine
+    model = recorded_model(trace, unused_allowed=policy.unused_allowed)
+    sampler = IterationSampler(
+        model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
     )
-
-
-def predict_policy(
-    trace: Trace,
-    fabric: Fabric,
-    world_size: int,
-    policy: Policy,
-    *,
-    variation: Variation = RECORDED,
-    stragglers: Sequence[Straggler] = (),
-    inputs: Sequence[int] | None = None,
-    engine: Engine = "auto",
-) -> Prediction:
-    """As `predict`, with what the reducer is told in one piece."""
-    check_prediction(trace, fabric, policy, variation, stragglers, inputs)
-    check_world_size(world_size)
-    if engine not in get_args(Engine):
-        raise ValueError(f"engine: expected one of {', '.join(get_args(Engine))}, got {engine!r}")
-    works = recorded_compute_times(trace, unused_allowed=policy.unused_allowed)
-    sampler = IterationSampler(works, world_size, variation, stragglers, inputs, sync_every=policy.sync_every)
-    charged = as_charged(fabric, trace)
-    costs = price_schedule(trace, charged, policy, buckets_of(policy, trace), world_size, joins=inputs is not None)
-    prediction = _summarize(costs, sampler, engine, charged.relative_error(world_size))
-    epoch_end = 0 if inputs is None else run(price_join_end(trace, charged, policy, world_size), "auto").iteration_ns
-    return replace(prediction, epoch_end_ns=epoch_end, counted_as_free=counted_as_free(policy, fabric))
-
-
-def as_charged(fabric: Fabric, trace: Trace) -> Fabric:
-    """The fabric without what the trace's times hold already, if it was recorded with communication."""
-    return fabric if trace.workload.source == "module" else fabric.without_what_a_ddp_trace_holds()
-
-
-def _summarize(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine, relative_error: float) -> Prediction:
-    cycle = costs.policy.sync_every
-    simulated = simulate(costs, sampler, engine)
-    summary = summarize(simulated, cycle)
-    place = int(summary.place)
-    job = costs.engine_input(sampler.work(place), sampler.ranks.tolist(), sampler.joined(place))
-    job = replace(job, represented_by=sampler.represented_by)
-    known = [
-        (np.array(run(low, "auto").iteration_ns / cycle), np.array(run(high, "auto").iteration_ns / cycle))
-        for low, high in _as_far_as_known(job, costs.fabric.processor, relative_error)
-    ]
-    shortest, longest = interval(summary, *known)
-    median, compute = round(float(summary.median)), round(float(summary.compute))
+    costs = price_schedule(model, fabric, policy, world_size, joins=inputs is not None)
+    distribution = simulate_many(costs, sampler, engine)
     return Prediction(
-        iteration_ns=median,
-        interval_ns=(int(shortest), int(longest)),
-        mean_ns=round(float(summary.mean)),
-        p95_ns=round(float(summary.p95)),
-        p99_ns=round(float(summary.p99)),
-        compute_ns=compute,
-        no_overlap_ns=round(float(summary.no_overlap)),
-        exposed_comm_ns=median - compute,
-        samples_ns=tuple(whole(simulated[0] / cycle).tolist()),
+        iteration_ns=int(distribution.iteration_ns),
+        interval_ns=(int(distribution.low_ns), int(distribution.high_ns)),
+        mean_ns=int(distribution.mean_ns),
+        p95_ns=int(distribution.p95_ns),
+        p99_ns=int(distribution.p99_ns),
+        compute_ns=int(distribution.compute_ns),
+        no_overlap_ns=int(distribution.no_overlap_ns),
+        samples_ns=tuple(distribution.samples_ns.tolist()),
         buckets=costs.buckets,
-        timeline=run(job, engine),
+        timeline=simulate(distribution.median, engine),
+        epoch_end_ns=0 if costs.join_end is None else simulate(costs.join_end, "auto").iteration_ns,
+        counted_as_free=counted_as_free(policy, fabric),
     )
-
-
-def _as_far_as_known(
-    job: EngineInput, processor: Processor, relative_error: float
-) -> Iterator[tuple[EngineInput, EngineInput]]:
-    """The job with each figure as low as it may be, and as high; none where a figure has no error."""
-    cheaper, dearer = error_factors(np.array(relative_error))
-    yield replace(job, cost_ns=whole(job.cost_ns * cheaper)), replace(job, cost_ns=whole(job.cost_ns * dearer))
-    if processor.slowed(1) != processor:
-        faster, slower = (
-            replace(
-                job,
-                slowdowns=contention_of(job.schedule.collectives, slowed, job.most_running),
-                lingers_ns=slowed.lingers_ns,
-            )
-            for slowed in (processor.slowed(-1), processor.slowed(1))
-        )
-        yield faster, slower

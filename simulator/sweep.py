@@ -1,9 +1,13 @@
-"""ClosedFormBatch: one policy on many fabrics and world sizes at once, by the closed form, as arrays."""
+"""Sweep: predictions of all combinations of traces, fabrics, world sizes and settings, as one table.
+
+Where speeds are constant, the closed form solves all fabrics and world sizes of a policy at once, as arrays. Other
+configurations are predicted one by one, on all cores.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Any, Unpack
 
 import joblib
 import numpy as np
@@ -14,155 +18,31 @@ from reference.bucketing import Order
 from reference.schema import validated
 from reference.trace import Trace
 
-from .argument_checks import check_sweep, check_world_size, checked_hook, overruled
-from .distribution import Floats, error_factors, interval, simulate, summarize, whole
-from .engines.closed_form import solve_many
+from .argument_checks import check_sweep, check_world_size, checked_policy, overruled
+from .distribution import simulate_many
+from .engines.closed_form import exposed_many
 from .fabric import Fabric
-from .prediction import RECORDED, Prediction, as_charged, predict_policy
+from .prediction import Prediction, predict
 from .schedule.comm_hooks import CommHook
-from .schedule.costs import Nanoseconds, ScheduleCosts, messages_of, price, price_schedule
-from .schedule.policy import Policy, buckets_of
-from .workload.compute_times import recorded_compute_times, stack
-from .workload.variation import IterationSampler, Straggler, Variation
+from .schedule.costs import Nanoseconds, ScheduleCosts, charged_fabric, messages_of, price, price_schedule
+from .schedule.policy import Policy, PolicySettings
+from .workload.compute_times import RECORDED, IterationSampler, RecordedModel, Straggler, Variation, recorded_model
 
+AXES = ("trace", "fabric", "world_size", "bucket_cap_mb", "order", "hook")
 FIGURES = (
     *("iteration_ns", "low_ns", "high_ns", "mean_ns", "p95_ns", "p99_ns"),
     *("compute_ns", "no_overlap_ns", "exposed_comm_ns"),
 )
-"""What is told of a configuration; the last axis of all results."""
-
-
-def is_steady(fabric: Fabric, policy: Policy) -> bool:
-    """Whether speeds can't depend on what else runs: a batch takes only such fabrics."""
-    slows = any(max(row.compute, row.collective) > 1 for row in fabric.processor.slowed(1).contention)
-    return not slows and fabric.concurrency * policy.process_groups == 1
-
-
-class ClosedFormBatch:
-    """All fabrics and world sizes on which a trace is to be predicted.
-
-    Args:
-        trace: What is computed.
-        fabrics: Steady ones.
-        sampler: The iterations, by world size.
-        policies: All that will be asked for, so that every message is priced once.
-    """
-
-    def __init__(
-        self,
-        trace: Trace,
-        fabrics: Sequence[Fabric],
-        sampler: Mapping[int, IterationSampler],
-        policies: Sequence[Policy],
-    ) -> None:
-        self._trace, self._fabrics, self._samplers = trace, fabrics, list(sampler.values())
-        self._sizes = sizes = list(sampler)
-        self._fabrics_alike = _alike([fabric.processor for fabric in fabrics])
-        self._drafts: dict[tuple[Policy, int, int], ScheduleCosts] = {}
-        drafts = [self._drafted(policy, 0, 0) for policy in policies]
-        messages = {message for costs in drafts for message in messages_of(costs.schedule)}
-        self._place = {message: place for place, message in enumerate(sorted(messages))}
-        priced = [[price(list(self._place), fabric, size) for size in sizes] for fabric in fabrics]
-        self._cost_ns = np.array(priced).reshape(len(fabrics), len(sizes), len(self._place))
-        self._error = np.array([[fabric.relative_error(size) for size in sizes] for fabric in fabrics])
-
-    def predict(self, policy: Policy) -> tuple[int, Nanoseconds]:
-        """The number of buckets, and `FIGURES` of every cell; shape [fabrics, world sizes, figures]."""
-        figures = np.empty((len(self._fabrics), len(self._samplers), len(FIGURES)), np.int64)
-        for fabrics in self._fabrics_alike:
-            for sizes in self._sizes_alike(policy):
-                costs = self._drafted(policy, fabrics[0], sizes[0])
-                places = [self._place[message] for message in messages_of(costs.schedule)]
-                cells = np.ix_(fabrics, sizes)
-                here = replace(costs, cost_ns=self._cost_ns[*cells][..., places])
-                figures[cells] = _cell_figures(here, self._samplers[sizes[0]], self._error[cells])
-        return len(costs.buckets), figures
-
-    def _sizes_alike(self, policy: Policy) -> list[list[int]]:
-        """Places of world sizes whose ranks compute the same, hook included."""
-        return _alike(
-            [
-                (sampler.identity, policy.hook.growth(1, world_size))
-                for world_size, sampler in zip(self._sizes, self._samplers, strict=True)
-            ]
-        )
-
-    def _drafted(self, policy: Policy, fabric: int, size: int) -> ScheduleCosts:
-        """By places in the batch; messages are the same at every one."""
-        asked = policy, fabric, size
-        if asked not in self._drafts:
-            buckets = buckets_of(policy, self._trace)
-            self._drafts[asked] = price_schedule(
-                self._trace, self._fabrics[fabric], policy, buckets, self._sizes[size], joins=False
-            )
-        return self._drafts[asked]
-
-
-def _alike(values: Sequence[object]) -> list[list[int]]:
-    """Places of equal values."""
-    places: dict[object, list[int]] = {}
-    for place, value in enumerate(values):
-        places.setdefault(value, []).append(place)
-    return list(places.values())
-
-
-def _cell_figures(costs: ScheduleCosts, sampler: IterationSampler, relative_error: Floats) -> Nanoseconds:
-    cycle = costs.policy.sync_every
-    summary = summarize(simulate(costs, sampler, "closed_form"), cycle)
-    numbers, which = np.unique(summary.place, return_inverse=True)
-    medians = costs.engine_input(stack([sampler.work(int(number)) for number in numbers]), sampler.ranks.tolist())
-    duration_ns = medians.duration_ns[which.reshape(summary.place.shape)]
-    cheaper, dearer = (
-        solve_many(replace(medians, duration_ns=duration_ns, cost_ns=whole(costs.cost_ns * factor))) / cycle
-        for factor in error_factors(relative_error)
-    )
-    low, high = interval(summary, (cheaper, dearer))
-    iteration, compute = whole(summary.median), whole(summary.compute)
-    rest = map(whole, (summary.mean, summary.p95, summary.p99))
-    return np.stack([iteration, low, high, *rest, compute, whole(summary.no_overlap), iteration - compute], axis=-1)
-
+"""Predicted figures of a configuration; `low_ns` and `high_ns` bound the 90 % interval."""
+COLUMNS = (*AXES, "buckets", *FIGURES, "efficiency")
+"""Columns of the table. `efficiency` is compute_ns / iteration_ns: 1 is perfect scaling."""
 
 Progress = Callable[[str, int, int], None]
 Cell = tuple[int, ...]
-"""Where a configuration is in the results: its number along each axis."""
-
-POLICY = Policy()
-AXES = ("trace", "fabric", "world_size", "bucket_cap_mb", "order", "hook")
-COLUMNS = (*AXES, "buckets", *FIGURES, "efficiency")
-"""Of the table. `efficiency` is compute_ns / iteration_ns: 1 is perfect scaling."""
+"""Place of a configuration in the results: its number along each of `AXES`."""
 
 TASK_SIZE = 16
-"""Replays that one task for joblib holds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Configurations of one trace and fabric that are replayed somewhere else."""
-
-    trace: Trace
-    fabric: Fabric
-    variation: Variation
-    stragglers: tuple[Straggler, ...]
-    cells: tuple[tuple[Cell, int, Policy], ...]
-
-    def run(self) -> list[tuple[Cell, list[int]]]:
-        """The number of buckets and `FIGURES` of each."""
-        return [
-            (
-                cell,
-                _figures(
-                    predict_policy(
-                        self.trace,
-                        self.fabric,
-                        world_size,
-                        policy,
-                        variation=self.variation,
-                        stragglers=self.stragglers,
-                    )
-                ),
-            )
-            for cell, world_size, policy in self.cells
-        ]
+"""Predictions in one task for joblib."""
 
 
 def sweep(
@@ -170,60 +50,60 @@ def sweep(
     fabric: Fabric | Mapping[str, Fabric],
     *,
     world_sizes: Sequence[int],
-    bucket_caps_mb: Sequence[float | None] = (25,),
-    orders: Sequence[Order] = ("ready",),
-    hooks: Sequence[CommHook | str] = ("none",),
-    policy: Policy = POLICY,
+    bucket_caps_mb: Sequence[float | None] | None = None,
+    orders: Sequence[Order] | None = None,
+    hooks: Sequence[CommHook | str] | None = None,
+    policy: Policy | None = None,
     variation: Variation = RECORDED,
     stragglers: Sequence[Straggler] = (),
     n_jobs: int | None = None,
     on_progress: Progress = lambda _word, _done, _total: None,
+    **settings: Unpack[PolicySettings],
 ) -> pd.DataFrame:
-    """Predict every combination.
+    """Predict the iteration time of every combination.
 
     Args:
         trace: One trace, or several by name.
         fabric: One fabric, or several by name.
         world_sizes: Numbers of ranks.
-        bucket_caps_mb: Caps in MiB.
-        orders: Bucket orders.
-        hooks: Comm hooks, or their names as `named_hook` takes them.
-        policy: Everything else that the reducer is told.
-        variation: How iterations differ from each other.
+        bucket_caps_mb: Bucket caps in MiB. None: the policy's.
+        orders: Bucket orders. None: the policy's.
+        hooks: Comm hooks, or their names as `named_hook` takes them. None: the policy's.
+        policy: Settings of the reducer and how the training script uses it. None: those in `settings`.
+        variation: How the simulated iterations are made from the recorded ones.
         stragglers: Slow ranks.
-        n_jobs: Tasks at a time. None: as many as there are cores, or what `joblib.parallel_config` says
-            if that is more than one.
-        on_progress: TargetRun a word, how many configurations are done, of how many.
+        n_jobs: Tasks at a time. None: as many as there are cores, or the number of `joblib.parallel_config` if that
+            is more than one.
+        on_progress: Called with a word, the number of configurations that are done, and the number of all.
+        settings: Fields of `Policy` in place of `policy`, as for `predict`.
 
     Returns:
-        One row a configuration, with `COLUMNS`: times in nanoseconds, the same as `predict` gives.
+        One row a configuration, with `COLUMNS`: times in nanoseconds, equal to those of `predict`.
 
     Raises:
-        ValueError: As for `predict`; or nothing to sweep over; or several caps or orders beside a policy that leaves
-            no choice of them, as one with a plan.
+        ValueError: As for `predict`; an axis without values; an axis that is also a setting; or several caps or
+            orders beside a policy in which they have no effect, as one with a plan.
+        TypeError: A keyword argument that is no setting.
     """
-    check_sweep(
-        *(trace, fabric, policy, variation, stragglers),
-        world_sizes=world_sizes, bucket_caps_mb=bucket_caps_mb, orders=orders, hooks=hooks,
-    )  # fmt: skip
+    axes = {"bucket_caps_mb": bucket_caps_mb, "orders": orders, "hooks": hooks}
+    given = {name: values for name, values in axes.items() if values is not None}
+    for name, field in zip(axes, AXES[3:], strict=True):
+        if name in given and field in settings:
+            raise ValueError(f"{name}: expected either {name} or {field}, got both; write {name}=[...] alone")
+    policy = checked_policy(policy, settings)
+    check_sweep(trace, fabric, variation=variation, stragglers=stragglers, world_sizes=world_sizes, **given)
     results = Results(
         traces={trace.workload.model: trace} if isinstance(trace, Trace) else dict(trace),
         fabrics={fabric.source: fabric} if isinstance(fabric, Fabric) else dict(fabric),
         world_sizes=list(world_sizes),
-        choices=(list(bucket_caps_mb), list(orders), [checked_hook(hook) for hook in hooks]),
+        choices=[
+            [getattr(policy, field)] if values is None else list(values)
+            for field, values in zip(AXES[3:], axes.values(), strict=True)
+        ],
         policy=policy,
         on_progress=on_progress,
     )
-    tasks = []
-    for number, one in enumerate(results.traces.values()):
-        results.solve(number, variation, stragglers)
-        for place, each in enumerate(results.fabrics.values()):
-            if not is_steady(as_charged(each, one), policy):
-                cells = results.cells(number, place)
-                tasks += [
-                    Task(one, each, variation, tuple(stragglers), tuple(cells[first : first + TASK_SIZE]))
-                    for first in range(0, len(cells), TASK_SIZE)
-                ]
+    tasks = results.solve_steady(variation, stragglers)
     for done in _run(tasks, n_jobs):
         results.put(done)
     return results.to_frame()
@@ -238,11 +118,11 @@ class Results:
         traces: dict[str, Trace],
         fabrics: dict[str, Fabric],
         world_sizes: list[int],
-        choices: tuple[list[float | None], list[Order], list[CommHook]],
+        choices: list[list[Any]],
         policy: Policy,
         on_progress: Progress,
     ) -> None:
-        self.traces, self.fabrics, self._world_sizes = traces, fabrics, world_sizes
+        self._traces, self._fabrics, self._world_sizes = traces, fabrics, world_sizes
         self._axes: list[list[Any]] = [list(traces), list(fabrics), world_sizes, *choices]
         for name, values in zip(AXES, self._axes, strict=True):
             if not values:
@@ -252,53 +132,71 @@ class Results:
         for size in world_sizes:
             check_world_size(size)
         shape = tuple(map(len, self._axes))
+        self._policy = policy
+        self._policies = {
+            choice: validated(Policy, **(dict(policy) | dict(zip(AXES[3:], values, strict=True))))
+            for choice, values in zip(np.ndindex(shape[3:]), product(*choices), strict=True)
+        }
         self._buckets = np.zeros(shape, np.int64)
         self._figures = np.zeros((*shape, len(FIGURES)), np.int64)
-        self._policies = {
-            choice: validated(Policy, **(dict(policy) | {"bucket_cap_mb": cap, "order": order, "hook": hook}))
-            for choice, (cap, order, hook) in zip(np.ndindex(shape[3:]), product(*choices), strict=True)
-        }
-        self._policy, self._on_progress, self._done = policy, on_progress, 0
+        self._done, self._on_progress = 0, on_progress
 
-    def solve(self, number: int, variation: Variation, stragglers: Sequence[Straggler]) -> None:
-        """Predict one trace on all fabrics whose speeds are constant."""
-        trace = list(self.traces.values())[number]
-        charged = {place: as_charged(fabric, trace) for place, fabric in enumerate(self.fabrics.values())}
-        steady = {place: fabric for place, fabric in charged.items() if is_steady(fabric, self._policy)}
-        if not steady:
-            return
-        works = recorded_compute_times(trace, unused_allowed=self._policy.unused_allowed)
+    def solve_steady(self, variation: Variation, stragglers: Sequence[Straggler]) -> "list[Task]":
+        """Solve all configurations with constant speeds by the closed form; returns tasks for the others."""
+        tasks = []
+        for number, trace in enumerate(self._traces.values()):
+            model = recorded_model(trace, unused_allowed=self._policy.unused_allowed)
+            steady: dict[int, Fabric] = {}
+            for place, fabric in enumerate(self._fabrics.values()):
+                if is_steady(charged_fabric(fabric, model), self._policy):
+                    steady[place] = fabric
+                    continue
+                cells = [
+                    ((number, place, along, *choice), size, policy)
+                    for along, size in enumerate(self._world_sizes)
+                    for choice, policy in self._policies.items()
+                ]
+                tasks += [
+                    Task(trace, fabric, variation, tuple(stragglers), tuple(cells[first : first + TASK_SIZE]))
+                    for first in range(0, len(cells), TASK_SIZE)
+                ]
+            if steady:
+                self._solve(number, model, steady, variation, stragglers)
+        return tasks
+
+    def _solve(
+        self,
+        number: int,
+        model: RecordedModel,
+        fabrics: dict[int, Fabric],
+        variation: Variation,
+        stragglers: Sequence[Straggler],
+    ) -> None:
+        """Fill in the cells of one trace on these fabrics."""
         cycle = self._policy.sync_every
-        sampler = {
-            size: IterationSampler(works, size, variation, stragglers, sync_every=cycle) for size in self._world_sizes
+        samplers = {
+            size: IterationSampler(model.compute_times, size, variation, stragglers, sync_every=cycle)
+            for size in self._world_sizes
         }
-        again = [list(sampler).index(size) for size in self._world_sizes]  # a size may be asked for twice
-        batch = ClosedFormBatch(trace, list(steady.values()), sampler, list(self._policies.values()))
+        along = [list(samplers).index(size) for size in self._world_sizes]  # a world size may be listed twice
+        batch = ClosedFormBatch(model, list(fabrics.values()), samplers, list(self._policies.values()))
         for choice, policy in self._policies.items():
             buckets, figures = batch.predict(policy)
-            for row, place in enumerate(steady):
+            for row, place in enumerate(fabrics):
                 self._buckets[number, place, :, *choice] = buckets
-                self._figures[number, place, :, *choice] = figures[row][again]
-            self._progress(len(steady) * len(self._world_sizes))
+                self._figures[number, place, :, *choice] = figures[row][along]
+            self._progress(len(fabrics) * len(self._world_sizes))
 
-    def cells(self, trace: int, fabric: int) -> list[tuple[Cell, int, Policy]]:
-        """All configurations of a trace and a fabric."""
-        return [
-            ((trace, fabric, place, *choice), size, policy)
-            for place, size in enumerate(self._world_sizes)
-            for choice, policy in self._policies.items()
-        ]
-
-    def put(self, replayed: list[tuple[Cell, list[int]]]) -> None:
-        """Take in what a task returned."""
-        for cell, (buckets, *figures) in replayed:
+    def put(self, predicted: list[tuple[Cell, list[int]]]) -> None:
+        """Store the results of a task."""
+        for cell, (buckets, *figures) in predicted:
             self._buckets[cell], self._figures[cell] = buckets, figures
-        self._progress(len(replayed))
+        self._progress(len(predicted))
 
     def to_frame(self) -> pd.DataFrame:
         """One row a configuration."""
-        named = [*self._axes[:5], [hook.name for hook in self._axes[5]]]
-        frame = pd.MultiIndex.from_product(named, names=AXES).to_frame(index=False)
+        hooks = [policy.hook.name for choice, policy in self._policies.items() if not any(choice[:-1])]
+        frame = pd.MultiIndex.from_product([*self._axes[:-1], hooks], names=AXES).to_frame(index=False)
         frame["buckets"] = self._buckets.ravel()
         frame[list(FIGURES)] = self._figures.reshape(-1, len(FIGURES))
         frame["efficiency"] = frame["compute_ns"] / frame["iteration_ns"].clip(lower=1)
@@ -309,8 +207,41 @@ class Results:
         self._on_progress("sweeping", self._done, self._buckets.size)
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Configurations of one trace and one fabric, to be predicted one by one in any process."""
+
+    trace: Trace
+    fabric: Fabric
+    variation: Variation
+    stragglers: tuple[Straggler, ...]
+    cells: tuple[tuple[Cell, int, Policy], ...]
+
+    def run(self) -> list[tuple[Cell, list[int]]]:
+        """The number of buckets and `FIGURES` of each cell."""
+        predicted = []
+        for cell, world_size, policy in self.cells:
+            prediction = predict(
+                self.trace,
+                self.fabric,
+                world_size=world_size,
+                policy=policy,
+                variation=self.variation,
+                stragglers=self.stragglers,
+            )
+            predicted.append((cell, [len(prediction.buckets), *figures_of(prediction)]))
+        return predicted
+
+
+def figures_of(prediction: Prediction) -> list[int]:
+    """`FIGURES` of one prediction."""
+    low, high = prediction.interval_ns
+    interval = {"low_ns": low, "high_ns": high}
+    return [interval[name] if name in interval else getattr(prediction, name) for name in FIGURES]
+
+
 def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[list[tuple[Cell, list[int]]]]:
-    """What tasks return, as they end."""
+    """Results of the tasks, in the order in which they end."""
     if not tasks:
         return
     if n_jobs is None:
@@ -320,8 +251,70 @@ def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[list[tuple[Cell,
     yield from parallel(joblib.delayed(Task.run)(task) for task in tasks)
 
 
-def _figures(prediction: Prediction) -> list[int]:
-    """As the batch gives them, after the number of buckets."""
-    low, high = prediction.interval_ns
-    known = vars(prediction) | {"low_ns": low, "high_ns": high}
-    return [len(prediction.buckets), *(known[name] for name in FIGURES)]
+def is_steady(fabric: Fabric, policy: Policy) -> bool:
+    """Whether speeds never depend on what else runs: `ClosedFormBatch` takes only such fabrics."""
+    slows = any(max(row.compute, row.collective) > 1 for row in fabric.processor.slowed(1).contention)
+    return not slows and fabric.concurrency * policy.process_groups == 1
+
+
+class ClosedFormBatch:
+    """One model on several fabrics and world sizes at once, by the closed form, as arrays.
+
+    Args:
+        model: The recorded model.
+        fabrics: Fabrics with constant speeds.
+        samplers: The iterations, by world size.
+        policies: All policies that will be predicted, so that every message is priced once.
+    """
+
+    def __init__(
+        self,
+        model: RecordedModel,
+        fabrics: Sequence[Fabric],
+        samplers: Mapping[int, IterationSampler],
+        policies: Sequence[Policy],
+    ) -> None:
+        self._model, self._fabrics = model, fabrics
+        self._sizes, self._samplers = list(samplers), list(samplers.values())
+        self._fabrics_alike = _alike([fabric.processor for fabric in fabrics])
+        self._priced: dict[tuple[Policy, int, int], ScheduleCosts] = {}
+        messages = {message for policy in policies for message in messages_of(self._costs(policy, 0, 0).schedule)}
+        self._place = {message: place for place, message in enumerate(sorted(messages))}
+        cost_ns = [[price(list(self._place), fabric, size) for size in self._sizes] for fabric in fabrics]
+        self._cost_ns = np.array(cost_ns).reshape(len(fabrics), len(self._sizes), len(self._place))
+        self._error = np.array([[fabric.relative_error(size) for size in self._sizes] for fabric in fabrics])
+
+    def predict(self, policy: Policy) -> tuple[int, Nanoseconds]:
+        """The number of buckets, and `FIGURES` of every cell; shape [fabrics, world sizes, figures]."""
+        figures = np.empty((len(self._fabrics), len(self._sizes), len(FIGURES)), np.int64)
+        sizes_alike = _alike(
+            [
+                (tuple(sampler.ranks.tolist()), policy.hook.growth(1, world_size))
+                for world_size, sampler in zip(self._sizes, self._samplers, strict=True)
+            ]
+        )  # equal ranks of one model compute the same; so does the hook
+        for fabrics, sizes in product(self._fabrics_alike, sizes_alike):
+            costs = self._costs(policy, fabrics[0], sizes[0])
+            places = [self._place[message] for message in messages_of(costs.schedule)]
+            cells = np.ix_(fabrics, sizes)
+            costs = replace(costs, cost_ns=self._cost_ns[*cells][..., places], relative_error=self._error[cells])
+            distribution = simulate_many(costs, self._samplers[sizes[0]], "closed_form")
+            exposed_ns = np.rint(exposed_many(distribution.median) / policy.sync_every).astype(np.int64)
+            others = [getattr(distribution, name) for name in FIGURES[:-1]]
+            figures[cells] = np.stack([*others, exposed_ns], axis=-1)
+        return len(costs.buckets), figures
+
+    def _costs(self, policy: Policy, fabric: int, size: int) -> ScheduleCosts:
+        """Costs by places in the batch; the messages are the same at every place."""
+        key = policy, fabric, size
+        if key not in self._priced:
+            self._priced[key] = price_schedule(self._model, self._fabrics[fabric], policy, self._sizes[size])
+        return self._priced[key]
+
+
+def _alike(values: Sequence[object]) -> list[list[int]]:
+    """Places of equal values."""
+    places: dict[object, list[int]] = {}
+    for place, value in enumerate(values):
+        places.setdefault(value, []).append(place)
+    return list(places.values())

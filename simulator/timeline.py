@@ -1,4 +1,4 @@
-"""Timeline: when everything in a simulated iteration happened; both engines return one."""
+"""Timeline: when each step and each collective of a simulated iteration ended, and the spans between."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,18 +12,31 @@ Stream = Literal["compute", "comm"]
 
 
 class Span(NamedTuple):
-    """Something that kept one stream of one rank from `start_ns` to `end_ns`.
+    """One activity of one rank, from `start_ns` to `end_ns`, on its stream "compute" or "comm".
 
-    On the stream "compute": *unsynchronized* (iterations under `no_sync` that go before), *rebuild* (buckets laid out
-    anew), *forward*, *search* (for unused parameters), *backward*, *pack* (gradients into their bucket), *compress*,
-    *recompress* and *decompress* (a comm hook, before its first and its second collective and after the last),
-    *launch*, *wait* (for a collective), *copy_out* and *step* (optimiser and all else up to the next iteration).
+    Kinds on the stream "compute":
 
-    On the stream "comm": *straggler* (launched here, a peer is late) and *queued* (launched by all, the backend is
-    busy), then the collective: *broadcast* of buffers, *order* (rank 0's order of readiness, at the rebuild), *join*
-    (the count of ranks with inputs), *all_reduce* and *second_all_reduce* of a bucket, *bitmap* of used parameters.
+    - *unsynchronized*: the preceding iterations under `no_sync`
+    - *rebuild*: rebuilding the buckets
+    - *forward*, *backward*: the passes
+    - *search*: searching the graph for unused parameters
+    - *pack*, *copy_out*: copying gradients into a bucket, and averages out of it
+    - *compress*, *recompress*, *decompress*: a comm hook before its first and second collective, and after its last
+    - *launch*: issuing a collective
+    - *wait*: waiting for a collective
+    - *step*: the optimiser step and everything else up to the next iteration
 
-    `bucket` is the bucket index, None where no bucket is meant.
+    Kinds on the stream "comm", first before the collective runs, then the collective:
+
+    - *straggler*: launched on this rank, but not yet on all ranks
+    - *queued*: launched on all ranks, while the process group has no free slot
+    - *broadcast*: buffers
+    - *order*: rank 0's ready order, at the rebuild
+    - *join*: the number of ranks with inputs
+    - *all_reduce*, *second_all_reduce*: a bucket
+    - *bitmap*: which parameters were used
+
+    `bucket` is the bucket index; None if the span belongs to no bucket.
     """
 
     rank: int
@@ -35,18 +48,18 @@ class Span(NamedTuple):
 
     @property
     def duration_ns(self) -> int:
-        """How long it took."""
+        """`end_ns - start_ns`."""
         return self.end_ns - self.start_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """An iteration's moments, counted from its start.
+    """All moments of one simulated iteration, counted from its start.
 
     Attributes:
-        job: What was simulated.
-        end_ns: When each rank was done with each instruction of the script; shape [ranks, instructions].
-        start_ns: When each collective began to run; shape [collectives].
+        engine_input: The simulated iteration.
+        end_ns: When each rank ended each instruction of the schedule; shape [ranks, instructions].
+        start_ns: When each collective started to run; shape [collectives].
         done_ns: When each collective was done; shape [collectives].
     """
 
@@ -57,30 +70,34 @@ class Timeline:
 
     @property
     def iteration_ns(self) -> int:
-        """The slowest rank's end."""
+        """The end of the slowest rank."""
         return int(self.end_ns[:, -1].max())
+
+    @property
+    def slowest_row(self) -> int:
+        """The row of the slowest rank in `end_ns`; the first of equally slow ones."""
+        return int(self.end_ns[:, -1].argmax())
 
     @property
     def launched_ns(self) -> Nanoseconds:
         """When each rank launched each collective; shape [ranks, collectives]."""
-        places = [
-            place for place, step in enumerate(self.engine_input.schedule.instructions) if isinstance(step, Launch)
-        ]
-        return self.end_ns[:, places]
+        instructions = self.engine_input.schedule.instructions
+        launches = [place for place, instruction in enumerate(instructions) if isinstance(instruction, Launch)]
+        return self.end_ns[:, launches]
 
     def spans(self) -> Iterator[Span]:
-        """All spans that took any time, rank by rank: first those of its computation, then its collectives."""
+        """Yield all spans longer than 0 ns, rank by rank: first its computation, then its collectives."""
         launched = self.launched_ns
-        complete = launched.max(axis=0, initial=0).tolist()
+        launched_by_all = launched.max(axis=0, initial=0).tolist()
         starts, ends = self.start_ns.tolist(), self.done_ns.tolist()
         for row, rank in enumerate(self.engine_input.ranks):
             yield from self._computation(row, rank)
             for number, collective in enumerate(self.engine_input.schedule.collectives):
-                moments = (int(launched[row, number]), complete[number], starts[number], ends[number])
+                moments = (int(launched[row, number]), launched_by_all[number], starts[number], ends[number])
                 kinds: tuple[Kind, ...] = ("straggler", "queued", collective.kind)
-                for place, kind in enumerate(kinds):
-                    if moments[place] < moments[place + 1]:
-                        yield Span(rank, "comm", kind, collective.bucket, moments[place], moments[place + 1])
+                for kind, start, end in zip(kinds, moments, moments[1:], strict=False):
+                    if start < end:
+                        yield Span(rank, "comm", kind, collective.bucket, start, end)
 
     def _computation(self, row: int, rank: int) -> Iterator[Span]:
         start = 0

@@ -10,10 +10,10 @@ from reference.bucketing import ORDERS
 from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Workload
 from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Timing
 from simulator.fabric.processor import HookCost
-from simulator.prediction import Prediction, predict_policy
+from simulator.prediction import Prediction, predict
 from simulator.schedule.comm_hooks import HOOKS, named_hook
 from simulator.schedule.policy import Policy
-from simulator.workload.variation import Kind, Straggler, Variation
+from simulator.workload.compute_times import Kind, Straggler, Variation
 
 from .scenarios import Step
 
@@ -328,11 +328,11 @@ class Asked:
     inputs: tuple[int, ...] | None
 
     def predict(self) -> Prediction:
-        return predict_policy(
+        return predict(
             self.trace,
             self.fabric,
-            self.world_size,
-            self.policy,
+            world_size=self.world_size,
+            policy=self.policy,
             variation=self.variation,
             stragglers=self.stragglers,
             inputs=self.inputs,

@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from reference.trace import Trace
-from simulator import Fabric, predict
+from simulator import Fabric, Policy, predict
 from simulator.cli.inspect import KNOBS
 from simulator.cli.main import EXAMPLES, app, main
 from simulator.fabric import LevelEntry, Linear, Processor, TopologyFile
@@ -125,9 +125,9 @@ def test_predict_takes_every_knob_and_draws_the_timeline(here, trace, topology, 
         "--straggler", "random:2", "--timeline", tmp_path / "t.svg",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "where the fastest one's median iteration goes" in done.stdout
+    assert "fastest configuration: parts of the median iteration" in done.stdout
     assert "no costs of the processor: copies, launches and slow-downs count as free" in done.stdout
-    assert "after the last iteration all ranks get one's model" in done.stdout
+    assert "after the last iteration all ranks take one rank's model" in done.stdout
     assert "rank 3 computes" in (tmp_path / "t.svg").read_text()
 
 
@@ -283,7 +283,8 @@ def test_knobs_lists_every_field_with_its_meaning(here):
 
 def test_every_knob_is_compared_with_other_simulators():
     table = (ROOT / "docs" / "comparison.md").read_text()
-    arguments = set(inspect.signature(predict).parameters) | set(Processor.model_fields)
+    arguments = set(inspect.signature(predict).parameters) - {"policy", "settings"}
+    arguments |= set(Policy.model_fields) | set(Processor.model_fields)
     fields = {name for record in (LevelEntry, TopologyFile, Linear) for name in record.model_fields} - {"source"}
     unasked = {"fabric", "order_seed", "hooks"}
     for name in (arguments | fields) - unasked:

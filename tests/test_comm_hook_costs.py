@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from reference.trace import Trace
 from simulator import Fabric
 from simulator.schedule.comm_hooks import BatchedPowerSGD, CommHook, PowerSGD, named_hook
-from simulator.schedule.costs import messages_of, price_join_end, price_schedule
-from simulator.schedule.policy import Phase, Policy, buckets_of
+from simulator.schedule.costs import messages_of, price_schedule
+from simulator.schedule.policy import Phase, Policy
 from simulator.schedule.schedule import Compute, Launch
+from simulator.workload.compute_times import recorded_model
 
 from . import hook_cost_bodies
 from .explore import examples
@@ -26,14 +27,14 @@ CAPS = st.fixed_dictionaries({"bucket_cap_mb": caps_mb()}) | st.fixed_dictionari
 )
 
 
-def foretold(
-    trace: Trace, phase: Phase, world_size: int = 2, *, joins: bool = False, **told: Any
+def predicted_messages(
+    trace: Trace, phase: Phase, world_size: int = 2, *, joins: bool = False, **settings: Any
 ) -> hook_cost_bodies.Cycle:
     """Transport and bytes of every collective of each iteration of a cycle, in order."""
-    policy = Policy(phase=phase, **told)
-    script = price_schedule(trace, FABRIC, policy, buckets_of(policy, trace), world_size, joins=joins).schedule
-    messages, sent = messages_of(script), [[]]
-    for instruction in script.instructions:
+    model = recorded_model(trace, unused_allowed=True)
+    schedule = price_schedule(model, FABRIC, Policy(phase=phase, **settings), world_size, joins=joins).schedule
+    messages, sent = messages_of(schedule), [[]]
+    for instruction in schedule.instructions:
         if isinstance(instruction, Launch):
             sent[-1].append(messages[instruction.collective])
         elif isinstance(instruction, Compute) and instruction.kind == "unsynchronized":
@@ -41,21 +42,21 @@ def foretold(
     return sent
 
 
-def assert_foretold(results: list, told: dict[str, Any], phases: tuple[Phase | None, ...] = PHASES) -> None:
-    """On every rank; the trace is rank 0's, whose order counts."""
+def assert_predicted(results: list, settings: dict[str, Any], phases: tuple[Phase | None, ...] = PHASES) -> None:
+    """Every rank issued the predicted collectives; the trace is rank 0's, whose ready order decides the buckets."""
     trace = results[0][0]
     for _, seen, *_ in results:
         for phase, sent in zip(phases, seen, strict=True):
-            assert phase is None or sent == foretold(trace, phase, len(results), **told)
+            assert phase is None or sent == predicted_messages(trace, phase, len(results), **settings)
 
 
 @examples(25)
 @given(model_specs(2), CAPS, st.booleans(), st.booleans())
-def test_plain_iterations_issue_the_scripts_collectives(two_ranks, spec, caps, buffers, view):
+def test_plain_iterations_issue_the_schedules_collectives(two_ranks, spec, caps, buffers, view):
     """First with one bucket, then with the rebuild's broadcast, then in rebuilt buckets; buffers by dtype."""
     options = caps | {"gradient_as_bucket_view": view}
     results = two_ranks.run(hook_cost_bodies.of_integers, spec, options | {"forward_sync_buffers": buffers})
-    assert_foretold(results, options | {"broadcast_buffers": buffers})
+    assert_predicted(results, options | {"broadcast_buffers": buffers})
 
 
 @examples(10)
@@ -63,7 +64,7 @@ def test_plain_iterations_issue_the_scripts_collectives(two_ranks, spec, caps, b
 def test_a_plan_is_never_rebuilt(two_ranks, spec, data):
     plan = data.draw(partitions(len(spec.shapes), spec.dtypes))
     results = two_ranks.run(hook_cost_bodies.of_integers, spec, {"plan": plan})
-    assert_foretold(results, {"plan": plan})
+    assert_predicted(results, {"plan": plan})
 
 
 @examples(15)
@@ -71,7 +72,7 @@ def test_a_plan_is_never_rebuilt(two_ranks, spec, data):
 def test_with_find_unused_parameters_each_iteration_ends_with_the_bitmap(two_ranks, spec, caps):
     options = caps | {"find_unused_parameters": True}
     results = two_ranks.run(hook_cost_bodies.of_integers, spec, options)
-    assert_foretold(results, options)
+    assert_predicted(results, options)
     assert all(sent[-1] == ("all_reduce", 4 * len(spec.shapes)) for (sent,) in results[0][1])
 
 
@@ -81,12 +82,12 @@ def test_a_static_graph_sends_the_bitmap_once_and_rebuilds_one_iteration_later(t
     """Its first iteration does not tell the order; the second runs in the buckets of the first."""
     options = caps | {"static_graph": True, "find_unused_parameters": searching}
     results = two_ranks.run(hook_cost_bodies.of_integers, spec, options)
-    assert_foretold(results, options, STATIC_PHASES)
+    assert_predicted(results, options, STATIC_PHASES)
 
 
 @pytest.mark.parametrize("which", ["a", "b", "ab"])
 @pytest.mark.parametrize(
-    ("told", "phases"),
+    ("settings", "phases"),
     [
         ({"find_unused_parameters": True}, PHASES),
         ({"find_unused_parameters": True, "skip_all_reduce_unused_params": True}, PHASES),
@@ -94,9 +95,9 @@ def test_a_static_graph_sends_the_bitmap_once_and_rebuilds_one_iteration_later(t
     ],
     ids=["find_unused_parameters", "skip_all_reduce_unused_params", "static_graph"],
 )
-def test_unused_parameters_travel_too_unless_their_buckets_are_skipped(two_ranks, which, told, phases):
-    options = told | {"bucket_cap_mb": 1e-6}
-    assert_foretold(two_ranks.run(hook_cost_bodies.of_branches, which, options), options, phases)
+def test_unused_parameters_travel_too_unless_their_buckets_are_skipped(two_ranks, which, settings, phases):
+    options = settings | {"bucket_cap_mb": 1e-6}
+    assert_predicted(two_ranks.run(hook_cost_bodies.of_branches, which, options), options, phases)
 
 
 @examples(10)
@@ -105,7 +106,7 @@ def test_a_cycle_under_no_sync_sends_what_one_iteration_does(two_ranks, spec, ca
     """The buffers once too: with the first forward pass, which follows a synchronised one."""
     options = caps | {"find_unused_parameters": searching}
     results = two_ranks.run(partial(hook_cost_bodies.of_integers, sync_every=sync_every), spec, options)
-    assert_foretold(results, options | {"sync_every": sync_every})
+    assert_predicted(results, options | {"sync_every": sync_every})
 
 
 @pytest.mark.parametrize("buffers", [True, False])
@@ -114,19 +115,20 @@ def test_under_join_ranks_also_agree_on_whose_buffers_count_and_whether_any_aver
     """And at its end on whose model all get."""
     body = partial(hook_cost_bodies.under_join, sync_every=sync_every)
     results = two_ranks.run(body, (4 * sync_every,) * 2, {"forward_sync_buffers": buffers})
-    told = {"bucket_cap_mb": None, "broadcast_buffers": buffers, "sync_every": sync_every}
-    assert_foretold(results, told | {"joins": True})
+    settings = {"bucket_cap_mb": None, "broadcast_buffers": buffers, "sync_every": sync_every}
+    assert_predicted(results, settings | {"joins": True})
     trace, _, end = results[0]
-    assert messages_of(price_join_end(trace, FABRIC, Policy(**told), 2).schedule) == end
+    costs = price_schedule(recorded_model(trace), FABRIC, Policy(**settings), 2, joins=True)
+    assert messages_of(costs.join_end.schedule) == end
 
 
 @examples(10)
 @given(st.integers(2, 30), st.data(), st.sampled_from(["none", "noop"]))
 def test_of_sparse_gradients_the_touched_rows_are_gathered(two_ranks, rows, data, name):
     touched = data.draw(st.integers(1, rows))
-    told = {"bucket_cap_mb": 25}
-    results = two_ranks.run(hook_cost_bodies.of_embeddings, rows, touched, told, (NAMES[name], {}))
-    assert_foretold(results, told | {"hook": named_hook(name), "sparse_density": touched / rows}, PHASES[:3])
+    settings = {"bucket_cap_mb": 25}
+    results = two_ranks.run(hook_cost_bodies.of_embeddings, rows, touched, settings, (NAMES[name], {}))
+    assert_predicted(results, settings | {"hook": named_hook(name), "sparse_density": touched / rows}, PHASES[:3])
 
 
 # Comm hooks
@@ -159,18 +161,20 @@ def test_quantised_messages_are_what_the_real_hook_gathers(two_ranks, name, shap
 
 
 def _assert_messages(pool, name, shapes, dtype, cap):
-    told = {"bucket_cap_mb": cap}
-    results = pool.run(hook_cost_bodies.of_hook, shapes, dtype, told, (NAMES[name], {}))
-    assert_foretold(results, told | {"hook": named_hook(name)})
+    settings = {"bucket_cap_mb": cap}
+    results = pool.run(hook_cost_bodies.of_hook, shapes, dtype, settings, (NAMES[name], {}))
+    assert_predicted(results, settings | {"hook": named_hook(name)})
 
 
 @examples(10)
 @given(message_shapes(), caps_mb(), st.integers(1, 3))
 def test_a_hook_of_halved_gradients_sends_halves(two_ranks, shapes, cap, rank):
     state = {"matrix_approximation_rank": rank, "min_compression_rate": 2.0}
-    told = {"bucket_cap_mb": cap}
-    results = two_ranks.run(hook_cost_bodies.of_hook, shapes, "float32", told, ("compress(bf16)(power)", state))
-    assert_foretold(results, told | {"hook": named_hook(f"bf16+power_sgd:{rank}")}, (None, None, "steady", "steady"))
+    settings = {"bucket_cap_mb": cap}
+    results = two_ranks.run(hook_cost_bodies.of_hook, shapes, "float32", settings, ("compress(bf16)(power)", state))
+    assert_predicted(
+        results, settings | {"hook": named_hook(f"bf16+power_sgd:{rank}")}, (None, None, "steady", "steady")
+    )
 
 
 @pytest.mark.parametrize(("kind", "real"), [(PowerSGD, "power"), (BatchedPowerSGD, "batched power")])
@@ -181,7 +185,7 @@ def test_a_hook_of_halved_gradients_sends_halves(two_ranks, shapes, cap, rank):
 def test_powersgd_sends_ps_and_qs_in_turn(two_ranks, kind, real, shapes, dtype, cap, rank, rate):
     """P0, P1, Q0, P2, Q1, ..., each with what is not compressed, as soon as it compresses: in iteration 2."""
     state = {"matrix_approximation_rank": rank, "min_compression_rate": rate}
-    told = {"bucket_cap_mb": cap}
-    results = two_ranks.run(hook_cost_bodies.of_hook, shapes, dtype, told, (real, state))
-    assert_foretold(results, told | {"hook": kind(**state)}, (None, None, "steady", "steady"))
-    assert_foretold(results, told | {"hook": CommHook()}, ("first", "rebuild", None, None))
+    settings = {"bucket_cap_mb": cap}
+    results = two_ranks.run(hook_cost_bodies.of_hook, shapes, dtype, settings, (real, state))
+    assert_predicted(results, settings | {"hook": kind(**state)}, (None, None, "steady", "steady"))
+    assert_predicted(results, settings | {"hook": CommHook()}, ("first", "rebuild", None, None))

@@ -1,4 +1,4 @@
-"""Heat maps of sweeps: which configuration a cell shows, and how it is labelled."""
+"""Heat maps of sweeps: the configuration that a cell shows, labels, and errors."""
 
 from itertools import product
 
@@ -73,7 +73,7 @@ def test_axes_are_labelled_as_tables_are():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ({"rows": "caps"}, r"^rows: expected one of trace, fabric, .*; got 'caps'$"),
         ({"rows": "hook", "columns": "hook"}, r"^columns: expected one of trace, .*, order; got 'hook'$"),
@@ -81,6 +81,6 @@ def test_axes_are_labelled_as_tables_are():
         ({"value": "iteration_ns"}, r"^table: expected at least one row to draw, got none$"),
     ],
 )
-def test_what_cannot_be_drawn_is_named_in_one_line(arguments, says):
-    with pytest.raises(ValueError, match=says):
+def test_an_error_names_the_argument_in_one_line(arguments, message):
+    with pytest.raises(ValueError, match=message):
         draw_heat_map(pd.DataFrame(columns=[*AXES, "iteration_ns"]), Figure().add_subplot(), **arguments)

@@ -1,4 +1,4 @@
-"""The Perfetto export: the rules of its format, and a process for every rank."""
+"""The Perfetto export: the rules of the format, and a process for every rank."""
 
 import itertools
 import json
@@ -31,7 +31,7 @@ def test_a_timeline_follows_the_rules_of_its_format(trace, cap, world_size):
     starts, ends = ([event["id"] for event in events if event["ph"] == end] for end in "sf")
     assert sorted(starts) == sorted(ends)
     assert len(set(starts)) == len(starts) == world_size * len(prediction.buckets) * (world_size > 1)
-    for rank in range(world_size):  # what goes into the network comes out of it
+    for rank in range(world_size):  # all bytes in flight arrive
         counted = [e["args"]["bytes"] for e in events if e["ph"] == "C" and e["pid"] == rank]
         assert min(counted) >= 0
         assert counted[-1] == 0
@@ -42,9 +42,9 @@ def test_a_rank_that_was_not_simulated_is_shown_as_if_it_had_been(trace, world_s
     """A trace with a recording for every rank leaves none out."""
     slow = data.draw(st.lists(st.integers(0, world_size - 1), max_size=2))
     inputs = data.draw(st.none() | st.lists(st.integers(1, 2), min_size=world_size, max_size=world_size))
-    told = {"stragglers": [Straggler(rank=rank, factor=2) for rank in slow], "inputs": inputs}
-    folded = predict(trace, FABRIC, world_size=world_size, **told)
-    each = predict(_repeated(trace, world_size), FABRIC, world_size=world_size, **told)
+    settings = {"stragglers": [Straggler(rank=rank, factor=2) for rank in slow], "inputs": inputs}
+    folded = predict(trace, FABRIC, world_size=world_size, **settings)
+    each = predict(_repeated(trace, world_size), FABRIC, world_size=world_size, **settings)
     assert each.timeline.engine_input.ranks == tuple(range(world_size))
     assert chrome_trace(folded.timeline) == chrome_trace(each.timeline)
 
@@ -59,25 +59,25 @@ def test_up_to_a_limit_every_rank_has_a_process_of_its_own():
     assert processes(MOST_PROCESSES) == [f"rank {rank}" for rank in range(MOST_PROCESSES)]
 
 
-def test_of_more_ranks_those_that_do_the_same_share_a_process_which_tells_who_they_are():
+def test_with_more_ranks_those_that_behave_the_same_share_a_process_named_after_them():
     assert processes(100) == ["rank 0 (50 alike: 0, 2, 4, ...)", "rank 1 (50 alike: 1, 3, 5, ...)"]
 
 
-def test_who_is_slow_or_runs_out_of_inputs_is_not_alike():
+def test_ranks_that_are_slow_or_run_out_of_inputs_have_their_own_process():
     slow = [Straggler(rank=98, factor=2)]
     assert processes(100, stragglers=slow, inputs=[2, 2, 1] + 97 * [2]) == [
         "rank 0 (48 alike: 0, 4, 6, ...)", "rank 1 (50 alike: 1, 3, 5, ...)", "rank 2", "rank 98",
     ]  # fmt: skip
 
 
-def processes(world_size: int, **told) -> list[str]:
-    """Their names, in order."""
-    events = chrome_trace(predict(TWO_KINDS, FABRIC, world_size=world_size, **told).timeline)["traceEvents"]
+def processes(world_size: int, **settings) -> list[str]:
+    """Names of the processes in the export, in order."""
+    events = chrome_trace(predict(TWO_KINDS, FABRIC, world_size=world_size, **settings).timeline)["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert {event["pid"] for event in events if event["ph"] == "X"} == set(names)
     return [names[pid] for pid in sorted(names)]
 
 
-def test_a_timeline_is_written_where_it_was_asked_for(tmp_path):
+def test_a_timeline_is_saved_in_a_new_folder(tmp_path):
     predict(TWO_KINDS, FABRIC, world_size=2).save_perfetto(tmp_path / "new" / "timeline.json")
     assert json.loads((tmp_path / "new" / "timeline.json").read_text())["displayTimeUnit"] == "ns"

@@ -14,7 +14,7 @@ from simulator import Fabric, Straggler, Variation, predict, sweep
 from simulator.fabric import Contention, Linear, Processor, Sharing
 from simulator.schedule.comm_hooks import PowerSGD, named_hook
 from simulator.schedule.policy import Policy
-from simulator.sweep import AXES, COLUMNS, FIGURES
+from simulator.sweep import AXES, COLUMNS, FIGURES, figures_of
 
 from .explore import examples
 from .strategies import iteration, rate_fabrics, sweeps, trace_of
@@ -37,9 +37,7 @@ def assert_rows_are_predictions(
         expected = predict(
             trace, fabric, world_size=size, bucket_cap_mb=cap, order=order, hook=hook, **told, **arguments
         )
-        low, high = expected.interval_ns
-        figures = vars(expected) | {"low_ns": low, "high_ns": high}
-        assert {name: row[name] for name in FIGURES} == {name: figures[name] for name in FIGURES}
+        assert {name: row[name] for name in FIGURES} == dict(zip(FIGURES, figures_of(expected), strict=True))
         assert row["buckets"] == len(expected.buckets)
         assert row["efficiency"] == expected.compute_ns / max(1, expected.iteration_ns)
         named = (trace_name, fabric_name, size, cap, order, named_hook(hook).name)

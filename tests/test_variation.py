@@ -10,8 +10,7 @@ from reference.trace import Trace
 from simulator import Fabric, Straggler, Variation, predict
 from simulator.fabric import Linear, Processor
 from simulator.schedule.comm_hooks import named_hook
-from simulator.workload.compute_times import ComputeTimes, recorded_compute_times, stack
-from simulator.workload.variation import IterationSampler
+from simulator.workload.compute_times import ComputeTimes, IterationSampler, recorded_model
 
 from .explore import examples
 from .strategies import iteration, trace_of, traces, variations
@@ -36,16 +35,21 @@ def uneven_trace(count: int, parameters: int = 6, *, seed: int = 0) -> Trace:
     )
 
 
-def gaps_of(work: ComputeTimes) -> np.ndarray:
+def gaps_of(times: ComputeTimes) -> np.ndarray:
     """Durations from the start to the first gradient and on to the end, along a last axis."""
-    moments = np.sort(work.ready_ns, axis=-1)
-    edges = np.concatenate([work.forward_ns[..., None], moments, work.backward_end_ns[..., None]], axis=-1)
-    return np.concatenate([work.forward_ns[..., None], np.diff(edges), work.step_ns[..., None]], axis=-1)
+    moments = np.sort(times.ready_ns, axis=-1)
+    edges = np.concatenate([times.forward_ns[..., None], moments, times.backward_end_ns[..., None]], axis=-1)
+    return np.concatenate([times.forward_ns[..., None], np.diff(edges), times.step_ns[..., None]], axis=-1)
 
 
-def drawn(draws: IterationSampler) -> ComputeTimes:
+def recorded_times(trace: Trace) -> tuple[ComputeTimes, ...]:
+    """Compute times of every recorded rank."""
+    return recorded_model(trace).compute_times
+
+
+def drawn(sampler: IterationSampler) -> ComputeTimes:
     """All iterations, along a first axis."""
-    return stack([draws.work(number) for number in range(draws.count)])
+    return sampler.draw(range(sampler.count))
 
 
 def same(a: ComputeTimes, b: ComputeTimes) -> bool:
@@ -58,81 +62,79 @@ def same(a: ComputeTimes, b: ComputeTimes) -> bool:
 @examples(30)
 @given(traces(), st.integers(1, 5))
 def test_recorded_iterations_are_the_traces_own(trace, world_size):
-    works = recorded_compute_times(trace)
-    draws = IterationSampler(works, world_size, Variation())
-    assert draws.count == min(len(rank.iterations) for rank in trace.ranks[:world_size])
-    assert draws.ranks.tolist() == list(range(min(world_size, len(trace.ranks))))
-    for number in range(draws.count):
-        work = draws.work(number)
-        for row, rank in enumerate(draws.ranks):
-            assert same(work[row], works[rank][number])
+    by_rank = recorded_times(trace)
+    sampler = IterationSampler(by_rank, world_size, Variation())
+    assert sampler.count == min(len(rank.iterations) for rank in trace.ranks[:world_size])
+    assert sampler.ranks.tolist() == list(range(min(world_size, len(trace.ranks))))
+    for number in range(sampler.count):
+        times = sampler.draw([number])[0]
+        for row, rank in enumerate(sampler.ranks):
+            assert same(times[row], by_rank[rank][number])
 
 
 @examples(30)
 @given(traces(), st.integers(1, 5), st.integers(0, 99))
 def test_resampled_iterations_are_recorded_ones_of_the_rank(trace, world_size, seed):
-    works = recorded_compute_times(trace)
-    draws = IterationSampler(works, world_size, Variation(kind="resampled", iterations=5, seed=seed))
-    assert draws.ranks.tolist() == list(range(world_size))
-    for number in range(draws.count):
-        work = draws.work(number)
+    by_rank = recorded_times(trace)
+    sampler = IterationSampler(by_rank, world_size, Variation(kind="resampled", iterations=5, seed=seed))
+    assert sampler.ranks.tolist() == list(range(world_size))
+    for number in range(sampler.count):
+        times = sampler.draw([number])[0]
         for rank in range(world_size):
-            source = works[rank % len(works)]
-            assert any(same(work[rank], source[n]) for n in range(len(source.forward_ns)))
+            source = by_rank[rank % len(by_rank)]
+            assert any(same(times[rank], source[n]) for n in range(len(source.forward_ns)))
 
 
 def test_resampling_takes_every_iteration_about_as_often():
     """Of ten, on two ranks, 1000 draws: each 200 times, give or take five standard deviations."""
     trace = trace_of([[iteration(ns, (ns,), ns, 0) for ns in range(10)]], [4])
-    work = drawn(IterationSampler(recorded_compute_times(trace), 2, Variation(kind="resampled", iterations=1000)))
-    counts = np.bincount(work.forward_ns.ravel(), minlength=10)
+    times = drawn(IterationSampler(recorded_times(trace), 2, Variation(kind="resampled", iterations=1000)))
+    counts = np.bincount(times.forward_ns.ravel(), minlength=10)
     assert abs(counts - 200).max() < 5 * np.sqrt(200 * 0.9)
-    assert abs(spearmanr(*work.forward_ns.T).statistic) < 0.15  # ranks draw on their own
+    assert abs(spearmanr(*times.forward_ns.T).statistic) < 0.15  # ranks draw on their own
 
 
 @examples(30)
 @given(traces(), st.integers(1, 4), st.none() | st.floats(-1, 1), st.integers(0, 99))
 def test_correlated_gaps_stay_within_what_was_recorded_and_keep_their_order(trace, world_size, correlation, seed):
-    works = recorded_compute_times(trace)
+    by_rank = recorded_times(trace)
     variation = Variation(kind="correlated", iterations=4, correlation=correlation, seed=seed)
-    work = drawn(IterationSampler(works, world_size, variation))
+    times = drawn(IterationSampler(by_rank, world_size, variation))
     for rank in range(world_size):
-        source = works[rank % len(works)]
-        recorded, mine = gaps_of(source), gaps_of(work[:, rank])
+        source = by_rank[rank % len(by_rank)]
+        recorded, mine = gaps_of(source), gaps_of(times[:, rank])
         assert (recorded.min(axis=0) <= mine).all()
         assert (mine <= recorded.max(axis=0)).all()
         order = source.ready_ns[-1].argsort(kind="stable")
-        assert (np.diff(work.ready_ns[:, rank][:, order]) >= 0).all()
-        assert (work.optimizer_ns <= work.step_ns).all()
+        assert (np.diff(times.ready_ns[:, rank][:, order]) >= 0).all()
+        assert (times.optimizer_ns <= times.step_ns).all()
 
 
-def quantiles(work: ComputeTimes, trace: Trace) -> np.ndarray:
+def quantiles(times: ComputeTimes, trace: Trace) -> np.ndarray:
     """Where each drawn gap of rank 0 lies among the recorded ones, 0 to 1."""
-    recorded = np.sort(gaps_of(recorded_compute_times(trace)[0]), axis=0)
+    recorded = np.sort(gaps_of(recorded_times(trace)[0]), axis=0)
     levels = np.linspace(0, 1, len(recorded))
-    mine = gaps_of(work[:, 0])
+    mine = gaps_of(times[:, 0])
     return np.column_stack([np.interp(mine[:, gap], recorded[:, gap], levels) for gap in range(mine.shape[1])])
 
 
 def test_with_correlation_1_all_gaps_are_at_one_quantile():
     """Gaps are some 30 ns apart at 30 iterations, so a rounded nanosecond is 0.002 of a quantile."""
     trace = uneven_trace(30)
-    work = drawn(
-        IterationSampler(recorded_compute_times(trace), 1, Variation(kind="correlated", iterations=50, correlation=1))
+    times = drawn(
+        IterationSampler(recorded_times(trace), 1, Variation(kind="correlated", iterations=50, correlation=1))
     )
-    at = quantiles(work, trace)
+    at = quantiles(times, trace)
     assert np.ptp(at, axis=1).max() < 0.03
     assert np.ptp(at[:, 0]) > 0.8  # while iterations differ
 
 
 def test_with_correlation_minus_1_neighbours_are_at_opposite_quantiles():
     trace = uneven_trace(30)
-    work = drawn(
-        IterationSampler(
-            recorded_compute_times(trace), 1, Variation(kind="correlated", iterations=50, correlation=-1)
-        )
+    times = drawn(
+        IterationSampler(recorded_times(trace), 1, Variation(kind="correlated", iterations=50, correlation=-1))
     )
-    at = quantiles(work, trace)
+    at = quantiles(times, trace)
     np.testing.assert_allclose(at[:, 1:], 1 - at[:, :-1], atol=0.03)
 
 
@@ -141,7 +143,7 @@ def test_neighbouring_gaps_are_correlated_as_told_and_distant_ones_by_its_powers
     """Of normal scores; Spearman's coefficient is 6 / pi asin(c / 2). 2000 iterations: 0.1 is four deviations."""
     trace = uneven_trace(200)
     variation = Variation(kind="correlated", iterations=2000, correlation=correlation)
-    found = spearmanr(gaps_of(drawn(IterationSampler(recorded_compute_times(trace), 1, variation))[:, 0])).statistic
+    found = spearmanr(gaps_of(drawn(IterationSampler(recorded_times(trace), 1, variation))[:, 0])).statistic
     for lag in (1, 2, 3):
         expected = 6 / np.pi * np.arcsin(correlation**lag / 2)
         np.testing.assert_allclose(np.diagonal(found, lag), expected, atol=0.1)
@@ -149,9 +151,9 @@ def test_neighbouring_gaps_are_correlated_as_told_and_distant_ones_by_its_powers
 
 def test_every_gap_has_the_distribution_that_was_recorded():
     trace = uneven_trace(200)
-    recorded = gaps_of(recorded_compute_times(trace)[0])
+    recorded = gaps_of(recorded_times(trace)[0])
     mine = gaps_of(
-        drawn(IterationSampler(recorded_compute_times(trace), 1, Variation(kind="correlated", iterations=2000)))[:, 0]
+        drawn(IterationSampler(recorded_times(trace), 1, Variation(kind="correlated", iterations=2000)))[:, 0]
     )
     levels = [0.1, 0.5, 0.9]
     np.testing.assert_allclose(np.quantile(mine, levels, axis=0), np.quantile(recorded, levels, axis=0), atol=60)
@@ -161,9 +163,9 @@ def test_every_gap_has_the_distribution_that_was_recorded():
 def test_without_a_told_correlation_it_is_the_traces(correlation):
     """Drawn from a trace that was drawn with a known one; 400 iterations of 9 gaps tell it to 0.1."""
     plain = uneven_trace(200)
-    told = Variation(kind="correlated", iterations=400, correlation=correlation)
-    work = drawn(IterationSampler(recorded_compute_times(plain), 1, told))[:, 0]
-    again = drawn(IterationSampler([work], 1, Variation(kind="correlated", iterations=2000, seed=1)))[:, 0]
+    variation = Variation(kind="correlated", iterations=400, correlation=correlation)
+    times = drawn(IterationSampler(recorded_times(plain), 1, variation))[:, 0]
+    again = drawn(IterationSampler([times], 1, Variation(kind="correlated", iterations=2000, seed=1)))[:, 0]
     found = np.diagonal(spearmanr(gaps_of(again)).statistic, 1)
     np.testing.assert_allclose(found.mean(), 6 / np.pi * np.arcsin(correlation / 2), atol=0.1)
 
@@ -174,18 +176,16 @@ def test_gaps_that_never_vary_say_nothing_of_correlation():
     varying = 10_000 + rng.integers(0, 1000, (60, 3)).cumsum(axis=-1)
     ready = np.column_stack([varying, varying[:, -1:].repeat(10, axis=-1)])
     trace = trace_of([[iteration(10_000, tuple(r), r[-1], 0) for r in ready.tolist()]], [4] * 13)
-    work = drawn(IterationSampler(recorded_compute_times(trace), 1, Variation(kind="correlated", iterations=1000)))[
-        :, 0
-    ]
-    found = spearmanr(gaps_of(work)[:, 1:4]).statistic
+    times = drawn(IterationSampler(recorded_times(trace), 1, Variation(kind="correlated", iterations=1000)))[:, 0]
+    found = spearmanr(gaps_of(times)[:, 1:4]).statistic
     assert abs(found[~np.eye(3, dtype=bool)]).max() < 0.2
 
 
 def test_iterations_that_are_all_the_same_are_drawn_as_they_are():
     trace = trace_of([[iteration(3, (7, 5), 9, 2)] * 5], [4, 4])
-    work = drawn(IterationSampler(recorded_compute_times(trace), 2, Variation(kind="correlated", iterations=3)))
-    assert (work.ready_ns == [7, 5]).all()
-    assert (work.compute_ns == 11).all()
+    times = drawn(IterationSampler(recorded_times(trace), 2, Variation(kind="correlated", iterations=3)))
+    assert (times.ready_ns == [7, 5]).all()
+    assert (times.compute_ns == 11).all()
 
 
 def test_a_fitted_factor_has_the_spread_of_the_recording():
@@ -199,25 +199,25 @@ def test_a_fitted_factor_has_the_spread_of_the_recording():
         ]
         for s in spreads
     ]
-    works = recorded_compute_times(trace_of(ranks, [4]))
-    logs = np.log(drawn(IterationSampler(works, 4, Variation(kind="fitted", iterations=2000))).compute_ns)
-    recorded = [np.log(work.compute_ns).std() for work in works]
+    by_rank = recorded_times(trace_of(ranks, [4]))
+    logs = np.log(drawn(IterationSampler(by_rank, 4, Variation(kind="fitted", iterations=2000))).compute_ns)
+    recorded = [np.log(times.compute_ns).std() for times in by_rank]
     np.testing.assert_allclose(logs.std(axis=0), recorded * 2, rtol=0.07)
     np.testing.assert_allclose(
-        np.median(logs, axis=0), [np.median(np.log(w.compute_ns)) for w in works] * 2, atol=0.02
+        np.median(logs, axis=0), [np.median(np.log(w.compute_ns)) for w in by_rank] * 2, atol=0.02
     )
 
 
 @examples(30)
 @given(traces(), st.integers(0, 99))
 def test_a_fitted_iteration_is_the_typical_one_at_another_speed(trace, seed):
-    works = recorded_compute_times(trace)
-    work = drawn(IterationSampler(works, len(works), Variation(kind="fitted", iterations=3, seed=seed)))
-    for rank, source in enumerate(works):
+    by_rank = recorded_times(trace)
+    times = drawn(IterationSampler(by_rank, len(by_rank), Variation(kind="fitted", iterations=3, seed=seed)))
+    for rank, source in enumerate(by_rank):
         typical = source[int(source.compute_ns.argsort(kind="stable")[len(source.compute_ns) // 2])]
         whole = max(1, int(typical.compute_ns))
-        expected = typical.ready_ns / whole * work.compute_ns[:, rank, None]
-        np.testing.assert_allclose(work.ready_ns[:, rank], expected, atol=2)
+        expected = typical.ready_ns / whole * times.compute_ns[:, rank, None]
+        np.testing.assert_allclose(times.ready_ns[:, rank], expected, atol=2)
 
 
 # Seeds, and ranks that do as another
@@ -226,18 +226,20 @@ def test_a_fitted_iteration_is_the_typical_one_at_another_speed(trace, seed):
 @examples(30)
 @given(traces(), st.integers(1, 5), variations())
 def test_iterations_are_the_same_in_any_order(trace, world_size, variation):
-    works = recorded_compute_times(trace)
-    one, other = (IterationSampler(works, world_size, variation) for _ in range(2))
+    by_rank = recorded_times(trace)
+    one, other = (IterationSampler(by_rank, world_size, variation) for _ in range(2))
     for number in range(one.count):
         backwards = one.count - 1 - number
-        assert same(one.work(backwards), other.work(backwards))
-        assert same(one.work(number), other.work(number))
+        assert same(one.draw([backwards]), other.draw([backwards]))
+        assert same(one.draw([number]), other.draw([number]))
 
 
 @pytest.mark.parametrize("kind", ["resampled", "correlated", "fitted"])
 def test_another_seed_draws_otherwise(kind):
-    works = recorded_compute_times(uneven_trace(20))
-    one, other = (drawn(IterationSampler(works, 2, Variation(kind=kind, iterations=5, seed=seed))) for seed in (0, 1))
+    by_rank = recorded_times(uneven_trace(20))
+    one, other = (
+        drawn(IterationSampler(by_rank, 2, Variation(kind=kind, iterations=5, seed=seed))) for seed in (0, 1)
+    )
     assert not same(one, other)
 
 
@@ -252,14 +254,14 @@ def test_ranks_that_are_left_out_do_exactly_as_one_that_is_not(trace, world_size
     stragglers = [Straggler(rank=rank % world_size, factor=factor) for rank, factor in slow]
     counts = st.lists(st.integers(1, 3), min_size=world_size, max_size=world_size)
     inputs = data.draw(counts) if joins else None
-    works = recorded_compute_times(trace)
-    draws = IterationSampler(works, world_size, Variation(), stragglers, inputs)
-    assert draws.ranks.tolist() == sorted(set(draws.ranks.tolist()))
-    for number in range(draws.count):
-        kept, joined = draws.work(number), draws.joined(number)
+    by_rank = recorded_times(trace)
+    sampler = IterationSampler(by_rank, world_size, Variation(), stragglers, inputs)
+    assert sampler.ranks.tolist() == sorted(set(sampler.ranks.tolist()))
+    for number in range(sampler.count):
+        kept, joined = sampler.draw([number])[0], sampler.joined([number])[0]
         for rank in range(world_size):
-            source = works[rank % len(works)]
-            count = min(len(work.forward_ns) for work in works[:world_size])
+            source = by_rank[rank % len(by_rank)]
+            count = min(len(times.forward_ns) for times in by_rank[:world_size])
             expected = source[number % count].compute_ns
             for straggler in stragglers:
                 expected = np.rint(expected * (straggler.factor if straggler.rank == rank else 1))
@@ -272,7 +274,7 @@ def test_ranks_that_are_left_out_do_exactly_as_one_that_is_not(trace, world_size
 def test_as_few_ranks_are_drawn_as_there_are_unlike_ones(world_size, slow):
     trace = trace_of([[iteration(3, (7, 5), 9, 2)]], [4, 4])
     stragglers = [Straggler(rank=world_size - 1, factor=2)] if slow else []
-    ranks = IterationSampler(recorded_compute_times(trace), world_size, Variation(), stragglers).ranks
+    ranks = IterationSampler(recorded_times(trace), world_size, Variation(), stragglers).ranks
     assert len(ranks) == min(world_size, 1 + slow)
 
 
@@ -283,10 +285,10 @@ def test_as_few_ranks_are_drawn_as_there_are_unlike_ones(world_size, slow):
 @given(traces(), st.integers(1, 5), st.floats(1, 4), variations(), st.data())
 def test_a_straggler_computes_longer_by_its_factor_and_nobody_else(trace, world_size, factor, variation, data):
     slow = data.draw(st.integers(0, world_size - 1))
-    works = recorded_compute_times(trace)
+    by_rank = recorded_times(trace)
     variation = variation if variation.kind != "recorded" else Variation(kind="resampled", iterations=3)
-    usual = drawn(IterationSampler(works, world_size, variation))
-    late = drawn(IterationSampler(works, world_size, variation, [Straggler(rank=slow, factor=factor)]))
+    usual = drawn(IterationSampler(by_rank, world_size, variation))
+    late = drawn(IterationSampler(by_rank, world_size, variation, [Straggler(rank=slow, factor=factor)]))
     for name in ComputeTimes.__slots__:
         factors = np.ones(world_size)
         factors[slow] = factor
@@ -300,19 +302,17 @@ def test_a_straggler_computes_longer_by_its_factor_and_nobody_else(trace, world_
 def test_a_random_straggler_is_one_rank_in_each_iteration_and_not_always_the_same(world_size, seed):
     trace = trace_of([[iteration(100, (200,), 300, 100)] * 3], [4])
     variation = Variation(kind="resampled", iterations=60, seed=seed)
-    work = drawn(IterationSampler(recorded_compute_times(trace), world_size, variation, [Straggler(factor=3)]))
-    slow = work.compute_ns == 1200
+    times = drawn(IterationSampler(recorded_times(trace), world_size, variation, [Straggler(factor=3)]))
+    slow = times.compute_ns == 1200
     assert (slow.sum(axis=1) == 1).all()
-    assert (work.compute_ns[~slow] == 400).all()
+    assert (times.compute_ns[~slow] == 400).all()
     assert set(slow.argmax(axis=1)) == set(range(world_size))
 
 
 def test_two_random_stragglers_may_meet_on_one_rank():
     trace = trace_of([[iteration(100, (200,), 300, 100)] * 40], [4])
-    work = drawn(
-        IterationSampler(recorded_compute_times(trace), 2, Variation(), [Straggler(factor=2), Straggler(factor=3)])
-    )
-    assert {tuple(sorted(row)) for row in work.compute_ns.tolist()} == {(800, 1200), (400, 2400)}
+    times = drawn(IterationSampler(recorded_times(trace), 2, Variation(), [Straggler(factor=2), Straggler(factor=3)]))
+    assert {tuple(sorted(row)) for row in times.compute_ns.tolist()} == {(800, 1200), (400, 2400)}
 
 
 @examples(30)
@@ -331,11 +331,13 @@ def test_a_factor_of_one_changes_nothing(trace, world_size, variation):
 @examples(30)
 @given(traces(), st.lists(st.integers(0, 4), min_size=1, max_size=4).filter(any), variations())
 def test_ranks_without_inputs_have_joined_and_an_epoch_is_as_long_as_the_longest(trace, inputs, variation):
-    draws = IterationSampler(recorded_compute_times(trace), len(inputs), variation, inputs=inputs)
-    assert draws.count == max(inputs)
-    for number in range(draws.count):
+    sampler = IterationSampler(recorded_times(trace), len(inputs), variation, inputs=inputs)
+    assert sampler.count == max(inputs)
+    for number in range(sampler.count):
         with_inputs = {
-            rank for rank, joined in zip(draws.ranks.tolist(), draws.joined(number), strict=True) if not joined
+            rank
+            for rank, joined in zip(sampler.ranks.tolist(), sampler.joined([number])[0], strict=True)
+            if not joined
         }
         assert {inputs[rank] > number for rank in with_inputs} == {True}
         assert not with_inputs.isdisjoint(range(len(inputs)))

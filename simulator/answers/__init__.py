@@ -1,1 +1,1 @@
-"""What follows from the spans of a simulated iteration."""
+"""Answers derived from the timeline of a prediction, or from the table of a sweep."""

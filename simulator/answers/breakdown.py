@@ -1,4 +1,4 @@
-"""Breakdown: where the slowest rank's iteration goes, and the chain of events that made it as long as it is."""
+"""Breakdown of the slowest rank's iteration into parts, and the critical path that sets its length."""
 
 from collections.abc import Iterator
 
@@ -20,76 +20,84 @@ PARTS: dict[str, tuple[ComputeKind, ...]] = {
     "rebuild": ("rebuild",),
     "optimizer": ("step",),
 }
-"""The computing steps that each part adds up."""
+"""The computing steps whose durations at full speed each part adds up."""
 
-WAITING = ("exposed_comm", "stragglers")
+OTHER_PARTS = ("slowdown", "exposed_comm", "stragglers")
 
 
 def break_down(timeline: Timeline) -> dict[str, int]:
-    """Nanoseconds by part of the slowest rank's iteration, which they add up to.
+    """Divide the slowest rank's iteration into parts that add up to it, in nanoseconds.
 
-    Besides `PARTS`: `exposed_comm`, waiting while some collective runs, and `stragglers`, waiting while none does
-    because a rank has not launched it yet.
+    `PARTS` are at full speed. `slowdown` is the time that contention adds to them, `exposed_comm` is waiting while a
+    collective runs, and `stragglers` is waiting while none runs because a rank has not launched it yet.
     """
-    row = int(timeline.end_ns[:, -1].argmax())
-    ends = timeline.end_ns[row]
-    durations = np.diff(ends, prepend=0)
+    engine_input = timeline.engine_input
+    row = timeline.slowest_row
+    ends = timeline.end_ns[row].tolist()
+    full_speed_ns = iter(engine_input.duration_ns[row].tolist())
     part_of = {kind: part for part, kinds in PARTS.items() for kind in kinds}
-    parts = dict.fromkeys([*PARTS, *WAITING], 0)
-    for place, instruction in enumerate(timeline.engine_input.schedule.instructions):
+    parts = dict.fromkeys([*PARTS, *OTHER_PARTS], 0)
+    start = 0
+    for instruction, end in zip(engine_input.schedule.instructions, ends, strict=True):
         if isinstance(instruction, Compute):
-            parts[part_of[instruction.kind]] += int(durations[place])
-        elif isinstance(instruction, Wait) and durations[place]:
-            end = int(ends[place])
-            communicating = _covered_ns(timeline.start_ns, timeline.done_ns, end - int(durations[place]), end)
+            duration_ns = next(full_speed_ns)
+            parts[part_of[instruction.kind]] += duration_ns
+            parts["slowdown"] += end - start - duration_ns
+        elif isinstance(instruction, Wait) and end > start:
+            communicating = _covered_ns(timeline.start_ns, timeline.done_ns, start, end)
             parts["exposed_comm"] += communicating
-            parts["stragglers"] += int(durations[place]) - communicating
+            parts["stragglers"] += end - start - communicating
+        start = end
     return parts
 
 
 def critical_path(timeline: Timeline) -> tuple[Span, ...]:
-    """Spans from the start to the end of the iteration, each of which had to end before the next could begin.
+    """Find the chain of spans that leads from the start to the end of the iteration without a gap.
 
-    From the slowest rank's end backwards: what it waited for was a collective; that began when its last rank launched
-    it, or when the one before it made room.
+    The chain is followed backwards from the slowest rank's end. A wait leads to its collective; a collective leads to
+    the last rank that launched it, or, if it was queued, to the collective whose slot it took.
     """
     return tuple(_backwards(timeline))[::-1]
 
 
 def _backwards(timeline: Timeline) -> Iterator[Span]:
-    schedule, launched = timeline.engine_input.schedule, timeline.launched_ns
-    launch_place = [place for place, step in enumerate(schedule.instructions) if isinstance(step, Launch)]
-    row, place = int(timeline.end_ns[:, -1].argmax()), len(schedule.instructions) - 1
+    engine_input, launched = timeline.engine_input, timeline.launched_ns
+    schedule = engine_input.schedule
+    launches = [place for place, instruction in enumerate(schedule.instructions) if isinstance(instruction, Launch)]
+    row, place = timeline.slowest_row, len(schedule.instructions) - 1
     while place >= 0:
         instruction = schedule.instructions[place]
         end = int(timeline.end_ns[row, place])
         start = int(timeline.end_ns[row, place - 1]) if place else 0
         if isinstance(instruction, Wait) and end > start:
-            number: int | None = instruction.collective
-            while number is not None:
-                collective = schedule.collectives[number]
-                rank = timeline.engine_input.ranks[row]
-                begun = int(timeline.start_ns[number])
-                if begun < timeline.done_ns[number]:
-                    done = int(timeline.done_ns[number])
-                    yield Span(rank, "comm", collective.kind, collective.bucket, begun, done)
-                last = number
-                number = _made_room(timeline, number) if launched[:, number].max() < begun else None
-            row, place = int(launched[:, last].argmax()), launch_place[last]
+            number = instruction.collective
+            yield from _ran(timeline, number, row)
+            while launched[:, number].max() < timeline.start_ns[number]:
+                number = _slot_from(timeline, number)
+                yield from _ran(timeline, number, row)
+            row, place = int(launched[:, number].argmax()), launches[number]
         elif isinstance(instruction, Compute) and end > start:
-            yield Span(timeline.engine_input.ranks[row], "compute", instruction.kind, instruction.bucket, start, end)
+            yield Span(engine_input.ranks[row], "compute", instruction.kind, instruction.bucket, start, end)
         place -= 1
 
 
-def _made_room(timeline: Timeline, number: int) -> int:
-    """The collective of the same process group that ended when this one, which had been queued, began."""
+def _ran(timeline: Timeline, number: int, row: int) -> Iterator[Span]:
+    """Yield the span of a collective on one rank, if it took any time."""
+    start, done = int(timeline.start_ns[number]), int(timeline.done_ns[number])
+    if start < done:
+        collective = timeline.engine_input.schedule.collectives[number]
+        yield Span(timeline.engine_input.ranks[row], "comm", collective.kind, collective.bucket, start, done)
+
+
+def _slot_from(timeline: Timeline, number: int) -> int:
+    """Return the collective of the same process group whose end let this queued one start."""
     queues = timeline.engine_input.queues
     before = [other for other in range(number) if queues[other] == queues[number]]
     return next(other for other in before if timeline.done_ns[other] == timeline.start_ns[number])
 
 
 def _covered_ns(starts: Nanoseconds, ends: Nanoseconds, begin: int, end: int) -> int:
-    """How much of the time from `begin` to `end` lies in at least one of the intervals."""
+    """Return how much of the time from `begin` to `end` lies in at least one of the intervals."""
     inside: NDArray[np.bool_] = (starts < end) & (ends > begin)
     covered, reached = 0, begin
     for low, high in sorted(zip(starts[inside].tolist(), ends[inside].tolist(), strict=True)):

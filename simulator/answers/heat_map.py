@@ -1,4 +1,4 @@
-"""A sweep as a heat map: one axis of the table along each side, the fastest of all else in each cell."""
+"""Heat map of a sweep: two axes of the sweep, and in each cell the fastest configuration along all other axes."""
 
 import math
 
@@ -27,21 +27,21 @@ def draw_heat_map(
     columns: str = "world_size",
     value: str = "efficiency",
 ) -> Axes:
-    """Draw a sweep's table.
+    """Draw the table of a sweep.
 
-    Where several configurations fall into a cell, it shows the value of the fastest: the one with the least
-    `iteration_ns`, the first of equals. A cell that the table has no configuration for stays empty.
+    Each cell shows the fastest of its configurations: the one with the least `iteration_ns`, the first of equals. A
+    cell without a configuration stays empty.
 
     Args:
-        table: What `simulator.sweep` returned, or a part of its rows.
-        ax: Where; returned.
+        table: The table that `simulator.sweep` returned, or some of its rows.
+        ax: The axes to draw on; returned.
         rows: The axis of the sweep down the map.
         columns: The axis of the sweep along the map.
-        value: The column of the table to show; times in milliseconds.
+        value: The column of the table to show; columns of nanoseconds are shown in milliseconds.
 
     Raises:
-        ValueError: An axis that sweeps do not have, the same for both, a value that the table does not have, or a
-            table without rows.
+        ValueError: `rows` or `columns` is no axis of a sweep, both are the same, `value` is no column of the table,
+            or the table has no rows.
     """
     _check(table, rows, columns, value)
     is_time = value.endswith("_ns")
@@ -72,7 +72,7 @@ def _check(table: pd.DataFrame, rows: str, columns: str, value: str) -> None:
 def _fastest(
     table: pd.DataFrame, rows: str, columns: str, value: str
 ) -> tuple[NDArray[np.float64], pd.Index, pd.Index]:
-    """Each cell's value, and the labels of rows and columns in the order of the table; missing cells are NaN."""
+    """Return the value of each cell (NaN if empty), and the labels of rows and columns in the order of the table."""
     row_of, row_labels = pd.factorize(pd.Index(table[rows]), use_na_sentinel=False)
     column_of, column_labels = pd.factorize(pd.Index(table[columns]), use_na_sentinel=False)
     cells = np.full((len(row_labels), len(column_labels)), np.nan)
@@ -83,7 +83,7 @@ def _fastest(
 
 
 def _write_cells(ax: Axes, cells: NDArray[np.float64], *, shows_share: bool, dark_is_high: bool) -> None:
-    """Each cell's value as text that stands out against its colour."""
+    """Write the value of each cell in black or white, whichever contrasts with the cell's colour."""
     middle = (np.nanmin(cells) + np.nanmax(cells)) / 2
     for (row, column), cell in np.ndenumerate(cells):
         if not np.isnan(cell):

@@ -1,9 +1,9 @@
-"""Export to the Chrome trace event format, which ui.perfetto.dev and chrome://tracing open.
+"""Export of a timeline to the Chrome trace event format, which ui.perfetto.dev and chrome://tracing open.
 
-One process a rank; of very many ranks, one for all that do the same. In it a track for its computation, one for
-copies into and out of buckets, one for each collective that is under way at a time. Arrows lead from a bucket's last
-gradient to its launch and on to the end of its collective, and a counter shows the bytes in flight. Format: "Trace
-Event Format" of the Chromium project; its times are microseconds, here with fractions.
+Each rank is a process; with many ranks, ranks that behave the same share one. A process has a track for computation,
+a track for copies into and out of buckets, and one track more for each collective that runs at the same time. Arrows
+lead from a bucket's last gradient to its launch and to the end of its collective. A counter shows bytes in flight.
+Format: "Trace Event Format" of the Chromium project; times in the file are microseconds with fractions.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,15 +18,15 @@ COPY_TRACK = 2
 FIRST_COMM_TRACK = 3
 COPIES = ("pack", "copy_out")
 MOST_PROCESSES = 64
-"""Where there are more ranks, those that do the same share a process."""
-NUMBERS_IN_NAME = 3
-"""Of ranks that share a process."""
+"""With more ranks than this, ranks that behave the same share a process."""
+RANKS_IN_NAME = 3
+"""Ranks that the name of a shared process lists."""
 
 Event = dict[str, Any]
 
 
 def chrome_trace(timeline: Timeline) -> Event:
-    """The whole document, ready for `json.dump`."""
+    """Return the document of a timeline, ready for `json.dump`."""
     events: list[Event] = []
     by_rank = sorted(timeline.spans(), key=attrgetter("rank", "start_ns", "end_ns"))
     simulated = {rank: list(spans) for rank, spans in groupby(by_rank, attrgetter("rank"))}
@@ -41,7 +41,7 @@ def chrome_trace(timeline: Timeline) -> Event:
 
 
 def _processes(alike: dict[int, list[int]]) -> Iterator[tuple[int, int, str]]:
-    """Each process: its number, the simulated rank that it shows, and its name."""
+    """Yield the number of each process, the simulated rank that it shows, and its name."""
     if sum(map(len, alike.values())) <= MOST_PROCESSES:
         for rank, represented_by in sorted(
             (rank, represented_by) for represented_by, ranks in alike.items() for rank in ranks
@@ -49,7 +49,7 @@ def _processes(alike: dict[int, list[int]]) -> Iterator[tuple[int, int, str]]:
             yield rank, represented_by, f"rank {rank}"
         return
     for rank, ranks in alike.items():
-        numbers = [*map(str, ranks[:NUMBERS_IN_NAME]), *["..."] * (len(ranks) > NUMBERS_IN_NAME)]
+        numbers = [*map(str, ranks[:RANKS_IN_NAME]), *["..."] * (len(ranks) > RANKS_IN_NAME)]
         others = f" ({len(ranks)} alike: {', '.join(numbers)})" if len(ranks) > 1 else ""
         yield rank, rank, f"rank {rank}{others}"
 
@@ -67,7 +67,7 @@ def _names(rank: int, name: str, tracks: Iterable[int]) -> list[Event]:
 
 
 def _tracks(spans: list[Span]) -> list[int]:
-    """A track for each span: slices of one track must not overlap; a span goes on where another just ended."""
+    """Choose the track of each span. Spans on one track must not overlap."""
     free_at: list[int] = []  # by communication track
     tracks = []
     lane = 0
@@ -75,8 +75,8 @@ def _tracks(spans: list[Span]) -> list[int]:
         if span.stream == "compute":
             tracks.append(COPY_TRACK if span.kind in COPIES else COMPUTE_TRACK)
             continue
-        begins = [at for at, end in enumerate(free_at) if end == span.start_ns]  # goes on, or follows on
-        free = begins or [at for at, end in enumerate(free_at) if end <= span.start_ns]
+        just_ended = [at for at, end in enumerate(free_at) if end == span.start_ns]  # often the same collective
+        free = just_ended or [at for at, end in enumerate(free_at) if end <= span.start_ns]
         lane = free[0] if free else len(free_at)
         free_at[lane:] = [span.end_ns, *free_at[lane + 1 :]]
         tracks.append(FIRST_COMM_TRACK + lane)
@@ -98,7 +98,7 @@ def _slice(span: Span, track: int) -> Event:
 
 
 def _arrows(spans: list[Span], tracks: list[int]) -> list[Event]:
-    """For every bucket: from where its last gradient was ready, by way of its launch, to where it was done."""
+    """Draw for each bucket an arrow from its last gradient, past its launch, to the end of its collective."""
     arrows = []
     for bucket in sorted({span.bucket for span in spans if span.bucket is not None}):
         mine = [(span, track) for span, track in zip(spans, tracks, strict=True) if span.bucket == bucket]
@@ -110,27 +110,28 @@ def _arrows(spans: list[Span], tracks: list[int]) -> list[Event]:
         stops = [*ready[:1], *launch[:1], collectives[-1]]
         for place, (span, track) in enumerate(stops):
             phase = "s" if place == 0 else "f" if place == len(stops) - 1 else "t"
-            at_ns = span.start_ns if span.kind == "launch" else span.end_ns - 1  # within: the next slice begins there
+            # An arrow binds to the slice around its time, and at `end_ns` that would be the next slice.
+            at_ns = span.start_ns if span.kind == "launch" else span.end_ns - 1
             arrows.append(_arrow(phase, span, track, at_ns))
     return arrows
 
 
 def _arrow(phase: str, span: Span, track: int, at_ns: int) -> Event:
-    """Start ("s"), step ("t") or finish ("f") of an arrow; all carry one id, and bind to the slice around them."""
+    """Return the start ("s"), a step ("t") or the finish ("f") of an arrow; all three have the same id."""
     arrow = {"ph": phase, "pid": span.rank, "tid": track, "name": "bucket", "cat": "bucket", "ts": at_ns / 1000}
     return arrow | {"id": f"{span.rank}.{span.bucket}"} | ({"bp": "e"} if phase == "f" else {})
 
 
 def _bytes_in_flight(rank: int, timeline: Timeline) -> list[Event]:
-    """What the network carries for this rank, whenever that changes."""
+    """Count the bytes of the running collectives, at each change."""
     sizes = [collective.size_bytes for collective in timeline.engine_input.schedule.collectives]
-    begun = zip(timeline.start_ns.tolist(), sizes, strict=True)
-    ended = zip(timeline.done_ns.tolist(), [-size for size in sizes], strict=True)
+    starts = zip(timeline.start_ns.tolist(), sizes, strict=True)
+    ends = zip(timeline.done_ns.tolist(), [-size for size in sizes], strict=True)
     events = []
-    carried = 0
-    for at_ns, changes in groupby(sorted([*begun, *ended]), lambda change: change[0]):
-        carried += sum(size for _, size in changes)
+    in_flight = 0
+    for at_ns, changes in groupby(sorted([*starts, *ends]), lambda change: change[0]):
+        in_flight += sum(size for _, size in changes)
         events.append(
-            {"ph": "C", "pid": rank, "name": "bytes in flight", "ts": at_ns / 1000, "args": {"bytes": carried}}
+            {"ph": "C", "pid": rank, "name": "bytes in flight", "ts": at_ns / 1000, "args": {"bytes": in_flight}}
         )
     return events

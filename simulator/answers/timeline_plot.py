@@ -1,12 +1,41 @@
-"""A picture of an iteration: what each rank computed, what the network did, and the chain that made it so long."""
+"""Plot of a timeline: the computation and the collectives of each rank, with the critical path framed."""
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from ..prediction import Prediction
-from ..timeline import Kind, Span
+from ..timeline import Kind, Span, Timeline
+
+
+class Prediction(Protocol):
+    """The attributes of a `simulator.Prediction` that a drawing needs."""
+
+    @property
+    def iteration_ns(self) -> int:
+        """Median over the iterations."""
+
+    @property
+    def interval_ns(self) -> tuple[int, int]:
+        """Interval that holds 90 % of the iterations."""
+
+    @property
+    def exposed_comm_ns(self) -> int:
+        """Exposed communication."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """Every moment of the median iteration."""
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Spans of the timeline."""
+
+    @property
+    def critical_path(self) -> tuple[Span, ...]:
+        """Spans that determine the length of the iteration."""
+
 
 COLOURS: dict[Kind, str] = {
     "unsynchronized": "#ced4da",
@@ -31,34 +60,34 @@ COLOURS: dict[Kind, str] = {
     "all_reduce": "#d1495b",
     "second_all_reduce": "#9b2226",
 }
-IDLE: tuple[Kind, ...] = ("straggler", "queued")
-"""What is launched but does not run."""
+NOT_RUNNING: tuple[Kind, ...] = ("straggler", "queued")
+"""Spans of collectives that are launched but do not run yet."""
 
-LANE, IDLE_LANE = 0.8, 0.25
-"""Heights, of 1."""
+HEIGHT, HEIGHT_NOT_RUNNING = 0.8, 0.25
+"""Heights of spans in a lane of height 1."""
 
 
 def draw_timeline(prediction: Prediction, ax: Axes, *, ranks: Sequence[int] | None = None) -> Axes:
-    """Draw the median iteration: two lanes a rank, computation above its collectives; the critical path is framed.
+    """Draw the median iteration with two lanes a rank, computation above collectives, and frame the critical path.
 
     Args:
-        prediction: What to draw.
-        ax: Where; returned.
-        ranks: Which of the simulated ranks; None: the first four.
+        prediction: The prediction to draw.
+        ax: The axes to draw on; returned.
+        ranks: Simulated ranks to draw; None: the first four.
 
     Raises:
-        ValueError: A rank that was not simulated.
+        ValueError: A rank was not simulated.
     """
     simulated = prediction.timeline.engine_input.ranks
     shown = list(simulated[:4] if ranks is None else ranks)
     if unknown := sorted(set(shown) - set(simulated)):
         raise ValueError(
-            f"ranks: expected simulated ranks, which are {list(simulated[:20])}; got {unknown}, "
-            "which behave like one of these"
+            f"ranks: expected some of the simulated ranks {list(simulated[:20])}, got {unknown}; ranks that are not "
+            "simulated behave like one of these"
         )
     lane_of = {rank: 2 * place for place, rank in enumerate(shown)}
     spans = [span for span in prediction.spans if span.rank in lane_of]
-    spans.sort(key=lambda span: span.kind not in IDLE)  # what runs is drawn over what has to wait
+    spans.sort(key=lambda span: span.kind not in NOT_RUNNING)  # running collectives are drawn on top
     seen: dict[Kind, None] = {}
     for span in spans:
         seen.setdefault(span.kind)
@@ -82,13 +111,13 @@ def draw_timeline(prediction: Prediction, ax: Axes, *, ranks: Sequence[int] | No
 def _draw_span(span: Span, ax: Axes, lane_of: dict[int, int], *, frame: bool = False) -> None:
     lane = lane_of[span.rank] + (span.stream == "comm")
     extent = [(span.start_ns / 1e6, span.duration_ns / 1e6)]
-    tall = IDLE_LANE if span.kind in IDLE else LANE
+    tall = HEIGHT_NOT_RUNNING if span.kind in NOT_RUNNING else HEIGHT
     height = (lane - tall / 2, tall)
     if frame:
         ax.broken_barh(extent, height, facecolors="none", edgecolors="black", linewidth=1.2)
         return
     ax.broken_barh(extent, height, facecolors=COLOURS[span.kind], edgecolors="white", linewidth=0.3)
-    if span.bucket is not None and span.stream == "comm" and span.kind not in IDLE:
+    if span.bucket is not None and span.stream == "comm" and span.kind not in NOT_RUNNING:
         middle = (span.start_ns + span.end_ns) / 2e6
         ax.text(middle, lane, str(span.bucket), ha="center", va="center", fontsize=7, color="white", clip_on=True)
 
@@ -97,7 +126,7 @@ def _title(prediction: Prediction) -> str:
     low, high = prediction.interval_ns
     return (
         f"{prediction.iteration_ns / 1e6:.1f} ms (90 %: {low / 1e6:.1f} to {high / 1e6:.1f}), "
-        f"{prediction.exposed_comm_ns / 1e6:.1f} ms more than computation; framed: the critical path"
+        f"{prediction.exposed_comm_ns / 1e6:.1f} ms exposed communication; framed: the critical path"
     )
 
 

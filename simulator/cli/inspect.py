@@ -13,8 +13,8 @@ from ..fabric import Contention, Fabric, LevelEntry, Linear, Processor, Sharing,
 from ..fabric.processor import HookCost
 from ..schedule.comm_hooks import HOOKS
 from ..schedule.policy import Policy
+from ..workload.compute_times import Straggler, Variation
 from ..workload.roofline import DEVICES, Device
-from ..workload.variation import Straggler, Variation
 from .options import FABRIC_FILE, FabricSettings, Json, ProcessorFile, read_counts, read_fabric
 from .output import contention_rows, hook_rows, show_table, write_json
 

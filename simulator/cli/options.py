@@ -18,7 +18,7 @@ from ..argument_checks import overruled
 from ..fabric import Fabric, Processor
 from ..schedule.comm_hooks import CommHook, named_hook
 from ..schedule.policy import Policy
-from ..workload.variation import Straggler, Variation
+from ..workload.compute_times import Straggler, Variation
 
 R = TypeVar("R", bound=Schema)
 

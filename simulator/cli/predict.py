@@ -1,9 +1,10 @@
-"""`ddplab predict` and `ddplab sweep`: iteration times of one trace, or of all combinations."""
+"""`ddplab predict` and `ddplab sweep`: iteration times under several settings, or of all combinations."""
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,8 @@ from reference.trace import Trace
 from ..answers.heat_map import draw_heat_map
 from ..answers.timeline_plot import draw_timeline
 from ..argument_checks import overruled
-from ..prediction import Prediction, predict_policy
+from ..prediction import Prediction
+from ..prediction import predict as predict_one
 from ..schedule.policy import Policy
 from ..sweep import AXES, COLUMNS
 from ..sweep import sweep as sweep_all
@@ -53,7 +55,7 @@ from .output import progress, show_table, write_json
 FABRIC = Path("out/fabric.json")
 PREDICT_CAPS = "0.5,1,5,25,single"
 SPARED = ("hook", "critical buckets", "computation ms", "buckets")
-"""Columns that a narrow terminal does without."""
+"""Columns that are left out on a narrow terminal."""
 
 
 def predict(
@@ -61,7 +63,7 @@ def predict(
     fabric: Annotated[
         list[Path] | None,
         typer.Option(
-            help=f"{FABRIC_FILE}; give it again to merge measured tables: what else they hold is the first one's.",
+            help=f"{FABRIC_FILE}; give it again to merge measured tables: all else is taken from the first file.",
             show_default=str(FABRIC),
         ),
     ] = None,
@@ -83,77 +85,116 @@ def predict(
 ) -> None:
     """Predict the iteration time under each bucket cap, order and comm hook.
 
-    Each row has the median iteration, an interval that holds 90 % of them, computation alone, what data
-    parallelism adds to that (copies, slower computation, waiting), and the buckets on the critical path; of the
-    fastest row also where its time goes. A trace of one rank does for any world size. What is not known and so counts
-    as free is told.
+    Each row has the median iteration, an interval that holds 90 % of the iterations, computation alone, the time
+    that data parallelism adds (copies, slower computation, waiting), and the buckets on the critical path. Below the
+    table stand costs that are unknown and count as free, the parts of the fastest configuration, what limits it, and
+    whether its lead exceeds the interval. A trace of one rank serves for any world size.
     """
     check_picture("--timeline", timeline)
     check_outputs(perfetto, timeline, json_path)
-    told = read_policy(policy)
-    choices = _choices(told, caps, orders, hooks)
+    base = read_policy(policy)
+    axes = product(choose_caps(caps, base, PREDICT_CAPS), choose_orders(orders, base), read_hooks(hooks))
+    policies = [base.model_copy(update=dict(zip(OPTIONS, values, strict=True))) for values in axes]
     recorded, costs = Trace.load(trace), read_fabric(fabric or [FABRIC], fabric_set, processor)
-    ask = partial(
-        predict_policy,
-        *(recorded, costs, world_size),
+    predict_policy = partial(
+        predict_one,
+        recorded,
+        costs,
+        world_size=world_size,
         variation=read_variation(variation),
         stragglers=read_stragglers(straggler),
         inputs=None if inputs is None else read_counts("--inputs", inputs, least=0),
     )
-    predictions = [ask(choice) for choice in choices]
+    predictions = [predict_policy(policy=one) for one in policies]
     model = recorded.workload.model
     show_table(
-        list(map(_prediction_row, choices, predictions)), f"{model} on {world_size} ranks, predicted", spared=SPARED
+        list(map(_prediction_row, policies, predictions)), f"{model} on {world_size} ranks, predicted", spared=SPARED
     )
     for sentence in dict.fromkeys(sentence for one in predictions for sentence in one.counted_as_free):
         print(sentence)
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
-    _show_breakdown(fastest, told.sync_every)
+    _show_breakdown(fastest, base.sync_every)
     _save_timelines(fastest, perfetto, timeline)
-    rows = list(map(_row_json, choices, predictions))
+    rows = list(map(_row_json, policies, predictions))
     write_json(json_path, {"model": model, "world_size": world_size, "rows": rows})
+    print(_conclusion(policies, predictions))
 
 
-def _choices(told: Policy, caps: str | None, orders: str | None, hooks: str) -> list[Policy]:
-    tried = product(choose_caps(caps, told, PREDICT_CAPS), choose_orders(orders, told), read_hooks(hooks))
-    return [told.model_copy(update=dict(zip(OPTIONS, values, strict=True))) for values in tried]
+def _values_of_axes(policy: Policy) -> dict[str, Any]:
+    """The policy's value on each axis; the name of the field that takes its place, where there is one."""
+    values = {"bucket_cap_mb": policy.bucket_cap_mb, "order": policy.order, "hook": policy.hook.name}
+    return values | overruled(policy)
 
 
-def _asked(choice: Policy) -> dict[str, Any]:
-    """The axes of a choice; where another field of the policy decides, its name."""
-    asked = {"bucket_cap_mb": choice.bucket_cap_mb, "order": choice.order, "hook": choice.hook.name}
-    return asked | overruled(choice)
-
-
-def _prediction_row(choice: Policy, prediction: Prediction) -> dict[str, str]:
+def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
     """For a person, in milliseconds."""
-    asked = _asked(choice)
+    values = _values_of_axes(policy)
     return {
-        "cap": cap_word(asked["bucket_cap_mb"]),
-        "order": asked["order"],
-        "hook": asked["hook"],
+        "cap": cap_word(values["bucket_cap_mb"]),
+        "order": values["order"],
+        "hook": values["hook"],
         "buckets": str(len(prediction.buckets)),
         "iteration ms": f"{prediction.iteration_ns / 1e6:.1f}",
         "90 % ms": f"{prediction.interval_ns[0] / 1e6:.1f} - {prediction.interval_ns[1] / 1e6:.1f}",
         "computation ms": f"{prediction.compute_ns / 1e6:.1f}",
-        "added ms": f"{prediction.exposed_comm_ns / 1e6:.1f}",
+        "added ms": f"{(prediction.iteration_ns - prediction.compute_ns) / 1e6:.1f}",
         "critical buckets": ", ".join(map(str, prediction.critical_buckets)) or "none",
     }
 
 
-def _row_json(choice: Policy, prediction: Prediction) -> dict[str, Any]:
+def _row_json(policy: Policy, prediction: Prediction) -> dict[str, Any]:
     """For programs; see `cap_json`."""
-    asked = _asked(choice)
-    return {"cap_mb": cap_json(asked.pop("bucket_cap_mb")), **asked, **prediction.to_json()}
+    values = _values_of_axes(policy)
+    return {"cap_mb": cap_json(values.pop("bucket_cap_mb")), **values, **prediction.to_json()}
 
 
 def _show_breakdown(prediction: Prediction, cycle: int) -> None:
     parts = {part: ns for part, ns in prediction.breakdown.items() if ns}
     row = {part.replace("_", " "): f"{ns / 1e6:.1f}" for part, ns in parts.items()}
-    what = "iteration" if cycle == 1 else f"cycle of {cycle} iterations"
-    show_table([row], f"where the fastest one's median {what} goes on its slowest rank, ms")
+    span = "iteration" if cycle == 1 else f"cycle of {cycle} iterations"
+    show_table([row], f"fastest configuration: parts of the median {span} on the slowest rank, ms")
     if prediction.epoch_end_ns:
-        print(f"after the last iteration all ranks get one's model: {prediction.epoch_end_ns / 1e6:.1f} ms")
+        print(f"after the last iteration all ranks take one rank's model: {prediction.epoch_end_ns / 1e6:.1f} ms")
+
+
+COMPUTATION = ("unsynchronized", "forward", "backward", "optimizer")
+"""Parts of the breakdown that training without data parallelism has too."""
+
+
+def _conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) -> str:
+    """The fastest configuration, what limits it, and whether its lead over the next one exceeds the interval."""
+    ranked = sorted(zip(policies, predictions, strict=True), key=lambda pair: pair[1].iteration_ns)
+    policy, fastest = ranked[0]
+    sentences = [f"fastest: {_in_words(policy)}, {fastest.iteration_ns / 1e6:.1f} ms, limited by {_limits(fastest)}"]
+    if len(ranked) > 1:
+        next_policy, following = ranked[1]
+        comparison = fastest.compare(following)
+        lead = f"its lead of {comparison.difference_ns / 1e6:.1f} ms over {_in_words(next_policy)}"
+        sentences.append(
+            f"{lead} lies within the 90 % intervals, so either may be faster"
+            if comparison.intervals_overlap
+            else f"{lead} exceeds the 90 % intervals"
+        )
+    return "; ".join(sentences)
+
+
+def _in_words(policy: Policy) -> str:
+    values = _values_of_axes(policy)
+    return f"cap {cap_word(values['bucket_cap_mb'])}, order {values['order']}, hook {values['hook']}"
+
+
+def _limits(prediction: Prediction) -> str:
+    """The largest part of the slowest rank's iteration, and the largest that data parallelism adds."""
+    parts = dict(prediction.breakdown)
+    computation = sum(parts.pop(part, 0) for part in COMPUTATION)
+    added, added_ns = max(parts.items(), key=itemgetter(1))
+    whole = max(1, computation + sum(parts.values()))
+    on_path = ", ".join(map(str, prediction.critical_buckets))
+    buckets = f" of bucket{'s' if len(prediction.critical_buckets) > 1 else ''} {on_path}" if on_path else ""
+    words = {"exposed_comm": f"exposed communication{buckets}", "stragglers": "waiting for stragglers"}
+    shares = [("computation", computation), (words.get(added, added.replace("_", " ")), added_ns)]
+    shares.sort(key=itemgetter(1), reverse=True)
+    return ", then by ".join(f"{name} ({100 * ns / whole:.0f} %)" for name, ns in shares if ns) or "nothing"
 
 
 def _save_timelines(prediction: Prediction, perfetto: Path | None, picture: Path | None) -> None:
@@ -171,7 +212,7 @@ WRITERS: dict[str, Callable[[pd.DataFrame, BytesIO], object]] = {
     ".parquet": lambda table, data: table.to_parquet(data, index=False),
     ".json": lambda table, data: table.to_json(data, orient="records", indent=1),
 }
-"""Endings of a sweep's table, and what writes it."""
+"""Writer of a sweep's table by the ending of its file name."""
 
 VALUES = COLUMNS[len(AXES) :]
 SWEEP_CAPS = "1,5,25,100,single"
@@ -195,36 +236,37 @@ def sweep(
     rows: Annotated[str, typer.Option(help=f"Down the heat map: {', '.join(AXES)}.")] = "bucket_cap_mb",
     columns: Annotated[str, typer.Option(help="Along the heat map, as --rows.")] = "world_size",
     value: Annotated[
-        str, typer.Option(help="What each cell of the heat map tells of its fastest configuration.")
+        str, typer.Option(help="Figure of the fastest configuration that each cell of the heat map shows.")
     ] = "efficiency",
     jobs: Annotated[int | None, typer.Option(help="Replays at a time; default: as many as cores.")] = None,
     json_path: Json = None,
 ) -> None:
     """Predict all combinations of traces, fabrics, ranks, caps, orders and hooks; write them as one table.
 
-    Each --fabric is tried by itself. The heat map has two of the axes along its sides, and in each cell the fastest
-    of all else. Where speeds are constant thousands of combinations take a second; others are replayed on all cores.
+    Each --fabric is an axis value of its own. The heat map has two axes along its sides; each cell shows the fastest
+    configuration of all other axes. Where speeds are constant, thousands of combinations take a second; others are
+    simulated on all cores.
     """
     if out.suffix not in WRITERS:
         raise ValueError(f"--out: expected a name that ends in {', '.join(WRITERS)}; got {out}")
     _check_heat_map(heat_map, rows, columns, value)
     check_outputs(out, heat_map, json_path)
-    told = read_policy(policy)
+    base = read_policy(policy)
     with progress("sweeping") as on_progress:
         table = sweep_all(
             {str(path): Trace.load(path) for path in traces},
             {str(path): read_fabric([path], fabric_set, processor) for path in fabric},
             world_sizes=read_counts("--world-sizes", world_sizes),
-            bucket_caps_mb=choose_caps(caps, told, SWEEP_CAPS),
-            orders=choose_orders(orders, told),
+            bucket_caps_mb=choose_caps(caps, base, SWEEP_CAPS),
+            orders=choose_orders(orders, base),
             hooks=read_hooks(hooks),
-            policy=told,
+            policy=base,
             variation=read_variation(variation),
             stragglers=read_stragglers(straggler),
             n_jobs=jobs,
             on_progress=on_progress,
         )
-    table = table.assign(**overruled(told))
+    table = table.assign(**overruled(base))
     _write_table(table, out)
     if heat_map is not None:
         figure = Figure(figsize=(8, 4.5), layout="constrained")
@@ -236,7 +278,7 @@ def sweep(
 
 
 def _check_heat_map(path: Path | None, rows: str, columns: str, value: str) -> None:
-    """Before the work is done of which it could not be drawn."""
+    """Check the options of the heat map before anything is predicted."""
     check_picture("--heat-map", path)
     others = [axis for axis in AXES if axis != rows]
     for option, name, names in (("--rows", rows, AXES), ("--columns", columns, others), ("--value", value, VALUES)):

@@ -1,7 +1,7 @@
-"""Closed form: the replay's answer by recurrence, where speeds are constant and nothing needs events.
+"""Closed form: the timeline of the event replay by a recurrence, for fabrics with constant speeds.
 
-All ranks go through the schedule together, so each instruction is one operation on arrays: over ranks, and over as
-many iterations as there are axes before that.
+All ranks follow the schedule together, so each instruction is one operation on arrays over the ranks, and over any
+number of iterations on leading axes.
 """
 
 import numpy as np
@@ -11,40 +11,76 @@ from ..schedule.schedule import Compute, Launch
 from ..timeline import Timeline
 
 
-def solve(job: EngineInput) -> Timeline:
-    """Simulate one iteration: a collective starts at `max(last launch, a slot is free)`, and takes what it costs.
+def solve(engine_input: EngineInput) -> Timeline:
+    """Simulate one iteration: a collective starts at `max(last launch, first free slot)` and takes its cost.
 
     Raises:
-        ValueError: Speeds depend on what else runs; only the replay can do that.
+        ValueError: Speeds depend on what else runs; only the replay can simulate that.
     """
-    end_ns = np.empty((len(job.ranks), len(job.schedule.instructions)), np.int64)
-    start_ns, done_ns, _last = _recur(job, end_ns)
-    return Timeline(job, end_ns, start_ns, done_ns)
+    end_ns = np.empty((len(engine_input.ranks), len(engine_input.schedule.instructions)), np.int64)
+    start_ns, done_ns, _last = _recur(engine_input, end_ns)
+    return Timeline(engine_input, end_ns, start_ns, done_ns)
 
 
-def solve_many(jobs: EngineInput) -> Nanoseconds:
-    """Latencies of many iterations at once: the shape of whatever axes come before those of ranks and collectives.
+def solve_many(engine_inputs: EngineInput) -> Nanoseconds:
+    """Compute the latencies of many iterations at once; shape: the axes before those of ranks and collectives.
 
     Raises:
         ValueError: As for `solve`.
     """
-    _start, _done, last = _recur(jobs)
-    latest: Nanoseconds = last.max(axis=-1)
+    _start, _done, last_ns = _recur(engine_inputs)
+    latest: Nanoseconds = last_ns.max(axis=-1)
     return latest
 
 
-def _recur(job: EngineInput, end_ns: Nanoseconds | None = None) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
-    """When each collective began and when it was done, and when each rank was done with everything.
+def exposed_many(engine_inputs: EngineInput) -> Nanoseconds:
+    """Compute how long the slowest rank of each iteration waits while a collective runs; shape as of `solve_many`.
 
-    When it was done with each instruction goes into `end_ns`, shape [..., ranks, instructions], if that is given.
+    Raises:
+        ValueError: As for `solve`; or several collectives can run at the same time.
     """
-    if job.is_fluid:
+    if engine_inputs.most_running > 1:
+        raise ValueError(f"closed form: expected one collective at a time, got up to {engine_inputs.most_running}")
+    start_ns, done_ns, last_ns = _recur(engine_inputs)
+    every_rank_ns = np.broadcast_to(engine_inputs.duration_ns, (*last_ns.shape, engine_inputs.duration_ns.shape[-1]))
+    slowest = last_ns.argmax(axis=-1)
+    duration_ns = np.take_along_axis(every_rank_ns, slowest[..., None, None], axis=-2)[..., 0, :]
+    now: Nanoseconds = np.zeros(slowest.shape, np.int64)
+    exposed: Nanoseconds = np.zeros(slowest.shape, np.int64)
+    step = 0
+    awaited = 0  # the rank has waited for the collectives before this one
+    for instruction in engine_inputs.schedule.instructions:
+        if isinstance(instruction, Compute):
+            now = now + duration_ns[..., step]
+            step += 1
+        elif not isinstance(instruction, Launch):
+            end = np.maximum(now, done_ns[..., instruction.collective])
+            for number in range(awaited, instruction.collective + 1):  # those that can run during this wait
+                start, done = start_ns[..., number], done_ns[..., number]
+                exposed = exposed + np.clip(end, start, done) - np.clip(now, start, done)
+            now, awaited = end, max(awaited, instruction.collective + 1)
+    return exposed
+
+
+def _recur(
+    engine_input: EngineInput, end_ns: Nanoseconds | None = None
+) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
+    """Follow the schedule.
+
+    Args:
+        engine_input: One iteration, or many.
+        end_ns: Receives the end of each instruction; shape [..., ranks, instructions].
+
+    Returns:
+        Start and end of each collective, shape [..., collectives], and the end of each rank, shape [..., ranks].
+    """
+    if engine_input.is_fluid:
         raise ValueError("closed form: expected constant speeds, but the fabric has slow-downs; use the replay")
-    schedule, duration_ns, cost_ns = job.schedule, job.duration_ns, job.cost_ns
-    jobs = np.broadcast_shapes(duration_ns.shape[:-2], cost_ns.shape[:-1])
-    now = np.zeros((*jobs, duration_ns.shape[-2]), np.int64)
-    start, done = (np.empty((*jobs, len(schedule.collectives)), np.int64) for _ in range(2))
-    free = np.zeros((*jobs, max(job.queues, default=0) + 1, job.concurrency), np.int64)
+    schedule, duration_ns, cost_ns = engine_input.schedule, engine_input.duration_ns, engine_input.cost_ns
+    iterations = np.broadcast_shapes(duration_ns.shape[:-2], cost_ns.shape[:-1])
+    now = np.zeros((*iterations, duration_ns.shape[-2]), np.int64)
+    start, done = (np.empty((*iterations, len(schedule.collectives)), np.int64) for _ in range(2))
+    free = np.zeros((*iterations, max(engine_input.queues, default=0) + 1, engine_input.concurrency), np.int64)
     step = 0
     for place, instruction in enumerate(schedule.instructions):
         if isinstance(instruction, Compute):
@@ -52,7 +88,7 @@ def _recur(job: EngineInput, end_ns: Nanoseconds | None = None) -> tuple[Nanosec
             step += 1
         elif isinstance(instruction, Launch):
             number = instruction.collective
-            slots = free[..., job.queues[number], :]  # when each is free again
+            slots = free[..., engine_input.queues[number], :]  # when each slot is free again
             start[..., number] = np.maximum(now.max(axis=-1), slots.min(axis=-1))
             done[..., number] = start[..., number] + cost_ns[..., number]
             np.put_along_axis(slots, slots.argmin(axis=-1)[..., None], done[..., number, None], axis=-1)

@@ -1,9 +1,9 @@
-"""Replay: one iteration by discrete events. This is the definition of what the simulator means.
+"""Event replay: one iteration by discrete events. The replay defines what a prediction means.
 
-Each rank is a process that follows the schedule. Each collective is a process too: it queues for a slot of its
-process group when its last rank has launched it, runs, and wakes the ranks that wait for it.
+Each rank is a simpy process that follows the schedule. Each collective is a process too: it starts when its last rank
+has launched it and its process group has a free slot, runs, and wakes the ranks that wait for it.
 
-Speed is fluid: computation and collectives progress at rates that change whenever something starts or stops.
+Computation and collectives progress at speeds that change whenever a collective or a rank starts or stops.
 """
 
 import gc
@@ -11,31 +11,33 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from heapq import heappop, heappush
-from math import ceil
 from typing import Any
 
 import numpy as np
 import simpy
+from numpy.typing import NDArray
 
 from ..schedule.costs import EngineInput, Nanoseconds
 from ..schedule.schedule import Compute, Launch, Schedule, Wait
 from ..timeline import Timeline
 
 Process = Generator[simpy.Event, Any, None]
+Integers = NDArray[Any]
+"""An array of int64 or of Python integers."""
 
 
-def replay(job: EngineInput) -> Timeline:
+def replay(engine_input: EngineInput) -> Timeline:
     """Simulate one iteration."""
-    return _simulated(job).timeline()
+    return _simulated(engine_input).timeline()
 
 
-def latency_ns(job: EngineInput) -> int:
-    """Nanoseconds of one iteration: `replay(job).iteration_ns`, without working out what else the timeline tells."""
-    return _simulated(job).latency_ns
+def latency_ns(engine_input: EngineInput) -> int:
+    """Simulate one iteration and return `replay(engine_input).iteration_ns`, without the cost of the timeline."""
+    return _simulated(engine_input).latency_ns
 
 
-def _simulated(job: EngineInput) -> "_Replay":
-    simulation = _Replay(job)
+def _simulated(engine_input: EngineInput) -> "_Replay":
+    simulation = _Replay(engine_input)
     with _no_garbage_collection():
         simulation.run()
     return simulation
@@ -43,7 +45,7 @@ def _simulated(job: EngineInput) -> "_Replay":
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Many ranks make many events, none of them garbage: looking for some would take half of the time."""
+    """Switch garbage collection off: all events are in use, and scanning those of many ranks takes half the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -54,69 +56,71 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class _Replay:
-    """State of one simulation: who computes, what runs, what has happened.
+    """State of one simulation.
 
-    An event wakes a rank only where it has to wait. How much work lies before that is known, so it tells beforehand
-    when it will launch collectives, and when each step ended is worked out afterwards.
+    A rank has one event for all computing up to its next wait. How much it computes before each launch is known when
+    that computing starts, so a rank registers its launches ahead of time, by the progress that the clock will show.
+    The ends of the single steps are derived after the simulation.
     """
 
-    def __init__(self, job: EngineInput) -> None:
-        self.engine_input = job
+    def __init__(self, engine_input: EngineInput) -> None:
+        self.engine_input = engine_input
         self.env = simpy.Environment()
-        self.sections = sections_of(job.schedule)
-        self.computed_ns = self.sections.computed_by_stop(job.duration_ns)
-        self.waited_ns = np.zeros((len(job.ranks), self.sections.waits), np.int64)
+        self.segments = segments_of(engine_input.schedule)
+        self.computed_ns = self.segments.computed_by_stop(engine_input.duration_ns)
+        self.wait_end_ns = np.zeros((len(engine_input.ranks), self.segments.waits), np.int64)
         self.latency_ns = 0
-        self.computing = 0
-        self.computation = ProgressClock(self.env)
+        self.computing_ranks = 0
+        self.computation = ProgressClock(self.env)  # all ranks compute at the same speed
         self.lingers_until_ns = 0
 
-        collectives = len(job.schedule.collectives)
-        self.slots = {queue: simpy.Resource(self.env, job.concurrency) for queue in set(job.queues)}
-        self.missing = [len(job.ranks)] * collectives
-        self.last_launch = [0.0] * collectives  # as the clock of computation shows it
+        collectives = len(engine_input.schedule.collectives)
+        self.slots = {queue: simpy.Resource(self.env, engine_input.concurrency) for queue in set(engine_input.queues)}
+        self.launches_missing = [len(engine_input.ranks)] * collectives
+        self.last_launch = [0] * collectives  # progress of computation, not a time
         self.running: dict[int, ProgressClock] = {}
         self.done = [self.env.event() for _ in range(collectives)]
         self.start_ns, self.done_ns = np.zeros((2, collectives), np.int64)
 
     def run(self) -> None:
-        least_first = self.engine_input.duration_ns.sum(
-            axis=1
-        ).argsort()  # so memory is mostly read in the order of its layout
-        for row in least_first.tolist():
+        # Ranks that compute least come first, so that processes resume in about the order of their memory.
+        for row in self.engine_input.duration_ns.sum(axis=1).argsort().tolist():
             self.env.process(self._rank(row))
         self.env.run()
 
     def timeline(self) -> Timeline:
-        end_ns = self.sections.ends(self.waited_ns, self.engine_input.duration_ns, self.computation)
+        end_ns = self.segments.ends(self.wait_end_ns, self.engine_input.duration_ns, self.computation)
         return Timeline(self.engine_input, end_ns, self.start_ns, self.done_ns)
 
     def _rank(self, row: int) -> Process:
         """Follow the schedule, with one event for all computing up to the next wait."""
-        waited: list[int] = []
-        for stop, duration_ns in zip(self.sections.stops, self.computed_ns[row].tolist(), strict=True):
+        wait_end_ns: list[int] = []
+        progress = self.computation.progress()
+        for stop, computed_ns in zip(self.segments.stops, self.computed_ns[row].tolist(), strict=True):
+            reached = progress + (computed_ns << PROGRESS_BITS)
             if isinstance(stop, Launch):
-                self._will_launch(stop.collective, self.computation.read() + duration_ns)
+                self._register_launch(stop.collective, reached)
                 continue
-            if duration_ns:
-                self._computes(1)
-                yield self.computation.when(self.computation.read() + duration_ns)
-                self._computes(-1)
+            if computed_ns:
+                self._add_computing_ranks(1)
+                yield self.computation.reaches(reached)
+                self._add_computing_ranks(-1)
             if isinstance(stop, Wait):
                 yield self.done[stop.collective]
-                waited.append(self._now)
-        self.waited_ns[row] = waited
-        self.latency_ns = self._now  # of the last rank in the end
+                wait_end_ns.append(self._now)
+                progress = self.computation.progress()
+        self.wait_end_ns[row] = wait_end_ns
+        self.latency_ns = self._now  # the last rank overwrites the others
 
-    def _will_launch(self, number: int, shown_ns: float) -> None:
-        """A rank will launch a collective when the clock shows this; the last one decides."""
-        self.last_launch[number] = max(self.last_launch[number], shown_ns)
-        self.missing[number] -= 1
-        if not self.missing[number]:
+    def _register_launch(self, number: int, progress: int) -> None:
+        """Register that a rank launches a collective when computation reaches `progress`."""
+        self.last_launch[number] = max(self.last_launch[number], progress)
+        self.launches_missing[number] -= 1
+        if not self.launches_missing[number]:
             self.env.process(self._collective(number))
 
     def _collective(self, number: int) -> Process:
-        yield self.computation.when(self.last_launch[number])
+        yield self.computation.reaches(self.last_launch[number])
         with self.slots[self.engine_input.queues[number]].request() as slot:
             yield slot
             self.start_ns[number] = self._now
@@ -127,22 +131,21 @@ class _Replay:
 
     def _transfer(self, number: int) -> Process:
         clock = self.running[number] = ProgressClock(self.env)
-        self._slow_computation()
-        self._slow_collectives()
-        yield clock.when(float(self.engine_input.cost_ns[number]))
+        self._update_computation_speed()
+        self._update_collective_speeds()
+        yield clock.reaches(int(self.engine_input.cost_ns[number]) << PROGRESS_BITS)
         del self.running[number]
-        self._slow_computation()
-        self._slow_collectives()
+        self._update_computation_speed()
+        self._update_collective_speeds()
 
-    def _computes(self, change: int) -> None:
-        """A rank begins to compute, or stops."""
-        before = self.computing
-        self.computing += change
-        if not before or not self.computing:
-            self._slow_collectives()
+    def _add_computing_ranks(self, change: int) -> None:
+        before = self.computing_ranks
+        self.computing_ranks += change
+        if not before or not self.computing_ranks:
+            self._update_collective_speeds()
 
-    def _slow_computation(self) -> None:
-        """A collective has started or is done: computation goes on at the speed that holds from here."""
+    def _update_computation_speed(self) -> None:
+        """Set the speed of computation after a collective has started or ended."""
         slowdowns, others = self.engine_input.slowdowns, len(self.running) - 1
         if slowdowns is None:
             return
@@ -151,19 +154,19 @@ class _Replay:
             self.computation.slow_down(sum(factors) / len(factors))
         elif self.engine_input.lingers_ns:
             self.lingers_until_ns = self._now + self.engine_input.lingers_ns
-            self.env.timeout(self.engine_input.lingers_ns).callbacks.append(self._recover)
+            self.env.timeout(self.engine_input.lingers_ns).callbacks.append(self._stop_lingering)
         else:
             self.computation.slow_down(1.0)
 
-    def _recover(self, _event: simpy.Event) -> None:
-        """Computation goes on at full speed, unless another collective has begun since this was set."""
+    def _stop_lingering(self, _event: simpy.Event) -> None:
+        """Return computation to full speed, unless another collective has started since the timeout was set."""
         if not self.running and self._now == self.lingers_until_ns:
             self.computation.slow_down(1.0)
 
-    def _slow_collectives(self) -> None:
-        """Something has started or stopped: what is in flight goes on at the speed that holds from here."""
+    def _update_collective_speeds(self) -> None:
+        """Set the speeds of the running collectives after a collective or computation has started or ended."""
         slowdowns, others = self.engine_input.slowdowns, len(self.running) - 1
-        beside_computation = slowdowns.collective if slowdowns is not None and self.computing else None
+        beside_computation = slowdowns.collective if slowdowns is not None and self.computing_ranks else None
         for number, clock in self.running.items():
             sharing = max(1.0, 1.0 + (self.engine_input.sharing[number] - 1.0) * others)
             clock.slow_down(sharing * beside_computation[number][others] if beside_computation else sharing)
@@ -173,130 +176,179 @@ class _Replay:
         return int(self.env.now)
 
 
-ROUNDING_NS = 1e-3
-"""What sums of floating point numbers may be off by, in iterations of minutes."""
+PROGRESS_BITS = 20
+"""A nanosecond at full speed is 2**20 units of progress."""
+FACTOR_BITS = 32
+"""A slow-down factor is stored as an integer multiple of 2**-32, rounded down."""
+FULL_SPEED = 1 << FACTOR_BITS
+PROGRESS_PER_FACTOR = PROGRESS_BITS + FACTOR_BITS
+"""In one nanosecond the progress is 2**52 / the stored factor."""
 
 
 class ProgressClock:
-    """Shows how much work each of those that go at one speed has done so far, and wakes them when theirs is done.
+    """Progress of everything that runs at one common speed, in exact integer arithmetic.
 
-    All of them share the clock, so a change of speed costs the same however many they are. Progress is in nanoseconds
-    at full speed.
+    All ranks share one clock, so a change of speed costs the same for 2 ranks and for 1,024.
+
+    Progress is rounded up, and `reaches(p)` is the first whole nanosecond with a progress of at least p. Both are
+    monotone, so steps end in order. A step ends at its exact end rounded up to a whole nanosecond, or 1 ns earlier
+    where the exact end exceeds that nanosecond by less than the clock's rounding: 2**-20 ns for each change of speed
+    and 2**-32 of the time.
 
     Args:
-        env: The simulation; its time is in nanoseconds.
+        env: The simulation; its time is in integer nanoseconds.
     """
 
     def __init__(self, env: simpy.Environment) -> None:
         self._env = env
-        self._shown_ns, self._changed_ns, self._slowdowns = [0.0], [int(env.now)], [1.0]  # at each change of speed
-        self._waiting: list[tuple[float, int, simpy.Event]] = []
+        self._changed_ns, self._shown, self._factors = [int(env.now)], [0], [FULL_SPEED]  # at each change of speed
+        self._waiting: list[tuple[int, int, simpy.Event]] = []
         self._entered = 0
         self._alarm: simpy.Timeout | None = None
 
-    def read(self) -> float:
-        """How much work each has done that was there from the start."""
-        return self._shown_ns[-1] + (self._env.now - self._changed_ns[-1]) / self._slowdowns[-1]
+    def progress(self) -> int:
+        """Progress since the start of the clock, in units of 2**-20 ns at full speed."""
+        elapsed_ns = int(self._env.now) - self._changed_ns[-1]
+        return self._shown[-1] - (-elapsed_ns << PROGRESS_PER_FACTOR) // self._factors[-1]
 
-    def when(self, shown_ns: float) -> simpy.Event:
-        """An event for when the clock will show this, which must not be less than it shows now."""
+    def reaches(self, progress: int) -> simpy.Event:
+        """Return an event at the first whole nanosecond, from now on, at which the clock shows `progress` or more."""
         event = self._env.event()
         self._entered += 1
-        heappush(self._waiting, (shown_ns, self._entered, event))
+        heappush(self._waiting, (progress, self._entered, event))
         if self._waiting[0][2] is event:
             self._set_alarm()
         return event
 
     def slow_down(self, factor: float) -> None:
-        """From now on work takes `factor` times as long as at full speed."""
-        if factor != self._slowdowns[-1]:
-            self._shown_ns.append(self.read())
+        """From now on everything takes `factor` times as long as at full speed."""
+        stored = int(factor * FULL_SPEED)
+        if stored != self._factors[-1]:
+            self._shown.append(self.progress())
             self._changed_ns.append(int(self._env.now))
-            self._slowdowns.append(factor)
+            self._factors.append(stored)
             self._set_alarm()
 
-    def moments(self, start_ns: Nanoseconds, duration_ns: Nanoseconds) -> Nanoseconds:
-        """When work was done that began at `start_ns`, all of it before now.
+    def ends(self, start_ns: Nanoseconds, duration_ns: Nanoseconds) -> Nanoseconds:
+        """Moments at which computing ended, equal to the moments of the events to the nanosecond.
 
-        The sums are those of `read` and `_moment`, term by term, so moments are those of events to the nanosecond.
+        Args:
+            start_ns: When each computing started.
+            duration_ns: How long each takes at full speed; all must have ended by now.
         """
-        shown_ns, changed_ns, slowdowns = map(np.array, (self._shown_ns, self._changed_ns, self._slowdowns))
-        at = changed_ns.searchsorted(start_ns, side="right") - 1
-        done_ns = shown_ns[at] + (start_ns - changed_ns[at]) / slowdowns[at] + duration_ns
-        at = shown_ns.searchsorted(done_ns, side="right") - 1
-        later_ns = np.ceil((done_ns - shown_ns[at]) * slowdowns[at] - ROUNDING_NS)
-        moments: Nanoseconds = changed_ns[at] + later_ns.astype(np.int64)
-        return moments
+        if len(self._factors) == 1:
+            return start_ns + duration_ns
+        changed_ns, shown, factors = np.array(self._changed_ns), self._array(self._shown), self._array(self._factors)
+        before = changed_ns.searchsorted(start_ns, side="right") - 1
+        elapsed_ns = self._array(start_ns - changed_ns[before])
+        progress = shown[before] + _progress(elapsed_ns, factors[before])
+        progress += self._array(duration_ns) << PROGRESS_BITS
+        before = np.maximum(shown.searchsorted(progress) - 1, 0)
+        later_ns = _elapsed_ns(progress - shown[before], factors[before]).astype(np.int64)
+        ends: Nanoseconds = np.maximum(start_ns, changed_ns[before] + later_ns)
+        return ends
 
-    def _moment(self, shown_ns: float) -> int:
-        """When the clock will show this if speed does not change."""
-        return self._changed_ns[-1] + ceil((shown_ns - self._shown_ns[-1]) * self._slowdowns[-1] - ROUNDING_NS)
+    def _array(self, numbers: list[int] | Nanoseconds) -> Integers:
+        """Convert to int64; to Python integers where 64 bits might overflow, after an hour or at factors over 16."""
+        fits = int(self._env.now) < 1 << 42 and max(self._factors) < 1 << 36
+        return np.asarray(numbers, np.int64 if fits else np.object_)
+
+    def _moment_ns(self, progress: int) -> int:
+        """First moment at which the clock shows `progress` if the speed does not change."""
+        missing = progress - self._shown[-1]
+        return self._changed_ns[-1] + ((missing - 1) * self._factors[-1] >> PROGRESS_PER_FACTOR) + 1
 
     def _set_alarm(self) -> None:
-        """For whoever is done first; an alarm that was set before rings in vain."""
+        """Set an alarm for the event that is due first; it replaces the alarm that was set before."""
         if self._waiting:
-            self._alarm = self._env.timeout(max(0, self._moment(self._waiting[0][0]) - self._env.now))
+            self._alarm = self._env.timeout(max(0, self._moment_ns(self._waiting[0][0]) - int(self._env.now)))
             self._alarm.callbacks.append(self._ring)
 
     def _ring(self, alarm: simpy.Event) -> None:
         if alarm is not self._alarm:
             return
-        while self._waiting and self._moment(self._waiting[0][0]) <= self._env.now:
+        progress = self.progress()
+        while self._waiting and self._waiting[0][0] <= progress:
             heappop(self._waiting)[2].succeed()
         self._set_alarm()
 
 
-class Sections:
-    """What lies between the waits of a schedule.
+DIGIT_BITS = PROGRESS_PER_FACTOR // 2
+"""Products of 2**52 overflow 64 bits, so the array arithmetic works on digits of 26 bits."""
+DIGIT = (1 << DIGIT_BITS) - 1
+
+
+def _progress(elapsed_ns: Integers, factors: Integers) -> Integers:
+    """`elapsed_ns * 2**52 / factors`, rounded up, by long division."""
+    high = elapsed_ns // factors
+    rest = elapsed_ns - high * factors << DIGIT_BITS
+    middle = rest // factors
+    rest = rest - middle * factors << DIGIT_BITS
+    total: Integers = (high << 2 * DIGIT_BITS) + (middle << DIGIT_BITS) - -rest // factors
+    return total
+
+
+def _elapsed_ns(progress: Integers, factors: Integers) -> Integers:
+    """The least whole number with at least this `_progress`, by long multiplication."""
+    below = progress - 1
+    low, middle, high = below & DIGIT, below >> DIGIT_BITS & DIGIT, below >> 2 * DIGIT_BITS
+    carried = low * factors >> DIGIT_BITS
+    total: Integers = high * factors + (middle * factors + carried >> DIGIT_BITS) + 1
+    return total
+
+
+class ScheduleSegments:
+    """A schedule cut into segments: the instructions from one wait to the next.
 
     Attributes:
-        stops: Its launches and waits, then None, the end.
-        waits: How many waits there are.
+        stops: The launches and waits of the schedule in order, then None for the end.
+        waits: Number of waits.
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        steps = [*schedule.instructions, None]
-        self.stops: list[Launch | Wait | None] = [step for step in steps if not isinstance(step, Compute)]
-        self.waits = sum(isinstance(step, Wait) for step in steps)
-        self._is_stop = np.array([not isinstance(step, Compute) for step in steps])
-        self._is_wait = np.array([isinstance(step, Wait) for step in steps])
+        instructions = [*schedule.instructions, None]
+        self.stops: list[Launch | Wait | None] = [one for one in instructions if not isinstance(one, Compute)]
+        self.waits = sum(isinstance(one, Wait) for one in instructions)
+        self._is_stop = np.array([not isinstance(one, Compute) for one in instructions])
+        self._is_wait = np.array([isinstance(one, Wait) for one in instructions])
         self._waits_before = self._is_wait.cumsum() - self._is_wait
-        self._last = (~self._is_stop).cumsum()  # of the steps of `duration_ns`, up to and with each instruction
-        self._first = self._at_last_wait(self._last[None, self._is_wait])[0]
+        # by instruction: the computing steps `first` to `last - 1` belong to its segment and precede or are it
+        self._last = (~self._is_stop).cumsum()
+        self._first = self._at_segment_start(self._last[None, self._is_wait])[0]
 
     def computed_by_stop(self, duration_ns: Nanoseconds) -> Nanoseconds:
-        """What each rank has computed by each stop since its last wait; shape [ranks, stops].
+        """Sum the computing of each rank from the start of a segment to each of its stops; shape [ranks, stops].
 
         Args:
-            duration_ns: How long each computing step takes, as in `EngineInput.duration_ns`.
+            duration_ns: Duration of each computing step, as in `EngineInput.duration_ns`.
         """
-        return _sums(duration_ns, self._first[self._is_stop], self._last[self._is_stop])
+        return _partial_sums(duration_ns, self._first[self._is_stop], self._last[self._is_stop])
 
-    def ends(self, waited_ns: Nanoseconds, duration_ns: Nanoseconds, computation: ProgressClock) -> Nanoseconds:
-        """When each rank was done with each instruction.
+    def ends(self, wait_end_ns: Nanoseconds, duration_ns: Nanoseconds, computation: ProgressClock) -> Nanoseconds:
+        """Derive the end of each instruction; shape [ranks, instructions].
 
         Args:
-            waited_ns: When each wait was over; shape [ranks, waits].
-            duration_ns: How long each computing step takes, as in `EngineInput.duration_ns`.
-            computation: The clock by which all ranks computed.
+            wait_end_ns: When each wait ended; shape [ranks, waits].
+            duration_ns: Duration of each computing step, as in `EngineInput.duration_ns`.
+            computation: The clock of all ranks' computation.
         """
-        computed_ns = _sums(duration_ns, self._first, self._last)
-        end_ns = computation.moments(self._at_last_wait(waited_ns), computed_ns)
-        end_ns[:, self._is_wait] = waited_ns
+        computed_ns = _partial_sums(duration_ns, self._first, self._last)
+        end_ns = computation.ends(self._at_segment_start(wait_end_ns), computed_ns)
+        end_ns[:, self._is_wait] = wait_end_ns
         return end_ns[:, :-1]
 
-    def _at_last_wait(self, at_waits: Nanoseconds) -> Nanoseconds:
-        """By instruction, what was at the last wait before it; 0 where there was none."""
+    def _at_segment_start(self, at_waits: Nanoseconds) -> Nanoseconds:
+        """Take for each instruction the value at the wait that started its segment; 0 in the first segment."""
         at_start = np.zeros((len(at_waits), 1), np.int64)
         return np.concatenate([at_start, at_waits], axis=1)[:, self._waits_before]
 
 
-sections_of = lru_cache(maxsize=8)(Sections)
-"""The same for all iterations that follow one schedule."""
+segments_of = lru_cache(maxsize=8)(ScheduleSegments)
+"""All iterations of a prediction share one schedule."""
 
 
-def _sums(numbers: Nanoseconds, first: Nanoseconds, last: Nanoseconds) -> Nanoseconds:
-    """Of each row from each of the places `first` to that before `last`."""
+def _partial_sums(numbers: Nanoseconds, first: Nanoseconds, last: Nanoseconds) -> Nanoseconds:
+    """Sum `numbers[:, first:last]` of each row for each pair of `first` and `last`."""
     up_to = np.zeros((len(numbers), numbers.shape[1] + 1), np.int64)
     numbers.cumsum(axis=1, out=up_to[:, 1:])
     sums: Nanoseconds = up_to[:, last] - up_to[:, first]

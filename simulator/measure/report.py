@@ -20,7 +20,7 @@ from reference.schema import write_atomically
 from reference.trace import Trace
 
 from ..fabric import Fabric, Processor
-from ..prediction import Prediction, predict_policy
+from ..prediction import Prediction, predict
 from ..schedule.comm_hooks import named_hook
 from ..schedule.policy import Policy
 
@@ -279,7 +279,7 @@ def policy_of(configuration: Configuration) -> Policy:
 
 def predict_one(trace: Trace, fabric: Fabric, configuration: Configuration, world_size: int) -> Prediction:
     """The prediction for one configuration."""
-    return predict_policy(trace, fabric, world_size, policy_of(configuration))
+    return predict(trace, fabric, world_size=world_size, policy=policy_of(configuration))
 
 
 def predict_targets(

@@ -19,7 +19,8 @@ from reference.schema import write_atomically
 from reference.trace import Trace, join
 
 from ..fabric import Fabric
-from ..schedule.policy import buckets_of
+from ..schedule.schedule import buckets_of
+from ..workload.compute_times import recorded_model
 from .calibrate import REPEATS, measure_collectives, measure_hooks, sizes_up_to, with_slowdowns
 from .report import (
     Configuration,
@@ -149,7 +150,7 @@ def _told(trace: Trace, configuration: Configuration) -> TargetRun:
     """How the real reducer is told: by its cap where it finds the order itself, else by an explicit plan."""
     if configuration.order == "ready":
         return TargetRun({"bucket_cap_mb": configuration.cap_mb}, configuration.hook)
-    return TargetRun({"plan": buckets_of(policy_of(configuration), trace)}, configuration.hook)
+    return TargetRun({"plan": buckets_of(policy_of(configuration), recorded_model(trace))}, configuration.hook)
 
 
 MODELS = ("resnet50", "mlp")

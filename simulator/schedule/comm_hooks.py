@@ -1,12 +1,13 @@
-"""What comm hooks send and compute: the cost side of `reference.hooks`, one class a hook.
+"""Comm hooks: the messages that each hook sends for a bucket, and the time that it computes; one class a hook.
 
-Bytes follow from shapes by the formulas of the hooks themselves; a test compares them with what the real ones send.
-What a hook computes is measured (`ddplab calibrate --hook NAME`) or told, by bytes of gradients.
+The classes model the hooks of `reference.comm_hooks`. Message sizes follow from the shapes of the parameters by the
+formulas of the hooks; a test compares them with the bytes that the real hooks send. Computing times are measured
+(`ddplab calibrate --hook NAME`) or given by the user, by bytes of gradients.
 """
 
 from collections.abc import Callable, Sequence
 from math import ceil, prod, sqrt
-from typing import NoReturn, Self
+from typing import Literal, NamedTuple, NoReturn, Self
 
 from pydantic import Field
 
@@ -14,32 +15,42 @@ from reference.schema import Settings
 from reference.trace import Parameter
 
 from ..fabric.processor import HookCost, Linear
-from .schedule import Message
+
+Transport = Literal["all_reduce", "all_gather", "broadcast"]
+
+
+class Message(NamedTuple):
+    """The collectives of one bucket: one, or two where the second depends on the first (PowerSGD)."""
+
+    transport: Transport
+    first_bytes: int
+    second_bytes: int | None = None
+
 
 FLOAT32_BYTES = 4
 INDEX_BYTES = 8
-"""Of the number of a row."""
+"""Size of a row index of a sparse gradient."""
 CHANNEL_ELEMENTS = 512
 """Elements that share a scale, as in `reference.comm_hooks.quantization`."""
 
 
 class CommHook(Settings):
-    """No hook: a bucket's gradients are all-reduced as they are. Other hooks say otherwise.
+    """No hook: each bucket's gradients are all-reduced unchanged. Subclasses model the other hooks.
 
     The three costs are those of one bucket, by bytes of its gradients.
     """
 
-    name: str = Field(default="none", description="what tables call it, no unit; the user's")
+    name: str = Field(default="none", description="name in tables, no unit; the user's")
     compress: Linear = Field(default=Linear(), description="before the first collective, ns; from `calibrate --hook`")
     recompress: Linear = Field(default=Linear(), description="between two collectives, ns; from `calibrate --hook`")
     decompress: Linear = Field(default=Linear(), description="after the last collective, ns; from `calibrate --hook`")
 
     def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
-        """What a bucket of these parameters sends; None: nothing.
+        """Message of a bucket of these parameters; None: the hook sends nothing.
 
         Args:
-            parameters: Of one bucket, in its order.
-            sparse_density: The part of a sparse gradient's rows that is there.
+            parameters: The bucket's parameters, in the bucket's order.
+            sparse_density: Fraction of a sparse gradient's rows that a batch touches.
 
         Raises:
             ValueError: A sparse gradient, which the hook cannot take.
@@ -49,16 +60,21 @@ class CommHook(Settings):
         return self.dense_message(parameters)
 
     def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
-        """What a bucket of dense gradients sends."""
+        """Message of a bucket of dense gradients."""
         return Message("all_reduce", sum(parameter.size_bytes for parameter in parameters))
 
     def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
-        """What the bucket of one sparse gradient sends: rows and their numbers, which Gloo gathers from all ranks."""
+        """Message of a bucket of one sparse gradient: rows and their indices, which Gloo gathers from all ranks."""
         rows = touched_rows(parameter, density)
         return Message("all_gather", rows * (_row_bytes(parameter) + INDEX_BYTES))
 
     def charged(self, measured: Sequence[HookCost], world_size: int) -> Self:
-        """With the costs that were measured of a hook of this name (rank 1: also without), unless it has its own."""
+        """The hook with the costs measured for its name, unless it has costs of its own.
+
+        Args:
+            measured: Costs of a fabric's processor. A name without a rank also fits a hook of rank 1.
+            world_size: Number of ranks, with which `decompress` may grow.
+        """
         costs = self.measured_in(measured)
         if costs is None or self.has_costs:
             return self
@@ -72,35 +88,35 @@ class CommHook(Settings):
 
     @property
     def has_costs(self) -> bool:
-        """Whether it was told what it computes."""
+        """Whether the user gave costs."""
         return not self.compress == self.recompress == self.decompress == Linear()
 
     @property
     def is_free(self) -> bool:
-        """Whether it computes nothing by its nature."""
+        """Whether the hook never computes anything."""
         return type(self) is CommHook
 
     def measured_in(self, measured: Sequence[HookCost]) -> HookCost | None:
-        """The costs that were measured of a hook of this name; None: there are none."""
+        """The costs measured for a hook of this name; None: not measured."""
         return next((cost for cost in measured if self.name in (cost.name, f"{cost.name}:1")), None)
 
     def growth(self, _measured: int, _world_size: int) -> float:
-        """How many times as much it decompresses on `world_size` ranks as on those that were measured."""
+        """Ratio of the time to decompress on `world_size` ranks to the time on the `measured` number of ranks."""
         return 1.0
 
 
 class Noop(CommHook):
-    """Keeps each rank's gradients: what the iteration costs without communication, but with everything else."""
+    """Each rank keeps its own gradients: an iteration without communication, but with everything else."""
 
     name: str = "noop"
 
     @property
     def is_free(self) -> bool:
-        """It is."""
+        """Always: there is nothing to compute."""
         return True
 
     def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
-        """Nothing."""
+        """None: the hook sends nothing."""
         return None
 
 
@@ -108,24 +124,24 @@ class HalfPrecision(CommHook):
     """`compress(dtype)` of another hook; of none: `fp16_compress` and `bf16_compress`."""
 
     name: str = "fp16"
-    of: CommHook = Field(default=CommHook(), description="what gets the halved gradients, a hook; the argument")
+    of: CommHook = Field(default=CommHook(), description="hook that gets the halved gradients, a hook; the argument")
 
     def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
-        """What the other hook sends of gradients of two bytes an element; Gloo adds up no sparse ones of those."""
+        """Message of the inner hook for gradients of two bytes an element; Gloo cannot add sparse ones."""
         if sparse := [parameter for parameter in parameters if parameter.sparse]:
             _refuse_sparse(self, sparse[0])
         halved = [parameter.model_copy(update={"size_bytes": 2 * _elements(parameter)}) for parameter in parameters]
         return self.of.message(halved, sparse_density)
 
     def growth(self, measured: int, world_size: int) -> float:
-        """As the other hook's."""
+        """Growth of the inner hook."""
         return self.of.growth(measured, world_size)
 
 
 class Quantized(CommHook):
-    """`quantize_per_tensor` and `quantize_per_channel`: a byte an element, 8 a channel.
+    """`quantize_per_tensor` and `quantize_per_channel`: a byte an element, 8 bytes a channel.
 
-    All ranks' are gathered, and each rank dequantises them all.
+    Every rank gathers the gradients of all ranks and dequantises them.
     """
 
     name: str = "quantize_per_tensor"
@@ -136,7 +152,7 @@ class Quantized(CommHook):
     )
 
     def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
-        """Levels, scales and zeros, of whole channels."""
+        """Levels, scales and zero points, for whole channels."""
         elements = sum(map(_elements, parameters))
         if not elements:
             return None
@@ -145,16 +161,16 @@ class Quantized(CommHook):
         return Message("all_gather", channels * (channel + 2 * FLOAT32_BYTES))
 
     def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
-        """See `_refuse_sparse`."""
+        """Raise ValueError: the hook takes dense gradients only."""
         return _refuse_sparse(self, parameter)
 
     def growth(self, measured: int, world_size: int) -> float:
-        """In proportion to the ranks."""
+        """Proportional to the number of ranks."""
         return world_size / measured
 
 
 class PowerSGD(CommHook):
-    """`power_sgd`: P and what is not worth compressing, then Q (Vogels et al. 2019, Algorithm 1)."""
+    """`power_sgd`: first P and all uncompressed gradients, then Q (Vogels et al. 2019, Algorithm 1)."""
 
     name: str = "power_sgd:1"
     matrix_approximation_rank: int = Field(
@@ -165,11 +181,11 @@ class PowerSGD(CommHook):
     )
 
     def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
-        """See `_refuse_sparse`."""
+        """Raise ValueError: the hook takes dense gradients only."""
         return _refuse_sparse(self, parameter)
 
     def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
-        """(rows + columns) * rank elements for each matrix that is worth it."""
+        """(rows + columns) * rank elements for each matrix that compression makes small enough."""
         first = second = 0
         for parameter in parameters:
             rows, columns = _rows_and_columns(parameter)
@@ -185,12 +201,12 @@ class PowerSGD(CommHook):
 
 
 class BatchedPowerSGD(PowerSGD):
-    """`batched_power_sgd`: the bucket as one square matrix, never more columns than it has."""
+    """`batched_power_sgd`: the bucket as one square matrix, approximated with at most as many columns as it has."""
 
     name: str = "batched_power_sgd:1"
 
     def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
-        """P, then Q, of the smallest square that takes all elements."""
+        """P, then Q, of the smallest square matrix that holds all elements."""
         elements = sum(map(_elements, parameters))
         side = ceil(sqrt(elements))
         sent = side * min(side, self.matrix_approximation_rank)
@@ -212,13 +228,15 @@ HOOKS: dict[str, Callable[[int], CommHook]] = {
         name=f"batched_power_sgd:{rank}", matrix_approximation_rank=rank
     ),
 }
-"""By the name that `named_hook` takes; the number is the rank of an approximation."""
+"""Constructors by the name that `named_hook` takes; the argument is the rank of an approximation."""
 
 
 def named_hook(name: str) -> CommHook:
-    """A hook by its name: one of `HOOKS`, the two PowerSGDs with their rank as in `power_sgd:4`.
+    """Make a hook from its name.
 
-    With `fp16+` or `bf16+` before it, it gets its gradients in half precision, as in `fp16+power_sgd:4`.
+    Args:
+        name: One of `HOOKS`; both PowerSGD hooks take a rank, as in `power_sgd:4`. The prefix `fp16+` or `bf16+`
+            converts gradients to half precision first, as in `fp16+power_sgd:4`.
 
     Raises:
         ValueError: No such hook, or a rank that is not a positive integer.
@@ -234,14 +252,14 @@ def named_hook(name: str) -> CommHook:
 
 
 def gradient_bytes(parameter: Parameter, sparse_density: float) -> int:
-    """Bytes of a gradient's numbers."""
+    """Bytes of a gradient's values; row indices of a sparse gradient not included."""
     if not parameter.sparse:
         return parameter.size_bytes
     return touched_rows(parameter, sparse_density) * _row_bytes(parameter)
 
 
 def touched_rows(parameter: Parameter, density: float) -> int:
-    """Rows of a sparse gradient."""
+    """Number of rows that a sparse gradient holds."""
     return ceil(parameter.shape[0] * density)
 
 
@@ -261,7 +279,7 @@ def _elements(parameter: Parameter) -> int:
 
 
 def _rows_and_columns(parameter: Parameter) -> tuple[int, int]:
-    """As `reference.comm_hooks.powersgd` sees it, for parameters whose first dimension is outermost in memory."""
+    """Matrix shape as in `reference.comm_hooks.powersgd`, if the first dimension is outermost in memory."""
     elements = _elements(parameter)
     rows = parameter.shape[0] if parameter.shape else 1
     return (rows, elements // rows) if elements else (0, 0)

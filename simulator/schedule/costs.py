@@ -1,42 +1,41 @@
-"""Costs: what each step of a schedule takes, and the plain numbers that an engine simulates."""
+"""Costs: the duration of each step of a schedule, and the plain numbers that an engine simulates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.trace import Trace
-
 from ..fabric import Fabric, Processor, Slowdowns, slowdowns_of
-from ..workload.compute_times import ComputeTimes
-from .comm_hooks import gradient_bytes
-from .policy import Policy, join_end_of, outline_of
-from .schedule import Collective, Compute, ComputeKind, Schedule, Transport, build_join_end, build_schedule
-
-Nanoseconds = NDArray[np.int64]
+from ..workload.compute_times import ComputeTimes, Floats, RecordedModel
+from ..workload.compute_times import Nanoseconds as Nanoseconds
+from .comm_hooks import Transport, gradient_bytes
+from .policy import Policy
+from .schedule import Collective, Compute, ComputeKind, Schedule, buckets_of, build_join_end, build_schedule
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineInput:
-    """An iteration to simulate.
+    """An iteration to simulate: a schedule and its durations.
 
     Ranks that do the same at the same moments are simulated once, however many they are.
 
     Attributes:
-        schedule: What every rank does.
+        schedule: Steps of every rank.
         duration_ns: Duration of each computing step at full speed; shape [ranks, steps of the schedule]. The closed
             form also takes further leading axes, one iteration each.
         ranks: The number of each simulated rank.
         represented_by: For every rank the simulated rank that behaves the same; shape [world size]. None: every rank
             is simulated.
-        cost_ns: Each collective when it has the fabric to itself; shape [collectives], or with axes before.
-        queues: The process group of each collective; those of one group start in their order.
+        cost_ns: Duration of each collective when it has the fabric to itself; shape [collectives], or with axes
+            before.
+        queues: The process group of each collective; the collectives of a group start in launch order.
         concurrency: Collectives of one group that run at the same time.
-        sharing: By collective, how many times as long it takes with one other beside it; each further adds as much.
-        slowdowns: How many times as long computing takes while collectives run, and they while a rank computes;
-            of several that run, computing feels the mean. None: neither feels the other.
-        lingers_ns: How long computing feels the last collective once that is done, if no other follows before.
+        sharing: Factor on the duration of each collective with one other beside it; each further one adds as much.
+        slowdowns: Factors on computing while collectives run, and on collectives while a rank computes; while
+            several collectives run, computing takes the mean of their factors. None: all factors are 1.
+        lingers_ns: Time for which computing stays slowed after the last collective is done, unless another starts.
     """
 
     schedule: Schedule
@@ -51,7 +50,7 @@ class EngineInput:
     lingers_ns: int = 0
 
     def alike(self) -> dict[int, list[int]]:
-        """Which ranks do as each of the simulated ones does, itself among them."""
+        """For each simulated rank all ranks that behave the same, itself among them."""
         if self.represented_by is None:
             return {rank: [rank] for rank in self.ranks}
         alike: dict[int, list[int]] = {rank: [] for rank in self.ranks}
@@ -71,48 +70,72 @@ class EngineInput:
 
 
 SHADOWED: frozenset[ComputeKind] = frozenset(("rebuild", "compress", "launch", "recompress", "decompress"))
-"""What a rank computes that has run out of inputs: it sends zeros in every bucket."""
+"""Computing steps of a rank that has run out of inputs: it sends zeros in every bucket."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleCosts:
-    """Everything about an iteration that is the same on all ranks.
+    """A schedule with the durations that are equal on all ranks.
 
     Attributes:
-        policy: What the reducer is told.
+        policy: Settings of the reducer.
+        fabric: Costs of collectives and of the processor, without those that the trace's times already hold.
         buckets: Parameter indices by bucket, in launch order.
-        schedule: What every rank does.
-        same_ns: How long those steps take that take equally long on all ranks.
-        pack_ns: Copying each bucket's gradients into it.
-        cost_ns: Each collective when it has the fabric to itself; shape [..., collectives].
-        sharing: By collective, how many times as long it takes with one other beside it.
-        slowdowns: How much collectives and computing slow each other down; None: not at all.
-        fabric: What the prices are from.
+        schedule: Steps of every rank.
+        same_ns: Duration of each step that takes equally long on all ranks.
+        pack_ns: Duration of copying each bucket's gradients into it; shape [buckets].
+        cost_ns: Duration of each collective when it has the fabric to itself; shape [..., collectives].
+        relative_error: Half-width of the band that holds 90 % of a collective's costs, as a fraction of `cost_ns`;
+            its shape without the last axis.
+        sharing: Factor on the duration of each collective with one other beside it.
+        contention: How collectives and computing slow each other down.
+        contention_bounds: The same with every measured factor as low, and as high, as its error allows.
+        join_end: What follows the last iteration under Join; None without Join.
     """
 
     policy: Policy
+    fabric: Fabric
     buckets: tuple[tuple[int, ...], ...]
     schedule: Schedule
     same_ns: dict[Compute, int]
     pack_ns: Nanoseconds
     cost_ns: Nanoseconds
+    relative_error: Floats
     sharing: tuple[float, ...]
-    slowdowns: Slowdowns | None
-    fabric: Fabric
+    contention: "ScheduleContention"
+    contention_bounds: "tuple[ScheduleContention, ScheduleContention]"
+    join_end: EngineInput | None
 
     def engine_input(
-        self, work: ComputeTimes, ranks: Sequence[int], joined: NDArray[np.bool_] | None = None
+        self, times: ComputeTimes, ranks: Sequence[int], joined: NDArray[np.bool_] | None = None
     ) -> EngineInput:
-        """The iteration with these ranks' work.
+        """Combine the schedule with the compute times of these ranks.
 
         Args:
-            work: Its last leading axis is the ranks; any before it are jobs, for the closed form.
-            ranks: Their numbers.
-            joined: Who has run out of inputs and shadows the others, by the axes of `work`; None: nobody has.
+            times: The last leading axis is the ranks; any axes before it are iterations, for the closed form.
+            ranks: The number of each rank.
+            joined: Whether each rank has run out of inputs and shadows the others, by the leading axes of `times`.
+                None: no rank has.
         """
-        duration_ns = self._durations(work)
+        launch_ns, packed_ns = self._launches(times)
+        pass_ns = np.concatenate([times.forward_ns[..., None], launch_ns, times.backward_end_ns[..., None]], axis=-1)
+        pieces_ns = np.diff(pass_ns)  # the backward pass up to each launch, and from the last one to its end
+        rank_ns: dict[Compute, Nanoseconds] = {
+            Compute("forward"): times.forward_ns,
+            Compute("backward"): pieces_ns[..., -1],
+            Compute("step"): times.step_ns,
+        }
+        for number in range(times.before_ns.shape[-1]):
+            rank_ns[Compute("unsynchronized", iteration=number)] = times.before_ns[..., number]
+        for bucket in range(len(self.buckets)):
+            rank_ns[Compute("backward", bucket)] = pieces_ns[..., bucket]
+            rank_ns[Compute("pack", bucket)] = packed_ns[..., bucket]
+        steps = self.schedule.steps
+        duration_ns = np.empty((*times.forward_ns.shape, len(steps)), np.int64)
+        for place, step in enumerate(steps):
+            duration_ns[..., place] = rank_ns[step] if step in rank_ns else self.same_ns[step]
         if joined is not None:
-            own = np.array([step.kind not in SHADOWED for step in self.schedule.steps])
+            own = np.array([step.kind not in SHADOWED for step in steps])
             duration_ns[joined[..., None] & own] = 0
         return EngineInput(
             schedule=self.schedule,
@@ -122,44 +145,23 @@ class ScheduleCosts:
             queues=tuple(number % self.policy.process_groups for number in range(len(self.schedule.collectives))),
             concurrency=self.fabric.concurrency,
             sharing=self.sharing,
-            slowdowns=self.slowdowns,
-            lingers_ns=self.fabric.processor.lingers_ns,
+            slowdowns=self.contention.slowdowns,
+            lingers_ns=self.contention.lingers_ns,
         )
 
-    def _durations(self, work: ComputeTimes) -> Nanoseconds:
-        """By step of the schedule along a new last axis."""
-        launch, packed = self._launches(work)
-        before = np.concatenate([work.forward_ns[..., None], launch], axis=-1)
-        pieces = np.diff(np.concatenate([before, work.backward_end_ns[..., None]], axis=-1))
-        rank_ns: dict[Compute, Nanoseconds] = {
-            Compute("forward"): work.forward_ns,
-            Compute("backward"): pieces[..., -1],
-            Compute("step"): work.step_ns,
-        }
-        for number in range(work.before_ns.shape[-1]):
-            rank_ns[Compute("unsynchronized", iteration=number)] = work.before_ns[..., number]
-        for bucket in range(len(self.buckets)):
-            rank_ns[Compute("backward", bucket)] = pieces[..., bucket]
-            rank_ns[Compute("pack", bucket)] = packed[..., bucket]
-        steps = self.schedule.steps
-        durations = np.empty((*work.forward_ns.shape, len(steps)), np.int64)
-        for place, step in enumerate(steps):
-            durations[..., place] = rank_ns[step] if step in rank_ns else self.same_ns[step]
-        return durations
+    def _launches(self, times: ComputeTimes) -> tuple[Nanoseconds, Nanoseconds]:
+        """Moment of each bucket's launch, and time spent packing since the launch before it; shapes [..., buckets].
 
-    def _launches(self, work: ComputeTimes) -> tuple[Nanoseconds, Nanoseconds]:
-        """When each bucket is launched, and what is packed from the launch before it to its own; [..., buckets].
-
-        A bucket is packed as soon as it is full; it is launched when all before it are full too.
+        A bucket is packed as soon as it is full. It is launched when all buckets before it are full too.
         """
-        if self.policy.launches_at_the_end:  # all are packed, then all launched
-            launch = np.repeat(work.backward_end_ns[..., None], len(self.buckets), axis=-1)
+        if self.policy.launches_at_the_end:  # all are packed, then all are launched
+            launch = np.repeat(times.backward_end_ns[..., None], len(self.buckets), axis=-1)
             packed = np.zeros_like(launch)
             packed[..., 0] = self.pack_ns.sum()
             return launch, packed
         members = np.concatenate([np.array(bucket) for bucket in self.buckets])
         first = np.cumsum([0, *map(len, self.buckets[:-1])])
-        full = np.maximum.reduceat(work.ready_ns[..., members], first, axis=-1)
+        full = np.maximum.reduceat(times.ready_ns[..., members], first, axis=-1)
         launch = np.maximum.accumulate(full, axis=-1)
         if (launch == full).all():
             return launch, np.broadcast_to(self.pack_ns, full.shape)
@@ -172,25 +174,37 @@ class ScheduleCosts:
         return launch, packed
 
 
+class ScheduleContention(NamedTuple):
+    """Fields of `EngineInput` by which collectives and computing slow each other down."""
+
+    slowdowns: Slowdowns | None
+    lingers_ns: int
+
+
 def price_schedule(
-    trace: Trace, fabric: Fabric, policy: Policy, buckets: Sequence[Sequence[int]], world_size: int, *, joins: bool
+    model: RecordedModel, fabric: Fabric, policy: Policy, world_size: int, *, joins: bool = False
 ) -> ScheduleCosts:
-    """Price an iteration of the trace's model.
+    """Build the schedule of an iteration of this model and find the cost of every step.
 
     Args:
-        trace: Of the model; its times play no part.
-        fabric: What everything costs.
-        policy: What the reducer is told.
-        buckets: Parameter indices by bucket, in launch order.
+        model: Its parameters and buffers; its compute times play no part.
+        fabric: Costs of collectives and of the processor.
+        policy: Settings of the reducer.
         world_size: Number of ranks.
-        joins: Whether they train under Join.
+        joins: Whether the ranks train under Join.
+
+    Raises:
+        ValueError: A plan that is no partition of the parameters, or a hook that cannot take a sparse gradient.
     """
+    buckets = buckets_of(policy, model)
+    schedule = build_schedule(policy, model, buckets, joins=joins)
+    join_end = build_join_end(policy, model) if joins else None
+    fabric = charged_fabric(fabric, model)
     processor = fabric.processor
-    sizes = [gradient_bytes(parameter, policy.sparse_density) for parameter in trace.workload.parameters]
     hook = policy.hook.charged(processor.hooks, world_size)
-    schedule = build_schedule(outline_of(policy, trace, buckets, joins=joins))
+    sizes = [gradient_bytes(parameter, policy.sparse_density) for parameter in model.parameters]
+    collective_bytes = [collective.size_bytes for collective in schedule.collectives]
     copies_out = not policy.gradient_as_bucket_view
-    at_a_time = fabric.concurrency * policy.process_groups
     same_ns = {
         Compute("rebuild"): processor.rebuild_ns,
         Compute("search"): round(processor.search_ns_per_parameter * len(sizes)),
@@ -204,52 +218,51 @@ def price_schedule(
             Compute("decompress", number): hook.decompress(bucket_bytes),
             Compute("copy_out", number): copies_out * sum(processor.copy_out(sizes[index]) for index in bucket),
         }
+    at_a_time = fabric.concurrency * policy.process_groups
+    least, contention, most = (
+        ScheduleContention(slowdowns_of(some.contention, collective_bytes, at_a_time), some.lingers_ns)
+        for some in (processor.slowed(-1), processor, processor.slowed(1))
+    )
     return ScheduleCosts(
         policy=policy,
+        fabric=fabric,
         buckets=tuple(map(tuple, buckets)),
         schedule=schedule,
         same_ns=same_ns,
         pack_ns=np.array([sum(processor.pack(sizes[index]) for index in bucket) for bucket in buckets], np.int64),
         cost_ns=price(messages_of(schedule), fabric, world_size),
+        relative_error=np.array(fabric.relative_error(world_size)),
         sharing=_sharing(schedule.collectives, fabric, world_size, at_a_time),
-        slowdowns=contention_of(schedule.collectives, processor, at_a_time),
-        fabric=fabric,
+        contention=contention,
+        contention_bounds=(least, most),
+        join_end=None if join_end is None else _price_join_end(join_end, fabric, world_size),
     )
 
 
-def price_join_end(trace: Trace, fabric: Fabric, policy: Policy, world_size: int) -> EngineInput:
-    """What follows the last iteration of an epoch under Join; nobody computes anything."""
-    schedule = build_join_end(join_end_of(policy, trace))
-    return EngineInput(
-        schedule=schedule,
-        duration_ns=np.zeros((1, 0), np.int64),
-        ranks=(0,),
-        cost_ns=price(messages_of(schedule), fabric, world_size),
-        queues=(0,) * len(schedule.collectives),
-        concurrency=fabric.concurrency,
-        sharing=_sharing(schedule.collectives, fabric, world_size, fabric.concurrency),
-    )
+def charged_fabric(fabric: Fabric, model: RecordedModel) -> Fabric:
+    """The fabric without the costs that the model's compute times already hold."""
+    return fabric.without_what_a_ddp_trace_holds() if model.has_communication else fabric
 
 
 def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
-    """What would take time that nothing was told of; a sentence each."""
+    """Costs that are unknown and so count as zero, a sentence each."""
     hook, processor = policy.hook, fabric.processor
-    said = []
+    sentences = []
     if processor == Processor(hooks=processor.hooks):
-        said.append("the fabric has no costs of the processor: copies, launches and slow-downs count as free")
+        sentences.append("the fabric has no costs of the processor: copies, launches and slow-downs count as free")
     if not (hook.is_free or hook.has_costs or hook.measured_in(processor.hooks)):
         cure = f"ddplab calibrate --hook {hook.name}"
-        said.append(f"{hook.name} was not measured: what it computes counts as free ({cure})")
-    return tuple(said)
+        sentences.append(f"{hook.name} was not measured: what it computes counts as free ({cure})")
+    return tuple(sentences)
 
 
 def messages_of(schedule: Schedule) -> list[tuple[Transport, int]]:
-    """What each collective sends, and how."""
+    """Transport and size in bytes of each collective."""
     return [(collective.transport, collective.size_bytes) for collective in schedule.collectives]
 
 
 def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size: int) -> Nanoseconds:
-    """What each message costs that has the fabric to itself."""
+    """Duration of each message when it has the fabric to itself; shape [messages]."""
     transports = np.array([transport for transport, _ in messages], dtype=object)
     sizes = np.array([size for _, size in messages], np.int64)
     cost_ns = np.zeros(len(messages), np.int64)
@@ -263,12 +276,19 @@ def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size:
     return cost_ns
 
 
-def contention_of(collectives: Sequence[Collective], processor: Processor, at_a_time: int) -> Slowdowns | None:
-    """How much these collectives and computing slow each other down, up to `at_a_time` of them in flight."""
-    return slowdowns_of(processor.contention, [collective.size_bytes for collective in collectives], at_a_time)
-
-
 def _sharing(collectives: Sequence[Collective], fabric: Fabric, world_size: int, at_a_time: int) -> tuple[float, ...]:
     if at_a_time == 1:
         return (1.0,) * len(collectives)
     return tuple(fabric.sharing_factor(collective.size_bytes, 2, world_size) for collective in collectives)
+
+
+def _price_join_end(schedule: Schedule, fabric: Fabric, world_size: int) -> EngineInput:
+    return EngineInput(
+        schedule=schedule,
+        duration_ns=np.zeros((1, 0), np.int64),
+        ranks=(0,),
+        cost_ns=price(messages_of(schedule), fabric, world_size),
+        queues=(0,) * len(schedule.collectives),
+        concurrency=fabric.concurrency,
+        sharing=_sharing(schedule.collectives, fabric, world_size, fabric.concurrency),
+    )

@@ -1,43 +1,24 @@
-"""Policy: what the reducer is told, and the buckets and collectives that follow from it."""
+"""Policy: settings of the reducer, and how the training script uses it."""
 
+import reprlib
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Any, Literal, Self, TypedDict
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from reference.bucketing import (
-    MIB,
-    BucketAssignment,
-    Order,
-    assign_buckets,
-    bucket_caps,
-    check_partition,
-    first_iteration_caps,
-    initial_buckets,
-    plan_buckets,
-)
+from reference.bucketing import Order, bucket_caps
 from reference.schema import Settings
-from reference.trace import Buffer, Parameter, Trace
 
-from ..workload.compute_times import ready_order, unused_parameters
-from .comm_hooks import NO_HOOK, CommHook
-from .schedule import JoinEnd, Outline
+from .comm_hooks import NO_HOOK, CommHook, named_hook
 
 Phase = Literal["steady", "first", "second", "rebuild"]
-BITMAP_BYTES = 4
-"""Of one parameter in the map of used ones, which is int32 (torch: `local_used_map`)."""
-ORDER_BYTES = 8
-"""Of one parameter in the order of readiness that rank 0 tells all."""
-JOIN_BYTES = 4
-"""Of the one float that ranks add up under Join: to count those with inputs, and to tell whether any averages."""
-PIECE_BYTES = 250 * MIB
-"""Of buffers that are broadcast together."""
-RANK_BYTES = 8
-"""Of the highest rank that has inputs, whose buffers count under Join."""
 
 
 class Policy(Settings, strict=False):
-    """Arguments of `DistributedDataParallel`, under its names, and how it is used; see each field."""
+    """Arguments of `DistributedDataParallel`, under its names, and how it is used; see each field.
+
+    `hook` also takes the name of a comm hook, as `named_hook` does.
+    """
 
     bucket_cap_mb: float | None = Field(
         default=25, description="size at which a bucket closes, MiB, None: 25, and 1 for the first; DDP's argument"
@@ -54,9 +35,9 @@ class Policy(Settings, strict=False):
     )
     order: Order = Field(
         default="ready",
-        description="how parameters are walked into buckets, a name, all but `ready` as a plan; the user's wish",
+        description="order in which parameters fill buckets, a name, all but `ready` as a plan; the user's wish",
     )
-    order_seed: int = Field(default=0, description="decides the order `random`, no unit; the user's choice")
+    order_seed: int = Field(default=0, description="seed of the order `random`, no unit; the user's choice")
     broadcast_buffers: bool = Field(
         default=True, description="whether rank 0's go to all before each forward pass, yes or no; DDP's argument"
     )
@@ -70,7 +51,7 @@ class Policy(Settings, strict=False):
     )
     skip_all_reduce_unused_params: bool = Field(
         default=False,
-        description="whether buckets in which no rank uses a parameter stay, yes or no; DDP's argument",
+        description="whether buckets in which no rank uses a parameter are not sent, yes or no; DDP's argument",
     )
     gradient_as_bucket_view: bool = Field(
         default=False, description="whether averages need no copying out of buckets, yes or no; DDP's argument"
@@ -93,9 +74,21 @@ class Policy(Settings, strict=False):
     )
     phase: Phase = Field(
         default="steady",
-        description="which iteration, a name: `first`, `second` (a static graph's, which rebuilds one later than "
-        "others), `rebuild` (the one with it), or `steady` (all later); the user's question",
+        description="which iteration, a name: `first`, `second` (of a static graph, which rebuilds one later than "
+        "others), `rebuild` (the one that rebuilds buckets), or `steady` (all later); the user's question",
     )
+
+    @field_validator("hook", mode="before")
+    @classmethod
+    def _hook_by_name(cls, hook: Any) -> Any:
+        if isinstance(hook, str):
+            try:
+                return named_hook(hook)
+            except ValueError as error:  # pydantic puts the field's name in front
+                raise ValueError(str(error).removeprefix("hook: ")) from None
+        if not isinstance(hook, CommHook | dict):
+            raise ValueError(f"expected a CommHook or the name of one, such as 'fp16', got {reprlib.repr(hook)}")
+        return hook
 
     @model_validator(mode="after")
     def _has_caps(self) -> Self:
@@ -119,18 +112,18 @@ class Policy(Settings, strict=False):
 
     @property
     def rebuilds(self) -> bool:
-        """Whether buckets are laid out anew after the first iteration."""
+        """Whether the reducer rebuilds its buckets after the first iteration."""
         follows_readiness = self.plan is None and self.order == "ready"
         return follows_readiness and (self.static_graph or not self.find_unused_parameters)
 
     @property
     def has_rebuilt(self) -> bool:
-        """Whether that has happened."""
+        """Whether the buckets of this phase are the rebuilt ones."""
         return self.rebuilds and self.phase not in ("first", "second")
 
     @property
     def launches_at_the_end(self) -> bool:
-        """Whether all buckets are launched after the backward pass: a static graph counts in its first iteration."""
+        """Whether all buckets are launched after the backward pass, as in a static graph's first iteration."""
         return self.static_graph and self.phase == "first"
 
     def caps_bytes(self) -> list[int]:
@@ -141,78 +134,22 @@ class Policy(Settings, strict=False):
         return bucket_caps(self.bucket_cap_mb, caps_mb)
 
 
-def buckets_of(policy: Policy, trace: Trace) -> BucketAssignment:
-    """The buckets that the reducer would use for the trace's model, in launch order.
+class PolicySettings(TypedDict, total=False):
+    """Fields of `Policy` as keyword arguments of `predict` and `sweep`."""
 
-    Raises:
-        ValueError: A plan that leaves a parameter out, has it twice, or an unknown one.
-    """
-    if policy.plan is not None:
-        check_partition(policy.plan, len(trace.sizes_bytes), name="plan")
-        for number, bucket in enumerate(policy.plan):
-            if len(kinds := sorted({trace.keys[index] for index in bucket})) > 1:
-                raise ValueError(f"plan: expected one dtype a bucket, bucket {number} has {' and '.join(kinds)}")
-        return [list(bucket) for bucket in policy.plan]
-    sizes, keys, sparse, caps = trace.sizes_bytes, trace.keys, trace.sparse, policy.caps_bytes()
-    if policy.order == "ready" and not policy.has_rebuilt:
-        listed = policy.bucket_cap_mb_list is not None
-        caps = first_iteration_caps(
-            caps, listed=listed, graph_may_change=policy.find_unused_parameters and not policy.static_graph
-        )
-        return initial_buckets(sizes, caps, keys=keys, sparse=sparse)
-    ready, unused = ready_order(trace)
-    return plan_buckets(
-        policy.order,
-        sizes,
-        caps,
-        ready_order=ready + unused,
-        keys=keys,
-        sparse=sparse,
-        seed=policy.order_seed,
-    )
-
-
-def outline_of(policy: Policy, trace: Trace, buckets: Sequence[Sequence[int]], *, joins: bool) -> Outline:
-    """What an iteration under this policy consists of.
-
-    Args:
-        policy: What the reducer is told.
-        trace: Of the model.
-        buckets: Parameter indices by bucket, in launch order.
-        joins: Whether the ranks train under Join.
-    """
-    parameters = trace.workload.parameters
-    static_first = policy.static_graph and policy.phase == "first"
-    searches = policy.find_unused_parameters and not policy.static_graph
-    broadcasts = policy.broadcast_buffers and trace.workload.source == "module"
-    always, sometimes = unused_parameters(trace)
-    skipped = always if policy.skip_all_reduce_unused_params and searches else frozenset()
-    return Outline(
-        messages=tuple(
-            policy.hook.message([parameters[index] for index in bucket], policy.sparse_density) for bucket in buckets
-        ),
-        skipped=frozenset(number for number, bucket in enumerate(buckets) if skipped.issuperset(bucket)),
-        local_iterations=policy.sync_every - 1,
-        rebuild_bytes=len(parameters) * ORDER_BYTES if policy.phase == "rebuild" and policy.rebuilds else None,
-        join_bytes=JOIN_BYTES if joins else None,
-        source_bytes=RANK_BYTES if joins and broadcasts and trace.workload.buffers else None,
-        buffer_bytes=pieces_bytes(trace.workload.buffers) if broadcasts else (),
-        searches=searches,
-        bitmap_bytes=len(parameters) * BITMAP_BYTES if searches or static_first else None,
-        leaves_some_out=bool(sometimes),
-    )
-
-
-def join_end_of(policy: Policy, trace: Trace) -> JoinEnd:
-    """What ranks send under Join once all have run out of inputs: the model, as far as a trace knows it."""
-    tensors: list[Parameter | Buffer] = [
-        *trace.workload.parameters,
-        *(trace.workload.buffers if policy.broadcast_buffers else ()),
-    ]
-    return JoinEnd(JOIN_BYTES, RANK_BYTES, pieces_bytes(tensors))
-
-
-def pieces_bytes(tensors: Sequence[Parameter | Buffer]) -> tuple[int, ...]:
-    """Bytes of the pieces in which tensors are broadcast, as `reference.broadcast` cuts them."""
-    sizes, keys = [tensor.size_bytes for tensor in tensors], [tensor.dtype for tensor in tensors]
-    return tuple(sum(sizes[index] for index in piece) for piece in assign_buckets(sizes, [PIECE_BYTES], keys=keys))
+    bucket_cap_mb: float | None
+    bucket_cap_mb_list: Sequence[float] | None
+    first_bucket_mb: float | None
+    plan: Sequence[Sequence[int]] | None
+    order: Order
+    order_seed: int
+    broadcast_buffers: bool
+    find_unused_parameters: bool
+    static_graph: bool
+    skip_all_reduce_unused_params: bool
+    gradient_as_bucket_view: bool
+    hook: CommHook | str
+    sparse_density: float
+    sync_every: int
+    process_groups: int
+    phase: Phase

@@ -1,30 +1,44 @@
-"""Schedule: what every rank does in an iteration, step by step; the same for all, only durations differ.
+"""Schedule: the buckets of an iteration and the steps of every rank; equal on all ranks, only durations differ.
 
-A rank computes, launches collectives and waits for them. Collectives are numbered in the order in which all ranks
-launch them. The order of steps is that of `reference.reducer`: gradients come, a full bucket is packed, buckets are
-launched strictly in their order, and after the backward pass each is waited for and copied out.
+A rank computes, launches collectives and waits for them. Collectives are numbered in launch order. The steps have the
+order of `reference.reducer`: gradients become ready, a full bucket is packed, buckets are launched strictly in bucket
+order, and after the backward pass each bucket is waited for and copied out.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from reference.bucketing import (
+    MIB,
+    BucketAssignment,
+    assign_buckets,
+    check_partition,
+    first_iteration_caps,
+    initial_buckets,
+    plan_buckets,
+)
+from reference.trace import Buffer, Parameter
+
+from ..workload.compute_times import RecordedModel
+from .comm_hooks import Message, Transport
+from .policy import Policy
 
 ComputeKind = Literal[
     "unsynchronized", "rebuild", "forward", "search", "backward", "pack", "compress", "launch", "recompress",
     "decompress", "copy_out", "step",
 ]  # fmt: skip
 CollectiveKind = Literal["join", "order", "broadcast", "all_reduce", "second_all_reduce", "bitmap"]
-Transport = Literal["all_reduce", "all_gather", "broadcast"]
 
 
 class Compute(NamedTuple):
-    """The rank computes; for how long is told by `EngineInput.duration_ns`."""
+    """The rank computes, for the time that `EngineInput.duration_ns` gives for this step."""
 
     kind: ComputeKind
     bucket: int | None = None
     iteration: int = 0
-    """Which of those under `no_sync`."""
+    """Number of the iteration under `no_sync`, for the kind "unsynchronized"."""
 
 
 class Launch(NamedTuple):
@@ -41,16 +55,9 @@ class Wait(NamedTuple):
 
 Instruction = Compute | Launch | Wait
 
-BROADCASTS_IN_FLIGHT = 2
-"""Of the pieces of a model's tensors, as in `reference.broadcast`."""
-BUCKET_STEPS: tuple[ComputeKind, ...] = ("backward", "pack", "compress", "launch")
-"""What a rank computes until it issues a bucket's collective."""
-SKIPPED_STEPS = BUCKET_STEPS[:2]
-"""The same of a bucket that is never sent."""
-
 
 class Collective(NamedTuple):
-    """What all ranks do together: `transport` of `size_bytes`, `bucket` is None where it carries no gradients."""
+    """A collective of all ranks: `transport` of `size_bytes`; `bucket` is None where it carries no gradients."""
 
     kind: CollectiveKind
     bucket: int | None
@@ -67,95 +74,164 @@ class Schedule:
 
     @property
     def steps(self) -> list[Compute]:
-        """All computing, in order: the columns of `EngineInput.duration_ns`."""
+        """The computing steps, in order: the columns of `EngineInput.duration_ns`."""
         return [instruction for instruction in self.instructions if isinstance(instruction, Compute)]
 
 
-class Message(NamedTuple):
-    """What one bucket sends: one collective, or two where the second depends on the first (PowerSGD)."""
+def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
+    """Assign the model's parameters to buckets as the reducer would under this policy, in launch order.
 
-    transport: Transport
-    first_bytes: int
-    second_bytes: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Outline:
-    """What an iteration consists of besides its forward pass, its backward pass and its step.
-
-    Attributes:
-        messages: What each bucket sends, in launch order; None: nothing (the hook keeps it).
-        skipped: Buckets that are packed, but never sent (`skip_all_reduce_unused_params`).
-        local_iterations: How many under `no_sync` go before.
-        rebuild_bytes: The order of readiness that rank 0 tells all; None: no rebuild.
-        join_bytes: The count of ranks that still have inputs, added up under Join; as much tells before the forward
-            pass whether any of them averages; None: no Join.
-        source_bytes: The rank whose buffers count, agreed on under Join; None: no Join, or no buffers.
-        buffer_bytes: Buffers that rank 0 broadcasts before the forward pass, in pieces of one dtype.
-        searches: Whether the graph is searched for unused parameters.
-        bitmap_bytes: The map of used parameters, added up after the last launch; None: none.
-        leaves_some_out: Whether parameters are unused: then the map is needed before anything is copied out.
+    Raises:
+        ValueError: A plan that leaves a parameter out, has it twice, has an unknown one, or mixes dtypes in a bucket.
     """
+    keys = [parameter.dtype for parameter in model.parameters]
+    if policy.plan is not None:
+        check_partition(policy.plan, len(keys), name="plan")
+        for number, bucket in enumerate(policy.plan):
+            if len(kinds := sorted({keys[index] for index in bucket})) > 1:
+                raise ValueError(f"plan: expected one dtype a bucket, bucket {number} has {' and '.join(kinds)}")
+        return [list(bucket) for bucket in policy.plan]
+    caps = policy.caps_bytes()
+    sizes = [parameter.size_bytes for parameter in model.parameters]
+    sparse = [parameter.sparse for parameter in model.parameters]
+    if policy.order == "ready" and not policy.has_rebuilt:
+        caps = first_iteration_caps(
+            caps,
+            listed=policy.bucket_cap_mb_list is not None,
+            graph_may_change=policy.find_unused_parameters and not policy.static_graph,
+        )
+        return initial_buckets(sizes, caps, keys=keys, sparse=sparse)
+    return plan_buckets(
+        policy.order,
+        sizes,
+        caps,
+        ready_order=[*model.ready_order, *model.without_gradient],
+        keys=keys,
+        sparse=sparse,
+        seed=policy.order_seed,
+    )
 
-    messages: tuple[Message | None, ...]
-    skipped: frozenset[int] = frozenset()
-    local_iterations: int = 0
-    rebuild_bytes: int | None = None
-    join_bytes: int | None = None
-    source_bytes: int | None = None
-    buffer_bytes: tuple[int, ...] = ()
-    searches: bool = False
-    bitmap_bytes: int | None = None
-    leaves_some_out: bool = False
+
+BITMAP_BYTES = 4
+"""Size of a parameter's entry in the bitmap of used parameters, an int32 (torch: `local_used_map`)."""
+ORDER_BYTES = 8
+"""Size of a parameter's entry in the ready order that rank 0 broadcasts before the rebuild."""
+JOIN_BYTES = 4
+"""Size of the count of ranks that still have inputs, and of the vote whether any rank averages, under Join."""
+RANK_BYTES = 8
+"""Size of the number of the rank whose buffers or model all ranks take under Join."""
+BUCKET_STEPS: tuple[ComputeKind, ...] = ("backward", "pack", "compress", "launch")
+"""Computing steps of a rank up to the launch of a bucket's collective."""
+UNSENT_BUCKET_STEPS = BUCKET_STEPS[:2]
+"""The same for a bucket that is never sent."""
 
 
-class JoinEnd(NamedTuple):
-    """What is sent once no rank has inputs: the count, whose model it is, and that, in pieces of one dtype."""
+def build_schedule(
+    policy: Policy, model: RecordedModel, buckets: Sequence[Sequence[int]], *, joins: bool = False
+) -> Schedule:
+    """List the steps of one synchronised iteration, after the iterations under `no_sync` of its cycle.
 
-    join_bytes: int
-    source_bytes: int
-    model_bytes: tuple[int, ...]
+    Args:
+        policy: Settings of the reducer.
+        model: Its parameters, buffers and unused parameters.
+        buckets: Parameter indices by bucket, in launch order.
+        joins: Whether the ranks train under Join.
 
-
-def build_schedule(outline: Outline) -> Schedule:
-    """The steps of an iteration in their order."""
+    Raises:
+        ValueError: A sparse gradient, which the policy's comm hook cannot take.
+    """
+    searches = policy.find_unused_parameters and not policy.static_graph
+    sends_bitmap = searches or policy.launches_at_the_end
+    broadcasts = policy.broadcast_buffers and not model.has_communication
+    skipped = model.never_used if policy.skip_all_reduce_unused_params and searches else frozenset[int]()
+    unsent = {number for number, bucket in enumerate(buckets) if skipped.issuperset(bucket)}
+    parameters = [[model.parameters[index] for index in bucket] for bucket in buckets]
+    messages = [policy.hook.message(members, policy.sparse_density) for members in parameters]
     writer = _Writer()
-    for number in range(outline.local_iterations):
-        _before_forward(writer, outline, number)
-        writer.compute("unsynchronized", iteration=number)
-    _before_forward(writer, outline, outline.local_iterations)
+    for iteration in range(policy.sync_every):
+        if joins:
+            writer.launch(Collective("join", None, "all_reduce", JOIN_BYTES))
+        if iteration == 0:  # it follows a synchronised iteration, so it rebuilds and broadcasts buffers
+            if policy.phase == "rebuild" and policy.rebuilds:
+                writer.wait(
+                    writer.launch(Collective("order", None, "broadcast", len(model.parameters) * ORDER_BYTES))
+                )
+                writer.compute("rebuild")
+            if joins and broadcasts and model.buffers:
+                writer.wait(writer.launch(Collective("join", None, "all_reduce", RANK_BYTES)))
+            if broadcasts:
+                writer.broadcast(model.buffers)
+        if joins:
+            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_BYTES)))
+        if iteration < policy.sync_every - 1:
+            writer.compute("unsynchronized", iteration=iteration)
     writer.compute("forward")
-    if outline.searches:
+    if searches:
         writer.compute("search")
-    awaited = _launch_buckets(writer, outline)
-    if outline.bitmap_bytes is not None:
-        bitmap = writer.launch(Collective("bitmap", None, "all_reduce", outline.bitmap_bytes))
+    awaited = _launch_buckets(writer, messages, unsent)
+    if sends_bitmap:
+        bitmap = writer.launch(Collective("bitmap", None, "all_reduce", len(model.parameters) * BITMAP_BYTES))
     writer.compute("backward")
-    if outline.bitmap_bytes is not None and outline.leaves_some_out:
+    if sends_bitmap and not model.always_used:  # the bitmap decides which gradients are copied out
         writer.wait(bitmap)
-    for bucket, collective in enumerate(awaited):
-        if collective is not None:
-            writer.wait(collective)
-        if bucket not in outline.skipped:
+    for bucket in range(len(buckets)):
+        if bucket in awaited:
+            writer.wait(awaited[bucket])
+        if bucket not in unsent:
             writer.compute("decompress", bucket)
             writer.compute("copy_out", bucket)
-    if outline.bitmap_bytes is not None and not outline.leaves_some_out:
+    if sends_bitmap and model.always_used:
         writer.wait(bitmap)
     writer.compute("step")
     return Schedule(tuple(writer.instructions), tuple(writer.collectives))
 
 
-def build_join_end(outline: JoinEnd) -> Schedule:
-    """What ranks do under Join once all have run out of inputs."""
+def build_join_end(policy: Policy, model: RecordedModel) -> Schedule:
+    """List the steps under Join once all ranks have run out of inputs: all take the model of the last rank."""
     writer = _Writer()
-    for size in (outline.join_bytes, outline.source_bytes):
+    for size in (JOIN_BYTES, RANK_BYTES):
         writer.wait(writer.launch(Collective("join", None, "all_reduce", size)))
-    _broadcast(writer, outline.model_bytes)
+    writer.broadcast([*model.parameters, *(model.buffers if policy.broadcast_buffers else ())])
     return Schedule(tuple(writer.instructions), tuple(writer.collectives))
 
 
+def _launch_buckets(writer: "_Writer", messages: Sequence[Message | None], unsent: Collection[int]) -> dict[int, int]:
+    """Write the backward pass up to the last launch; returns, by bucket, the collective that completes its averages.
+
+    A second collective is launched after the first one of the next bucket, or at once for the last bucket, as in
+    `reference.comm_hooks.powersgd`.
+    """
+    awaited: dict[int, int] = {}
+    pending: list[tuple[int, Collective]] = []  # the second collective of the bucket before, if it has one
+
+    def launch_second() -> None:
+        for bucket, collective in pending:
+            writer.wait(awaited[bucket])
+            writer.compute("recompress", bucket)
+            awaited[bucket] = writer.launch(collective)
+        pending.clear()
+
+    for bucket, message in enumerate(messages):
+        for kind in UNSENT_BUCKET_STEPS if bucket in unsent else BUCKET_STEPS:
+            writer.compute(kind, bucket)
+        if message is None or bucket in unsent:
+            continue
+        awaited[bucket] = writer.launch(Collective("all_reduce", bucket, message.transport, message.first_bytes))
+        launch_second()
+        if message.second_bytes is not None:
+            pending.append((bucket, Collective("second_all_reduce", bucket, message.transport, message.second_bytes)))
+    launch_second()
+    return awaited
+
+
+PIECE_BYTES = 250 * MIB
+"""Size of the pieces in which tensors are broadcast, as in `reference.broadcast`."""
+BROADCASTS_IN_FLIGHT = 2
+"""Pieces that are broadcast at the same time, as in `reference.broadcast`."""
+
+
 class _Writer:
-    """Appends instructions, and numbers collectives as they are launched."""
+    """Appends instructions, and numbers collectives in the order in which they are launched."""
 
     def __init__(self) -> None:
         self.instructions: list[Instruction] = []
@@ -165,65 +241,22 @@ class _Writer:
         self.instructions.append(Compute(kind, bucket, iteration))
 
     def launch(self, collective: Collective) -> int:
+        """Returns the number of the collective."""
         self.collectives.append(collective)
         self.instructions.append(Launch(len(self.collectives) - 1))
         return len(self.collectives) - 1
 
-    def wait(self, number: int) -> None:
-        self.instructions.append(Wait(number))
+    def wait(self, collective: int) -> None:
+        self.instructions.append(Wait(collective))
 
-
-def _before_forward(writer: _Writer, outline: Outline, iteration: int) -> None:
-    """Of any iteration of a cycle; the first, which follows a synchronised one, rebuilds and sends buffers."""
-    if outline.join_bytes is not None:
-        writer.launch(Collective("join", None, "all_reduce", outline.join_bytes))
-    if iteration == 0 and outline.rebuild_bytes is not None:
-        writer.wait(writer.launch(Collective("order", None, "broadcast", outline.rebuild_bytes)))
-        writer.compute("rebuild")
-    if iteration == 0 and outline.source_bytes is not None:
-        writer.wait(writer.launch(Collective("join", None, "all_reduce", outline.source_bytes)))
-    if iteration == 0:
-        _broadcast(writer, outline.buffer_bytes)
-    if outline.join_bytes is not None:
-        writer.wait(writer.launch(Collective("join", None, "all_reduce", outline.join_bytes)))
-
-
-def _broadcast(writer: _Writer, sizes_bytes: Sequence[int]) -> None:
-    in_flight: deque[int] = deque()
-    for size in sizes_bytes:
-        if len(in_flight) == BROADCASTS_IN_FLIGHT:
-            writer.wait(in_flight.popleft())
-        in_flight.append(writer.launch(Collective("broadcast", None, "broadcast", size)))
-    for collective in in_flight:
-        writer.wait(collective)
-
-
-def _launch_buckets(writer: _Writer, outline: Outline) -> list[int | None]:
-    """Returns the collective after which each bucket holds its averages.
-
-    A second collective follows the launch of the next bucket, the last one comes at once, as in `hooks.powersgd`.
-    """
-    awaited: list[int | None] = [None] * len(outline.messages)
-    owing: list[tuple[int, Message]] = []
-    for bucket, message in enumerate(outline.messages):
-        for kind in SKIPPED_STEPS if bucket in outline.skipped else BUCKET_STEPS:
-            writer.compute(kind, bucket)
-        if message is None or bucket in outline.skipped:
-            continue
-        awaited[bucket] = writer.launch(Collective("all_reduce", bucket, message.transport, message.first_bytes))
-        _launch_seconds(writer, owing, awaited)
-        owing = [(bucket, message)] if message.second_bytes is not None else []
-    _launch_seconds(writer, owing, awaited)
-    return awaited
-
-
-def _launch_seconds(writer: _Writer, owing: Sequence[tuple[int, Message]], awaited: list[int | None]) -> None:
-    for bucket, message in owing:
-        first = awaited[bucket]
-        assert first is not None
-        assert message.second_bytes is not None
-        writer.wait(first)
-        writer.compute("recompress", bucket)
-        awaited[bucket] = writer.launch(
-            Collective("second_all_reduce", bucket, message.transport, message.second_bytes)
-        )
+    def broadcast(self, tensors: Sequence[Parameter | Buffer]) -> None:
+        """Broadcast tensors in pieces of one dtype, and wait for all of them."""
+        sizes, keys = [tensor.size_bytes for tensor in tensors], [tensor.dtype for tensor in tensors]
+        in_flight: deque[int] = deque()
+        for piece in assign_buckets(sizes, [PIECE_BYTES], keys=keys):
+            if len(in_flight) == BROADCASTS_IN_FLIGHT:
+                self.wait(in_flight.popleft())
+            size = sum(sizes[index] for index in piece)
+            in_flight.append(self.launch(Collective("broadcast", None, "broadcast", size)))
+        for collective in in_flight:
+            self.wait(collective)

@@ -1,19 +1,23 @@
-"""Compute times: how long each rank computes in an iteration and when its gradients are ready, as arrays.
+"""Compute times: how long each rank computes and when its gradients are ready, as recorded and as sampled.
 
-Everything here is pure arithmetic on a trace. Times count *computation*: where a rank is slowed down or has to
-wait, the engines add to them.
+Times count computation alone. Where a rank is slowed down or has to wait, the engines add to its times.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
+from scipy.special import ndtr, ndtri
 
-from reference.trace import Iteration, Trace
+from reference.schema import Settings
+from reference.trace import Buffer, Iteration, Parameter, Trace
 
 Nanoseconds = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +27,12 @@ class ComputeTimes:
     Arrays of any leading shape: of iterations, of ranks, or empty for a single iteration of a single rank.
 
     Attributes:
-        forward_ns: When the forward pass ends.
-        ready_ns: When each gradient is ready, by parameter index along the last axis.
-        backward_end_ns: When the backward pass ends.
-        step_ns: How long all that comes after it takes: the optimiser, and what precedes the next iteration.
-        optimizer_ns: How much of `step_ns` is the optimiser's; iterations that do not synchronise leave it out.
-        before_ns: How long each iteration under `no_sync` takes that goes before this one, along the last axis.
+        forward_ns: End of the forward pass.
+        ready_ns: Moment at which each gradient is ready, by parameter index along the last axis.
+        backward_end_ns: End of the backward pass.
+        step_ns: Duration of everything after the backward pass: the optimiser, and what precedes the next iteration.
+        optimizer_ns: The optimiser's share of `step_ns`; iterations that do not synchronise leave it out.
+        before_ns: Duration of each iteration under `no_sync` that precedes this one, along the last axis.
     """
 
     forward_ns: Nanoseconds
@@ -40,84 +44,112 @@ class ComputeTimes:
 
     @property
     def compute_ns(self) -> Nanoseconds:
-        """The whole iteration, if no communication existed."""
+        """Duration of the iteration without any communication."""
         return self.backward_end_ns + self.step_ns
 
     def __getitem__(self, index: Any) -> Self:
         """Some of the ranks or iterations, by any index of numpy's along the leading axes."""
         return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
 
+    def scaled(self, factors: Floats) -> Self:
+        """Multiply each rank's times by its factor; `factors` has the leading axes."""
 
-def stack(works: Sequence[ComputeTimes]) -> ComputeTimes:
-    """Works of equal shapes along a new first axis."""
-    return ComputeTimes(*(np.stack([getattr(work, field.name) for work in works]) for field in fields(ComputeTimes)))
+        def scale(ns: Nanoseconds) -> Nanoseconds:
+            return np.rint(ns * factors.reshape(factors.shape + (1,) * (ns.ndim - factors.ndim))).astype(np.int64)
 
+        return type(self)(*(scale(getattr(self, field.name)) for field in fields(self)))
 
-def concatenate(works: Sequence[ComputeTimes]) -> ComputeTimes:
-    """Works one after the other along their first axis."""
-    return ComputeTimes(
-        *(np.concatenate([getattr(work, field.name) for work in works]) for field in fields(ComputeTimes))
-    )
+    @classmethod
+    def stacked(cls, several: Sequence[Self]) -> Self:
+        """Put compute times of equal shapes along a new first axis."""
+        return cls(*(np.stack([getattr(one, field.name) for one in several]) for field in fields(cls)))
 
-
-def scaled(work: ComputeTimes, factors: NDArray[np.float64]) -> ComputeTimes:
-    """Each rank's computation times its factor; `factors` has the axes of `work`."""
-
-    def scale(ns: Nanoseconds) -> Nanoseconds:
-        return np.rint(ns * factors.reshape(factors.shape + (1,) * (ns.ndim - factors.ndim))).astype(np.int64)
-
-    return ComputeTimes(*(scale(getattr(work, field.name)) for field in fields(ComputeTimes)))
+    @classmethod
+    def concatenated(cls, several: Sequence[Self]) -> Self:
+        """Put compute times one after the other along their first axis."""
+        return cls(*(np.concatenate([getattr(one, field.name) for one in several]) for field in fields(cls)))
 
 
-def recorded_compute_times(trace: Trace, *, unused_allowed: bool = False) -> list[ComputeTimes]:
-    """All recorded iterations by rank: one `ComputeTimes` a rank, its first axis the iterations.
+@dataclass(frozen=True, slots=True)
+class RecordedModel:
+    """What a prediction takes from a trace: the model, and the compute times of every recorded rank.
 
-    In a trace recorded with communication the backward pass counts up to its last gradient: what follows
-    there is waiting for all-reduces.
+    Attributes:
+        parameters: By parameter index.
+        buffers: In the order in which they are broadcast.
+        has_communication: Whether the times already hold the copies, launches, broadcasts and slow-downs of
+            data-parallel training.
+        ready_order: Parameter indices in the order in which rank 0's gradients became ready in its last iteration.
+            The rebuild assigns buckets in this order.
+        without_gradient: Parameter indices that got no gradient in that iteration.
+        never_used: Parameter indices that got no gradient in any recorded iteration.
+        always_used: Whether every parameter got a gradient in every recorded iteration.
+        compute_times: One entry a recorded rank; the first axis of each is the iterations.
+    """
+
+    parameters: tuple[Parameter, ...]
+    buffers: tuple[Buffer, ...]
+    has_communication: bool
+    ready_order: tuple[int, ...]
+    without_gradient: tuple[int, ...]
+    never_used: frozenset[int]
+    always_used: bool
+    compute_times: tuple[ComputeTimes, ...]
+
+
+def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedModel:
+    """Extract the model and its compute times from a trace.
+
+    In a trace recorded with communication the backward pass ends with its last gradient: the time after that is
+    spent waiting for all-reduces.
 
     Args:
         trace: Any recording.
-        unused_allowed: Whether a parameter may have got no gradient; it counts as ready with the first that
-            does, as the reducer marks it under `find_unused_parameters`.
+        unused_allowed: Whether a parameter may have got no gradient. Such a parameter counts as ready together with
+            the first one that got a gradient, as the reducer marks it under `find_unused_parameters`.
 
     Raises:
         ValueError: A parameter got no gradient and that is not allowed; its bucket would never be launched.
     """
-    is_plain = trace.workload.source == "module"
-    works = []
+    workload = trace.workload
+    has_communication = workload.source != "module"
+    every_index = frozenset(range(len(workload.parameters)))
+    never_used, sometimes_unused = every_index, frozenset[int]()
+    compute_times = []
     for rank in trace.ranks:
-        if not unused_allowed:
-            for number, iteration in enumerate(rank.iterations):
-                _check_all_ready(trace, iteration, f"rank {rank.rank}, iteration {number}")
-        works.append(stack([_iteration_work(iteration, is_plain=is_plain) for iteration in rank.iterations]))
-    return works
+        iterations = []
+        for number, iteration in enumerate(rank.iterations):
+            unused = frozenset(index for index, moment in enumerate(iteration.ready_ns) if moment is None)
+            if unused and not unused_allowed:
+                names = [workload.parameters[index].name for index in sorted(unused)]
+                raise ValueError(
+                    f"trace: rank {rank.rank}, iteration {number}: {', '.join(names[:5])}"
+                    f"{', ...' if len(names) > 5 else ''} got no gradient, so the bucket would never be launched; "
+                    "pass find_unused_parameters=True, as the training must, or record an iteration in which every "
+                    "parameter takes part"
+                )
+            never_used, sometimes_unused = never_used & unused, sometimes_unused | unused
+            iterations.append(_times_of(iteration, has_communication=has_communication))
+        compute_times.append(ComputeTimes.stacked(iterations))
+    last = trace.ranks[0].iterations[-1].ready_ns
+    moments = {index: moment for index, moment in enumerate(last) if moment is not None}
+    return RecordedModel(
+        parameters=workload.parameters,
+        buffers=workload.buffers,
+        has_communication=has_communication,
+        ready_order=tuple(sorted(moments, key=moments.__getitem__)),
+        without_gradient=tuple(sorted(every_index - moments.keys())),
+        never_used=never_used,
+        always_used=not sometimes_unused,
+        compute_times=tuple(compute_times),
+    )
 
 
-def ready_order(trace: Trace) -> tuple[list[int], list[int]]:
-    """Parameter indices as rank 0's gradients became ready in its last iteration, and those that got none.
-
-    The rebuild walks the first; a static graph puts the others into a last bucket.
-    """
-    ready = trace.ranks[0].iterations[-1].ready_ns
-    moments = {index: moment for index, moment in enumerate(ready) if moment is not None}
-    return sorted(moments, key=moments.__getitem__), [index for index in range(len(ready)) if index not in moments]
-
-
-def unused_parameters(trace: Trace) -> tuple[frozenset[int], frozenset[int]]:
-    """Indices of parameters that got no gradient in any recorded iteration, and of those that got none in some."""
-    missing = [
-        frozenset(index for index, moment in enumerate(iteration.ready_ns) if moment is None)
-        for rank in trace.ranks
-        for iteration in rank.iterations
-    ]
-    return frozenset.intersection(*missing), frozenset.union(*missing)
-
-
-def _iteration_work(recorded: Iteration, *, is_plain: bool) -> ComputeTimes:
+def _times_of(recorded: Iteration, *, has_communication: bool) -> ComputeTimes:
     start = recorded.forward_start_ns
     first = min((moment for moment in recorded.ready_ns if moment is not None), default=recorded.backward_start_ns)
     ready = np.array([first if moment is None else moment for moment in recorded.ready_ns], dtype=np.int64)
-    backward_end = recorded.backward_end_ns if is_plain else int(ready.max())
+    backward_end = int(ready.max()) if has_communication else recorded.backward_end_ns
     optimizer = (recorded.optimizer_end_ns or 0) - (recorded.optimizer_start_ns or 0)
     return ComputeTimes(
         forward_ns=np.int64(recorded.forward_end_ns - start),  # type: ignore[arg-type]  # an array without axes
@@ -129,15 +161,239 @@ def _iteration_work(recorded: Iteration, *, is_plain: bool) -> ComputeTimes:
     )
 
 
-def _check_all_ready(trace: Trace, iteration: Iteration, where: str) -> None:
-    names = [
-        parameter.name
-        for parameter, moment in zip(trace.workload.parameters, iteration.ready_ns, strict=True)
-        if moment is None
-    ]
-    if names:
-        raise ValueError(
-            f"trace: {where}: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''} got no gradient, so the "
-            "bucket would never be launched; pass find_unused_parameters=True, as the training must, or record an "
-            "iteration in which every parameter takes part"
-        )
+Kind = Literal["recorded", "resampled", "correlated", "fitted"]
+
+
+class Variation(Settings):
+    """How the simulated iterations are made from the recorded ones."""
+
+    kind: Kind = Field(
+        default="recorded",
+        description="how iterations are drawn, a name: `recorded`, each as it was, rank r as recorded rank r modulo "
+        "their number; `resampled`, every rank whole iterations; `correlated`, every rank each gap of gradients, "
+        "neighbours alike; `fitted`, every rank's typical one times a lognormal factor; from the trace's iterations",
+    )
+    iterations: int = Field(
+        default=200, ge=1, description="how many to draw, a count (`recorded` has as many as there are); the user's"
+    )
+    correlation: float | None = Field(
+        default=None,
+        ge=-1,
+        le=1,
+        description="of neighbouring gaps, from -1 to 1 (iterations slow as a whole); None: as in the trace",
+    )
+    seed: int = Field(default=0, ge=0, description="seed of everything random, no unit; the user's choice")
+
+
+RECORDED = Variation()
+"""Iterations exactly as they were recorded."""
+
+
+class Straggler(Settings):
+    """A rank that computes more slowly than was recorded."""
+
+    rank: int | None = Field(
+        default=None, ge=0, description="which, a rank, None: another one in each iteration; the user's question"
+    )
+    factor: float = Field(
+        ge=1, allow_inf_nan=False, description="its computation's time, a multiple of the recorded; a slow node's log"
+    )
+
+
+class IterationSampler:
+    """Draws the compute times of all ranks, iteration by iteration.
+
+    Ranks that always compute the same are drawn once.
+
+    Args:
+        recorded: Recorded iterations by rank, as `RecordedModel.compute_times`.
+        world_size: Number of ranks; recorded ranks are repeated in turn.
+        variation: How iterations are made from recorded ones.
+        stragglers: Slow ranks.
+        inputs: Batches of each rank, under Join; None: every rank has a batch in every iteration.
+        sync_every: Iterations in a cycle, of which only the last synchronises; each is drawn by itself.
+
+    Attributes:
+        ranks: The ranks that are drawn.
+        represented_by: For every rank the drawn rank that computes the same; shape [world size].
+        count: Number of iterations; of cycles where `sync_every` exceeds 1.
+        parameters: Number of parameters.
+
+    Raises:
+        ValueError: A straggler that is no rank, or not one number of inputs for each rank.
+    """
+
+    def __init__(
+        self,
+        recorded: Sequence[ComputeTimes],
+        world_size: int,
+        variation: Variation,
+        stragglers: Sequence[Straggler] = (),
+        inputs: Sequence[int] | None = None,
+        *,
+        sync_every: int = 1,
+    ) -> None:
+        for number, straggler in enumerate(stragglers):
+            if straggler.rank is not None and straggler.rank >= world_size:
+                raise ValueError(
+                    f"stragglers[{number}].rank: expected a rank below {world_size}, got {straggler.rank}"
+                )
+        if inputs is not None and (len(inputs) != world_size or min(inputs) < 0 or max(inputs) < 1):
+            raise ValueError(
+                f"inputs: expected {world_size} numbers of batches, one a rank, not all 0 and none negative; "
+                f"got {inputs}"
+            )
+        self._variation, self._stragglers = variation, stragglers
+        self._inputs = None if inputs is None else np.array(inputs)
+        at_random = any(straggler.rank is None for straggler in stragglers)
+        if variation.kind == "recorded" and not at_random:
+            self.ranks, self.represented_by = _distinct_ranks(world_size, len(recorded), stragglers, inputs)
+        else:
+            self.ranks = self.represented_by = np.arange(world_size)
+        recorded = recorded[:world_size]
+        counts = np.array([len(times.forward_ns) for times in recorded])
+        self.count = int(counts.min()) if variation.kind == "recorded" else variation.iterations
+        if inputs is not None:
+            self.count = max(inputs)
+        self._sync_every = sync_every
+        self.count = max(1, self.count // sync_every)
+        source = self.ranks % len(recorded)
+        self._pool = ComputeTimes.concatenated(recorded)
+        self.parameters = self._pool.ready_ns.shape[-1]
+        self._counts, self._first = counts[source], (np.cumsum(counts) - counts)[source]
+        self._typical = np.array([_typical_iteration(times) for times in recorded])[source]
+        self._spread = np.array([np.log(np.maximum(times.compute_ns, 1)).std() for times in recorded])[source]
+        self._recorded, self._source = recorded, source
+
+    def draw(self, cycles: Sequence[int]) -> ComputeTimes:
+        """Draw the last iteration of each of these cycles; shape [cycles, `ranks`]."""
+        drawn = []
+        for cycle in cycles:
+            last = (cycle + 1) * self._sync_every - 1
+            times = self._draw_iteration(last)
+            before_ns = [self._unsynchronized_ns(number) for number in range(cycle * self._sync_every, last)]
+            drawn.append(replace(times, before_ns=np.stack(before_ns, axis=-1)) if before_ns else times)
+        return ComputeTimes.stacked(drawn)
+
+    def joined(self, cycles: Sequence[int]) -> NDArray[np.bool_]:
+        """Whether each rank has run out of inputs before each cycle's last iteration; shape [cycles, `ranks`]."""
+        return np.stack([self._has_joined((cycle + 1) * self._sync_every - 1) for cycle in cycles])
+
+    def _unsynchronized_ns(self, number: int) -> Nanoseconds:
+        """Duration of an iteration under `no_sync`; the optimiser waits for the end of the cycle."""
+        times = self._draw_iteration(number)
+        return np.where(self._has_joined(number), 0, times.compute_ns - times.optimizer_ns)
+
+    def _has_joined(self, number: int) -> NDArray[np.bool_]:
+        return np.zeros(len(self.ranks), bool) if self._inputs is None else self._inputs[self.ranks] <= number
+
+    def _draw_iteration(self, number: int) -> ComputeTimes:
+        """Draw one iteration of all ranks; equal numbers give equal times, in any order of calls."""
+        rng = np.random.default_rng([self._variation.seed, number])
+        match self._variation.kind:
+            case "recorded":
+                times = self._pool[self._first + number % self._counts.min()]
+            case "resampled":
+                times = self._pool[self._first + rng.integers(self._counts)]
+            case "correlated":
+                by_source = [
+                    gaps.draw(rng, int((self._source == rank).sum())) for rank, gaps in enumerate(self._gaps)
+                ]
+                times = ComputeTimes.concatenated(by_source)[self._source.argsort(kind="stable").argsort()]
+            case "fitted":
+                factors = np.exp(rng.standard_normal(len(self.ranks)) * self._spread)
+                times = self._pool[self._first + self._typical].scaled(factors)
+        for straggler in self._stragglers:
+            slow = int(rng.integers(len(self.ranks))) if straggler.rank is None else straggler.rank
+            times = times.scaled(np.where(self.ranks == slow, straggler.factor, 1.0))
+        return times
+
+    @cached_property
+    def _gaps(self) -> "list[GapSampler]":
+        return [GapSampler(times, self._variation.correlation) for times in self._recorded]
+
+
+def _distinct_ranks(
+    world_size: int, recorded: int, stragglers: Sequence[Straggler], inputs: Sequence[int] | None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The first of all ranks with the same recording, slow-downs and inputs; and for every rank its first."""
+    turns = -(-world_size // recorded)
+    kind = np.tile(np.arange(recorded), turns)[:world_size]
+    if not stragglers and inputs is None:
+        return kind[:recorded], kind
+    slow = np.array([straggler.rank for straggler in stragglers], np.int64)
+    kind[slow] = recorded + slow  # unlike any other rank
+    if inputs is not None:
+        kind = kind * (max(inputs) + 1) + np.array(inputs)
+    _, first, place = np.unique(kind, return_index=True, return_inverse=True)
+    return np.sort(first), first[place]
+
+
+def _typical_iteration(times: ComputeTimes) -> int:
+    """Number of the iteration whose computation is the median."""
+    return int(times.compute_ns.argsort(kind="stable")[len(times.compute_ns) // 2])
+
+
+class GapSampler:
+    """Draws iterations of one recorded rank gap by gap, each gap between gradients from its recorded distribution.
+
+    Neighbouring gaps are tied by a Gaussian copula of first order: normal scores follow z' = c z + sqrt(1 - c^2) e.
+
+    Args:
+        recorded: The rank's iterations.
+        correlation: c. None: the correlation of neighbouring gaps in the recording.
+    """
+
+    def __init__(self, recorded: ComputeTimes, correlation: float | None) -> None:
+        moments = np.sort(recorded.ready_ns, axis=-1)
+        edges = np.column_stack([recorded.forward_ns, moments, recorded.backward_end_ns])
+        durations = np.column_stack([recorded.forward_ns, np.diff(edges, axis=-1), recorded.step_ns])
+        self._ready_order = recorded.ready_ns[-1].argsort(kind="stable")
+        self._sorted = np.sort(durations, axis=0)
+        self._optimizer_ns = recorded.optimizer_ns[-1]
+        self._correlation = lag_one_correlation(durations) if correlation is None else correlation
+
+    def draw(self, rng: np.random.Generator, count: int) -> ComputeTimes:
+        """Draw one iteration for each of `count` ranks."""
+        gaps = self._sorted.shape[1]
+        scores = rng.standard_normal((count, gaps))
+        for gap in range(1, gaps):
+            scores[:, gap] *= np.sqrt(1 - self._correlation**2)
+            scores[:, gap] += self._correlation * scores[:, gap - 1]
+        durations = _quantiles(self._sorted, ndtr(scores))
+        moments = np.cumsum(durations[:, :-1], axis=-1)
+        ready = np.empty((count, len(self._ready_order)), np.int64)
+        ready[:, self._ready_order] = moments[:, 1:-1]
+        step = durations[:, -1]
+        optimizer = np.minimum(self._optimizer_ns, step)
+        before = np.zeros((*step.shape, 0), np.int64)
+        return ComputeTimes(moments[:, 0], ready, moments[:, -1], step, optimizer, before)
+
+
+def _quantiles(ordered: Nanoseconds, levels: Floats) -> Nanoseconds:
+    """Interpolate the quantiles of each column of sorted values at that column's levels, which go from 0 to 1."""
+    place = levels * (len(ordered) - 1)
+    below = np.floor(place).astype(np.int64)
+    above = np.minimum(below + 1, len(ordered) - 1)
+    columns = np.arange(ordered.shape[1])  # the last axis of `levels`
+    low, high = ordered[below, columns], ordered[above, columns]
+    return np.rint(low + (high - low) * (place - below)).astype(np.int64)
+
+
+def lag_one_correlation(durations: Nanoseconds) -> float:
+    """Correlation of neighbouring gaps, by the normal scores of their ranks over the iterations.
+
+    Gaps that never vary are left out; of fewer than three iterations the correlation counts as 0.
+
+    Args:
+        durations: Shape [iterations, gaps].
+    """
+    count = len(durations)
+    if count < 3:
+        return 0.0
+    ranks, backwards = (some.argsort(axis=0, kind="stable").argsort(axis=0) for some in (durations, durations[::-1]))
+    scores = ndtri(((ranks + backwards[::-1]) / 2 + 0.5) / count)  # equal durations have one rank, their mean
+    pairs = scores.any(axis=0)[:-1] & scores.any(axis=0)[1:]
+    before, after = scores[:, :-1][:, pairs], scores[:, 1:][:, pairs]
+    spread = float(np.sqrt((before**2).sum() * (after**2).sum()))
+    return float(np.clip((before * after).sum() / spread, -1, 1)) if spread else 0.0

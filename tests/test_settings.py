@@ -1,0 +1,81 @@
+"""Settings of the reducer: `predict` and `sweep` take them as one policy or one by one, with the same result."""
+
+import typing
+
+import pandas as pd
+import pytest
+from hypothesis import given
+
+from simulator import Fabric, Policy, predict, sweep
+from simulator.schedule.comm_hooks import named_hook
+from simulator.schedule.policy import PolicySettings
+
+from .explore import examples
+from .strategies import any_predictions, iteration, trace_of
+
+TRACE = trace_of([[iteration(10, (30, 20, 25), 32, 5)]], [400, 80, 40])
+FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
+
+
+def test_the_keyword_arguments_are_the_fields_of_a_policy():
+    assert set(typing.get_type_hints(PolicySettings)) == set(Policy.model_fields)
+
+
+@examples(30)
+@given(any_predictions())
+def test_a_policy_and_its_fields_predict_the_same(asked):
+    arguments = {"variation": asked.variation, "stragglers": asked.stragglers, "inputs": asked.inputs}
+    one_by_one = predict(asked.trace, asked.fabric, world_size=asked.world_size, **arguments, **dict(asked.policy))
+    assert one_by_one == asked.predict()
+
+
+def test_a_sweep_takes_from_the_policy_what_no_axis_gives():
+    policy = Policy(bucket_cap_mb=1e-4, order="reverse", hook=named_hook("fp16"), sync_every=2)
+    table = sweep(TRACE, FABRIC, world_sizes=[2], policy=policy)
+    pd.testing.assert_frame_equal(table, sweep(TRACE, FABRIC, world_sizes=[2], **dict(policy)))
+    (row,) = table.to_dict("records")
+    assert (row["bucket_cap_mb"], row["order"], row["hook"]) == (1e-4, "reverse", "fp16")
+    assert row["iteration_ns"] == predict(TRACE, FABRIC, world_size=2, policy=policy).iteration_ns
+
+
+def test_a_policy_takes_a_comm_hook_by_name():
+    assert Policy(hook="bf16+power_sgd:3") == Policy(hook=named_hook("bf16+power_sgd:3"))
+    with pytest.raises(ValueError, match=r"^hook: expected one of none, .*; got 'zip'$"):
+        Policy(hook="zip")
+
+
+@pytest.mark.parametrize("function", [predict, sweep])
+@pytest.mark.parametrize(
+    ("settings", "kind", "message"),
+    [
+        (
+            {"policy": Policy(), "sync_every": 2, "hook": "fp16"},
+            ValueError,
+            r"^policy: expected either a policy or single settings, got both: also sync_every, hook$",
+        ),
+        ({"policy": {"sync_every": 2}}, ValueError, r"^policy: expected a Policy, got \{'sync_every': 2\}; make one"),
+        ({"sync_every": 0}, ValueError, r"^sync_every: input should be greater than or equal to 1, got 0$"),
+        ({"bucket_cap": 25}, TypeError, r"^unexpected keyword argument 'bucket_cap'; settings are bucket_cap_mb, "),
+    ],
+)
+def test_settings_that_make_no_sense_are_named_in_one_line(function, settings, kind, message):
+    world = {"world_size": 2} if function is predict else {"world_sizes": [2]}
+    with pytest.raises(kind, match=message) as raised:
+        function(TRACE, FABRIC, **world, **settings)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"bucket_caps_mb": [1, 2], "bucket_cap_mb": 1},
+            "^bucket_caps_mb: expected either .* or bucket_cap_mb, got both",
+        ),
+        ({"orders": ["ready"], "order": "ready"}, "^orders: expected either orders or order, got both"),
+        ({"hooks": ["none"], "hook": "none"}, "^hooks: expected either hooks or hook, got both"),
+    ],
+)
+def test_an_axis_that_is_also_a_setting_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(TRACE, FABRIC, world_sizes=[2], **arguments)
