@@ -184,7 +184,7 @@ def _in_words(policy: Policy) -> str:
 def _limits(prediction: Prediction) -> str:
     """The two largest parts of the slowest rank's iteration.
 
-    The computation of a typical rank counts as computation, and that which the slowest rank does beyond as stragglers.
+    The part "computation" is that of a typical rank; what the slowest rank computes beyond it counts as "stragglers".
     """
     engine_input = prediction.timeline.engine_input
     is_computation = [step.kind in COMPUTATION for step in engine_input.schedule.steps]
