@@ -16,14 +16,16 @@ import pytest
 import typer
 
 from reference.trace import Trace
-from simulator import Fabric, Policy, predict
+from simulator import Fabric, Policy, Straggler, predict
 from simulator.cli.inspect import KNOBS
 from simulator.cli.main import EXAMPLES, app, main
+from simulator.cli.predict import conclusion
 from simulator.fabric import LevelEntry, Linear, Processor, TopologyFile
 from simulator.fabric.processor import HookCost
 from simulator.measure.report import model_folder
 
 from .nccl_log import nccl_log
+from .strategies import iteration, trace_of
 from .test_links import links_are_permitted
 
 ROOT = Path(__file__).parent.parent
@@ -90,12 +92,39 @@ def test_predict_prints_a_table_and_writes_json_and_timeline(here, trace, fabric
     assert done.returncode == 0, done.stderr
     assert "single" in done.stdout
     assert "iteration ms" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert re.fullmatch(
+        r"fastest: cap .*, order .*, hook none, .* ms, limited by .*; its lead of .* ms over cap .*", last
+    )
     rows = json.loads((tmp_path / "p.json").read_text())["rows"]
     assert [(row["cap_mb"], row["order"]) for row in rows] == [
         (0.01, "ready"), (0.01, "forward"), (None, "ready"), (None, "forward"),
     ]  # fmt: skip
     assert all(row["iteration_ns"] >= row["compute_ns"] for row in rows)
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "slow_rank", "limit"),
+    [
+        (1e12, 1.0, "limited by computation (100 %)"),
+        (1e12, 3.0, "limited by stragglers (67 %), then by computation (33 %)"),
+        (1e9, 1.0, "limited by computation (69 %), then by exposed communication of buckets 0, 1 (31 %)"),
+        (1e8, 1.0, "limited by exposed communication of buckets 0, 1 (89 %), then by computation (11 %)"),
+    ],
+)
+def test_the_last_sentence_names_the_fastest_its_limit_and_its_lead(bytes_per_s, slow_rank, limit):
+    ms = 10**6
+    trace = trace_of([[iteration(2 * ms, (6 * ms, 4 * ms), 8 * ms, ms)]], [4 * ms, 4 * ms])
+    stragglers = [Straggler(rank=1, factor=slow_rank)] if slow_rank > 1 else []
+    fabric = Fabric.from_alpha_beta(alpha_ns=10, bytes_per_s=bytes_per_s)
+    policies = [Policy(bucket_cap_mb=cap) for cap in (float("inf"), 1.0)]
+    predictions = [predict(trace, fabric, world_size=2, policy=one, stragglers=stragglers) for one in policies]
+    fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
+    sentence = conclusion(policies, predictions)
+    assert f", {fastest.iteration_ns / 1e6:.1f} ms, {limit}; its lead" in sentence
+    assert sentence.endswith("so either may be faster") == predictions[0].compare(predictions[1]).intervals_overlap
+    assert "its lead" not in conclusion(policies[:1], predictions[:1])
 
 
 def test_sweep_writes_a_table_and_draws_it(here, trace, fabric, topology, tmp_path):

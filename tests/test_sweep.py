@@ -30,12 +30,12 @@ FLUID = STEADY.model_copy(
 def assert_rows_are_predictions(
     table, traces, fabrics, world_sizes, caps, orders, hooks, policy, **arguments
 ) -> None:
-    told = {name: value for name, value in policy if name not in ("bucket_cap_mb", "order", "hook")}
+    settings = {name: value for name, value in policy if name not in ("bucket_cap_mb", "order", "hook")}
     rows = table.to_dict("records")
     cells = product(traces.items(), fabrics.items(), world_sizes, caps, orders, hooks)
     for row, ((trace_name, trace), (fabric_name, fabric), size, cap, order, hook) in zip(rows, cells, strict=True):
         expected = predict(
-            trace, fabric, world_size=size, bucket_cap_mb=cap, order=order, hook=hook, **told, **arguments
+            trace, fabric, world_size=size, bucket_cap_mb=cap, order=order, hook=hook, **settings, **arguments
         )
         assert {name: row[name] for name in FIGURES} == dict(zip(FIGURES, figures_of(expected), strict=True))
         assert row["buckets"] == len(expected.buckets)

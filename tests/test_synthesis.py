@@ -1,4 +1,4 @@
-"""Traces that nobody recorded: operations counted without data, rooflines, and what they make of a recording."""
+"""Synthesis: operations counted without data, rooflines, and traces made from them or converted by them."""
 
 import json
 import re
@@ -196,7 +196,7 @@ def test_the_same_device_gives_the_same_trace(recording, device):
 
 
 @given(recordings(), devices(most_launch_ns=0))
-def test_a_device_twice_as_fast_halves_every_stretch_up_to_rounding(recording, device):
+def test_a_device_twice_as_fast_halves_every_interval_up_to_rounding(recording, device):
     trace, operations = recording
     assume(device.time_ns((*operations.forward, *operations.loss, *operations.backward, *operations.step)))
     rates = {"flops_per_s": 2 * device.flops_per_s, "bytes_per_s": 2 * device.bytes_per_s}
@@ -292,7 +292,7 @@ def test_a_data_sheet_alone_gives_the_roofline_and_a_nanosecond_a_gradient(opera
     )
 
 
-def test_a_measured_step_stretches_the_passes_and_leaves_the_optimiser():
+def test_a_measured_step_lengthens_the_passes_but_not_the_optimiser():
     operations = Operations.model_validate_json(json.dumps(DOCUMENT | {"step": [OPERATION] * 4}))
     device = Device(name="d", flops_per_s=1e3, bytes_per_s=1e9)  # 4 ms forward, 4 ms backward, 16 ms step
     longer = synthesize(operations, device, step_ns=116_000_001).ranks[0].iterations[0]

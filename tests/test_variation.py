@@ -1,4 +1,4 @@
-"""Variation: what is drawn stays true to what was recorded, and stragglers and Join do what they say."""
+"""Compute times: drawn iterations keep the recorded distribution; stragglers and Join change them as documented."""
 
 import numpy as np
 import pytest
@@ -86,7 +86,7 @@ def test_resampled_iterations_are_recorded_ones_of_the_rank(trace, world_size, s
 
 
 def test_resampling_takes_every_iteration_about_as_often():
-    """Of ten, on two ranks, 1000 draws: each 200 times, give or take five standard deviations."""
+    """Each of ten iterations is drawn about 200 times by two ranks that draw 1000 times: within five standard deviations."""
     trace = trace_of([[iteration(ns, (ns,), ns, 0) for ns in range(10)]], [4])
     times = drawn(IterationSampler(recorded_times(trace), 2, Variation(kind="resampled", iterations=1000)))
     counts = np.bincount(times.forward_ns.ravel(), minlength=10)
@@ -235,7 +235,7 @@ def test_iterations_are_the_same_in_any_order(trace, world_size, variation):
 
 
 @pytest.mark.parametrize("kind", ["resampled", "correlated", "fitted"])
-def test_another_seed_draws_otherwise(kind):
+def test_another_seed_draws_other_iterations(kind):
     by_rank = recorded_times(uneven_trace(20))
     one, other = (
         drawn(IterationSampler(by_rank, 2, Variation(kind=kind, iterations=5, seed=seed))) for seed in (0, 1)
@@ -267,7 +267,7 @@ def test_ranks_that_are_left_out_do_exactly_as_one_that_is_not(trace, world_size
                 expected = np.rint(expected * (straggler.factor if straggler.rank == rank else 1))
             has_joined = inputs is not None and inputs[rank] <= number
             alike = (abs(kept.compute_ns - expected) <= 2 * len(stragglers)) & (joined == has_joined)
-            assert alike.any(), f"nobody does as rank {rank}"
+            assert alike.any(), f"no drawn rank computes the same as rank {rank}"
 
 
 @given(st.integers(1, 300), st.booleans())
@@ -283,7 +283,7 @@ def test_as_few_ranks_are_drawn_as_there_are_unlike_ones(world_size, slow):
 
 @examples(30)
 @given(traces(), st.integers(1, 5), st.floats(1, 4), variations(), st.data())
-def test_a_straggler_computes_longer_by_its_factor_and_nobody_else(trace, world_size, factor, variation, data):
+def test_a_straggler_computes_longer_by_its_factor_and_no_other_rank_does(trace, world_size, factor, variation, data):
     slow = data.draw(st.integers(0, world_size - 1))
     by_rank = recorded_times(trace)
     variation = variation if variation.kind != "recorded" else Variation(kind="resampled", iterations=3)

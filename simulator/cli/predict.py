@@ -4,10 +4,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from io import BytesIO
 from itertools import product
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import pandas as pd
 import typer
 from matplotlib.figure import Figure
@@ -15,9 +15,11 @@ from matplotlib.figure import Figure
 from reference.schema import write_atomically
 from reference.trace import Trace
 
+from ..answers.breakdown import PARTS
 from ..answers.heat_map import draw_heat_map
 from ..answers.timeline_plot import draw_timeline
 from ..argument_checks import overruled
+from ..distribution import COMPUTATION
 from ..prediction import Prediction
 from ..prediction import predict as predict_one
 from ..schedule.policy import Policy
@@ -117,7 +119,7 @@ def predict(
     _save_timelines(fastest, perfetto, timeline)
     rows = list(map(_row_json, policies, predictions))
     write_json(json_path, {"model": model, "world_size": world_size, "rows": rows})
-    print(_conclusion(policies, predictions))
+    print(conclusion(policies, predictions))
 
 
 def _values_of_axes(policy: Policy) -> dict[str, Any]:
@@ -157,11 +159,7 @@ def _show_breakdown(prediction: Prediction, cycle: int) -> None:
         print(f"after the last iteration all ranks take one rank's model: {prediction.epoch_end_ns / 1e6:.1f} ms")
 
 
-COMPUTATION = ("unsynchronized", "forward", "backward", "optimizer")
-"""Parts of the breakdown that training without data parallelism has too."""
-
-
-def _conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) -> str:
+def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) -> str:
     """The fastest configuration, what limits it, and whether its lead over the next one exceeds the interval."""
     ranked = sorted(zip(policies, predictions, strict=True), key=lambda pair: pair[1].iteration_ns)
     policy, fastest = ranked[0]
@@ -184,17 +182,27 @@ def _in_words(policy: Policy) -> str:
 
 
 def _limits(prediction: Prediction) -> str:
-    """The largest part of the slowest rank's iteration, and the largest that data parallelism adds."""
-    parts = dict(prediction.breakdown)
-    computation = sum(parts.pop(part, 0) for part in COMPUTATION)
-    added, added_ns = max(parts.items(), key=itemgetter(1))
-    whole = max(1, computation + sum(parts.values()))
-    on_path = ", ".join(map(str, prediction.critical_buckets))
-    buckets = f" of bucket{'s' if len(prediction.critical_buckets) > 1 else ''} {on_path}" if on_path else ""
-    words = {"exposed_comm": f"exposed communication{buckets}", "stragglers": "waiting for stragglers"}
-    shares = [("computation", computation), (words.get(added, added.replace("_", " ")), added_ns)]
-    shares.sort(key=itemgetter(1), reverse=True)
-    return ", then by ".join(f"{name} ({100 * ns / whole:.0f} %)" for name, ns in shares if ns) or "nothing"
+    """The two largest parts of the slowest rank's iteration.
+
+    The part "computation" is that of a typical rank; what the slowest rank computes beyond it counts as "stragglers".
+    """
+    engine_input = prediction.timeline.engine_input
+    is_computation = [step.kind in COMPUTATION for step in engine_input.schedule.steps]
+    simulated_ns = engine_input.duration_ns[:, is_computation].sum(axis=1)
+    by_rank_ns = np.sort(np.repeat(simulated_ns, [len(ranks) for ranks in engine_input.alike().values()]))
+
+    shares = dict(prediction.breakdown)
+    slowest_ns = sum(shares.pop(part) for part, kinds in PARTS.items() if set(kinds) <= set(COMPUTATION))
+    shares["computation"] = min(slowest_ns, int(by_rank_ns[(len(by_rank_ns) - 1) // 2]))
+    shares["stragglers"] += slowest_ns - shares["computation"]
+    largest = sorted(((ns, part) for part, ns in shares.items() if ns), reverse=True)[:2]
+
+    buckets = ", ".join(map(str, prediction.critical_buckets))
+    of_buckets = f" of bucket{'s' if len(prediction.critical_buckets) > 1 else ''} {buckets}" if buckets else ""
+    words = {"exposed_comm": f"exposed communication{of_buckets}", "slowdown": "slow-downs beside collectives"}
+    whole_ns = max(1, prediction.timeline.iteration_ns)
+    sentence = ", then by ".join(f"{words.get(part, part)} ({100 * ns / whole_ns:.0f} %)" for ns, part in largest)
+    return sentence or "nothing"
 
 
 def _save_timelines(prediction: Prediction, perfetto: Path | None, picture: Path | None) -> None:

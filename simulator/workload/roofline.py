@@ -1,16 +1,16 @@
-"""Roofline: the operations of a model, and how long a device takes for them by its data sheet.
+"""Roofline: the operations of a model, and the time that a device needs for them by its data sheet.
 
-An iteration is cut where the recorder reads the clock, so every stretch of a trace has its operations:
+An iteration is divided where the recorder reads the clock, so every interval of a trace has its operations:
 
     forward | loss | gradient | gradient | ... | tail | step
 
-`loss` lies between the module's output and that output's gradient. Each gradient has the operations that the
-backward pass runs from the previous gradient until this one is ready.
+`loss` lies between the module's output and that output's gradient. Each `gradient` holds the operations of the
+backward pass from the previous gradient until this one is ready.
 
-A kernel takes as long as its arithmetic at the device's peak rate or its bytes at the peak bandwidth, whichever
-is longer (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model for multicore
-architectures", CACM 52(4)), plus a fixed cost. Kernels seldom reach either peak, so a time from a data sheet alone
-is too short, often by half and more. A measured step time, or the ratio of two devices, is more accurate.
+The time of a kernel is that of its arithmetic at the device's peak rate or that of its bytes at the peak bandwidth,
+whichever is longer (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model for
+multicore architectures", CACM 52(4)), plus a fixed cost. Kernels seldom reach either peak, so a time from a data
+sheet alone is too short, often by half or more. A measured step time, or the ratio of two devices, is more accurate.
 """
 
 import os
@@ -25,10 +25,10 @@ from reference.trace import Buffer, Parameter
 
 
 class Operation(Schema):
-    """One kernel, or several of the same FLOPs per byte taken together.
+    """One kernel, or the sum of several kernels with the same FLOPs per byte.
 
-    Several of one ratio have the sum of their single roofline times on every device, because all of them lie on
-    the same side of its ridge; see `merge`.
+    The roofline time of such a sum equals the sum of the single times on every device, because kernels of one ratio
+    lie on the same side of the ridge; see `merge`.
     """
 
     flops: int = Field(
@@ -39,7 +39,7 @@ class Operation(Schema):
 
 
 def merge(operations: Iterable[Operation]) -> tuple[Operation, ...]:
-    """Fewer operations that take the same time on every device: those of one FLOPs-to-bytes ratio together."""
+    """Add up operations of equal FLOPs-to-bytes ratio; the result takes the same time on every device."""
     groups: dict[tuple[int, int], list[Operation]] = {}
     for operation in operations:
         divisor = gcd(operation.flops, operation.bytes_moved) or 1
@@ -56,9 +56,9 @@ def merge(operations: Iterable[Operation]) -> tuple[Operation, ...]:
 
 
 class Gradient(Schema):
-    """What the backward pass does from the gradient before this one until this one is ready.
+    """Operations of the backward pass from the previous gradient until this one is ready.
 
-    None at all is usual: the layer's other gradient came out of the same operations.
+    Often there are none, because the same operations computed the layer's other gradient.
     """
 
     parameter: int = Field(ge=0, description="parameter index")
@@ -66,7 +66,7 @@ class Gradient(Schema):
 
 
 class Operations(Schema):
-    """What one iteration of a model needs; see the module's docstring."""
+    """Operations of one iteration of a model; see the module's docstring."""
 
     model: str
     batch: int | None = Field(default=None, ge=1, description="samples per iteration, where known")
@@ -75,7 +75,7 @@ class Operations(Schema):
     buffers: tuple[Buffer, ...] = ()
     forward: tuple[Operation, ...]
     loss: tuple[Operation, ...] = ()
-    gradients: tuple[Gradient, ...] = Field(description="of every parameter, in the order of readiness")
+    gradients: tuple[Gradient, ...] = Field(description="of every parameter, in ready order")
     tail: tuple[Operation, ...] = ()
     step: tuple[Operation, ...] = Field(description="the optimiser's")
 
@@ -90,12 +90,12 @@ class Operations(Schema):
 
     @property
     def ready_order(self) -> tuple[int, ...]:
-        """Parameter indices as their gradients become ready."""
+        """Parameter indices in the order in which their gradients become ready."""
         return tuple(gradient.parameter for gradient in self.gradients)
 
     @property
     def backward(self) -> tuple[Operation, ...]:
-        """All operations of the backward pass, but for what belongs to the loss."""
+        """All operations of the backward pass except those of the loss."""
         return (*(operation for gradient in self.gradients for operation in gradient.operations), *self.tail)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -115,7 +115,7 @@ class Operations(Schema):
 def sgd_step(parameters: Iterable[Parameter]) -> tuple[Operation, ...]:
     """A step of SGD without momentum: parameter and gradient are read, the parameter is written.
 
-    One kernel, as optimisers that take all parameters at once have few.
+    It counts as one kernel, because optimisers that update all parameters at once have few kernels.
     """
     size = sum(parameter.size_bytes for parameter in parameters)
     return (Operation(flops=0, bytes_moved=3 * size),)
@@ -125,9 +125,9 @@ NS_PER_S = 1_000_000_000
 
 
 class Device(Schema):
-    """What a processor does at best; with `efficiency`, what it does in practice."""
+    """Peak rates of a processor, and the fraction of them that it reaches in practice."""
 
-    name: str = Field(description="what traces call it, precision included; no unit; chosen by the user")
+    name: str = Field(description="name in traces, precision included; no unit; chosen by the user")
     flops_per_s: float = Field(
         gt=0,
         allow_inf_nan=False,
@@ -142,20 +142,19 @@ class Device(Schema):
     launch_ns: int = Field(
         default=0,
         ge=0,
-        description="what every kernel costs beyond arithmetic and bytes, nanoseconds; from a chain of tiny kernels, "
-        "timed; no data sheet tells it",
+        description="cost of every kernel beyond arithmetic and bytes, nanoseconds; from a chain of tiny kernels, "
+        "timed; not in data sheets",
     )
     efficiency: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="how much of both peaks is reached, a fraction; from a measured time, by which the roofline's "
-        "is divided",
+        description="part of both peaks that is reached, a fraction; the roofline's time divided by a measured one",
     )
-    source: str = Field(default="", description="where the figures come from, no unit; from the user")
+    source: str = Field(default="", description="source of the figures, no unit; from the user")
 
     def time_ns(self, operations: Iterable[Operation]) -> float:
-        """How long the operations take, one after the other."""
+        """Time of the operations, one after the other."""
         return sum(map(self._one_ns, operations))
 
     def _one_ns(self, operation: Operation) -> float:
@@ -164,7 +163,7 @@ class Device(Schema):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a data sheet that was written by hand, as JSON.
+        """Read a data sheet from a JSON file.
 
         Raises:
             ValueError: The file is missing, not JSON or inconsistent; the message names file, field, reason.
@@ -173,10 +172,10 @@ class Device(Schema):
 
 
 def find_device(name: str) -> Device:
-    """The built-in data sheet of that name, or the JSON file that it leads to.
+    """Find a device by the name of a built-in data sheet, or by the path of a JSON file.
 
     Raises:
-        ValueError: Neither.
+        ValueError: Neither a built-in name nor a path that ends in .json; or an invalid file.
     """
     if name in DEVICES:
         return DEVICES[name]
@@ -212,5 +211,5 @@ _SHEETS = {
 DEVICES: dict[str, Device] = {
     f"{name}-{precision}": device for name, sheet in _SHEETS.items() for precision, device in sheet.items()
 }
-"""Data sheets by name and precision. Rates are dense; the precision is the arithmetic's, while the bytes are those of
-the model as it was measured: for bf16 throughout, measure a model whose parameters are bfloat16."""
+"""Data sheets by name and precision. Rates are dense. The precision is that of the arithmetic; the bytes are those of
+the measured model, so to model bf16 throughout, measure a model whose parameters are bfloat16."""

@@ -1,7 +1,7 @@
-"""Synthesis: traces that nobody recorded, from operations and data sheets.
+"""Synthesis: traces made from operations and data sheets instead of recordings.
 
-`synthesize` needs a model alone, or one measured step time with it; `rescale` takes a recorded trace to another
-device, stretch by stretch, and keeps the variation that was recorded.
+`synthesize` makes a trace from a model alone, or from a model and one measured step time. `rescale` converts a
+recorded trace to another device, interval by interval, and keeps its variation.
 """
 
 from collections.abc import Sequence
@@ -15,31 +15,30 @@ from .roofline import Device, Operation, Operations
 
 
 def synthesize(operations: Operations, device: Device, *, step_ns: int | None = None) -> Trace:
-    """One iteration of one rank, without communication, as the roofline of `device` has it.
+    """Make a trace of one iteration of one rank, without communication, from the roofline times on `device`.
 
-    Every gradient gets a nanosecond of its own beyond its roofline time, so that gradients of one operation keep
-    their order in a trace.
+    Every gradient gets an additional nanosecond, so that gradients of one operation keep their order in the trace.
 
     Args:
-        operations: Of the model.
-        device: Its rates decide the proportions.
-        step_ns: How long the iteration takes, where that was measured. Where it is longer than the data sheet has
-            it, forward and backward pass are stretched; else all is shortened. None: as the data sheet has it,
-            at peak rates, which real kernels seldom reach.
+        operations: Operations of the model.
+        device: Its rates determine the proportions.
+        step_ns: Measured duration of the iteration. If it is longer than the roofline time, forward and backward pass
+            are lengthened; otherwise everything is shortened. None: the roofline time, at peak rates, which real
+            kernels seldom reach.
 
     Raises:
-        ValueError: No operation takes any time, or `step_ns` is too short to tell the gradients apart.
+        ValueError: No operation takes any time, or `step_ns` is shorter than a nanosecond for every gradient.
     """
     count = len(operations.gradients)
     gaps = [gradient.operations for gradient in operations.gradients]
-    stretches = [operations.forward, operations.loss, *gaps, operations.tail, operations.step]
-    times = [device.time_ns(stretch) for stretch in stretches]
+    intervals = [operations.forward, operations.loss, *gaps, operations.tail, operations.step]
+    times = [device.time_ns(interval) for interval in intervals]
     if not any(times):
         raise ValueError(f"operations: expected some that take time on {device.name}, got none")
     duration_ns = round(sum(times)) + count if step_ns is None else step_ns
     if duration_ns < count:
         raise ValueError(f"step_ns: expected at least {count}, a nanosecond for every gradient, got {step_ns}")
-    elapsed = list(accumulate(_slowed(times, duration_ns - count)))
+    elapsed = list(accumulate(_lengthened(times, duration_ns - count)))
     moments = [round((duration_ns - count) * (ns / elapsed[-1])) for ns in elapsed]
     ready = [moment + number for number, moment in enumerate(moments[2:-2], start=1)]
     by_index = dict(zip(operations.ready_order, ready, strict=True))
@@ -61,35 +60,36 @@ def synthesize(operations: Operations, device: Device, *, step_ns: int | None = 
     )
 
 
-def _slowed(times_ns: Sequence[float], duration_ns: int) -> list[float]:
-    """Times of all stretches, the passes as much longer as it takes to fill `duration_ns`.
+def _lengthened(times_ns: Sequence[float], duration_ns: int) -> list[float]:
+    """Lengthen all intervals but the last, the optimiser's, in proportion, so that the sum is `duration_ns`.
 
-    The optimiser, the last of them, streams through memory, which reaches the peak; matrix products seldom do.
+    The optimiser reads and writes memory in sequence, which reaches the peak bandwidth; matrix products seldom reach
+    their peak.
     """
     *passes, optimizer = times_ns
-    work, room = sum(passes), duration_ns - optimizer
-    if not work or room <= work:
+    passes_ns, available_ns = sum(passes), duration_ns - optimizer
+    if not passes_ns or available_ns <= passes_ns:
         return list(times_ns)
-    return [*(ns * (room / work) for ns in passes), optimizer]
+    return [*(ns * (available_ns / passes_ns) for ns in passes), optimizer]
 
 
 def rescale(trace: Trace, operations: Operations, old: Device, new: Device) -> Trace:
-    """The trace as it would have been on another device.
+    """Convert a recorded trace to another device.
 
-    Every recorded stretch of time is multiplied by how much longer the roofline of `new` makes its operations
-    than that of `old`; so iterations and ranks keep their differences. Gradients may have come in another order
-    than in `operations`: each brings its own operations with it. A stretch without operations is multiplied as
-    the backward pass is as a whole. No two moments fall together that were apart.
+    Every recorded interval is multiplied by the ratio of the roofline times of its operations on `new` and on `old`,
+    so iterations and ranks keep their differences. Gradients may have become ready in another order than in
+    `operations`: each keeps its own operations. An interval without operations is multiplied by the ratio of the
+    whole backward pass. Different moments stay different.
 
     Args:
-        trace: Recorded on `old`, computation alone.
-        operations: Of the model that was recorded.
-        old: The device that it was recorded on.
-        new: The device wanted.
+        trace: A trace recorded on `old`, without communication.
+        operations: Operations of the recorded model.
+        old: The device of the recording.
+        new: The device to convert to.
 
     Raises:
-        ValueError: The trace was recorded with communication, which another device leaves as it is, or the
-            operations are not those of its model; the message names the field, what was expected and seen.
+        ValueError: The trace was recorded with communication, which does not depend on the device, or the operations
+            are not those of its model; the message names the field, the expected and the actual value.
     """
     _check_match(trace.workload, operations)
     factors = _Factors.of(operations, old, new)
@@ -105,7 +105,7 @@ def rescale(trace: Trace, operations: Operations, old: Device, new: Device) -> T
 
 @dataclass(frozen=True, slots=True)
 class _Factors:
-    """How much longer each stretch takes on the new device; of gradients by parameter index."""
+    """Ratio of the times on the new and the old device, by interval; of gradients by parameter index."""
 
     forward: float
     loss: float
@@ -115,9 +115,9 @@ class _Factors:
 
     @classmethod
     def of(cls, operations: Operations, old: Device, new: Device) -> Self:
-        def factor(stretch: Sequence[Operation], otherwise: float) -> float:
-            before = old.time_ns(stretch)
-            return new.time_ns(stretch) / before if before else otherwise
+        def factor(interval: Sequence[Operation], otherwise: float) -> float:
+            before = old.time_ns(interval)
+            return new.time_ns(interval) / before if before else otherwise
 
         whole = factor((*operations.forward, *operations.loss, *operations.backward, *operations.step), 1.0)
         backward = factor(operations.backward, whole)
@@ -132,16 +132,16 @@ class _Factors:
 
 
 class _Clock:
-    """Walks through a rank's recorded moments and tells the new ones; stretches keep at least a nanosecond."""
+    """Converts the recorded moments of a rank, in order of time; no interval becomes shorter than a nanosecond."""
 
     def __init__(self, start_ns: int) -> None:
         self._old_ns = self._new_ns = start_ns
 
     def until(self, moment_ns: int, factor: float) -> int:
-        """The new moment for a recorded one, at or after the last."""
-        stretch = moment_ns - self._old_ns
+        """The new moment for a recorded one, which is not before that of the call before."""
+        interval_ns = moment_ns - self._old_ns
         self._old_ns = moment_ns
-        self._new_ns += max(round(stretch * factor), min(stretch, 1))
+        self._new_ns += max(round(interval_ns * factor), min(interval_ns, 1))
         return self._new_ns
 
 
@@ -152,7 +152,7 @@ def _rescale_all(iterations: Sequence[Iteration], factors: _Factors) -> tuple[It
 
 def _rescale_iteration(old: Iteration, clock: _Clock, factors: _Factors) -> Iteration:
     ready = list(old.ready_ns)
-    # The clock walks forwards: arguments below are in the order of time.
+    # The clock only goes forwards, so the calls below are in order of time.
     forward_start = clock.until(old.forward_start_ns, 1.0)
     forward_end = clock.until(old.forward_end_ns, factors.forward)
     backward_start = clock.until(old.backward_start_ns, factors.loss)
