@@ -1,8 +1,10 @@
-"""The README: what it shows can be pasted and works, and what it names is there."""
+"""README.md, DESIGN.md and CONTRIBUTING.md: commands and programs work as written, and what they name exists."""
 
 import re
 import subprocess
 import sys
+from fnmatch import filter as matching
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -11,15 +13,16 @@ import yaml
 from docs.map import with_map
 from figures import demo
 
+from . import misuse
 from .nccl_log import nccl_log
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+README, DESIGN, CONTRIBUTING = ((ROOT / f"{name}.md").read_text() for name in ("README", "DESIGN", "CONTRIBUTING"))
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"# (\S+\.\w+)\n")
-"""A block that begins so is the content of that file."""
+"""A block that begins with such a comment is the content of that file."""
 LOGS = {f"{ranks}.log": nccl_log(ranks, {8: 20.0 + ranks, 2**20: 60.0 + ranks, 2**26: 900.0}) for ranks in (8, 16)}
-"""What its reader has measured on GPUs."""
+"""Logs of GPUs, which the reader of the README has."""
 
 
 def blocks(kind):
@@ -30,43 +33,64 @@ def verbs():
     return set(re.findall(r"^([a-z-]+):.*## ", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
 
 
-def test_every_verb_that_it_names_is_in_the_makefile():
-    named = {
-        verb
-        for line in re.findall(r"\bmake ([a-z -]+)", "\n".join(text for _, text in BLOCKS))
-        for verb in line.split()
-    }
-    assert {"tutorials", "demo", "test"} <= named <= verbs()
+def test_every_verb_that_they_name_is_in_the_makefile():
+    code = [*(text for _, text in BLOCKS), *re.findall(r"`(make [^`]+)`", README + DESIGN + CONTRIBUTING)]
+    named = {verb for line in re.findall(r"\bmake ([a-z -]+)", "\n".join(code)) for verb in line.split()}
+    assert {"tutorials", "demo", "test", "explore"} <= named <= verbs()
 
 
-def test_every_file_that_it_links_to_is_there():
-    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
-    missing = [link for link in links if link and not (ROOT / link).exists()]
+def test_every_file_that_they_name_exists():
+    pages = README + DESIGN + CONTRIBUTING
+    links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", pages) if "://" not in link]
+    paths = re.findall(r"`((?:reference|simulator|tests|tutorials|validation|figures)/[\w/.]*)`", pages)
+    missing = [path for path in links + paths if path and not (ROOT / path).exists()]
     assert not missing
     assert len(links) > 100
 
 
-def test_its_map_of_the_code_is_that_of_the_docstrings():
+def test_every_test_that_the_design_names_exists():
+    modules = list((ROOT / "tests").glob("test_*.py"))
+    defined = {name for module in modules for name in re.findall(r"^def (\w+)", module.read_text(), re.MULTILINE)}
+    named = set(re.findall(r"`(test_\w+)`", DESIGN))
+    assert len(named) > 10
+    assert named <= defined | {module.stem for module in modules}
+
+
+def test_every_misuse_that_the_design_names_exists():
+    cells = re.findall(r"`test_messages`: (.*) \|$", DESIGN, re.MULTILINE)
+    named = re.findall(r"`([\w*]+)`", " ".join(cells))
+    assert len(named) > 10
+    assert not [name for name in named if not matching(vars(misuse), name)]
+
+
+def test_every_object_in_the_table_of_features_exists():
+    table = DESIGN.partition("| feature | object |")[2].partition("\n\n")[0]
+    named = re.findall(r"`([\w.]+)\.([A-Z]\w+)`", table)
+    assert len(named) > 10
+    assert not [(module, name) for module, name in named if not hasattr(import_module(f"reference.{module}"), name)]
+
+
+def test_the_map_of_the_code_is_that_of_the_docstrings():
     assert with_map(README) == README, "run `python -m docs.map`"
 
 
-def test_its_score_is_that_of_make_score():
+def test_the_score_is_that_of_make_score():
     page = (ROOT / "validation" / "score.md").read_text()
-    ours, committed = (_cells(text) for text in (README.partition("| each must")[2], page.partition("## Score")[2]))
+    ours, committed = (_cells(text) for text in (README.partition("| limit |")[2], page.partition("## Score")[2]))
     assert len(ours) == len(committed) == 4
-    for (_, limit, mean, worst, within, yardsticks, right, met), row in zip(ours, committed, strict=True):
+    for (_, limit, mean, worst, within, baselines, right, met), row in zip(ours, committed, strict=True):
         assert [limit, mean, worst, right, met] == [row[1], row[3], row[4], row[6], row[7]]
         assert within.startswith(row[2])
-        assert row[5].startswith(yardsticks)
+        assert row[5].startswith(baselines)
 
 
 def _cells(text):
-    """Of the rows of the first table, without its header and without spaces before a percent sign."""
+    """The cells of the first table by row, without the header and without spaces before percent signs."""
     rows = re.findall(r"^\| (?!---|name)(.*) \|$", text.partition("\n\n#")[0], flags=re.MULTILINE)
     return [[cell.strip().replace(" %", "%") for cell in row.split("|")] for row in rows]
 
 
-def test_its_table_of_the_demo_is_that_of_the_committed_run():
+def test_the_table_of_the_demo_is_that_of_the_committed_run():
     assert demo.table() in README, "paste what `python -m figures.demo` prints"
 
 
@@ -79,7 +103,7 @@ def test_fragments_are_python_and_files_are_yaml():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_commands_and_programs_work_as_written(tmp_path):
-    """In the order of the page, in an empty folder: files are written, then everything is run."""
+    """Write the files of the page into an empty folder, then run everything in the order of the page."""
     for text in blocks("yaml") + blocks("python"):
         if named := NAMED.match(text):
             (tmp_path / named[1]).write_text(text)
