@@ -138,7 +138,9 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
     # Construction
 
     def _make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
-        setup = verify_setup(lambda: self._set_up(with_buffers=with_buffers), self.process_group, exchange=exchange)
+        setup = verify_setup(
+            lambda: self._set_up(with_buffers=with_buffers), self.process_group, self.module, exchange=exchange
+        )
         trainable = trainable_parameters(self.module)
         self.device = next(iter(trainable.values())).device
         sparse = sparse_parameters(self.module)

@@ -136,6 +136,17 @@ def nothing_to_train(_rank: int) -> None:
     DistributedDataParallel(nn.ReLU())
 
 
+def error_that_cannot_be_pickled_on_one_rank(rank: int) -> None:
+    class UnpicklableError(Exception):
+        pass
+
+    class Refuses(nn.Linear):
+        def named_parameters(self, *_args, **_options):
+            raise UnpicklableError("no names today")
+
+    DistributedDataParallel(line() if rank == 0 else Refuses(2, 1))
+
+
 def lazy_parameters(_rank: int) -> None:
     DistributedDataParallel(nn.Sequential(line(), nn.LazyLinear(2)))
 
