@@ -7,6 +7,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -321,6 +322,38 @@ def sliced_results(rank: int, _world_size: int) -> list[list[Tensor]]:
             ddp.register_comm_hook(how, hook)
             ddp(given_gradients(rank, ((3, 2), (4,)), 0, 0)).backward()
             seen.append([p.grad.clone() for p in ddp.parameters()])
+    return seen
+
+
+class WrittenInPython(dist.ProcessGroup):
+    """A process group without a backend of its own, and so without options or a time-out; passes all on to Gloo."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(rank, world_size)
+        self._gloo = dist.ProcessGroupGloo(store, rank, world_size, timeout)
+
+    def allreduce(self, tensors: list[Tensor], *options: Any) -> dist.Work:
+        return self._gloo.allreduce(tensors, *options)
+
+    def broadcast(self, tensors: list[Tensor], *options: Any) -> dist.Work:
+        return self._gloo.broadcast(tensors, *options)
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], *options: Any) -> dist.Work:
+        return self._gloo.allgather(outputs, inputs, *options)
+
+
+def averages_over_a_group_written_in_python(rank: int, world_size: int, shapes: Shapes) -> list[list[Tensor]]:
+    """Without a hook and with one."""
+    if not hasattr(dist.Backend, "WRITTEN_IN_PYTHON"):
+        dist.Backend.register_backend("written_in_python", WrittenInPython, devices=["cpu"])
+    group = dist.new_group(list(range(world_size)), backend="written_in_python")
+    seen = []
+    for hook in (None, allreduce):
+        ddp = DistributedDataParallel(Given(shapes), process_group=group)
+        if hook is not None:
+            ddp.register_comm_hook(group, hook)
+        ddp(given_gradients(rank, shapes, 0, 0)).backward()
+        seen.append([p.grad.clone() for p in ddp.parameters()])
     return seen
 
 

@@ -1,5 +1,6 @@
 """What a script can do wrong with our data parallelism: each returns normally or raises."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -371,6 +372,29 @@ def rank_that_leaves_the_order(rank: int) -> None:
         ddp(x()).sum().backward()
 
 
+def explained_launches(_rank: int, _world_size: int, steps: list[tuple[str, int]]) -> list[str]:
+    """What each module explains about its last launch, after steps that keep every rank to the order.
+
+    A step is ("copy", r): rank r alone copies the first module; ("copy", -1): all ranks do, and train the copy;
+    ("construct", 0): another module; ("train", i): module i is trained.
+    """
+    modules = [DistributedDataParallel(line(), debug=True)]
+    for step, number in steps:
+        if step == "construct":
+            modules.append(DistributedDataParallel(line(), debug=True))
+        elif step == "train":
+            modules[number % len(modules)](x()).sum().backward()
+        elif number in (-1, dist.get_rank()):
+            twin = copy.deepcopy(modules[0])
+            if number == -1:
+                modules.append(twin)
+    for module in modules:
+        module(x()).sum().backward()
+    dist.barrier()
+    orders = [module.reducer.communication.order for module in modules]
+    return [order.explain(order.launches) for order in orders]
+
+
 def message(rank: int, _world_size: int, misuse: str) -> str:
     """What is said to a mistake: warnings and, if there is one, the error."""
     said = []
@@ -388,6 +412,6 @@ MISUSES: dict[str, Callable[[int], None]] = {
     for name, value in globals().items()
     if callable(value)
     and getattr(value, "__module__", "") == __name__
-    and name not in ("line", "x", "message", "_to_columns", "train_with", "partial", "compress")
+    and name not in ("line", "x", "message", "_to_columns", "train_with", "partial", "compress", "explained_launches")
     if not isinstance(value, type)
 }

@@ -339,6 +339,16 @@ def test_a_hook_may_return_any_view(two_ranks):
                 torch.testing.assert_close(got, wanted)
 
 
+def test_a_hook_runs_on_a_process_group_that_has_no_options(two_ranks):
+    """As those of MPI and UCC and those written in Python: there is no time-out to read, so waiting has no limit."""
+    shapes = ((3, 2), (4,))
+    expected = hook_bodies.mean_gradients(2, shapes, 0, 0)
+    for ways in two_ranks.run(hook_bodies.averages_over_a_group_written_in_python, shapes):
+        for averages in ways:
+            for got, wanted in zip(averages, expected, strict=True):
+                torch.testing.assert_close(got, wanted)
+
+
 def test_a_hook_sees_sparse_gradients(two_ranks):
     assert two_ranks.run(hook_bodies.sparse_gradients_seen) == [[True]] * 2
 
@@ -375,8 +385,8 @@ def test_training_goes_on_in_new_processes_as_if_it_had_never_stopped(two_ranks,
 def test_process_groups_are_not_saved_and_loading_says_which_they_were(two_ranks):
     for rank, (none, everyone, part, subgroup) in enumerate(two_ranks.run(hook_bodies.saved_with_a_group)):
         assert none == everyone == []
-        assert f"process_group is None now. It had ranks [{rank}]" in part[0]
-        assert f"subgroup is None now. It had ranks [{rank}]" in subgroup[0]
+        assert f"process_group is None now. Its ranks were [{rank}]" in part[0]
+        assert f"subgroup is None now. Its ranks were [{rank}]" in subgroup[0]
 
 
 def test_a_saved_state_is_as_large_as_what_it_remembers(two_ranks):
