@@ -1,5 +1,6 @@
 """Comm hooks: laws of each, torch's classes and hooks as oracles, and states that outlive their process."""
 
+import importlib
 from functools import partial
 from types import SimpleNamespace
 
@@ -329,6 +330,25 @@ def test_powersgd_recovers_from_gradients_of_zeros_and_of_infinity(two_ranks, ep
         (mean,) = hook_bodies.mean_gradients(2, ((9, 9),), 0, 0)
         assert last.isfinite().all()
         assert float((last * mean).sum()) > 0.1 * float(mean.norm() ** 2)
+
+
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("allreduce", ["allreduce", "noop"]),
+        ("compress", ["compress", "fp16_compress", "bf16_compress"]),
+        ("post_local_sgd", ["PostLocalSGDState", "post_local_sgd"]),
+        ("powersgd", ["power_sgd", "batched_power_sgd"]),
+        ("powersgd_state", ["PowerSGDState"]),
+        ("quantization", ["quantize_per_tensor", "quantize_per_channel"]),
+    ],
+)
+def test_hooks_can_be_imported_under_their_former_name(module, names):
+    """So can a state that was saved under that name."""
+    former = importlib.import_module(f"reference.hooks.{module}")
+    now = importlib.import_module(f"reference.comm_hooks.{module.removesuffix('_state')}")
+    for name in names:
+        assert getattr(former, name) is getattr(now, name)
 
 
 def test_a_hook_may_return_any_view(two_ranks):
