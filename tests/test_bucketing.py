@@ -121,7 +121,7 @@ def test_a_cap_given_by_the_user_holds_for_the_first_bucket_too():
         (lambda: assign_buckets([-1], [1]), "sizes_bytes: expected no negative size"),
         (lambda: assign_buckets([1, 2], [1], keys=["a"]), "keys: expected 2 entries"),
         (lambda: assign_buckets([1, 2], [1], sparse=[True]), "sparse: expected 2 entries"),
-        (lambda: assign_buckets([1, 2], [1], order=[0, 0]), "order: a parameter index occurs twice"),
+        (lambda: assign_buckets([1, 2], [1], order=[0, 0]), "order: expected each parameter index once"),
         (
             lambda: assign_buckets([1, 2], [1], order=[0, 2]),
             r"order: expected parameter indices 0 to 1, got \[2\]",

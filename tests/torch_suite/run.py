@@ -87,7 +87,7 @@ def _collect(pipes: list[Connection]) -> list[Outcome]:
             try:
                 outcomes.append(pipe.recv())
             except EOFError:
-                outcomes.append(Outcome("failed", "a rank died without a word"))
+                outcomes.append(Outcome("failed", "a rank exited without reporting an error"))
             if outcomes[-1].name == "failed":
                 return outcomes  # its peer may wait for it for ever
     return outcomes
