@@ -1,4 +1,4 @@
-"""What a script can do wrong with our data parallelism: each returns normally or raises."""
+"""Mistakes that a script can make with our data parallelism: each function makes one, and returns or raises."""
 
 import copy
 import warnings
@@ -62,7 +62,7 @@ def output_unused_in_loss(_rank: int) -> None:
 
 
 class Opaque:
-    """A return value in which nobody finds the tensors."""
+    """A return value whose tensors cannot be found."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
@@ -146,6 +146,12 @@ def error_that_cannot_be_pickled_on_one_rank(rank: int) -> None:
             raise UnpicklableError("no names today")
 
     DistributedDataParallel(line() if rank == 0 else Refuses(2, 1))
+
+
+def unknown_name_in_plan_of_a_group_of_one(rank: int) -> None:
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    DistributedDataParallel(line(), process_group=alone)
+    DistributedDataParallel(line(), process_group=alone, plan=[["weight", "bia"]])
 
 
 def lazy_parameters(_rank: int) -> None:
@@ -396,7 +402,7 @@ def explained_launches(_rank: int, _world_size: int, steps: list[tuple[str, int]
 
 
 def message(rank: int, _world_size: int, misuse: str) -> str:
-    """What is said to a mistake: warnings and, if there is one, the error."""
+    """The warnings that a mistake causes and, if there is one, the error."""
     said = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -1,4 +1,4 @@
-"""The launcher: results by rank, the cause of a failure, and never a hang."""
+"""The launcher: results by rank, causes of failures, and time-outs."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ def test_tensors_outlive_the_ranks_that_made_them():
 
 @pytest.fixture(scope="module")
 def mortal_ranks() -> Iterator[RankPool]:
-    """Ranks that a test may leave dead: the next to use them starts new ones."""
+    """Ranks that a test may end: the next test that uses the pool starts new ones."""
     with RankPool(2, timeout_s=60) as pool:
         yield pool
 
@@ -81,7 +81,7 @@ def test_a_world_without_ranks_is_refused():
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[dict[str, Popen[str]]]:
-    """One script under two launchers, side by side: both mostly import."""
+    """One script under two launchers, at the same time, because both mostly import."""
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--local-addr=127.0.0.1"]
     running = {
         name: Popen([sys.executable, *options, SCRIPTS / "sum_ranks.py"], stdout=PIPE, stderr=PIPE, text=True)

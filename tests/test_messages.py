@@ -1,4 +1,4 @@
-"""A mistake is named: what, on which rank, which parameter and bucket, and what to do."""
+"""Messages about mistakes: they name the rank, the parameter and the bucket, and what to do."""
 
 from types import SimpleNamespace
 
@@ -59,6 +59,7 @@ EXPECTED = {
     "lazy_parameters": ["RuntimeError: Modules with uninitialized parameters", "Sequential has 1.weight"],
     "sync_batch_norm_on_cpu": ["ValueError: SyncBatchNorm layers only work with GPU modules"],
     "unknown_name_in_plan": ["ValueError: plan: no trainable parameter is called 'bia'"],
+    "unknown_name_in_plan_of_a_group_of_one": ["ValueError: plan: no trainable parameter is called 'bia'"],
     "parameter_twice_in_plan": ["ValueError: buckets: parameters [1] are in more than one bucket"],
     "sparse_in_a_shared_bucket": ["ValueError: plan: bucket 0 holds 0.weight, whose gradients are sparse"],
     "converted_after_wrapping": [

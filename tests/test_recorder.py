@@ -1,4 +1,4 @@
-"""Recording: true to what happened, and without a trace in the training itself."""
+"""The recorder: recorded times are right, and recording does not change the training."""
 
 import subprocess
 import sys
@@ -41,7 +41,7 @@ def test_every_rank_gets_the_whole_trace(two_ranks, wrapper):
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_moments_of_an_iteration_are_where_they_belong(two_ranks, wrapper):
-    """Trace itself checks the order within a phase; here: that every moment was seen, in every iteration."""
+    """Trace checks the order within an iteration; this test, that every moment of every iteration was recorded."""
     trace, *_ = two_ranks.run(bodies.record_training, wrapper, 4)[0]
     for rank in trace.ranks:
         for iteration in rank.iterations:
@@ -128,7 +128,7 @@ def test_an_unusual_script_keeps_its_recording(two_ranks, oddity, iterations):
 
 
 def test_two_recordings_at_once_see_their_buckets_and_print_nothing():
-    """Torch warns, once a process, where a second kernel overrides the first, and then calls the second alone."""
+    """Each once registered a kernel of its own: torch warned, and called only the one registered last."""
     script = Path(__file__).parent / "scripts" / "record_two_at_once.py"
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)

@@ -1,4 +1,4 @@
-"""Trace files: what is written is what is read, and what is broken is named."""
+"""Trace files: a saved trace loads equal, and errors name the file, the field and the reason."""
 
 import gzip
 import json
