@@ -262,7 +262,7 @@ def test_error_feedback_loses_nothing(ranks, hook, shapes, seed, options):
 @examples(15)
 @given(hook_shapes(), power_options)
 def test_what_powersgd_sends_is_what_the_formula_says(two_ranks, shapes, options):
-    """The formula: rank * (rows + columns) elements of a matrix that is worth compressing, all elements of other parameters."""
+    """The formula: rank * (rows + columns) elements of a matrix worth compressing, all elements of the others."""
     before = after = 0
     for shape in shapes:
         rows, columns = rows_and_columns(torch.empty(shape))
