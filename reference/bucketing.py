@@ -1,10 +1,10 @@
 """Which parameter goes into which bucket, and when to rebuild: pure functions over ints.
 
-The reducer and the simulator both call these, so a prediction cannot differ from the real thing by a rule.
-The rule is torch 2.13's (`torch.distributed._compute_bucket_assignment_by_size`), byte for byte. It is
-applied twice: at construction over registration order, the list of buckets then reversed, because gradients
-become ready roughly last layer first; and once more, after the first synchronised backward pass, over the
-order in which the gradients really became ready.
+The reducer and the simulator call the same functions, so predicted and real buckets cannot differ. The rule is that
+of torch 2.13 (`torch.distributed._compute_bucket_assignment_by_size`), byte for byte. It is applied twice. At
+construction it walks the parameters in registration order; the buckets are then reversed, because gradients become
+ready roughly from the last layer to the first. After the first synchronised backward pass it walks the parameters in
+ready order.
 """
 
 import math
@@ -17,13 +17,13 @@ MIB = 1024 * 1024
 DEFAULT_BUCKET_CAP_MB = 25
 DEFAULT_FIRST_BUCKET_MB = 1
 ONE_BUCKET = 2**62
-"""A cap in bytes that nothing reaches."""
+"""A cap in bytes that no bucket reaches."""
 
 Order = Literal["ready", "reverse", "forward", "size", "random"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 BucketAssignment = list[list[int]]
-"""Parameter indices by bucket; where it says *launch order*, bucket 0 goes first."""
+"""Parameter indices by bucket. Buckets in *launch order*: bucket 0 is launched first."""
 
 
 def assign_buckets(
@@ -34,24 +34,26 @@ def assign_buckets(
     sparse: Sequence[bool] | None = None,
     order: Sequence[int] | None = None,
 ) -> BucketAssignment:
-    """Assign parameters to buckets of at least the cap's size, without ever splitting a parameter.
+    """Assign parameters to buckets of at least the cap's size; a parameter is never split.
 
-    A bucket closes when its size *reaches* its cap, so a cap is a lower bound on all buckets but the last.
+    A bucket closes when its size *reaches* its cap, so all buckets but the last of each key are at least as large as
+    their cap.
 
     Args:
         sizes_bytes: Size of each parameter, by parameter index.
-        caps_bytes: Cap of the first, second, ... bucket of each key; the last cap holds for all that follow.
-        keys: What parameters of one bucket must share, by parameter index: dtype and device. None: all alike.
-        sparse: Whether a parameter's gradient is sparse, by parameter index; such a one gets its own bucket.
-        order: Parameter indices in the order to walk them. None: registration order, and the buckets are
-            sorted by their smallest index, as torch does where it has no ready order.
+        caps_bytes: Cap of the first, second, ... bucket of each key; the last cap holds for all further buckets.
+        keys: Key of each parameter, by parameter index: its dtype and device. Parameters in one bucket have equal
+            keys. None: all keys are equal.
+        sparse: Whether each parameter's gradient is sparse, by parameter index; such a parameter gets its own bucket.
+        order: Parameter indices in the order in which to walk them. None: registration order, and the buckets are
+            sorted by their smallest index, as torch does without a ready order.
 
     Returns:
-        Parameter indices of each bucket, in walking order. Buckets still open at the end of the walk come
-        last, the one opened first before the others (torch leaves that order to a hash table).
+        Parameter indices of each bucket. Buckets come in the order in which they closed; those still open at the end
+        of the walk come last, in the order in which they were opened (in torch, in the order of a hash table).
 
     Raises:
-        ValueError: Sizes, caps, keys, sparse or order that do not fit together.
+        ValueError: Sizes, caps, keys, sparse or order are invalid or differ in length.
     """
     _check_assignment(sizes_bytes, caps_bytes, keys, sparse, order)
     buckets: BucketAssignment = []
@@ -74,13 +76,15 @@ def assign_buckets(
 
 
 def bucket_caps(bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] | None = None) -> list[int]:
-    """Caps in bytes for `assign_buckets`, from what a user says in MiB.
+    """Convert the caps that a user gives in MiB to caps in bytes for `assign_buckets`.
 
-    None means 25 MiB with a first bucket of 1 MiB, so that communication starts early; a cap given by the
-    user holds for the first bucket too (torch 2.13). A list gives one cap a bucket and overrides the single cap.
+    Args:
+        bucket_cap_mb: Cap of all buckets, the first one included (torch 2.13). None: 25 MiB, and 1 MiB for the first
+            bucket, so that communication starts early.
+        bucket_cap_mb_list: Cap of each bucket; overrides `bucket_cap_mb`.
 
     Raises:
-        ValueError: A cap that is not a positive number, or an empty list.
+        ValueError: A cap is not a positive number, or the list is empty.
     """
     if bucket_cap_mb_list is not None:
         caps_mb = list(bucket_cap_mb_list)
@@ -90,22 +94,26 @@ def bucket_caps(bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence
         caps_mb = [DEFAULT_FIRST_BUCKET_MB, DEFAULT_BUCKET_CAP_MB]
     if not caps_mb or not all(cap > 0 for cap in caps_mb):
         raise ValueError(f"bucket caps: expected positive sizes in MiB, got {caps_mb}")
-    return [int(min(cap * MIB, float(ONE_BUCKET))) for cap in caps_mb]  # infinity is no int
+    return [int(min(cap * MIB, float(ONE_BUCKET))) for cap in caps_mb]  # int(infinity) would raise
 
 
 def first_iteration_caps(caps_bytes: Sequence[int], *, listed: bool, graph_may_change: bool) -> list[int]:
-    """Caps in force until the rebuild, from those that the user's wishes come to.
+    """Caps until the rebuild: no limit, unless the user's caps hold from the start (torch 2.13).
 
-    Registration order is a guess at the order in which gradients become ready. Where it is wrong an all-reduce
-    may be launched between collectives that the backward pass itself issues, on some ranks earlier than on
-    others; so the first iteration has one bucket. Without a rebuild (the graph may change), or with caps that
-    the user listed one by one, they hold from the start. (torch 2.13)
+    Reversed registration order is a guess at the ready order. Where the guess is wrong, an all-reduce could be
+    launched between collectives that the backward pass itself issues, earlier on some ranks than on others. Therefore
+    the first iteration has one bucket.
+
+    Args:
+        caps_bytes: The user's caps.
+        listed: Whether the user gave a list of caps; they hold from the start.
+        graph_may_change: Whether there is no rebuild, because the graph may change; the caps hold from the start.
     """
     return list(caps_bytes) if listed or graph_may_change else [ONE_BUCKET]
 
 
 def cap_name(cap_mb: float) -> str:
-    """What a cap is called in tables and figures: "25 MB", or "single" for one bucket without a limit."""
+    """A cap's name in tables and figures: "25 MB", or "single" for one bucket without a limit."""
     return "single" if math.isinf(cap_mb) else f"{cap_mb:g} MB"
 
 
@@ -130,20 +138,20 @@ def plan_buckets(
     sparse: Sequence[bool] | None = None,
     seed: int = 0,
 ) -> BucketAssignment:
-    """Buckets in launch order when parameters are walked in a named order, the small first bucket first.
+    """Buckets in launch order, assigned by walking the parameters in a named order; a small first bucket comes first.
 
     Args:
-        order: "ready", what the rebuild does; "reverse" or "forward" of registration order; "size", the smallest
-            first, of equals the one registered last; "random", which a seed decides.
+        order: "ready": ready order, as at the rebuild. "reverse", "forward": registration order, reversed or not.
+            "size": smallest parameter first; among equals, the one registered last. "random": a random order.
         sizes_bytes: Size of each parameter, by parameter index.
         caps_bytes: As for `assign_buckets`.
-        ready_order: Parameter indices as their gradients became ready; used where `order` is "ready".
+        ready_order: Parameter indices in ready order, for `order` "ready".
         keys: As for `assign_buckets`.
         sparse: As for `assign_buckets`.
-        seed: Of the order "random".
+        seed: Seed of the order "random".
 
     Raises:
-        ValueError: An order that has no such name.
+        ValueError: There is no order of that name.
     """
     registration = range(len(sizes_bytes))
     walks: dict[str, Callable[[], Sequence[int]]] = {
@@ -159,16 +167,19 @@ def plan_buckets(
 
 
 def should_rebuild(*, rebuilt: bool, fixed: bool, has_ready_order: bool) -> bool:
-    """Tell whether the coming forward pass rebuilds: once, as soon as a backward pass has told the ready order.
+    """Whether the next forward pass rebuilds the buckets: once, after the backward pass that gave the ready order.
 
-    Fixed buckets stay: those of an explicit plan, and those of a graph that may change (torch: with
-    `find_unused_parameters`, unless the graph is said to be static).
+    Args:
+        rebuilt: Whether they were rebuilt before.
+        fixed: Whether they are never rebuilt: there is an explicit plan, or the graph may change (in torch, with
+            `find_unused_parameters` but without `static_graph`).
+        has_ready_order: Whether the ready order is known.
     """
     return has_ready_order and not rebuilt and not fixed
 
 
 def check_partition(buckets: Sequence[Sequence[int]], count: int, *, name: str = "buckets") -> None:
-    """Raise ValueError, about `name`, unless every index in range(count) lies in exactly one non-empty bucket."""
+    """Raise a ValueError about `name` unless each index in range(count) is in exactly one non-empty bucket."""
     seen = [index for bucket in buckets for index in bucket]
     if not all(buckets):
         raise ValueError(f"{name}: bucket {[bool(b) for b in buckets].index(False)} is empty")
@@ -194,9 +205,9 @@ def _check_assignment(
         raise ValueError(f"sizes_bytes: expected no negative size, got {min(sizes_bytes)}")
     for name, values in (("keys", keys), ("sparse", sparse)):
         if values is not None and len(values) != count:
-            raise ValueError(f"{name}: expected {count} entries, one a parameter, got {len(values)}")
+            raise ValueError(f"{name}: expected {count} entries, one for each parameter, got {len(values)}")
     if order is not None:
         if len(set(order)) != len(order):
-            raise ValueError("order: a parameter index occurs twice")
+            raise ValueError("order: expected each parameter index once, one occurs twice")
         if unknown := sorted(set(order) - set(range(count))):
             raise ValueError(f"order: expected parameter indices 0 to {count - 1}, got {unknown}")

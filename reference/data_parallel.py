@@ -22,7 +22,7 @@ from .bucketing import bucket_caps, first_iteration_caps
 from .buckets import Features
 from .checks import construction
 from .checks.construction import Setup, set_up, verify_setup
-from .checks.launch_order import CheckedLaunchOrder
+from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.interface import Hook, check_hook
 from .join import JoinableModule
 from .naive import NaiveDataParallel as NaiveDataParallel
@@ -126,6 +126,7 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
             batched_grad_copy=batched_grad_copy,
         )
         self.debug = debug
+        self.launch_series = new_series(self.process_group) if debug else ""
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self.buffer_hook: BufferHook | None = None
@@ -138,7 +139,9 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
     # Construction
 
     def _make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
-        setup = verify_setup(lambda: self._set_up(with_buffers=with_buffers), self.process_group, exchange=exchange)
+        setup = verify_setup(
+            lambda: self._set_up(with_buffers=with_buffers), self.process_group, self.module, exchange=exchange
+        )
         trainable = trainable_parameters(self.module)
         self.device = next(iter(trainable.values())).device
         sparse = sparse_parameters(self.module)
@@ -153,7 +156,7 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
             sync_enabled=lambda: (alive := this()) is not None and alive.require_backward_grad_sync,
         )
         if self.debug:
-            self.reducer.launch_order = CheckedLaunchOrder(self.process_group)
+            self.reducer.launch_order = CheckedLaunchOrder(self.process_group, self.launch_series)
         self._has_buffers = bool(synchronized_buffers(self.module))
         self._forward_ran = False
         self.log = LoggingData()

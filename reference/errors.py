@@ -1,34 +1,33 @@
-"""What ddplab raises for things that go wrong outside its own code.
+"""Exceptions for problems outside ddplab's own code.
 
 Error:
-    ├── TraceError (also a ValueError)    a trace file that cannot be used
-    ├── ModelError (also a ValueError)    a model name that leads nowhere, or to something else
-    ├── LinkError  (also an OSError)      virtual links that this machine or user cannot have
-    └── RankError  (also a RuntimeError)  a rank that raised, died or was stuck
+    ├── TraceError (also a ValueError)    a trace file cannot be used
+    ├── ModelError (also a ValueError)    a model name leads to no model
+    ├── LinkError  (also an OSError)      virtual links are not possible on this machine or for this user
+    └── RankError  (also a RuntimeError)  a rank raised an error, exited or was stuck
 
-Arguments that make no sense are plain ValueErrors; misuse of data parallelism is a RuntimeError, as in torch.
-
+An invalid argument is a plain ValueError; misuse of data parallelism is a RuntimeError, as in torch.
 """
 
 
 class Error(Exception):
-    """Whatever went wrong, its message says what was expected, what was seen, where, and what to do."""
+    """Base class; each message states what was expected, what was seen, where, and what to do."""
 
 
 class TraceError(Error, ValueError):
-    """A trace file that cannot be used; the message names the file, the field and the reason."""
+    """A trace file cannot be used; the message names the file, the field and the reason."""
 
 
 class ModelError(Error, ValueError):
-    """No such model, or a callable that does not return `(module, loss_fn)`."""
+    """There is no such model, or it does not return `(module, loss_fn)`."""
 
 
 class LinkError(Error, OSError):
-    """Network namespaces or virtual links that this machine or this user cannot have."""
+    """Network namespaces or virtual links are not possible on this machine or for this user."""
 
 
 class RankError(Error, RuntimeError):
-    """A rank failed; the message holds the rank and, where it raised, its traceback.
+    """A rank failed; the message names the rank and, if it raised an error, contains its traceback.
 
     Attributes:
         rank: The first rank that failed.

@@ -1,8 +1,13 @@
-"""Instrumentation: hooks that read the clock during training, and the trace records made of their readings."""
+"""Instrumentation: hooks that read the clock during training, and the conversion of their readings to a trace.
+
+1. `Timestamps` collects the readings of one rank, iteration by iteration.
+2. The context managers `watch_*` attach hooks that take the readings, and remove the hooks at the end.
+3. `rank_trace` converts the readings to the `RankTrace` that is written to a file.
+"""
 
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,12 +24,26 @@ from .data_parallel import DistributedDataParallel
 from .observer import Future, Observer
 from .trace import BucketLayout, BucketTimes, Iteration, RankTrace
 
+TorchDDP = nn.parallel.DistributedDataParallel
+_engine: Any = torch.autograd.Variable._execution_engine
+
 now_ns = time.perf_counter_ns
+
+
+# 1. Readings
 
 
 @dataclass(slots=True)
 class BucketTimestamps:
-    """Readings of one bucket; `waited` is when the reducer came back from waiting for it."""
+    """Readings of one bucket in one iteration.
+
+    Attributes:
+        ready: When its last gradient was ready.
+        launched: When its all-reduce was issued.
+        done: When the completion callback of the all-reduce ran.
+        waited: When the reducer came back from waiting for the all-reduce.
+        copied_out: When the averages had been copied into the gradients.
+    """
 
     ready: int
     launched: int
@@ -35,7 +54,16 @@ class BucketTimestamps:
 
 @dataclass(slots=True)
 class IterationTimestamps:
-    """Readings of one iteration; None: has not happened. `in_backward`: autograd is at work."""
+    """Readings of one iteration; None: has not happened.
+
+    Attributes:
+        ready: By parameter index, when the gradient was accumulated.
+        in_backward: Whether a backward pass is running.
+        synchronized: Whether gradients are averaged.
+        layout: Bucket layout of a synchronised iteration.
+        end: When the next iteration began or, for the last one, when its last step or backward pass ended.
+        buckets: In launch order.
+    """
 
     forward_start: int
     ready: list[int | None]
@@ -52,9 +80,14 @@ class IterationTimestamps:
 
 
 class Timestamps:
-    """All iterations of one rank. Every method is called from a hook and only notes the time.
+    """Readings of one rank, in nanoseconds of `now_ns`.
 
-    An iteration begins with the first forward pass after a backward pass and ends where the next begins.
+    An iteration begins with the first forward pass after a backward pass and ends where the next iteration begins.
+
+    Attributes:
+        zero: When the recording began.
+        iterations: The complete iterations.
+        current: The iteration that is running.
     """
 
     def __init__(self, parameter_count: int) -> None:
@@ -75,117 +108,42 @@ class Timestamps:
             self.current = self._blank(now)
 
     def forward_ended(self, *, synchronized: bool, layout: BucketLayout | None) -> None:
-        """A forward pass is over; whether its gradients will be averaged, and in which buckets."""
+        """A forward pass has ended.
+
+        Args:
+            synchronized: Whether its gradients will be averaged.
+            layout: The buckets in which they will be averaged.
+        """
         self.current.forward_end = now_ns()
         self.current.synchronized = synchronized
         self.current.layout = layout if synchronized else None
 
     def backward_started(self) -> None:
-        """Autograd begins; an iteration may have several backward passes, and lasts to the end of the last."""
+        """A backward pass begins. An iteration's lasts from the start of its first to the end of its last."""
         self.current.in_backward = True
         if self.current.backward_start is None:
             self.current.backward_start = now_ns()
 
     def backward_ended(self) -> None:
-        """Autograd has run its last callback."""
+        """A backward pass has ended."""
         self.current.in_backward = False
         self.current.backward_end = now_ns()
 
     def finish_iteration(self, now: int | None = None) -> None:
-        """Keep the current iteration if it is complete; `now` is where the next begins, None: there is none."""
+        """Keep the current iteration if it is complete; `now` is where the next one begins, None: there is none."""
         current = self.current
         if current.forward_end is not None and current.backward_end is not None:
-            current.end = now or current.optimizer_end or current.backward_end
+            current.end = now or max(current.optimizer_end or 0, current.backward_end)
             self.iterations.append(current)
         self.current = self._blank(now_ns() if now is None else now)
 
 
-def rank_trace(
-    rank: int,
-    offset_ns: int,
-    uncertainty_ns: int,
-    timestamps: Timestamps,
-    *,
-    zero: int,
-    layouts: dict[BucketLayout, int],
-) -> RankTrace:
-    """The finished record of one rank.
-
-    Args:
-        rank: Its number.
-        offset_ns: What takes its clock to rank 0's.
-        uncertainty_ns: How far that may be off.
-        timestamps: What it noted.
-        zero: Rank 0's reading at the start of its recording.
-        layouts: Numbers of the layouts seen so far; each new one is added.
-
-    Raises:
-        RuntimeError: No iteration was complete.
-    """
-    if not timestamps.iterations:
-        raise RuntimeError(
-            "nothing was recorded: expected at least one forward pass of the recorded module and its backward "
-            "pass inside the `with record(...)` block, with gradients enabled"
-        )
-    iterations = tuple(_iteration(iteration, timestamps.zero, layouts) for iteration in timestamps.iterations)
-    return RankTrace(
-        rank=rank,
-        clock_offset_ns=offset_ns + timestamps.zero - zero,  # a rank's times count from its own zero
-        clock_uncertainty_ns=uncertainty_ns,
-        iterations=iterations,
-    )
-
-
-def _iteration(timestamps: IterationTimestamps, zero: int, layouts: dict[BucketLayout, int]) -> Iteration:
-    def since_zero(reading: int | None) -> int | None:
-        return None if reading is None else reading - zero
-
-    start, end = timestamps.backward_start, timestamps.backward_end
-    assert start is not None
-    assert end is not None
-    assert timestamps.forward_end is not None
-    assert timestamps.end is not None
-    # Hooks of the output run in the order of the graph: a gradient may be ready a moment before ours fires.
-    # A comm hook may send anything: without one all-reduce a bucket, nothing was seen of the buckets.
-    layout = (
-        timestamps.layout
-        if timestamps.layout is not None and len(timestamps.layout) == len(timestamps.buckets)
-        else None
-    )
-    start = min([start, *(ready for ready in timestamps.ready if ready is not None)])
-    return Iteration(
-        forward_start_ns=timestamps.forward_start - zero,
-        forward_end_ns=min(timestamps.forward_end, start) - zero,
-        backward_start_ns=start - zero,
-        backward_end_ns=end - zero,
-        optimizer_start_ns=since_zero(timestamps.optimizer_start),
-        optimizer_end_ns=since_zero(timestamps.optimizer_end),
-        end_ns=timestamps.end - zero,
-        synchronized=timestamps.synchronized,
-        layout=None if layout is None else layouts.setdefault(layout, len(layouts)),
-        ready_ns=tuple(since_zero(ready) for ready in timestamps.ready),
-        buckets=() if layout is None else tuple(_bucket(bucket, end, zero) for bucket in timestamps.buckets),
-    )
-
-
-def _bucket(timestamps: BucketTimestamps, backward_end: int, zero: int) -> BucketTimes:
-    # The completion callback needs the interpreter and may get it after whoever waited had it first.
-    seen = [moment for moment in (timestamps.done, timestamps.waited, backward_end) if moment is not None]
-    return BucketTimes(
-        ready_ns=timestamps.ready - zero,
-        launched_ns=timestamps.launched - zero,
-        done_ns=min(seen) - zero,
-        copied_out_ns=None if timestamps.copied_out is None else timestamps.copied_out - zero,
-    )
-
-
-TorchDDP = nn.parallel.DistributedDataParallel
-_engine: Any = torch.autograd.Variable._execution_engine
+# 2. Hooks
 
 
 @contextmanager
 def watch_passes(module: nn.Module, timestamps: Timestamps) -> Iterator[None]:
-    """Note where forward and backward passes begin and end."""
+    """Take the times at which forward passes start and end and backward passes start."""
     layout_of = _LayoutReader(module)
 
     def before_forward(_module: nn.Module, _inputs: Any) -> None:
@@ -212,16 +170,69 @@ def watch_passes(module: nn.Module, timestamps: Timestamps) -> Iterator[None]:
 
 
 def _in_backward(timestamps: Timestamps) -> None:
-    """Autograd is at work: note the start of its run, and have it tell its end."""
+    """Called from hooks of autograd: the first call of a backward pass takes its start, and queues taking its end."""
     if not timestamps.current.in_backward:
         timestamps.backward_started()
         # A callback that is queued from a callback runs after all those that reducers queued meanwhile.
         _engine.queue_callback(lambda: _engine.queue_callback(timestamps.backward_ended))
 
 
+class _LayoutReader:
+    """Reads the bucket layout of a data-parallel module; that of torch's class again only after its rebuild."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._torch_layouts: dict[bool, BucketLayout] = {}
+
+    def __call__(self) -> BucketLayout | None:
+        if isinstance(self._module, DistributedDataParallel):
+            return self._module.reducer.buckets.assignment
+        if not isinstance(self._module, TorchDDP):
+            return None
+        rebuilt = self._module._has_rebuilt_buckets
+        if rebuilt not in self._torch_layouts:
+            self._torch_layouts[rebuilt] = self._read(self._module)
+        return self._torch_layouts[rebuilt]
+
+    @staticmethod
+    def _read(ddp: TorchDDP) -> BucketLayout:
+        trainable = [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
+        index = {id(parameter): number for number, parameter in enumerate(trainable)}
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+        return tuple(tuple(index[id(parameter)] for parameter in bucket.parameters()) for bucket in buckets)
+
+
+@contextmanager
+def watch_optimizers(parameters: Sequence[nn.Parameter], timestamps: Timestamps) -> Iterator[None]:
+    """Take the times of the steps of every optimiser that updates one of `parameters`."""
+    watched = set(map(id, parameters))
+    updates: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
+
+    def updates_watched(optimizer: Optimizer) -> bool:
+        if optimizer not in updates:
+            held = (parameter for group in optimizer.param_groups for parameter in group["params"])
+            updates[optimizer] = any(id(parameter) in watched for parameter in held)
+        return updates[optimizer]
+
+    def before_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if updates_watched(optimizer) and timestamps.current.optimizer_start is None:
+            timestamps.current.optimizer_start = now_ns()
+
+    def after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if updates_watched(optimizer):
+            timestamps.current.optimizer_end = now_ns()
+
+    handles = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 @contextmanager
 def watch_gradients(parameters: Sequence[nn.Parameter], timestamps: Timestamps) -> Iterator[None]:
-    """Note when each gradient has been accumulated; for modules that our reducer does not serve."""
+    """Take the time at which each gradient has been accumulated; for every module but our data-parallel one."""
 
     def ready(index: int, _parameter: Tensor) -> None:
         _in_backward(timestamps)
@@ -239,36 +250,8 @@ def watch_gradients(parameters: Sequence[nn.Parameter], timestamps: Timestamps) 
 
 
 @contextmanager
-def watch_optimizers(parameters: Sequence[nn.Parameter], timestamps: Timestamps) -> Iterator[None]:
-    """Note the steps of every optimiser that updates one of `parameters`."""
-    ours = set(map(id, parameters))
-    concerned: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
-
-    def concerns(optimizer: Optimizer) -> bool:
-        if optimizer not in concerned:
-            held = (parameter for group in optimizer.param_groups for parameter in group["params"])
-            concerned[optimizer] = any(id(parameter) in ours for parameter in held)
-        return concerned[optimizer]
-
-    def before_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if concerns(optimizer) and timestamps.current.optimizer_start is None:
-            timestamps.current.optimizer_start = now_ns()
-
-    def after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if concerns(optimizer):
-            timestamps.current.optimizer_end = now_ns()
-
-    handles = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
 def watch_our_buckets(ddp: DistributedDataParallel, timestamps: Timestamps) -> Iterator[None]:
-    """Note what our reducer does, gradients included."""
+    """Take the times of gradients and buckets from our reducer."""
     observer = _BucketObserver(timestamps)
     ddp.reducer.observers.append(observer)
     try:
@@ -307,33 +290,18 @@ class _BucketObserver(Observer):
 
 @contextmanager
 def watch_torch_buckets(parameters: Sequence[nn.Parameter], timestamps: Timestamps) -> Iterator[None]:
-    """Note the all-reduces that torch's reducer launches.
+    """Take the times of the all-reduces that torch's reducer launches.
 
-    Its reducer is C++ and calls no Python. But every collective passes torch's dispatcher, where a kernel of
-    ours can note the time and pass the call on: no comm hook is needed, which would change the arithmetic.
+    Torch's reducer is written in C++ and calls no Python, but every collective passes torch's dispatcher, where a
+    kernel can take the time. A comm hook would change the arithmetic and could not be removed.
     """
-    all_reduce = torch.ops.c10d.allreduce_.default
     sizes = [parameter.numel() for parameter in parameters]
-
-    def kernel(keys: Any, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Any:
-        bucket = _launched_bucket(timestamps.current, tensors[0].numel(), sizes)
-        result = all_reduce.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, tensors, *args, **kwargs)
-        if bucket is not None:
-            timestamps.current.buckets.append(bucket)
-            work = dist.Work.unbox(result[1])
-            work.get_future().add_done_callback(lambda _future: setattr(bucket, "done", now_ns()))
-        return result
-
-    library = torch.library.Library("c10d", "IMPL")
-    try:
-        library.impl("allreduce_", kernel, "ADInplaceOrView", with_keyset=True)
+    with _all_reduces.watched_by(lambda numel: _launched_bucket(timestamps.current, numel, sizes)):
         yield
-    finally:
-        library._destroy()
 
 
 def _launched_bucket(iteration: IterationTimestamps, numel: int, sizes: Sequence[int]) -> BucketTimestamps | None:
-    """The bucket that an all-reduce of `numel` elements belongs to; None for any other collective."""
+    """Add the bucket that an all-reduce of `numel` elements belongs to; None: a collective of something else."""
     number = len(iteration.buckets)
     if iteration.backward_start is None or iteration.layout is None or number == len(iteration.layout):
         return None
@@ -341,29 +309,137 @@ def _launched_bucket(iteration: IterationTimestamps, numel: int, sizes: Sequence
     if numel != sum(sizes[index] for index in indices):
         return None
     now = now_ns()
-    return BucketTimestamps(max((iteration.ready[index] or now for index in indices), default=now), now)
+    bucket = BucketTimestamps(max((iteration.ready[index] or now for index in indices), default=now), now)
+    iteration.buckets.append(bucket)
+    return bucket
 
 
-class _LayoutReader:
-    """Tells a data-parallel module's bucket layout; of torch's class it is read again only after a rebuild."""
+class _AllReduceKernel:
+    """A kernel for c10d::allreduce_ that takes the time and then calls the kernel of the tensors' device.
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._torch_layouts: dict[bool, BucketLayout] = {}
+    There is one for all recordings of the process. If each recording registered its own, torch would warn that one
+    overrides the other, and only the last one registered would be called.
+    """
 
-    def __call__(self) -> BucketLayout | None:
-        if isinstance(self._module, DistributedDataParallel):
-            return self._module.reducer.buckets.assignment
-        if not isinstance(self._module, TorchDDP):
-            return None
-        rebuilt = self._module._has_rebuilt_buckets
-        if rebuilt not in self._torch_layouts:
-            self._torch_layouts[rebuilt] = self._read(self._module)
-        return self._torch_layouts[rebuilt]
+    def __init__(self) -> None:
+        self._watchers: list[Callable[[int], BucketTimestamps | None]] = []
+        self._library: Any = None
+
+    @contextmanager
+    def watched_by(self, launched: Callable[[int], BucketTimestamps | None]) -> Iterator[None]:
+        """Call `launched(elements)` for every all-reduce; note in the bucket that it returns when it is done."""
+        if not self._watchers:
+            self._library = torch.library.Library("c10d", "IMPL")
+            self._library.impl("allreduce_", self._all_reduce, "ADInplaceOrView", with_keyset=True)
+        self._watchers.append(launched)
+        try:
+            yield
+        finally:
+            self._watchers.remove(launched)
+            if not self._watchers:
+                self._library._destroy()
+
+    def _all_reduce(self, keys: Any, tensors: list[Tensor], *args: Any, **kwargs: Any) -> Any:
+        launched = [watcher(tensors[0].numel()) for watcher in self._watchers]
+        all_reduce = torch.ops.c10d.allreduce_.default
+        result = all_reduce.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, tensors, *args, **kwargs)
+        for bucket in filter(None, launched):
+            future = dist.Work.unbox(result[1]).get_future()
+            future.add_done_callback(partial(self._done, bucket))
+        return result
 
     @staticmethod
-    def _read(ddp: TorchDDP) -> BucketLayout:
-        trainable = [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
-        index = {id(parameter): number for number, parameter in enumerate(trainable)}
-        buckets = ddp.reducer._get_zeros_like_grad_buckets()
-        return tuple(tuple(index[id(parameter)] for parameter in bucket.parameters()) for bucket in buckets)
+    def _done(bucket: BucketTimestamps, _future: Future) -> None:
+        bucket.done = now_ns()
+
+
+_all_reduces = _AllReduceKernel()
+
+
+# 3. Conversion
+
+
+def rank_trace(
+    rank: int,
+    offset_ns: int,
+    uncertainty_ns: int,
+    timestamps: Timestamps,
+    *,
+    zero: int,
+    layouts: dict[BucketLayout, int],
+) -> RankTrace:
+    """Convert the readings of one rank.
+
+    Args:
+        rank: The rank.
+        offset_ns: What to add to the rank's clock to get rank 0's.
+        uncertainty_ns: How far the offset may be off.
+        timestamps: The readings.
+        zero: When rank 0's recording began, on its own clock.
+        layouts: Index of each bucket layout seen so far; new ones are added.
+
+    Raises:
+        RuntimeError: No iteration was complete.
+    """
+    if not timestamps.iterations:
+        raise RuntimeError(
+            "nothing was recorded: expected at least one forward pass of the recorded module and its backward "
+            "pass inside the `with record(...)` block, with gradients enabled"
+        )
+    iterations = tuple(_iteration(iteration, timestamps.zero, layouts) for iteration in timestamps.iterations)
+    return RankTrace(
+        rank=rank,
+        clock_offset_ns=offset_ns + timestamps.zero - zero,  # a rank's times count from its own zero
+        clock_uncertainty_ns=uncertainty_ns,
+        iterations=iterations,
+    )
+
+
+def _iteration(timestamps: IterationTimestamps, zero: int, layouts: dict[BucketLayout, int]) -> Iteration:
+    def since_zero(reading: int | None) -> int | None:
+        return None if reading is None else reading - zero
+
+    start, end = timestamps.backward_start, timestamps.backward_end
+    assert start is not None
+    assert end is not None
+    assert timestamps.forward_end is not None
+    assert timestamps.end is not None
+    # Hooks of the output run in the order of the graph: a gradient may be ready a moment before ours fires.
+    start = min([start, *(ready for ready in timestamps.ready if ready is not None)])
+    # A comm hook may launch any collectives. If there was not one all-reduce a bucket, bucket times are unknown.
+    layout = timestamps.layout
+    if layout is not None and len(layout) != len(timestamps.buckets):
+        layout = None
+    optimizer_start, optimizer_end = _after_backward(timestamps, end)
+    return Iteration(
+        forward_start_ns=timestamps.forward_start - zero,
+        forward_end_ns=min(timestamps.forward_end, start) - zero,
+        backward_start_ns=start - zero,
+        backward_end_ns=end - zero,
+        optimizer_start_ns=since_zero(optimizer_start),
+        optimizer_end_ns=since_zero(optimizer_end),
+        end_ns=timestamps.end - zero,
+        synchronized=timestamps.synchronized,
+        layout=None if layout is None else layouts.setdefault(layout, len(layouts)),
+        ready_ns=tuple(since_zero(ready) for ready in timestamps.ready),
+        buckets=() if layout is None else tuple(_bucket(bucket, end, zero) for bucket in timestamps.buckets),
+    )
+
+
+def _after_backward(timestamps: IterationTimestamps, backward_end: int) -> tuple[int | None, int | None]:
+    """Start and end of the optimiser steps; steps within the backward pass, or between two, are part of it."""
+    start, end = timestamps.optimizer_start, timestamps.optimizer_end
+    if start is None or end is None or end <= backward_end:
+        return None, None
+    return max(start, backward_end), end
+
+
+def _bucket(timestamps: BucketTimestamps, backward_end: int, zero: int) -> BucketTimes:
+    # The completion callback needs the interpreter, and may get it later than the thread that waits.
+    seen = [moment for moment in (timestamps.done, timestamps.waited, backward_end) if moment is not None]
+    return BucketTimes(
+        ready_ns=timestamps.ready - zero,
+        launched_ns=timestamps.launched - zero,
+        done_ns=min(seen) - zero,
+        copied_out_ns=None if timestamps.copied_out is None else timestamps.copied_out - zero,
+    )

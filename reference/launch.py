@@ -1,8 +1,8 @@
-"""Start ranks: N processes on this machine that share a process group, and never hang past a time-out.
+"""Start ranks: processes on this machine that form a process group and run one function each, with a time-out.
 
-`run_ranks` runs one function; `RankPool` keeps the processes for many (4 ranks take seconds to start and
-milliseconds to reuse). A script that calls `run_ranks` also runs under `torchrun`, unchanged: the process then
-*is* one of the ranks, and torchrun decides how many there are.
+`run_ranks` runs one function and ends the processes. `RankPool` keeps them for further functions: 4 ranks take
+seconds to start and milliseconds to reuse. A script that calls `run_ranks` also runs under `torchrun`, unchanged: the
+process is then one of the ranks, and torchrun sets their number.
 """
 
 import atexit
@@ -38,32 +38,32 @@ Body = Callable[..., Any]
 """An importable function `body(rank, world_size, *args)`; arguments and result must pickle."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with a step: its name, how many parts are done, and how many there are."""
+"""Called as `progress(step, done, total)`: the name of a step, parts of it that are done, and all its parts."""
 
 
-def no_progress(_word: str, _done: int, _total: int) -> None:
-    """For whoever does not want to know."""
+def no_progress(_step: str, _done: int, _total: int) -> None:
+    """Ignore all progress."""
 
 
 DEFAULT_TIMEOUT_S = 600.0
 
 STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.1
-"""How long a stack may be awaited; it has no end mark, so it is whole when nothing follows for the second."""
+"""How long to wait for the first and for each further piece of a stack, which has no end mark."""
 STACK_LINES = 8
 
-_RESULT, _FAILURE, _PROGRESS = range(3)  # what a rank's message is
-_launcher: Connection | None = None  # in a rank's process: the way back to who started it
+_RESULT, _FAILURE, _PROGRESS = range(3)  # kinds of messages that a rank sends
+_launcher: Connection | None = None  # in a rank's process: the pipe to the launcher
 
 
 def run_ranks(
     body: Body, world_size: int, *args: Any, backend: str = "gloo", timeout_s: float = DEFAULT_TIMEOUT_S
 ) -> list[Any]:
-    """Run `body(rank, world_size, *args)` on `world_size` ranks; returns what each returned, by rank.
+    """Run `body(rank, world_size, *args)` on `world_size` ranks; returns the results by rank.
 
-    Under torchrun the body runs in this process, with the rank and the world size that torchrun gave.
+    Under torchrun the body runs in this process, with the rank and the world size that torchrun sets.
 
     Raises:
-        RankError: A rank raised, died or was still running after `timeout_s`; the other ranks are ended.
+        RankError: A rank raised an error, exited, or was still running after `timeout_s`. The others are ended.
     """
     if dist.is_torchelastic_launched():
         return _run_as_one_rank(body, args, backend, timeout_s)
@@ -71,10 +71,10 @@ def run_ranks(
         return pool.run(body, *args)
 
 
-def report_progress(word: str, done: int, total: int) -> None:
-    """From within a body: tell the launcher how far it is; elsewhere, and under torchrun, do nothing."""
+def report_progress(step: str, done: int, total: int) -> None:
+    """Report progress from a body to the launcher's `on_progress`; under torchrun, and elsewhere, do nothing."""
     if _launcher is not None:
-        _send(_launcher, _PROGRESS, (word, done, total))
+        _send(_launcher, _PROGRESS, (step, done, total))
 
 
 class RankPool:
@@ -86,11 +86,12 @@ class RankPool:
     Args:
         world_size: Number of ranks.
         backend: As for `torch.distributed.init_process_group`.
-        timeout_s: Seconds after which a body, or the start, counts as stuck.
-        link_rate: Bits a second of each rank's virtual link; see `links`. None: ranks use the loopback interface.
+        timeout_s: Time-out of a body, and of starting the ranks, in seconds.
+        link_rate: Rate of each rank's virtual link in bits per second; see `virtual_links`. None: ranks use the
+            loopback interface.
 
     Raises:
-        LinkError: At the start of the ranks: this machine or this user cannot have such links.
+        LinkError: On the first `run`, if virtual links are not possible on this machine or for this user.
     """
 
     def __init__(
@@ -128,13 +129,13 @@ class RankPool:
         timeout_s: float | None = None,
         on_progress: Progress = no_progress,
     ) -> list[Any]:
-        """Run `body(rank, world_size, *args)` on every rank; returns what each returned, by rank.
+        """Run `body(rank, world_size, *args)` on every rank; returns the results by rank.
 
         Args:
-            body: What to run.
-            args: What to pass to it.
+            body: The function to run.
+            args: Its further arguments.
             timeout_s: Overrides the pool's time-out.
-            on_progress: Called with what a rank gives to `report_progress`.
+            on_progress: Called with the arguments of every `report_progress` of a rank.
 
         Raises:
             RankError: As for `run_ranks`.
@@ -146,12 +147,12 @@ class RankPool:
             for connection in self._connections:
                 connection.send_bytes(pickle.dumps((body, args)))
             return self._collect(timeout_s or self.timeout_s, on_progress)
-        except BaseException:  # a failed body, or Ctrl-C: none of the ranks can be trusted any more
+        except BaseException:  # a failed body or Ctrl-C leaves ranks in an unknown state
             self.close()
             raise
 
     def close(self) -> None:
-        """End the ranks, whatever they are doing."""
+        """End the ranks, even if they are running a body."""
         atexit.unregister(self.close)
         for connection in (*self._connections, *self._stacks):
             connection.close()
@@ -168,7 +169,7 @@ class RankPool:
             self._folder = None
 
     def _start(self) -> None:
-        atexit.register(self.close)  # ranks are no daemons, so that they may have data loader workers
+        atexit.register(self.close)  # daemons would end by themselves, but may not start data loader workers
         context = multiprocessing.get_context("spawn")
         self._folder = Path(tempfile.mkdtemp(prefix="ddplab-ranks-"))
         if self.link_rate is not None:
@@ -192,7 +193,7 @@ class RankPool:
             )
             with _ctrl_c_blocked():
                 process.start()
-            theirs.close()  # so that the death of the rank ends the pipe
+            theirs.close()  # so that the pipe ends when the rank exits
             writes_stack.close()
             self._connections.append(ours)
             self._stacks.append(stack)
@@ -207,7 +208,9 @@ class RankPool:
             answered = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
             if not answered:
                 late = sorted(waiting.values())
-                stacks = "".join(f"\n\nRank {rank} was at, innermost first:\n{self._stack(rank)}" for rank in late)
+                stacks = "".join(
+                    f"\n\nStack of rank {rank}, innermost call first:\n{self._stack(rank)}" for rank in late
+                )
                 raise RankError(
                     late[0],
                     f"ranks {late} were still running at the time-out of {timeout_s:g} s; all were ended.{stacks}",
@@ -221,16 +224,19 @@ class RankPool:
         return [results[rank] for rank in range(self.world_size)]
 
     def _stack(self, rank: int) -> str:
-        """The Python lines at which a rank hangs, as it writes them when it gets a signal."""
+        """The Python stack of a rank that hangs, which the rank's signal handler writes."""
         pid = self._processes[rank].pid
         assert pid is not None  # it was started
         os.kill(pid, signal.SIGUSR1)
         stack, written = self._stacks[rank], b""
         while wait([stack], timeout=STACK_PAUSE_S if written else STACK_TIMEOUT_S):
             if not (piece := os.read(stack.fileno(), 2**16)):
-                break  # the signal ended it: it had not come as far as to handle it
+                break  # the signal ended the rank, which had not registered its handler yet
             written += piece
-        return "\n".join(written.decode().splitlines()[1 : 1 + STACK_LINES]) or "its start, or where it can't tell"
+        return (
+            "\n".join(written.decode().splitlines()[1 : 1 + STACK_LINES])
+            or "unknown: the rank was still starting, or outside of Python"
+        )
 
     def _receive(self, rank: int) -> tuple[int, Any]:
         try:
@@ -238,20 +244,21 @@ class RankPool:
         except (EOFError, ConnectionResetError):
             self._processes[rank].join(timeout=1)
             raise RankError(
-                rank, f"rank {rank} died without a word, exit code {self._processes[rank].exitcode}"
+                rank,
+                f"rank {rank} exited without reporting an error (exit code {self._processes[rank].exitcode})",
             ) from None
         if isinstance(value, ModelError):
             raise value
-        if kind == _FAILURE:  # that of the first to fail: its peers would only say that it went away
+        if kind == _FAILURE:  # the first to fail is the cause: the other ranks only lose their connection to it
             cause = value.strip().splitlines()[-1]
-            raise RankError(rank, f"rank {rank} failed: {cause}; the others were ended. Its traceback:\n\n{value}")
+            raise RankError(rank, f"rank {rank} failed: {cause}; the other ranks were ended. Traceback:\n\n{value}")
         return kind, value
 
 
 @contextlib.contextmanager
 def _ctrl_c_blocked() -> Iterator[None]:
-    """What is started meanwhile never hears of Ctrl-C: the launcher ends the ranks, without N tracebacks."""
-    resource_tracker.ensure_running()  # where it is not, starting a process starts it, and that unblocks the signal
+    """Processes started in this context ignore Ctrl-C: the launcher ends them, without a traceback from each."""
+    resource_tracker.ensure_running()  # otherwise starting a process starts it, and that unblocks the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -269,14 +276,14 @@ def _serve(
     connection: Connection,
     writes_stack: Connection,
 ) -> None:
-    """What a rank's process does: join the group, then run bodies until the pipe closes."""
+    """Main function of a rank's process: run bodies, as members of one process group, until the pipe closes."""
     global _launcher
     _launcher = connection
     faulthandler.register(signal.SIGUSR1, file=writes_stack.fileno(), all_threads=False)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
     choose_network(namespace)
     keep_freed_memory()
-    with contextlib.suppress(EOFError, ConnectionError):  # the launcher is gone
+    with contextlib.suppress(EOFError, ConnectionError):  # the launcher has exited
         while True:
             request = connection.recv_bytes()
             try:
@@ -290,14 +297,14 @@ def _serve(
                         timeout=timedelta(seconds=timeout_s),
                     )
                 _send(connection, _RESULT, body(rank, world_size, *args))
-            except ModelError as error:  # the user's mistake, told in one line: a traceback adds nothing
+            except ModelError as error:  # the user's mistake, which the message explains without a traceback
                 _send(connection, _FAILURE, error)
-            except Exception:  # noqa: BLE001 - whatever the body raises, or a result that cannot be sent
+            except Exception:  # noqa: BLE001 - any error of the body, or a result that cannot be pickled
                 _send(connection, _FAILURE, traceback.format_exc())
 
 
 def _send(connection: Connection, kind: int, value: Any) -> None:
-    """By plain pickle: `Connection.send` would pass tensors as shared memory, which ends with the rank."""
+    """Send by plain pickle: `Connection.send` would pass tensors in shared memory, which ends with the rank."""
     connection.send_bytes(pickle.dumps((kind, value)))
 
 
@@ -307,7 +314,11 @@ def _run_as_one_rank(body: Body, args: tuple[Any, ...], backend: str, timeout_s:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
     try:
         results: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(results, body(dist.get_rank(), dist.get_world_size(), *args))
+        mine = body(dist.get_rank(), dist.get_world_size(), *args)
+        # Results pass through the CPU. NCCL would use the current GPU, by default GPU 0 on every rank, and fail.
+        timeout = timedelta(seconds=timeout_s)
+        group = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo", timeout=timeout)
+        dist.all_gather_object(results, mine, group=group)
         return results
     finally:
         if started_here:
@@ -315,7 +326,7 @@ def _run_as_one_rank(body: Body, args: tuple[Any, ...], backend: str, timeout_s:
 
 
 def choose_network(namespace: str | None) -> None:
-    """Let Gloo use the rank's virtual link; or the loopback interface: ranks that share a machine need no other."""
+    """Make Gloo use the rank's virtual link or, without one, the loopback interface."""
     if namespace is not None:
         enter(namespace)
         os.environ["GLOO_SOCKET_IFNAME"] = DEVICE
@@ -327,14 +338,15 @@ def choose_network(namespace: str | None) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc not to give memory back to the system between iterations.
+    """Make glibc keep freed memory instead of returning it to the system between iterations.
 
     `zero_grad` frees every gradient and the next backward pass allocates them again. By default glibc returns
-    such memory or keeps it depending on what was freed before, and every page that comes back costs a fault:
-    with 120 MB of gradients the same iteration takes 110 or 165 ms by accident. (mallopt(3); elsewhere: no-op)
+    such memory or keeps it depending on what was freed before, and each page costs a fault when it is allocated
+    again: with 120 MB of gradients the same iteration takes 110 or 165 ms by accident. Does nothing without glibc's
+    mallopt(3).
     """
     m_trim_threshold, m_mmap_threshold = -1, -3
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(m_trim_threshold, 2**31 - 1)
-        mallopt(m_mmap_threshold, 32 * 2**20)  # the largest that glibc takes
+        mallopt(m_mmap_threshold, 32 * 2**20)  # the largest value that glibc accepts

@@ -1,8 +1,7 @@
-"""Real models to train and record, and how `--model` names one.
+"""Models to train and record: the built-in ones, and any `module:callable` that `--model` names.
 
-A model is a callable without arguments that returns `(module, loss_fn)`; `loss_fn(module)` runs one batch of
-random data of the model's own and returns the scalar loss. The attribute `batch` of `loss_fn`, where it has one, is
-the number of samples.
+A model is a callable without arguments that returns `(module, loss_fn)`. `loss_fn(module)` runs the module on one
+batch of random data and returns the scalar loss. If `loss_fn` has an attribute `batch`, it is the number of samples.
 """
 
 import importlib
@@ -20,10 +19,10 @@ Model = tuple[nn.Module, Loss]
 
 
 def resolve(name: str) -> Callable[[], Model]:
-    """The built-in model of that name, or the callable that `module:callable` names.
+    """Find a model by name: a built-in one, or the callable that `module:callable` names.
 
     Raises:
-        ModelError: No such model, module or callable.
+        ModelError: There is no such model, module or callable.
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
@@ -43,10 +42,10 @@ def resolve(name: str) -> Callable[[], Model]:
 
 
 def build(name: str) -> Model:
-    """Call the model of that name.
+    """Find a model by name and call it; returns `(module, loss_fn)`.
 
     Raises:
-        ModelError: There is none, or it did not return `(module, loss_fn)`.
+        ModelError: There is no such model, or it did not return `(module, loss_fn)`.
     """
     made = resolve(name)()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])):
@@ -55,7 +54,7 @@ def build(name: str) -> Model:
 
 
 def mlp() -> Model:
-    """An MLP of 30.5 million parameters in 29 large matrices, few FLOPs each: communication decides."""
+    """An MLP of 30.5 million parameters in 29 large matrices with few FLOPs each: communication dominates."""
     width, depth, classes, batch = 1024, 28, 1000, 16
     hidden = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(*hidden, nn.Linear(width, classes)), _classify(torch.randn(batch, width), classes)
@@ -67,7 +66,7 @@ def resnet18() -> Model:
 
 
 def resnet50() -> Model:
-    """ResNet-50, 161 tensors and 25,557,032 parameters, on 64 x 64 images: computation decides."""
+    """ResNet-50, 161 tensors and 25,557,032 parameters, on 64 x 64 images: computation dominates."""
     return _ResNet(_Bottleneck, (3, 4, 6, 3)), _classify(torch.randn(2, 3, 64, 64), 1000)
 
 
@@ -80,11 +79,11 @@ def transformer() -> Model:
 
 
 def small_tensors() -> Model:
-    """400 tensors of at most 256 elements in 200 layers: hooks and launches decide, not arithmetic or bytes."""
+    """400 tensors of at most 256 elements in 200 layers: the cost of hooks and launches dominates."""
     width, depth, batch = 16, 200, 16
     linears = [nn.Linear(width, width) for _ in range(depth)]
     for linear in linears:
-        nn.init.xavier_normal_(linear.weight, nn.init.calculate_gain("tanh"))  # else gradients underflow on the way
+        nn.init.xavier_normal_(linear.weight, nn.init.calculate_gain("tanh"))  # otherwise gradients underflow
     layers = [layer for linear in linears for layer in (linear, nn.Tanh())]
     return nn.Sequential(*layers), _classify(torch.randn(batch, width), width)
 
@@ -100,7 +99,7 @@ BUILT_IN: dict[str, Callable[[], Model]] = {
 
 @dataclass(frozen=True)
 class _Classification:
-    """Cross entropy of one batch."""
+    """A `loss_fn`: the cross entropy of one batch."""
 
     inputs: Tensor
     labels: Tensor
@@ -196,8 +195,8 @@ class _Transformer(nn.Module):
         self.token = nn.Embedding(vocabulary, width)
         self.position = nn.Embedding(context, width)
         for embedding in (self.token, self.position):
-            # As GPT-2. From torch's deviation of 1 the loss begins at 300 and not at 9; after ten iterations
-            # gradients underflow to numbers with which a processor computes several times as slowly.
+            # As in GPT-2. With torch's standard deviation of 1 the loss begins at 300 instead of 9, and after ten
+            # iterations gradients underflow to denormal numbers, which a processor computes several times as slowly.
             nn.init.normal_(embedding.weight, std=0.02)
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(

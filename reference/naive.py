@@ -1,4 +1,4 @@
-"""Data parallelism at its simplest, to compare with."""
+"""Naive data parallelism: one all-reduce for each parameter after the backward pass, as a baseline."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from .checks.construction import resolve_group
 
 
 class NaiveDataParallel(nn.Module):
-    """One all-reduce a parameter, after the backward pass: right, and slow. Kept for teaching.
+    """Averages gradients one by one, after the backward pass: correct, but slow. Kept for teaching.
 
     Call `average_gradients` between the backward pass and the optimiser step, on every rank.
     """
@@ -22,11 +22,11 @@ class NaiveDataParallel(nn.Module):
         broadcast_coalesced([*module.parameters(), *module.buffers()], self.process_group)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Whatever the module returns."""
+        """The output of the module."""
         return self.module(*inputs, **kwargs)
 
     def average_gradients(self) -> None:
-        """Replace every gradient by its mean over the ranks."""
+        """Replace every gradient by its average over the ranks."""
         world_size = dist.get_world_size(self.process_group)
         for parameter in self.module.parameters():
             if parameter.grad is not None:

@@ -1,4 +1,4 @@
-"""Which of a module's tensors data parallelism is about, in the order that gives them their index."""
+"""The parameters and buffers of a module that are synchronised, in the order of their parameter index."""
 
 import torch
 from torch import Tensor, nn
@@ -7,12 +7,12 @@ from .trace import Buffer, Parameter
 
 
 def ignored_names(module: nn.Module) -> frozenset[str]:
-    """Names of parameters and buffers that the module asks to be left alone (torch's attribute for it)."""
+    """Names of the parameters and buffers that are not synchronised (torch's `_ddp_params_and_buffers_to_ignore`)."""
     return frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
 def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Trainable parameters by name in registration order; one that is shared counts once, by its first name."""
+    """Trainable parameters by name, in registration order; a shared parameter counts once, under its first name."""
     ignored = ignored_names(module)
     found: dict[nn.Parameter, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -22,20 +22,20 @@ def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def synchronized_tensors(module: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers by name, trainable or not, but for the ignored ones."""
+    """All parameters, trainable or not, and buffers by name, except the ignored ones."""
     ignored = ignored_names(module)
     named = [*module.named_parameters(), *module.named_buffers()]
     return {name: tensor for name, tensor in named if name not in ignored}
 
 
 def synchronized_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """All buffers by name, but for the ignored ones."""
+    """All buffers by name, except the ignored ones."""
     ignored = ignored_names(module)
     return {name: buffer for name, buffer in module.named_buffers() if name not in ignored}
 
 
 def sparse_parameters(module: nn.Module) -> set[str]:
-    """Names of the trainable parameters whose gradient will be a sparse tensor."""
+    """Names of the trainable parameters whose gradients are sparse tensors."""
     sparse = {
         id(submodule.weight)
         for submodule in module.modules()
@@ -45,7 +45,7 @@ def sparse_parameters(module: nn.Module) -> set[str]:
 
 
 def described_parameters(module: nn.Module) -> tuple[Parameter, ...]:
-    """The trainable parameters as a trace tells of them."""
+    """Descriptions of the trainable parameters, for a trace."""
     sparse = sparse_parameters(module)
     return tuple(
         Parameter(
@@ -60,7 +60,7 @@ def described_parameters(module: nn.Module) -> tuple[Parameter, ...]:
 
 
 def described_buffers(module: nn.Module) -> tuple[Buffer, ...]:
-    """The buffers, but for the ignored ones, as a trace tells of them."""
+    """Descriptions of the buffers, except the ignored ones, for a trace."""
     return tuple(
         Buffer(name=name, dtype=dtype_name(buffer), size_bytes=size_bytes(buffer))
         for name, buffer in synchronized_buffers(module).items()
@@ -68,15 +68,15 @@ def described_buffers(module: nn.Module) -> tuple[Buffer, ...]:
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """The element type's name in traces: "float32"."""
+    """Name of the element type as in traces, for example "float32"."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
 def size_bytes(tensor: Tensor) -> int:
-    """Bytes of the tensor's elements, whatever its strides."""
+    """Size of the tensor's elements, which does not depend on its strides."""
     return tensor.numel() * tensor.element_size()
 
 
 def bucket_key(tensor: Tensor) -> tuple[torch.dtype, torch.device]:
-    """What tensors must share to share a bucket."""
+    """Key of a tensor: tensors in one bucket have the same dtype and device."""
     return tensor.dtype, tensor.device

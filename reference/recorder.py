@@ -1,4 +1,4 @@
-"""Record a training run as a `Trace`: from our data parallelism, from torch's, or from a plain module.
+"""Record a training run as a `Trace`: with our data parallelism, with torch's, or of a plain module.
 
 Such as::
 
@@ -6,9 +6,11 @@ Such as::
         train(model)
     recording.trace.save("trace.json.gz")
 
-While it runs, hooks append clock readings to lists and nothing else; the trace is made from them at the end.
-A plain module is recorded without communication, which is what a prediction wants: an all-reduce makes every
-rank's backward pass equally long and so hides which rank was slow.
+While the context is open, hooks append clock readings to lists and do nothing else. When it closes, the hooks are
+removed, the ranks exchange their readings, and each of them converts all readings to one trace.
+
+A prediction should start from a plain module, recorded without communication: an all-reduce makes every rank's
+backward pass equally long and so hides which rank was slow.
 """
 
 import platform
@@ -21,9 +23,18 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from . import instrumentation
 from .data_parallel import DistributedDataParallel
-from .instrumentation import Timestamps, now_ns, rank_trace
+from .instrumentation import (
+    Timestamps,
+    TorchDDP,
+    now_ns,
+    rank_trace,
+    watch_gradients,
+    watch_optimizers,
+    watch_our_buckets,
+    watch_passes,
+    watch_torch_buckets,
+)
 from .parameters import described_buffers, described_parameters, trainable_parameters
 from .trace import BucketLayout, Trace, Workload
 
@@ -37,22 +48,23 @@ def record(
     batch: int | None = None,
     process_group: dist.ProcessGroup | None = None,
 ) -> "Recording":
-    """Watch `module` for as long as the returned context is open.
+    """Record the training of `module` for as long as the returned context is open.
 
     Args:
         module: Our `DistributedDataParallel`, torch's, or any other module (no communication is recorded).
-        model: What the trace calls it. None: the class name of the innermost module.
-        batch: Samples per rank and iteration, for whoever reads the trace.
-        process_group: Ranks whose recordings become one trace; they must enter and leave the context
-            together. None: the group of a data-parallel module, and this rank alone for a plain one.
+        model: The model's name in the trace. None: the class name of the module or, if it is data-parallel, of the
+            module inside.
+        batch: Samples per rank and iteration, as information in the trace.
+        process_group: For a plain module: the ranks whose recordings become one trace. They must enter and leave the
+            context together. None: this rank alone. A data-parallel module is recorded over its own group.
 
     Returns:
         A context manager; after it has been left, its `trace` holds the recording of all ranks, on each.
 
     Raises:
-        ValueError: A module without trainable parameters, or one that is not on the CPU: GPU work is timed
-            by events on its streams, which this recorder does not read yet.
-        RuntimeError: On leaving, where no complete iteration (forward and backward) took place.
+        ValueError: The module has no trainable parameters, or is not on the CPU: GPU work would have to be timed by
+            events on its streams, which this recorder does not support yet.
+        RuntimeError: On leaving, if there was no complete iteration (forward and backward pass).
     """
     return Recording(module, model=model, batch=batch, process_group=process_group)
 
@@ -77,7 +89,7 @@ class Recording:
         self._group: dist.ProcessGroup | None
         if isinstance(module, DistributedDataParallel):
             self._source, self._inner, self._group = "ddplab", module.module, module.process_group
-        elif isinstance(module, instrumentation.TorchDDP):
+        elif isinstance(module, TorchDDP):
             self._source, self._inner, self._group = "torch", module.module, module.process_group
         else:
             self._source, self._inner, self._group = "module", module, process_group
@@ -87,35 +99,42 @@ class Recording:
         _check(self._model, self._parameters)
 
     def __enter__(self) -> Self:
-        parameters = list(self._parameters.values())
         self._offset = _clock_offset_ns(self._group)
-        self._timestamps = Timestamps(len(parameters))
-        with ExitStack() as stack:
-            stack.enter_context(instrumentation.watch_passes(self._module, self._timestamps))
-            stack.enter_context(instrumentation.watch_optimizers(parameters, self._timestamps))
-            if isinstance(self._module, DistributedDataParallel):
-                stack.enter_context(instrumentation.watch_our_buckets(self._module, self._timestamps))
-            else:
-                stack.enter_context(instrumentation.watch_gradients(parameters, self._timestamps))
-            if self._source == "torch":
-                stack.enter_context(instrumentation.watch_torch_buckets(parameters, self._timestamps))
-            self._hooks = stack.pop_all()
+        self._timestamps = Timestamps(len(self._parameters))
+        self._hooks = self._attach_hooks()
         return self
+
+    def _attach_hooks(self) -> ExitStack:
+        parameters = list(self._parameters.values())
+        with ExitStack() as stack:
+            stack.enter_context(watch_passes(self._module, self._timestamps))
+            stack.enter_context(watch_optimizers(parameters, self._timestamps))
+            if isinstance(self._module, DistributedDataParallel):
+                stack.enter_context(watch_our_buckets(self._module, self._timestamps))
+            else:
+                stack.enter_context(watch_gradients(parameters, self._timestamps))
+            if self._source == "torch":
+                stack.enter_context(watch_torch_buckets(parameters, self._timestamps))
+            return stack.pop_all()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._timestamps.finish_iteration()
         self._hooks.close()
-        if kind is None:  # after an error the other ranks may never come to the gathering
-            self.trace = self._gather()
+        if kind is None:  # after an error the other ranks may never reach the gathering
+            self.trace = self._trace(self._gather())
 
-    def _gather(self) -> Trace:
-        everyone: list[Any] = [(0, *self._offset, self._timestamps)]
-        if self._group is not None:
-            mine = (dist.get_rank(self._group), *self._offset, self._timestamps)
-            everyone = [None] * dist.get_world_size(self._group)
-            dist.all_gather_object(everyone, mine, group=self._group)
+    def _gather(self) -> list[tuple[int, int, int, Timestamps]]:
+        """Rank, clock offset, uncertainty of the offset, and readings, of every rank."""
+        if self._group is None:
+            return [(0, *self._offset, self._timestamps)]
+        everyone: list[Any] = [None] * dist.get_world_size(self._group)
+        mine = (dist.get_rank(self._group), *self._offset, self._timestamps)
+        dist.all_gather_object(everyone, mine, group=self._group)
+        return everyone
+
+    def _trace(self, everyone: list[tuple[int, int, int, Timestamps]]) -> Trace:
         layouts: dict[BucketLayout, int] = {}
         zero = everyone[0][-1].zero
         ranks = tuple(rank_trace(*one_rank, zero=zero, layouts=layouts) for one_rank in everyone)
@@ -139,7 +158,7 @@ class Recording:
 
 def _check(model: str, parameters: dict[str, nn.Parameter]) -> None:
     if not parameters:
-        raise ValueError(f"{model} has no trainable parameter, so no gradient will ever be ready")
+        raise ValueError(f"recording: expected at least one trainable parameter, {model} has none")
     for name, parameter in parameters.items():
         if parameter.device.type != "cpu":
             raise ValueError(
@@ -149,7 +168,7 @@ def _check(model: str, parameters: dict[str, nn.Parameter]) -> None:
 
 
 def _processor_name() -> str:
-    """The processor's model as the system tells it, else the architecture."""
+    """The processor's model name on Linux, elsewhere its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
@@ -159,10 +178,10 @@ def _processor_name() -> str:
 
 
 def _clock_offset_ns(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """What to add to this rank's clock to get rank 0's, and how far that may be off, in nanoseconds.
+    """What to add to this rank's clock to get rank 0's, and how far the sum may be off, in nanoseconds.
 
-    All ranks leave a barrier at about the same moment and read their clocks: the median distance of several
-    rounds, and how far the others are from it.
+    All ranks leave a barrier at about the same moment and read their clocks. The offset is the median difference of
+    several rounds; its uncertainty is the largest distance of a round's difference from the median.
     """
     if group is None:
         return 0, 0

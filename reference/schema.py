@@ -8,13 +8,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 
 class Schema(BaseModel):
-    """A flat, typed, immutable record; a field that the schema does not know is an error."""
+    """Base of all file formats: flat, typed and immutable; an unknown field is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 class Settings(Schema):
-    """A record that users make by hand: what does not fit is told in one line, which names the field."""
+    """A schema that users construct themselves; an invalid field is a one-line ValueError that names it."""
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -27,10 +27,10 @@ R = TypeVar("R", bound=Schema)
 
 
 def validated(kind: type[R], /, **fields: object) -> R:
-    """A record of these fields.
+    """Construct a schema from fields.
 
     Raises:
-        ValueError: Fields that do not fit; one line, which names the first of them.
+        ValueError: A field is invalid; one line, which names the first such field.
     """
     try:
         return kind.model_validate(fields)
@@ -39,13 +39,13 @@ def validated(kind: type[R], /, **fields: object) -> R:
 
 
 def read_schema(kind: type[R], path: str | os.PathLike[str], *, what: str, cure: str = "") -> R:
-    """The record that a JSON file holds.
+    """Read a JSON file.
 
     Args:
-        kind: Of record.
+        kind: The schema of the file.
         path: The file.
-        what: What such a file is called, with its article.
-        cure: What to do if it cannot be used.
+        what: Name of such a file for messages, with its article.
+        cure: What to do if the file cannot be used, for messages.
 
     Raises:
         ValueError: The file is missing, not JSON or inconsistent; one line, which names file, field and reason.
@@ -60,7 +60,7 @@ def read_schema(kind: type[R], path: str | os.PathLike[str], *, what: str, cure:
 
 
 def first_problem(error: ValidationError) -> str:
-    """One line for the first problem that pydantic found: the field, then the reason."""
+    """The first problem that pydantic found, in one line: the field, then the reason."""
     first = error.errors(include_url=False)[0]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     reason = first["msg"].removeprefix("Value error, ")
@@ -71,12 +71,12 @@ def first_problem(error: ValidationError) -> str:
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file, and the folders it lies in; a crash leaves the old file or the new one, never a piece.
+    """Write a file and make its folders; a crash leaves the old file or the new one, never a part of one.
 
     Several processes may write the same path at the same time: the last one wins.
 
     Raises:
-        OSError: It cannot be written; the message names the path and the reason.
+        OSError: The file cannot be written; the message names the path and the reason.
     """
     path = Path(path)
     check_writable(path)
@@ -90,10 +90,10 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Find out before the work is done that its result could not be written.
+    """Check that a file can be written, before its content is computed.
 
     Raises:
-        OSError: The path is a folder, or lies where no file can be made.
+        OSError: The path is a folder, or no file can be made there.
     """
     path = Path(path)
     folder = next(parent for parent in path.absolute().parents if parent.exists())

@@ -1,8 +1,8 @@
-"""The trace: what was recorded of a training run, and how it is written, read and checked.
+"""The trace: the recording of a training run, its file format, and the checks of a file.
 
-A `Trace` holds *who and what* (`Workload`), the bucket layouts that were in force, and per rank and iteration
-the moments that matter. All times are int nanoseconds on the rank's own monotonic clock, whose zero is the
-start of its recording; `RankTrace.clock_offset_ns` takes them to rank 0's clock.
+A `Trace` holds the `Workload` (the model and the set-up), the bucket layouts in force, and the times of every rank
+and iteration. All times are int nanoseconds on the rank's own monotonic clock, whose zero is the start of its
+recording; adding `RankTrace.clock_offset_ns` gives times on rank 0's clock.
 
     Trace
     ├── workload: Workload ── parameters: Parameter, buffers: Buffer
@@ -32,14 +32,14 @@ PHASES = (
     *("forward_start_ns", "forward_end_ns", "backward_start_ns", "backward_end_ns"),
     *("optimizer_start_ns", "optimizer_end_ns", "end_ns"),
 )
-"""The moments of an iteration, in their order."""
+"""The moments of an iteration, in chronological order."""
 
 BucketLayout = tuple[tuple[int, ...], ...]
 """Parameter indices by bucket, in launch order."""
 
 
 class Parameter(Schema):
-    """A trainable parameter; its place in `Workload.parameters` is its parameter index."""
+    """A trainable parameter; its position in `Workload.parameters` is its parameter index."""
 
     name: str
     shape: tuple[int, ...]
@@ -67,11 +67,11 @@ class Buffer(Schema):
 
 
 class Workload(Schema):
-    """Who and what was recorded."""
+    """The model and the set-up that were recorded."""
 
     model: str
     source: Literal["ddplab", "torch", "module"] = Field(
-        description="whose data parallelism ran: ours, torch's, or none (a plain module: no communication)"
+        description="which data parallelism ran: ddplab's, torch's, or none (a plain module: no communication)"
     )
     parameters: tuple[Parameter, ...]
     buffers: tuple[Buffer, ...] = ()
@@ -96,7 +96,7 @@ class Workload(Schema):
 class BucketTimes(Schema):
     """One bucket in one iteration: ready <= launched <= done <= copied out.
 
-    `copied_out_ns` is None where it was not observable: torch's reducer does not tell.
+    `copied_out_ns` is None if it was not recorded: torch's reducer does not report it.
     """
 
     ready_ns: int = Field(description="when the last gradient of the bucket was ready")
@@ -121,19 +121,20 @@ class BucketTimes(Schema):
 class Iteration(Schema):
     """One training iteration of one rank.
 
-    It ends where the next begins; the last of a recording ends with its optimiser step, or its backward pass.
+    It ends where the next one begins. The last one of a recording ends with its optimiser step, or, without one, its
+    backward pass.
     """
 
     forward_start_ns: int
     forward_end_ns: int
-    backward_start_ns: int = Field(description="when the first gradient of the model's output was known")
+    backward_start_ns: int = Field(description="when the first gradient of the model's output was computed")
     backward_end_ns: int
     optimizer_start_ns: int | None = None
     optimizer_end_ns: int | None = None
     end_ns: int
     synchronized: bool = Field(description="whether gradients were averaged over the ranks")
     layout: int | None = Field(default=None, description="index into Trace.layouts; None: no buckets")
-    ready_ns: tuple[int | None, ...] = Field(description="by parameter index; None: no gradient came")
+    ready_ns: tuple[int | None, ...] = Field(description="by parameter index; None: the parameter got no gradient")
     buckets: tuple[BucketTimes, ...] = Field(default=(), description="in launch order")
 
     @model_validator(mode="after")
@@ -155,7 +156,7 @@ class Iteration(Schema):
 
     @property
     def duration_ns(self) -> int:
-        """From the start of its forward pass to its end."""
+        """Time from the start of the forward pass to the end of the iteration."""
         return self.end_ns - self.forward_start_ns
 
     def shifted(self, by_ns: int) -> Self:
@@ -171,7 +172,7 @@ class Iteration(Schema):
 
 
 class RankTrace(Schema):
-    """What one rank recorded."""
+    """The recording of one rank."""
 
     rank: int = Field(ge=0)
     clock_offset_ns: int = Field(default=0, description="add to this rank's times to get rank 0's clock")
@@ -190,7 +191,7 @@ class RankTrace(Schema):
 
 
 class Trace(Schema):
-    """A recording, checked on the way in."""
+    """The recording of all ranks; inconsistent fields are a validation error."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     workload: Workload
@@ -216,7 +217,7 @@ class Trace(Schema):
     def _check_iteration(self, where: str, iteration: Iteration) -> None:
         if len(iteration.ready_ns) != len(self.workload.parameters):
             raise ValueError(
-                f"{where}.ready_ns: expected {len(self.workload.parameters)} entries, one a parameter, "
+                f"{where}.ready_ns: expected {len(self.workload.parameters)} entries, one for each parameter, "
                 f"got {len(iteration.ready_ns)}"
             )
         if iteration.layout is None:
@@ -229,7 +230,7 @@ class Trace(Schema):
             )
         if len(iteration.buckets) != expected:
             raise ValueError(
-                f"{where}.buckets: expected {expected} entries, one a bucket, got {len(iteration.buckets)}"
+                f"{where}.buckets: expected {expected} entries, one for each bucket, got {len(iteration.buckets)}"
             )
 
     @property
@@ -239,7 +240,7 @@ class Trace(Schema):
 
     @property
     def keys(self) -> list[str]:
-        """What parameters must share to share a bucket, by parameter index."""
+        """Key of every parameter, by parameter index: parameters in one bucket have equal keys."""
         return [parameter.dtype for parameter in self.workload.parameters]
 
     @property
@@ -248,7 +249,7 @@ class Trace(Schema):
         return [parameter.sparse for parameter in self.workload.parameters]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write as JSON, gzipped where the name ends in `.gz`; equal traces give equal bytes."""
+        """Write the trace as JSON, gzipped if the name ends in `.gz`; equal traces give equal bytes."""
         data = self.model_dump_json().encode()
         write_atomically(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
@@ -275,7 +276,7 @@ class Trace(Schema):
 
 
 def join(traces: Sequence[Trace]) -> Trace:
-    """Several recordings of one workload as one, each moved to begin where the one before it ended.
+    """Join several recordings of one workload to one trace; each is moved to begin where the one before it ended.
 
     Raises:
         ValueError: The recordings differ in workload or bucket layouts.
@@ -283,10 +284,12 @@ def join(traces: Sequence[Trace]) -> Trace:
     first = traces[0]
     for trace in traces[1:]:
         if (trace.workload, trace.layouts) != (first.workload, first.layouts):
-            raise ValueError("join: expected recordings of one workload under one layout; these differ")
+            raise ValueError(
+                "join: expected recordings of one workload with the same bucket layouts, got different ones"
+            )
     iterations = [list(rank.iterations) for rank in first.ranks]
     for trace in traces[1:]:
-        # On rank 0's clock all ranks move by the same, so that they stay together.
+        # All ranks move by the same time on rank 0's clock, so that simultaneous moments stay simultaneous.
         end = max(mine[-1].end_ns + rank.clock_offset_ns for mine, rank in zip(iterations, first.ranks, strict=True))
         start = min(rank.iterations[0].forward_start_ns + rank.clock_offset_ns for rank in trace.ranks)
         for mine, rank, ours in zip(iterations, trace.ranks, first.ranks, strict=True):
@@ -307,7 +310,7 @@ def _read(path: Path) -> bytes:
     try:
         data = path.read_bytes()
         return gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data
-    except OSError as error:  # gzip.BadGzipFile is one too
+    except OSError as error:  # includes gzip.BadGzipFile
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (EOFError, zlib.error) as error:
         raise TraceError(f"{path}: truncated or corrupt gzip data: {error}; copy or record it again") from None

@@ -1,8 +1,9 @@
-"""Links: ranks of one machine in network namespaces of their own, joined by virtual links of a given rate.
+"""Virtual links: the ranks of one machine in network namespaces of their own, joined by links of a given rate.
 
-Every rank has a virtual Ethernet pair to a bridge, as to a switch; a token-bucket filter (tc-tbf(8)) at either end
-limits both directions. The namespaces have no names: they last as long as a process holds them open, so nothing is
-left behind, however the launcher ends. Linux only; needs root and the commands ip, tc and nsenter.
+Each rank is connected to a bridge by a virtual Ethernet pair, like a machine to a switch. A token-bucket filter
+(tc-tbf(8)) at both ends of the pair limits both directions. The namespaces have no names: the kernel removes them
+when the last process that holds them open exits, so nothing is left behind, even if the launcher is killed. Linux
+only; needs root and the commands ip, tc and nsenter.
 """
 
 import ctypes
@@ -16,28 +17,28 @@ from typing import Self
 from .errors import LinkError
 
 DEVICE = "wire"
-"""The interface by which a rank reaches the others."""
+"""Name of the network interface that connects a rank to the others."""
 
 MAX_RANKS = 250
-"""Addresses are 10.0.0.1 to 10.0.0.250, within the namespaces only."""
+"""The ranks have the addresses 10.0.0.1 to 10.0.0.250, which exist within the namespaces only."""
 
 BURST_S = 0.0005
-"""What may pass at once, in seconds of the rate: half a millisecond is little beside any bucket."""
+"""The burst that may exceed the rate, in seconds of the rate; much less than any bucket takes."""
 LEAST_BURST_BYTES = 64 * 1024
-"""One segment as the kernel hands it over; smaller bursts would cut it up."""
+"""The largest segment that the kernel passes at once; a smaller burst would split it."""
 QUEUE_S = 0.05
-"""What may wait in the filter, in seconds of the rate; TCP backs off beyond."""
+"""Length of the filter's queue, in seconds of the rate; TCP backs off when the queue is full."""
 
 CLONE_NEWNET = 0x40000000
 FACTORS = {None: 1e9, "": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
-"""By a unit's first letter; a number alone counts Gbit/s."""
+"""Bits per second of each unit, by its first letter; None: a number without a unit, in Gbit/s."""
 
 
 def bits_per_s(text: str) -> float:
-    """A rate: `1gbit`, `500mbit`, `2.5Gbit/s`; a number alone is in Gbit/s.
+    """Parse a rate such as `1gbit`, `500mbit` or `2.5Gbit/s`; a number without a unit is in Gbit/s.
 
     Raises:
-        ValueError: It is something else, or not above 0.
+        ValueError: The text is not a rate, or the rate is not above 0.
     """
     match = re.fullmatch(r"(\d*\.?\d+)\s*(?:([kmg]?)(?:bits?/s|bits?|bps))?", text.strip().lower())
     rate = float(match[1]) * FACTORS[match[2]] if match else 0.0
@@ -47,14 +48,14 @@ def bits_per_s(text: str) -> float:
 
 
 class Links:
-    """One namespace a rank, and a bridge between them in another; use as a context manager, or call `close`.
+    """A network namespace for each rank, and one for the bridge; use as a context manager, or call `close`.
 
     Args:
         world_size: Number of ranks.
-        rate: Of each rank's link, bits a second each way.
+        rate: Rate of each rank's link in each direction, in bits per second.
 
     Raises:
-        LinkError: This machine or this user cannot have any; the message tells why and what to do.
+        LinkError: Virtual links are not possible on this machine or for this user; the message names the cause.
     """
 
     def __init__(self, world_size: int, rate: float) -> None:
@@ -77,12 +78,12 @@ class Links:
         self.close()
 
     def close(self) -> None:
-        """Let go of the namespaces; they end when the last rank has left them."""
+        """Close the namespaces; the kernel removes each when its last process exits."""
         while self._open:
             os.close(self._open.pop())
 
     def namespace(self, rank: int) -> str:
-        """Where a rank's namespace can be opened, by `enter`."""
+        """Path of a rank's namespace, for `enter`."""
         return _path(self._ranks[rank])
 
     def _namespace(self) -> int:
@@ -105,8 +106,11 @@ class Links:
 def enter(namespace: str) -> None:
     """Move this thread, and all threads that it starts from now on, into a namespace.
 
+    Args:
+        namespace: Path from `Links.namespace`.
+
     Raises:
-        LinkError: It may not.
+        LinkError: The user has no permission to do so.
     """
     held = os.open(namespace, os.O_RDONLY)
     try:
@@ -116,7 +120,7 @@ def enter(namespace: str) -> None:
 
 
 def _new_namespace() -> int:
-    """Its file descriptor. A namespace belongs to a thread, so one is started that ends at once."""
+    """Make a namespace and return its file descriptor; in a thread that ends, because the thread enters it."""
     made: list[int | LinkError] = []
 
     def make() -> None:
@@ -135,10 +139,10 @@ def _new_namespace() -> int:
 
 
 def _call(name: str, *arguments: int) -> None:
-    """A system call of Linux's by way of the C library."""
+    """Make a Linux system call through the C library."""
     function = getattr(ctypes.CDLL(None, use_errno=True), name, None)
     if function is None:
-        raise LinkError(_needs(f"{name} is not there"))
+        raise LinkError(_needs(f"the system call {name} is missing"))
     if function(*arguments):
         raise LinkError(_needs(f"{name}: {os.strerror(ctypes.get_errno())}"))
 
@@ -154,19 +158,20 @@ def _run(namespace: int, command: str) -> None:
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=30)
     except FileNotFoundError:
-        raise LinkError(_needs("nsenter is not there")) from None
+        raise LinkError(_needs("nsenter is missing")) from None
     if done.returncode:
-        said = (done.stderr.splitlines() or ["nothing"])[0]
-        raise LinkError(_needs(f"`{command}` said: {said}"))
+        error = (done.stderr.splitlines() or [f"exit code {done.returncode}"])[0]
+        raise LinkError(_needs(f"`{command}` failed: {error}"))
 
 
 def _path(descriptor: int) -> str:
-    """By which this process's other threads, and its children, open the same file."""
+    """A path under which other threads of this process, and its children, open the same file."""
     return str(Path("/proc") / str(os.getpid()) / "fd" / str(descriptor))
 
 
-def _needs(seen: str) -> str:
+def _needs(problem: str) -> str:
+    """An error message: what virtual links need, and what is wrong here."""
     return (
         "links of a given rate: expected Linux, root, and the commands ip, tc and nsenter (Debian: apt-get install "
-        f"iproute2 util-linux); {seen}. Without --link-rate ranks use the loopback interface"
+        f"iproute2 util-linux); {problem}. Without --link-rate ranks use the loopback interface"
     )

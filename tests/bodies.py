@@ -564,6 +564,13 @@ def train_sync_batch_norm(rank: int, _world_size: int) -> tuple[list, list]:
     return tuple(both)
 
 
+def train_without_set_device(rank: int, _world_size: int) -> bool:
+    """Whether a rank whose module is on its own GPU leaves GPU 0 to rank 0."""
+    ddp = DistributedDataParallel(mlp((4, 4), torch.float32, 0).to(rank), device_ids=[rank])
+    ddp(torch.ones(1, 4)).sum().backward()
+    return rank == 0 or torch.cuda.memory_allocated(0) == 0
+
+
 def inputs_on_cpu(rank: int, _world_size: int) -> bool:
     ddp = DistributedDataParallel(mlp((4, 4), torch.float32, 0).cuda(), device_ids=[0])
     return ddp(torch.ones(1, 4)).device.type == "cuda"

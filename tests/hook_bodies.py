@@ -7,6 +7,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -65,7 +66,7 @@ HOOKS = {"ours": OURS, "torch": TORCHS}
 
 
 class Given(nn.Module):
-    """A module whose gradients are what forward is given."""
+    """A module whose gradients are the tensors that are passed to forward."""
 
     def __init__(self, shapes: Shapes, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -76,7 +77,7 @@ class Given(nn.Module):
 
 
 def given_gradients(rank: int, shapes: Shapes, seed: int, step: int, *, low_rank: int | None = None) -> list[Tensor]:
-    """One tensor a shape; as matrices, of rank `low_rank` and, over all ranks, with one column space."""
+    """A random tensor for each shape. With `low_rank`, matrices of that rank, with one column space for all ranks."""
     generator = torch.Generator().manual_seed(seed * 1000 + step * 10 + rank)
     common = torch.Generator().manual_seed(seed)
     made = []
@@ -91,7 +92,7 @@ def given_gradients(rank: int, shapes: Shapes, seed: int, step: int, *, low_rank
 
 
 def mean_gradients(world_size: int, shapes: Shapes, seed: int, step: int, **options: Any) -> list[Tensor]:
-    """What averaging without a hook gives."""
+    """The averages of the given gradients, computed without a hook or processes."""
     by_rank = [given_gradients(rank, shapes, seed, step, **options) for rank in range(world_size)]
     return [sum(ranks) / world_size for ranks in zip(*by_rank, strict=True)]
 
@@ -112,9 +113,9 @@ def averages(
     scales: dict[int, float] | None = None,
     device: str = "cpu",
 ) -> tuple[list[list[Tensor]], Any, nn.Module]:
-    """What became of the given gradients, by step; the hook's state; the model.
+    """The given gradients after averaging, by step; the hook's state; the model.
 
-    `same`: each step is given the same gradients; `scales`: what those of a step are multiplied by.
+    `same`: use the same gradients in every step; `scales`: factor of the gradients by step.
     """
     function, make_state = HOOKS[hook[0]][hook[1]]
     state = make_state(**(state_options or {}))
@@ -136,8 +137,8 @@ def on_classes(
     return [averages(rank, world_size, hook, wrapper, *rest, **options)[0] for wrapper in wrappers]
 
 
-def bytes_given(rank: int, world_size: int, hook: str, shapes: Shapes) -> int:
-    """Bytes that this rank gives to the collectives of one iteration."""
+def bytes_given(rank: int, _world_size: int, hook: str, shapes: Shapes) -> int:
+    """Bytes that this rank passes to the collectives of one iteration."""
     given = []
 
     def count(name: str) -> Any:
@@ -149,13 +150,16 @@ def bytes_given(rank: int, world_size: int, hook: str, shapes: Shapes) -> int:
 
         return mock.patch.object(dist, name, counted)
 
+    function, make_state = OURS[hook]
+    ddp = DistributedDataParallel(Given(shapes))
+    ddp.register_comm_hook(make_state(), function)
     with count("all_reduce"), count("all_gather"):
-        averages(rank, world_size, ("ours", hook), "ours", shapes, 0, steps=1)
+        ddp(given_gradients(rank, shapes, 0, 0)).backward()
     return sum(given)
 
 
 def elements_sent(rank: int, world_size: int, hook: str, shapes: Shapes, options: dict) -> tuple[int, Any]:
-    """Elements that the hook gives to all-reduces in an iteration, and its statistics."""
+    """Elements that the hook passes to all-reduces in an iteration, and its compression statistics."""
     sent = []
     real = dist.all_reduce
 
@@ -172,7 +176,7 @@ def elements_sent(rank: int, world_size: int, hook: str, shapes: Shapes, options
 
 
 def kept_errors(rank: int, world_size: int, hook: str, shapes: Shapes, seed: int, options: dict) -> float:
-    """How far what was given is from what was sent and what is kept, as a fraction; ranks averaged."""
+    """Relative difference between the given gradients and the sum of sent averages and kept errors."""
     steps = 6
     seen, state, ddp = averages(
         rank, world_size, ("ours", hook), "ours", shapes, seed, steps=steps, state_options=options
@@ -246,7 +250,7 @@ def saved_with_a_group(rank: int, world_size: int) -> list[list[str]]:
 
 
 def size_when_saved(rank: int, world_size: int, shapes: Shapes) -> tuple[int, int]:
-    """Bytes of the pickle of a state and of what it remembers."""
+    """Size of the pickle of a state, and of the tensors that it keeps, in bytes."""
     _, state, _ = averages(rank, world_size, ("ours", "power"), "ours", shapes, 0)
     remembered = sum(t.nbytes for t in [*state._errors.values(), *state._qs.values()])
     file = io.BytesIO()
@@ -256,7 +260,7 @@ def size_when_saved(rank: int, world_size: int, shapes: Shapes) -> tuple[int, in
 
 
 def skips_unused_parameters(rank: int, _world_size: int) -> list[bool]:
-    """PowerSGD, whose last bucket may not be sent; whether the gradients are finite."""
+    """Whether gradients are finite, by iteration, under PowerSGD when the last bucket is sometimes not sent."""
     ddp = DistributedDataParallel(
         Branches(), find_unused_parameters=True, skip_all_reduce_unused_params=True, bucket_cap_mb=1e-6
     )
@@ -270,7 +274,7 @@ def skips_unused_parameters(rank: int, _world_size: int) -> list[bool]:
 
 
 def averages_around_a_failure(rank: int, _world_size: int, shapes: Shapes) -> list[list[Tensor]]:
-    """Of six iterations; another one fails in between, before the gradient of the first parameter is sent."""
+    """Averages of six iterations; a further iteration fails between them, before its last bucket is sent."""
     state = PowerSGDState(None, **POWER)
     ddp = DistributedDataParallel(Given(shapes), bucket_cap_mb=1e-6)
     ddp.register_comm_hook(state, power_sgd)
@@ -324,8 +328,40 @@ def sliced_results(rank: int, _world_size: int) -> list[list[Tensor]]:
     return seen
 
 
+class WrittenInPython(dist.ProcessGroup):
+    """A process group without a backend, so without options or a time-out; forwards its collectives to Gloo."""
+
+    def __init__(self, store: dist.Store, rank: int, world_size: int, timeout: timedelta) -> None:
+        super().__init__(rank, world_size)
+        self._gloo = dist.ProcessGroupGloo(store, rank, world_size, timeout)
+
+    def allreduce(self, tensors: list[Tensor], *options: Any) -> dist.Work:
+        return self._gloo.allreduce(tensors, *options)
+
+    def broadcast(self, tensors: list[Tensor], *options: Any) -> dist.Work:
+        return self._gloo.broadcast(tensors, *options)
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], *options: Any) -> dist.Work:
+        return self._gloo.allgather(outputs, inputs, *options)
+
+
+def averages_over_a_group_written_in_python(rank: int, world_size: int, shapes: Shapes) -> list[list[Tensor]]:
+    """Averages over such a group, without a hook and with one."""
+    if not hasattr(dist.Backend, "WRITTEN_IN_PYTHON"):
+        dist.Backend.register_backend("written_in_python", WrittenInPython, devices=["cpu"])
+    group = dist.new_group(list(range(world_size)), backend="written_in_python")
+    seen = []
+    for hook in (None, allreduce):
+        ddp = DistributedDataParallel(Given(shapes), process_group=group)
+        if hook is not None:
+            ddp.register_comm_hook(group, hook)
+        ddp(given_gradients(rank, shapes, 0, 0)).backward()
+        seen.append([p.grad.clone() for p in ddp.parameters()])
+    return seen
+
+
 def sparse_gradients_seen(_rank: int, _world_size: int) -> list[bool]:
-    """Whether a hook is given the sparse gradient itself, in both ways."""
+    """Whether both `gradients` and `buffer` of a bucket return the sparse gradient."""
     same = []
 
     def hook(_state, bucket):
@@ -377,7 +413,7 @@ def local_sgd(rank: int, world_size: int, period: int) -> tuple[list[list[Tensor
 
 
 def local_sgd_by_hand(world_size: int, period: int, start: list[Tensor]) -> list[list[list[Tensor]]]:
-    """The same without processes; by step and rank."""
+    """The parameters of `local_sgd`, computed without processes; by step and rank."""
     models = []
     for _ in range(world_size):
         model = nn.Linear(4, 3)

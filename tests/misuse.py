@@ -1,5 +1,6 @@
-"""What a script can do wrong with our data parallelism: each returns normally or raises."""
+"""Mistakes that a script can make with our data parallelism: each function makes one, and returns or raises."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -61,7 +62,7 @@ def output_unused_in_loss(_rank: int) -> None:
 
 
 class Opaque:
-    """A return value in which nobody finds the tensors."""
+    """A return value whose tensors cannot be found."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
@@ -134,6 +135,23 @@ def nothing_to_train_on_one_rank(rank: int) -> None:
 
 def nothing_to_train(_rank: int) -> None:
     DistributedDataParallel(nn.ReLU())
+
+
+def error_that_cannot_be_pickled_on_one_rank(rank: int) -> None:
+    class UnpicklableError(Exception):
+        pass
+
+    class Refuses(nn.Linear):
+        def named_parameters(self, *_args, **_options):
+            raise UnpicklableError("no names today")
+
+    DistributedDataParallel(line() if rank == 0 else Refuses(2, 1))
+
+
+def unknown_name_in_plan_of_a_group_of_one(rank: int) -> None:
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    DistributedDataParallel(line(), process_group=alone)
+    DistributedDataParallel(line(), process_group=alone, plan=[["weight", "bia"]])
 
 
 def lazy_parameters(_rank: int) -> None:
@@ -360,8 +378,31 @@ def rank_that_leaves_the_order(rank: int) -> None:
         ddp(x()).sum().backward()
 
 
+def explained_launches(_rank: int, _world_size: int, steps: list[tuple[str, int]]) -> list[str]:
+    """What each module explains about its last launch, after steps that keep every rank to the order.
+
+    A step is ("copy", r): rank r alone copies the first module; ("copy", -1): all ranks do, and train the copy;
+    ("construct", 0): another module; ("train", i): module i is trained.
+    """
+    modules = [DistributedDataParallel(line(), debug=True)]
+    for step, number in steps:
+        if step == "construct":
+            modules.append(DistributedDataParallel(line(), debug=True))
+        elif step == "train":
+            modules[number % len(modules)](x()).sum().backward()
+        elif number in (-1, dist.get_rank()):
+            twin = copy.deepcopy(modules[0])
+            if number == -1:
+                modules.append(twin)
+    for module in modules:
+        module(x()).sum().backward()
+    dist.barrier()
+    orders = [module.reducer.communication.order for module in modules]
+    return [order.explain(order.launches) for order in orders]
+
+
 def message(rank: int, _world_size: int, misuse: str) -> str:
-    """What is said to a mistake: warnings and, if there is one, the error."""
+    """The warnings that a mistake causes and, if there is one, the error."""
     said = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -377,6 +418,6 @@ MISUSES: dict[str, Callable[[int], None]] = {
     for name, value in globals().items()
     if callable(value)
     and getattr(value, "__module__", "") == __name__
-    and name not in ("line", "x", "message", "_to_columns", "train_with", "partial", "compress")
+    and name not in ("line", "x", "message", "_to_columns", "train_with", "partial", "compress", "explained_launches")
     if not isinstance(value, type)
 }

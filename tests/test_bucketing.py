@@ -1,4 +1,4 @@
-"""The bucket rule, held against torch's."""
+"""Bucket assignment, compared with torch's."""
 
 import pytest
 import torch
@@ -121,7 +121,7 @@ def test_a_cap_given_by_the_user_holds_for_the_first_bucket_too():
         (lambda: assign_buckets([-1], [1]), "sizes_bytes: expected no negative size"),
         (lambda: assign_buckets([1, 2], [1], keys=["a"]), "keys: expected 2 entries"),
         (lambda: assign_buckets([1, 2], [1], sparse=[True]), "sparse: expected 2 entries"),
-        (lambda: assign_buckets([1, 2], [1], order=[0, 0]), "order: a parameter index occurs twice"),
+        (lambda: assign_buckets([1, 2], [1], order=[0, 0]), "order: expected each parameter index once"),
         (
             lambda: assign_buckets([1, 2], [1], order=[0, 2]),
             r"order: expected parameter indices 0 to 1, got \[2\]",
@@ -162,7 +162,7 @@ def test_the_lead_in_puts_as_many_elements_as_it_can_into_slots_that_begin_a_cac
 
 
 def test_a_classifiers_odd_bias_leaves_its_weight_at_a_cache_line():
-    """1000 biases are 62.5 lines of 16 floats; half a line before them puts the matrix after them at a line."""
+    """1000 biases take 62.5 cache lines of 16 floats; half a line before them aligns the matrix after them."""
     linear = torch.nn.Linear(64, 1000)
     bucket = Bucket([1, 0], [linear.bias, linear.weight])
     assert lead_in([1000, 64000], 16) == 8

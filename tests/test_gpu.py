@@ -47,6 +47,13 @@ def test_synchronised_batch_norm(gpu_ranks):
         bodies.assert_same(ours, torchs)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_script_that_never_calls_set_device_uses_the_gpu_of_each_rank_alone():
+    """NCCL refuses two ranks on one GPU, so a collective on the current device, GPU 0, would fail."""
+    with RankPool(2, backend="nccl", timeout_s=100) as pool:
+        assert pool.run(bodies.train_without_set_device) == [True, True]
+
+
 def test_inputs_are_moved_to_the_device(gpu_ranks):
     assert all(gpu_ranks.run(bodies.inputs_on_cpu))
 

@@ -1,5 +1,6 @@
-"""Comm hooks: laws of each, torch's classes and hooks as oracles, and states that outlive their process."""
+"""Comm hooks: their laws, comparison with torch's classes and hooks, and states that are saved and loaded."""
 
+import importlib
 from functools import partial
 from types import SimpleNamespace
 
@@ -90,7 +91,7 @@ def test_two_ways_to_say_the_same_give_the_same_bits(two_ranks, a, b, shapes, op
 @examples(6)
 @given(hook_shapes(), seeds)
 def test_compression_rounds(ranks, hook, tolerance, shapes, seed):
-    """To the half precision's relative spacing, of the largest number on the way."""
+    """By at most the relative spacing of half precision at the largest intermediate number."""
     results = train(ranks, ("ours", hook), shapes, seed, steps=2)
     for step, averages in enumerate(results[0][0]):
         exact = hook_bodies.mean_gradients(ranks.world_size, shapes, seed, step)
@@ -121,7 +122,7 @@ def test_what_is_not_a_number_stays_so():
 
 @pytest.mark.parametrize("hook", [quantize_per_tensor, quantize_per_channel])
 def test_of_a_bucket_without_elements_nothing_is_sent(hook):
-    """There is no process group here to send anything with."""
+    """There is no process group in this process, so sending would fail."""
     empty = torch.empty(0)
     assert hook(None, SimpleNamespace(buffer=lambda: empty)).wait() is empty
 
@@ -253,7 +254,7 @@ def test_a_warm_start_finds_the_best_approximation(two_ranks, seed, rank):
 @examples(10)
 @given(hook_shapes(), seeds, power_options)
 def test_error_feedback_loses_nothing(ranks, hook, shapes, seed, options):
-    """The sum of what was sent and of what is kept is the sum of what was given."""
+    """The averages that were sent plus the errors that are kept add up to the given gradients."""
     state = options | {"use_error_feedback": True}
     assert max(ranks.run(hook_bodies.kept_errors, hook, shapes, seed, state)) < 1e-4
 
@@ -261,7 +262,7 @@ def test_error_feedback_loses_nothing(ranks, hook, shapes, seed, options):
 @examples(15)
 @given(hook_shapes(), power_options)
 def test_what_powersgd_sends_is_what_the_formula_says(two_ranks, shapes, options):
-    """Rank (rows + columns) elements a matrix that is worth it, all elements of the others."""
+    """The formula: rank * (rows + columns) elements of a matrix worth compressing, all elements of the others."""
     before = after = 0
     for shape in shapes:
         rows, columns = rows_and_columns(torch.empty(shape))
@@ -308,7 +309,7 @@ def test_the_last_bucket_may_be_skipped(two_ranks):
 
 
 def test_a_failed_iteration_leaves_no_trace(two_ranks):
-    """In what is remembered of buckets that were under way."""
+    """A bucket of the failed iteration must not wait for its second collective any more."""
     shapes = ((6, 6), (6, 6))
     untouched = train(two_ranks, ("ours", "power"), shapes, 0, steps=6, options={"bucket_cap_mb": 1e-6})
     failed = two_ranks.run(hook_bodies.averages_around_a_failure, shapes)
@@ -331,10 +332,39 @@ def test_powersgd_recovers_from_gradients_of_zeros_and_of_infinity(two_ranks, ep
         assert float((last * mean).sum()) > 0.1 * float(mean.norm() ** 2)
 
 
+@pytest.mark.parametrize(
+    ("module", "names"),
+    [
+        ("allreduce", ["allreduce", "noop"]),
+        ("compress", ["compress", "fp16_compress", "bf16_compress"]),
+        ("post_local_sgd", ["PostLocalSGDState", "post_local_sgd"]),
+        ("powersgd", ["power_sgd", "batched_power_sgd"]),
+        ("powersgd_state", ["PowerSGDState"]),
+        ("quantization", ["quantize_per_tensor", "quantize_per_channel"]),
+    ],
+)
+def test_hooks_can_be_imported_under_their_former_name(module, names):
+    """So can a state that was saved under that name."""
+    former = importlib.import_module(f"reference.hooks.{module}")
+    now = importlib.import_module(f"reference.comm_hooks.{module.removesuffix('_state')}")
+    for name in names:
+        assert getattr(former, name) is getattr(now, name)
+
+
 def test_a_hook_may_return_any_view(two_ranks):
     expected = hook_bodies.mean_gradients(2, ((3, 2), (4,)), 0, 0)
     for seen in two_ranks.run(hook_bodies.sliced_results):
         for averages in seen:
+            for got, wanted in zip(averages, expected, strict=True):
+                torch.testing.assert_close(got, wanted)
+
+
+def test_a_hook_runs_on_a_process_group_that_has_no_options(two_ranks):
+    """As those of MPI and UCC and those written in Python: no time-out is known, so waiting has no limit."""
+    shapes = ((3, 2), (4,))
+    expected = hook_bodies.mean_gradients(2, shapes, 0, 0)
+    for ways in two_ranks.run(hook_bodies.averages_over_a_group_written_in_python, shapes):
+        for averages in ways:
             for got, wanted in zip(averages, expected, strict=True):
                 torch.testing.assert_close(got, wanted)
 
@@ -375,8 +405,8 @@ def test_training_goes_on_in_new_processes_as_if_it_had_never_stopped(two_ranks,
 def test_process_groups_are_not_saved_and_loading_says_which_they_were(two_ranks):
     for rank, (none, everyone, part, subgroup) in enumerate(two_ranks.run(hook_bodies.saved_with_a_group)):
         assert none == everyone == []
-        assert f"process_group is None now. It had ranks [{rank}]" in part[0]
-        assert f"subgroup is None now. It had ranks [{rank}]" in subgroup[0]
+        assert f"process_group is None now. Its ranks were [{rank}]" in part[0]
+        assert f"subgroup is None now. Its ranks were [{rank}]" in subgroup[0]
 
 
 def test_a_saved_state_is_as_large_as_what_it_remembers(two_ranks):

@@ -1,4 +1,4 @@
-"""The launcher: results by rank, the cause of a failure, and never a hang."""
+"""The launcher: results by rank, causes of failures, and time-outs."""
 
 import os
 import sys
@@ -27,7 +27,7 @@ def test_tensors_outlive_the_ranks_that_made_them():
 
 @pytest.fixture(scope="module")
 def mortal_ranks() -> Iterator[RankPool]:
-    """Ranks that a test may leave dead: the next to use them starts new ones."""
+    """Ranks that a test may end: the next test that uses the pool starts new ones."""
     with RankPool(2, timeout_s=60) as pool:
         yield pool
 
@@ -36,11 +36,11 @@ def mortal_ranks() -> Iterator[RankPool]:
     ("body", "rank", "says"),
     [
         (bodies.fail_on, 1, r"(?s)rank 1 failed.*fail_on.*ArithmeticError: the sums do not add up"),
-        (bodies.die_on, 0, r"rank 0 died without a word, exit code 17"),
+        (bodies.die_on, 0, r"rank 0 exited without reporting an error \(exit code 17\)"),
         (
             bodies.hang_on,
             1,
-            r"(?s)ranks \[1\] were still running at the time-out.*Rank 1 was at.*bodies.py.* in hang_on",
+            r"(?s)ranks \[1\] were still running at the time-out.*Stack of rank 1.*bodies.py.* in hang_on",
         ),
     ],
 )
@@ -55,12 +55,17 @@ def test_a_rank_that_goes_wrong_ends_the_others_and_tells_why(mortal_ranks, body
 
 def test_every_rank_that_hangs_shows_where(mortal_ranks):
     mortal_ranks.run(bodies.identify)
-    with pytest.raises(RankError, match=r"(?s)Rank 0 was at.* in hang\n.*Rank 1 was at.* in hang\n"):
+    with pytest.raises(RankError, match=r"(?s)Stack of rank 0.* in hang\n.*Stack of rank 1.* in hang\n"):
         mortal_ranks.run(bodies.hang, timeout_s=1)
 
 
 def test_a_rank_that_has_not_come_to_its_body_says_so():
-    with RankPool(1) as pool, pytest.raises(RankError, match="Rank 0 was at, innermost first:\nits start"):
+    with (
+        RankPool(1) as pool,
+        pytest.raises(
+            RankError, match="Stack of rank 0, innermost call first:\nunknown: the rank was still starting"
+        ),
+    ):
         pool.run(bodies.identify, timeout_s=0.01)
 
 
@@ -76,7 +81,7 @@ def test_a_world_without_ranks_is_refused():
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[dict[str, Popen[str]]]:
-    """One script under two launchers, side by side: both mostly import."""
+    """One script under two launchers, at the same time, because both mostly import."""
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--local-addr=127.0.0.1"]
     running = {
         name: Popen([sys.executable, *options, SCRIPTS / "sum_ranks.py"], stdout=PIPE, stderr=PIPE, text=True)

@@ -142,8 +142,8 @@ NOT_PERMITTED = LinkError(virtual_links._needs("unshare: not permitted"))
     [
         (mock.patch.object(virtual_links, "_new_namespace", side_effect=NOT_PERMITTED),
          "unshare: not permitted"),
-        (mock.patch.dict(os.environ, {"PATH": "/nowhere"}), "nsenter is not there"),
-        (mock.patch.object(virtual_links, "BURST_S", -1e9), "`tc qdisc add dev rank0 .*` said: "),
+        (mock.patch.dict(os.environ, {"PATH": "/nowhere"}), "nsenter is missing"),
+        (mock.patch.object(virtual_links, "BURST_S", -1e9), "`tc qdisc add dev rank0 .*` failed: "),
     ],
     ids=["not root", "no nsenter", "tc refuses"],
 )  # fmt: skip

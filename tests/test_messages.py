@@ -1,8 +1,17 @@
-"""A mistake is named: what, on which rank, which parameter and bucket, and what to do."""
+"""Messages about mistakes: they name the rank, the parameter and the bucket, and what to do."""
+
+from types import SimpleNamespace
 
 import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import nn
+
+from reference.checks.construction import exchange_device
 
 from . import misuse
+from .explore import examples
 
 EXPECTED = {
     "unused_in_forward": [
@@ -46,9 +55,11 @@ EXPECTED = {
     "different_caps": ["RuntimeError: rank 0 and rank 1 were given different plans or bucket caps"],
     "nothing_to_train_on_one_rank": ["RuntimeError: DistributedDataParallel is not needed", "ReLU has no trainable"],
     "nothing_to_train": ["RuntimeError: DistributedDataParallel is not needed", "ReLU has no trainable"],
+    "error_that_cannot_be_pickled_on_one_rank": ["RuntimeError: UnpicklableError: no names today"],
     "lazy_parameters": ["RuntimeError: Modules with uninitialized parameters", "Sequential has 1.weight"],
     "sync_batch_norm_on_cpu": ["ValueError: SyncBatchNorm layers only work with GPU modules"],
     "unknown_name_in_plan": ["ValueError: plan: no trainable parameter is called 'bia'"],
+    "unknown_name_in_plan_of_a_group_of_one": ["ValueError: plan: no trainable parameter is called 'bia'"],
     "parameter_twice_in_plan": ["ValueError: buckets: parameters [1] are in more than one bucket"],
     "sparse_in_a_shared_bucket": ["ValueError: plan: bucket 0 holds 0.weight, whose gradients are sparse"],
     "converted_after_wrapping": [
@@ -132,6 +143,22 @@ def test_a_rank_that_leaves_the_order_is_named_by_those_that_wait(two_ranks):
     assert "rank 1 left the order: it never came to launch 4; its last was launch 3, bucket 0 (12 bytes)" in said
 
 
+@examples(10)
+@given(
+    st.lists(
+        st.tuples(st.just("copy"), st.integers(-1, 1))
+        | st.tuples(st.just("train"), st.integers(0, 3))
+        | st.just(("construct", 0)),
+        max_size=6,
+    )
+)
+@example([("copy", 0), ("construct", 0)])
+def test_a_rank_that_keeps_the_order_is_never_named_whatever_one_rank_copies(two_ranks, steps):
+    """A copy on one rank alone once renumbered the modules constructed after it, on that rank alone."""
+    for explanations in two_ranks.run(misuse.explained_launches, steps):
+        assert all("all ranks launched the same" in explanation for explanation in explanations)
+
+
 def test_a_comm_hook_that_raises_on_one_rank_is_named_there_and_by_those_that_wait(two_ranks):
     waiting, raising = two_ranks.run(misuse.message, "comm_hook_raises_on_one_rank")
     hook = "comm hook comm_hook_raises_on_one_rank.<locals>.hook ("
@@ -139,3 +166,39 @@ def test_a_comm_hook_that_raises_on_one_rank_is_named_there_and_by_those_that_wa
     assert raising.endswith("it raised OverflowError: too steep")
     assert f"RuntimeError: rank 0, bucket 1: {hook}" in waiting
     assert "its future holds RuntimeError" in waiting
+
+
+@pytest.mark.parametrize(
+    ("backends", "module", "expected"),
+    [
+        (["cpu"], nn.Linear(1, 1), "cpu"),
+        (["cuda", "cpu"], SimpleNamespace(parameters=list, buffers=list), "cpu"),
+        (["meta"], nn.Linear(1, 1, device="meta"), "meta"),
+        (["meta"], nn.BatchNorm1d(1, affine=False, device="meta"), "meta"),
+        (["cuda"], nn.ReLU(), "cuda"),
+        ([], nn.Linear(1, 1, device="meta"), "meta"),
+        ([], nn.ReLU(), "cpu"),
+    ],
+)
+def test_setups_are_compared_on_a_device_that_the_group_has_a_backend_for(backends, module, expected):
+    group = SimpleNamespace(_device_types=[torch.device(name) for name in backends], bound_device_id=None)
+    assert exchange_device(module, group) == torch.device(expected)
+
+
+def test_setups_are_compared_on_the_modules_gpu_and_not_on_the_current_one():
+    """With `device_ids=[rank]` and without `set_device`, the current device is GPU 0 on every rank."""
+    group = SimpleNamespace(_device_types=[torch.device("cuda")], bound_device_id=torch.device("cuda", 3))
+    on_gpu_1 = SimpleNamespace(device=torch.device("cuda", 1))
+    on_cpu = SimpleNamespace(device=torch.device("cpu"))
+    module = SimpleNamespace(parameters=lambda: [on_cpu, on_gpu_1], buffers=list)
+    assert exchange_device(module, group) == torch.device("cuda", 1)
+    assert exchange_device(nn.ReLU(), group) == torch.device("cuda", 3)
+
+
+def test_setups_that_differ_in_length_are_gathered_whole(two_ranks):
+    first, second = two_ranks.run(misuse.message, "different_counts")
+    assert (
+        first
+        == second
+        == ("RuntimeError: rank 0 has 2 parameters, rank 1 has 1: build the same module on every rank")
+    )

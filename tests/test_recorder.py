@@ -1,4 +1,8 @@
-"""Recording: true to what happened, and without a trace in the training itself."""
+"""The recorder: recorded times are right, and recording does not change the training."""
+
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,7 +41,7 @@ def test_every_rank_gets_the_whole_trace(two_ranks, wrapper):
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_moments_of_an_iteration_are_where_they_belong(two_ranks, wrapper):
-    """Trace itself checks the order within a phase; here: that every moment was seen, in every iteration."""
+    """Trace checks the order within an iteration; this test, that every moment of every iteration was recorded."""
     trace, *_ = two_ranks.run(bodies.record_training, wrapper, 4)[0]
     for rank in trace.ranks:
         for iteration in rank.iterations:
@@ -123,6 +127,35 @@ def test_an_unusual_script_keeps_its_recording(two_ranks, oddity, iterations):
         assert len(trace.ranks[0].iterations) == iterations
 
 
+def test_two_recordings_at_once_see_their_buckets_and_print_nothing():
+    """Each once registered a kernel of its own: torch warned, and called only the one registered last."""
+    script = Path(__file__).parent / "scripts" / "record_two_at_once.py"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("", "", 0)
+
+
+@pytest.mark.parametrize(
+    "when", ["during the backward pass", "between two backward passes", "before the backward pass"]
+)
+def test_a_step_that_does_not_follow_the_backward_pass_keeps_its_recording(when):
+    module = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    if when == "during the backward pass":
+        module.weight.register_post_accumulate_grad_hook(lambda _parameter: optimizer.step())
+    with record(module) as recording:
+        for _ in range(2):
+            loss = module(torch.ones(1, 2)).sum()
+            if when == "before the backward pass":
+                optimizer.step()
+            loss.backward()
+            if when == "between two backward passes":
+                optimizer.step()
+                module.weight.sum().backward()
+                optimizer.step()
+    for iteration in recording.trace.ranks[0].iterations:
+        assert (iteration.optimizer_start_ns is not None) == (when == "between two backward passes")
+
+
 def test_every_rank_may_save_to_the_same_path(two_ranks, tmp_path):
     two_ranks.run(bodies.save_trace_to_one_path, str(tmp_path / "trace.json.gz"))
     assert [path.name for path in tmp_path.iterdir()] == ["trace.json.gz"]
@@ -174,7 +207,7 @@ def test_nothing_recorded_is_an_error_that_says_what_is_needed():
 
 
 def test_a_module_without_parameters_is_refused():
-    with pytest.raises(ValueError, match="ReLU has no trainable parameter"):
+    with pytest.raises(ValueError, match="expected at least one trainable parameter, ReLU has none"):
         record(nn.ReLU())
 
 

@@ -1,4 +1,4 @@
-"""Trace files: what is written is what is read, and what is broken is named."""
+"""Trace files: a saved trace loads equal, and errors name the file, the field and the reason."""
 
 import gzip
 import json
@@ -122,7 +122,7 @@ ITERATION_PATH = ("ranks", 0, "iterations", 0)
             [31],
             "ready_ns[0]: expected a time within the backward pass (12 to 30)",
         ),
-        ((*ITERATION_PATH, "ready_ns"), [20, 21], "ready_ns: expected 1 entries, one a parameter, got 2"),
+        ((*ITERATION_PATH, "ready_ns"), [20, 21], "ready_ns: expected 1 entries, one for each parameter, got 2"),
         (("ranks", 0, "iterations"), [ITERATION, ITERATION], "expected at least the end of the iteration before, 40"),
         (
             ("workload", "parameters", 0, "size_bytes"),
@@ -130,7 +130,7 @@ ITERATION_PATH = ("ranks", 0, "iterations", 0)
             "expected a multiple of the 2 elements of shape (2,), got 7",
         ),
         ((*ITERATION_PATH, "layout"), 1, "layout: expected an index into 1 layouts, got 1"),
-        ((*ITERATION_PATH, "buckets"), [], "buckets: expected 1 entries, one a bucket, got 0"),
+        ((*ITERATION_PATH, "buckets"), [], "buckets: expected 1 entries, one for each bucket, got 0"),
         ((*ITERATION_PATH, "buckets", 0, "done_ns"), 21, "expected ready <= launched <= done <= copied out"),
     ],
 )

@@ -1,9 +1,10 @@
-"""Checks at construction: the arguments, the module, and that all ranks were given the same."""
+"""Checks at construction: of the arguments, of the module, and that both are the same on all ranks."""
 
+import pickle
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from hashlib import sha256
 
 import torch
 import torch.distributed as dist
@@ -21,21 +22,21 @@ OUT_OF_SCOPE = {
     "delay_all_reduce_named_params": "a bucket plan: plan=[...] launches these parameters last",
     "param_to_hook_all_reduce": "a bucket plan: plan=[...] launches these parameters last",
 }
-"""Arguments of torch's that are not supported, and what to use instead."""
+"""Arguments of torch's class that are not supported here, and what to use instead."""
 
 
 def refuse_out_of_scope(**arguments: object) -> None:
-    """Raise NotImplementedError for an argument of torch's that is not supported here."""
+    """Raise NotImplementedError if one of `OUT_OF_SCOPE` is given."""
     for name, value in arguments.items():
         if value is not None:
             raise NotImplementedError(f"{name} is not supported; use {OUT_OF_SCOPE[name]}")
 
 
 def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = None) -> dist.ProcessGroup:
-    """The ranks that train together: those of `group`, of a one-dimensional `mesh`, or all.
+    """The process group to average over: `group`, the group of a one-dimensional `mesh`, or the default group.
 
     Raises:
-        RuntimeError: There is no process group, both were given, or the mesh has more dimensions.
+        RuntimeError: There is no process group, both arguments were given, or the mesh has more than one dimension.
         NotImplementedError: The mesh is a slice of one with more dimensions (tensor parallelism).
     """
     if not dist.is_initialized():
@@ -62,11 +63,14 @@ def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = Non
 def resolve_devices(
     parameters: Collection[nn.Parameter], device_ids: Devices | None, output_device: int | torch.device | None
 ) -> tuple[list[int] | None, int | None]:
-    """The GPU that inputs are moved to, as a list of one, and that of the outputs; None: left where they are.
+    """Check `device_ids` and `output_device`, and convert them to device indices.
+
+    Returns:
+        The GPU that inputs are moved to, as a list of one index, and the GPU of the outputs. None: nothing is moved.
 
     Raises:
-        ValueError: More than one device id, or one for a module on the CPU or on several devices, or a module
-            on several types of devices.
+        ValueError: There is more than one device id, there is one although the module is on the CPU or on several
+            devices, or the module is on several types of devices.
     """
     if device_ids is not None and len(device_ids) > 1:
         raise ValueError(f"device_ids can only be None or contain a single element, got {list(device_ids)}")
@@ -90,7 +94,7 @@ def resolve_devices(
 
 
 def resolve_buffer_sync(*, broadcast_buffers: bool | None, forward_sync_buffers: bool | None) -> tuple[bool, bool]:
-    """Whether buffers are broadcast before forward, and whether they are at construction."""
+    """Whether buffers are broadcast before each forward pass, and whether they are broadcast at construction."""
     if broadcast_buffers is not None and forward_sync_buffers is not None:
         warnings.warn(
             "Both `broadcast_buffers` and `forward_sync_buffers` were specified. `broadcast_buffers` is deprecated "
@@ -111,7 +115,7 @@ def resolve_buffer_sync(*, broadcast_buffers: bool | None, forward_sync_buffers:
 
 
 def warn_of_check_reduction(*, check_reduction: bool) -> None:
-    """The argument has had no effect for years."""
+    """Warn that `check_reduction`, which has no effect, is deprecated."""
     if check_reduction:
         warnings.warn(
             "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. Avoid using it.",
@@ -124,8 +128,8 @@ def check_module(module: nn.Module, parameters: Collection[nn.Parameter]) -> Non
     """Refuse a module that cannot be trained in parallel.
 
     Raises:
-        RuntimeError: Nothing to train, or parameters that have no shape yet.
-        ValueError: SyncBatchNorm outside of a GPU.
+        RuntimeError: No parameter is trainable, or some have no shape yet.
+        ValueError: The module is on the CPU and has a SyncBatchNorm layer.
     """
     name = type(module).__name__
     if not parameters:
@@ -150,7 +154,7 @@ Description = tuple[str, tuple[int, ...], tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class Setup:
-    """What all ranks must have alike."""
+    """Everything that must be the same on all ranks."""
 
     parameters: list[Description]
     buffers: list[Description]
@@ -158,36 +162,91 @@ class Setup:
     rebuild_caps_bytes: list[int] | None
 
 
-def verify_setup(make: Callable[[], Setup], group: dist.ProcessGroup, *, exchange: bool = True) -> Setup:
-    """This rank's setup, if it makes sense and all ranks have the same.
+def verify_setup(
+    make: Callable[[], Setup], group: dist.ProcessGroup, module: nn.Module, *, exchange: bool = True
+) -> Setup:
+    """Make this rank's setup and check that all ranks have the same.
 
-    Every rank learns what is wrong on any of them; one that went on alone would hang in the next collective.
+    An error on any rank is raised on all of them: a rank that went on alone would hang in the next collective.
+    Ranks compare digests. Only if those differ, or a rank raised an error, do they exchange setups and errors.
 
     Args:
-        make: Makes it.
+        make: Returns this rank's setup, or raises an error.
         group: The ranks.
-        exchange: False: trust the other ranks, and communicate nothing.
+        module: The module to be wrapped; collectives run on its device.
+        exchange: Whether to compare at all. False: nothing is communicated.
+
+    Returns:
+        The setup.
 
     Raises:
-        RuntimeError: The setups differ, or a rank raised one.
-        ValueError: A rank raised one.
+        RuntimeError: The setups differ, or `make` raised it on some rank.
+        ValueError: `make` raised it on some rank.
     """
     if not exchange:
         return make()
     mine: Setup | Exception
     try:
         mine = make()
-    except Exception as error:  # noqa: BLE001 - whatever it is, the others must know
+    except Exception as error:  # noqa: BLE001 - all ranks must raise it, whatever it is
         mine = error
-    everyone: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
+    device = exchange_device(module, group)
+    message = _pickled(mine)
+    # The length is sent along, so that a second exchange can pad all messages to the longest.
+    head = b"".join([bytes([isinstance(mine, Exception)]), len(message).to_bytes(8, "big"), _digest(mine)])
+    heads = _all_gather(head, group, device)
+    if not any(head[0] for head in heads) and len({head[9:] for head in heads}) == 1:
+        assert isinstance(mine, Setup)
+        return mine
+    longest = max(int.from_bytes(head[1:9], "big") for head in heads)
+    everyone = [pickle.loads(data) for data in _all_gather(message.ljust(longest, b"\0"), group, device)]
     for theirs in everyone:
         if isinstance(theirs, Exception):
             raise theirs
     for rank, theirs in enumerate(everyone):
         if theirs != everyone[0]:
             raise RuntimeError(_difference(everyone[0], theirs, rank))
-    return everyone[0]  # type: ignore[no-any-return]  # gathered objects have no type
+    return everyone[0]  # type: ignore[no-any-return]  # unpickled objects have no type
+
+
+def exchange_device(module: nn.Module, group: dist.ProcessGroup) -> torch.device:
+    """The device on which the ranks of `group` exchange bytes about `module`; of one type on all ranks.
+
+    The CPU where the group has a backend for it, because modules might be on different types of devices on different
+    ranks. Otherwise the module's own device and not the current one: a script that passes `device_ids=[rank]`
+    need not have called `set_device`, and then the current device of every rank is GPU 0, which NCCL refuses.
+    """
+    kinds = {device.type for device in group._device_types}
+    if "cpu" in kinds:
+        return torch.device("cpu")
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.device.type in kinds or not kinds:  # a process group written in Python names no types
+            return tensor.device
+    return group.bound_device_id or torch.device(min(kinds, default="cpu"))
+
+
+def _all_gather(data: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
+    """The bytes of every rank; all ranks pass equally many."""
+    mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyones, mine, group=group)
+    return [bytes(theirs.tolist()) for theirs in everyones]
+
+
+def _digest(setup: Setup | Exception) -> bytes:
+    return sha256(repr(setup).encode()).digest()
+
+
+def _pickled(setup: Setup | Exception) -> bytes:
+    """A pickle; of an error that does not survive pickling, that of a RuntimeError with its type and message."""
+    try:
+        data = pickle.dumps(setup)
+        pickle.loads(data)
+    except Exception:  # an error may define any way to be pickled
+        if isinstance(setup, Setup):
+            raise
+        return pickle.dumps(RuntimeError(f"{type(setup).__name__}: {setup}"))
+    return data
 
 
 def set_up(
@@ -198,11 +257,18 @@ def set_up(
     *,
     with_buffers: bool,
 ) -> Setup:
-    """This rank's own setup; `with_buffers` where buffers are synchronised too, and so must be alike.
+    """This rank's setup for `module`.
+
+    Args:
+        module: The module to be wrapped.
+        plan: Buckets in launch order, of parameter names or indices. None: they are assigned by size.
+        initial_caps_bytes: Bucket caps until the rebuild.
+        rebuild_caps_bytes: Bucket caps of the rebuild.
+        with_buffers: Whether buffers are synchronised too, and therefore compared.
 
     Raises:
-        RuntimeError: As `check_module`.
-        ValueError: As `check_module`, or a plan that is not a partition of the parameters.
+        RuntimeError: As for `check_module`.
+        ValueError: As for `check_module`, or the plan is not a partition of the parameters.
     """
     trainable = trainable_parameters(module)
     check_module(module, trainable.values())
@@ -230,7 +296,7 @@ def _describe(name: str, tensor: Tensor) -> Description:
 
 
 def _difference(first: Setup, other: Setup, rank: int) -> str:
-    """Where rank 0 and `rank` differ, in one line."""
+    """The first difference between the setups of rank 0 and of `rank`, in one line."""
     for what in ("parameters", "buffers"):
         ours, theirs = getattr(first, what), getattr(other, what)
         for index, (a, b) in enumerate(zip(ours, theirs, strict=False)):
@@ -249,7 +315,12 @@ def _difference(first: Setup, other: Setup, rank: int) -> str:
 def _resolve_plan(
     plan: Sequence[Sequence[int | str]], parameters: dict[str, nn.Parameter], sparse: set[str]
 ) -> BucketAssignment:
-    """Names to parameter indices; a bucket of mixed dtypes or devices is refused, and a shared sparse one."""
+    """Replace names by parameter indices.
+
+    Raises:
+        ValueError: A name is unknown, the plan is no partition, a bucket mixes dtypes or devices, or a parameter
+            with sparse gradients shares its bucket.
+    """
     indices = {name: index for index, name in enumerate(parameters)}
     if unknown := {entry for bucket in plan for entry in bucket if isinstance(entry, str)} - set(indices):
         raise ValueError(f"plan: no trainable parameter is called {sorted(unknown)[0]!r}")

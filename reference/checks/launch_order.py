@@ -1,4 +1,4 @@
-"""Checked launch order (`debug=True`): names the rank that launched something else when a collective times out."""
+"""Checked launch order (`debug=True`): names the rank that launched something else when a collective fails."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,28 +8,28 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 KEPT = 256
-"""Launches a rank remembers in the store."""
+"""How many launches of each rank stay in the store."""
 
 
 class LaunchOrder:
-    """Notified of every launch. This class trusts the order and costs nothing."""
+    """Interface to check the launch order of a reducer; this class checks nothing and costs nothing."""
 
     def launching(self, bucket: int, size_bytes: int) -> None:
-        """A bucket's collective is about to be issued."""
+        """Called before the collective of a bucket is issued."""
 
     def explain(self, launch: int) -> str:
-        """What is known about the collective that was launched as number `launch` and failed; empty: nothing."""
+        """What each rank did as launch number `launch`, whose collective failed. Empty: unknown."""
         return ""
 
     @property
     def launches(self) -> int:
-        """Launches so far."""
+        """Number of launches so far."""
         return 0
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What a rank says of one launch."""
+    """One launch of one rank."""
 
     bucket: int
     size_bytes: int
@@ -38,7 +38,7 @@ class Launch:
         return f"bucket {self.bucket} ({self.size_bytes} bytes)"
 
     def encode(self) -> str:
-        """As the store keeps it."""
+        """The launch as text for the store."""
         return f"{self.bucket} {self.size_bytes}"
 
     @classmethod
@@ -47,39 +47,52 @@ class Launch:
         return cls(*map(int, text.split()))
 
 
+def new_series(group: dist.ProcessGroup) -> str:
+    """A name for the launches of a module that all ranks of `group` construct now: the same on each of them.
+
+    Copies and pickles of the module keep the name. If a copy got a name of its own, a copy made on one rank alone
+    would shift the names of all modules that are constructed afterwards.
+    """
+    _constructed[group.group_name] += 1
+    return f"{group.group_name}/{_constructed[group.group_name]}"
+
+
+_constructed: Counter[str] = Counter()  # modules by group; ranks construct the modules of a group in the same order
+
+
 class CheckedLaunchOrder(LaunchOrder):
-    """Every rank writes its launches into the group's store, numbered; after a failure they are compared.
+    """Writes every launch, numbered, into the process group's store, and compares the ranks after a failure.
+
+    A module and its copies share one numbering, so a copy that is never trained changes nothing.
 
     Args:
         group: The ranks.
+        series: Name of the numbering, from `new_series`.
     """
 
-    _created: ClassVar[Counter[str]] = Counter()
+    _launches: ClassVar[Counter[str]] = Counter()  # by series
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, series: str) -> None:
         self._group = group
-        # Ranks create their reducers of a group in the same order, so counting tells them apart.
-        self._created[group.group_name] += 1
-        prefix = f"ddplab/order/{self._created[group.group_name]}"
-        self._store = PrefixStore(prefix, dist.distributed_c10d._get_process_group_store(group))
+        self._series = series
+        self._store = PrefixStore(f"ddplab/order/{series}", dist.distributed_c10d._get_process_group_store(group))
         self._rank = dist.get_rank(group)
-        self._launches = 0
 
     @property
     def launches(self) -> int:
-        """Launches so far."""
-        return self._launches
+        """Number of launches so far, of the module and its copies."""
+        return self._launches[self._series]
 
     def launching(self, bucket: int, size_bytes: int) -> None:
-        """Write it down before it is issued: it may never return."""
-        self._launches += 1
-        self._store.set(f"{self._rank}/{self._launches}", Launch(bucket, size_bytes).encode())
-        self._store.set(f"{self._rank}/last", str(self._launches))
-        if self._launches > KEPT:
-            self._store.delete_key(f"{self._rank}/{self._launches - KEPT}")
+        """Write the launch into the store before its collective is issued, which may never return."""
+        self._launches[self._series] += 1
+        self._store.set(f"{self._rank}/{self.launches}", Launch(bucket, size_bytes).encode())
+        self._store.set(f"{self._rank}/last", str(self.launches))
+        if self.launches > KEPT:
+            self._store.delete_key(f"{self._rank}/{self.launches - KEPT}")
 
     def explain(self, launch: int) -> str:
-        """Which ranks did something else, or nothing, as launch number `launch`."""
+        """Which ranks launched something else, or nothing, as launch number `launch`."""
         mine = self._read(self._rank, launch)
         lines = [f"rank {self._rank} waited for launch {launch}, {mine}"]
         for rank in range(dist.get_world_size(self._group)):
@@ -90,7 +103,7 @@ class CheckedLaunchOrder(LaunchOrder):
             elif (theirs := self._read(rank, launch)) not in (None, mine):
                 lines.append(f"rank {rank} left the order: its launch {launch} was {theirs}")
         if len(lines) == 1:
-            lines.append("all ranks launched the same: a rank or the network was too slow, or died")
+            lines.append("all ranks launched the same: a rank or the network was too slow, or a rank ended")
         return "; ".join(lines)
 
     def _read(self, rank: int, launch: int) -> Launch | None:

@@ -1,4 +1,4 @@
-"""The plainest comm hooks: an average by one all-reduce a bucket, and none at all."""
+"""The simplest comm hooks: average each bucket with one all-reduce, or leave it as it is."""
 
 from typing import Any
 
@@ -11,22 +11,22 @@ from .interface import only_tensor
 
 
 def allreduce(state: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """What happens without a hook: average the bucket over the ranks of `state` (None: all)."""
+    """Average the bucket over the ranks of `state` (None: all), as happens without a hook."""
     return average(bucket.buffer(), state)
 
 
 def noop(_state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Leave this rank's gradients as they are: an iteration then shows what communication would cost."""
+    """Leave this rank's gradients as they are, to measure an iteration without communication."""
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     future.set_result(bucket.buffer())
     return future
 
 
 def average(flat: Tensor, group: dist.ProcessGroup | None) -> torch.futures.Future[Tensor]:
-    """Start to average `flat` over the ranks of `group`, in place; returns at once.
+    """Start to average `flat` over the ranks of `group`, in place; returns a future of `flat` without waiting.
 
-    Divided first, so that a sum of half precision numbers does not overflow where their average would not.
+    Divides before adding: a sum of half-precision numbers can overflow although their average does not.
     """
     flat.div_(dist.get_world_size(group))
-    adding_up: torch.futures.Future[Any] = dist.all_reduce(flat, group=group, async_op=True).get_future()
-    return adding_up.then(only_tensor)
+    summing: torch.futures.Future[Any] = dist.all_reduce(flat, group=group, async_op=True).get_future()
+    return summing.then(only_tensor)

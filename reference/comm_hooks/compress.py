@@ -1,4 +1,4 @@
-"""Compression to half precision, of any comm hook: half the bytes, and the gradients are rounded."""
+"""Compression to half precision, around any comm hook: half the bytes, and rounded gradients."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -14,10 +14,10 @@ from .interface import Hook, only_tensor
 
 
 def compress(dtype: torch.dtype) -> Callable[[Hook], Hook]:
-    """Have a hook work on gradients that were cast to `dtype`; what it returns is cast back.
+    """Make a wrapper that casts gradients to `dtype` before a hook runs, and casts the hook's result back.
 
-    `compress(torch.float16)(hook)` is a hook with the state of `hook`, and runs wherever that runs. Buckets whose
-    gradients are not real numbers raise TypeError.
+    `compress(torch.float16)(hook)` is a hook that takes the same state as `hook`. It raises TypeError for gradients
+    that are not real numbers.
     """
 
     def wrapper(hook: Hook) -> Hook:
@@ -35,10 +35,10 @@ def compress(dtype: torch.dtype) -> Callable[[Hook], Hook]:
 
 
 def fp16_compress(state: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Average in float16: 5 bits of exponent, 11 of precision."""
+    """Average in float16, which has 5 bits of exponent and 11 of precision."""
     return compress(torch.float16)(allreduce)(state, bucket)
 
 
 def bf16_compress(state: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Average in bfloat16: float32's 8 bits of exponent, 8 of precision."""
+    """Average in bfloat16, which has 8 bits of exponent, as float32, and 8 of precision."""
     return compress(torch.bfloat16)(allreduce)(state, bucket)

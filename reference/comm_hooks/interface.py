@@ -21,14 +21,14 @@ Hook = Callable[[Any, Any], "torch.futures.Future[Any]"]
 
 
 class GradBucket:
-    """One bucket on its way through a comm hook; gradients are not divided by the world size.
+    """A bucket as a comm hook receives it; its gradients are not divided by the world size yet.
 
     Has the methods of `torch.distributed.GradBucket`, so hooks written for torch run on it.
 
     Args:
-        bucket: The bucket itself.
-        index: Its place in launch order.
-        is_last: Whether it is the last one of the iteration.
+        bucket: The bucket.
+        index: Its bucket index.
+        is_last: Whether it is the last bucket of the iteration.
     """
 
     def __init__(self, bucket: Bucket, index: int, *, is_last: bool) -> None:
@@ -38,19 +38,19 @@ class GradBucket:
         self._buffer = bucket.buffer
 
     def index(self) -> int:
-        """Its place in launch order."""
+        """The bucket index."""
         return self._index
 
     def buffer(self) -> Tensor:
-        """All gradients, flat; the bucket's own memory, which the hook may overwrite."""
+        """All gradients, flat: the bucket's own memory, which the hook may overwrite."""
         return self._buffer
 
     def set_buffer(self, buffer: Tensor) -> None:
-        """Replace the flat tensor that `buffer` returns by another as long."""
+        """Replace the flat tensor that `buffer` returns by another of the same length."""
         self._buffer = buffer
 
     def gradients(self) -> list[Tensor]:
-        """Views of `buffer`, one a parameter, with its shape."""
+        """Views of `buffer`, one for each parameter, in the parameter's shape."""
         if self._buffer is self._bucket.buffer:
             return list(self._bucket.views)
         return self._bucket.views_of(self._buffer)
@@ -60,16 +60,16 @@ class GradBucket:
         return list(self._bucket.parameters)
 
     def is_last(self) -> bool:
-        """Whether it is the last bucket of the iteration."""
+        """Whether this is the last bucket of the iteration."""
         return self._is_last
 
 
 def check_hook(hook: object) -> None:
-    """Refuse what cannot be a comm hook.
+    """Refuse an object that cannot be a comm hook.
 
     Raises:
-        TypeError: Not callable.
-        ValueError: A parameter that is not called `bucket`, or annotations that promise something else.
+        TypeError: It is not callable.
+        ValueError: It has no parameter called `bucket`, or its annotations are not those of a comm hook.
     """
     if not callable(hook):
         raise TypeError(f"Communication hook must be callable: expected hook(state, bucket), got {hook!r}")
@@ -89,7 +89,7 @@ def check_hook(hook: object) -> None:
 
 
 def only_tensor(future: "torch.futures.Future[Any]") -> Any:
-    """What a hook's future holds; the one of a plain collective holds it in a list."""
+    """The value of a hook's future; the future of a plain collective holds a list of one tensor."""
     value = future.value()
     if isinstance(value, list | tuple) and len(value) == 1:
         (value,) = value
@@ -97,17 +97,17 @@ def only_tensor(future: "torch.futures.Future[Any]") -> Any:
 
 
 class HookState:
-    """Saved and loaded like any object (`torch.save`, pickle), but for its process groups.
+    """Base of hook states: can be saved and loaded (`torch.save`, pickle), except for its process groups.
 
-    A loaded state has None in their place, and where it was another group than all ranks, loading warns.
+    A loaded state has None in place of each group. Loading warns, unless the group was that of all ranks.
 
     Attributes:
-        process_group: Ranks to average over. None: all.
+        process_group: The ranks to average over. None: all.
         iter: Iterations so far.
     """
 
     GROUPS: ClassVar[tuple[str, ...]] = ("process_group",)
-    """Attributes that hold process groups."""
+    """Names of the attributes that hold process groups."""
 
     def __init__(self, process_group: dist.ProcessGroup | None) -> None:
         self.process_group = process_group
@@ -124,8 +124,8 @@ class HookState:
         for name, was in ranks.items():
             if name != "process_group" or not dist.is_initialized() or was != list(range(dist.get_world_size())):
                 warnings.warn(
-                    f"{type(self).__name__}: process groups are not saved, so {name} is None now. It had ranks "
-                    f"{was}; set it again before training.",
+                    f"{type(self).__name__}: process groups are not saved, so {name} is None now. Its ranks were "
+                    f"{was}; set {name} again before training.",
                     stacklevel=2,
                 )
 
@@ -134,20 +134,20 @@ def _ranks(group: dist.ProcessGroup) -> list[int] | str:
     try:
         return dist.get_process_group_ranks(group)
     except KeyError:
-        return "that are not known any more: the group was destroyed"
+        return "unknown, because the group was destroyed"
 
 
 GRACE_S = 5.0
-"""What a hook's collectives get beyond the group's time-out to report their own."""
+"""Wait this much longer than the group's time-out, so that a collective can report its time-out first."""
 
 
 class HookCaller:
-    """A hook with its state; its errors name function, file and line, bucket and rank.
+    """Calls a comm hook and waits for its futures; errors name the hook, its file and line, bucket and rank.
 
     Args:
         hook: The hook.
-        state: What it is given besides the bucket.
-        group: Its time-out, and a little more, is the longest that is waited for a hook's future.
+        state: Passed to every call of the hook.
+        group: The process group of the module; `wait` gives up somewhat after the group's time-out.
     """
 
     def __init__(self, hook: Hook, state: Any, group: ProcessGroup) -> None:
@@ -157,10 +157,10 @@ class HookCaller:
         self._rank = dist.get_rank(group)
 
     def call(self, bucket: Bucket, number: int, *, is_last: bool) -> "torch.futures.Future[Any]":
-        """Give it a bucket.
+        """Call the hook for a bucket; returns its future.
 
         Raises:
-            RuntimeError: It raised, or returned something that is no future.
+            RuntimeError: The hook raised an error, or returned something that is not a future.
         """
         try:
             future = self._hook(self._state, GradBucket(bucket, number, is_last=is_last))
@@ -174,21 +174,21 @@ class HookCaller:
         return future
 
     def wait(self, future: "torch.futures.Future[Any]", bucket: Bucket, number: int) -> Tensor | None:
-        """Block until what it returned for the bucket is there (on CUDA: make the current stream wait).
+        """Block until a hook's future has a result (on CUDA: make the current stream wait).
 
         Returns:
-            The flat tensor that it holds. None: that is the bucket's own buffer.
+            The flat tensor that the future holds. None: that is the bucket's own buffer.
 
         Raises:
-            RuntimeError: It holds an error, or nobody gave it a result in time.
-            TypeError: It holds something else.
+            RuntimeError: The future holds an error, or had no result in time.
+            TypeError: The future holds something other than a tensor as long as the bucket.
         """
         done = threading.Event()
         future.add_done_callback(lambda _: done.set())
-        if not done.wait(patience_s := self._patience_s(bucket)):
+        if not done.wait(timeout_s := self._timeout_s(bucket)):
             raise RuntimeError(
-                f"{self._where(number)}: its future had no result after {patience_s:g} s. Either "
-                "nothing sets it, or another rank does not take part in its collectives"
+                f"{self._where(number)}: its future had no result after {timeout_s:g} s. Either the hook never sets "
+                "a result, or another rank does not take part in its collectives"
             )
         try:
             future.wait()
@@ -196,11 +196,15 @@ class HookCaller:
             raise RuntimeError(f"{self._where(number)}: its future holds {type(error).__name__}: {error}") from error
         return self._result(only_tensor(future), bucket, number)
 
-    def _patience_s(self, bucket: Bucket) -> float | None:
-        options = self._group._get_backend(bucket.buffer.device).options
-        if options is None:  # a backend without time-outs
+    def _timeout_s(self, bucket: Bucket) -> float | None:
+        """How long to wait for a future, in seconds. None: without limit, because the backend has no time-out."""
+        try:
+            options = self._group._get_backend(bucket.buffer.device).options
+        except RuntimeError:  # MPI and UCC have no options, a process group written in Python has no backend
             return None
-        timeout: timedelta = options._timeout
+        timeout: timedelta | None = getattr(options, "_timeout", None)
+        if timeout is None:
+            return None
         return timeout.total_seconds() + min(timeout.total_seconds(), GRACE_S)
 
     def _result(self, value: Any, bucket: Bucket, number: int) -> Tensor | None:
@@ -223,7 +227,7 @@ class HookCaller:
 
 
 def describe(hook: Hook) -> str:
-    """Its name, and the file and line where it is defined, as far as can be told."""
+    """The hook's name and, if it is written in Python, the file and line where it is defined."""
     function: Any = hook
     while isinstance(function, functools.partial):
         function = function.func

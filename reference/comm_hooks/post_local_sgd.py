@@ -1,7 +1,7 @@
-"""Post-local SGD: average gradients over all ranks at first, later only within small groups, or not at all.
+"""Post-local SGD: average gradients over all ranks at first, later only within small groups or not at all.
 
 Lin, Stich, Patel, Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020 (arXiv 1808.07217), section 3.
-Once ranks train apart, something must average their parameters every H steps, after the optimiser's: for example
+Once ranks train apart, the training script must average their parameters every H optimiser steps, for example with
 `torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager`.
 """
 
@@ -17,13 +17,13 @@ from .interface import HookState
 
 
 class PostLocalSGDState(HookState):
-    """When to go local, and with whom.
+    """When averaging becomes local, and over which ranks.
 
     Args:
-        process_group: Ranks to average over at first. None: all.
-        subgroup: Ranks to average over later. None: those of this rank's machine, as many as it has accelerators.
-        start_localSGD_iter: Iterations before that (the paper's t').
-        post_local_gradient_allreduce: Whether to average within `subgroup` at all.
+        process_group: The ranks to average over at first. None: all.
+        subgroup: The ranks to average over later. None: the ranks of the same machine, one for each accelerator.
+        start_localSGD_iter: The number of iterations before averaging becomes local (the paper's t').
+        post_local_gradient_allreduce: Whether to average gradients within `subgroup`. False: not at all.
     """
 
     GROUPS: ClassVar[tuple[str, ...]] = ("process_group", "subgroup")
@@ -42,7 +42,7 @@ class PostLocalSGDState(HookState):
 
 
 def post_local_sgd(state: PostLocalSGDState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Average over `state.process_group` until `state.start_localSGD_iter`, from then on over `state.subgroup`."""
+    """Average over `state.process_group` before `state.start_localSGD_iter`, then over `state.subgroup`."""
     local = state.iter >= state.start_localSGD_iter  # H(t) = 1 if t <= t', else H: the paper's section 3
     state.iter += bucket.is_last()
     if not local:
@@ -57,8 +57,8 @@ def post_local_sgd(state: PostLocalSGDState, bucket: GradBucket) -> torch.future
 def _ranks_of_this_machine() -> dist.ProcessGroup:
     if not torch.accelerator.is_available():
         raise ValueError(
-            "post-local SGD: expected a subgroup, got None: without accelerators it cannot be told how many ranks "
-            "share a machine. Pass one, for example of torch.distributed.new_subgroups(group_size)"
+            "post-local SGD: expected a subgroup, got None: without accelerators the number of ranks on a "
+            "machine is unknown. Pass a subgroup, for example from torch.distributed.new_subgroups(group_size)"
         )
     group: dist.ProcessGroup = dist.new_subgroups()[0]
     return group

@@ -1,8 +1,8 @@
 """PowerSGD: average gradients as products of two thin matrices, with error feedback.
 
 Vogels, Karimireddy, Jaggi, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
-NeurIPS 2019 (arXiv 1905.13727): section 3, Algorithm 1 (`LowRankAverage`) and Algorithm 2 (`power_sgd`); warm
-start: section 4.2.
+NeurIPS 2019 (arXiv 1905.13727). The hooks `power_sgd` and `batched_power_sgd` are Algorithm 2, distributed
+error-feedback SGD; `LowRankAverage` is Algorithm 1, rank-r compression; warm start is section 4.2.
 
 A bucket takes two all-reduces, one after the other. The second one is issued when the next bucket arrives, always
 from the thread that calls the hook. Issued from the completion callback of the first one, in a thread of the process
@@ -26,79 +26,253 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .allreduce import average
 from .interface import HookState
 
-
-def worth_compressing(rows: int, columns: int, rank: int, min_compression_rate: float) -> bool:
-    """Whether P and Q have fewer elements than the matrix, by more than the rate."""
-    return (rows + columns) * rank * min_compression_rate < rows * columns
+logger = logging.getLogger(__name__)
 
 
-def orthogonalize(stack: Tensor, epsilon: float = 0.0) -> Tensor:
-    """An orthonormal basis for the columns of each matrix; shape [count, rows, rank].
+class PowerSGDState(HookState):
+    """The settings of PowerSGD, and the errors and Qs that it keeps from one iteration to the next.
+
+    Each rank has errors of its own, so save the state of every rank. `power_sgd` keeps an error and a Q for each
+    parameter: a new process that loads them continues as if training had not stopped. `batched_power_sgd` keeps them
+    for each bucket: the first bucket of a new process has another size, and compression starts again from zero
+    errors. An average that is sent for a parameter that no rank used counts as sent, although its gradient stays.
 
     Args:
-        stack: Of the same shape; at least as many rows as columns.
-        epsilon: Added to the length of every column before dividing by it, by Gram and Schmidt's method. Zero:
-            Householder's, which needs none: columns of zeros become unit vectors.
+        process_group: The ranks to average over. None: all.
+        matrix_approximation_rank: Columns of P and Q (the paper's r).
+        start_powerSGD_iter: The number of iterations that average in full precision before compression starts. At
+            least 2 with `use_error_feedback` or `warm_start`, because torch's class rebuilds its buckets after the
+            first iteration.
+        min_compression_rate: Compress a matrix only if it has more than this many times the elements of P and Q.
+        use_error_feedback: Whether to add the error of the last compression to each gradient.
+        warm_start: Whether to start from the last Q instead of a random one.
+        orthogonalization_epsilon: See `orthogonalize`.
+        random_seed: Seed of the random Qs, the same on all ranks.
+        compression_stats_logging_frequency: Log `compression_stats` once in this many iterations.
+        batch_tensors_with_same_shape: Whether to multiply matrices of one shape together: fewer, larger operations.
+
+    Attributes:
+        waiting: The average whose second collective has not been issued yet.
+
+    Raises:
+        ValueError: `start_powerSGD_iter` is too small.
     """
-    precise = stack.float() if stack.dtype in (torch.float16, torch.bfloat16) else stack
-    if not epsilon:
-        householder: Tensor = torch.linalg.qr(precise).Q
-        return householder.to(stack.dtype)
-    basis = precise.clone()
-    for i in range(basis.shape[2]):
-        column = basis[:, :, i : i + 1]
-        column /= column.norm(dim=1, keepdim=True) + epsilon
-        later = basis[:, :, i + 1 :]
-        later -= column @ (column.mH @ later)
-    return basis.to(stack.dtype)
+
+    def __init__(
+        self,
+        process_group: dist.ProcessGroup | None,
+        matrix_approximation_rank: int = 1,
+        start_powerSGD_iter: int = 1_000,  # noqa: N803 - torch's name
+        min_compression_rate: float = 2,
+        use_error_feedback: bool = True,  # noqa: FBT001, FBT002 - torch's signature
+        warm_start: bool = True,  # noqa: FBT001, FBT002
+        orthogonalization_epsilon: float = 0,
+        random_seed: int = 0,
+        compression_stats_logging_frequency: int = 10_000,
+        batch_tensors_with_same_shape: bool = False,  # noqa: FBT001, FBT002
+    ) -> None:
+        super().__init__(process_group)
+        if (use_error_feedback or warm_start) and start_powerSGD_iter < 2:
+            raise ValueError(
+                f"start_powerSGD_iter: expected at least 2 with use_error_feedback or warm_start, got "
+                f"{start_powerSGD_iter}: buckets are rebuilt after the first iteration"
+            )
+        self.matrix_approximation_rank = matrix_approximation_rank
+        self.start_powerSGD_iter = start_powerSGD_iter
+        self.min_compression_rate = min_compression_rate
+        self.use_error_feedback = use_error_feedback
+        self.warm_start = warm_start
+        self.orthogonalization_epsilon = orthogonalization_epsilon
+        self.random_seed = random_seed
+        self.compression_stats_logging_frequency = max(1, compression_stats_logging_frequency)
+        self.batch_tensors_with_same_shape = batch_tensors_with_same_shape
+        self._before, self._after = 0, 0  # elements of the gradients, and elements sent instead
+        self._errors: dict[str, Tensor] = {}
+        self._qs: dict[str, Tensor] = {}
+        self._start_process()
+
+    def _start_process(self) -> None:
+        """Initialise what is not saved."""
+        self._numbers = WeakTensorKeyDictionary()
+        self._seen = 0
+        self._iteration = 0
+        self.waiting: LowRankAverage | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Clones, because these tensors are views, and a view is saved together with the whole tensor behind it.
+        memory = {name: {key: t.clone() for key, t in getattr(self, name).items()} for name in ("_errors", "_qs")}
+        return super().__getstate__() | memory | {"_numbers": None, "waiting": None}
+
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        super().__setstate__(saved)
+        self._start_process()
+
+    def compression_stats(self) -> tuple[float, int, int]:
+        """Compression rate, elements before and elements after compression, over all compressed iterations."""
+        return (self._before / self._after if self._after else 0.0), self._before, self._after
+
+    def name(self, parameter: Tensor) -> str:
+        """Key of a parameter in the state: its position in the order in which the hook first received parameters.
+
+        Every process that builds the same model with the same bucket caps gets the same keys.
+        """
+        if parameter not in self._numbers:
+            self._numbers[parameter] = self._seen
+            self._seen += 1
+        return f"parameter {self._numbers[parameter]}"
+
+    def compresses(self, bucket: GradBucket) -> bool:
+        """Whether to compress this bucket. Counts iterations, so call it once for each bucket."""
+        self._iteration = self.iter
+        self.iter += bucket.is_last()
+        return self._iteration >= self.start_powerSGD_iter
+
+    def error(self, name: str, matrix: Tensor) -> Tensor:
+        """The error of the last compression of this matrix, at first zeros; in the matrix's shape."""
+        error = self._errors.get(name)
+        return torch.zeros_like(matrix) if error is None or error.shape != matrix.shape else error.to(matrix)
+
+    def q(self, name: str, matrix: Tensor) -> Tensor:
+        """The last Q of this matrix, or a random one that is the same on all ranks; shape [columns, rank]."""
+        rank = min(*matrix.shape, self.matrix_approximation_rank)
+        last = self._qs.get(name, torch.empty(0)).to(matrix)
+        known = last.shape == (matrix.shape[1], rank)
+        if known and not self.orthogonalization_epsilon:
+            return last
+        fresh = random_q(matrix.shape[1], rank, f"{self.random_seed} {self._iteration} {name}", like=matrix)
+        # Gradients of zeros give columns of zeros, which the Gram-Schmidt process would keep for ever.
+        return torch.where(last.any(0), last, fresh) if known else fresh
+
+    def remember(self, errors: dict[str, Tensor], qs: dict[str, Tensor]) -> None:
+        """Keep errors and Qs for the next iteration, unless the gradients of some rank were not finite.
+
+        A gradient scaler skips such an iteration, but an error of NaN would stay in all later gradients.
+        """
+        if qs and not torch.stack([q.isfinite().all() for q in qs.values()]).all():
+            return
+        if self.use_error_feedback:
+            self._errors |= errors
+        if self.warm_start:
+            self._qs |= qs
+
+    def count(self, bucket: GradBucket, elements_sent: int) -> None:
+        """Add a bucket to the statistics, and log them every `compression_stats_logging_frequency` iterations."""
+        self._before += bucket.buffer().numel()
+        self._after += elements_sent
+        if (
+            bucket.is_last()
+            and (self.iter - self.start_powerSGD_iter - 1) % self.compression_stats_logging_frequency == 0
+        ):
+            rate, before, after = self.compression_stats()
+            logger.info("PowerSGD: iteration %d, %d elements as %d, rate %.1f", self.iter, before, after, rate)
 
 
-def random_q(columns: int, rank: int, seed: str, *, like: Tensor) -> Tensor:
-    """Standard normal numbers that depend on the seed alone; shape [columns, rank]."""
-    generator = torch.Generator().manual_seed(int.from_bytes(sha256(seed.encode()).digest()[:8]))
-    return torch.randn(columns, rank, generator=generator).to(like.device, like.dtype)
+def power_sgd(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Compress each gradient for which `worth_compressing` holds; average the others, and vectors, as they are."""
+    parameters = bucket.parameters()
+    names = [state.name(parameter) for parameter in parameters]
+    if not state.compresses(bucket):
+        return average(bucket.buffer(), state.process_group)
+    pieces = bucket.buffer().split([parameter.numel() for parameter in parameters])
+    matrices, rest = {}, []
+    for name, parameter, piece in zip(names, parameters, pieces, strict=True):
+        rows, columns = rows_and_columns(parameter)
+        rank = min(rows, columns, state.matrix_approximation_rank)
+        if parameter.dim() > 1 and worth_compressing(rows, columns, rank, state.min_compression_rate):
+            matrices[name] = piece.view(rows, columns)
+        else:
+            rest.append(piece)
+    return _compress(state, bucket, matrices, rest)
 
 
-def square(flat: Tensor) -> Tensor:
-    """The numbers of `flat` and then zeros, in the smallest square matrix that takes them."""
-    side = ceil(sqrt(flat.numel()))
-    return torch.nn.functional.pad(flat, (0, side * side - flat.numel())).view(side, side)
+def batched_power_sgd(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Compress the whole bucket as one square matrix: faster than `power_sgd`, but usually less accurate."""
+    buffer = bucket.buffer()
+    if not state.compresses(bucket):
+        return average(buffer, state.process_group)
+    matrix = square(buffer)
+
+    def copy_back(done: torch.futures.Future[Tensor]) -> Tensor:
+        done.value()
+        used_on_this_stream(matrix)
+        return buffer.copy_(matrix.flatten()[: buffer.numel()])
+
+    return _compress(state, bucket, {f"bucket {bucket.index()}": matrix}, []).then(copy_back)
 
 
-def stacks(shapes: Sequence[tuple[int, ...]], *, batched: bool) -> list[list[int]]:
-    """Which matrices to multiply together: those of one shape, or each by itself."""
-    found = defaultdict(list)
-    for i, shape in enumerate(shapes):
-        found[shape if batched else i].append(i)
-    return list(found.values())
+def _compress(
+    state: PowerSGDState, bucket: GradBucket, matrices: dict[str, Tensor], rest: list[Tensor]
+) -> torch.futures.Future[Tensor]:
+    """Algorithm 2 for one bucket: average `matrices` with error feedback, and `rest` as it is.
+
+    Args:
+        state: Supplies errors and Qs by the names of the matrices, and keeps the new ones.
+        bucket: The bucket.
+        matrices: Views of its buffer to compress, by name.
+        rest: Views of its buffer to average as they are.
+
+    Returns:
+        A future of the bucket's buffer, which then holds the averages.
+    """
+    buffer = bucket.buffer()
+    names, inputs = list(matrices), list(matrices.values())
+    errors: list[Tensor] = []
+    if state.use_error_feedback and inputs:
+        kept = [state.error(name, matrix) for name, matrix in matrices.items()]
+        errors = list(torch._foreach_add(inputs, kept))  # Delta <- g + e  (Algorithm 2)
+        torch._foreach_copy_(inputs, errors)
+    averaging = LowRankAverage(
+        inputs,
+        [state.q(name, matrix) for name, matrix in matrices.items()],
+        rest,
+        stacks=stacks([tuple(m.shape) for m in inputs], batched=state.batch_tensors_with_same_shape),
+        group=state.process_group,
+        epsilon=state.orthogonalization_epsilon,
+    )
+
+    def remember(done: torch.futures.Future[list[Tensor]]) -> Tensor:
+        done.value()
+        used_on_this_stream(*errors, *averaging.qs)
+        if errors:
+            torch._foreach_sub_(errors, inputs)  # e <- Delta - Delta'  (Algorithm 2)
+        state.remember(dict(zip(names, errors, strict=False)), dict(zip(names, averaging.qs, strict=True)))
+        return buffer
+
+    result = averaging.done.then(remember)
+    _send_second_collectives(state, bucket, averaging)
+    state.count(bucket, averaging.elements_sent)
+    return result
 
 
-def rows_and_columns(parameter: Tensor) -> tuple[int, int]:
-    """The shape of a parameter as a matrix, its outermost dimension in memory making the rows."""
-    if not parameter.numel():
-        return 0, 0
-    rows = max(zip(parameter.stride(), parameter.shape, strict=True), default=(1, 1))[1]
-    return rows, parameter.numel() // rows
+def _send_second_collectives(state: PowerSGDState, bucket: GradBucket, averaging: "LowRankAverage") -> None:
+    """Issue the second collective of the bucket before and, for the last bucket, its own."""
+    # An average that is still waiting at bucket 0 is left over from an iteration that failed.
+    if state.waiting is not None and bucket.index() > 0:
+        state.waiting.send_qs()
+    state.waiting = averaging
+    if bucket.is_last():
+        averaging.send_qs()
+        state.waiting = None
 
 
 class LowRankAverage:
-    """Replaces `matrices` by a low-rank approximation of their average over the ranks, and `rest` by its average.
+    """Algorithm 1: replaces matrices by a low-rank approximation of their average over the ranks.
 
-    Making it starts the first of two collectives, `send_qs` the second; each rank must start all of its collectives
-    in the same order. Nothing that is passed may be changed before `done`.
+    The constructor issues the first of two collectives and `send_qs` the second. All ranks must issue theirs in the
+    same order. No argument may be changed before `done` has its result.
 
     Args:
-        matrices: Each of shape [rows, columns].
-        qs: For each matrix the Q of the last time, or a random one; shape [columns, rank]. All ranks have the same.
-        rest: Tensors that are averaged as they are.
-        stacks: Which matrices to multiply together.
+        matrices: Matrices M of shape [rows, columns]; overwritten.
+        qs: For each matrix the last Q, or a random one, of shape [columns, rank]; the same on all ranks.
+        rest: Tensors to replace by their averages, uncompressed.
+        stacks: Indices of the matrices to multiply together.
         group: The ranks. None: all.
         epsilon: See `orthogonalize`.
 
     Attributes:
-        done: Gets all tensors that were replaced, or an error, when everything is in place.
-        qs: Then for each matrix the Q of this time.
-        elements_sent: Elements that this rank gives to the two collectives.
+        done: Future of `matrices` and `rest`, which holds an error if a collective fails.
+        qs: The new Q of each matrix, once `done` has its result.
+        elements_sent: Number of elements that this rank passes to the two collectives.
     """
 
     def __init__(
@@ -130,7 +304,7 @@ class LowRankAverage:
         self.done: torch.futures.Future[list[Tensor]] = torch.futures.Future(devices=devices)
 
     def send_qs(self) -> None:
-        """Wait for the first collective and start the second."""
+        """Wait for the first collective and issue the second."""
         if not self._stacks:
             self._first_sent.add_done_callback(self._finish)
             return
@@ -142,7 +316,7 @@ class LowRankAverage:
         average(second, self._group).add_done_callback(self._finish)  # Q <- all-reduce mean (Q)
 
     def _finish(self, sent: torch.futures.Future[Tensor]) -> None:
-        """In a thread of the process group."""
+        """Replace the tensors; runs in a thread of the process group."""
         try:
             sent.value()
             used_on_this_stream(*self._ms, *self._ps, *self._averaged_rest)
@@ -155,236 +329,81 @@ class LowRankAverage:
                         self._matrices[i].copy_(product)
             if self._rest:
                 torch._foreach_copy_(list(self._rest), self._averaged_rest)
-            self.done.set_result([*self._matrices, *self._rest])  # on CUDA a future waits for what it holds
-        except Exception as error:  # noqa: BLE001 - told to whoever waits
+            self.done.set_result(
+                [*self._matrices, *self._rest]
+            )  # on CUDA a future waits for the tensors in its result
+        except Exception as error:  # noqa: BLE001 - raised where `done` is waited for
             self.done.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
 
 
-def used_on_this_stream(*tensors: Tensor) -> None:
-    """On CUDA: keep the memory of tensors that another stream allocated until this one is done with it."""
-    for tensor in tensors:
-        if tensor.is_cuda:
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
-
-
 def _stacked(matrices: list[Tensor]) -> Tensor:
+    """The matrices as one tensor of shape [count, rows, columns]; a view if there is only one."""
     return matrices[0].unsqueeze(0) if len(matrices) == 1 else torch.stack(matrices)
 
 
 def _flat(shapes: Sequence[Sequence[int]], *, like: Tensor) -> tuple[Tensor, list[Tensor]]:
-    """A flat tensor, and consecutive pieces of it that have these shapes."""
+    """A new flat tensor, and consecutive views of it in these shapes."""
     ends = [0, *accumulate(torch.Size(shape).numel() for shape in shapes)]
     flat = like.new_empty(ends[-1])
     return flat, [flat[a:b].view(tuple(shape)) for (a, b), shape in zip(pairwise(ends), shapes, strict=True)]
 
 
-logger = logging.getLogger(__name__)
-
-
-class PowerSGDState(HookState):
-    """What PowerSGD remembers from one iteration to the next. Errors are each rank's own: save the state of each.
-
-    What `power_sgd` remembers belongs to parameters, so that a new process goes on as if training had not stopped.
-    What `batched_power_sgd` remembers belongs to buckets: the first one of a new process has another size, so it
-    begins anew. What is sent for a parameter that no rank used counts as sent, although its gradient is left alone.
+def orthogonalize(stack: Tensor, epsilon: float = 0.0) -> Tensor:
+    """An orthonormal basis of the columns of each matrix; shape [count, rows, rank].
 
     Args:
-        process_group: Ranks to average over. None: all.
-        matrix_approximation_rank: Columns of P and Q (the paper's r).
-        start_powerSGD_iter: Iterations before, which average in full precision. At least 2 with `use_error_feedback`
-            or `warm_start`, else ValueError: torch's class rebuilds its buckets after the first.
-        min_compression_rate: A matrix is compressed where its elements are more than this many times those sent.
-        use_error_feedback: Whether to add to a gradient what the last compression of it lost.
-        warm_start: Whether to begin with the last Q rather than with a random one.
-        orthogonalization_epsilon: See `low_rank.orthogonalize`.
-        random_seed: Of the random Qs; the same on all ranks.
-        compression_stats_logging_frequency: Iterations from one log record of `compression_stats` to the next.
-        batch_tensors_with_same_shape: Whether to multiply matrices of one shape together: fewer, larger operations.
-
-    Attributes:
-        waiting: The bucket whose second collective has not been started yet.
+        stack: Matrices of shape [count, rows, rank], with at least as many rows as columns.
+        epsilon: Added to the length of each column before the Gram-Schmidt process divides by it. Zero: use
+            Householder reflections, which turn columns of zeros into unit vectors and so need no epsilon.
     """
-
-    def __init__(
-        self,
-        process_group: dist.ProcessGroup | None,
-        matrix_approximation_rank: int = 1,
-        start_powerSGD_iter: int = 1_000,  # noqa: N803 - torch's name
-        min_compression_rate: float = 2,
-        use_error_feedback: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        warm_start: bool = True,  # noqa: FBT001, FBT002
-        orthogonalization_epsilon: float = 0,
-        random_seed: int = 0,
-        compression_stats_logging_frequency: int = 10_000,
-        batch_tensors_with_same_shape: bool = False,  # noqa: FBT001, FBT002
-    ) -> None:
-        super().__init__(process_group)
-        if (use_error_feedback or warm_start) and start_powerSGD_iter < 2:
-            raise ValueError(
-                f"start_powerSGD_iter: expected at least 2 with use_error_feedback or warm_start, got "
-                f"{start_powerSGD_iter}: buckets are rebuilt after the first iteration"
-            )
-        self.matrix_approximation_rank = matrix_approximation_rank
-        self.start_powerSGD_iter = start_powerSGD_iter
-        self.min_compression_rate = min_compression_rate
-        self.use_error_feedback = use_error_feedback
-        self.warm_start = warm_start
-        self.orthogonalization_epsilon = orthogonalization_epsilon
-        self.random_seed = random_seed
-        self.compression_stats_logging_frequency = max(1, compression_stats_logging_frequency)
-        self.batch_tensors_with_same_shape = batch_tensors_with_same_shape
-        self._before, self._after = 0, 0  # elements, and those sent for them
-        self._errors: dict[str, Tensor] = {}
-        self._qs: dict[str, Tensor] = {}
-        self._forget()
-
-    def _forget(self) -> None:
-        self._numbers = WeakTensorKeyDictionary()
-        self._seen = 0
-        self._iteration = 0
-        self.waiting: LowRankAverage | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Clones: the tensors are views, and a view is saved with all that it is a view of.
-        memory = {name: {key: t.clone() for key, t in getattr(self, name).items()} for name in ("_errors", "_qs")}
-        return super().__getstate__() | memory | {"_numbers": None, "waiting": None}
-
-    def __setstate__(self, saved: dict[str, Any]) -> None:
-        super().__setstate__(saved)
-        self._forget()
-
-    def compression_stats(self) -> tuple[float, int, int]:
-        """Elements per element sent, elements, elements sent; of all iterations that compressed."""
-        return (self._before / self._after if self._after else 0.0), self._before, self._after
-
-    def name(self, parameter: Tensor) -> str:
-        """By which the parameter is remembered: its place in the order in which the hook first saw them.
-
-        That is the same in each process that builds the same model with the same bucket caps.
-        """
-        if parameter not in self._numbers:
-            self._numbers[parameter] = self._seen
-            self._seen += 1
-        return f"parameter {self._numbers[parameter]}"
-
-    def begins(self, bucket: GradBucket) -> bool:
-        """Whether this bucket is to be compressed; counts the iteration."""
-        self._iteration = self.iter
-        self.iter += bucket.is_last()
-        return self._iteration >= self.start_powerSGD_iter
-
-    def error(self, name: str, matrix: Tensor) -> Tensor:
-        """What the last compression of the named matrix lost, zeros at first; of the matrix's shape."""
-        error = self._errors.get(name)
-        return torch.zeros_like(matrix) if error is None or error.shape != matrix.shape else error.to(matrix)
-
-    def q(self, name: str, matrix: Tensor) -> Tensor:
-        """Where to begin: the last Q, or a random one that is the same on all ranks; shape [columns, rank]."""
-        rank = min(*matrix.shape, self.matrix_approximation_rank)
-        last = self._qs.get(name, torch.empty(0)).to(matrix)
-        known = last.shape == (matrix.shape[1], rank)
-        if known and not self.orthogonalization_epsilon:
-            return last
-        fresh = random_q(matrix.shape[1], rank, f"{self.random_seed} {self._iteration} {name}", like=matrix)
-        # Gram and Schmidt's method would keep columns of zeros, which gradients of zeros leave, for ever.
-        return torch.where(last.any(0), last, fresh) if known else fresh
-
-    def remember(self, errors: dict[str, Tensor], qs: dict[str, Tensor]) -> None:
-        """Keep what the next iteration begins with, unless a rank's gradients were not finite.
-
-        A gradient scaler skips such an iteration; an error that is not a number would never leave.
-        """
-        if qs and not torch.stack([q.isfinite().all() for q in qs.values()]).all():
-            return
-        if self.use_error_feedback:
-            self._errors |= errors
-        if self.warm_start:
-            self._qs |= qs
-
-    def count(self, bucket: GradBucket, elements_sent: int) -> None:
-        """Add a bucket to the statistics, and log them when it is time."""
-        self._before += bucket.buffer().numel()
-        self._after += elements_sent
-        if (
-            bucket.is_last()
-            and (self.iter - self.start_powerSGD_iter - 1) % self.compression_stats_logging_frequency == 0
-        ):
-            rate, before, after = self.compression_stats()
-            logger.info("PowerSGD: iteration %d, %d elements as %d, rate %.1f", self.iter, before, after, rate)
+    precise = stack.float() if stack.dtype in (torch.float16, torch.bfloat16) else stack
+    if not epsilon:
+        householder: Tensor = torch.linalg.qr(precise).Q
+        return householder.to(stack.dtype)
+    basis = precise.clone()
+    for i in range(basis.shape[2]):
+        column = basis[:, :, i : i + 1]
+        column /= column.norm(dim=1, keepdim=True) + epsilon
+        later = basis[:, :, i + 1 :]
+        later -= column @ (column.mH @ later)
+    return basis.to(stack.dtype)
 
 
-def power_sgd(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Compress each gradient that has rows and columns and is worth it; average the others as they are."""
-    parameters = bucket.parameters()
-    names = [state.name(parameter) for parameter in parameters]
-    if not state.begins(bucket):
-        return average(bucket.buffer(), state.process_group)
-    pieces = bucket.buffer().split([parameter.numel() for parameter in parameters])
-    matrices, rest = {}, []
-    for name, parameter, piece in zip(names, parameters, pieces, strict=True):
-        rows, columns = rows_and_columns(parameter)
-        rank = min(rows, columns, state.matrix_approximation_rank)
-        if parameter.dim() > 1 and worth_compressing(rows, columns, rank, state.min_compression_rate):
-            matrices[name] = piece.view(rows, columns)
-        else:
-            rest.append(piece)
-    return _compress(state, bucket, matrices, rest)
+def worth_compressing(rows: int, columns: int, rank: int, min_compression_rate: float) -> bool:
+    """Whether the matrix has more than `min_compression_rate` times as many elements as P and Q together."""
+    return (rows + columns) * rank * min_compression_rate < rows * columns
 
 
-def batched_power_sgd(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Compress the whole bucket as one square matrix: faster than `power_sgd`, and mostly less accurate."""
-    buffer = bucket.buffer()
-    if not state.begins(bucket):
-        return average(buffer, state.process_group)
-    matrix = square(buffer)
-
-    def copy_back(done: torch.futures.Future[Tensor]) -> Tensor:
-        done.value()
-        used_on_this_stream(matrix)
-        return buffer.copy_(matrix.flatten()[: buffer.numel()])
-
-    return _compress(state, bucket, {f"bucket {bucket.index()}": matrix}, []).then(copy_back)
+def rows_and_columns(parameter: Tensor) -> tuple[int, int]:
+    """The shape of a parameter as a matrix: the outermost dimension in memory becomes the rows."""
+    if not parameter.numel():
+        return 0, 0
+    rows = max(zip(parameter.stride(), parameter.shape, strict=True), default=(1, 1))[1]
+    return rows, parameter.numel() // rows
 
 
-def _compress(
-    state: PowerSGDState, bucket: GradBucket, matrices: dict[str, Tensor], rest: list[Tensor]
-) -> torch.futures.Future[Tensor]:
-    """Replace all by their averages, the named matrices by approximations; returns a future of the buffer."""
-    buffer = bucket.buffer()
-    names, inputs = list(matrices), list(matrices.values())
-    errors: list[Tensor] = []
-    if state.use_error_feedback and inputs:
-        kept = [state.error(name, matrix) for name, matrix in matrices.items()]
-        errors = list(torch._foreach_add(inputs, kept))  # Delta <- g + e  (Algorithm 2)
-        torch._foreach_copy_(inputs, errors)
-    averaging = LowRankAverage(
-        inputs,
-        [state.q(name, matrix) for name, matrix in matrices.items()],
-        rest,
-        stacks=stacks([tuple(m.shape) for m in inputs], batched=state.batch_tensors_with_same_shape),
-        group=state.process_group,
-        epsilon=state.orthogonalization_epsilon,
-    )
-
-    def remember(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-        done.value()
-        used_on_this_stream(*errors, *averaging.qs)
-        if errors:
-            torch._foreach_sub_(errors, inputs)  # e <- Delta - Delta'  (Algorithm 2)
-        state.remember(dict(zip(names, errors, strict=False)), dict(zip(names, averaging.qs, strict=True)))
-        return buffer
-
-    result = averaging.done.then(remember)
-    _send_second_collectives(state, bucket, averaging)
-    state.count(bucket, averaging.elements_sent)
-    return result
+def square(flat: Tensor) -> Tensor:
+    """The elements of `flat`, padded with zeros to the smallest square matrix that holds them."""
+    side = ceil(sqrt(flat.numel()))
+    return torch.nn.functional.pad(flat, (0, side * side - flat.numel())).view(side, side)
 
 
-def _send_second_collectives(state: PowerSGDState, bucket: GradBucket, averaging: LowRankAverage) -> None:
-    """That of the bucket before, and of the last bucket its own."""
-    if state.waiting is not None and bucket.index() > 0:  # at 0 it is of an iteration that failed
-        state.waiting.send_qs()
-    state.waiting = averaging
-    if bucket.is_last():
-        averaging.send_qs()
-        state.waiting = None
+def stacks(shapes: Sequence[tuple[int, ...]], *, batched: bool) -> list[list[int]]:
+    """Indices of the matrices to multiply together: those of one shape if `batched`, otherwise each alone."""
+    found = defaultdict(list)
+    for i, shape in enumerate(shapes):
+        found[shape if batched else i].append(i)
+    return list(found.values())
+
+
+def random_q(columns: int, rank: int, seed: str, *, like: Tensor) -> Tensor:
+    """Standard normal numbers that depend only on the seed; shape [columns, rank]."""
+    generator = torch.Generator().manual_seed(int.from_bytes(sha256(seed.encode()).digest()[:8]))
+    return torch.randn(columns, rank, generator=generator).to(like.device, like.dtype)
+
+
+def used_on_this_stream(*tensors: Tensor) -> None:
+    """On CUDA: keep memory that was allocated on another stream until the current stream has finished using it."""
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))

@@ -1,10 +1,10 @@
-"""Quantisation to 8 bits: a rank sends levels between its least and its greatest gradient, and their scale.
+"""Quantisation to 8 bits: each rank sends its gradients as levels between its smallest and largest gradient.
 
 Affine quantisation as in Jacob et al., "Quantization and Training of Neural Networks for Efficient
 Integer-Arithmetic-Only Inference", CVPR 2018, section 2.1, equation 1: r = S (q - Z).
 
-Levels of different ranks mean different numbers and cannot be added up on the way, so all are gathered: each rank
-receives `(world size - 1) * (elements + 8 * channels)` bytes: from 9 ranks on more than in an all-reduce of float32.
+Each rank has its own scale, so an all-reduce cannot add the levels. They are all-gathered instead: each rank receives
+`(world size - 1) * (elements + 8 * channels)` bytes, which is more than in an all-reduce of float32 from 9 ranks on.
 """
 
 from typing import Any
@@ -19,21 +19,27 @@ LEVELS = 256
 
 
 def quantize_per_tensor(state: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Average with one scale a bucket; each rank's error is at most half a level, a 510th of its range."""
+    """Average with one scale for each bucket; a rank's error is at most half a level, 1 / 510 of its range."""
     return _average(bucket.buffer(), state, channel_elements=max(1, bucket.buffer().numel()))
 
 
 def quantize_per_channel(
     state: dist.ProcessGroup | None, bucket: GradBucket, channel_elements: int = CHANNEL_ELEMENTS
 ) -> torch.futures.Future[Tensor]:
-    """Average with one scale for every `channel_elements` elements, whose range is smaller than the bucket's."""
+    """Average with one scale for every `channel_elements` elements: a smaller range, so a smaller error."""
     return _average(bucket.buffer(), state, channel_elements=channel_elements)
 
 
 def quantize(channels: Tensor) -> Tensor:
-    """The bytes that stand for `channels`, of shape [count, elements], one scale a row.
+    """Quantise rows of real numbers.
 
-    Zero is always one of the levels: a gradient of zero stays zero.
+    Zero is always one of the levels, so a gradient of zero stays zero.
+
+    Args:
+        channels: The numbers, of shape [count, elements]; each row gets its own scale.
+
+    Returns:
+        Bytes: a float32 scale for each row, a float32 zero point for each row, then one level for each number.
     """
     low = channels.amin(1, keepdim=True).clamp(max=0)
     high = channels.amax(1, keepdim=True).clamp(min=0)
@@ -44,7 +50,7 @@ def quantize(channels: Tensor) -> Tensor:
 
 
 def dequantize(data: Tensor, channels: int) -> Tensor:
-    """What `quantize` was given, to half a level; shape [channels, elements]."""
+    """The inverse of `quantize`, to half a level; shape [channels, elements]."""
     scales, zeros, levels = data.split([4 * channels, 4 * channels, data.numel() - 8 * channels])
     steps: Tensor = levels.view(channels, -1) - zeros.view(torch.float32)[:, None]
     return steps.mul_(scales.view(torch.float32)[:, None])  # r = S (q - Z)
@@ -62,11 +68,11 @@ def _average(flat: Tensor, group: dist.ProcessGroup | None, *, channel_elements:
     mine = quantize(padded.view(count, channel_elements))
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
 
-    def add_up(_gathered: torch.futures.Future[Any]) -> Tensor:
+    def add(_gathered: torch.futures.Future[Any]) -> Tensor:
         total = torch.zeros_like(padded).view(count, channel_elements)
         for data in everyones:
             total += dequantize(data, count)
         return flat.copy_(total.flatten()[: flat.numel()].div_(len(everyones)))
 
     gathering: torch.futures.Future[Any] = dist.all_gather(everyones, mine, group=group, async_op=True).get_future()
-    return gathering.then(add_up)
+    return gathering.then(add)

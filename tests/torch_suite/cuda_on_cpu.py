@@ -1,4 +1,4 @@
-"""CUDA devices mapped to the CPU: a test written for GPUs runs, unchanged, where there are none."""
+"""CUDA devices mapped to the CPU, so that tests written for GPUs run unchanged on machines without one."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -28,13 +28,13 @@ class CudaOnCpu(TorchFunctionMode):
 
 
 class NoStream(nullcontext):
-    """Work on the CPU is done when it is called: a stream of it has nothing to order."""
+    """A CUDA stream that does nothing, because CPU operations have finished when the call returns."""
 
     def __init__(self, *_args: Any, **_options: Any) -> None:
         super().__init__()
 
     def wait_stream(self, _other: Any) -> None:
-        """All that came before is done."""
+        """Return at once: all operations before have finished."""
 
 
 def _to_cpu(value: Any) -> Any:
@@ -46,7 +46,7 @@ def _to_cpu(value: Any) -> Any:
 
 
 def lift_gpu_skips() -> None:
-    """Let tests run that ask for more GPUs than there are; call it before they are imported."""
+    """Make tests run that require more GPUs than there are; call this before importing them."""
 
     def skip_nothing(*_args: Any, **_options: Any) -> Callable:
         return lambda test: test
@@ -57,7 +57,7 @@ def lift_gpu_skips() -> None:
 
 
 def replace_cuda_calls() -> None:
-    """Make the functions of `torch.cuda` that tests call around their tensors do nothing."""
+    """Replace the functions of `torch.cuda` that the tests call by functions that do nothing."""
     torch.cuda.set_device = lambda *_args, **_options: None
     torch.cuda.synchronize = lambda *_args, **_options: None
     torch.cuda.device = lambda *_args, **_options: nullcontext()

@@ -1,10 +1,10 @@
-"""Run torch's own DDP tests on two Gloo ranks and hold every outcome against `expected.csv`.
+"""Run torch's own DDP tests on two Gloo ranks and compare every outcome with `expected.csv`.
 
     python -m tests.torch_suite.run [--wrapper ours|torch] [TEST ...]
 
-Each test gets two fresh processes, forked from a server that has imported torch already. The table has a row a
-test: its outcome with torch's class and with ours, whether `make test` leaves it out as slow, and the reason for
-an outcome other than "passed". An outcome that is not in the table fails, a skip or an unexpected pass too.
+Each test gets two new processes, forked from a server that has imported torch already. The table has a row for each
+test: its outcome with torch's class and with ours, whether `make test` leaves it out because it is slow, and the
+reason for an outcome other than "passed". Any other outcome is a failure, including skips and passes.
 """
 
 import argparse
@@ -27,7 +27,7 @@ WORLD_SIZE = 2
 TIMEOUT_S = 100.0
 TABLE = Path(__file__).with_name("expected.csv")
 WRAPPERS = {"ours": "reference.data_parallel", "torch": "torch.nn.parallel.distributed"}
-OUTCOMES = ("failed", "skipped", "passed")  # the worst first: that of a test is the worst of its ranks
+OUTCOMES = ("failed", "skipped", "passed")  # the worst first: the outcome of a test is the worst of its ranks
 
 
 class Expected(NamedTuple):
@@ -41,7 +41,7 @@ class Expected(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a test, and why."""
+    """The outcome of a test, and its reason."""
 
     name: str
     why: str
@@ -54,7 +54,7 @@ def table() -> dict[str, Expected]:
 
 
 def run_one(test: str, wrapper: str) -> Outcome:
-    """The outcome of one test, run by new processes that are gone afterwards."""
+    """Run one test in new processes, and end them."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.torch_suite.suite", *WRAPPERS.values()])
     pipes, processes = [], []
@@ -65,7 +65,7 @@ def run_one(test: str, wrapper: str) -> Outcome:
             ours, theirs = context.Pipe()
             process = context.Process(target=_one_rank, args=(rank, test, wrapper, folder, theirs))
             process.start()
-            theirs.close()  # so that the death of the rank ends the pipe
+            theirs.close()  # so that the pipe ends when the rank exits
             pipes.append(ours)
             processes.append(process)
         try:
@@ -87,14 +87,14 @@ def _collect(pipes: list[Connection]) -> list[Outcome]:
             try:
                 outcomes.append(pipe.recv())
             except EOFError:
-                outcomes.append(Outcome("failed", "a rank died without a word"))
+                outcomes.append(Outcome("failed", "a rank exited without reporting an error"))
             if outcomes[-1].name == "failed":
-                return outcomes  # its peer may wait for it for ever
+                return outcomes  # the other rank may wait for the failed one for ever
     return outcomes
 
 
 def _one_rank(rank: int, test: str, wrapper: str, folder: str, pipe: Connection) -> None:
-    """What a rank's process does; torch's tests are imported here, not in the process that started it."""
+    """Main function of a rank's process, which imports torch's tests; the starting process does not."""
     import torch
     import torch.distributed as dist
     from torch.testing._internal.common_utils import set_rng_seed
@@ -109,7 +109,7 @@ def _one_rank(rank: int, test: str, wrapper: str, folder: str, pipe: Connection)
         "RANK": str(rank),
         "TEMP_DIR": folder,
         "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # tests load pickles that they have written themselves
+        "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # tests load pickles of their own
     }
     suite.use(importlib.import_module(WRAPPERS[wrapper]).DistributedDataParallel)
     dist.init_process_group(
@@ -129,7 +129,7 @@ def _one_rank(rank: int, test: str, wrapper: str, folder: str, pipe: Connection)
         pipe.send(Outcome("skipped", f"exit code {leaving.code}"))
     except BaseException:  # noqa: BLE001 - whatever a test raises
         pipe.send(Outcome("failed", traceback.format_exc()))
-    pipe.recv()  # stay until the parent ends both: who leaves early breaks the other's connections
+    pipe.recv()  # stay until the parent ends both: a rank that exits early breaks the connections of the other
 
 
 def cause(why: str) -> str:

@@ -24,9 +24,9 @@ _BUILDS_DDP = re.compile(r"\bDistributedDataParallel\(")
 
 
 class SmallImages(TorchFunctionMode):
-    """32 x 32 pixels where a test asks for 1000 x 1000: its convolutions take an hour on two cores.
+    """Replaces 1000 x 1000 pixels, whose convolutions take an hour on two cores, by 32 x 32 pixels.
 
-    The test is about collectives, whose sizes are those of the parameters.
+    The test concerns collectives, whose sizes depend on the parameters only.
     """
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -55,7 +55,7 @@ def _builds_ddp(name: str, seen: set[str]) -> bool:
 
 
 def use(ddp_class: type[nn.Module]) -> None:
-    """Put `ddp_class` where tests look for torch's, less the GPUs that it is asked for."""
+    """Put `ddp_class`, without its GPU arguments, where tests look for torch's class."""
 
     class OnCpu(ddp_class):
         def __init__(
@@ -71,7 +71,7 @@ def use(ddp_class: type[nn.Module]) -> None:
 
 
 def run(name: str, rank: int) -> None:
-    """Run one test as one rank of a process group that is there already; raises what the test raises."""
+    """Run one test as one rank of the initialised process group; raises the errors of the test."""
     cuda_on_cpu.replace_cuda_calls()
     test = TorchTests(name)
     test.rank = rank
