@@ -159,7 +159,7 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
             self.reducer.launch_order = CheckedLaunchOrder(self.process_group, self.launch_series)
         self._has_buffers = bool(synchronized_buffers(self.module))
         self._forward_ran = False
-        self.log = LoggingData()
+        self.log = LoggingData(self.device)
         self.reducer.observers.append(self.log)
 
     def _set_up(self, *, with_buffers: bool) -> Setup:

@@ -1,13 +1,17 @@
-"""Compatibility with torch's class: the private names that tools use, and its logging data."""
+"""Compatibility with torch's class: names that tools and scripts use, and its logging data.
+
+Most of the names begin with an underscore in torch, or torch keeps them for old scripts. ddplab itself uses none of
+them. `Any` stands for the classes that the two mix-ins belong to.
+"""
 
 import os
-import statistics
 import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from enum import StrEnum, auto
 from typing import Any
 
 import torch
@@ -15,8 +19,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import BuiltinCommHookType, Logger, Reducer
 from torch.distributed.algorithms.ddp_comm_hooks import optimizer_overlap_hooks
+from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHookLocation
+from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from .broadcast import PIECE_BYTES, BufferHook, broadcast_coalesced
 from .bucketing import MIB, bucket_caps
@@ -27,7 +33,7 @@ from .parameters import size_bytes, sparse_parameters, trainable_parameters
 
 
 class ReducerNames:
-    """What is asked of `ddp.reducer`."""
+    """Names of torch's reducer, `ddp.reducer`."""
 
     def _get_local_used_map(self: Any) -> Tensor:
         return self.tracker.used.tensor  # type: ignore[no-any-return]
@@ -44,12 +50,18 @@ class ReducerNames:
 
 
 def _feature(name: str) -> Any:
-    """A read-only attribute: what the constructor, or `_set_static_graph`, was told."""
-    return property(lambda ddp: getattr(ddp.features, name))
+    """An attribute of the wrapper that is fixed at construction, or by `_set_static_graph`."""
+
+    def refuse(_ddp: Any, _value: Any) -> None:
+        raise AttributeError(
+            f"{name} cannot be changed after construction: the buckets depend on it. Wrap the module again"
+        )
+
+    return property(lambda ddp: getattr(ddp.features, name), refuse)
 
 
 class DataParallelNames:
-    """What is asked of the module itself."""
+    """Names of torch's module class."""
 
     buffer_hook: BufferHook | None
 
@@ -58,7 +70,20 @@ class DataParallelNames:
         """Deprecated name of `forward_sync_buffers`."""
         return self.forward_sync_buffers  # type: ignore[no-any-return]
 
-    find_unused_parameters = _feature("find_unused_parameters")
+    @broadcast_buffers.setter
+    def broadcast_buffers(self: Any, value: bool) -> None:  # the signature of a setter
+        self.forward_sync_buffers = value
+
+    @property
+    def find_unused_parameters(self: Any) -> bool:
+        """Whether the graph is searched for unused parameters; all ranks may change it between iterations."""
+        return self.features.find_unused_parameters  # type: ignore[no-any-return]
+
+    @find_unused_parameters.setter
+    def find_unused_parameters(self: Any, value: bool) -> None:
+        self.reducer.set_features(replace(self.features, find_unused_parameters=value))
+        self.features = self.reducer.features
+
     gradient_as_bucket_view = _feature("gradient_as_bucket_view")
     batched_grad_copy = _feature("batched_grad_copy")
     skip_all_reduce_unused_params = _feature("skip_all_reduce_unused_params")
@@ -82,6 +107,23 @@ class DataParallelNames:
     def broadcast_bucket_size(self) -> int:
         """Bytes of a piece in which parameters and buffers are broadcast."""
         return PIECE_BYTES
+
+    def will_sync_module_buffers(self: Any) -> bool:
+        """Whether the next synchronised forward pass broadcasts buffers."""
+        return bool(self.require_forward_param_sync and self.forward_sync_buffers and self._has_buffers)
+
+    def scatter(self: Any, inputs: Any, kwargs: Any, device_ids: list[int]) -> Any:
+        """Distribute inputs over GPUs along `dim`; the wrapper itself does not call this."""
+        return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
+
+    def gather(self: Any, outputs: Any, output_device: int) -> Any:
+        """Collect outputs on one device along `dim`; the wrapper itself does not call this."""
+        return gather(outputs, output_device, dim=self.dim)
+
+    def to_kwargs(self: Any, inputs: Any, kwargs: Any, device_id: int) -> Any:
+        """Move inputs to a GPU of the module's type; the wrapper itself does not call this."""
+        device = torch.device(self.device.type, device_id)
+        return _to_kwargs(inputs, kwargs, device, use_side_stream_for_tensor_copies=True)
 
     def _remove_autograd_hooks(self: Any) -> None:
         self.reducer.detach()
@@ -228,8 +270,10 @@ class DataParallelNames:
         return {index: names[parameter] for index, parameter in enumerate(parameters)}
 
 
+# Logging data
+
 SAMPLE_RATE = 100
-ALWAYS_SAMPLED = 10  # iterations at the start, whatever the rate
+ALWAYS_SAMPLED = 10  # iterations at the start, at any sample rate
 
 Data = dict[str, str | int]
 
@@ -260,85 +304,134 @@ _DTYPES = {
     torch.complex64: "c10::complex<float>",
     torch.complex128: "c10::complex<double>",
 }
-"""What torch's logging data calls them."""
+"""Names of dtypes in torch's logging data."""
 
 
-@dataclass
-class Moments:
-    """Clock readings of one iteration, in nanoseconds since the epoch; 0: has not happened."""
+class HostClock:
+    """Readings of the host's clock, for modules on the CPU."""
 
-    forward_started: int = 0
-    backward_started: int = 0
-    first_launch: int = 0
-    backward_computed: int = 0
-    last_done: int = 0
+    def read(self) -> Any:
+        """Nanoseconds since the epoch."""
+        return time.time_ns()
 
-    def durations(self) -> dict[str, int]:
-        """Nanoseconds; communication counts from the first launch to the last bucket's end."""
-        return {
-            "forward_compute_time": self.backward_started - self.forward_started,
-            "backward_compute_time": self.backward_computed - self.backward_started,
-            "backward_comm_time": self.last_done - self.first_launch,
-            "backward_compute_comm_overlap_time": self.backward_computed - self.first_launch,
-        }
+    def elapsed_ns(self, start: Any, end: Any) -> int:
+        """Nanoseconds from one reading to another."""
+        return int(end - start)
 
-    def starts_and_ends(self) -> dict[str, int]:
-        """Under torch's keys."""
-        return {
-            "forward_compute_time_start": self.forward_started,
-            "backward_compute_time_start": self.backward_started,
-            "backward_compute_time_end": self.backward_computed,
-            "backward_comm_time_start": self.first_launch,
-            "backward_comm_time_end": self.last_done,
-        }
+
+class CudaClock:
+    """Readings of a GPU's clock: events on its current stream, because the host runs ahead of the GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def read(self) -> Any:
+        """A recorded event."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def elapsed_ns(self, start: Any, end: Any) -> int:
+        """Nanoseconds from one event to another; waits for the later one."""
+        end.synchronize()
+        elapsed_ns: int = round(start.elapsed_time(end) * 1e6)
+        return elapsed_ns
+
+
+class Moment(StrEnum):
+    """A moment of an iteration that is timed."""
+
+    FORWARD_STARTED = auto()
+    BACKWARD_STARTED = auto()
+    FIRST_LAUNCH = auto()
+    BACKWARD_COMPUTED = auto()
+    LAST_DONE = auto()
+
+
+DURATIONS = {
+    "forward_compute_time": (Moment.FORWARD_STARTED, Moment.BACKWARD_STARTED),
+    "backward_compute_time": (Moment.BACKWARD_STARTED, Moment.BACKWARD_COMPUTED),
+    "backward_comm_time": (Moment.FIRST_LAUNCH, Moment.LAST_DONE),
+    "backward_compute_comm_overlap_time": (Moment.FIRST_LAUNCH, Moment.BACKWARD_COMPUTED),
+}
+"""Start and end of each duration, by torch's key."""
+STARTS_AND_ENDS = {
+    "forward_compute_time_start": Moment.FORWARD_STARTED,
+    "backward_compute_time_start": Moment.BACKWARD_STARTED,
+    "backward_compute_time_end": Moment.BACKWARD_COMPUTED,
+    "backward_comm_time_start": Moment.FIRST_LAUNCH,
+    "backward_comm_time_end": Moment.LAST_DONE,
+}
+"""The moment of each reading, by torch's key."""
 
 
 class LoggingData(Observer):
     """Times sampled iterations and keeps the last error.
 
+    Args:
+        device: Of the module; decides which clock is read.
+
     Attributes:
-        sample_rate: After the first ten iterations, one in so many is kept.
+        sample_rate: After the first ten iterations, one in `sample_rate` is timed.
         error: The last error's message. None: there was none.
         uneven_inputs: Whether the module has run under `join`.
         comm_hook: The comm hook's name. None: there is none.
+        iteration: Number of the last iteration that was timed; 0: none yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.sample_rate = SAMPLE_RATE
         self.error: str | None = None
         self.uneven_inputs = False
         self.comm_hook: str | None = None
         self.iteration = 0
+        self._clock = CudaClock(device) if device.type == "cuda" else HostClock()
         self._finished = 0
-        self._now = Moments()
-        self._kept = Moments()
-        self._sums: dict[str, list[int]] = {}
+        self._started_ns = 0
+        self._readings: dict[Moment, Any] = {}
+        self._moments_ns: dict[Moment, int] = {}  # of the last timed iteration, since the epoch
+        self._timed = 0
+        self._totals_ns = dict.fromkeys(DURATIONS, 0)
 
     def forward_started(self) -> None:
-        """Keep the last iteration, if it is among the sampled ones; begin a new one."""
-        if self._now.last_done:
+        """Time the last iteration if it is among the sampled ones, and start a new one."""
+        if Moment.LAST_DONE in self._readings:
             self._finished += 1
             if self._finished <= ALWAYS_SAMPLED or self._finished % self.sample_rate == 0:
-                self.iteration, self._kept = self._finished, self._now
-                for name, duration in self._kept.durations().items():
-                    self._sums.setdefault(name, []).append(duration)
-        self._now = Moments(forward_started=time.time_ns())
+                self._time_last_iteration()
+        self._readings = {Moment.FORWARD_STARTED: self._clock.read()}
+        self._started_ns = time.time_ns()
+
+    def _time_last_iteration(self) -> None:
+        start = self._readings[Moment.FORWARD_STARTED]
+        self._moments_ns = {
+            moment: self._started_ns + self._clock.elapsed_ns(start, reading)
+            for moment, reading in self._readings.items()
+        }
+        self.iteration = self._finished
+        self._timed += 1
+        for name, duration_ns in self._durations_ns().items():
+            self._totals_ns[name] += duration_ns
+
+    def _durations_ns(self) -> dict[str, int]:
+        return {name: self._moments_ns[end] - self._moments_ns[start] for name, (start, end) in DURATIONS.items()}
 
     def backward_started(self) -> None:
         """See `Observer`."""
-        self._now.backward_started = time.time_ns()
+        self._readings[Moment.BACKWARD_STARTED] = self._clock.read()
 
     def bucket_launching(self, bucket: int) -> None:
         """See `Observer`."""
-        self._now.first_launch = self._now.first_launch or time.time_ns()
+        if Moment.FIRST_LAUNCH not in self._readings:
+            self._readings[Moment.FIRST_LAUNCH] = self._clock.read()
 
     def backward_computed(self) -> None:
         """See `Observer`."""
-        self._now.backward_computed = time.time_ns()
+        self._readings[Moment.BACKWARD_COMPUTED] = self._clock.read()
 
     def bucket_done(self, bucket: int) -> None:
         """See `Observer`."""
-        self._now.last_done = time.time_ns()
+        self._readings[Moment.LAST_DONE] = self._clock.read()
 
     def failed(self, message: str) -> None:
         """See `Observer`."""
@@ -346,7 +439,7 @@ class LoggingData(Observer):
 
     @contextmanager
     def errors(self) -> Iterator[None]:
-        """Keep the message of an error that is raised inside, and let it go on."""
+        """Keep the message of an error that is raised inside the context."""
         try:
             yield
         except Exception as error:
@@ -354,14 +447,15 @@ class LoggingData(Observer):
             raise
 
     def runtime(self) -> Data:
-        """What was measured of the iterations."""
+        """Times of the last sampled iteration, and averages over all sampled ones, in nanoseconds."""
         if not self.iteration:
             return {}
-        averages = {f"avg_{name}": round(statistics.fmean(values)) for name, values in self._sums.items()}
-        return {"iteration": self.iteration, **self._kept.durations(), **self._kept.starts_and_ends(), **averages}
+        averages = {f"avg_{name}": round(total / self._timed) for name, total in self._totals_ns.items()}
+        moments = {name: self._moments_ns[moment] for name, moment in STARTS_AND_ENDS.items()}
+        return {"iteration": self.iteration, **self._durations_ns(), **moments, **averages}
 
     def data(self, ddp: Any) -> Data:
-        """Everything, under torch's keys: strings, and ints for numbers, sizes in bytes, nanoseconds and flags."""
+        """Everything, by torch's keys: strings, and ints for numbers, bytes, nanoseconds and flags."""
         data: Data = {**_construction(ddp), **_buckets(ddp.reducer), **self.runtime()}
         data["iteration"] = self.iteration
         if self.comm_hook is not None:
