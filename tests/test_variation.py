@@ -86,7 +86,7 @@ def test_resampled_iterations_are_recorded_ones_of_the_rank(trace, world_size, s
 
 
 def test_resampling_takes_every_iteration_about_as_often():
-    """Each of ten iterations is drawn about 200 times by two ranks that draw 1000 times: within five standard deviations."""
+    """Of ten iterations, by two ranks that draw 1000 times: each 200 times, within five standard deviations."""
     trace = trace_of([[iteration(ns, (ns,), ns, 0) for ns in range(10)]], [4])
     times = drawn(IterationSampler(recorded_times(trace), 2, Variation(kind="resampled", iterations=1000)))
     counts = np.bincount(times.forward_ns.ravel(), minlength=10)
