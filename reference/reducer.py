@@ -163,7 +163,7 @@ class Reducer(ReducerNames):
         self.optimizers_in_backward = False
         self._collective: AllReduce | HookCaller = AllReduce(group)
         self._messages = ErrorMessages(parameters, dist.get_rank(group))
-        self._gradient_check = GradientCheck(self._messages)
+        self._gradient_check = GradientCheck(self._parameters, self._messages)
         self._no_sync_check = NoSyncCheck(self._messages, sync_enabled)
         self.inbox = Inbox()
         self._pass: BackwardPass | None = None
@@ -215,7 +215,7 @@ class Reducer(ReducerNames):
                 or the module was converted to another dtype or device after it was wrapped.
         """
         self.check_finished()
-        if converted := self._gradient_check.converted_bucket(self.buckets):
+        if converted := self._gradient_check.converted_module(self.buckets):
             fail(self.observers, converted)
         if self.buckets.rebuild_if_due([] if self._pass else self.ready_order, self._group):
             self._gradient_check.thorough = True

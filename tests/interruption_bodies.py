@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -12,12 +13,12 @@ from reference.data_parallel import DistributedDataParallel
 LAYERS = 5
 
 
-class Interruption(Exception):
+class InterruptionError(Exception):
     """Raised by a hook of the model."""
 
 
 class Chain(nn.Module):
-    """Layers of integers, so that all sums are exact; `at` is the layer whose gradient hook raises. None: none does."""
+    """Layers of integers, so that all sums are exact; `at`: the layer whose gradient hook raises, or None."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +29,7 @@ class Chain(nn.Module):
 
     def _check(self, layer: int, gradient: Tensor) -> Tensor:
         if layer == self.at:
-            raise Interruption(f"layer {layer}")
+            raise InterruptionError(f"layer {layer}")
         return gradient
 
     def forward(self, x: Tensor) -> Tensor:
@@ -55,17 +56,22 @@ def interrupted_training(
         module.at = at if interrupted else None
         try:
             ddp(inputs(rank, step)).sum().backward()
-        except Interruption:
+        except InterruptionError:
             assert interrupted
         except RuntimeError as error:
             assert step == 3, "the error belongs to the forward pass that follows"
             ddp.reducer.detach()
             return str(error)
-    local = Chain()
-    for one in range(world_size):
-        (local(inputs(one, 3)).sum() / world_size).backward()
     ddp.reducer.detach()
-    return gradients(module), gradients(local)
+    return gradients(module), local_gradients(world_size, 3)
+
+
+def local_gradients(world_size: int, step: int) -> list[list[float]]:
+    """Gradients of one process that averages over the inputs of all ranks."""
+    local = Chain()
+    for rank in range(world_size):
+        (local(inputs(rank, step)).sum() / world_size).backward()
+    return gradients(local)
 
 
 def inputs(rank: int, step: int) -> Tensor:
@@ -76,26 +82,26 @@ def gradients(module: nn.Module) -> list[list[float]]:
     return [parameter.grad.tolist() for parameter in module.parameters()]
 
 
-def interrupted_under_no_sync(rank: int, _world_size: int) -> list[list[float]]:
-    """An exception under `no_sync`, then a synchronised iteration; returns its gradients."""
+def interrupted_under_no_sync(rank: int, world_size: int) -> tuple[list[list[float]], list[list[float]]]:
+    """An exception under `no_sync`, then a synchronised iteration; returns its gradients, and the local ones."""
     module = Chain()
     ddp = DistributedDataParallel(module)
     module.at = 0
     with ddp.no_sync():
         try:
             ddp(inputs(rank, 0)).sum().backward()
-        except Interruption:
+        except InterruptionError:
             module.at = None
     ddp.zero_grad()
     ddp(inputs(rank, 1)).sum().backward()
     ddp.reducer.detach()
-    return gradients(module)
+    return gradients(module), local_gradients(world_size, 1)
 
 
 def failing_comm_hook(_rank: int, _world_size: int, at: int) -> str:
-    """A comm hook that raises for one bucket; returns the message of the next forward pass, empty if there is none."""
+    """A comm hook that raises for one bucket; returns the message of the next forward pass, or nothing."""
 
-    def hook(_state: object, bucket: Any) -> torch.futures.Future[Tensor]:
+    def hook(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         if bucket.index() == at and fails[0]:
             raise ValueError("the hook's own mistake")
         work = dist.all_reduce(bucket.buffer(), async_op=True)
@@ -106,10 +112,8 @@ def failing_comm_hook(_rank: int, _world_size: int, at: int) -> str:
     ddp.register_comm_hook(None, hook)
     ddp(torch.ones(2)).sum().backward()
     fails[0] = True
-    try:
+    with pytest.raises(RuntimeError, match="the hook's own mistake"):
         ddp(torch.ones(2)).sum().backward()
-    except RuntimeError as error:
-        assert "the hook's own mistake" in str(error)
     fails[0] = False
     try:
         ddp(torch.ones(2)).sum().backward()

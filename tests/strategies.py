@@ -193,7 +193,7 @@ def policies(draw, keys: tuple[str, ...]) -> Policy:
     """Policy(plan=((1,), (0, 2)), hook=named_hook("power_sgd:2"), sync_every=3)"""
     plan = draw(st.none() | partitions(len(keys), keys))
     searches, is_static = draw(st.booleans()), draw(st.booleans())
-    told_costs = draw(st.sampled_from([HOOK_COSTS, ()]))
+    given_costs = draw(st.sampled_from([HOOK_COSTS, ()]))
     phases = ["steady", "first", "rebuild", *["second"] * is_static]
     return Policy(
         bucket_cap_mb=draw(caps_mb()),
@@ -206,7 +206,7 @@ def policies(draw, keys: tuple[str, ...]) -> Policy:
         skip_all_reduce_unused_params=searches and draw(st.booleans()),
         gradient_as_bucket_view=draw(st.booleans()),
         hook=named_hook(draw(st.sampled_from([*HOOKS, "power_sgd:3", "bf16+power_sgd:2"]))).model_copy(
-            update={part: Linear(fixed_ns=draw(st.integers(0, 30))) for part in told_costs}
+            update={part: Linear(fixed_ns=draw(st.integers(0, 30))) for part in given_costs}
         ),
         sync_every=draw(st.integers(1, 3)),
         process_groups=draw(st.integers(1, 3)),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import typer
+from hypothesis import given
 
 from reference.trace import Trace
 from simulator import Fabric, Policy, Straggler, predict
@@ -24,8 +25,9 @@ from simulator.fabric import LevelEntry, Linear, Processor, TopologyFile
 from simulator.fabric.processor import HookCost
 from simulator.measure.report import model_folder
 
+from .explore import examples
 from .nccl_log import nccl_log
-from .strategies import iteration, trace_of
+from .strategies import any_predictions, iteration, trace_of
 from .test_links import links_are_permitted
 
 ROOT = Path(__file__).parent.parent
@@ -125,6 +127,16 @@ def test_the_last_sentence_names_the_fastest_its_limit_and_its_lead(bytes_per_s,
     assert f", {fastest.iteration_ns / 1e6:.1f} ms, {limit}; its lead" in sentence
     assert sentence.endswith("so either may be faster") == predictions[0].compare(predictions[1]).intervals_overlap
     assert "its lead" not in conclusion(policies[:1], predictions[:1])
+
+
+@examples(30)
+@given(any_predictions())
+def test_every_prediction_has_a_last_sentence_whose_shares_are_parts_of_the_whole(asked):
+    sentence = conclusion([asked.policy], [asked.predict()])
+    shares = [int(share) for share in re.findall(r"\((\d+) %\)", sentence)]
+    assert len(shares) <= 2
+    assert sum(shares) <= 101, "each is rounded"
+    assert shares == sorted(shares, reverse=True)
 
 
 def test_sweep_writes_a_table_and_draws_it(here, trace, fabric, topology, tmp_path):
@@ -323,8 +335,8 @@ def test_every_knob_is_compared_with_other_simulators():
 def test_every_command_has_a_manual_whose_examples_parse():
     commands = typer.main.get_command(app).commands
     assert set(EXAMPLES) == set(commands)
-    for name, examples in EXAMPLES.items():
-        for example in examples:
+    for name, commands_shown in EXAMPLES.items():
+        for example in commands_shown:
             program, command, *words = shlex.split(example)
             assert (program, command) == ("ddplab", name)
             assert commands[name].make_context(name, words).params
@@ -332,9 +344,9 @@ def test_every_command_has_a_manual_whose_examples_parse():
 
 def test_help_shows_the_order_of_work_and_examples_as_they_are_written(here):
     assert "  record      when each gradient of a model is ready" in here("--help").stdout
-    for name, examples in EXAMPLES.items():
+    for name, commands_shown in EXAMPLES.items():
         shown = here(name, "--help").stdout
-        assert all(f"  {example}\n" in shown for example in examples)
+        assert all(f"  {example}\n" in shown for example in commands_shown)
 
 
 def test_calibrate_and_validate_on_real_ranks(tmp_path):

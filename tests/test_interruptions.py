@@ -42,7 +42,7 @@ def test_an_exception_between_two_launches_is_named_by_the_next_forward_pass(two
         assert "wrap the module again on every rank" in result
 
 
-def test_one_rank_alone_always_trains_on(two_ranks):
+def test_one_rank_alone_always_trains_on():
     from reference.launch import RankPool
 
     with RankPool(1, timeout_s=60) as pool:
@@ -52,8 +52,8 @@ def test_one_rank_alone_always_trains_on(two_ranks):
 
 
 def test_an_exception_under_no_sync_leaves_nothing_behind(two_ranks):
-    first, second = two_ranks.run(bodies.interrupted_under_no_sync)
-    assert first == second == [[3.0, 4.0]] * bodies.LAYERS
+    for ours, local in two_ranks.run(bodies.interrupted_under_no_sync):
+        assert ours == local
 
 
 @pytest.mark.parametrize("at", [0, 2])

@@ -7,6 +7,7 @@ look for are kept.
 import warnings
 from collections.abc import Callable, Collection, Iterable, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
@@ -155,11 +156,11 @@ class ErrorMessages:
             f"{_kind(buffer)}, got {_kind(gradient)}. Convert the module before it is wrapped, not after."
         )
 
-    def converted(self, index: int, bucket: int, parameter: Tensor, buffer: Tensor) -> str:
+    def converted(self, index: int, bucket: int, parameter: Tensor, dtype: torch.dtype, device: torch.device) -> str:
         """Error: a parameter was converted after wrapping, so autograd does not call its hook any more."""
         return (
-            f"rank {self._rank}: {self.describe(index)} in bucket {bucket} was wrapped as {_kind(buffer)}, now it is "
-            f"{_kind(parameter)}. Convert the module before it is wrapped, not after."
+            f"rank {self._rank}: {self.describe(index)} in bucket {bucket} was wrapped as a {dtype} tensor on "
+            f"{device}, now it is {_kind(parameter)}. Convert the module before it is wrapped, not after."
         )
 
     def strides(self, index: int, gradient: Tensor, view: Tensor) -> str:
@@ -194,28 +195,37 @@ def _kind(tensor: Tensor) -> str:
 class GradientCheck:
     """Checks that parameters and gradients fit into their buckets.
 
+    Args:
+        parameters: Trainable parameters by parameter index, as they are when the module is wrapped.
+        messages: Texts.
+
     Attributes:
         thorough: Whether `problem` is to be given all gradients, not only the first of each bucket, and also compares
             strides: in the first iteration and in the one after the rebuild.
     """
 
-    def __init__(self, messages: ErrorMessages) -> None:
+    def __init__(self, parameters: Sequence[Tensor], messages: ErrorMessages) -> None:
+        self._kinds = [(parameter.dtype, parameter.device) for parameter in parameters]
         self._messages = messages
         self._warned_of_strides = False
         self._warned_of_graph = False
         self.thorough = True
 
-    def converted_bucket(self, buckets: Buckets) -> str | None:
-        """An error if the first parameter of a bucket was converted to another dtype or device; None: it was not."""
-        return self.converted_parameter(buckets, [bucket.indices[0] for bucket in buckets])
+    def converted_module(self, buckets: Buckets) -> str | None:
+        """An error if the module was converted to another dtype or device after it was wrapped; None: it was not.
+
+        Looks at every parameter while `thorough`, then at the first one of each bucket.
+        """
+        indices = range(len(self._kinds)) if self.thorough else [bucket.indices[0] for bucket in buckets]
+        return self.converted_parameter(buckets, indices)
 
     def converted_parameter(self, buckets: Buckets, indices: Iterable[int]) -> str | None:
         """An error if one of these parameters was converted to another dtype or device; None: none was."""
         for index in indices:
             bucket, number, slot = buckets.places[index]
-            parameter, buffer = bucket.parameters[slot], bucket.buffer
-            if parameter.dtype != buffer.dtype or parameter.device != buffer.device:
-                return self._messages.converted(index, number, parameter, buffer)
+            parameter = bucket.parameters[slot]
+            if (parameter.dtype, parameter.device) != self._kinds[index]:
+                return self._messages.converted(index, number, parameter, *self._kinds[index])
         return None
 
     def problem(self, bucket: Bucket, number: int, slots: Sequence[int]) -> str | None:

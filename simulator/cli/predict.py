@@ -246,7 +246,7 @@ def sweep(
     value: Annotated[
         str, typer.Option(help="Figure of the fastest configuration that each cell of the heat map shows.")
     ] = "efficiency",
-    jobs: Annotated[int | None, typer.Option(help="Replays at a time; default: as many as cores.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Tasks at a time; default: as many as cores.")] = None,
     json_path: Json = None,
 ) -> None:
     """Predict all combinations of traces, fabrics, ranks, caps, orders and hooks; write them as one table.
