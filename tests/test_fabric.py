@@ -21,6 +21,7 @@ from simulator.fabric import (
     Topology,
     slowdowns_of,
 )
+from simulator.fabric.nccl_tests import read_log
 from simulator.fabric.tables import (
     LATENCY_LAWS,
     Table,
@@ -269,7 +270,7 @@ def test_a_log_is_loaded_by_its_ending(tmp_path, name):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (NCCL_LOG.replace("Rank", "Rang"), "expected a line `#  Rank  0 ...` for every rank"),
+        ("".join(NCCL_LOG.splitlines(keepends=True)[5:]), "expected a line `#  Rank  0 ...` for every rank"),
         (NCCL_LOG.replace("sum", "none"), "expected rows of all-reduce times"),
         (None, "cannot be read"),
     ],
@@ -279,6 +280,69 @@ def test_another_file_is_told_from_a_log(tmp_path, text, says):
         (tmp_path / "log").write_text(text)
     with pytest.raises(ValueError, match=re.escape(says)):
         Fabric.from_nccl_tests(tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "9.25",
+            "9.2.5",
+            "log:11: expected a row `size count type redop root time algbw busbw ...`, got '1024 256 float",
+        ),
+        ("1024           256 ", "1024           257 ", "log:11: expected a size of 4 bytes times count"),
+        ("    9.25    0.11", "    9.25   11.07", "log:11: expected an algbw in GB/s that is the size divided by the"),
+        ("Rank  1", "Rank  x", "log:5: expected a line `#  Rank  0 Group  0 Pid ...`, got '# Rank x Group 0 Pid"),
+        ("Rank  1", "Rank  2", "log:5: expected rank 1 next, got '# Rank 2"),
+        ("Rank  0", "Rank  1", "log:4: expected rank 0 next, got '# Rank 1"),
+    ],
+)
+def test_a_damaged_line_of_a_log_is_named_by_its_number(tmp_path, old, new, says):
+    assert old in NCCL_LOG
+    (tmp_path / "log").write_text(NCCL_LOG.replace(old, new, 1))
+    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+        Fabric.from_nccl_tests(tmp_path / "log")
+    assert "\n" not in str(caught.value)
+
+
+def test_runs_of_several_world_sizes_in_one_log_are_refused(tmp_path):
+    (tmp_path / "log").write_text(NCCL_LOG + nccl_log(4, {8: 9.65}))
+    with pytest.raises(
+        ValueError, match=r"log: expected runs of one world size, got runs of 2 and 4 ranks; give each"
+    ):
+        Fabric.from_nccl_tests(tmp_path / "log")
+    (tmp_path / "log").write_text(NCCL_LOG + NCCL_LOG)
+    assert read_log(tmp_path / "log") == [(2, 8, 8650), (2, 1024, 9250)] * 2
+
+
+@given(
+    st.integers(1, 12),
+    st.dictionaries(st.integers(12, 28).map(lambda power: 2**power), st.floats(1, 50_000), min_size=1, max_size=4),
+    st.data(),
+)
+def test_a_damaged_log_has_the_same_rows_or_is_named(tmp_path_factory, ranks, us, data):
+    """Anything but a digit, a blank and `#` takes the place of up to two characters of one line.
+
+    Other damage may leave a valid log of other measurements: without a row, for example.
+    """
+    path = tmp_path_factory.getbasetemp() / "damaged.log"
+    log = nccl_log(ranks, us)
+    path.write_text(log)
+    rows = read_log(path)
+    assert [row[:2] for row in rows] == [(ranks, size) for size in us]
+    lines = log.split("\n")
+    number = data.draw(st.integers(0, len(lines) - 1))
+    at = data.draw(st.integers(0, len(lines[number])))
+    damage = data.draw(st.text("x.-:,e\0\xe9", min_size=1, max_size=2))
+    replaced = data.draw(st.integers(0, 2))
+    lines[number] = lines[number][:at] + damage + lines[number][at + replaced :]
+    path.write_text("\n".join(lines))
+    try:
+        assert read_log(path) == rows
+    except ValueError as error:
+        message = str(error)
+        assert message.startswith((f"{path}:{number + 1}: expected ", f"{path}:{number + 2}: expected rank "))
+        assert "\n" not in message
 
 
 @pytest.mark.parametrize("row", [(0, 8, 5), (2, -8, 5), (2, 8, -5), (2, 8, 5.5)])
