@@ -1,7 +1,7 @@
 """Calibrations: what samples amount to, how a hook's own work is told from its collectives, and real ones."""
 
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
@@ -24,7 +24,7 @@ from simulator import Fabric, predict
 from simulator.cli.output import show_calibration
 from simulator.fabric import Contention, Linear, Processor, Timing
 from simulator.fabric.processor import HookCost
-from simulator.measure import hook_costs, reducer_costs, timing
+from simulator.measure import collectives, hook_costs, reducer_costs, timing, training_runs
 from simulator.measure.calibrate import calibrate, measure_hook
 from simulator.measure.collectives import AllReduceQueue, Messages
 from simulator.measure.slow_downs import APART_NS, Apart, Contended, apart, lingering
@@ -236,6 +236,65 @@ def test_messages_lie_after_each_other_in_the_memory_of_all_gradients(total, siz
     starts = [message.storage_offset() for message in messages]
     assert starts == [size * (n % places) for n in range(count)]
     assert [len(message) for message in messages] == [size] * count
+
+
+# Broadcasts
+
+
+def broadcasts_in_ticks(rank: int, world_size: int) -> dict:
+    """`time_collectives` by a clock that a broadcast moves by 1 on its root and by 1000 on the other rank."""
+    clock = SimpleNamespace(now=0)
+    real = dist.broadcast
+
+    def broadcast(*arguments):
+        real(*arguments)
+        clock.now += 1000 if rank else 1
+
+    def now() -> int:
+        return clock.now
+
+    with mock.patch.object(dist, "broadcast", broadcast), mock.patch.object(collectives, "clock_ns", now):
+        assert collectives.broadcast_ns(torch.ones(1)) == 1000
+        clock.now = 7 * rank
+        return collectives.broadcast_ns(torch.ones(1))
+
+
+def test_a_broadcast_lasts_until_the_slowest_rank_has_the_message(two_ranks):
+    """The second one is called 7 ticks later on rank 1, and it counts from there."""
+    assert two_ranks.run(broadcasts_in_ticks) == [1000] * 2
+
+
+def recording_events(rank: int, world_size: int) -> list[str]:
+    """What `record_computation` does, in order."""
+    events = []
+    real_record, real_barrier, real_step = training_runs.record, dist.barrier, training_runs.Trainer.step
+
+    @contextmanager
+    def record(*arguments, **named):
+        with real_record(*arguments, **named) as recording:
+            events.append("open")
+            yield recording
+
+    def barrier(*arguments):
+        events.append("barrier")
+        real_barrier(*arguments)
+
+    def step(trainer, module):
+        events.append("step")
+        real_step(trainer, module)
+
+    with (
+        mock.patch.object(training_runs, "record", record),
+        mock.patch.object(dist, "barrier", barrier),
+        mock.patch.object(training_runs.Trainer, "step", step),
+    ):
+        training_runs.record_computation(rank, world_size, TINY, iterations=2)
+    return events
+
+
+def test_all_ranks_leave_a_barrier_right_before_the_first_recorded_iteration(two_ranks):
+    for events in two_ranks.run(recording_events):
+        assert events[events.index("open") + 1 :] == ["barrier", "step", "step"]
 
 
 # A hook's own work

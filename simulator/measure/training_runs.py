@@ -59,8 +59,8 @@ def record_computation(rank: int, _world_size: int, model: str, iterations: int 
     trainer = Trainer(model, rank)
     for _ in range(WARM_UP):
         trainer.step(trainer.module)
-    dist.barrier()
     with record(trainer.module, model=model, batch=trainer.batch, process_group=dist.group.WORLD) as recording:
+        dist.barrier()  # inside: opening the recording takes one rank longer than another
         for _ in range(iterations):
             trainer.step(trainer.module)
     return recording.trace
