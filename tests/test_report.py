@@ -56,7 +56,7 @@ def test_a_report_counts_errors_as_it_says():
     assert report.pairs_apart == 5  # all of six but 300 and 302, which are within the noise
     assert report.sign_errors == 1  # 200 and 300 are ranked the wrong way round
     assert report.fastest_found == 1
-    assert report.yardsticks == {"perfect_scaling": 0.5, "no_overlap": 0.5, "naive_overlap": 0.25}
+    assert report.baselines == {"perfect_scaling": 0.5, "no_overlap": 0.5, "naive_overlap": 0.25}
 
 
 def test_a_faster_configuration_that_was_not_found_is_told_of_each_model():
@@ -103,7 +103,10 @@ def test_a_report_is_drawn_and_written(tmp_path):
     figure = validation_figure(report.to_frame())
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1 MB\nready", "single\nready"]
     assert figure.axes[0].get_title(loc="left") == "m: mean absolute error 7.0% paired, 51.5% by the clock"
-    assert json.loads(json.dumps(report.to_json()))["rows"][1]["cap_mb"] is None
+    written = json.loads(json.dumps(report.to_json()))
+    assert written["rows"][1]["cap_mb"] is None
+    assert set(written["rows"][0]["turns"][0]) == {"times_ns", "reference"}
+    assert set(written["yardsticks"]) == {"perfect_scaling", "no_overlap", "naive_overlap"}
     report.save(tmp_path)
     assert json.loads((tmp_path / "report.json").read_text())["predictions_sha256"] == "abc"
     written = pd.read_csv(tmp_path / "report.csv")
@@ -143,8 +146,8 @@ def test_pairing_takes_out_processor_and_network_each_by_its_part(processor, net
 
 def measurement(ns: int, processor: float, network: float, predicted: TargetPrediction | None = None) -> Measurement:
     """One iteration, and a reference by how much longer it took than predicted."""
-    reference = (predicted or predict_targets(TRACE, FABRIC, [Configuration(25.0)], 2)[0]).reference
-    scaled = SpeedCheck(round(processor * reference.compute_ns), round(network * reference.all_reduce_ns))
+    expected = (predicted or predict_targets(TRACE, FABRIC, [Configuration(25.0)], 2)[0]).speed_check
+    scaled = SpeedCheck(round(processor * expected.compute_ns), round(network * expected.all_reduce_ns))
     return Measurement((ns,), scaled)
 
 
@@ -154,9 +157,9 @@ def test_one_rank_is_as_fast_as_its_processor(compute_ns):
     assert alone.speed(SpeedCheck(compute_ns, 0)) == pytest.approx(1000 / compute_ns)
 
 
-def test_the_reference_is_computation_and_then_one_all_reduce():
-    (said,) = predict_targets(TRACE, FABRIC, [Configuration(25.0)], 2)
-    assert said.reference == SpeedCheck(1000, FABRIC.all_reduce_ns(400, 2))
+def test_a_speed_check_is_computation_and_then_one_all_reduce():
+    (target,) = predict_targets(TRACE, FABRIC, [Configuration(25.0)], 2)
+    assert target.speed_check == SpeedCheck(1000, FABRIC.all_reduce_ns(400, 2))
 
 
 @given(st.lists(st.integers(1, 10**4), min_size=1, max_size=9))

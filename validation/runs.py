@@ -127,7 +127,7 @@ def _load(folder: Path) -> Run:
         configurations = [row.configuration for row in rows]
         said = predict_targets(trace, fabric, configurations, trace.workload.world_size)
         compared += [
-            make_row(model, configuration, predicted, [turn.beside(predicted.reference) for turn in row.turns])
+            make_row(model, configuration, predicted, [turn.beside(predicted.speed_check) for turn in row.turns])
             for configuration, predicted, row in zip(configurations, said, rows, strict=True)
         ]
         source = fabric.source.partition(";")[0].removeprefix("measured: ")

@@ -91,7 +91,7 @@ def show_report(report: Report) -> None:
             f"{model}: iteration in ms, the errors of the prediction and of three yardsticks, which are paired too",
             spared=("hook", "buckets", "quartiles", "naive", "perfect scaling", "no overlap", "paired"),
         )
-    yardsticks = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.yardsticks.items())
+    yardsticks = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.baselines.items())
     print(
         f"by the clock: mean absolute error {report.mape:.1%}, worst {report.worst_error:+.1%}; "
         f"the same work took {report.drift:+.1%} time compared with the calibration\n"

@@ -113,7 +113,7 @@ def _is_consistent(size_bytes: int, us: str, algbw: str) -> bool:
 
 
 def _half_of_last_digit(number: str) -> float:
-    return 0.5 / 10 ** len(number.partition(".")[2])
+    return 0.5 / 10.0 ** len(number.partition(".")[2])
 
 
 def _damage(expected: str, line: str) -> str:
