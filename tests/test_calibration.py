@@ -1,4 +1,4 @@
-"""Calibrations: what samples amount to, how a hook's own work is told from its collectives, and real ones."""
+"""Calibration: summaries of samples, slow-downs, collectives, costs of comm hooks, and real calibrations."""
 
 import threading
 from contextlib import contextmanager, suppress
@@ -47,7 +47,7 @@ positive = st.integers(1, 10**9)
 times = st.lists(positive, min_size=1, max_size=12)
 
 
-# What samples amount to
+# Summaries of samples
 
 
 @given(times, st.integers(1, 1000), st.randoms())
@@ -105,9 +105,9 @@ def test_work_that_gets_cheaper_with_its_size_is_fitted_as_a_fixed_cost():
 
 
 @given(positive, st.integers(1, 20), st.integers(1, 5), st.integers(1, 3))
-def test_times_in_company_over_times_alone_are_the_slowdown(ns, factor, rounds, ranks):
-    contest = ContentionTimes([[ns, ns]] * rounds, [[factor * ns] * 3] * rounds)
-    assert slowdown_factor([contest] * ranks) == pytest.approx((factor, 0))
+def test_contended_times_over_times_alone_are_the_slowdown(ns, factor, rounds, ranks):
+    measured = ContentionTimes([[ns, ns]] * rounds, [[factor * ns] * 3] * rounds)
+    assert slowdown_factor([measured] * ranks) == pytest.approx((factor, 0))
 
 
 def test_ranks_are_averaged_and_a_disturbed_round_shows_in_the_band_alone():
@@ -119,7 +119,7 @@ def test_ranks_are_averaged_and_a_disturbed_round_shows_in_the_band_alone():
     assert band > 1
 
 
-def test_company_never_makes_faster():
+def test_contention_never_speeds_up():
     assert slowdown_factor([ContentionTimes([[10]], [[5]])])[0] == 1
 
 
@@ -142,7 +142,7 @@ def test_slowdowns_move_by_their_bands_and_never_below_one(compute, compute_erro
 
 
 @given(st.dictionaries(st.integers(0, 99), positive, min_size=1), positive)
-def test_what_is_apart_is_far_apart_and_no_more_would_fit_in(moments, least):
+def test_chosen_moments_are_far_apart_and_no_further_one_would_fit(moments, least):
     chosen = choose_far_apart(moments, least)
     at = [moments[place] for place in chosen]
     assert at[0] == min(moments.values())
@@ -152,7 +152,9 @@ def test_what_is_apart_is_far_apart_and_no_more_would_fit_in(moments, least):
 
 
 @given(st.floats(1.2, 3), st.floats(1, 3), *[st.integers(0, 2_000_000)] * 3)
-def test_what_lingers_is_told_from_what_the_replay_makes_of_it(compute, collective, cost_ns, launch_ns, lingers_ns):
+def test_lingering_is_recovered_from_the_replay_of_isolated_collectives(
+    compute, collective, cost_ns, launch_ns, lingers_ns
+):
     one = iteration(0, tuple(range(10_000_000, 80_000_000, 20_000_000)), 90_000_000, 0)
     trace = trace_of([[one]] * 2, [4] * len(one.ready_ns))
     rows = (Contention(compute=compute, collective=collective),)
@@ -174,7 +176,7 @@ def test_nothing_lingers_where_computation_is_not_slowed_or_was_not_interrupted(
     assert fit_lingering([SlowdownTimes({}, {})], (Contention(compute=2.0),), 1, lambda _: 5) == (0, 0)
 
 
-def test_what_lingers_is_no_shorter_than_nothing_and_no_longer_than_collectives_were_apart():
+def test_lingering_is_limited_to_zero_and_to_the_distance_of_the_collectives():
     rows, faster, hung = (
         (Contention(compute=2.0),),
         ContentionTimes([[100]], [[90]]),
@@ -184,26 +186,26 @@ def test_what_lingers_is_no_shorter_than_nothing_and_no_longer_than_collectives_
     assert fit_lingering([SlowdownTimes({}, {4: IsolatedTimes(3, hung)})], rows, 1, lambda _: 5) == (ISOLATION_NS, 0)
 
 
-# Streams
+# Queues of all-reduces
 
 
-def stream_on(_rank, _world_size, sizes, all_at_once):
+def run_queue(_rank, _world_size, sizes, all_at_once):
     """How long messages of ones took, and what became of each."""
     messages = [torch.ones(size) for size in sizes]
-    stream = AllReduceQueue(messages, all_at_once=all_at_once)
-    stream.wait()
-    return stream.ns_per_all_reduce(), [set(message.tolist()) for message in messages]
+    queue = AllReduceQueue(messages, all_at_once=all_at_once)
+    queue.wait()
+    return queue.ns_per_all_reduce(), [set(message.tolist()) for message in messages]
 
 
 @examples(20)
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=20), st.booleans())
-def test_a_stream_adds_up_every_message_once(two_ranks, sizes, all_at_once):
-    for took_ns, sums in two_ranks.run(stream_on, sizes, all_at_once):
+def test_a_queue_adds_up_every_message_once(two_ranks, sizes, all_at_once):
+    for took_ns, sums in two_ranks.run(run_queue, sizes, all_at_once):
         assert took_ns > 0
         assert sums == [{2.0}] * len(sizes)
 
 
-def failing_stream(_rank, _world_size, all_at_once):
+def failing_queue(_rank, _world_size, all_at_once):
     """The third all-reduce fails as Gloo's do, in its future."""
     real, failed = dist.all_reduce, []
 
@@ -224,8 +226,8 @@ def failing_stream(_rank, _world_size, all_at_once):
 
 
 @pytest.mark.parametrize("all_at_once", [False, True])
-def test_whoever_waits_for_a_stream_is_told_of_its_failure(two_ranks, all_at_once):
-    assert two_ranks.run(failing_stream, all_at_once) == ["connection closed by peer"] * 2
+def test_waiting_for_a_queue_raises_the_error_of_its_all_reduce(two_ranks, all_at_once):
+    assert two_ranks.run(failing_queue, all_at_once) == ["connection closed by peer"] * 2
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 30))
@@ -306,7 +308,7 @@ def test_a_hooks_parts_and_its_collectives_make_up_its_time(count, gaps):
     collectives = [TimedCollective(*moments[at : at + 2]) for at in range(1, 2 * count, 2)]
     parts = hook_costs.parts_of(TimedCollective(moments[0], moments[-1]), collectives)
     assert (parts.recompress is None) == (count == 1)
-    communicating = sum(sighting.done_ns - sighting.issued_ns for sighting in collectives)
+    communicating = sum(collective.done_ns - collective.issued_ns for collective in collectives)
     assert sum(filter(None, parts)) + communicating == moments[-1] - moments[0]
     assert (parts.compress, parts.decompress) == (moments[1] - moments[0], moments[-1] - moments[-2])
 
@@ -315,7 +317,7 @@ def test_a_hook_without_collectives_only_compresses():
     assert hook_costs.parts_of(TimedCollective(10, 17), []) == (7, None, None)
 
 
-def test_a_witness_leaves_when_the_block_fails():
+def test_collectives_are_no_longer_timed_once_the_block_has_failed():
     before = dist.all_reduce
     with suppress(ZeroDivisionError), timed_collectives("all_reduce"):
         assert dist.all_reduce is not before
@@ -420,7 +422,7 @@ def preparation_in_ticks(rank: int, world_size: int) -> tuple[list, list]:
         return reducer_costs.time_search_and_rebuild(rank, world_size, TINY, 2)
 
 
-def test_search_is_told_a_parameter_and_rebuild_without_its_broadcast(two_ranks):
+def test_the_search_is_timed_per_parameter_and_the_rebuild_without_its_broadcast(two_ranks):
     """All 6 parameters are found, and one bucket is made anew."""
     assert two_ranks.run(preparation_in_ticks) == [([1, 1], [10, 10])] * 2
 
@@ -499,7 +501,7 @@ def test_without_hooks_that_cost_anything_no_table_of_them_is_shown(calibrated, 
 @pytest.mark.parametrize(
     "measure", [partial(calibrate, model=TINY, hooks=["zip"]), partial(measure_hook, model=TINY, name="zip")]
 )
-def test_an_unknown_hook_is_told_before_a_rank_is_started(measure):
+def test_an_unknown_hook_is_refused_before_a_rank_is_started(measure):
     pool = mock.create_autospec(RankPool, instance=True)
     with pytest.raises(ValueError, match=r"^hook: expected one of none, noop, .*; got 'zip'$"):
         measure(pool)
@@ -541,18 +543,18 @@ def test_what_is_gathered_from_more_ranks_takes_longer_to_decompress(measured, a
     assert prediction.breakdown["hook"] == 70 + grown
 
 
-def test_what_counts_as_free_is_told():
-    """Not of hooks that compute nothing, were measured, or told what they compute."""
+def test_the_prediction_lists_what_counts_as_free():
+    """Hooks that compute nothing, were measured, or have explicit costs are not listed."""
     trace, cost = trace_of([[ONE]], [400, 400]), Linear(fixed_ns=1)
     measured = with_hooks(HookCost(name="power_sgd:1", compress=cost))
-    told = named_hook("bf16").model_copy(update={"compress": cost})
+    hook_with_costs = named_hook("bf16").model_copy(update={"compress": cost})
     no_costs = "the fabric has no costs of the processor: copies, launches and slow-downs count as free"
-    for hook in ("none", "noop", "power_sgd", told):
+    for hook in ("none", "noop", "power_sgd", hook_with_costs):
         assert predict(trace, measured, world_size=2, hook=hook).counted_as_free == (no_costs,)
     complete = FABRIC.model_copy(update={"processor": Processor(launch_ns=1)})
     assert predict(trace, complete, world_size=2).counted_as_free == ()
-    (said,) = predict(trace, complete, world_size=2, hook="fp16").counted_as_free
-    assert said.startswith("fp16 was not measured")
+    (sentence,) = predict(trace, complete, world_size=2, hook="fp16").counted_as_free
+    assert sentence.startswith("fp16 was not measured")
 
 
 def test_costs_of_another_hook_are_not_charged():
@@ -564,22 +566,22 @@ def test_costs_of_another_hook_are_not_charged():
 
 
 @given(st.data())
-def test_costs_that_were_measured_count_as_those_that_are_told_and_told_ones_win(data):
+def test_measured_costs_count_like_explicit_ones_which_take_precedence(data):
     trace = data.draw(traces())
-    told = data.draw(policies(tuple(trace.keys))).hook
-    parts = {part: getattr(told, part) for part in HOOK_COSTS}
-    cost = HookCost(name=told.name, world_size=2, **parts)
-    other = HookCost(name=told.name, compress=Linear(fixed_ns=12345))
-    explicit = predict(trace, FABRIC, world_size=2, hook=told)
-    if told.has_costs:
-        assert predict(trace, with_hooks(cost), world_size=2, hook=named_hook(told.name)) == explicit
-        assert predict(trace, with_hooks(other), world_size=2, hook=told) == explicit
+    hook = data.draw(policies(tuple(trace.keys))).hook
+    parts = {part: getattr(hook, part) for part in HOOK_COSTS}
+    cost = HookCost(name=hook.name, world_size=2, **parts)
+    other = HookCost(name=hook.name, compress=Linear(fixed_ns=12345))
+    explicit = predict(trace, FABRIC, world_size=2, hook=hook)
+    if hook.has_costs:
+        assert predict(trace, with_hooks(cost), world_size=2, hook=named_hook(hook.name)) == explicit
+        assert predict(trace, with_hooks(other), world_size=2, hook=hook) == explicit
 
 
-def test_an_end_that_is_noted_late_is_waited_for():
-    """What follows a collective may run before the witness has noted its end."""
-    sighting = TimedCollective(issued_ns=0)
-    late = threading.Timer(0.05, sighting.finish)
+def test_waiting_for_a_collective_includes_its_callback():
+    """Other callbacks of a collective may run before its end has been noted."""
+    call = TimedCollective(issued_ns=0)
+    late = threading.Timer(0.05, call.finish)
     late.start()
-    assert sighting.wait() == sighting.done_ns > 0
+    assert call.wait() == call.done_ns > 0
     late.join()

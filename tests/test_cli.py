@@ -29,7 +29,7 @@ from .test_links import links_are_permitted
 ROOT = Path(__file__).parent.parent
 TINY = "tests.models_for_cli:tiny"
 STEPS = ("recording", "sweeping")
-"""What is told of progress elsewhere than on a terminal."""
+"""Words of progress that are printed where there is no terminal."""
 
 
 def ddplab(*words: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -46,8 +46,8 @@ def here(monkeypatch, capsys):
         monkeypatch.setattr(sys, "path", list(sys.path))
         with pytest.raises(SystemExit) as ended:
             main()
-        told = capsys.readouterr()
-        return subprocess.CompletedProcess(words, ended.value.code or 0, told.out, told.err)
+        captured = capsys.readouterr()
+        return subprocess.CompletedProcess(words, ended.value.code or 0, captured.out, captured.err)
 
     return run
 
@@ -347,7 +347,7 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (
             ["record", "--model", "alexnet"],
@@ -418,10 +418,10 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
         (["fabric", "{fabric}", "--world-sizes"], "'--world-sizes' requires an argument"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(words, says, here, trace, fabric):
+def test_a_mistake_is_reported_in_one_line(words, message, here, trace, fabric):
     done = here(*(word.format(trace=trace, fabric=fabric) for word in words))
     assert done.returncode != 0
-    assert says in done.stderr
+    assert message in done.stderr
     assert [line.startswith("ddplab: ") for line in done.stderr.splitlines() if line not in STEPS] == [True]
 
 

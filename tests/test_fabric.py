@@ -1,4 +1,4 @@
-"""What a collective costs."""
+"""Costs of collectives: measured tables, logs of nccl-tests, extrapolation, merged fabrics."""
 
 import itertools
 import re
@@ -200,11 +200,11 @@ def test_a_broadcast_is_measured_or_described_or_bounded_by_an_all_reduce(librar
     assert measured.broadcast_ns(0, 8) == (7 if library == "nccl" else 3) * 3
 
 
-def test_what_is_uncertain_grows_with_the_way_from_what_was_measured():
+def test_the_error_grows_with_the_distance_from_the_measured_world_sizes():
     rows = tuple(Timing(world_size=n, size_bytes=8, ns=5, spread=0.02) for n in (4, 8))
     fabric = Fabric(all_reduce=rows, extrapolate=True)
     doublings = [fabric.relative_error(n) for n in (1, 8, 16, 32, 64)]
-    missed = 1 - 2 / 3  # 8 ranks foretold from 4: latency by log2, 5 -> 7.5 (as whole ns: 8); measured 5
+    missed = 1 - 2 / 3  # 8 ranks predicted from 4: latency by log2, 5 -> 7.5 (as whole ns: 8); measured 5
     assert doublings[:2] == [0.0, 0.02]
     assert doublings[2] > missed
     assert doublings[3:] == pytest.approx([doublings[2] + 0.05, doublings[2] + 0.10])
@@ -224,7 +224,7 @@ def test_what_is_saved_is_loaded(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (None, "cannot be read: No such file"),
         ("{", "invalid JSON"),
@@ -241,11 +241,11 @@ def test_what_is_saved_is_loaded(tmp_path):
         ),
     ],
 )
-def test_a_broken_file_names_file_field_and_reason(tmp_path, text, says):
+def test_a_broken_file_names_file_field_and_reason(tmp_path, text, message):
     file = tmp_path / "fabric.json"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         Fabric.load(file)
     assert str(caught.value).startswith(f"{file}: ")
     assert "\n" not in str(caught.value)
@@ -268,22 +268,22 @@ def test_a_log_is_loaded_by_its_ending(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("".join(NCCL_LOG.splitlines(keepends=True)[5:]), "expected a line `#  Rank  0 ...` for every rank"),
         (NCCL_LOG.replace("sum", "none"), "expected rows of all-reduce times"),
         (None, "cannot be read"),
     ],
 )
-def test_another_file_is_told_from_a_log(tmp_path, text, says):
+def test_a_file_that_is_no_log_is_refused(tmp_path, text, message):
     if text is not None:
         (tmp_path / "log").write_text(text)
-    with pytest.raises(ValueError, match=re.escape(says)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         Fabric.from_nccl_tests(tmp_path / "log")
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         (
             "9.25",
@@ -297,10 +297,10 @@ def test_another_file_is_told_from_a_log(tmp_path, text, says):
         ("Rank  0", "Rank  1", "log:4: expected rank 0 next, got '# Rank 1"),
     ],
 )
-def test_a_damaged_line_of_a_log_is_named_by_its_number(tmp_path, old, new, says):
+def test_a_damaged_line_of_a_log_is_named_by_its_number(tmp_path, old, new, message):
     assert old in NCCL_LOG
     (tmp_path / "log").write_text(NCCL_LOG.replace(old, new, 1))
-    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         Fabric.from_nccl_tests(tmp_path / "log")
     assert "\n" not in str(caught.value)
 
@@ -321,9 +321,9 @@ def test_runs_of_several_world_sizes_in_one_log_are_refused(tmp_path):
     st.data(),
 )
 def test_a_damaged_log_has_the_same_rows_or_is_named(tmp_path_factory, ranks, us, data):
-    """Anything but a digit, a blank and `#` takes the place of up to two characters of one line.
+    """One or two characters that are no digit, no blank and no `#` replace up to two characters of one line.
 
-    Other damage may leave a valid log of other measurements: without a row, for example.
+    Other damage may leave a valid log of other measurements, such as one without a row.
     """
     path = tmp_path_factory.getbasetemp() / "damaged.log"
     log = nccl_log(ranks, us)
@@ -413,9 +413,9 @@ def of_law(law: str, world_size: int) -> Table:
 
 
 @given(st.sampled_from(list(LATENCY_LAWS)), st.integers(2, 64), st.integers(2, 512))
-def test_a_fabric_that_follows_a_law_is_foretold(law, measured, world_size):
-    foretold = grown(of_law(law, measured), measured, world_size, LATENCY_LAWS[law])
-    np.testing.assert_allclose(foretold.ns, of_law(law, world_size).ns, rtol=1e-3)
+def test_a_fabric_that_follows_a_law_is_extrapolated(law, measured, world_size):
+    extrapolated = grown(of_law(law, measured), measured, world_size, LATENCY_LAWS[law])
+    np.testing.assert_allclose(extrapolated.ns, of_law(law, world_size).ns, rtol=1e-3)
 
 
 @given(st.sampled_from(list(LATENCY_LAWS)), st.sets(st.sampled_from([2, 3, 4, 8, 16]), min_size=2))
@@ -447,10 +447,10 @@ def test_between_two_world_sizes_time_follows_a_power_of_the_ranks():
     assert four.ns.tolist() == [200]
 
 
-def test_measured_ranks_alone_foretell_nothing():
-    assume_none = Fabric.from_table([(1, 8, 5)]).model_copy(update={"extrapolate": True})
+def test_a_world_of_one_rank_is_not_extrapolated():
+    one_rank = Fabric.from_table([(1, 8, 5)]).model_copy(update={"extrapolate": True})
     with pytest.raises(ValueError, match=re.escape("measured for [1] ranks, not for 4")):
-        assume_none.all_reduce_ns(8, 4)
+        one_rank.all_reduce_ns(8, 4)
 
 
 @given(st.integers(2, 64), st.integers(0, 10**7))
@@ -510,7 +510,7 @@ LINKS = Fabric.from_alpha_beta(1, 1e9)
 
 
 @pytest.mark.parametrize(
-    ("fabrics", "says"),
+    ("fabrics", "message"),
     [
         ([], "fabrics: expected at least one to merge, got none"),
         ([TWO, [FOUR]], "fabrics[1]: expected a Fabric, got [Fabric"),
@@ -527,10 +527,10 @@ LINKS = Fabric.from_alpha_beta(1, 1e9)
         ([LINKS, TWO, LINKS], "fabrics[2]: topology: expected links of one fabric, got more, as fabrics[0] has some"),
     ],
 )
-def test_fabrics_that_do_not_fit_together_are_named(fabrics, says):
-    with pytest.raises(ValueError, match=re.escape(says)) as told:
+def test_fabrics_that_do_not_fit_together_are_named(fabrics, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         Fabric.merged(*fabrics)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 @given(st.sampled_from(list(CONCURRENCY)), st.sampled_from(list(CONCURRENCY)), st.none() | st.integers(1, 4))

@@ -59,7 +59,7 @@ def test_a_report_counts_errors_as_it_says():
     assert report.baselines == {"perfect_scaling": 0.5, "no_overlap": 0.5, "naive_overlap": 0.25}
 
 
-def test_a_faster_configuration_that_was_not_found_is_told_of_each_model():
+def test_fastest_found_counts_models():
     rows = [row(1, 100, 180), row(5, 200, 120), row(1, 100, 104), row(5, 200, 180)]
     named = [replace(one, model=f"m{number // 2}") for number, one in enumerate(rows)]
     assert summarize(named, "abc").fastest_found == 0.5
@@ -86,7 +86,7 @@ def test_a_table_gives_up_columns_before_it_breaks_a_word(data):
     assert not gone or needed([name for name in names if name not in gone[:-1]]) > width
 
 
-def test_what_a_table_leaves_out_is_told(capsys):
+def test_a_table_names_the_columns_that_it_leaves_out(capsys):
     rows = [{"cap": "5 MB", "hook": "none", "iteration ms": "5" * 116}]
     show_table(rows, "title", spared=("hook",))
     assert capsys.readouterr().out.splitlines()[-1] == "left out, as 120 columns are too few: hook"
@@ -177,7 +177,7 @@ def test_coverage_is_of_iterations(times):
 
 @pytest.mark.parametrize("measured_ns", [1, 10**9])
 def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_on_it(tmp_path, measured_ns):
-    """The ranks of this pool find the file when they are told to train, and measure whatever the test wants."""
+    """The file exists when the ranks of this pool begin to train; they measure what the test wants."""
     written = tmp_path / "predictions.json"
 
     def run(body, *arguments, **_):
