@@ -230,7 +230,7 @@ def predict_policy(
 
 def as_charged(fabric: Fabric, trace: Trace) -> Fabric:
     """The fabric without what the trace's times hold already, if it was recorded with communication."""
-    return fabric if trace.workload.source == "module" else fabric.without_what_a_ddp_trace_holds()
+    return fabric if trace.workload.source == "module" else fabric.for_ddp_trace()
 
 
 def _summarize(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine, relative_error: float) -> Prediction:

@@ -395,7 +395,7 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
         (["sweep", "{trace}", "--fabric", "{fabric}", "--rows", "world_size"], "--columns: expected one of trace"),
         (
             ["predict", "{trace}", "--fabric", "{fabric}", "--fabric", "{fabric}"],
-            "fabrics[1]: topology: expected links of one fabric",
+            "fabrics[1]: topology: expected none, because fabrics[0]",
         ),
         (
             ["predict", "{trace}", "--fabric", "{fabric}", "--fabric-set", "algorithm=trees"],

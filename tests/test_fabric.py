@@ -25,12 +25,12 @@ from simulator.fabric.nccl_tests import read_log
 from simulator.fabric.tables import (
     LATENCY_LAWS,
     Table,
-    between,
-    grown,
+    extrapolated_table,
     latency_law,
     relative_squared_error,
     segments,
-    table_for,
+    table_between,
+    table_beyond,
 )
 
 from .nccl_log import nccl_log
@@ -97,7 +97,7 @@ def test_a_ring_takes_2_n_minus_1_steps_of_an_nth():
 
 
 def test_a_world_size_that_was_not_measured_is_named():
-    with pytest.raises(ValueError, match=re.escape("measured for [2, 4] ranks, not for 8")):
+    with pytest.raises(ValueError, match=re.escape("of [2, 4], for which all-reduces were measured, got 8")):
         Fabric.from_table([(2, 8, 5), (4, 8, 5)]).all_reduce_ns(8, 8)
 
 
@@ -228,7 +228,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     [
         (None, "cannot be read: No such file"),
         ("{", "invalid JSON"),
-        ("{}", "all_reduce: expected measured times, or a topology"),
+        ("{}", "all_reduce: expected measured times or a topology"),
         ('{"all_reduce": [{"world_size": 2, "size_bytes": -1, "ns": 5}]}', "all_reduce[0].size_bytes"),
         (
             '{"topology": {"levels": [{"name": "x", "latency_ns": 1, "bytes_per_s": 0}]}}',
@@ -414,7 +414,7 @@ def of_law(law: str, world_size: int) -> Table:
 
 @given(st.sampled_from(list(LATENCY_LAWS)), st.integers(2, 64), st.integers(2, 512))
 def test_a_fabric_that_follows_a_law_is_extrapolated(law, measured, world_size):
-    extrapolated = grown(of_law(law, measured), measured, world_size, LATENCY_LAWS[law])
+    extrapolated = table_beyond(of_law(law, measured), measured, world_size, LATENCY_LAWS[law])
     np.testing.assert_allclose(extrapolated.ns, of_law(law, world_size).ns, rtol=1e-3)
 
 
@@ -422,7 +422,7 @@ def test_a_fabric_that_follows_a_law_is_extrapolated(law, measured, world_size):
 def test_the_law_of_the_latency_is_read_from_the_data(law, world_sizes):
     measured = {n: of_law(law, n) for n in sorted(world_sizes)}
     assert latency_law(measured, "neither") == law
-    np.testing.assert_allclose(table_for(measured, 64, "neither").ns, of_law(law, 64).ns, rtol=2e-3)
+    np.testing.assert_allclose(extrapolated_table(measured, 64, "neither").ns, of_law(law, 64).ns, rtol=2e-3)
 
 
 def test_with_one_world_size_measured_the_library_says_how_latency_grows():
@@ -443,13 +443,13 @@ def test_between_two_measured_world_sizes_the_cost_is_between_theirs(two, eight,
 
 
 def test_between_two_world_sizes_time_follows_a_power_of_the_ranks():
-    four = between({2: Table(np.array([8]), np.array([100.0])), 8: Table(np.array([8]), np.array([400.0]))}, 2, 8, 4)
-    assert four.ns.tolist() == [200]
+    two, eight = (Table(np.array([8]), np.array([ns])) for ns in (100.0, 400.0))
+    assert table_between({2: two, 8: eight}, 2, 8, 4).ns.tolist() == [200]
 
 
 def test_a_world_of_one_rank_is_not_extrapolated():
     one_rank = Fabric.from_table([(1, 8, 5)]).model_copy(update={"extrapolate": True})
-    with pytest.raises(ValueError, match=re.escape("measured for [1] ranks, not for 4")):
+    with pytest.raises(ValueError, match=re.escape("of [1], for which all-reduces were measured, got 4")):
         one_rank.all_reduce_ns(8, 4)
 
 
@@ -516,15 +516,15 @@ LINKS = Fabric.from_alpha_beta(1, 1e9)
         ([TWO, [FOUR]], "fabrics[1]: expected a Fabric, got [Fabric"),
         (
             [TWO, FOUR, Fabric.from_table([(2, 9, 6)])],
-            "expected world sizes that no other measured, got 2, which fabrics[0] (log of 2) measured too",
+            "expected world sizes that no other fabric measured, got 2, which fabrics[0] (log of 2) measured too",
         ),
         (
             [TWO, FOUR.scaled(2)],
-            "fabrics[1] (log of 4): scale: expected 1.0, as of fabrics[0] (log of 2), got 2.0",
+            "fabrics[1] (log of 4): scale: expected 1.0 as in fabrics[0] (log of 2), got 2.0",
         ),
-        ([TWO, FOUR.model_copy(update={"slow_link": 2.0})], "slow_link: expected 1.0, as of"),
-        ([TWO, FOUR.model_copy(update={"library": "gloo"})], "concurrency: expected 1, as of"),
-        ([LINKS, TWO, LINKS], "fabrics[2]: topology: expected links of one fabric, got more, as fabrics[0] has some"),
+        ([TWO, FOUR.model_copy(update={"slow_link": 2.0})], "slow_link: expected 1.0 as in"),
+        ([TWO, FOUR.model_copy(update={"library": "gloo"})], "concurrency: expected 1 as in"),
+        ([LINKS, TWO, LINKS], "fabrics[2]: topology: expected none, because fabrics[0] describes links already"),
     ],
 )
 def test_fabrics_that_do_not_fit_together_are_named(fabrics, message):
@@ -547,7 +547,9 @@ def test_concurrency_follows_the_library_unless_it_was_set_even_through_a_file(t
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "halving_doubling", "hierarchical", "in_network"])
 def test_tables_alone_have_no_choice_of_algorithm(algorithm):
-    with pytest.raises(ValueError, match=f"algorithm: expected a topology, on whose links {algorithm} would run"):
+    with pytest.raises(
+        ValueError, match=f"algorithm: expected a topology for {algorithm}, got measured tables alone"
+    ):
         Fabric(all_reduce=TWO.all_reduce, algorithm=algorithm)
     if algorithm != "in_network":
         both = Fabric(all_reduce=TWO.all_reduce, topology=LINKS.topology, algorithm=algorithm)
@@ -572,7 +574,7 @@ def test_segments_of_a_table_are_those_of_its_protocols():
     for segment, (alpha, slope) in zip(found, protocols, strict=True):
         assert segment[1:] == pytest.approx((alpha, slope), rel=0.01)
     assert fabric.segments(1) == (Segment(0, 0.0, 0.0),)
-    with pytest.raises(ValueError, match=re.escape("measured for [2] ranks, not for 4")):
+    with pytest.raises(ValueError, match=re.escape("of [2], for which all-reduces were measured, got 4")):
         fabric.segments(4)
 
 
