@@ -272,7 +272,7 @@ def test_a_log_is_loaded_by_its_ending(tmp_path, name):
     [
         ("".join(NCCL_LOG.splitlines(keepends=True)[5:]), "expected a line `#  Rank  0 ...` for every rank"),
         (NCCL_LOG.replace("sum", "none"), "expected rows of all-reduce times"),
-        (None, "cannot be read"),
+        (None, "cannot be read: No such file"),
     ],
 )
 def test_a_file_that_is_no_log_is_refused(tmp_path, text, message):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from reference.launch import RankPool
 from simulator import Fabric, predict
-from simulator.cli.output import fitting, show_report, show_table
+from simulator.cli.output import fitting_columns, show_report, show_table
 from simulator.measure import validate
 from simulator.measure.report import (
     Configuration,
@@ -71,7 +71,7 @@ def test_a_table_gives_up_columns_before_it_breaks_a_word(data):
     names = data.draw(st.lists(st.text("ab ", min_size=1, max_size=9), min_size=1, max_size=6, unique=True))
     cells = st.fixed_dictionaries({name: st.text("12 ", max_size=12) for name in names})
     rows = data.draw(st.lists(cells, min_size=1, max_size=3))
-    spared = data.draw(st.lists(st.sampled_from(names), unique=True, max_size=len(names) - 1))
+    optional = data.draw(st.lists(st.sampled_from(names), unique=True, max_size=len(names) - 1))
     width = data.draw(st.integers(1, 60))
 
     def needed(columns):
@@ -79,23 +79,23 @@ def test_a_table_gives_up_columns_before_it_breaks_a_word(data):
         longest = [max(map(len, " ".join(of_column).split()), default=0) for of_column in words]
         return sum(word + 1 for word in longest)
 
-    kept = fitting(rows, width, spared)
-    gone = spared[: len(names) - len(kept)]
+    kept = fitting_columns(rows, width, optional)
+    gone = optional[: len(names) - len(kept)]
     assert kept == [name for name in rows[0] if name not in gone]
-    assert needed(kept) <= width or gone == spared
+    assert needed(kept) <= width or gone == optional
     assert not gone or needed([name for name in names if name not in gone[:-1]]) > width
 
 
 def test_a_table_names_the_columns_that_it_leaves_out(capsys):
     rows = [{"cap": "5 MB", "hook": "none", "iteration ms": "5" * 116}]
-    show_table(rows, "title", spared=("hook",))
-    assert capsys.readouterr().out.splitlines()[-1] == "left out, as 120 columns are too few: hook"
+    show_table(rows, "title", optional=("hook",))
+    assert capsys.readouterr().out.splitlines()[-1] == "left out, because the terminal has 120 columns: hook"
 
 
 @pytest.mark.parametrize(("measured", "restless"), [(100, False), (112, True), (88, True)])
 def test_a_report_warns_of_a_machine_that_changed_its_speed(capsys, measured, restless):
     show_report(summarize([row(1, measured, 100)], "abc"))
-    assert ("run again while nothing else does" in capsys.readouterr().out) == restless
+    assert ("run again while nothing else runs" in capsys.readouterr().out) == restless
 
 
 def test_a_report_is_drawn_and_written(tmp_path):

@@ -22,7 +22,7 @@ from .output import contention_rows, hook_rows, show_table, write_json
 def fabric(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help=f"{FABRIC_FILE}. Several files are merged into one fabric."),
+        typer.Argument(metavar="FILE", help=f"{FABRIC_FILE}. Several files are merged into one fabric."),
     ],
     world_sizes: Annotated[
         str | None,

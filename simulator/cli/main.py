@@ -55,33 +55,35 @@ SUMMARIES: Mapping[str, str] = {
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "record": (
         "ddplab record --model resnet18 --out out/resnet18.json.gz",
-        "ddplab record --model my_models:small --world-size 2 --iterations 20 --out out/small.json.gz",
+        "ddplab record --model my_models:small --world-size 2 --iterations 20",
     ),
     "synthesize": (
-        "ddplab synthesize --model resnet50 --device a100-40gb-tf32 --out out/a100.json.gz",
-        "ddplab synthesize --model resnet50 --device h100-tf32 --step-ms 95 --out out/h100.json.gz",
+        "ddplab synthesize --model resnet50 --device a100-40gb-tf32",
+        "ddplab synthesize --device h100-tf32 --step-ms 95 --out out/h100.json.gz",
     ),
-    "rescale": ("ddplab rescale out/a100.json.gz --model resnet50 --from a100-40gb-tf32 --to h100-tf32",),
+    "rescale": ("ddplab rescale out/a100.json.gz --from a100-40gb-tf32 --to h100-tf32",),
     "calibrate": (
         "ddplab calibrate --model mlp --world-size 2 --out out/fabric.json",
-        "ddplab calibrate --model mlp --hook fp16 --hook power_sgd:2 --link-rate 1gbit --out out/gbit.json",
+        "ddplab calibrate --model mlp --hook fp16 --hook bf16 --link-rate 1gbit",
     ),
     "fabric": (
         "ddplab fabric out/fabric.json",
         "ddplab fabric 8.log 16.log pod.yaml",
     ),
     "predict": (
-        "ddplab predict trace.json.gz --fabric out/fabric.json --world-size 2 --caps 1,25,single",
-        "ddplab predict trace.json.gz --fabric pod.yaml --world-size 64 --hooks none,fp16 --straggler 3:1.5",
-        "ddplab predict trace.json.gz --fabric 8.log --fabric 16.log --world-size 16 --timeline out/timeline.png",
+        "ddplab predict trace.json.gz --fabric out/fabric.json --caps 1,25,single",
+        "ddplab predict trace.json.gz --hooks none,fp16 --timeline out/timeline.png",
+        "ddplab predict trace.json.gz --fabric pod.yaml --straggler 3:1.5",
+        "ddplab predict trace.json.gz --fabric 8.log --fabric 16.log --world-size 16",
     ),
     "sweep": (
-        "ddplab sweep trace.json.gz --fabric pod.yaml --world-sizes 8,64,512 --caps 1,5,25 --heat-map out/map.png",
+        "ddplab sweep trace.json.gz --fabric pod.yaml --world-sizes 8,64,512",
+        "ddplab sweep trace.json.gz --fabric pod.yaml --heat-map out/map.png",
     ),
     "knobs": ("ddplab knobs",),
     "validate": (
         "ddplab validate --model mlp --caps 1,25 --out out/mlp",
-        "ddplab validate --model my_models:small --world-size 4 --hooks none,bf16 --link-rate 1gbit --out out/small",
+        "ddplab validate --model my_models:small --hooks none,bf16 --link-rate 1gbit",
     ),
     "demo": ("ddplab demo --out out/demo",),
 }
@@ -115,7 +117,8 @@ def main() -> None:
     except typer.TyperException as error:  # a wrong command, option or value
         context = getattr(error, "ctx", None)
         command_path = context.command_path if context else "ddplab"
-        _end(f"{error.format_message().rstrip('.')}; see `{command_path} --help`", error.exit_code)
+        message = error.format_message()
+        _end(f"{message}{'' if message[-1:] in '.?' else '.'} See `{command_path} --help`.", error.exit_code)
     except (Error, ValueError, OSError) as error:
         _end(str(error), 1)
     if status == INTERRUPTED:

@@ -13,6 +13,7 @@ from .options import (
     LinkRate,
     Model,
     Orders,
+    TraceOut,
     WorldSize,
     check_outputs,
     read_caps,
@@ -29,9 +30,7 @@ def record(
     iterations: Annotated[
         int, typer.Option(min=1, metavar="N", help="Iterations to record, after 2 of warm-up.")
     ] = 10,
-    out: Annotated[Path, typer.Option(metavar="PATH", help="Where to write the trace; .gz compresses it.")] = Path(
-        "out/trace.json.gz"
-    ),
+    out: TraceOut = Path("out/trace.json.gz"),
     json_path: Json = None,
 ) -> None:
     """Record when each gradient of a model is ready, on all ranks, without communication.

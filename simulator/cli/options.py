@@ -31,9 +31,7 @@ Model = Annotated[
     ),
 ]
 WorldSize = Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks.")]
-Caps = Annotated[
-    str, typer.Option(metavar="MB,...", help="Bucket caps in MB; `single` is one bucket for everything.")
-]
+Caps = Annotated[str, typer.Option(metavar="MB,...", help="Bucket caps in MB; `single` is one bucket for all.")]
 Orders = Annotated[str, typer.Option(metavar="ORDER,...", help=f"Bucket orders: {', '.join(ORDERS)}.")]
 Hooks = Annotated[
     str,
@@ -90,8 +88,8 @@ LinkRate = Annotated[
     str | None,
     typer.Option(
         metavar="RATE",
-        help="Connect the ranks by virtual links of this rate, such as 1gbit; needs Linux, root and iproute2. Without "
-        "it, ranks use the loopback interface.",
+        help="Connect the ranks by virtual links of this rate, such as 1gbit, in place of the loopback interface; "
+        "needs Linux, root and iproute2.",
     ),
 ]
 Json = Annotated[
@@ -232,7 +230,7 @@ def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
         raise ValueError(f"{option}: {problem}") from None
 
 
-CAPS = "Bucket caps in MB; `single` is one bucket for everything, `default` is DDP's: 25, and 1 for the first bucket."
+CAPS = "Bucket caps in MB; `single` is one bucket for all, `default` is DDP's: 25, and 1 for the first bucket."
 ChosenOrders = Annotated[
     str | None,
     typer.Option("--orders", metavar="ORDER,...", help=f"Bucket orders: {', '.join(ORDERS)}.", show_default="ready"),

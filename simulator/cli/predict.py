@@ -103,7 +103,7 @@ def predict(
     predictions = [ask(choice) for choice in choices]
     model = recorded.workload.model
     show_table(
-        list(map(_prediction_row, choices, predictions)), f"{model} on {world_size} ranks, predicted", spared=SPARED
+        list(map(_prediction_row, choices, predictions)), f"{model} on {world_size} ranks, predicted", optional=SPARED
     )
     for sentence in dict.fromkeys(sentence for one in predictions for sentence in one.counted_as_free):
         print(sentence)

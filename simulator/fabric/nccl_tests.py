@@ -39,8 +39,10 @@ def read_log(path: str | os.PathLike[str]) -> list[tuple[int, int, int]]:
     """
     try:
         lines = Path(path).read_text().split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected text in UTF-8, got {error}; {ADVICE}") from None
     world_sizes: list[int] = []  # one for each list of ranks; a log of several runs has several lists
     rows: list[tuple[int, int]] = []
     for number, line in enumerate(lines, start=1):
