@@ -293,6 +293,7 @@ def test_a_file_that_is_no_log_is_refused(tmp_path, text, message):
         ("1024           256 ", "1024           257 ", "log:11: expected a size of 4 bytes times count"),
         ("    9.25    0.11", "    9.25   11.07", "log:11: expected an algbw in GB/s that is the size divided by the"),
         ("Rank  1", "Rank  x", "log:5: expected a line `#  Rank  0 Group  0 Pid ...`, got '# Rank x Group 0 Pid"),
+        ("9.25", 400 * "9", "log:11: expected a row `size"),
         ("Rank  1", "Rank  2", "log:5: expected rank 1 next, got '# Rank 2"),
         ("Rank  0", "Rank  1", "log:4: expected rank 0 next, got '# Rank 1"),
     ],
@@ -303,6 +304,14 @@ def test_a_damaged_line_of_a_log_is_named_by_its_number(tmp_path, old, new, mess
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
         Fabric.from_nccl_tests(tmp_path / "log")
     assert "\n" not in str(caught.value)
+
+
+def test_other_lines_of_a_log_are_skipped(tmp_path):
+    noise = ["Rank 3 of 8 starts", "2 8 nodes ready", "# 8 2 float sum"]
+    noise += ["host:1:2 [0] NCCL INFO Channel 00/02 : 0 1 2 3 4 5 6 7"]
+    lines = [line for pair in zip(NCCL_LOG.splitlines(), noise * 9, strict=False) for line in pair]
+    (tmp_path / "log").write_text("\n".join(lines))
+    assert read_log(tmp_path / "log") == [(2, 8, 8650), (2, 1024, 9250)]
 
 
 def test_runs_of_several_world_sizes_in_one_log_are_refused(tmp_path):

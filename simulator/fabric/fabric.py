@@ -228,8 +228,7 @@ class Fabric(Schema, strict=False):
         """Nanoseconds of an all-reduce of `size_bytes` over `world_size` ranks while no other collective runs.
 
         Raises:
-            ValueError: The world size was not measured, and tables may not be extrapolated and the topology does not
-                fit it.
+            ValueError: The world size was not measured, and can neither be extrapolated nor computed from links.
         """
         return int(self.all_reduce_costs_ns(np.array([size_bytes]), world_size)[0])
 

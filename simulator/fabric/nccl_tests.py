@@ -11,14 +11,6 @@ import re
 from math import inf
 from pathlib import Path
 
-RANK = re.compile(r"^#\s+Rank\s+(\d+)\s")
-LOOKS_LIKE_A_RANK = re.compile(r"^\W*Rank\b|\bPid\b.*\bdevice\b")
-ROW = re.compile(
-    r"^\s*(?P<size>\d+)\s+(?P<count>\d+)\s+(?P<type>\S+)\s+(?P<redop>sum|prod|max|min|avg|mulsum|none)\s+-?\d+"
-    r"\s+(?P<us>\d+(\.\d+)?)\s+(?P<algbw>\d+(\.\d+)?)\s+\d+(\.\d+)?(\s|$)"
-)
-BEGINS_LIKE_A_ROW = re.compile(r"^\s*\d+\s+\d+\s+[A-Za-z]\w*\s+[A-Za-z]")
-NUMBER = re.compile(r"-?\d+(\.\d+)?")
 TYPE_BYTES = {
     **dict.fromkeys(("int8", "uint8", "char", "f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), 1),
     **dict.fromkeys(("half", "bfloat16"), 2),
@@ -26,6 +18,17 @@ TYPE_BYTES = {
     **dict.fromkeys(("int64", "uint64", "double"), 8),
 }
 """Element size by the name that nccl-tests prints; rows of any other type are not checked against it."""
+REDOPS = "sum|prod|max|min|avg|mulsum|none"
+DECIMAL = r"\d{1,15}(?:\.\d{1,15})?"
+
+RANK = re.compile(r"^#\s+Rank\s+(\d{1,9})\s")
+LOOKS_LIKE_A_RANK = re.compile(r"^\W*Rank\b.*\b(Pid|device)\b|\bPid\b.*\bdevice\b")
+ROW = re.compile(
+    rf"^\s*(?P<size>\d{{1,18}})\s+(?P<count>\d{{1,18}})\s+(?P<type>\S+)\s+(?P<redop>{REDOPS})\s+-?\d+"
+    rf"\s+(?P<us>{DECIMAL})\s+(?P<algbw>{DECIMAL})\s+{DECIMAL}(\s|$)"
+)
+BEGINS_LIKE_A_ROW = re.compile(rf"^\s*\d+\s+\d+\s+(({'|'.join(TYPE_BYTES)})\s|\S+\s+({REDOPS})\s)")
+NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 ADVICE = "give the whole output of all_reduce_perf"
 
@@ -105,7 +108,7 @@ def _looks_like_a_row(line: str) -> bool:
 
 
 def _is_consistent(size_bytes: int, us: str, algbw: str) -> bool:
-    """Whether size / time is the algorithm bandwidth, as far as both were rounded when they were printed."""
+    """Whether size / time is the algorithm bandwidth, within the rounding of the printed numbers."""
     time, bandwidth = float(us), float(algbw)
     half_us, half_gb_per_s = _half_of_last_digit(us), _half_of_last_digit(algbw)
     least = size_bytes / (time + half_us) / 1e3

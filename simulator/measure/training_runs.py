@@ -80,7 +80,7 @@ def measure_configurations(
         rank: This rank.
         model: As for `--model`.
         target_runs: The configurations to train under, in this order.
-        progress_word: Shown beside the progress.
+        progress_word: Shown with the progress.
     """
     trainer = Trainer(model, rank)
     measured = []
