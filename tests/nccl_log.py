@@ -1,4 +1,4 @@
-"""What nccl-tests' `all_reduce_perf` prints, for times of ours."""
+"""Logs as nccl-tests' `all_reduce_perf` prints them, with times that a test chooses."""
 
 from collections.abc import Mapping
 
@@ -19,14 +19,21 @@ FOOTER = """\
 
 
 def nccl_log(ranks: int, us: Mapping[int, float]) -> str:
-    """A log of so many ranks, from the out-of-place time in microseconds by bytes."""
+    """A log of `ranks` ranks from the out-of-place time in microseconds by message size in bytes."""
     devices = "\n".join(
         f"#  Rank {rank:>2} Group  0 Pid   1234 on       host device {rank:>2} [0x07] NVIDIA A100-SXM4-40GB"
         for rank in range(ranks)
     )
     rows = "".join(
-        f"{size:>12}  {size // 4:>12}     float     sum      -1  {taken:>7}    0.00    0.00      0"
-        f"  {0.97 * taken:>7.2f}    0.00    0.00      0\n"
+        f"{size:>12}  {size // 4:>12}     float     sum      -1{_group(ranks, size, taken)}"
+        f"{_group(ranks, size, 0.97 * taken)}\n"
         for size, taken in us.items()
     )
     return HEADER.format(ranks=ranks, devices=devices) + rows + FOOTER
+
+
+def _group(ranks: int, size: int, us: float) -> str:
+    """Time, algorithm bandwidth, bus bandwidth and wrong elements, with the digits that nccl-tests prints."""
+    digits = 0 if us >= 10_000 else 1 if us >= 100 else 2
+    algbw = size / us / 1e3
+    return f"  {us:>7.{digits}f}  {algbw:>6.2f}  {algbw * 2 * (ranks - 1) / ranks:>6.2f}  {0:>5}"

@@ -1,4 +1,4 @@
-"""What each algorithm costs on a hierarchy of links."""
+"""Costs of the collective algorithms on a hierarchy of links."""
 
 from math import prod
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulator import Fabric
 from simulator.fabric import Level, Topology, algorithms
-from simulator.fabric.algorithms import ALL_REDUCE, BROADCAST, OFFERS, offer
+from simulator.fabric.algorithms import ALL_REDUCE, BROADCAST, LIBRARY_ALGORITHMS, all_reduce_costs
 
 FORMULAS = {**ALL_REDUCE, **{f"broadcast of {library}": cost for library, cost in BROADCAST.items()}}
 every_formula = pytest.mark.parametrize("name", FORMULAS)
@@ -137,13 +137,15 @@ def test_halving_sends_what_a_ring_sends_in_fewer_steps(exponent, size):
     assert halving.latency_ns <= ring.latency_ns
 
 
-@pytest.mark.parametrize("library", OFFERS)
+@pytest.mark.parametrize("library", LIBRARY_ALGORITHMS)
 @given(levels=levels, sizes=st.lists(sizes, min_size=1, max_size=5))
 def test_the_library_takes_the_cheapest_of_what_it_has(library, levels, sizes):
     world_size, topology = prod(one.size for one in levels), Topology(levels=tuple(levels))
     fabric = Fabric.from_topology(topology, library=library)
     usable = [
-        name for name in OFFERS[library] if name != "in_network" or any(x.reduces and x.size > 1 for x in levels)
+        name
+        for name in LIBRARY_ALGORITHMS[library]
+        if name != "in_network" or any(x.reduces and x.size > 1 for x in levels)
     ]
     costs = {
         name: fabric.model_copy(update={"algorithm": name}).all_reduce_costs_ns(np.array(sizes), world_size)
@@ -167,8 +169,8 @@ def test_switches_that_reduce_are_used_only_where_the_ranks_need_them():
     fabric = Fabric.from_topology(nodes)
     assert fabric.algorithm_for(10**9, 32) == "in_network"
     assert fabric.algorithm_for(10**9, 8) == "ring"
-    assert offer([*NODES, level(1, reduces=True)], "nccl", "library").names == ("ring", "tree")
-    with pytest.raises(ValueError, match=r"^fabric: algorithm: expected a level of the topology that reduces"):
+    assert all_reduce_costs([*NODES, level(1, reduces=True)], "nccl", "library").names == ("ring", "tree")
+    with pytest.raises(ValueError, match=r"^fabric: algorithm: expected a topology with a level that reduces"):
         Fabric.from_topology(Topology(levels=tuple(NODES)), algorithm="in_network")
 
 

@@ -1,7 +1,7 @@
-"""Calibrations: what samples amount to, how a hook's own work is told from its collectives, and real ones."""
+"""Calibration: summaries of samples, slow-downs, collectives, costs of comm hooks, and real calibrations."""
 
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
@@ -24,18 +24,18 @@ from simulator import Fabric, predict
 from simulator.cli.output import show_calibration
 from simulator.fabric import Contention, Linear, Processor, Timing
 from simulator.fabric.processor import HookCost
-from simulator.measure import hook_costs, reducer_costs, timing
+from simulator.measure import collectives, hook_costs, reducer_costs, timing, training_runs
 from simulator.measure.calibrate import calibrate, measure_hook
-from simulator.measure.collectives import AllReduceQueue, Messages
-from simulator.measure.slow_downs import APART_NS, Apart, Contended, apart, lingering
+from simulator.measure.collectives import AllReduceQueue, MessageBuffer
+from simulator.measure.slow_downs import ISOLATION_NS, IsolatedTimes, SlowdownTimes, choose_far_apart, fit_lingering
 from simulator.measure.timing import (
-    AloneAndTogether,
-    ObservedCollective,
-    fit,
-    observe_collectives,
-    outliers,
-    slowdown,
-    spread,
+    ContentionTimes,
+    TimedCollective,
+    count_outliers,
+    fit_linear,
+    relative_spread,
+    slowdown_factor,
+    timed_collectives,
 )
 from simulator.schedule.comm_hooks import HALVES, HOOKS, named_hook
 
@@ -47,38 +47,38 @@ positive = st.integers(1, 10**9)
 times = st.lists(positive, min_size=1, max_size=12)
 
 
-# What samples amount to
+# Summaries of samples
 
 
 @given(times, st.integers(1, 1000), st.randoms())
 def test_spread_is_a_fraction_whatever_the_unit_and_the_order(taken, unit, random):
     shuffled = random.sample(taken, len(taken))
-    assert spread([unit * ns for ns in shuffled]) == pytest.approx(spread(taken))
-    assert spread(taken) >= 0
+    assert relative_spread([unit * ns for ns in shuffled]) == pytest.approx(relative_spread(taken))
+    assert relative_spread(taken) >= 0
 
 
 @given(positive, st.integers(1, 9))
 def test_what_never_varies_has_no_spread(ns, count):
-    assert spread([ns] * count) == 0
+    assert relative_spread([ns] * count) == 0
 
 
 @given(st.lists(positive, min_size=7, max_size=7), positive)
 def test_one_wild_sample_of_seven_does_not_move_the_spread(taken, more):
     *others, slowest = sorted(taken)
-    assert spread([*others, slowest + more]) == spread(taken)
+    assert relative_spread([*others, slowest + more]) == relative_spread(taken)
 
 
 @pytest.mark.parametrize("count", [3, 5, 7, 20])
 def test_the_spread_of_normal_samples_is_that_of_their_middle_ninety_percent(count):
     """However few they are: the quantiles of numpy's default would give 0.8 of it for 7."""
     drawn = np.random.default_rng(0).normal(1000, 10, size=(4000, count))
-    assert np.mean([spread(row) for row in drawn]) == pytest.approx(0.01645, rel=0.05)
+    assert np.mean([relative_spread(row) for row in drawn]) == pytest.approx(0.01645, rel=0.05)
 
 
 @given(times, st.integers(3, 9))
 def test_what_took_over_twice_the_median_is_an_outlier(taken, factor):
-    assert 2 * outliers(taken) <= len(taken)
-    assert outliers([100] * 5 + [100 * factor] * 2 + [199, 200]) == 2
+    assert 2 * count_outliers(taken) <= len(taken)
+    assert count_outliers([100] * 5 + [100 * factor] * 2 + [199, 200]) == 2
 
 
 lines = st.builds(Linear, fixed_ns=st.floats(1, 1e6), ns_per_byte=st.floats(1e-3, 10))
@@ -87,7 +87,7 @@ sizes = st.lists(st.integers(1, 10**8), min_size=2, max_size=6, unique=True)
 
 @given(lines, sizes)
 def test_a_line_is_fitted_by_itself(line, sizes):
-    found = fit({size: [line.fixed_ns + line.ns_per_byte * size] * 3 for size in sizes})
+    found = fit_linear({size: [line.fixed_ns + line.ns_per_byte * size] * 3 for size in sizes})
     for size in sizes:
         assert found(size) == pytest.approx(line(size), rel=1e-3, abs=1)
 
@@ -95,32 +95,32 @@ def test_a_line_is_fitted_by_itself(line, sizes):
 @given(st.dictionaries(st.integers(1, 10**8), st.lists(st.integers(0, 10**9), min_size=1), max_size=6))
 def test_no_cost_is_fitted_below_zero(taken):
     """Linear itself refuses negative costs."""
-    assert (fit(taken) == Linear()) == (not taken)
+    assert (fit_linear(taken) == Linear()) == (not taken)
 
 
 def test_work_that_gets_cheaper_with_its_size_is_fitted_as_a_fixed_cost():
-    found = fit({1000: [300], 10**6: [200]})
+    found = fit_linear({1000: [300], 10**6: [200]})
     assert found.ns_per_byte == 0
     assert 200 < found.fixed_ns < 300
 
 
 @given(positive, st.integers(1, 20), st.integers(1, 5), st.integers(1, 3))
-def test_times_in_company_over_times_alone_are_the_slowdown(ns, factor, rounds, ranks):
-    contest = AloneAndTogether([[ns, ns]] * rounds, [[factor * ns] * 3] * rounds)
-    assert slowdown([contest] * ranks) == pytest.approx((factor, 0))
+def test_contended_times_over_times_alone_are_the_slowdown(ns, factor, rounds, ranks):
+    measured = ContentionTimes([[ns, ns]] * rounds, [[factor * ns] * 3] * rounds)
+    assert slowdown_factor([measured] * ranks) == pytest.approx((factor, 0))
 
 
 def test_ranks_are_averaged_and_a_disturbed_round_shows_in_the_band_alone():
-    twice = AloneAndTogether([[10] * 4] * 4, [[20] * 4] * 4)
-    disturbed = AloneAndTogether(twice.alone, [*twice.together[:3], [200] * 4])
-    assert slowdown([twice, AloneAndTogether(twice.alone, [[40] * 4] * 4)]) == (3, 0)
-    factor, band = slowdown([disturbed])
+    twice = ContentionTimes([[10] * 4] * 4, [[20] * 4] * 4)
+    disturbed = ContentionTimes(twice.alone, [*twice.contended[:3], [200] * 4])
+    assert slowdown_factor([twice, ContentionTimes(twice.alone, [[40] * 4] * 4)]) == (3, 0)
+    factor, band = slowdown_factor([disturbed])
     assert factor == 2
     assert band > 1
 
 
-def test_company_never_makes_faster():
-    assert slowdown([AloneAndTogether([[10]], [[5]])])[0] == 1
+def test_contention_never_speeds_up():
+    assert slowdown_factor([ContentionTimes([[10]], [[5]])])[0] == 1
 
 
 @given(st.floats(1, 5), st.floats(0, 2), st.floats(1, 5), st.floats(0, 2))
@@ -142,8 +142,8 @@ def test_slowdowns_move_by_their_bands_and_never_below_one(compute, compute_erro
 
 
 @given(st.dictionaries(st.integers(0, 99), positive, min_size=1), positive)
-def test_what_is_apart_is_far_apart_and_no_more_would_fit_in(moments, least):
-    chosen = apart(moments, least)
+def test_chosen_moments_are_far_apart_and_no_further_one_would_fit(moments, least):
+    chosen = choose_far_apart(moments, least)
     at = [moments[place] for place in chosen]
     assert at[0] == min(moments.values())
     assert all(later - earlier >= least for earlier, later in pairwise(at))
@@ -152,7 +152,9 @@ def test_what_is_apart_is_far_apart_and_no_more_would_fit_in(moments, least):
 
 
 @given(st.floats(1.2, 3), st.floats(1, 3), *[st.integers(0, 2_000_000)] * 3)
-def test_what_lingers_is_told_from_what_the_replay_makes_of_it(compute, collective, cost_ns, launch_ns, lingers_ns):
+def test_lingering_is_recovered_from_the_replay_of_isolated_collectives(
+    compute, collective, cost_ns, launch_ns, lingers_ns
+):
     one = iteration(0, tuple(range(10_000_000, 80_000_000, 20_000_000)), 90_000_000, 0)
     trace = trace_of([[one]] * 2, [4] * len(one.ready_ns))
     rows = (Contention(compute=compute, collective=collective),)
@@ -161,49 +163,49 @@ def test_what_lingers_is_told_from_what_the_replay_makes_of_it(compute, collecti
         processor=Processor(contention=rows, launch_ns=launch_ns, lingers_ns=lingers_ns),
     )
     slowed = predict(trace, fabric, world_size=2, plan=[[index] for index in range(len(one.ready_ns))])
-    passes = AloneAndTogether([[slowed.compute_ns]], [[slowed.iteration_ns]])
-    contended = [Contended({}, {4: Apart(len(one.ready_ns), passes)})] * 2
-    found_ns, band_ns = lingering(contended, rows, launch_ns, lambda size: fabric.all_reduce_ns(size, 2))
+    passes = ContentionTimes([[slowed.compute_ns]], [[slowed.iteration_ns]])
+    contended = [SlowdownTimes({}, {4: IsolatedTimes(len(one.ready_ns), passes)})] * 2
+    found_ns, band_ns = fit_lingering(contended, rows, launch_ns, lambda size: fabric.all_reduce_ns(size, 2))
     assert found_ns == pytest.approx(lingers_ns, abs=20)
     assert band_ns == 0
 
 
 def test_nothing_lingers_where_computation_is_not_slowed_or_was_not_interrupted():
-    single = Apart(3, AloneAndTogether([[100]], [[130]]))
-    assert lingering([Contended({}, {4: single})], (Contention(collective=2.0),), 1, lambda _: 5) == (0, 0)
-    assert lingering([Contended({}, {})], (Contention(compute=2.0),), 1, lambda _: 5) == (0, 0)
+    single = IsolatedTimes(3, ContentionTimes([[100]], [[130]]))
+    assert fit_lingering([SlowdownTimes({}, {4: single})], (Contention(collective=2.0),), 1, lambda _: 5) == (0, 0)
+    assert fit_lingering([SlowdownTimes({}, {})], (Contention(compute=2.0),), 1, lambda _: 5) == (0, 0)
 
 
-def test_what_lingers_is_no_shorter_than_nothing_and_no_longer_than_collectives_were_apart():
+def test_lingering_is_limited_to_zero_and_to_the_distance_of_the_collectives():
     rows, faster, hung = (
         (Contention(compute=2.0),),
-        AloneAndTogether([[100]], [[90]]),
-        AloneAndTogether([[100]], [[10**12]]),
+        ContentionTimes([[100]], [[90]]),
+        ContentionTimes([[100]], [[10**12]]),
     )
-    assert lingering([Contended({}, {4: Apart(3, faster)})], rows, 1, lambda _: 5) == (0, 0)
-    assert lingering([Contended({}, {4: Apart(3, hung)})], rows, 1, lambda _: 5) == (APART_NS, 0)
+    assert fit_lingering([SlowdownTimes({}, {4: IsolatedTimes(3, faster)})], rows, 1, lambda _: 5) == (0, 0)
+    assert fit_lingering([SlowdownTimes({}, {4: IsolatedTimes(3, hung)})], rows, 1, lambda _: 5) == (ISOLATION_NS, 0)
 
 
-# Streams
+# Queues of all-reduces
 
 
-def stream_on(_rank, _world_size, sizes, at_a_time):
+def run_queue(_rank, _world_size, sizes, all_at_once):
     """How long messages of ones took, and what became of each."""
     messages = [torch.ones(size) for size in sizes]
-    stream = AllReduceQueue(messages, at_a_time)
-    stream.wait()
-    return stream.pace_ns(), [set(message.tolist()) for message in messages]
+    queue = AllReduceQueue(messages, all_at_once=all_at_once)
+    queue.wait()
+    return queue.ns_per_all_reduce(), [set(message.tolist()) for message in messages]
 
 
 @examples(20)
-@given(st.lists(st.integers(1, 3000), min_size=1, max_size=20), st.sampled_from([1, None]))
-def test_a_stream_adds_up_every_message_once(two_ranks, sizes, at_a_time):
-    for took_ns, sums in two_ranks.run(stream_on, sizes, at_a_time):
+@given(st.lists(st.integers(1, 3000), min_size=1, max_size=20), st.booleans())
+def test_a_queue_adds_up_every_message_once(two_ranks, sizes, all_at_once):
+    for took_ns, sums in two_ranks.run(run_queue, sizes, all_at_once):
         assert took_ns > 0
         assert sums == [{2.0}] * len(sizes)
 
 
-def failing_stream(_rank, _world_size, at_a_time):
+def failing_queue(_rank, _world_size, all_at_once):
     """The third all-reduce fails as Gloo's do, in its future."""
     real, failed = dist.all_reduce, []
 
@@ -217,25 +219,84 @@ def failing_stream(_rank, _world_size, at_a_time):
 
     with mock.patch.object(dist, "all_reduce", all_reduce):
         try:
-            AllReduceQueue([torch.ones(4)] * 5, at_a_time).wait()
+            AllReduceQueue([torch.ones(4)] * 5, all_at_once=all_at_once).wait()
         except RuntimeError as error:
             return str(error)
     return None
 
 
-@pytest.mark.parametrize("at_a_time", [1, None])
-def test_whoever_waits_for_a_stream_is_told_of_its_failure(two_ranks, at_a_time):
-    assert two_ranks.run(failing_stream, at_a_time) == ["connection closed by peer"] * 2
+@pytest.mark.parametrize("all_at_once", [False, True])
+def test_waiting_for_a_queue_raises_the_error_of_its_all_reduce(two_ranks, all_at_once):
+    assert two_ranks.run(failing_queue, all_at_once) == ["connection closed by peer"] * 2
 
 
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 30))
 def test_messages_lie_after_each_other_in_the_memory_of_all_gradients(total, size, count):
-    memory = Messages(4 * max(total, size))
-    messages = memory.of(4 * size, count)
+    memory = MessageBuffer(4 * max(total, size))
+    messages = memory.messages(4 * size, count)
     places = max(total, size) // size
     starts = [message.storage_offset() for message in messages]
     assert starts == [size * (n % places) for n in range(count)]
     assert [len(message) for message in messages] == [size] * count
+
+
+# Broadcasts
+
+
+def broadcasts_in_ticks(rank: int, world_size: int) -> dict:
+    """`time_collectives` by a clock that a broadcast moves by 1 on its root and by 1000 on the other rank."""
+    clock = SimpleNamespace(now=0)
+    real = dist.broadcast
+
+    def broadcast(*arguments):
+        real(*arguments)
+        clock.now += 1000 if rank else 1
+
+    def now() -> int:
+        return clock.now
+
+    with mock.patch.object(dist, "broadcast", broadcast), mock.patch.object(collectives, "clock_ns", now):
+        assert collectives.broadcast_ns(torch.ones(1)) == 1000
+        clock.now = 7 * rank
+        return collectives.broadcast_ns(torch.ones(1))
+
+
+def test_a_broadcast_lasts_until_the_slowest_rank_has_the_message(two_ranks):
+    """The second one is called 7 ticks later on rank 1, and it counts from there."""
+    assert two_ranks.run(broadcasts_in_ticks) == [1000] * 2
+
+
+def recording_events(rank: int, world_size: int) -> list[str]:
+    """What `record_computation` does, in order."""
+    events = []
+    real_record, real_barrier, real_step = training_runs.record, dist.barrier, training_runs.Trainer.step
+
+    @contextmanager
+    def record(*arguments, **named):
+        with real_record(*arguments, **named) as recording:
+            events.append("open")
+            yield recording
+
+    def barrier(*arguments):
+        events.append("barrier")
+        real_barrier(*arguments)
+
+    def step(trainer, module):
+        events.append("step")
+        real_step(trainer, module)
+
+    with (
+        mock.patch.object(training_runs, "record", record),
+        mock.patch.object(dist, "barrier", barrier),
+        mock.patch.object(training_runs.Trainer, "step", step),
+    ):
+        training_runs.record_computation(rank, world_size, TINY, iterations=2)
+    return events
+
+
+def test_all_ranks_leave_a_barrier_right_before_the_first_recorded_iteration(two_ranks):
+    for events in two_ranks.run(recording_events):
+        assert events[events.index("open") + 1 :] == ["barrier", "step", "step"]
 
 
 # A hook's own work
@@ -244,21 +305,21 @@ def test_messages_lie_after_each_other_in_the_memory_of_all_gradients(total, siz
 @given(st.integers(1, 4), st.lists(st.integers(0, 1000), min_size=10, max_size=10))
 def test_a_hooks_parts_and_its_collectives_make_up_its_time(count, gaps):
     moments = list(accumulate(gaps))[: 2 * count + 2]
-    collectives = [ObservedCollective(*moments[at : at + 2]) for at in range(1, 2 * count, 2)]
-    parts = hook_costs.split(ObservedCollective(moments[0], moments[-1]), collectives)
+    collectives = [TimedCollective(*moments[at : at + 2]) for at in range(1, 2 * count, 2)]
+    parts = hook_costs.parts_of(TimedCollective(moments[0], moments[-1]), collectives)
     assert (parts.recompress is None) == (count == 1)
-    communicating = sum(sighting.done_ns - sighting.issued_ns for sighting in collectives)
+    communicating = sum(collective.done_ns - collective.issued_ns for collective in collectives)
     assert sum(filter(None, parts)) + communicating == moments[-1] - moments[0]
     assert (parts.compress, parts.decompress) == (moments[1] - moments[0], moments[-1] - moments[-2])
 
 
 def test_a_hook_without_collectives_only_compresses():
-    assert hook_costs.split(ObservedCollective(10, 17), []) == (7, None, None)
+    assert hook_costs.parts_of(TimedCollective(10, 17), []) == (7, None, None)
 
 
-def test_a_witness_leaves_when_the_block_fails():
+def test_collectives_are_no_longer_timed_once_the_block_has_failed():
     before = dist.all_reduce
-    with suppress(ZeroDivisionError), observe_collectives("all_reduce"):
+    with suppress(ZeroDivisionError), timed_collectives("all_reduce"):
         assert dist.all_reduce is not before
         raise ZeroDivisionError
     assert dist.all_reduce is before
@@ -328,7 +389,7 @@ def test_a_hook_has_the_parts_that_its_messages_imply(two_ranks, name):
 
 
 def preparation_in_ticks(rank: int, world_size: int) -> tuple[list, list]:
-    """What `time_preparation` measures by a clock that a found parameter moves by 1, a broadcast by 1000.
+    """What `time_search_and_rebuild` measures by a clock that a found parameter moves by 1, a broadcast by 1000.
 
     Making a bucket moves it by 10.
     """
@@ -358,10 +419,10 @@ def preparation_in_ticks(rank: int, world_size: int) -> tuple[list, list]:
         mock.patch.object(reducer_costs, "clock_ns", now),
         mock.patch.object(timing, "clock_ns", now),
     ):
-        return reducer_costs.time_preparation(rank, world_size, TINY, 2)
+        return reducer_costs.time_search_and_rebuild(rank, world_size, TINY, 2)
 
 
-def test_search_is_told_a_parameter_and_rebuild_without_its_broadcast(two_ranks):
+def test_the_search_is_timed_per_parameter_and_the_rebuild_without_its_broadcast(two_ranks):
     """All 6 parameters are found, and one bucket is made anew."""
     assert two_ranks.run(preparation_in_ticks) == [([1, 1], [10, 10])] * 2
 
@@ -440,7 +501,7 @@ def test_without_hooks_that_cost_anything_no_table_of_them_is_shown(calibrated, 
 @pytest.mark.parametrize(
     "measure", [partial(calibrate, model=TINY, hooks=["zip"]), partial(measure_hook, model=TINY, name="zip")]
 )
-def test_an_unknown_hook_is_told_before_a_rank_is_started(measure):
+def test_an_unknown_hook_is_refused_before_a_rank_is_started(measure):
     pool = mock.create_autospec(RankPool, instance=True)
     with pytest.raises(ValueError, match=r"^hook: expected one of none, noop, .*; got 'zip'$"):
         measure(pool)
@@ -482,18 +543,18 @@ def test_what_is_gathered_from_more_ranks_takes_longer_to_decompress(measured, a
     assert prediction.breakdown["hook"] == 70 + grown
 
 
-def test_what_counts_as_free_is_told():
-    """Not of hooks that compute nothing, were measured, or told what they compute."""
+def test_the_prediction_lists_what_counts_as_free():
+    """Hooks that compute nothing, were measured, or have explicit costs are not listed."""
     trace, cost = trace_of([[ONE]], [400, 400]), Linear(fixed_ns=1)
     measured = with_hooks(HookCost(name="power_sgd:1", compress=cost))
-    told = named_hook("bf16").model_copy(update={"compress": cost})
+    hook_with_costs = named_hook("bf16").model_copy(update={"compress": cost})
     no_costs = "the fabric has no costs of the processor: copies, launches and slow-downs count as free"
-    for hook in ("none", "noop", "power_sgd", told):
+    for hook in ("none", "noop", "power_sgd", hook_with_costs):
         assert predict(trace, measured, world_size=2, hook=hook).counted_as_free == (no_costs,)
     complete = FABRIC.model_copy(update={"processor": Processor(launch_ns=1)})
     assert predict(trace, complete, world_size=2).counted_as_free == ()
-    (said,) = predict(trace, complete, world_size=2, hook="fp16").counted_as_free
-    assert said.startswith("fp16 was not measured")
+    (sentence,) = predict(trace, complete, world_size=2, hook="fp16").counted_as_free
+    assert sentence.startswith("fp16 was not measured")
 
 
 def test_costs_of_another_hook_are_not_charged():
@@ -505,22 +566,22 @@ def test_costs_of_another_hook_are_not_charged():
 
 
 @given(st.data())
-def test_costs_that_were_measured_count_as_those_that_are_told_and_told_ones_win(data):
+def test_measured_costs_count_like_explicit_ones_which_take_precedence(data):
     trace = data.draw(traces())
-    told = data.draw(policies(tuple(trace.keys))).hook
-    parts = {part: getattr(told, part) for part in HOOK_COSTS}
-    cost = HookCost(name=told.name, world_size=2, **parts)
-    other = HookCost(name=told.name, compress=Linear(fixed_ns=12345))
-    explicit = predict(trace, FABRIC, world_size=2, hook=told)
-    if told.has_costs:
-        assert predict(trace, with_hooks(cost), world_size=2, hook=named_hook(told.name)) == explicit
-        assert predict(trace, with_hooks(other), world_size=2, hook=told) == explicit
+    hook = data.draw(policies(tuple(trace.keys))).hook
+    parts = {part: getattr(hook, part) for part in HOOK_COSTS}
+    cost = HookCost(name=hook.name, world_size=2, **parts)
+    other = HookCost(name=hook.name, compress=Linear(fixed_ns=12345))
+    explicit = predict(trace, FABRIC, world_size=2, hook=hook)
+    if hook.has_costs:
+        assert predict(trace, with_hooks(cost), world_size=2, hook=named_hook(hook.name)) == explicit
+        assert predict(trace, with_hooks(other), world_size=2, hook=hook) == explicit
 
 
-def test_an_end_that_is_noted_late_is_waited_for():
-    """What follows a collective may run before the witness has noted its end."""
-    sighting = ObservedCollective(issued_ns=0)
-    late = threading.Timer(0.05, sighting.finish)
+def test_waiting_for_a_collective_includes_its_callback():
+    """Other callbacks of a collective may run before its end has been noted."""
+    call = TimedCollective(issued_ns=0)
+    late = threading.Timer(0.05, call.finish)
     late.start()
-    assert sighting.wait() == sighting.done_ns > 0
+    assert call.wait() == call.done_ns > 0
     late.join()

@@ -33,7 +33,7 @@ from .test_links import links_are_permitted
 ROOT = Path(__file__).parent.parent
 TINY = "tests.models_for_cli:tiny"
 STEPS = ("recording", "sweeping")
-"""What is told of progress elsewhere than on a terminal."""
+"""Words of progress that are printed where there is no terminal."""
 
 
 def ddplab(*words: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -50,8 +50,8 @@ def here(monkeypatch, capsys):
         monkeypatch.setattr(sys, "path", list(sys.path))
         with pytest.raises(SystemExit) as ended:
             main()
-        told = capsys.readouterr()
-        return subprocess.CompletedProcess(words, ended.value.code or 0, told.out, told.err)
+        captured = capsys.readouterr()
+        return subprocess.CompletedProcess(words, ended.value.code or 0, captured.out, captured.err)
 
     return run
 
@@ -216,7 +216,7 @@ def test_logs_of_nccl_tests_are_fabrics_merged_by_predict_and_an_axis_of_sweep(h
 def test_a_fabric_is_shown_as_latency_and_bandwidth(here, logs, fabric, topology, tmp_path):
     done = here("fabric", *logs, "--json", tmp_path / "j")
     assert done.returncode == 0, done.stderr
-    assert "no costs of the processor" in done.stdout
+    assert "the fabric has no processor costs" in done.stdout
     shown = json.loads((tmp_path / "j").read_text())
     assert [(row["world_size"], row["origin"]) for row in shown["segments"]] == [(2, "measured"), (4, "measured")]
     assert shown["segments"][0]["alpha_ns"] == pytest.approx(8650, rel=1e-3)
@@ -226,7 +226,7 @@ def test_a_fabric_is_shown_as_latency_and_bandwidth(here, logs, fabric, topology
     Fabric.load(fabric).model_copy(update={"processor": processor}).save(tmp_path / "slow.json")
     done = here("fabric", topology, "--processor", tmp_path / "slow.json", "--world-sizes", "2,4")
     assert done.returncode == 0, done.stderr
-    assert all(word in done.stdout for word in ("described", "1,234", "5 + 0 a byte", "fp16"))
+    assert all(word in done.stdout for word in ("described", "1,234", "5 + 0 per byte", "fp16"))
     assert "described" in here("fabric", topology).stdout
 
 
@@ -242,7 +242,7 @@ def test_a_policy_that_says_the_buckets_is_one_row_and_leaves_no_choice(here, tr
         assert row.get("cap_mb", row.get("bucket_cap_mb")) == field
         assert row["order"] == ("plan" if field == "plan" else "ready")
         done = here(command, *asked, *extra, "--caps", "1,25")
-        assert done.stderr.startswith(f"ddplab: --caps: expected none beside --policy {field}=...")
+        assert done.stderr.startswith(f"ddplab: --caps: expected no value with --policy {field}=...")
     assert pd.read_csv(tmp_path / "s.csv")["bucket_cap_mb"].tolist() == [field]
     assert field in (tmp_path / "h.svg").read_text()
 
@@ -342,11 +342,13 @@ def test_every_command_has_a_manual_whose_examples_parse():
             assert commands[name].make_context(name, words).params
 
 
-def test_help_shows_the_order_of_work_and_examples_as_they_are_written(here):
-    assert "  record      when each gradient of a model is ready" in here("--help").stdout
-    for name, commands_shown in EXAMPLES.items():
-        shown = here(name, "--help").stdout
-        assert all(f"  {example}\n" in shown for example in commands_shown)
+def test_help_shows_the_usual_order_and_examples_that_fit_a_terminal(here):
+    assert "  record      record when each gradient of a model is ready" in here("--help").stdout
+    for name, shown in EXAMPLES.items():
+        lines = here(name, "--help").stdout.splitlines()
+        for example in shown:
+            (line,) = (line for line in lines if line.strip() == example)
+            assert len(line) <= 80
 
 
 def test_calibrate_and_validate_on_real_ranks(tmp_path):
@@ -389,7 +391,7 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (
             ["record", "--model", "alexnet"],
@@ -424,7 +426,10 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
         (["validate", "--caps", ""], "ddplab: --caps: expected sizes in MB"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--hooks", "gzip"], "--hooks: hook: expected one of none"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--policy", "sync=2"], "--policy: expected NAME=VALUE"),
-        (["predict", "{trace}", "--fabric", "{fabric}", "--policy", "order=size"], "an option of its own: --orders"),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--policy", "order=size"],
+            "--policy: expected --orders for order",
+        ),
         (["predict", "{trace}", "--fabric", "{fabric}", "--policy", "sync_every=0"], "--policy: sync_every: input"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--straggler", "3"], "--straggler: expected RANK:FACTOR"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--straggler", "9:2"], "stragglers[0].rank: expected a rank"),
@@ -437,7 +442,7 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
         (["sweep", "{trace}", "--fabric", "{fabric}", "--rows", "world_size"], "--columns: expected one of trace"),
         (
             ["predict", "{trace}", "--fabric", "{fabric}", "--fabric", "{fabric}"],
-            "fabrics[1]: topology: expected links of one fabric",
+            "fabrics[1]: topology: expected none, because fabrics[0]",
         ),
         (
             ["predict", "{trace}", "--fabric", "{fabric}", "--fabric-set", "algorithm=trees"],
@@ -445,7 +450,7 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
         ),
         (
             ["predict", "{trace}", "--fabric", "{fabric}", "--processor", "{fabric}"],
-            "--processor: expected a calibration",
+            "--processor: expected a fabric file of `ddplab calibrate`",
         ),
         (
             ["predict", "{trace}", "--fabric", "{fabric}", "--inputs", "0,x"],
@@ -460,10 +465,10 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
         (["fabric", "{fabric}", "--world-sizes"], "'--world-sizes' requires an argument"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(words, says, here, trace, fabric):
+def test_a_mistake_is_reported_in_one_line(words, message, here, trace, fabric):
     done = here(*(word.format(trace=trace, fabric=fabric) for word in words))
     assert done.returncode != 0
-    assert says in done.stderr
+    assert message in done.stderr
     assert [line.startswith("ddplab: ") for line in done.stderr.splitlines() if line not in STEPS] == [True]
 
 

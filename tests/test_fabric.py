@@ -1,4 +1,4 @@
-"""What a collective costs."""
+"""Costs of collectives: measured tables, logs of nccl-tests, extrapolation, merged fabrics."""
 
 import itertools
 import re
@@ -21,15 +21,16 @@ from simulator.fabric import (
     Topology,
     slowdowns_of,
 )
+from simulator.fabric.nccl_tests import read_log
 from simulator.fabric.tables import (
     LATENCY_LAWS,
     Table,
-    between,
-    grown,
+    extrapolated_table,
     latency_law,
     relative_squared_error,
     segments,
-    table_for,
+    table_between,
+    table_beyond,
 )
 
 from .nccl_log import nccl_log
@@ -96,7 +97,7 @@ def test_a_ring_takes_2_n_minus_1_steps_of_an_nth():
 
 
 def test_a_world_size_that_was_not_measured_is_named():
-    with pytest.raises(ValueError, match=re.escape("measured for [2, 4] ranks, not for 8")):
+    with pytest.raises(ValueError, match=re.escape("of [2, 4], for which all-reduces were measured, got 8")):
         Fabric.from_table([(2, 8, 5), (4, 8, 5)]).all_reduce_ns(8, 8)
 
 
@@ -199,11 +200,11 @@ def test_a_broadcast_is_measured_or_described_or_bounded_by_an_all_reduce(librar
     assert measured.broadcast_ns(0, 8) == (7 if library == "nccl" else 3) * 3
 
 
-def test_what_is_uncertain_grows_with_the_way_from_what_was_measured():
+def test_the_error_grows_with_the_distance_from_the_measured_world_sizes():
     rows = tuple(Timing(world_size=n, size_bytes=8, ns=5, spread=0.02) for n in (4, 8))
     fabric = Fabric(all_reduce=rows, extrapolate=True)
     doublings = [fabric.relative_error(n) for n in (1, 8, 16, 32, 64)]
-    missed = 1 - 2 / 3  # 8 ranks foretold from 4: latency by log2, 5 -> 7.5 (as whole ns: 8); measured 5
+    missed = 1 - 2 / 3  # 8 ranks predicted from 4: latency by log2, 5 -> 7.5 (as whole ns: 8); measured 5
     assert doublings[:2] == [0.0, 0.02]
     assert doublings[2] > missed
     assert doublings[3:] == pytest.approx([doublings[2] + 0.05, doublings[2] + 0.10])
@@ -223,11 +224,11 @@ def test_what_is_saved_is_loaded(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (None, "cannot be read: No such file"),
         ("{", "invalid JSON"),
-        ("{}", "all_reduce: expected measured times, or a topology"),
+        ("{}", "all_reduce: expected measured times or a topology"),
         ('{"all_reduce": [{"world_size": 2, "size_bytes": -1, "ns": 5}]}', "all_reduce[0].size_bytes"),
         (
             '{"topology": {"levels": [{"name": "x", "latency_ns": 1, "bytes_per_s": 0}]}}',
@@ -240,11 +241,11 @@ def test_what_is_saved_is_loaded(tmp_path):
         ),
     ],
 )
-def test_a_broken_file_names_file_field_and_reason(tmp_path, text, says):
+def test_a_broken_file_names_file_field_and_reason(tmp_path, text, message):
     file = tmp_path / "fabric.json"
     if text is not None:
         file.write_text(text)
-    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         Fabric.load(file)
     assert str(caught.value).startswith(f"{file}: ")
     assert "\n" not in str(caught.value)
@@ -267,18 +268,90 @@ def test_a_log_is_loaded_by_its_ending(tmp_path, name):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
-        (NCCL_LOG.replace("Rank", "Rang"), "expected a line `#  Rank  0 ...` for every rank"),
+        ("".join(NCCL_LOG.splitlines(keepends=True)[5:]), "expected a line `#  Rank  0 ...` for every rank"),
         (NCCL_LOG.replace("sum", "none"), "expected rows of all-reduce times"),
-        (None, "cannot be read"),
+        (None, "cannot be read: No such file"),
     ],
 )
-def test_another_file_is_told_from_a_log(tmp_path, text, says):
+def test_a_file_that_is_no_log_is_refused(tmp_path, text, message):
     if text is not None:
         (tmp_path / "log").write_text(text)
-    with pytest.raises(ValueError, match=re.escape(says)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         Fabric.from_nccl_tests(tmp_path / "log")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            "9.25",
+            "9.2.5",
+            "log:11: expected a row `size count type redop root time algbw busbw ...`, got '1024 256 float",
+        ),
+        ("1024           256 ", "1024           257 ", "log:11: expected a size of 4 bytes times count"),
+        ("    9.25    0.11", "    9.25   11.07", "log:11: expected an algbw in GB/s that is the size divided by the"),
+        ("Rank  1", "Rank  x", "log:5: expected a line `#  Rank  0 Group  0 Pid ...`, got '# Rank x Group 0 Pid"),
+        ("9.25", 400 * "9", "log:11: expected a row `size"),
+        ("Rank  1", "Rank  2", "log:5: expected rank 1 next, got '# Rank 2"),
+        ("Rank  0", "Rank  1", "log:4: expected rank 0 next, got '# Rank 1"),
+    ],
+)
+def test_a_damaged_line_of_a_log_is_named_by_its_number(tmp_path, old, new, message):
+    assert old in NCCL_LOG
+    (tmp_path / "log").write_text(NCCL_LOG.replace(old, new, 1))
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        Fabric.from_nccl_tests(tmp_path / "log")
+    assert "\n" not in str(caught.value)
+
+
+def test_other_lines_of_a_log_are_skipped(tmp_path):
+    noise = ["Rank 3 of 8 starts", "2 8 nodes ready", "# 8 2 float sum"]
+    noise += ["host:1:2 [0] NCCL INFO Channel 00/02 : 0 1 2 3 4 5 6 7"]
+    lines = [line for pair in zip(NCCL_LOG.splitlines(), noise * 9, strict=False) for line in pair]
+    (tmp_path / "log").write_text("\n".join(lines))
+    assert read_log(tmp_path / "log") == [(2, 8, 8650), (2, 1024, 9250)]
+
+
+def test_runs_of_several_world_sizes_in_one_log_are_refused(tmp_path):
+    (tmp_path / "log").write_text(NCCL_LOG + nccl_log(4, {8: 9.65}))
+    with pytest.raises(
+        ValueError, match=r"log: expected runs of one world size, got runs of 2 and 4 ranks; give each"
+    ):
+        Fabric.from_nccl_tests(tmp_path / "log")
+    (tmp_path / "log").write_text(NCCL_LOG + NCCL_LOG)
+    assert read_log(tmp_path / "log") == [(2, 8, 8650), (2, 1024, 9250)] * 2
+
+
+@given(
+    st.integers(1, 12),
+    st.dictionaries(st.integers(12, 28).map(lambda power: 2**power), st.floats(1, 50_000), min_size=1, max_size=4),
+    st.data(),
+)
+def test_a_damaged_log_has_the_same_rows_or_is_named(tmp_path_factory, ranks, us, data):
+    """One or two characters that are no digit, no blank and no `#` replace up to two characters of one line.
+
+    Other damage may leave a valid log of other measurements, such as one without a row.
+    """
+    path = tmp_path_factory.getbasetemp() / "damaged.log"
+    log = nccl_log(ranks, us)
+    path.write_text(log)
+    rows = read_log(path)
+    assert [row[:2] for row in rows] == [(ranks, size) for size in us]
+    lines = log.split("\n")
+    number = data.draw(st.integers(0, len(lines) - 1))
+    at = data.draw(st.integers(0, len(lines[number])))
+    damage = data.draw(st.text("x.-:,e\0\xe9", min_size=1, max_size=2))
+    replaced = data.draw(st.integers(0, 2))
+    lines[number] = lines[number][:at] + damage + lines[number][at + replaced :]
+    path.write_text("\n".join(lines))
+    try:
+        assert read_log(path) == rows
+    except ValueError as error:
+        message = str(error)
+        assert message.startswith((f"{path}:{number + 1}: expected ", f"{path}:{number + 2}: expected rank "))
+        assert "\n" not in message
 
 
 @pytest.mark.parametrize("row", [(0, 8, 5), (2, -8, 5), (2, 8, -5), (2, 8, 5.5)])
@@ -349,16 +422,16 @@ def of_law(law: str, world_size: int) -> Table:
 
 
 @given(st.sampled_from(list(LATENCY_LAWS)), st.integers(2, 64), st.integers(2, 512))
-def test_a_fabric_that_follows_a_law_is_foretold(law, measured, world_size):
-    foretold = grown(of_law(law, measured), measured, world_size, LATENCY_LAWS[law])
-    np.testing.assert_allclose(foretold.ns, of_law(law, world_size).ns, rtol=1e-3)
+def test_a_fabric_that_follows_a_law_is_extrapolated(law, measured, world_size):
+    extrapolated = table_beyond(of_law(law, measured), measured, world_size, LATENCY_LAWS[law])
+    np.testing.assert_allclose(extrapolated.ns, of_law(law, world_size).ns, rtol=1e-3)
 
 
 @given(st.sampled_from(list(LATENCY_LAWS)), st.sets(st.sampled_from([2, 3, 4, 8, 16]), min_size=2))
 def test_the_law_of_the_latency_is_read_from_the_data(law, world_sizes):
     measured = {n: of_law(law, n) for n in sorted(world_sizes)}
     assert latency_law(measured, "neither") == law
-    np.testing.assert_allclose(table_for(measured, 64, "neither").ns, of_law(law, 64).ns, rtol=2e-3)
+    np.testing.assert_allclose(extrapolated_table(measured, 64, "neither").ns, of_law(law, 64).ns, rtol=2e-3)
 
 
 def test_with_one_world_size_measured_the_library_says_how_latency_grows():
@@ -379,14 +452,14 @@ def test_between_two_measured_world_sizes_the_cost_is_between_theirs(two, eight,
 
 
 def test_between_two_world_sizes_time_follows_a_power_of_the_ranks():
-    four = between({2: Table(np.array([8]), np.array([100.0])), 8: Table(np.array([8]), np.array([400.0]))}, 2, 8, 4)
-    assert four.ns.tolist() == [200]
+    two, eight = (Table(np.array([8]), np.array([ns])) for ns in (100.0, 400.0))
+    assert table_between({2: two, 8: eight}, 2, 8, 4).ns.tolist() == [200]
 
 
-def test_measured_ranks_alone_foretell_nothing():
-    assume_none = Fabric.from_table([(1, 8, 5)]).model_copy(update={"extrapolate": True})
-    with pytest.raises(ValueError, match=re.escape("measured for [1] ranks, not for 4")):
-        assume_none.all_reduce_ns(8, 4)
+def test_a_world_of_one_rank_is_not_extrapolated():
+    one_rank = Fabric.from_table([(1, 8, 5)]).model_copy(update={"extrapolate": True})
+    with pytest.raises(ValueError, match=re.escape("of [1], for which all-reduces were measured, got 4")):
+        one_rank.all_reduce_ns(8, 4)
 
 
 @given(st.integers(2, 64), st.integers(0, 10**7))
@@ -446,27 +519,27 @@ LINKS = Fabric.from_alpha_beta(1, 1e9)
 
 
 @pytest.mark.parametrize(
-    ("fabrics", "says"),
+    ("fabrics", "message"),
     [
         ([], "fabrics: expected at least one to merge, got none"),
         ([TWO, [FOUR]], "fabrics[1]: expected a Fabric, got [Fabric"),
         (
             [TWO, FOUR, Fabric.from_table([(2, 9, 6)])],
-            "expected world sizes that no other measured, got 2, which fabrics[0] (log of 2) measured too",
+            "expected world sizes that no other fabric measured, got 2, which fabrics[0] (log of 2) measured too",
         ),
         (
             [TWO, FOUR.scaled(2)],
-            "fabrics[1] (log of 4): scale: expected 1.0, as of fabrics[0] (log of 2), got 2.0",
+            "fabrics[1] (log of 4): scale: expected 1.0 as in fabrics[0] (log of 2), got 2.0",
         ),
-        ([TWO, FOUR.model_copy(update={"slow_link": 2.0})], "slow_link: expected 1.0, as of"),
-        ([TWO, FOUR.model_copy(update={"library": "gloo"})], "concurrency: expected 1, as of"),
-        ([LINKS, TWO, LINKS], "fabrics[2]: topology: expected links of one fabric, got more, as fabrics[0] has some"),
+        ([TWO, FOUR.model_copy(update={"slow_link": 2.0})], "slow_link: expected 1.0 as in"),
+        ([TWO, FOUR.model_copy(update={"library": "gloo"})], "concurrency: expected 1 as in"),
+        ([LINKS, TWO, LINKS], "fabrics[2]: topology: expected none, because fabrics[0] describes links already"),
     ],
 )
-def test_fabrics_that_do_not_fit_together_are_named(fabrics, says):
-    with pytest.raises(ValueError, match=re.escape(says)) as told:
+def test_fabrics_that_do_not_fit_together_are_named(fabrics, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         Fabric.merged(*fabrics)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(caught.value)
 
 
 @given(st.sampled_from(list(CONCURRENCY)), st.sampled_from(list(CONCURRENCY)), st.none() | st.integers(1, 4))
@@ -483,7 +556,9 @@ def test_concurrency_follows_the_library_unless_it_was_set_even_through_a_file(t
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "halving_doubling", "hierarchical", "in_network"])
 def test_tables_alone_have_no_choice_of_algorithm(algorithm):
-    with pytest.raises(ValueError, match=f"algorithm: expected a topology, on whose links {algorithm} would run"):
+    with pytest.raises(
+        ValueError, match=f"algorithm: expected a topology for {algorithm}, got measured tables alone"
+    ):
         Fabric(all_reduce=TWO.all_reduce, algorithm=algorithm)
     if algorithm != "in_network":
         both = Fabric(all_reduce=TWO.all_reduce, topology=LINKS.topology, algorithm=algorithm)
@@ -508,7 +583,7 @@ def test_segments_of_a_table_are_those_of_its_protocols():
     for segment, (alpha, slope) in zip(found, protocols, strict=True):
         assert segment[1:] == pytest.approx((alpha, slope), rel=0.01)
     assert fabric.segments(1) == (Segment(0, 0.0, 0.0),)
-    with pytest.raises(ValueError, match=re.escape("measured for [2] ranks, not for 4")):
+    with pytest.raises(ValueError, match=re.escape("of [2], for which all-reduces were measured, got 4")):
         fabric.segments(4)
 
 

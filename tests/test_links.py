@@ -1,4 +1,4 @@
-"""Links: ranks in namespaces of their own, as far apart as their rate says, of which nothing is left."""
+"""Virtual links: ranks in network namespaces of their own, at a given rate, of which nothing is left afterwards."""
 
 import contextlib
 import json
@@ -55,7 +55,7 @@ def test_a_rate_is_read_with_its_unit(number, unit):
 
 
 @pytest.mark.parametrize("text", ["", "fast", "0", "-1gbit", "1 gbyte", "1tbit", "nan"])
-def test_what_is_no_rate_is_told(text):
+def test_a_text_that_is_no_rate_is_refused(text):
     with pytest.raises(ValueError, match=r"^link rate: expected such as 1gbit, .*; got"):
         bits_per_s(text)
 
@@ -138,7 +138,7 @@ NOT_PERMITTED = LinkError(virtual_links._needs("unshare: not permitted"))
 
 @NEEDS_LINKS
 @pytest.mark.parametrize(
-    ("patch", "says"),
+    ("patch", "message"),
     [
         (mock.patch.object(virtual_links, "_new_namespace", side_effect=NOT_PERMITTED),
          "unshare: not permitted"),
@@ -147,14 +147,14 @@ NOT_PERMITTED = LinkError(virtual_links._needs("unshare: not permitted"))
     ],
     ids=["not root", "no nsenter", "tc refuses"],
 )  # fmt: skip
-def test_what_a_machine_lacks_is_told_in_one_line(patch, says):
+def test_missing_tools_and_permissions_are_reported_in_one_line(patch, message):
     before = namespaces()
     with (
         patch,
         mock.patch.object(virtual_links, "LEAST_BURST_BYTES", 0),
-        pytest.raises(LinkError, match=says) as told,
+        pytest.raises(LinkError, match=message) as caught,
     ):
         Links(2, 1e9)
-    assert "apt-get install iproute2" in str(told.value)
-    assert "\n" not in str(told.value)
+    assert "apt-get install iproute2" in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert namespaces() == before

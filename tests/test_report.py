@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from reference.launch import RankPool
 from simulator import Fabric, predict
-from simulator.cli.output import fitting, show_report, show_table
+from simulator.cli.output import fitting_columns, show_report, show_table
 from simulator.measure import validate
 from simulator.measure.report import (
     Configuration,
@@ -56,10 +56,10 @@ def test_a_report_counts_errors_as_it_says():
     assert report.pairs_apart == 5  # all of six but 300 and 302, which are within the noise
     assert report.sign_errors == 1  # 200 and 300 are ranked the wrong way round
     assert report.fastest_found == 1
-    assert report.yardsticks == {"perfect_scaling": 0.5, "no_overlap": 0.5, "naive_overlap": 0.25}
+    assert report.baselines == {"perfect_scaling": 0.5, "no_overlap": 0.5, "naive_overlap": 0.25}
 
 
-def test_a_faster_configuration_that_was_not_found_is_told_of_each_model():
+def test_fastest_found_counts_models():
     rows = [row(1, 100, 180), row(5, 200, 120), row(1, 100, 104), row(5, 200, 180)]
     named = [replace(one, model=f"m{number // 2}") for number, one in enumerate(rows)]
     assert summarize(named, "abc").fastest_found == 0.5
@@ -71,7 +71,7 @@ def test_a_table_gives_up_columns_before_it_breaks_a_word(data):
     names = data.draw(st.lists(st.text("ab ", min_size=1, max_size=9), min_size=1, max_size=6, unique=True))
     cells = st.fixed_dictionaries({name: st.text("12 ", max_size=12) for name in names})
     rows = data.draw(st.lists(cells, min_size=1, max_size=3))
-    spared = data.draw(st.lists(st.sampled_from(names), unique=True, max_size=len(names) - 1))
+    optional = data.draw(st.lists(st.sampled_from(names), unique=True, max_size=len(names) - 1))
     width = data.draw(st.integers(1, 60))
 
     def needed(columns):
@@ -79,23 +79,23 @@ def test_a_table_gives_up_columns_before_it_breaks_a_word(data):
         longest = [max(map(len, " ".join(of_column).split()), default=0) for of_column in words]
         return sum(word + 1 for word in longest)
 
-    kept = fitting(rows, width, spared)
-    gone = spared[: len(names) - len(kept)]
+    kept = fitting_columns(rows, width, optional)
+    gone = optional[: len(names) - len(kept)]
     assert kept == [name for name in rows[0] if name not in gone]
-    assert needed(kept) <= width or gone == spared
+    assert needed(kept) <= width or gone == optional
     assert not gone or needed([name for name in names if name not in gone[:-1]]) > width
 
 
-def test_what_a_table_leaves_out_is_told(capsys):
+def test_a_table_names_the_columns_that_it_leaves_out(capsys):
     rows = [{"cap": "5 MB", "hook": "none", "iteration ms": "5" * 116}]
-    show_table(rows, "title", spared=("hook",))
-    assert capsys.readouterr().out.splitlines()[-1] == "left out, as 120 columns are too few: hook"
+    show_table(rows, "title", optional=("hook",))
+    assert capsys.readouterr().out.splitlines()[-1] == "left out, because the terminal has 120 columns: hook"
 
 
 @pytest.mark.parametrize(("measured", "restless"), [(100, False), (112, True), (88, True)])
 def test_a_report_warns_of_a_machine_that_changed_its_speed(capsys, measured, restless):
     show_report(summarize([row(1, measured, 100)], "abc"))
-    assert ("run again while nothing else does" in capsys.readouterr().out) == restless
+    assert ("run again while nothing else runs" in capsys.readouterr().out) == restless
 
 
 def test_a_report_is_drawn_and_written(tmp_path):
@@ -103,7 +103,10 @@ def test_a_report_is_drawn_and_written(tmp_path):
     figure = validation_figure(report.to_frame())
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1 MB\nready", "single\nready"]
     assert figure.axes[0].get_title(loc="left") == "m: mean absolute error 7.0% paired, 51.5% by the clock"
-    assert json.loads(json.dumps(report.to_json()))["rows"][1]["cap_mb"] is None
+    written = json.loads(json.dumps(report.to_json()))
+    assert written["rows"][1]["cap_mb"] is None
+    assert set(written["rows"][0]["turns"][0]) == {"times_ns", "reference"}
+    assert set(written["yardsticks"]) == {"perfect_scaling", "no_overlap", "naive_overlap"}
     report.save(tmp_path)
     assert json.loads((tmp_path / "report.json").read_text())["predictions_sha256"] == "abc"
     written = pd.read_csv(tmp_path / "report.csv")
@@ -143,8 +146,8 @@ def test_pairing_takes_out_processor_and_network_each_by_its_part(processor, net
 
 def measurement(ns: int, processor: float, network: float, predicted: TargetPrediction | None = None) -> Measurement:
     """One iteration, and a reference by how much longer it took than predicted."""
-    reference = (predicted or predict_targets(TRACE, FABRIC, [Configuration(25.0)], 2)[0]).reference
-    scaled = SpeedCheck(round(processor * reference.compute_ns), round(network * reference.all_reduce_ns))
+    expected = (predicted or predict_targets(TRACE, FABRIC, [Configuration(25.0)], 2)[0]).speed_check
+    scaled = SpeedCheck(round(processor * expected.compute_ns), round(network * expected.all_reduce_ns))
     return Measurement((ns,), scaled)
 
 
@@ -154,9 +157,9 @@ def test_one_rank_is_as_fast_as_its_processor(compute_ns):
     assert alone.speed(SpeedCheck(compute_ns, 0)) == pytest.approx(1000 / compute_ns)
 
 
-def test_the_reference_is_computation_and_then_one_all_reduce():
-    (said,) = predict_targets(TRACE, FABRIC, [Configuration(25.0)], 2)
-    assert said.reference == SpeedCheck(1000, FABRIC.all_reduce_ns(400, 2))
+def test_a_speed_check_is_computation_and_then_one_all_reduce():
+    (target,) = predict_targets(TRACE, FABRIC, [Configuration(25.0)], 2)
+    assert target.speed_check == SpeedCheck(1000, FABRIC.all_reduce_ns(400, 2))
 
 
 @given(st.lists(st.integers(1, 10**4), min_size=1, max_size=9))
@@ -174,7 +177,7 @@ def test_coverage_is_of_iterations(times):
 
 @pytest.mark.parametrize("measured_ns", [1, 10**9])
 def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_on_it(tmp_path, measured_ns):
-    """The ranks of this pool find the file when they are told to train, and measure whatever the test wants."""
+    """The file exists when the ranks of this pool begin to train; they measure what the test wants."""
     written = tmp_path / "predictions.json"
 
     def run(body, *arguments, **_):

@@ -91,7 +91,7 @@ def test_the_members_in_use_are_the_ranks(topology, world_size):
     try:
         levels = topology.in_use(world_size)
     except ValueError as error:
-        assert str(error).startswith("world_size: ")  # noqa: PT017  # either outcome is right, and says which
+        assert str(error).startswith("world_size: ")  # noqa: PT017  # either outcome is right
     else:
         assert prod(level.members for level in levels) == world_size
         assert all(
@@ -100,14 +100,14 @@ def test_the_members_in_use_are_the_ranks(topology, world_size):
 
 
 @pytest.mark.parametrize(
-    ("world_size", "says"),
+    ("world_size", "message"),
     [
-        (12, "past 8 ranks expected a multiple of 8, as level nvlink joins that many"),
-        (200, "past 128 ranks expected a multiple of 128, as level nic joins that many"),
+        (12, "expected a multiple of 8 above 8 ranks, the size of a group of level nvlink"),
+        (200, "expected a multiple of 128 above 128 ranks, the size of a group of level nic"),
     ],
 )
-def test_a_partly_filled_group_is_refused(cluster, world_size, says):
-    with pytest.raises(ValueError, match=rf"^world_size: {says} \(spine x any number of nic x 16 of nvlink x 8\)"):
+def test_a_partly_filled_group_is_refused(cluster, world_size, message):
+    with pytest.raises(ValueError, match=rf"^world_size: {message} \(spine x any number of nic x 16 of nvlink x 8\)"):
         load_topology(cluster).in_use(world_size)
 
 
@@ -121,7 +121,7 @@ LINK = "{latency_us: 1, gb_per_s: 1}"
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (None, "cannot be read: No such file"),
         ("levels: [", "not YAML: while parsing"),
@@ -153,35 +153,38 @@ LINK = "{latency_us: 1, gb_per_s: 1}"
         (f"levels: {{a: {LINK}, a: {LINK}}}", "not YAML: a occurs twice"),
         (
             f"levels: {{a: {LINK}, b: {LINK}}}",
-            "levels.b.of: expected one level around each other, but a and b join ranks",
+            "levels.b.of: expected one level of each other, got both a and b of ranks",
         ),
         (
             "levels: {a: {members: 2, latency_us: 1, gb_per_s: 1}, b: {of: a, latency_us: 1, gb_per_s: 1}, "
             "c: {of: a, latency_us: 1, gb_per_s: 1}}",
-            "levels.c.of: expected one level around each other, but b and c are around a",
+            "levels.c.of: expected one level of each other, got both b and c of a",
         ),
         (
             f"levels: {{a: {LINK}, b: {{of: x, latency_us: 1, gb_per_s: 1}}}}",
-            "levels.b.of: no level is called x; there are a, b",
+            "levels.b.of: expected the name of a level (a, b), got x",
         ),
         (
             f"levels: {{z: {LINK}, a: {{of: b, latency_us: 1, gb_per_s: 1}}, "
             "b: {of: a, latency_us: 1, gb_per_s: 1}}",
-            "levels.a.of: cyclic",
+            "levels.a.of: expected a chain that ends at a level",
         ),
-        ("levels: {a: {of: a, latency_us: 1, gb_per_s: 1}}", "levels.a.of: cyclic"),
+        (
+            "levels: {a: {of: a, latency_us: 1, gb_per_s: 1}}",
+            "levels.a.of: expected a chain that ends at a level",
+        ),
         (
             f"levels: {{a: {LINK}, b: {{of: a, latency_us: 1, gb_per_s: 1}}}}",
             "levels.a.members: expected a count, got none",
         ),
-        (f"levels: {{a: {LINK}}}\nin_network: [b]", "in_network: no level is called b; there are a"),
+        (f"levels: {{a: {LINK}}}\nin_network: [b]", "in_network: expected names of levels (a), got b"),
     ],
 )
-def test_a_broken_file_names_file_field_and_reason(tmp_path, text, says):
+def test_a_broken_file_names_file_field_and_reason(tmp_path, text, message):
     path = tmp_path / "links.yaml"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
         Fabric.load(path)
     assert str(caught.value).startswith(f"{path}: ")
     assert "\n" not in str(caught.value)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator import Fabric
-from simulator.fabric.tables import LATENCY_LAWS, UNMEASURED, latency_law, segment_at, tables_by_world_size
+from simulator.fabric.tables import DEFAULT_LATENCY_LAW, LATENCY_LAWS, latency_law, segment_at, tables_by_world_size
 
 from .cases import AllReduceCase, LinkRate, MeasuredTable, Question, TreeLatency
 from .comparison import CaseScore, Comparison
@@ -97,7 +97,7 @@ def fabric_of(tables: Sequence[MeasuredTable]) -> Fabric:
 
 def measured_law(fabric: Fabric) -> Law:
     """The law of latency that the simulator finds in the measured tables."""
-    return LATENCY_LAWS[latency_law(tables_by_world_size(fabric.all_reduce), UNMEASURED["nccl"])]
+    return LATENCY_LAWS[latency_law(tables_by_world_size(fabric.all_reduce), DEFAULT_LATENCY_LAW["nccl"])]
 
 
 def tree_law(tree: TreeLatency) -> Law:

@@ -131,7 +131,7 @@ def _load(folder: Path) -> CommittedRun:
         configurations = [row.configuration for row in of_model]
         targets = predict_targets(trace, fabric, configurations, trace.workload.world_size)
         rows += [
-            make_row(model, configuration, target, [turn.as_measurement(target.reference) for turn in row.turns])
+            make_row(model, configuration, target, [turn.as_measurement(target.speed_check) for turn in row.turns])
             for configuration, target, row in zip(configurations, targets, of_model, strict=True)
         ]
         source = fabric.source.partition(";")[0].removeprefix("measured: ")

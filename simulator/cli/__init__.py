@@ -1,1 +1,1 @@
-"""The command `ddplab`."""
+"""The command `ddplab`: one module per group of subcommands, and their shared options and output."""

@@ -1,4 +1,4 @@
-"""`ddplab fabric` and `ddplab knobs`: what a fabric file contains, and every setting with its unit and source."""
+"""`ddplab fabric` and `ddplab knobs`: the contents of a fabric, and every setting with its unit and source."""
 
 from itertools import accumulate
 from operator import mul
@@ -22,47 +22,53 @@ from .output import contention_rows, hook_rows, show_table, write_json
 def fabric(
     files: Annotated[
         list[Path],
-        typer.Argument(help=f"{FABRIC_FILE}; several are merged into one."),
+        typer.Argument(metavar="FILE", help=f"{FABRIC_FILE}. Several files are merged into one fabric."),
     ],
     world_sizes: Annotated[
         str | None,
-        typer.Option(help="Numbers of ranks, comma-separated.", show_default="those measured, full groups of links"),
+        typer.Option(
+            metavar="N,...",
+            help="World sizes to show.",
+            show_default="world sizes that were measured, and full groups of links",
+        ),
     ] = None,
     fabric_set: FabricSettings = None,
     processor: ProcessorFile = None,
     json_path: Json = None,
 ) -> None:
-    """Show what all-reduces cost, as latency and bandwidth by size of message, and what the processor pays.
+    """Show the latency and bandwidth of all-reduces by message size, and the costs to the processor.
 
-    Several files are merged as `predict` merges them: measured tables of all, links of the one that has any, all else
-    of the first.
+    Several files are merged as by `predict`: the measured tables of all, the links of the one that has any, and
+    everything else of the first.
     """
-    known = read_fabric(files, fabric_set, processor)
-    sizes = _telling_sizes(known) if world_sizes is None else read_counts("--world-sizes", world_sizes)
-    segments = [segment for world_size in sizes for segment in _segments(known, world_size)]
-    print(known.source or ", ".join(map(str, files)))
-    show_table(list(map(_row, segments)), f"all-reduces, {known.concurrency} at a time")
-    _show_processor(known.processor)
-    write_json(json_path, _as_json(known) | {"segments": segments})
+    shown = read_fabric(files, fabric_set, processor)
+    sizes = _default_world_sizes(shown) if world_sizes is None else read_counts("--world-sizes", world_sizes)
+    segments = [segment for world_size in sizes for segment in _segments(shown, world_size)]
+    print(shown.source or ", ".join(map(str, files)))
+    show_table(
+        list(map(_segment_row, segments)), f"all-reduces, {shown.concurrency} at a time; ± is half of a 90 % band"
+    )
+    _show_processor(shown.processor)
+    write_json(json_path, _as_json(shown) | {"segments": segments})
 
 
-def _telling_sizes(known: Fabric) -> list[int]:
-    """World sizes that were measured, and each full group of described links: of two, where it takes any number."""
-    levels = known.topology.levels if known.topology else ()
-    return sorted({*known.world_sizes, *accumulate((level.members or 2 for level in levels), mul)})
+def _default_world_sizes(fabric: Fabric) -> list[int]:
+    """World sizes that were measured, and every full group of links; two groups where a level joins any number."""
+    levels = fabric.topology.levels if fabric.topology else ()
+    return sorted({*fabric.world_sizes, *accumulate((level.members or 2 for level in levels), mul)})
 
 
-def _segments(known: Fabric, world_size: int) -> list[dict[str, Any]]:
-    """What is known of a world size, once for each of its segments."""
-    origin, error = known.origin(world_size), known.relative_error(world_size)
+def _segments(fabric: Fabric, world_size: int) -> list[dict[str, Any]]:
+    """One entry per segment of a world size's costs."""
+    origin, error = fabric.origin(world_size), fabric.relative_error(world_size)
     return [
         {"world_size": world_size, "origin": origin, "relative_error": error, **segment._asdict()}
-        for segment in known.segments(world_size)
+        for segment in fabric.segments(world_size)
     ]
 
 
-def _row(segment: dict[str, Any]) -> dict[str, str]:
-    """Bandwidths as nccl-tests has them: message by time, and times 2 (n - 1) / n, which a link carries."""
+def _segment_row(segment: dict[str, Any]) -> dict[str, str]:
+    """A segment for the table; algbw and busbw are those of nccl-tests, without the latency."""
     ranks, slope = segment["world_size"], segment["ns_per_byte"]
     return {
         "ranks": str(ranks),
@@ -77,7 +83,7 @@ def _row(segment: dict[str, Any]) -> dict[str, str]:
 
 def _show_processor(processor: Processor) -> None:
     if processor == Processor():
-        print("no costs of the processor; `ddplab calibrate` measures them")
+        print("the fabric has no processor costs; `ddplab calibrate` measures them")
         return
     fields = [(name, field) for name, field in Processor.model_fields.items() if name not in ("contention", "hooks")]
     show_table(
@@ -85,58 +91,58 @@ def _show_processor(processor: Processor) -> None:
             {"name": name, "value": _cost(getattr(processor, name)), "meaning": str(field.description).split(";")[0]}
             for name, field in fields
         ],
-        "what collectives cost the processor",
+        "costs to the processor",
     )
     if contention := contention_rows(processor):
-        show_table(contention, "computation and collectives beside each other take, of their times alone")
+        show_table(contention, "slow-down of computation and collectives that run at the same time")
     if hooks := list(hook_rows(processor)):
-        show_table(hooks, "what comm hooks compute for a bucket")
+        show_table(hooks, "computation of comm hooks for a bucket")
 
 
 def _cost(value: Linear | float) -> str:
     if isinstance(value, Linear):
-        return f"{value.fixed_ns:,.0f} + {value.ns_per_byte:.3g} a byte"
+        return f"{value.fixed_ns:,.0f} + {value.ns_per_byte:.3g} per byte"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
-def _as_json(known: Fabric) -> dict[str, Any]:
-    return known.model_dump(mode="json", include={"source", "library", "concurrency", "processor"})
+def _as_json(fabric: Fabric) -> dict[str, Any]:
+    return fabric.model_dump(mode="json", include={"source", "library", "concurrency", "processor"})
 
 
 KNOBS: dict[str, type[BaseModel]] = {
-    "what the reducer is told: --policy, arguments of `predict`": Policy,
-    "how iterations differ: --variation": Variation,
+    "settings of the reducer: --policy, arguments of `predict`": Policy,
+    "variation between iterations: --variation": Variation,
     "a slow rank: --straggler": Straggler,
-    "what collectives cost: --fabric-set, fields of a fabric file": Fabric,
-    "a measured collective": Timing,
-    "two collectives at a time": Sharing,
-    "a topology file, YAML": TopologyFile,
-    "one of its levels": LevelEntry,
-    "what collectives cost the processor: `processor` of a fabric file": Processor,
-    "computation beside collectives: `contention` of a processor": Contention,
-    "what a comm hook computes: `hooks` of a processor": HookCost,
-    "the two numbers of such a cost: `pack`, `copy_out`, `compress`, ...": Linear,
+    "costs of collectives: --fabric-set, fields of a fabric file": Fabric,
+    "a measured collective: `all_reduce` and `broadcast` of a fabric file": Timing,
+    "two collectives at a time: `sharing` of a fabric file": Sharing,
+    "a topology file in YAML": TopologyFile,
+    "a level of a topology file: `levels`": LevelEntry,
+    "costs to the processor: `processor` of a fabric file": Processor,
+    "slow-downs of computation and collectives: `contention` of a processor": Contention,
+    "computation of a comm hook: `hooks` of a processor": HookCost,
+    "a cost that grows with the bytes: `pack`, `copy_out`, `compress`, ...": Linear,
     "a data sheet: --device, --from, --to": Device,
 }
 
 
 def knobs(json_path: Json = None) -> None:
-    """List everything that can be asked, with units and where the figures come from."""
-    for title, record in KNOBS.items():
-        show_table(_rows(record), title)
+    """List every setting with its default, its unit and the source of its value."""
+    for title, schema in KNOBS.items():
+        show_table(_field_rows(schema), title)
         print()
     print(f"comm hooks: {', '.join(HOOKS)}\ndata sheets: {', '.join(DEVICES)}")
-    write_json(json_path, {record.__name__: _rows(record) for record in KNOBS.values()})
+    write_json(json_path, {schema.__name__: _field_rows(schema) for schema in KNOBS.values()})
 
 
-def _rows(record: type[BaseModel]) -> list[dict[str, str]]:
+def _field_rows(schema: type[BaseModel]) -> list[dict[str, str]]:
     return [
         {
             "name": name,
             "default": _default(field.default),
             "meaning": field.description or "",
         }
-        for name, field in record.model_fields.items()
+        for name, field in schema.model_fields.items()
     ]
 
 

@@ -1,6 +1,6 @@
-"""The command `ddplab`: its commands, its manual, and how errors become one line.
+"""The command `ddplab`: its subcommands, its help, and errors in one line.
 
-Commands import whatever needs torch only when they run.
+Subcommands import what needs torch when they run, so that the others start quickly.
 """
 
 import os
@@ -18,82 +18,85 @@ from .predict import predict, sweep
 from .synthesize import rescale, synthesize
 
 USAGE = """\
-Record data-parallel training, predict it under other buckets and networks, check the predictions.
+Record data-parallel training, predict its iteration time under other settings, and check the predictions.
 
 \b
 The usual order:
-  record      when each gradient of a model is ready       -> trace.json.gz
-  calibrate   what collectives cost on this machine         -> fabric.json
-  predict     the iteration under other buckets, networks, world sizes
-  validate    all of that, and then training for real, side by side
+  record      record when each gradient of a model is ready  -> trace.json.gz
+  calibrate   measure collectives on this machine            -> fabric.json
+  predict     predict iteration times from these two files
+  validate    do all of this, then train and compare
 
-Without the machine: `synthesize` makes a trace from a data sheet, a fabric may be a YAML file of links or logs of
-nccl-tests, `sweep` tries all combinations, `knobs` lists whatever can be asked.
+To model hardware that you do not have, make a trace from a data sheet with `synthesize`, and use a YAML file of
+links or logs of nccl-tests as the fabric. `sweep` predicts all combinations of several settings, and `knobs` lists
+every setting.
 
-A model is resnet50, resnet18, mlp, transformer, small-tensors or MODULE:CALLABLE; the callable returns
-(model, loss_fn), and loss_fn(model) runs one batch and returns the loss. Sizes are in MB of 2**20 bytes.
+MODEL is resnet50, resnet18, mlp, transformer, small-tensors or MODULE:CALLABLE. The callable returns
+(model, loss_fn), and loss_fn(model) runs one batch and returns the loss. 1 MB is 2**20 bytes.
 
-Each command prints a table, takes --json PATH for programs, and ends with 0; with 1 and one line if something
-is wrong that you can mend; with 2 if an option is.
+Every command prints tables, and writes its result for programs with --json PATH. The exit status is 0 on success, 1
+after an error and 2 for a wrong command line; every error is one line.
 """
 
 SUMMARIES: Mapping[str, str] = {
-    "record": "When each gradient of a model is ready.",
-    "synthesize": "A trace from a model and a data sheet; nothing runs.",
-    "rescale": "A recorded trace, on another device.",
-    "calibrate": "What collectives, copies and launches cost here.",
-    "fabric": "What is known of a fabric: latency and bandwidth.",
-    "predict": "The iteration under each bucket cap, order and hook.",
-    "sweep": "All combinations, as a table and a heat map.",
-    "knobs": "Everything that can be asked, with units and sources.",
-    "validate": "Predict, then train for real, and compare.",
-    "demo": "All of it for two models, in 5 to 7 minutes.",
+    "record": "Record when each gradient of a model is ready.",
+    "synthesize": "Make a trace from a model and a data sheet.",
+    "rescale": "Rescale a recorded trace to another device.",
+    "calibrate": "Measure collectives and their costs on this machine.",
+    "fabric": "Show latency, bandwidth and processor costs of a fabric.",
+    "predict": "Predict iteration times by bucket cap, order and hook.",
+    "sweep": "Predict all combinations; write a table and a heat map.",
+    "knobs": "List every setting with its unit and source.",
+    "validate": "Predict, then train, and compare.",
+    "demo": "Validate two models, in 5 to 7 minutes.",
 }
-"""By command, for the list of all."""
+"""One line per subcommand, for the list in the help."""
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "record": (
         "ddplab record --model resnet18 --out out/resnet18.json.gz",
-        "ddplab record --model my_models:small --world-size 2 --iterations 20 --out out/small.json.gz",
+        "ddplab record --model my_models:small --world-size 2 --iterations 20",
     ),
     "synthesize": (
-        "ddplab synthesize --model resnet50 --device a100-40gb-tf32 --out out/a100.json.gz",
-        "ddplab synthesize --model resnet50 --device h100-tf32 --step-ms 95 --out out/h100.json.gz",
+        "ddplab synthesize --model resnet50 --device a100-40gb-tf32",
+        "ddplab synthesize --device h100-tf32 --step-ms 95 --out out/h100.json.gz",
     ),
-    "rescale": ("ddplab rescale out/a100.json.gz --model resnet50 --from a100-40gb-tf32 --to h100-tf32",),
+    "rescale": ("ddplab rescale out/a100.json.gz --from a100-40gb-tf32 --to h100-tf32",),
     "calibrate": (
         "ddplab calibrate --model mlp --world-size 2 --out out/fabric.json",
-        "ddplab calibrate --model mlp --hook fp16 --hook power_sgd:2 --link-rate 1gbit --out out/gbit.json",
+        "ddplab calibrate --model mlp --hook fp16 --hook bf16 --link-rate 1gbit",
     ),
     "fabric": (
         "ddplab fabric out/fabric.json",
         "ddplab fabric 8.log 16.log pod.yaml",
     ),
     "predict": (
-        "ddplab predict trace.json.gz --fabric out/fabric.json --world-size 2 --caps 1,25,single",
-        "ddplab predict trace.json.gz --fabric pod.yaml --world-size 64 --hooks none,fp16 --straggler 3:1.5",
-        "ddplab predict trace.json.gz --fabric 8.log --fabric 16.log --world-size 16 --timeline out/timeline.png",
+        "ddplab predict trace.json.gz --fabric out/fabric.json --caps 1,25,single",
+        "ddplab predict trace.json.gz --hooks none,fp16 --timeline out/timeline.png",
+        "ddplab predict trace.json.gz --fabric pod.yaml --straggler 3:1.5",
+        "ddplab predict trace.json.gz --fabric 8.log --fabric 16.log --world-size 16",
     ),
     "sweep": (
-        "ddplab sweep trace.json.gz --fabric pod.yaml --world-sizes 8,64,512 --caps 1,5,25 --heat-map out/map.png",
+        "ddplab sweep trace.json.gz --fabric pod.yaml --world-sizes 8,64,512",
+        "ddplab sweep trace.json.gz --fabric pod.yaml --heat-map out/map.png",
     ),
     "knobs": ("ddplab knobs",),
     "validate": (
         "ddplab validate --model mlp --caps 1,25 --out out/mlp",
-        "ddplab validate --model my_models:small --world-size 4 --hooks none,bf16 --link-rate 1gbit --out out/small",
+        "ddplab validate --model my_models:small --hooks none,bf16 --link-rate 1gbit",
     ),
     "demo": ("ddplab demo --out out/demo",),
 }
-"""By command."""
+"""Command lines by subcommand, shown at the end of its help."""
 
 
 def epilog(command: str) -> str:
-    """The examples of a command, as its help ends with them."""
+    """The end of a subcommand's help: its examples."""
     return "\b\nExamples:\n" + "\n".join(f"  {example}" for example in EXAMPLES[command])
 
 
 INTERRUPTED = 130
-"""The status after Ctrl-C, as shells have it."""
+"""Exit status after Ctrl-C, as in shells."""
 
 app = typer.Typer(
     help=USAGE,
@@ -107,18 +110,19 @@ for command in (record, synthesize, rescale, calibrate, fabric, predict, sweep, 
 
 
 def main() -> None:
-    """Run the command; what the user can mend is told in one line."""
-    sys.path.insert(0, os.getcwd())  # so that --model finds the user's own module, as `python -m` would
+    """Run the command line; an error that the user can correct is printed as one line."""
+    sys.path.insert(0, os.getcwd())  # so that --model finds the user's own module, as with `python -m`
     try:
         status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except typer.TyperException as error:  # a wrong command, option or value
-        asked = getattr(error, "ctx", None)
-        manual = f"{asked.command_path if asked else 'ddplab'} --help"
-        _end(f"{error.format_message().rstrip('.')}; {manual} tells what there is", error.exit_code)
+        context = getattr(error, "ctx", None)
+        command_path = context.command_path if context else "ddplab"
+        message = error.format_message()
+        _end(f"{message}{'' if message[-1:] in '.?' else '.'} See `{command_path} --help`.", error.exit_code)
     except (Error, ValueError, OSError) as error:
         _end(str(error), 1)
     if status == INTERRUPTED:
-        _end("interrupted; nothing of it runs any more, and files are whole or absent", INTERRUPTED)
+        _end("interrupted; all ranks have ended, and no file is incomplete", INTERRUPTED)
     sys.exit(status)
 
 

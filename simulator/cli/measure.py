@@ -1,4 +1,4 @@
-"""`ddplab record`, `calibrate`, `validate` and `demo`: the commands that run real ranks on this machine."""
+"""`ddplab record`, `calibrate`, `validate` and `demo`: the subcommands that run real ranks on this machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +13,7 @@ from .options import (
     LinkRate,
     Model,
     Orders,
+    TraceOut,
     WorldSize,
     check_outputs,
     read_caps,
@@ -26,15 +27,17 @@ from .output import describe_trace, progress, show_report, show_table, write_jso
 def record(
     model: Model = "resnet50",
     world_size: WorldSize = 1,
-    iterations: Annotated[int, typer.Option(min=1, help="Iterations to record, after 2 of warm-up.")] = 10,
-    out: Annotated[Path, typer.Option(help="The trace; .gz compresses it.")] = Path("out/trace.json.gz"),
+    iterations: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Iterations to record, after 2 of warm-up.")
+    ] = 10,
+    out: TraceOut = Path("out/trace.json.gz"),
     json_path: Json = None,
 ) -> None:
-    """Record when each gradient of a model is ready, all ranks at once, without communication.
+    """Record when each gradient of a model is ready, on all ranks, without communication.
 
-    The ranks compute at the same time, as they will in training, but send nothing: an all-reduce would make every
-    backward pass as long as the slowest one and hide what each rank takes. Prints sizes and times; the trace is what
-    `predict`, `sweep` and `rescale` start from. To record a script of your own, see `reference.recorder`.
+    The ranks compute at the same time, as in training, but send nothing: all-reduces would make every backward pass
+    as long as the slowest one and so hide how long each rank takes. The trace is the input of `predict`, `sweep` and
+    `rescale`. To record a script of your own, see `reference.recorder`.
     """
     from reference.launch import RankPool
 
@@ -55,17 +58,23 @@ def calibrate(
     world_size: WorldSize = 2,
     hook: Annotated[
         list[str] | None,
-        typer.Option(help="Also measure a comm hook: fp16, quantize_per_tensor, power_sgd:RANK, ...; repeatable."),
+        typer.Option(
+            metavar="HOOK",
+            help="Also measure this comm hook: fp16, quantize_per_tensor, power_sgd:RANK, ... May be repeated.",
+        ),
     ] = None,
     link_rate: LinkRate = None,
-    out: Annotated[Path, typer.Option(help="The fabric file.")] = Path("out/fabric.json"),
+    out: Annotated[Path, typer.Option(metavar="PATH", help="Where to write the fabric file.")] = Path(
+        "out/fabric.json"
+    ),
     json_path: Json = None,
 ) -> None:
-    """Measure collectives on this machine, and how they and the model's computation slow each other down.
+    """Measure collectives on this machine, and how much they and the model's computation slow each other down.
 
-    Real ranks run all-reduces and broadcasts of sizes up to all gradients of the model, alone and beside its
-    computation; copies, launches, comm hooks and the rebuild too. All is measured repeatedly and the spread is kept:
-    let nothing else run meanwhile. Take the model that you want to predict, or one that computes like it.
+    Real ranks run all-reduces and broadcasts of up to the size of all gradients, alone and next to the model's
+    computation. Copies, launches, comm hooks and the rebuild of buckets are measured too. Measurements are repeated
+    and their spread is kept, so nothing else should run meanwhile. Choose the model that you want to predict, or a
+    similar one.
     """
     from reference.launch import RankPool
 
@@ -88,17 +97,20 @@ def validate(
     hooks: Hooks = "none",
     repeat: Annotated[
         int,
-        typer.Option(min=1, help="Turns of each configuration, 3 iterations each."),
+        typer.Option(min=1, metavar="N", help="Turns of each configuration, of 3 iterations each."),
     ] = 3,
     link_rate: LinkRate = None,
-    out: Annotated[Path, typer.Option(help="Folder for trace, fabric, predictions, report.")] = Path("out/validate"),
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for trace, fabric file, predictions and report.")
+    ] = Path("out/validate"),
     json_path: Json = None,
 ) -> None:
-    """Record, calibrate, write predictions to disk, then train for real and compare.
+    """Record, calibrate, write predictions to disk, then train and compare.
 
-    Errors are told by the clock, and paired with the machine's speed beside each run; then whether configurations
-    are ranked rightly, how many iterations lie inside the interval, and what three simpler rules would have said. OUT
-    gets the trace, the calibration, predictions.json as it was before the first run, report.json and report.csv.
+    The report has the errors of the prediction and of three baselines, the number of configurations ranked wrongly,
+    and the fraction of iterations inside the predicted interval. Errors are given by the clock, and paired: with the
+    change of the machine's speed, measured next to each run, taken out. The folder gets the trace, the fabric file,
+    predictions.json as written before the first run, report.json and report.csv.
     """
     from reference.launch import RankPool
 
@@ -118,12 +130,12 @@ def validate(
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for everything that it makes.")] = Path("out/demo"),
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for all results.")] = Path("out/demo"),
     json_path: Json = None,
 ) -> None:
-    """Train ResNet-50 and an MLP on two ranks, predicted first: 5 to 7 minutes on two cores.
+    """Predict and then train ResNet-50 and an MLP on two ranks: 5 to 7 minutes on two cores.
 
-    What `validate` does, for two models under 13 bucket configurations each, with a picture and timelines.
+    Does what `validate` does for 13 bucket configurations of each model, and adds a figure and timelines.
     """
     from ..measure.validate import demo as run
 
@@ -132,7 +144,7 @@ def demo(
         report = run(out, on_progress=on_progress)
     show_report(report)
     print(
-        f"in {out}: predictions.json (written before the training), report.csv, report.json, demo.png; "
+        f"written to {out}: predictions.json (before the training), report.csv, report.json, demo.png; "
         "for each model trace.json.gz, fabric.json, perfetto.json"
     )
     write_json(json_path, report.to_json())

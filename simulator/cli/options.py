@@ -1,4 +1,4 @@
-"""Options that several commands share, and how their values are parsed; an error names the option."""
+"""Options that several subcommands share, and the parsing of their values; errors name the option."""
 
 import json
 import math
@@ -22,23 +22,28 @@ from ..workload.compute_times import Straggler, Variation
 
 R = TypeVar("R", bound=Schema)
 
-FABRIC_FILE = "A calibration, a topology in YAML (.yaml, .yml), or a log of nccl-tests (.log, .txt)"
+FABRIC_FILE = "A fabric file of `calibrate`, links in YAML (.yaml, .yml), or a log of nccl-tests (.log, .txt)"
 
 Model = Annotated[
-    str, typer.Option(help="Built-in name (resnet50, resnet18, mlp, transformer, small-tensors) or module:callable.")
+    str,
+    typer.Option(
+        metavar="MODEL", help="resnet50, resnet18, mlp, transformer, small-tensors, or MODULE:CALLABLE of your own."
+    ),
 ]
-WorldSize = Annotated[int, typer.Option(min=1, help="Number of ranks.")]
-Caps = Annotated[str, typer.Option(help="Bucket caps in MB, comma-separated; `single` means one single bucket.")]
-Orders = Annotated[str, typer.Option(help=f"Bucket orders, comma-separated: {', '.join(ORDERS)}.")]
+WorldSize = Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks.")]
+Caps = Annotated[str, typer.Option(metavar="MB,...", help="Bucket caps in MB; `single` is one bucket for all.")]
+Orders = Annotated[str, typer.Option(metavar="ORDER,...", help=f"Bucket orders: {', '.join(ORDERS)}.")]
 Hooks = Annotated[
-    str, typer.Option(help="Comm hooks, comma-separated: none, fp16, bf16, quantize_per_tensor, power_sgd:RANK, ...")
+    str,
+    typer.Option(metavar="HOOK,...", help="Comm hooks: none, fp16, bf16, quantize_per_tensor, power_sgd:RANK, ..."),
 ]
+TraceOut = Annotated[Path, typer.Option(metavar="PATH", help="Where to write the trace; .gz compresses it.")]
 Settings = Annotated[
     list[str] | None,
     typer.Option(
         "--policy",
         metavar="NAME=VALUE",
-        help="Anything else that the reducer is told, again and again: "
+        help="Another setting of the reducer; may be repeated: "
         + ", ".join(name for name in Policy.model_fields if name not in ("bucket_cap_mb", "order", "hook", "plan"))
         + ".",
     ),
@@ -48,13 +53,17 @@ FabricSettings = Annotated[
     typer.Option(
         "--fabric-set",
         metavar="NAME=VALUE",
-        help="Change the fabric: extrapolate=true, slow_link=2, library=gloo, algorithm=tree, scale=0.5, ...",
+        help="Change a field of the fabric; may be repeated: extrapolate=true, slow_link=2, library=gloo, "
+        "algorithm=tree, scale=0.5, ...",
     ),
 ]
 ProcessorFile = Annotated[
     Path | None,
     typer.Option(
-        "--processor", help="Take copies, launches, hooks and slow-downs from this calibration; a topology has none."
+        "--processor",
+        metavar="PATH",
+        help="Take the costs of copies, launches, hooks and slow-downs from this fabric file; links and logs have "
+        "none.",
     ),
 ]
 VariationSettings = Annotated[
@@ -62,7 +71,8 @@ VariationSettings = Annotated[
     typer.Option(
         "--variation",
         metavar="NAME=VALUE",
-        help="How iterations differ: kind=recorded|resampled|correlated|fitted, iterations=, seed=, correlation=.",
+        help="How iterations vary; may be repeated: kind=recorded|resampled|correlated|fitted, iterations=, seed=, "
+        "correlation=.",
     ),
 ]
 Stragglers = Annotated[
@@ -70,25 +80,28 @@ Stragglers = Annotated[
     typer.Option(
         "--straggler",
         metavar="RANK:FACTOR",
-        help="A rank that computes that many times as long; `random` in place of a rank: another in each iteration.",
+        help="A rank that computes FACTOR times as long; may be repeated. random:FACTOR chooses a rank in each "
+        "iteration.",
     ),
 ]
 LinkRate = Annotated[
     str | None,
     typer.Option(
-        help="Join the ranks by virtual links of this rate, such as 1gbit: needs Linux, root, iproute2. Default: the "
-        "loopback interface."
+        metavar="RATE",
+        help="Connect the ranks by virtual links of this rate, such as 1gbit, in place of the loopback interface; "
+        "needs Linux, root and iproute2.",
     ),
 ]
-Json = Annotated[Path | None, typer.Option("--json", help="Write the result here, for programs.")]
-
+Json = Annotated[
+    Path | None, typer.Option("--json", metavar="PATH", help="Also write the result as JSON, for programs.")
+]
 
 OPTIONS = {"bucket_cap_mb": "--caps", "order": "--orders", "hook": "--hooks"}
-"""Fields of `Policy` of which a command asks several at a time."""
+"""Fields of `Policy` for which a subcommand takes several values, each with its option."""
 
 
 def read_caps(text: str) -> list[float]:
-    """Sizes in MB; `single` is infinite."""
+    """Parse bucket caps in MB; `single` becomes infinite."""
     caps = []
     for word in text.split(","):
         try:
@@ -96,21 +109,21 @@ def read_caps(text: str) -> list[float]:
         except ValueError:
             cap = math.nan
         if not cap > 0:
-            raise ValueError(f"--caps: expected sizes in MB above 0, or `single`, separated by commas; got {word!r}")
+            raise ValueError(f"--caps: expected sizes in MB above 0 or `single`, separated by commas, got {word!r}")
         caps.append(cap)
     return caps
 
 
 def read_orders(text: str) -> list[Order]:
-    """Names of orders."""
+    """Parse bucket orders."""
     words = [word.strip() for word in text.split(",")]
     if unknown := [word for word in words if word not in ORDERS]:
-        raise ValueError(f"--orders: expected {', '.join(ORDERS)}, separated by commas; got {unknown[0]!r}")
+        raise ValueError(f"--orders: expected {', '.join(ORDERS)}, separated by commas, got {unknown[0]!r}")
     return [order for word in words for order in ORDERS if order == word]
 
 
 def read_hooks(text: str) -> list[CommHook]:
-    """Names of comm hooks."""
+    """Parse comm hooks."""
     try:
         return [named_hook(word.strip()) for word in text.split(",")]
     except ValueError as error:
@@ -118,15 +131,15 @@ def read_hooks(text: str) -> list[CommHook]:
 
 
 def read_counts(option: str, text: str, *, least: int = 1) -> list[int]:
-    """Whole numbers of at least `least`."""
+    """Parse whole numbers of at least `least`."""
     words = [word.strip() for word in text.split(",")]
     if wrong := [word for word in words if not (word.isdecimal() and int(word) >= least)]:
-        raise ValueError(f"{option}: expected numbers of at least {least}, separated by commas; got {wrong[0]!r}")
+        raise ValueError(f"{option}: expected numbers of at least {least}, separated by commas, got {wrong[0]!r}")
     return [int(word) for word in words]
 
 
 def read_stragglers(words: Sequence[str] | None) -> list[Straggler]:
-    """Slow ranks."""
+    """Parse stragglers."""
     stragglers = []
     for word in words or ():
         rank, _, factor = word.partition(":")
@@ -139,30 +152,30 @@ def read_stragglers(words: Sequence[str] | None) -> list[Straggler]:
 
 
 def read_policy(words: Sequence[str] | None) -> Policy:
-    """The default with these settings.
+    """The default policy with these settings.
 
     Raises:
-        ValueError: One that has an option of its own, which would overrule it.
+        ValueError: A setting is malformed, or has an option of its own, which would overrule it.
     """
     for word in words or ():
         if (name := word.partition("=")[0]) in OPTIONS:
-            raise ValueError(f"--policy: {name} has an option of its own: {OPTIONS[name]}; got {word!r}")
+            raise ValueError(f"--policy: expected {OPTIONS[name]} for {name}, got {word!r}")
     return _changed(Policy(), "--policy", words)
 
 
 def read_variation(words: Sequence[str] | None) -> Variation:
-    """The default with these settings."""
+    """The default variation with these settings."""
     return _changed(Variation(), "--variation", words)
 
 
 def read_fabric(paths: Sequence[Path], words: Sequence[str] | None, processor: Path | None) -> Fabric:
-    """Files merged as `Fabric.merged` tells, then these settings, and perhaps the processor of a calibration."""
+    """The files merged by `Fabric.merged`, with these settings and, if given, the processor of a calibration."""
     fabric = _changed(Fabric.merged(*map(Fabric.load, paths)), "--fabric-set", words)
     return fabric if processor is None else fabric.model_copy(update={"processor": _processor_of(processor)})
 
 
 def read_link_rate(text: str | None) -> float | None:
-    """Bits a second; None: no links."""
+    """Parse a rate to bits per second. None: no links."""
     from reference.virtual_links import bits_per_s
 
     try:
@@ -172,7 +185,11 @@ def read_link_rate(text: str | None) -> float | None:
 
 
 def check_outputs(*paths: Path | None) -> None:
-    """Before any work: what will be written can be."""
+    """Check before any work that these files can be written.
+
+    Raises:
+        OSError: One of them cannot.
+    """
     for path in paths:
         if path is not None:
             check_writable(path)
@@ -181,14 +198,17 @@ def check_outputs(*paths: Path | None) -> None:
 def _processor_of(path: Path) -> Processor:
     processor = Fabric.load(path).processor
     if processor == Processor():
-        raise ValueError(f"--processor: expected a calibration, but {path} holds no cost of the processor")
+        raise ValueError(
+            f"--processor: expected a fabric file of `ddplab calibrate`, got {path}, which has no processor costs"
+        )
     return processor
 
 
 def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
-    """The record with each NAME=VALUE in its place; a value is JSON where it can be, else text.
+    """A copy of `record` with each NAME=VALUE set; a value is read as JSON, or else as text.
 
-    What was not set is left to follow from the rest again. All of it is checked as JSON, in which a tuple is a list.
+    Fields that were never set get their defaults anew, because a default may depend on other fields. The copy is
+    validated as JSON, in which a tuple is a list.
     """
     if not words:
         return record
@@ -197,7 +217,7 @@ def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
         name, equals, value = word.partition("=")
         if not equals or name not in type(record).model_fields:
             names = ", ".join(type(record).model_fields)
-            raise ValueError(f"{option}: expected NAME=VALUE with one of {names}; got {word!r}")
+            raise ValueError(f"{option}: expected NAME=VALUE, NAME being one of {names}, got {word!r}")
         try:
             settings[name] = json.loads(value)
         except json.JSONDecodeError:
@@ -210,18 +230,23 @@ def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
         raise ValueError(f"{option}: {problem}") from None
 
 
-CAPS = "Bucket caps in MB, comma-separated; `single` means one single bucket, `default` DDP's own: 25, the first 1."
+CAPS = "Bucket caps in MB; `single` is one bucket for all, `default` is DDP's: 25, and 1 for the first bucket."
 ChosenOrders = Annotated[
     str | None,
-    typer.Option("--orders", help=f"Bucket orders, comma-separated: {', '.join(ORDERS)}.", show_default="ready"),
+    typer.Option("--orders", metavar="ORDER,...", help=f"Bucket orders: {', '.join(ORDERS)}.", show_default="ready"),
 ]
 
 
 def choose_caps(text: str | None, policy: Policy, usual: str) -> list[float | None]:
-    """Caps in MB, None for DDP's own; `usual` where nothing was asked for, one where the policy leaves no choice.
+    """The bucket caps to try, in MB; None is DDP's own.
+
+    Args:
+        text: The value of --caps. None: the option was not given.
+        policy: The other settings; with explicit buckets its own cap is the only one.
+        usual: The value if the option was not given.
 
     Raises:
-        ValueError: No cap, or one although the policy leaves no choice.
+        ValueError: The option is malformed, or was given although the policy has explicit buckets.
     """
     if _is_overruled("--caps", "bucket_cap_mb", text, policy):
         return [policy.bucket_cap_mb]
@@ -230,21 +255,21 @@ def choose_caps(text: str | None, policy: Policy, usual: str) -> list[float | No
 
 
 def choose_orders(text: str | None, policy: Policy) -> list[Order]:
-    """Names of orders, as `choose_caps`."""
+    """The bucket orders to try; see `choose_caps`."""
     if _is_overruled("--orders", "order", text, policy):
         return [policy.order]
     return read_orders("ready" if text is None else text)
 
 
 def cap_word(cap_mb: float | str | None) -> str:
-    """For a person: in MB, `single` or `default`; a word stays as it is."""
+    """A cap for a table: a size in MB, `single` or `default`; a word stays as it is."""
     if isinstance(cap_mb, str):
         return cap_mb
     return "default" if cap_mb is None or math.isnan(cap_mb) else cap_name(cap_mb)
 
 
 def cap_json(cap_mb: float | str | None) -> float | str | None:
-    """For programs: in MB; as JSON has no infinity, a single bucket is null, and DDP's own cap the word `default`."""
+    """A cap for JSON: in MB, null for a single bucket because JSON has no infinity, or the word `default`."""
     word = cap_word(cap_mb)
     return {"single": None, "default": word}.get(word, cap_mb)
 
@@ -252,7 +277,7 @@ def cap_json(cap_mb: float | str | None) -> float | str | None:
 def _is_overruled(option: str, axis: str, text: str | None, policy: Policy) -> bool:
     field = overruled(policy).get(axis)
     if field is not None and text is not None:
-        raise ValueError(f"{option}: expected none beside --policy {field}=..., which leaves no choice; got {text!r}")
+        raise ValueError(f"{option}: expected no value with --policy {field}=..., which determines it, got {text!r}")
     return field is not None
 
 
@@ -260,13 +285,17 @@ ENDINGS = (".png", ".svg", ".pdf")
 
 
 def check_picture(option: str, path: Path | None) -> None:
-    """Raise ValueError unless the path, if there is one, ends as a picture."""
+    """Check that the name of a picture, if given, has an ending that can be drawn.
+
+    Raises:
+        ValueError: It has not.
+    """
     if path is not None and path.suffix not in ENDINGS:
-        raise ValueError(f"{option}: expected a name that ends in {', '.join(ENDINGS)}; got {path}")
+        raise ValueError(f"{option}: expected a name that ends in {', '.join(ENDINGS)}, got {path}")
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Write it, and say so."""
+    """Write a picture, and print where."""
     data = BytesIO()
     figure.savefig(data, format=path.suffix.lstrip("."), dpi=120)
     write_atomically(path, data.getvalue())

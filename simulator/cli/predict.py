@@ -110,7 +110,9 @@ def predict(
     predictions = [predict_policy(policy=one) for one in policies]
     model = recorded.workload.model
     show_table(
-        list(map(_prediction_row, policies, predictions)), f"{model} on {world_size} ranks, predicted", spared=SPARED
+        list(map(_prediction_row, policies, predictions)),
+        f"{model} on {world_size} ranks, predicted",
+        optional=SPARED,
     )
     for sentence in dict.fromkeys(sentence for one in predictions for sentence in one.counted_as_free):
         print(sentence)

@@ -1,4 +1,4 @@
-"""`ddplab synthesize` and `ddplab rescale`: traces of machines that nobody has yet."""
+"""`ddplab synthesize` and `ddplab rescale`: traces for hardware that is not at hand."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,27 +11,32 @@ from ..workload.roofline import DEVICES, Operations, find_device
 from ..workload.roofline import Device as DataSheet
 from ..workload.synthesis import rescale as rescale_trace
 from ..workload.synthesis import synthesize as synthesize_trace
-from .options import Json, Model, check_outputs
+from .options import Json, Model, TraceOut, check_outputs
 from .output import describe_trace, show_table, write_json
 
-Device = Annotated[str, typer.Option(help=f"A data sheet ({', '.join(DEVICES)}), or a JSON file of one.")]
-Out = Annotated[Path, typer.Option(help="The trace; .gz compresses it.")]
+SHEETS = f"{', '.join(DEVICES)}, or a JSON file with name, flops_per_s and bytes_per_s"
 
 
 def synthesize(
     model: Model = "resnet50",
-    device: Device = "a100-40gb-tf32",
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help=f"The device's data sheet: {SHEETS}.")
+    ] = "a100-40gb-tf32",
     step_ms: Annotated[
-        float | None, typer.Option(min=0, help="One measured iteration on one device, without communication.")
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="MS",
+            help="Milliseconds of an iteration measured on one device, without communication; scales the trace.",
+        ),
     ] = None,
-    out: Out = Path("out/synthetic.json.gz"),
+    out: TraceOut = Path("out/synthetic.json.gz"),
     json_path: Json = None,
 ) -> None:
-    """Make a trace from a model alone: its operations, counted without running them, and a data sheet.
+    """Make a trace from a model and a data sheet, by counting the model's operations.
 
-    Nothing is allocated or computed, so the model may be larger than this machine. Peak rates are seldom reached:
-    give one measured step by --step-ms where you can. A data sheet of your own is a JSON file with name,
-    flops_per_s and bytes_per_s.
+    Nothing is allocated or computed, so the model may be larger than this machine's memory. Devices seldom reach the
+    peak rates of their data sheets: if you can, give the time of one measured iteration with --step-ms.
     """
     check_outputs(out, json_path)
     operations = _count(model)
@@ -42,19 +47,26 @@ def synthesize(
 
 
 def rescale(
-    trace: Annotated[Path, typer.Argument(help="A trace, recorded without communication.")],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace recorded without communication.")],
     model: Model = "resnet50",
-    old: Annotated[str, typer.Option("--from", help="The device that it was recorded on, as for --to.")] = "this",
+    old: Annotated[
+        str,
+        typer.Option(
+            "--from",
+            metavar="DEVICE",
+            help="The device of the recording, as for --to; `this` is this machine.",
+        ),
+    ] = "this",
     new: Annotated[
-        str, typer.Option("--to", help=f"A data sheet ({', '.join(DEVICES)}), or a JSON file of one.")
+        str, typer.Option("--to", metavar="DEVICE", help=f"The new device's data sheet: {SHEETS}.")
     ] = "h100-tf32",
-    out: Out = Path("out/rescaled.json.gz"),
+    out: TraceOut = Path("out/rescaled.json.gz"),
     json_path: Json = None,
 ) -> None:
-    """Rescale a recorded trace to another device, each gap between gradients by the roofline of its operations.
+    """Rescale a recorded trace to another device, by the roofline of the operations between gradients.
 
-    Iterations and ranks keep their differences. `--from this` measures the rates of this machine first. A trace that
-    was recorded with communication is refused, as that does not get faster with the device.
+    Differences between iterations and between ranks are kept. `--from this` first measures the rates of this machine.
+    Traces recorded with communication are refused, because communication does not scale with the device.
     """
     check_outputs(out, json_path)
     recorded, target = Trace.load(trace), find_device(new)

@@ -1,4 +1,4 @@
-"""What collectives and the processor cost."""
+"""The costs of collectives on a network, and of running them to the processor."""
 
 from .algorithms import CONCURRENCY
 from .contention import Contention, Sharing, Slowdowns, slowdowns_of

@@ -1,4 +1,4 @@
-"""Contention: collectives and computation that run at the same time slow each other down."""
+"""Contention: how much collectives and computation that run at the same time slow each other down."""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -9,25 +9,25 @@ from pydantic import Field
 
 from reference.schema import Schema
 
-from .tables import polygon
+from .tables import piecewise_linear
 
 Factor = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
 Error = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class Contention(Schema):
-    """How many times as long both take while ranks compute and `running` collectives are in flight.
+    """Slow-down factors of computation and collectives while ranks compute and `running` collectives are in flight.
 
-    A collective's factor is on its time beside as many others while nobody computes.
+    A collective's factor applies to its time while as many collectives are in flight and no rank computes.
     """
 
     size_bytes: int = Field(default=0, ge=0, description="message of one rank, bytes; chosen in the calibration")
     running: int = Field(default=1, ge=1, description="collectives in flight, a count; chosen in the calibration")
     compute: Factor = Field(
-        default=1.0, description="of computation, a factor on its time alone; from `ddplab calibrate`"
+        default=1.0, description="slow-down of computation, a factor on its time alone; from `ddplab calibrate`"
     )
     collective: Factor = Field(
-        default=1.0, description="of a collective, a factor on its time alone; from `ddplab calibrate`"
+        default=1.0, description="slow-down of a collective, a factor on its time alone; from `ddplab calibrate`"
     )
     compute_error: Error = Field(
         default=0.0,
@@ -40,42 +40,47 @@ class Contention(Schema):
         "it; from `ddplab calibrate`, 0 where they were not kept",
     )
 
-    def moved(self, widths: float) -> Self:
-        """With factors that are `widths` half-widths of their bands above the measured ones, never below 1."""
-        compute = max(1.0, self.compute * (1 + widths * self.compute_error))
-        collective = max(1.0, self.collective * (1 + widths * self.collective_error))
+    def shifted(self, half_widths: float) -> Self:
+        """A copy whose factors are raised by this many half-widths of their error bands; never below 1."""
+        compute = max(1.0, self.compute * (1 + half_widths * self.compute_error))
+        collective = max(1.0, self.collective * (1 + half_widths * self.collective_error))
         return self.model_copy(update={"compute": compute, "collective": collective})
 
 
 class Slowdowns(NamedTuple):
-    """Factors by collective and by how many are in flight, from one on."""
+    """Slow-down factors by collective and by the number of collectives in flight, from one on.
+
+    Attributes:
+        compute: Of computation; shape [collectives, numbers in flight].
+        collective: Of the collective; same shape.
+    """
 
     compute: tuple[tuple[float, ...], ...]
     collective: tuple[tuple[float, ...], ...]
 
 
 def slowdowns_of(rows: Sequence[Contention], sizes_bytes: Sequence[int], most: int) -> Slowdowns | None:
-    """What messages of these sizes and computation do to each other with up to `most` in flight; None: nothing.
+    """Slow-down factors for messages of these sizes with up to `most` in flight. None: nothing is slowed down.
 
-    Between measured sizes on a line, beyond them as at the nearest. Where a number in flight was not measured, as
-    with the next smaller one that was, or with the smallest.
+    Between measured sizes factors are interpolated linearly, beyond them those of the nearest size hold. For a number
+    in flight that was not measured, the factors of the next smaller number hold, or those of the smallest.
     """
     if all(row.compute == row.collective == 1 for row in rows):
         return None
     measured = sorted({row.running for row in rows})
     compute, collective = np.empty((2, len(sizes_bytes), most))
     for running in range(1, most + 1):
-        known = max((number for number in measured if number <= running), default=measured[0])
-        alike = sorted((row for row in rows if row.running == known), key=attrgetter("size_bytes"))
-        at = np.array([row.size_bytes for row in alike])
+        nearest = max((number for number in measured if number <= running), default=measured[0])
+        by_size = sorted((row for row in rows if row.running == nearest), key=attrgetter("size_bytes"))
+        at = np.array([row.size_bytes for row in by_size])
         sizes = np.clip(np.array(sizes_bytes), at[0], at[-1])
-        compute[:, running - 1] = polygon(at, np.array([row.compute for row in alike]), sizes)
-        collective[:, running - 1] = polygon(at, np.array([row.collective for row in alike]), sizes)
+        compute[:, running - 1] = piecewise_linear(at, np.array([row.compute for row in by_size]), sizes)
+        collective[:, running - 1] = piecewise_linear(at, np.array([row.collective for row in by_size]), sizes)
     return Slowdowns(tuple(map(tuple, compute.tolist())), tuple(map(tuple, collective.tolist())))
 
 
 class Sharing(Schema):
-    """How much longer a collective of `size_bytes` takes when another of its size runs beside it."""
+    """How much longer a collective of `size_bytes` takes while another of the same size runs."""
 
     size_bytes: int = Field(ge=0, description="message of one rank, bytes; chosen in the calibration")
     factor: float = Field(
@@ -86,10 +91,14 @@ class Sharing(Schema):
     )
 
 
-def measured_factor(rows: Sequence[Sharing], size_bytes: int, running: int) -> float:
-    """The factor with `running` at a time; between measured sizes on a line, beyond them as at the nearest."""
+def sharing_factor(rows: Sequence[Sharing], size_bytes: int, running: int) -> float:
+    """Time of a collective with `running` at a time, as a multiple of its time alone; at least 1.
+
+    Each further collective adds as much as the second. Between measured sizes the factor is interpolated linearly,
+    beyond them that of the nearest size holds.
+    """
     ordered = sorted(rows, key=attrgetter("size_bytes"))
     sizes = np.array([row.size_bytes for row in ordered])
     factors = np.array([row.factor for row in ordered])
-    two = float(polygon(sizes, factors, np.clip(np.array([size_bytes]), sizes[0], sizes[-1]))[0])
+    two = float(piecewise_linear(sizes, factors, np.clip(np.array([size_bytes]), sizes[0], sizes[-1]))[0])
     return max(1.0, 1.0 + (two - 1.0) * (running - 1))

@@ -1,33 +1,126 @@
-"""Read what nccl-tests' `all_reduce_perf` prints: one all-reduce time by message size.
+"""Reads logs of nccl-tests' `all_reduce_perf`: all-reduce times by message size.
 
-The lines that count: `#  Rank  3 Group ...`, one a rank, and rows of `size count type redop root` followed by
-time in microseconds, algorithm and bus bandwidth and errors, first out of place, then in place.
+A log lists the ranks, one line each (`#  Rank  3 Group ...`), and then has one row per message size: size, count,
+type, redop and root, then the time in microseconds, the algorithm and bus bandwidth in GB/s and the number of wrong
+elements, first out of place, then in place. Other lines, such as NCCL's own messages, are skipped. A damaged row or
+rank line is an error: skipping it would change the measured table without notice.
 """
 
 import os
 import re
+from math import inf
 from pathlib import Path
 
-RANK = re.compile(r"^#\s+Rank\s+(\d+)\b")
-ROW = re.compile(r"^\s*(\d+)\s+\d+\s+\w+\s+sum\s+-?\d+\s+([\d.]+)\s")
+TYPE_BYTES = {
+    **dict.fromkeys(("int8", "uint8", "char", "f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), 1),
+    **dict.fromkeys(("half", "bfloat16"), 2),
+    **dict.fromkeys(("int", "int32", "uint32", "float"), 4),
+    **dict.fromkeys(("int64", "uint64", "double"), 8),
+}
+"""Element size by the name that nccl-tests prints; rows of any other type are not checked against it."""
+REDOPS = "sum|prod|max|min|avg|mulsum|none"
+DECIMAL = r"\d{1,15}(?:\.\d{1,15})?"
+
+RANK = re.compile(r"^#\s+Rank\s+(\d{1,9})\s")
+LOOKS_LIKE_A_RANK = re.compile(r"^\W*Rank\b.*\b(Pid|device)\b|\bPid\b.*\bdevice\b")
+ROW = re.compile(
+    rf"^\s*(?P<size>\d{{1,18}})\s+(?P<count>\d{{1,18}})\s+(?P<type>\S+)\s+(?P<redop>{REDOPS})\s+-?\d+"
+    rf"\s+(?P<us>{DECIMAL})\s+(?P<algbw>{DECIMAL})\s+{DECIMAL}(\s|$)"
+)
+BEGINS_LIKE_A_ROW = re.compile(rf"^\s*\d+\s+\d+\s+(({'|'.join(TYPE_BYTES)})\s|\S+\s+({REDOPS})\s)")
+NUMBER = re.compile(r"-?\d+(\.\d+)?")
+
+ADVICE = "give the whole output of all_reduce_perf"
 
 
 def read_log(path: str | os.PathLike[str]) -> list[tuple[int, int, int]]:
-    """Rows `(world_size, size_bytes, ns)` of the out-of-place times in a log.
+    """The out-of-place times of all sums in a log, as rows `(world_size, size_bytes, ns)`.
 
     Raises:
-        ValueError: The file cannot be read, or names no rank, or has no row of a sum.
+        ValueError: The file cannot be read, has no rank or no row of a sum, or has a damaged line; one line, which
+            names the file and, for a damaged line, the line's number.
     """
     try:
-        lines = Path(path).read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
-    ranks = {match[1] for line in lines if (match := RANK.match(line))}
-    rows = [(int(match[1]), round(float(match[2]) * 1000)) for line in lines if (match := ROW.match(line))]
-    for found, what in (
-        (ranks, "a line `#  Rank  0 ...` for every rank"),
+        lines = Path(path).read_text().split("\n")
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected text in UTF-8, got {error}; {ADVICE}") from None
+    world_sizes: list[int] = []  # one for each list of ranks; a log of several runs has several lists
+    rows: list[tuple[int, int]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if (rank := _rank(line)) is not None:
+                if rank == 0:
+                    world_sizes.append(0)
+                if not world_sizes or rank != world_sizes[-1]:
+                    raise ValueError(_damage(f"rank {world_sizes[-1] if world_sizes else 0} next", line))
+                world_sizes[-1] += 1
+            elif (row := _row(line)) is not None:
+                rows.append(row)
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: {error}") from None
+    for found, expected in (
+        (world_sizes, "a line `#  Rank  0 ...` for every rank"),
         (rows, "rows of all-reduce times (redop sum)"),
     ):
         if not found:
-            raise ValueError(f"{path}: expected {what}, found none; give the whole output of all_reduce_perf")
-    return [(len(ranks), size_bytes, ns) for size_bytes, ns in rows]
+            raise ValueError(f"{path}: expected {expected}, found none; {ADVICE}")
+    if len(set(world_sizes)) > 1:
+        raise ValueError(
+            f"{path}: expected runs of one world size, got runs of {' and '.join(map(str, world_sizes))} ranks; "
+            "give each a log of its own"
+        )
+    return [(world_sizes[0], size_bytes, ns) for size_bytes, ns in rows]
+
+
+def _rank(line: str) -> int | None:
+    """The rank that a line lists. None: the line lists no rank."""
+    if match := RANK.match(line):
+        return int(match[1])
+    if LOOKS_LIKE_A_RANK.search(line):
+        raise ValueError(_damage("a line `#  Rank  0 Group  0 Pid ...`", line))
+    return None
+
+
+def _row(line: str) -> tuple[int, int] | None:
+    """Bytes and nanoseconds of a row. None: the line is no row, or its operation is no sum."""
+    match = ROW.match(line)
+    if match is None:
+        if _looks_like_a_row(line):
+            raise ValueError(_damage("a row `size count type redop root time algbw busbw ...`", line))
+        return None
+    size_bytes, width = int(match["size"]), TYPE_BYTES.get(match["type"])
+    if width is not None and size_bytes != width * int(match["count"]):
+        raise ValueError(_damage(f"a size of {width} bytes times count, for elements of {match['type']}", line))
+    if not _is_consistent(size_bytes, match["us"], match["algbw"]):
+        raise ValueError(_damage("an algbw in GB/s that is the size divided by the time in microseconds", line))
+    return (size_bytes, round(float(match["us"]) * 1000)) if match["redop"] == "sum" else None
+
+
+def _looks_like_a_row(line: str) -> bool:
+    """Whether a line that is no row begins like one, or consists mostly of numbers as rows do."""
+    if line.lstrip().startswith("#") or "NCCL" in line:
+        return False
+    words = line.split()
+    numbers = sum(NUMBER.fullmatch(word) is not None for word in words)
+    return BEGINS_LIKE_A_ROW.match(line) is not None or (len(words) >= 8 and 2 * numbers > len(words))
+
+
+def _is_consistent(size_bytes: int, us: str, algbw: str) -> bool:
+    """Whether size / time is the algorithm bandwidth, within the rounding of the printed numbers."""
+    time, bandwidth = float(us), float(algbw)
+    half_us, half_gb_per_s = _half_of_last_digit(us), _half_of_last_digit(algbw)
+    least = size_bytes / (time + half_us) / 1e3
+    most = size_bytes / (time - half_us) / 1e3 if time > half_us else inf
+    slack = 1e-6 + half_gb_per_s
+    return least - slack <= bandwidth <= most + slack
+
+
+def _half_of_last_digit(number: str) -> float:
+    return 0.5 / 10.0 ** len(number.partition(".")[2])
+
+
+def _damage(expected: str, line: str) -> str:
+    seen = " ".join(line.split())
+    return f"expected {expected}, got {seen if len(seen) <= 80 else seen[:77] + '...'!r}; {ADVICE}"

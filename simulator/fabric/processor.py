@@ -1,4 +1,4 @@
-"""What gradients and collectives cost the processor that also computes."""
+"""Costs of gradients, collectives and comm hooks to the processor that also computes."""
 
 from typing import Self
 
@@ -10,7 +10,7 @@ from .contention import Contention
 
 
 class Linear(Schema):
-    """A cost that grows with the bytes handled."""
+    """A cost that grows linearly with the bytes handled."""
 
     fixed_ns: float = Field(
         default=0.0,
@@ -27,7 +27,7 @@ class Linear(Schema):
         return round(self.fixed_ns + self.ns_per_byte * size_bytes)
 
     def times(self, factor: float) -> Self:
-        """The same cost, `factor` times over."""
+        """This cost multiplied by `factor`."""
         return (
             self
             if factor == 1
@@ -36,42 +36,42 @@ class Linear(Schema):
 
 
 class HookCost(Schema):
-    """What a comm hook computes for one bucket, by bytes of the bucket's gradients."""
+    """Cost of what a comm hook computes for one bucket, by bytes of the bucket's gradients."""
 
-    name: str = Field(description="of the hook, as `--hook` takes it; the user's")
+    name: str = Field(description="name of the hook, as for `--hook`; chosen by the user")
     compress: Linear = Field(
         default=Linear(),
-        description="before its first collective, nanoseconds; from `ddplab calibrate --hook`",
+        description="computed before its first collective, nanoseconds; from `ddplab calibrate --hook`",
     )
     recompress: Linear = Field(
         default=Linear(),
-        description="between its two collectives, nanoseconds; from `ddplab calibrate --hook`",
+        description="computed between its two collectives, nanoseconds; from `ddplab calibrate --hook`",
     )
     decompress: Linear = Field(
         default=Linear(),
-        description="after its last collective, nanoseconds; from `ddplab calibrate --hook`",
+        description="computed after its last collective, nanoseconds; from `ddplab calibrate --hook`",
     )
     world_size: int = Field(
         default=1,
         ge=1,
-        description="ranks whose messages `decompress` takes, a count: gathered ones cost in proportion; "
+        description="ranks when `decompress` was measured, a count; gathered messages cost in proportion to it; "
         "from `ddplab calibrate --hook`",
     )
 
 
 class Processor(Schema):
-    """What running collectives costs the processor that also computes."""
+    """Costs of collectives to the processor that also computes."""
 
     pack: Linear = Field(
         default=Linear(),
-        description="copying one gradient into its bucket once that is full, nanoseconds; from `ddplab calibrate`",
+        description="copying one gradient into its ready bucket, nanoseconds; from `ddplab calibrate`",
     )
     launch_ns: int = Field(
         default=0, ge=0, description="issuing one all-reduce, nanoseconds; from `ddplab calibrate` or a profiler"
     )
     copy_out: Linear = Field(
         default=Linear(),
-        description="copying one gradient back out of its bucket, nanoseconds; from `ddplab calibrate`",
+        description="copying one gradient out of its bucket, nanoseconds; from `ddplab calibrate`",
     )
     contention: tuple[Contention, ...] = Field(
         default=(),
@@ -80,7 +80,7 @@ class Processor(Schema):
     lingers_ns: int = Field(
         default=0,
         ge=0,
-        description="how long computation stays slowed once the last collective in flight is done, nanoseconds; "
+        description="how long computation stays slowed after the last collective in flight is done, nanoseconds; "
         "from `ddplab calibrate`",
     )
     lingers_error_ns: int = Field(
@@ -99,18 +99,18 @@ class Processor(Schema):
     rebuild_ns: int = Field(
         default=0,
         ge=0,
-        description="allocating buckets and laying them out anew at the rebuild, nanoseconds; "
+        description="allocating new buckets and assigning parameters to them at the rebuild, nanoseconds; "
         "from `ddplab calibrate`, or from the second iteration of a profile against the third",
     )
     hooks: tuple[HookCost, ...] = Field(
-        default=(), description="what comm hooks compute, nanoseconds; from `ddplab calibrate --hook`"
+        default=(), description="computation of comm hooks, nanoseconds; from `ddplab calibrate --hook`"
     )
 
-    def slowed(self, widths: float) -> Self:
-        """With contention that is `widths` half-widths of its bands above the measured one."""
+    def slowed(self, half_widths: float) -> Self:
+        """A copy whose contention is raised by this many half-widths of its error bands."""
         return self.model_copy(
             update={
-                "contention": tuple(row.moved(widths) for row in self.contention),
-                "lingers_ns": max(0, round(self.lingers_ns + widths * self.lingers_error_ns)),
+                "contention": tuple(row.shifted(half_widths) for row in self.contention),
+                "lingers_ns": max(0, round(self.lingers_ns + half_widths * self.lingers_error_ns)),
             }
         )

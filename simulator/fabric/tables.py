@@ -1,6 +1,7 @@
-"""Measured tables: collective times by message size, as line segments, and extrapolated to other world sizes.
+"""Measured tables of collective times by message size: interpolated, split into segments, and extrapolated.
 
-Straight lines join neighbouring sizes, because one line through all sizes is off by 12-35 % across protocol switches.
+Times between neighbouring sizes are interpolated linearly. One line through all sizes would be off by 12 to 35 %,
+because libraries switch protocols at certain sizes.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ from reference.schema import Schema
 
 
 class Timing(Schema):
-    """A measured collective: all ranks of `world_size` moved `size_bytes` each in `ns`."""
+    """A measured collective: `world_size` ranks with a message of `size_bytes` each took `ns`."""
 
     world_size: int = Field(ge=1, description="ranks that took part, a count; from the measurement's set-up")
     size_bytes: int = Field(ge=0, description="message of one rank, bytes; from the log's column of sizes")
@@ -30,41 +31,50 @@ class Timing(Schema):
         description="half-width of the band that holds 90 % of the repeated measurements, a fraction of `ns`; "
         "from the repetitions; 0 where they were not kept",
     )
-    repeats: int = Field(default=1, ge=1, description="measurements of it, a count; chosen in the calibration")
+    repeats: int = Field(
+        default=1, ge=1, description="repetitions of the measurement, a count; chosen in the calibration"
+    )
     outliers: int = Field(
         default=0,
         ge=0,
-        description="measurements that took over twice the median, a count; from the repetitions",
+        description="repetitions that took over twice the median, a count; from the repetitions",
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Times of one world size: `sizes_bytes` rise, `ns` are floats that hold whole numbers."""
+    """Times of one world size.
+
+    Attributes:
+        sizes_bytes: Message sizes, strictly rising; shape [sizes].
+        ns: Nanoseconds by size, floats that hold whole numbers; shape [sizes].
+        spread: Half-width of the band that holds 90 % of repetitions, as a fraction; median over the sizes.
+    """
 
     sizes_bytes: NDArray[np.int64]
     ns: NDArray[np.float64]
     spread: float = 0.0
 
     def costs_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Nanoseconds by size: on straight lines between neighbours; below the smallest size its time.
+        """Nanoseconds by size, interpolated linearly; below the smallest size, the time of the smallest size.
 
-        Above the largest the last line goes on; where that does not rise, or there is none, time grows as bytes do.
+        Above the largest size the last line is continued. If that line does not rise, or there is a single size, time
+        grows in proportion to the bytes.
         """
         last, last_ns = self.sizes_bytes[-1], self.ns[-1]
-        grows = len(self.ns) == 1 or self.ns[-2] >= last_ns
-        if grows:
-            inside = polygon(self.sizes_bytes, self.ns, np.clip(sizes_bytes, self.sizes_bytes[0], last))
+        proportional = len(self.ns) == 1 or self.ns[-2] >= last_ns
+        if proportional:
+            inside = piecewise_linear(self.sizes_bytes, self.ns, np.clip(sizes_bytes, self.sizes_bytes[0], last))
             return inside * (np.maximum(sizes_bytes, last) / last if last else 1.0)
-        return polygon(self.sizes_bytes, self.ns, np.maximum(sizes_bytes, self.sizes_bytes[0]))
+        return piecewise_linear(self.sizes_bytes, self.ns, np.maximum(sizes_bytes, self.sizes_bytes[0]))
 
 
 FREE = Table(np.zeros(1, dtype=np.int64), np.zeros(1))
-"""Of a world of one rank: nothing is sent."""
+"""The table of one rank, which sends nothing."""
 
 
-def polygon(x: NDArray[np.int64], y: NDArray[np.float64], at: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Straight lines through the points (x, y), x rising; the first and the last go on."""
+def piecewise_linear(x: NDArray[np.int64], y: NDArray[np.float64], at: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Values at `at` of straight lines through the points (x, y), x rising; the first and last line are continued."""
     if len(x) == 1:
         return np.full(at.shape, y[0])
     right = np.clip(x.searchsorted(at), 1, len(x) - 1)
@@ -74,7 +84,7 @@ def polygon(x: NDArray[np.int64], y: NDArray[np.float64], at: NDArray[np.int64])
 
 
 def tables_by_world_size(timings: Sequence[Timing]) -> Mapping[int, Table]:
-    """A table for each world size, the smallest first; the median where a size was measured more than once."""
+    """A table for each world size, in rising order; the median counts where a size was measured more than once."""
     tables = {}
     for world_size, group in groupby(
         sorted(timings, key=attrgetter("world_size", "size_bytes")), attrgetter("world_size")
@@ -90,55 +100,55 @@ def tables_by_world_size(timings: Sequence[Timing]) -> Mapping[int, Table]:
 
 
 NOISE = 0.03
-"""Relative error of a good measurement; what a line misses beyond it speaks for one more segment."""
+"""Relative error of a good measurement; larger deviations from a line justify a further segment."""
 
 
 class Segment(NamedTuple):
-    """From `from_bytes` on a collective takes `alpha_ns + ns_per_byte * size`; neither is negative."""
+    """From `from_bytes` on, a collective takes `alpha_ns + ns_per_byte * size`; neither number is negative."""
 
     from_bytes: int
     alpha_ns: float
     ns_per_byte: float
 
     def latency_share(self, size_bytes: float) -> float:
-        """Part of the time that does not depend on the size."""
+        """Fraction of the time of `size_bytes` that does not depend on the size."""
         total = self.alpha_ns + self.ns_per_byte * size_bytes
         return self.alpha_ns / total if total else 0.0
 
 
 def segments(table: Table, noise: float = NOISE) -> tuple[Segment, ...]:
-    """The segments of least relative squared error, in units of `noise`, plus a price on each.
+    """The segments that minimise the squared error relative to `noise` plus a penalty per segment.
 
-    The price is that of the Bayesian information criterion (Schwarz 1978) for the three numbers that a segment
-    has. The best division is found by dynamic programming over the breakpoints, as in Bellman 1961.
+    The penalty is that of the Bayesian information criterion (Schwarz 1978) for the three numbers of a segment. The
+    optimum is found by dynamic programming over the breakpoints (Bellman 1961).
     """
     count = len(table.ns)
-    price = 3 * float(np.log(max(count, 2))) * noise**2
+    penalty = 3 * float(np.log(max(count, 2))) * noise**2
     best: list[tuple[float, tuple[Segment, ...]]] = [(0.0, ())]
     for end in range(1, count + 1):
         ways = []
         for start in range(end):
             error, line = _fit(table.sizes_bytes[start:end], table.ns[start:end])
-            ways.append((best[start][0] + error + price, (*best[start][1], line)))
+            ways.append((best[start][0] + error + penalty, (*best[start][1], line)))
         best.append(min(ways, key=lambda way: way[0]))
     return best[-1][1]
 
 
 def segment_at(pieces: tuple[Segment, ...], size_bytes: float) -> Segment:
-    """The segment of a size; below the first it is the first."""
+    """The segment that holds for a size; the first one also for smaller sizes."""
     return [pieces[0], *(piece for piece in pieces if piece.from_bytes <= size_bytes)][-1]
 
 
 def relative_squared_error(line: Segment, sizes_bytes: NDArray[np.int64], ns: NDArray[np.float64]) -> float:
-    """Sum over the points of the squared error, each relative to its time."""
+    """Sum over the points of (line / ns - 1) squared."""
     error = (line.alpha_ns + line.ns_per_byte * sizes_bytes - ns) / np.maximum(ns, 1)
     return float(error @ error)
 
 
 def _fit(sizes_bytes: NDArray[np.int64], ns: NDArray[np.float64]) -> tuple[float, Segment]:
-    """The line of least relative squared error whose latency and slope are not negative, and that error.
+    """The least relative squared error, and the line without negative latency or slope that has it.
 
-    Where the free line has a negative part, the best is at the edge: no latency, or no slope.
+    If the unconstrained optimum has a negative latency or slope, the constrained one has no latency or no slope.
     """
     weights, start = 1 / np.maximum(ns, 1) ** 2, int(sizes_bytes[0])
     sizes = sizes_bytes.astype(np.float64)
@@ -155,28 +165,35 @@ def _fit(sizes_bytes: NDArray[np.int64], ns: NDArray[np.float64]) -> tuple[float
     return min((relative_squared_error(line, sizes_bytes, ns), line) for line in lines)
 
 
-Law = Callable[[float], float]
-LATENCY_LAWS: dict[str, Law] = {"tree": np.log2, "ring": lambda ranks: ranks - 1}
-"""How the hops on the longest way grow with the ranks; a tree comes first and wins a tie."""
-UNMEASURED = {"nccl": "tree", "gloo": "ring"}
-"""The law where only one world size was measured: that of the algorithm for small messages."""
+LatencyLaw = Callable[[float], float]
+"""Relative latency by world size."""
+LATENCY_LAWS: dict[str, LatencyLaw] = {"tree": np.log2, "ring": lambda ranks: ranks - 1}
+"""Hops on the longest path by world size; the tree comes first and is taken if both fit equally well."""
+DEFAULT_LATENCY_LAW = {"nccl": "tree", "gloo": "ring"}
+"""The law for a library if only one world size was measured: that of its algorithm for small messages."""
 
 
-def table_for(tables: Mapping[int, Table], world_size: int, law: str) -> Table:
-    """A table for `world_size`, from tables of other world sizes; `law` is the latency's where the data is silent."""
+def extrapolated_table(tables: Mapping[int, Table], world_size: int, default_law: str) -> Table:
+    """A table for `world_size` from tables of other world sizes.
+
+    Args:
+        tables: At least one measured table of several ranks, by world size.
+        world_size: A world size that was not measured.
+        default_law: Name of the latency law if the tables do not determine one.
+    """
     below, above = (
         max((n for n in tables if n < world_size), default=None),
         min((n for n in tables if n > world_size), default=None),
     )
     if below is not None and above is not None:
-        return between(tables, below, above, world_size)
+        return table_between(tables, below, above, world_size)
     nearest = above if below is None else below
     assert nearest is not None
-    return grown(tables[nearest], nearest, world_size, LATENCY_LAWS[latency_law(tables, law)])
+    return table_beyond(tables[nearest], nearest, world_size, LATENCY_LAWS[latency_law(tables, default_law)])
 
 
-def between(tables: Mapping[int, Table], below: int, above: int, world_size: int) -> Table:
-    """Times follow a power of the world size between two measured neighbours, at each size that either has."""
+def table_between(tables: Mapping[int, Table], below: int, above: int, world_size: int) -> Table:
+    """The table of a world size between two measured ones; time follows a power of the ranks at each message size."""
     small, large = tables[below], tables[above]
     sizes = np.union1d(small.sizes_bytes, large.sizes_bytes)
     share = np.log(world_size / below) / np.log(above / below)
@@ -184,24 +201,25 @@ def between(tables: Mapping[int, Table], below: int, above: int, world_size: int
     return Table(sizes, np.rint(np.exp((1 - share) * logs[0] + share * logs[1])), max(small.spread, large.spread))
 
 
-def grown(table: Table, measured: int, world_size: int, law: Law) -> Table:
-    """Beyond what was measured: latency grows by `law`, time of bytes by a ring's 2 (n - 1) / n."""
+def table_beyond(table: Table, measured: int, world_size: int, law: LatencyLaw) -> Table:
+    """The table of `world_size` ranks: latency grows by `law`, the time of bytes by a ring's 2 (n - 1) / n."""
     pieces = segments(table)
     shares = np.array([segment_at(pieces, size).latency_share(size) for size in table.sizes_bytes])
-    latency = law(world_size) / law(measured)
-    bytes_ = (1 - 1 / world_size) / (1 - 1 / measured)
-    return Table(table.sizes_bytes, np.rint(table.ns * (shares * latency + (1 - shares) * bytes_)), table.spread)
+    latency_growth = law(world_size) / law(measured)
+    bytes_growth = (1 - 1 / world_size) / (1 - 1 / measured)
+    ns = np.rint(table.ns * (shares * latency_growth + (1 - shares) * bytes_growth))
+    return Table(table.sizes_bytes, ns, table.spread)
 
 
-def latency_law(tables: Mapping[int, Table], otherwise: str) -> str:
-    """The law that the latencies of the measured world sizes follow best; `otherwise` where there is only one."""
+def latency_law(tables: Mapping[int, Table], default: str) -> str:
+    """Name of the law that the latencies of the tables fit best; `default` for one table or without latencies."""
     latencies = np.array([segments(table)[0].alpha_ns for table in tables.values()])
     if len(tables) < 2 or not latencies.all():
-        return otherwise
+        return default
     hops = {name: np.array([law(world_size) for world_size in tables]) for name, law in LATENCY_LAWS.items()}
     return min(LATENCY_LAWS, key=lambda name: _misfit(hops[name] / latencies))
 
 
 def _misfit(ratios: NDArray[np.float64]) -> float:
-    """Relative squared error of `latency = c * law` with the best c, from law / latency."""
+    """Relative squared error of `latency = c * law` with the best c, given law / latency by world size."""
     return float(len(ratios) - ratios.sum() ** 2 / (ratios @ ratios))

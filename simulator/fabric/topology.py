@@ -1,4 +1,4 @@
-"""Topology: levels of links around each other, the levels that a world size uses, and topology files in YAML.
+"""Topology: nested levels of links, the levels that a world size uses, and topology files in YAML.
 
 A topology file::
 
@@ -8,8 +8,8 @@ A topology file::
       nic:    {of: nvlink, latency_us: 6.0, gb_per_s: 50}
     in_network: [nic]
 
-Each level joins `members` groups of the level `of`; the level without `of` joins ranks. The outermost level may omit
-`members`. 1 GB is 10^9 bytes.
+Each level joins `members` groups of the level that it is `of`; the level without `of` joins ranks. The outermost
+level may omit `members`, and then joins as many groups as needed. 1 GB is 10^9 bytes.
 """
 
 import os
@@ -25,19 +25,19 @@ from reference.schema import Schema, first_problem, write_atomically
 
 
 class Level(Schema):
-    """Equal links, each from one member to a switch that joins them all.
+    """Equal links, each from one member to a switch that joins all members.
 
-    A member of the innermost level is a rank. A member of a level above is a whole group of the level below, with
-    all its links: of a node with eight network cards the rate is that of the eight together.
+    A member of the innermost level is a rank. A member of a higher level is a whole group of the level below, and its
+    rate is that of all its links: a node with eight network cards has the rate of the eight cards together.
     """
 
     name: str = Field(
-        min_length=1, description="what the level is called, such as nvlink or nic; no unit; chosen by the user"
+        min_length=1, description="name of the level, such as nvlink or nic, no unit; chosen by the user"
     )
     members: int | None = Field(
         default=None,
         ge=1,
-        description="members joined, a count; none: as many as needed; from the machine's data sheet",
+        description="members joined, a count, none: as many as needed; from the machine's data sheet",
     )
     latency_ns: int = Field(
         ge=0, description="time of an empty message to another member, nanoseconds; half a measured ping-pong"
@@ -50,17 +50,17 @@ class Level(Schema):
     )
     reduces: bool = Field(
         default=False,
-        description="whether its switches add up what passes (SHARP, NVLS), yes or no; from the switch's data sheet",
+        description="whether its switches reduce (SHARP, NVLS), yes or no; from the switch's data sheet",
     )
 
     @property
     def size(self) -> int:
-        """Members in use; 1 if none are: a level of unknown extent, alone, joins nothing."""
+        """Members in use; 1 for a level that joins as many as needed."""
         return self.members or 1
 
     @property
     def ns_per_byte(self) -> float:
-        """Time that a byte takes on a member's link."""
+        """Nanoseconds per byte on a member's link."""
         return 1e9 / self.bytes_per_s
 
 
@@ -68,33 +68,34 @@ class Topology(Schema, strict=False):
     """Levels, innermost first: the first joins ranks, each further one joins groups of the one before."""
 
     levels: tuple[Level, ...] = Field(
-        min_length=1, description="links, innermost first; no unit; from the machine's data sheet"
+        min_length=1, description="levels of links, innermost first, no unit; from the machine's data sheet"
     )
     source: str = Field(
-        default="", description="where the figures come from, such as a data sheet's title; no unit; from the user"
+        default="",
+        description="where the figures come from, such as a data sheet's title, no unit; written by the user",
     )
 
     @model_validator(mode="after")
-    def _is_bounded_inside(self) -> Self:
+    def _inner_levels_are_bounded(self) -> Self:
         for level in self.levels[:-1]:
             if level.members is None:
                 raise ValueError(
-                    f"levels.{level.name}.members: expected a count, got none; only the outermost may have none"
+                    f"levels.{level.name}.members: expected a count, got none; only the outermost level may omit it"
                 )
         return self
 
     @property
     def capacity(self) -> float:
-        """Ranks that it holds; infinite where the outermost level grows as needed."""
+        """Most ranks that the topology joins; infinite if the outermost level joins as many groups as needed."""
         return prod(level.members or inf for level in self.levels)
 
     def in_use(self, world_size: int) -> tuple[Level, ...]:
-        """The levels with the members that `world_size` ranks use; groups are filled one after another.
+        """The levels with the number of members that `world_size` ranks use; groups are filled one after the other.
 
-        A world that fits into one group of a level leaves the levels above with one member.
+        If all ranks fit into one group of a level, the levels above have one member.
 
         Raises:
-            ValueError: More ranks than the topology holds, or the last group of a level would be partly filled.
+            ValueError: The topology joins fewer ranks, or the last group of a level would be partly filled.
         """
         if world_size > self.capacity:
             raise ValueError(f"world_size: expected at most {self.capacity} ranks ({self}), got {world_size}")
@@ -104,8 +105,8 @@ class Topology(Schema, strict=False):
             if groups % members:
                 filled = world_size // groups * members
                 raise ValueError(
-                    f"world_size: past {filled} ranks expected a multiple of {filled}, "
-                    f"as level {level.name} joins that many ({self}), got {world_size}"
+                    f"world_size: expected a multiple of {filled} above {filled} ranks, the size of a group of level "
+                    f"{level.name} ({self}), got {world_size}"
                 )
             levels.append(level.model_copy(update={"members": members}))
             groups //= members
@@ -115,15 +116,15 @@ class Topology(Schema, strict=False):
         return " of ".join(f"{level.name} x {level.members or 'any number'}" for level in reversed(self.levels))
 
 
-ADVICE = "pod.yaml in the README is one, and the docstring of simulator.fabric.topology tells all of it"
+ADVICE = "see pod.yaml in the README, or the docstring of simulator.fabric.topology"
 
 
 class LevelEntry(Schema):
-    """A level as the file writes it."""
+    """A level as it is written in a topology file."""
 
     of: str | None = Field(
         default=None,
-        description="the level whose groups it joins, a name, none: it joins ranks; from the machine's plan",
+        description="name of the level whose groups this level joins, none: it joins ranks; from the machine's plan",
     )
     members: int | None = Field(
         default=None,
@@ -142,22 +143,23 @@ class LevelEntry(Schema):
 
 
 class TopologyFile(Schema):
-    """A file as it is written."""
+    """The fields of a topology file."""
 
     source: str = Field(
-        default="", description="where the figures come from, such as a data sheet's title, no unit; the user's"
+        default="",
+        description="where the figures come from, such as a data sheet's title, no unit; written by the user",
     )
     levels: dict[str, LevelEntry] = Field(
         min_length=1, description="levels by name, in any order, no unit; from the machine's plan"
     )
     in_network: list[str] = Field(
         default=[],
-        description="levels whose switches add up what passes (SHARP, NVLS), names; from the switch's data sheet",
+        description="names of levels whose switches reduce (SHARP, NVLS), no unit; from the switch's data sheet",
     )
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that occurs twice, where YAML's own would silently keep the last."""
+    """Refuses a key that occurs twice, of which PyYAML's loader would silently keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002  # the signature is PyYAML's
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -171,7 +173,7 @@ def load_topology(path: str | os.PathLike[str]) -> Topology:
     """Read a topology file.
 
     Raises:
-        ValueError: It is missing, not YAML, or describes no hierarchy; the message names file, field and reason.
+        ValueError: The file is missing, is not YAML or describes no hierarchy; the message names file, field, reason.
     """
     try:
         written = yaml.load(Path(path).read_text(), _Loader)  # a subclass of SafeLoader
@@ -187,7 +189,7 @@ def load_topology(path: str | os.PathLike[str]) -> Topology:
 
 
 def save_topology(topology: Topology, path: str | os.PathLike[str]) -> None:
-    """Write a topology file; rates are rounded to whole bytes a second."""
+    """Write a topology file; rates are rounded to whole bytes per second."""
     written = {
         "source": topology.source,
         "levels": {
@@ -210,10 +212,10 @@ def _entry(level: Level, below: Level | None) -> dict[str, object]:
 
 
 def _ordered(written: TopologyFile) -> Topology:
-    """From the file's names to levels, innermost first."""
+    """The topology that a file describes."""
     for name in written.in_network:
         if name not in written.levels:
-            raise ValueError(f"in_network: no level is called {name}; there are {', '.join(written.levels)}")
+            raise ValueError(f"in_network: expected names of levels ({', '.join(written.levels)}), got {name}")
     levels = [_level(name, written) for name in _inside_out(written.levels)]
     return Topology(levels=tuple(levels), source=written.source)
 
@@ -230,19 +232,19 @@ def _level(name: str, written: TopologyFile) -> Level:
 
 
 def _inside_out(levels: Mapping[str, LevelEntry]) -> list[str]:
-    """Names from the innermost level outwards.
+    """Names of the levels from the innermost outwards.
 
     Raises:
-        ValueError: They form no single chain; the message names the level.
+        ValueError: The levels form no single chain; the message names one.
     """
     above: dict[str | None, str] = {}
     for name, entry in levels.items():
         if entry.of is not None and entry.of not in levels:
-            raise ValueError(f"levels.{name}.of: no level is called {entry.of}; there are {', '.join(levels)}")
+            raise ValueError(f"levels.{name}.of: expected the name of a level ({', '.join(levels)}), got {entry.of}")
         if entry.of in above:
-            twice = "join ranks (have no `of`)" if entry.of is None else f"are around {entry.of}"
+            inner, first = "ranks (no `of`)" if entry.of is None else entry.of, above[entry.of]
             raise ValueError(
-                f"levels.{name}.of: expected one level around each other, but {above[entry.of]} and {name} {twice}"
+                f"levels.{name}.of: expected one level of each other, got both {first} and {name} of {inner}"
             )
         above[entry.of] = name
     order = []
@@ -252,5 +254,5 @@ def _inside_out(levels: Mapping[str, LevelEntry]) -> list[str]:
         name_or_none = above.get(name_or_none)
     for name in levels:
         if name not in order:
-            raise ValueError(f"levels.{name}.of: cyclic; expected a chain that ends at a level without `of`")
+            raise ValueError(f"levels.{name}.of: expected a chain that ends at a level without `of`, got a cycle")
     return order

@@ -1,1 +1,1 @@
-"""Measurements on this machine: calibration, training runs, validation. This folder needs torch."""
+"""Measures on this machine, with real ranks: calibration, training runs, and their comparison with predictions."""

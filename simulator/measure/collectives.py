@@ -1,4 +1,4 @@
-"""Measures collectives by size: one all-reduce, two at a time, a broadcast."""
+"""Measures collectives by message size: an all-reduce alone, all-reduces two at a time, and a broadcast."""
 
 import threading
 from collections import deque
@@ -15,81 +15,107 @@ from reference.parameters import size_bytes, trainable_parameters
 from .timing import clock_ns, time_ns
 
 BUDGET_NS = 1_500_000_000
-"""Time for the repetitions of one measurement, unless there would be too few."""
+"""Time for all repetitions of one measurement, unless fewer than `LEAST_REPEATS` would fit."""
 LEAST_REPEATS = 3
-QUEUED = 4
-"""Messages that wait for their turn when two are to run at a time: then no thread decides when the next begins."""
+QUEUE_LENGTH = 4
+"""All-reduces in the queue that measures two at a time: enough that the backend starts the next one without delay."""
 
 Samples = dict[str, dict[int, list[int]]]
-"""Nanoseconds by what was done and by size."""
+"""Nanoseconds by measurement ("all_reduce", "two", "broadcast") and message size."""
 
 
 def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int) -> Samples:
-    """Times of an all-reduce, of two at a time (of a queue of them), of a broadcast; the first of each is left out.
+    """Repeated times of an all-reduce, of all-reduces two at a time and of a broadcast, without the first of each.
 
-    Repetitions are interleaved, so that a drift of the machine's speed hits every size alike. Sizes that take long,
-    as on a slow link, are repeated less often: until `BUDGET_NS` is spent on one, but `LEAST_REPEATS` times.
+    Repetitions of all sizes are interleaved, so that a drift of the machine's speed affects every size alike. A size
+    that takes long, as on a slow link, is repeated until `BUDGET_NS` is spent, but at least `LEAST_REPEATS` times.
+
+    Args:
+        rank: This rank.
+        sizes: Message sizes in bytes.
+        repeats: Repetitions of each measurement of a size that takes little time.
     """
-    memory = Messages(2 * max(sizes))
-    ways: dict[str, Callable[[list[Tensor]], int]] = {
+    buffer = MessageBuffer(2 * max(sizes))
+    measurements: dict[str, Callable[[list[Tensor]], int]] = {
         "all_reduce": lambda messages: time_ns(dist.all_reduce, messages[0]),
-        "two": _two_at_a_time_ns,
-        "broadcast": lambda messages: time_ns(dist.broadcast, messages[0], 0),
+        "two": two_at_a_time_ns,
+        "broadcast": lambda messages: broadcast_ns(messages[0]),
     }
-    times: Samples = {way: {size: [] for size in sizes} for way in ways}
-    due = dict.fromkeys(sizes, repeats)
+    times: Samples = {name: {size: [] for size in sizes} for name in measurements}
+    repeats_of = dict.fromkeys(sizes, repeats)
     for done in range(repeats + 1):
         if rank == 0:
             report_progress("calibrating collectives", done, repeats + 1)
-        for size in (size for size in sizes if done <= due[size]):
-            messages = memory.of(size, QUEUED)
-            for way, take in ways.items():
+        for size in (size for size in sizes if done <= repeats_of[size]):
+            messages = buffer.messages(size, QUEUE_LENGTH)
+            for name, measure in measurements.items():
                 dist.barrier()
-                times[way][size].append(take(messages))
+                times[name][size].append(measure(messages))
             if done == 0:
-                due[size] = affordable(sum(times[way][size][0] for way in ways), repeats)
-    return {way: {size: taken[1:] for size, taken in by_size.items()} for way, by_size in times.items()}
+                repeats_of[size] = affordable_repeats(sum(times[name][size][0] for name in measurements), repeats)
+    return {name: {size: taken[1:] for size, taken in by_size.items()} for name, by_size in times.items()}
 
 
-def _two_at_a_time_ns(messages: list[Tensor]) -> int:
-    stream = AllReduceQueue(messages, at_a_time=None)
-    stream.wait()
-    return 2 * stream.pace_ns()
+def two_at_a_time_ns(messages: list[Tensor]) -> int:
+    """Nanoseconds of one all-reduce while two run at a time."""
+    queue = AllReduceQueue(messages, all_at_once=True)
+    queue.wait()
+    return 2 * queue.ns_per_all_reduce()
 
 
-def affordable(once_ns: int, repeats: int, budget_ns: int = BUDGET_NS) -> int:
-    """How often to repeat what took this rank so long; the ranks agree on the fewest."""
+def broadcast_ns(message: Tensor) -> int:
+    """Nanoseconds from the last rank's call of a broadcast from rank 0 to the last rank's end; the same on all ranks.
+
+    The root's own time would be too short: the root is done once it has sent the message, before the others have
+    received it. The ranks share one machine and so one clock.
+    """
+    start = clock_ns()
+    dist.broadcast(message, 0)
+    last = torch.tensor([start, clock_ns()])
+    dist.all_reduce(last, op=dist.ReduceOp.MAX)
+    last_start, last_end = last.tolist()
+    return int(last_end - last_start)
+
+
+def affordable_repeats(once_ns: int, repeats: int, budget_ns: int = BUDGET_NS) -> int:
+    """Repetitions that fit into `budget_ns`, from `LEAST_REPEATS` to `repeats`; the least of all ranks, on each.
+
+    Args:
+        once_ns: Nanoseconds that one repetition takes on this rank.
+        repeats: Repetitions if the budget does not matter.
+        budget_ns: Nanoseconds for all repetitions.
+    """
     affordable = torch.tensor(min(repeats, max(LEAST_REPEATS, budget_ns // once_ns)))
     dist.all_reduce(affordable, op=dist.ReduceOp.MIN)
     return int(affordable)
 
 
 def gradient_bytes(_rank: int, _world_size: int, model: str) -> int:
-    """Of all gradients of a model, as for `--model`."""
+    """Bytes of all gradients of a model, which is named as for `--model`."""
     return sum(map(size_bytes, trainable_parameters(models.build(model)[0]).values()))
 
 
 class AllReduceQueue:
-    """One all-reduce after the other, from now on; all ranks begin the same.
+    """All-reduces that are issued one after the other, beginning now; all ranks create the same queue.
 
-    Nothing of it needs a thread that waits, which would compete with computation for a core, and often would not run
-    when it is time to issue the next one.
+    An all-reduce is issued from the callback of the one before. A thread that waits would compete with computation
+    for a core, and would often not be running when the next all-reduce is due.
 
     Args:
         messages: What to add up, in this order.
-        at_a_time: 1: each is issued when the one before it is done. None: all are issued at once, as by a reducer
+        all_at_once: False: each is issued when the one before it is done. True: all are issued now, as by a reducer
             that is ahead of its network, and the backend runs as many at a time as it can.
     """
 
-    def __init__(self, messages: Sequence[Tensor], at_a_time: int | None) -> None:
-        first = at_a_time or len(messages)
-        self._due = deque(messages[first:])
+    def __init__(self, messages: Sequence[Tensor], *, all_at_once: bool) -> None:
+        issued_now = len(messages) if all_at_once else 1
+        self._due = deque(messages[issued_now:])
         self._count = len(messages)
         self._ends_ns: list[int] = []
         self._over = threading.Event()
         self._error: RuntimeError | None = None
-        self._begun_ns = clock_ns()
-        for message in messages[:first]:
+        self._start_ns = clock_ns()
+        for message in messages[:issued_now]:
             self._issue(message)
 
     def wait(self) -> None:
@@ -102,11 +128,15 @@ class AllReduceQueue:
         if self._error is not None:
             raise self._error
 
-    def pace_ns(self, until_ns: float = float("inf")) -> int:
-        """Nanoseconds from the end of one to that of the next, on average up to that moment or to the first end."""
+    def ns_per_all_reduce(self, until_ns: float = float("inf")) -> int:
+        """Mean nanoseconds between the ends of successive all-reduces.
+
+        Args:
+            until_ns: Only all-reduces that end until this moment count, but always the first.
+        """
         ends_ns = sorted(self._ends_ns)
         counted = [end for end in ends_ns if end <= until_ns] or ends_ns[:1]
-        return (counted[-1] - self._begun_ns) // len(counted)
+        return (counted[-1] - self._start_ns) // len(counted)
 
     def _issue(self, message: Tensor) -> None:
         work = dist.all_reduce(message, async_op=True)
@@ -114,7 +144,7 @@ class AllReduceQueue:
         work.get_future().add_done_callback(self._done)
 
     def _done(self, future: "torch.futures.Future[object]") -> None:
-        """Runs in the backend's threads, in several at a time."""
+        """Runs in the backend's threads, several of which may run this at the same time."""
         try:
             future.value()
             if self._due:
@@ -126,18 +156,18 @@ class AllReduceQueue:
             self._over.set()
 
 
-class Messages:
-    """Messages of one size after the other in memory as large as all gradients, as buckets are.
+class MessageBuffer:
+    """Memory as large as all gradients, from which messages are taken one after the other, as buckets are.
 
     Args:
-        total_bytes: Of the memory.
+        total_bytes: Size of the memory.
     """
 
     def __init__(self, total_bytes: int) -> None:
         self._memory = torch.ones(total_bytes // 4)
 
-    def of(self, size_bytes: int, count: int) -> list[Tensor]:
-        """`count` of them, from the start again where the memory ends."""
+    def messages(self, size_bytes: int, count: int) -> list[Tensor]:
+        """`count` float32 views of `size_bytes` each, side by side; at the end of the memory again from its start."""
         elements = size_bytes // 4
         places = max(1, len(self._memory) // elements)
         return [self._memory[elements * (n % places) :][:elements] for n in range(count)]

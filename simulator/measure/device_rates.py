@@ -1,4 +1,4 @@
-"""Device rates: what this machine's processor gives, measured."""
+"""Measures the rates of this machine's processor, as a data sheet for the roofline model."""
 
 import platform
 import time
@@ -15,12 +15,13 @@ _REPEATS = 10
 
 
 def measure_device(name: str | None = None) -> Device:
-    """Rates of this machine's processor, in float32 and with the threads that torch has now; about a second.
+    """Measure FLOPs per second, bytes per second and time per operation in float32; takes about a second.
 
-    What `rescale` needs as the device that a trace was recorded on.
+    The result describes this machine as the device that a trace was recorded on, for `rescale`. It holds for the
+    number of threads that torch uses now.
 
     Args:
-        name: What to call it. None: the architecture.
+        name: What to call the device. None: the processor's architecture.
     """
     matrix = torch.ones(_MATRIX, _MATRIX)
     ones, sums = torch.ones(_VECTOR), torch.ones(_VECTOR)
@@ -31,22 +32,22 @@ def measure_device(name: str | None = None) -> Device:
             link = link.tanh()
         link.backward()
 
-    product_s = _time_s(lambda: matrix @ matrix)
-    addition_s = _time_s(lambda: torch.add(ones, sums, out=sums))
+    product_s = _fastest_s(lambda: matrix @ matrix)
+    addition_s = _fastest_s(lambda: torch.add(ones, sums, out=sums))
     return Device(
         name=name or platform.processor() or platform.machine(),
         flops_per_s=2 * _MATRIX**3 / product_s,
         bytes_per_s=3 * _VECTOR * ones.element_size() / addition_s,
-        launch_ns=round(_time_s(chain) * NS_PER_S / (2 * _CHAIN)),
+        launch_ns=round(_fastest_s(chain) * NS_PER_S / (2 * _CHAIN)),
         source=f"measured with {torch.get_num_threads()} threads of torch {torch.__version__}",
     )
 
 
-def _time_s(work: Callable[[], object]) -> float:
-    """Seconds of one run, the fastest of several: a machine at its best, whoever else uses it."""
+def _fastest_s(action: Callable[[], object]) -> float:
+    """Seconds of the fastest of several calls, which other users of the machine disturbed least."""
     times = []
     for _ in range(_REPEATS):
         start = time.perf_counter()
-        work()
+        action()
         times.append(time.perf_counter() - start)
     return min(times)

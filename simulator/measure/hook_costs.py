@@ -1,7 +1,7 @@
-"""Hooks: what a comm hook computes, told apart from what its collectives take.
+"""Measures what a comm hook computes for a bucket, apart from the time of its collectives.
 
-Each bucket goes through the real hook by itself, on all ranks at once: what the hook of one bucket computes while
-another's collectives run is slowed down, and that is charged apart.
+Each bucket goes through the real hook alone, on all ranks at the same time. In training a hook may compute while
+another bucket's collectives run; the slow-down by that is measured separately, in `slow_downs`.
 """
 
 from collections.abc import Callable
@@ -23,18 +23,14 @@ from reference.comm_hooks.quantization import quantize_per_channel, quantize_per
 from reference.launch import report_progress
 from reference.parameters import bucket_key, size_bytes, sparse_parameters, trainable_parameters
 
-from .reducer_costs import pack
-from .timing import ObservedCollective, clock_ns, observe_collectives
+from .reducer_costs import pack_bucket
+from .timing import TimedCollective, clock_ns, timed_collectives
 
-CAPS_BYTES = [MIB // 64, MIB // 16, MIB // 4, MIB, 4 * MIB, 16 * MIB, 25 * MIB]
-"""Of the buckets: as different in size as the model's gradients allow, the largest as by default."""
-
-WARM_UP = 4
-"""Calls that do not count: PowerSGD compresses from the third on, and begins with its last Q from the fourth."""
+# Real hooks by name
 
 
 def _no_state(_rank: int) -> None:
-    """Of hooks that need none: they average over all ranks."""
+    """The state of hooks that need none: they average over all ranks."""
 
 
 def _power_sgd_state(rank: int) -> PowerSGDState:
@@ -50,15 +46,22 @@ REAL_HOOKS: dict[str, tuple[Hook, Callable[[int], Any]]] = {
     "power_sgd": (power_sgd, _power_sgd_state),
     "batched_power_sgd": (batched_power_sgd, _power_sgd_state),
 }
-"""By name, with what makes its state of the rank of an approximation; `iteration.comm_hook.HOOKS` but for `none`."""
+"""Hook functions by name, each with a function from an approximation rank to the hook's state.
+
+The names are those of `schedule.comm_hooks.HOOKS` without `none`.
+"""
 
 
 HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-"""By the prefix that `named_hook` takes."""
+"""Half-precision types by the prefix that `named_hook` takes."""
 
 
 def real_hook(name: str) -> tuple[Hook, Callable[[], Any]]:
-    """A hook, and what makes its state, by the name that `named_hook` takes; but for `none`."""
+    """A hook function and a function that makes its state.
+
+    Args:
+        name: Of the hook, as `named_hook` takes it; any but `none`.
+    """
     dtype, plus, inner = name.partition("+")
     if plus:
         hook, make_state = real_hook(inner)
@@ -68,39 +71,51 @@ def real_hook(name: str) -> tuple[Hook, Callable[[], Any]]:
     return hook, partial(make_state_of_rank, int(approximation_rank or 1))
 
 
-class Parts(NamedTuple):
-    """Nanoseconds that a hook computes: before, between and after its collectives. None: it has nothing there."""
+# The measurement
+
+CAPS_BYTES = [MIB // 64, MIB // 16, MIB // 4, MIB, 4 * MIB, 16 * MIB, 25 * MIB]
+"""Bucket caps: as many different sizes as the model's gradients allow, the largest being DDP's default."""
+
+WARM_UP = 4
+"""Calls that do not count: PowerSGD compresses from the third on, and starts from its last Q from the fourth."""
+
+
+class HookParts(NamedTuple):
+    """Nanoseconds that a hook computes before, between and after its collectives. None: it has no such part."""
 
     compress: int
     recompress: int | None
     decompress: int | None
 
 
-def time_hook(rank: int, _world_size: int, name: str, model: str, repeats: int) -> list[tuple[int, list[Parts]]]:
-    """Bytes of each bucket, and what the hook took with it, repetition by repetition.
+def time_hook(rank: int, _world_size: int, name: str, model: str, repeats: int) -> list[tuple[int, list[HookParts]]]:
+    """Time a hook on buckets of the model's gradients, which hold random numbers.
 
     Args:
         rank: This rank.
         name: Of the hook, as `real_hook` takes it.
-        model: Whose gradients, with random numbers in them, make the buckets.
-        repeats: Calls that count.
+        model: As for `--model`.
+        repeats: Calls that count, per bucket.
+
+    Returns:
+        For each bucket its bytes, and the parts of each call.
     """
     hook, make_state = real_hook(name)
     buckets = [(bucket, make_state()) for bucket in _buckets(models.build(model)[0])]
-    taken: list[list[Parts]] = [[] for _ in buckets]
+    calls: list[list[HookParts]] = [[] for _ in buckets]
     for done in range(WARM_UP + repeats):
         if rank == 0:
             report_progress(f"calibrating {name}", done, WARM_UP + repeats)
-        for (bucket, state), parts in zip(buckets, taken, strict=True):
+        for (bucket, state), of_bucket in zip(buckets, calls, strict=True):
             bucket.reset()
-            pack(bucket, scale=1.0)  # undivided, as hooks get them
+            pack_bucket(bucket, scale=1.0)  # not divided by the world size, because hooks divide themselves
             dist.barrier()
-            parts.append(time_parts(hook, state, bucket))
-    return [(bucket.size_bytes, parts[WARM_UP:]) for (bucket, _), parts in zip(buckets, taken, strict=True)]
+            of_bucket.append(time_parts(hook, state, bucket))
+    return [(bucket.size_bytes, of_bucket[WARM_UP:]) for (bucket, _), of_bucket in zip(buckets, calls, strict=True)]
 
 
 def _buckets(module: nn.Module) -> list[Bucket]:
-    """Of the module's dense gradients in reverse order."""
+    """Buckets of the module's dense gradients, in reverse registration order."""
     sparse = sparse_parameters(module)
     parameters = [parameter for name, parameter in trainable_parameters(module).items() if name not in sparse]
     for parameter in parameters:
@@ -114,29 +129,30 @@ def _buckets(module: nn.Module) -> list[Bucket]:
     return [Bucket(indices, [parameters[index] for index in indices]) for indices in assigned]
 
 
-def time_parts(hook: Hook, state: Any, bucket: Bucket) -> Parts:
-    """Call the hook with a bucket that has been packed, and wait for what it returns."""
-    whole = ObservedCollective(clock_ns())
-    with observe_collectives("all_reduce", "all_gather") as collectives:
-        whole.issued_ns = clock_ns()
-        future = hook(state, GradBucket(bucket, 0, is_last=True))  # PowerSGD's second collective comes at once
-        future.add_done_callback(lambda _: whole.finish())
-        whole.wait()
-        future.wait()  # raises what went wrong
-    return split(whole, collectives)
+def time_parts(hook: Hook, state: Any, bucket: Bucket) -> HookParts:
+    """Call a hook with a packed bucket, wait for its future, and time its parts."""
+    call = TimedCollective(clock_ns())
+    with timed_collectives("all_reduce", "all_gather") as collectives:
+        call.issued_ns = clock_ns()
+        # As the last bucket: PowerSGD then issues its second collective without waiting for another bucket.
+        future = hook(state, GradBucket(bucket, 0, is_last=True))
+        future.add_done_callback(lambda _: call.finish())
+        call.wait()
+        future.wait()  # raises an error of the hook
+    return parts_of(call, collectives)
 
 
-def split(whole: ObservedCollective, collectives: list[ObservedCollective]) -> Parts:
-    """What a hook computed.
+def parts_of(call: TimedCollective, collectives: list[TimedCollective]) -> HookParts:
+    """The times in which a hook computed: those of its call in which none of its collectives was in flight.
 
     Args:
-        whole: From its call until its future had a result.
-        collectives: What it issued meanwhile, each after the one before was done. None of them: all is `compress`.
+        call: From the call of the hook to the result of its future.
+        collectives: The collectives that the hook issued, one after the other. Empty: the whole call is `compress`.
     """
-    starts = [whole.issued_ns, *(collective.wait() for collective in collectives)]
-    ends = [*(collective.issued_ns for collective in collectives), whole.wait()]
+    starts = [call.issued_ns, *(collective.wait() for collective in collectives)]
+    ends = [*(collective.issued_ns for collective in collectives), call.wait()]
     compress, *others = (max(0, end - start) for start, end in zip(starts, ends, strict=True))
     if not others:
-        return Parts(compress, None, None)
+        return HookParts(compress, None, None)
     *between, decompress = others
-    return Parts(compress, sum(between) if between else None, decompress)
+    return HookParts(compress, sum(between) if between else None, decompress)

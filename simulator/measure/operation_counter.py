@@ -1,8 +1,8 @@
-"""Operation counter: what a model computes and moves, counted without allocating anything.
+"""Counts the FLOPs of a model and the bytes that it moves, without allocating memory for its tensors.
 
-Every operation of one forward and backward pass goes through a dispatch mode that counts its FLOPs, by the formulas
-of torch's own FLOP counter, and its bytes: each tensor that it reads or writes, once. On the `meta` device tensors
-have shapes but no data, so that the largest model takes a second and no memory.
+A dispatch mode sees every operation of one forward and one backward pass. FLOPs follow the formulas of torch's own
+FLOP counter; bytes are those of every tensor that the operation reads or writes, each counted once. On the `meta`
+device tensors have shapes but no data, so even the largest model takes about a second and no memory.
 """
 
 from collections.abc import Iterable
@@ -26,16 +26,16 @@ aten = torch.ops.aten
 
 
 def measure_operations(model: str) -> Operations:
-    """FLOPs and bytes of one iteration of a model, by gradient; nothing is allocated or computed.
+    """Count FLOPs and bytes of one iteration of a model, by gradient; nothing is allocated or computed.
 
-    Attention counts as the separate operations that it is made of, scores written and read: a fused kernel moves
-    fewer bytes.
+    Attention is counted as separate operations that write and read the scores; a fused kernel moves fewer bytes.
 
     Args:
         model: A built-in name or `module:callable`, as for `--model`.
 
     Raises:
-        ModelError: There is no such model, a parameter gets no gradient, or it does not run without data.
+        ModelError: There is no such model, one of its parameters gets no gradient, or it does not run on the `meta`
+            device.
     """
     try:
         with torch.device("meta"):
@@ -53,15 +53,15 @@ def measure_operations(model: str) -> Operations:
 
 
 def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Operations:
-    """Run `loss_fn(module)` and its backward pass once and count; on any device.
+    """Run `loss_fn(module)` and its backward pass once, on any device, and count their operations.
 
     Args:
-        module: Its gradients are accumulated, as ever.
+        module: The model; the backward pass accumulates gradients in its parameters.
         loss_fn: Runs one batch and returns the scalar loss.
-        model: What the result calls it.
+        model: The model's name in the result.
 
     Raises:
-        ModelError: A parameter gets no gradient, or there is none to train.
+        ModelError: A parameter gets no gradient, or there is no trainable parameter.
     """
     parameters = trainable_parameters(module)
     if not parameters:
@@ -83,7 +83,7 @@ def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Ope
 
 
 class _Counter(TorchDispatchMode):
-    """All operations in their order, and after how many of them passes end and gradients are ready."""
+    """All operations in their order, and how many had run when each pass ended and each gradient was ready."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -110,7 +110,7 @@ class _Counter(TorchDispatchMode):
 
     def gradient_ready(self, index: int, _parameter: Tensor) -> None:
         self._backward_started()
-        self.ready.pop(index, None)  # accumulated twice: the last time counts, in the order too
+        self.ready.pop(index, None)  # accumulated twice: the last time counts, also for the ready order
         self.ready[index] = len(self.operations)
 
     def _backward_started(self) -> None:
@@ -119,7 +119,7 @@ class _Counter(TorchDispatchMode):
 
 
 def _summarize(counter: _Counter, module: nn.Module, model: str, batch: int | None) -> Operations:
-    def stretch(start: int, end: int) -> tuple[Operation, ...]:
+    def operations(start: int, end: int) -> tuple[Operation, ...]:
         return merge(counter.operations[start:end])
 
     assert counter.backward_start is not None  # there is at least one gradient
@@ -134,13 +134,13 @@ def _summarize(counter: _Counter, module: nn.Module, model: str, batch: int | No
         torch_version=torch.__version__,
         parameters=parameters,
         buffers=described_buffers(module),
-        forward=stretch(0, forward_end),
-        loss=stretch(forward_end, backward_start),
+        forward=operations(0, forward_end),
+        loss=operations(forward_end, backward_start),
         gradients=tuple(
-            Gradient(parameter=index, operations=stretch(start, end))
+            Gradient(parameter=index, operations=operations(start, end))
             for index, start, end in zip(counter.ready, starts, ends, strict=True)
         ),
-        tail=stretch(ends[-1], len(counter.operations)),
+        tail=operations(ends[-1], len(counter.operations)),
         step=sgd_step(parameters),
     )
 
@@ -153,9 +153,9 @@ _FIRST_IS_NOT_READ = {
     *(aten.new_zeros, aten.new_ones, aten.new_full),
     *(aten.zero_, aten.fill_, aten.copy_, aten.normal_, aten.uniform_, aten.bernoulli_),
 }
-"""Only the first argument's shape matters, or it is overwritten."""
+"""The first argument is overwritten, or only its shape matters."""
 _FIRST_IS_READ_IN_PART = {aten.embedding, aten.gather, aten.index, aten.index_select}
-"""As much of the first argument is read as the result holds."""
+"""Of the first argument as many bytes are read as the result has."""
 
 
 def _is_kernel(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
@@ -187,9 +187,9 @@ def _convolution_backward_flops(
     _groups: int,
     output_mask: list[bool],
 ) -> int:
-    """Each of the two gradients has as many products as the forward pass.
+    """Each of the two gradients takes as many FLOPs as the forward pass.
 
-    torch's own formula (2.13) counts the weight's `groups` times over.
+    torch's own formula (2.13) counts the weight's gradient `groups` times.
     """
     forward = conv_flop_count(list(inputs.shape), list(weight.shape), list(grad_output.shape), transposed=transposed)
     return forward * sum(output_mask[:2])
@@ -207,7 +207,7 @@ def _bytes_moved(func: Any, args: Any, kwargs: Any, result: Any) -> int:
 
 
 def _mutated(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Arguments that the operation's schema says it writes to."""
+    """Arguments that the operation writes to, according to its schema."""
     arguments = func._schema.arguments
     given = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | kwargs
     writes = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
@@ -215,7 +215,7 @@ def _mutated(func: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    """Tensors of a tree of arguments or results; of sparse ones their indices and values."""
+    """Tensors in a tree of arguments or results; sparse ones are replaced by their indices and values."""
     found = []
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
@@ -228,7 +228,7 @@ def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _distinct_bytes(tensor: Tensor) -> int:
-    """Bytes in memory: what was expanded lies there once."""
+    """Bytes in memory, where elements of an expanded tensor are stored once."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride or not size else 1

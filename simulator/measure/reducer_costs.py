@@ -1,4 +1,4 @@
-"""Measures the reducer's own work: packing, launching, copying out, graph search, rebuild."""
+"""Measures what the reducer itself computes: packing, launching, copying out, the graph search, and the rebuild."""
 
 from typing import Any
 
@@ -13,17 +13,20 @@ from reference.parameters import bucket_key, size_bytes, sparse_parameters, trai
 from reference.reducer import accumulators
 from reference.unused_parameters import reachable, tensors_in
 
-from .collectives import affordable
-from .timing import clock_ns, fit, median_ns, observe_collectives, time_ns
+from .collectives import affordable_repeats
+from .timing import clock_ns, fit_linear, median_ns, time_ns, timed_collectives
 
 GRADIENT_BYTES = [1024, 64 * 1024, MIB, 8 * MIB]
 """Sizes of the gradients that are copied."""
 
 
 def time_copies(_rank: int, _world_size: int, repeats: int) -> dict[str, Any]:
-    """Fields of `Processor`: packing a gradient into its bucket, launching a bucket, copying a gradient out.
+    """Costs of packing a gradient into its bucket, of launching a bucket and of copying a gradient out.
 
-    The gradients are 64 MiB together where they are large, more than a cache holds, as those of a model are.
+    A bucket's gradients have 64 MiB in total where they are large: more than a cache holds, like a model's.
+
+    Returns:
+        The fields `pack`, `copy_out` and `launch_ns` of `Processor`.
     """
     group = dist.group.WORLD
     assert group is not None
@@ -36,38 +39,39 @@ def time_copies(_rank: int, _world_size: int, repeats: int) -> dict[str, Any]:
             parameter.grad = torch.ones_like(parameter)
         bucket = Bucket(range(len(parameters)), parameters)
         packing[size], copying_out[size] = [], []
-        due, begun = repeats, clock_ns()
+        due, start_ns = repeats, clock_ns()
         for done in range(repeats + 1):
             if done == 1:
-                due = affordable(clock_ns() - begun, repeats)
+                due = affordable_repeats(clock_ns() - start_ns, repeats)
             if done > due:
                 break
             bucket.reset()
-            packing[size].append(time_ns(pack, bucket) / len(parameters))
+            packing[size].append(time_ns(pack_bucket, bucket) / len(parameters))
             dist.barrier()
             start = clock_ns()
             future = bucket.all_reduce(group)
             launching.append(clock_ns() - start)
             future.wait()
             copying_out[size].append(time_ns(bucket.copy_out) / len(parameters))
-    return {"pack": fit(packing), "copy_out": fit(copying_out), "launch_ns": median_ns(launching)}
+    return {"pack": fit_linear(packing), "copy_out": fit_linear(copying_out), "launch_ns": median_ns(launching)}
 
 
-def pack(bucket: Bucket, scale: float = 0.5) -> None:
-    """As the reducer does once the last gradient is there; the bucket has been reset."""
+def pack_bucket(bucket: Bucket, scale: float = 0.5) -> None:
+    """Put all gradients into a bucket that has been reset and pack it, as the reducer does once the last is ready."""
     for slot in range(len(bucket.parameters)):
         bucket.put(slot)
     bucket.pack(scale)
 
 
 REBUILT_CAP_MB = 25.0
-"""DDP's default. The cost is one of parameters, hardly one of buckets."""
+"""DDP's default cap. The cost of a rebuild depends on the parameters, hardly on the number of buckets."""
 
 
-def time_preparation(_rank: int, _world_size: int, model: str, repeats: int) -> tuple[list[float], list[int]]:
-    """Nanoseconds a parameter of searching the graph for unused ones; nanoseconds of rebuilding the buckets.
+def time_search_and_rebuild(_rank: int, _world_size: int, model: str, repeats: int) -> tuple[list[float], list[int]]:
+    """Time the graph search for unused parameters and the rebuild of buckets; the first time of each is left out.
 
-    The first of each is left out.
+    Returns:
+        Nanoseconds per parameter of each search, and nanoseconds of each rebuild.
     """
     module, loss_fn = models.build(model)
     parameters = trainable_parameters(module)
@@ -77,7 +81,7 @@ def time_preparation(_rank: int, _world_size: int, model: str, repeats: int) -> 
 
 
 def _search_ns(module: nn.Module, loss_fn: models.Loss, parameters: list[nn.Parameter]) -> int:
-    """Of the graph behind the module's outputs, made anew as in each iteration."""
+    """Nanoseconds to search the graph of the module's outputs, which is new for each search as in training."""
     outputs: list[Tensor] = []
     hook = module.register_forward_hook(lambda _module, _inputs, output: outputs.extend(tensors_in(output)))
     try:
@@ -88,10 +92,23 @@ def _search_ns(module: nn.Module, loss_fn: models.Loss, parameters: list[nn.Para
     return time_ns(reachable, outputs, indices)
 
 
+def _rebuild_ns(module: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
+    """Nanoseconds to rebuild one bucket into default buckets, without the broadcast of the ready order."""
+    group = dist.group.WORLD
+    assert group is not None
+    buckets = first_buckets(module, parameters)
+    with torch.no_grad(), timed_collectives("broadcast") as broadcasts:
+        start = clock_ns()
+        buckets.rebuild_if_due(range(len(parameters))[::-1], group)
+        total_ns = clock_ns() - start
+    (broadcast,) = broadcasts
+    return total_ns - (broadcast.wait() - broadcast.issued_ns)
+
+
 def first_buckets(module: nn.Module, parameters: dict[str, nn.Parameter]) -> Buckets:
-    """One bucket for each kind of gradient, as torch begins; to be rebuilt by the default cap."""
+    """One bucket for each kind of gradient, to be rebuilt with the default cap; as torch begins."""
     tensors, sparse = list(parameters.values()), sparse_parameters(module)
-    begun = initial_buckets(
+    buckets = initial_buckets(
         [size_bytes(tensor) for tensor in tensors],
         bucket_caps(float("inf")),
         keys=[bucket_key(tensor) for tensor in tensors],
@@ -99,21 +116,8 @@ def first_buckets(module: nn.Module, parameters: dict[str, nn.Parameter]) -> Buc
     )
     return Buckets(
         tensors,
-        begun,
+        buckets,
         rebuild_caps_bytes=bucket_caps(REBUILT_CAP_MB),
         sparse=frozenset(index for index, name in enumerate(parameters) if name in sparse),
         features=Features(),
     )
-
-
-def _rebuild_ns(module: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
-    """From one bucket into default buckets; without the broadcast of the order."""
-    group = dist.group.WORLD
-    assert group is not None
-    buckets = first_buckets(module, parameters)
-    with torch.no_grad(), observe_collectives("broadcast") as broadcasts:
-        start = clock_ns()
-        buckets.rebuild_if_due(range(len(parameters))[::-1], group)
-        total_ns = clock_ns() - start
-    (broadcast,) = broadcasts
-    return total_ns - (broadcast.wait() - broadcast.issued_ns)

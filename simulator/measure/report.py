@@ -1,4 +1,4 @@
-"""Report: predictions beside measurements, their errors, and the figure of both."""
+"""Report: predictions compared with measurements, the errors of both, and a figure."""
 
 import json
 import math
@@ -24,30 +24,40 @@ from ..prediction import Prediction, predict
 from ..schedule.comm_hooks import named_hook
 from ..schedule.policy import Policy
 
-YARDSTICKS = ("perfect_scaling", "no_overlap", "naive_overlap")
-"""What a prediction has to be better than."""
+BASELINES = ("perfect_scaling", "no_overlap", "naive_overlap")
+"""Simpler predictions that the simulator's has to beat."""
 PAIRS = ("quartiles_ns", "paired_quartiles_ns", "interval_ns")
-"""Fields of a row that are two numbers."""
+"""Fields of a row that hold two numbers."""
+JSON_NAMES = {"baselines": "yardsticks", "speed_check": "reference"}
+"""Names in JSON files of fields that have another name here."""
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One target run: a bucket cap in MiB (infinity: one single bucket), an order, and a comm hook by its name."""
+    """The configuration of a target run.
+
+    Attributes:
+        cap_mb: Bucket cap in MiB; infinite for a single bucket.
+        order: Bucket order.
+        hook: Name of the comm hook, as `named_hook` takes it.
+    """
 
     cap_mb: float
     order: Order = "ready"
     hook: str = "none"
 
     def to_json(self) -> dict[str, object]:
-        """As fields; JSON has no infinity, so that is written as null."""
+        """The fields by name; an infinite cap becomes null, because JSON has no infinity."""
         return {"cap_mb": None if math.isinf(self.cap_mb) else self.cap_mb, "order": self.order, "hook": self.hook}
 
 
 @dataclass(frozen=True)
 class SpeedCheck:
-    """What tells the machine's speed: an iteration without communication, and then one all-reduce of all gradients.
+    """The machine's speed, as the time of an iteration without communication and of an all-reduce of all gradients.
 
-    Nanoseconds of each, on the slowest rank.
+    Attributes:
+        compute_ns: Nanoseconds of the iteration on the slowest rank.
+        all_reduce_ns: Nanoseconds of the all-reduce on the slowest rank.
     """
 
     compute_ns: int
@@ -55,68 +65,86 @@ class SpeedCheck:
 
     @property
     def total_ns(self) -> int:
-        """Both, one after the other."""
+        """Nanoseconds of both, one after the other."""
         return self.compute_ns + self.all_reduce_ns
 
 
 @dataclass(frozen=True)
 class TargetPrediction:
-    """What is said of a target run before it.
+    """Everything that is predicted of a target run before it begins.
 
     Attributes:
-        prediction: The simulator's.
-        naive_overlap_ns: Of the replay that knows no more than when gradients are ready and what an all-reduce costs:
-            one at a time, nothing slows anything down, copies and launches are free.
-        reference: As trace and calibration have it.
-        with_slower_network: Nanoseconds of an iteration if all collectives take so many times as long.
+        prediction: The simulator's prediction.
+        naive_overlap_ns: Nanoseconds of an iteration if collectives run one at a time, nothing slows anything down,
+            and copies and launches are free.
+        speed_check: Times of a speed check according to the trace and the calibration.
+        with_slower_network: Nanoseconds of an iteration if all collectives take this many times as long.
     """
 
     prediction: Prediction
     naive_overlap_ns: int
-    reference: SpeedCheck
+    speed_check: SpeedCheck
     with_slower_network: Callable[[float], int]
 
-    def speed(self, reference: SpeedCheck) -> float:
-        """How fast the machine is for this training, where 1 is as it was when it was calibrated.
+    def speed(self, now: SpeedCheck) -> float:
+        """The machine's present speed for this training, as a multiple of its speed when it was calibrated.
+
+        An iteration on a machine whose processor is p times and whose network is n times slower takes p times as long
+        as one on a machine whose network alone is n / p times slower: only the unit of time differs.
 
         Args:
-            reference: What the reference takes now. Its computation tells the processor's speed and its all-reduce
-                the network's: the replay on such a machine is the replay on one whose processor is as it was and
-                whose network is slower by the ratio of both, with another unit of time.
+            now: The speed check as measured now; the computation gives p and the all-reduce gives n.
         """
-        slower_processor = reference.compute_ns / self.reference.compute_ns
-        if not self.reference.all_reduce_ns:  # one rank: there is no network
+        slower_processor = now.compute_ns / self.speed_check.compute_ns
+        if not self.speed_check.all_reduce_ns:  # one rank: there is no network
             return 1 / slower_processor
-        slower_network = reference.all_reduce_ns / self.reference.all_reduce_ns
+        slower_network = now.all_reduce_ns / self.speed_check.all_reduce_ns
         now_ns = slower_processor * self.with_slower_network(round(slower_network / slower_processor, 3))
         return self.prediction.iteration_ns / now_ns
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One turn of a target run; times in nanoseconds, of each iteration from one slowest rank's end to the next.
+    """One turn of a target run.
 
-    `reference` is what that took right before and after, medians: the machine's speed just then.
+    Attributes:
+        times_ns: Nanoseconds of each iteration, from one slowest rank's end to the next.
+        speed_check: Medians of the speed checks right before and after the turn.
     """
 
     times_ns: tuple[int, ...]
-    reference: SpeedCheck
+    speed_check: SpeedCheck
 
 
 @dataclass(frozen=True)
 class Row:
-    """A configuration's prediction beside its measurement; times in nanoseconds, errors as fractions.
+    """A configuration's prediction compared with its measurement; times in nanoseconds, errors as fractions.
 
-    `measured_ns` is the median of what the clock said, `quartiles_ns` its spread, and `error` is
+    A prediction holds for a machine that is as fast as when it was calibrated, but the speed of a shared machine
+    changes within seconds. So each turn is paired with a speed check right next to it, and the paired fields compare
+    with measurements from which the change of the machine's speed has been taken out. Every error is
     predicted / measured - 1.
 
-    A prediction holds for a machine as fast as it was when it was calibrated, and a shared machine's speed changes by
-    the second. So each turn is paired with a reference, timed right beside it. `paired_ns` is the median of the
-    iterations, each times `TargetPrediction.speed`; `paired_error` and the errors of the three yardsticks compare
-    with it.
-    Perfect scaling is computation alone; no overlap has all communication after the backward pass; naive overlap is
-    `TargetPrediction.naive_overlap_ns`. `coverage` is the fraction of the iterations, paired, that lie inside the
-    predicted interval. `drift` is how much longer the reference took than predicted, a fraction, median of the turns.
+    Attributes:
+        model: Name of the model.
+        cap_mb: Bucket cap in MiB; infinite for a single bucket.
+        order: Bucket order.
+        hook: Name of the comm hook.
+        buckets: Number of buckets.
+        turns: What was measured.
+        measured_ns: Median of the measured iterations.
+        quartiles_ns: First and third quartile of the measured iterations.
+        paired_ns: Median of the measured iterations, each multiplied by `TargetPrediction.speed`.
+        paired_quartiles_ns: First and third quartile of the same.
+        predicted_ns: Median of the predicted iterations.
+        interval_ns: Ends of the predicted 90 % interval.
+        coverage: Fraction of the paired iterations that lie inside the interval.
+        drift: How much longer the speed check took than predicted, as a fraction; median of the turns.
+        error: Of the prediction against `measured_ns`.
+        paired_error: Of the prediction against `paired_ns`, like the errors below.
+        perfect_scaling_error: Of computation alone.
+        no_overlap_error: Of all communication after the backward pass.
+        naive_overlap_error: Of `TargetPrediction.naive_overlap_ns`.
     """
 
     model: str
@@ -142,21 +170,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """All rows, and what they amount to.
+    """All rows and their summary.
 
     Attributes:
-        predictions_sha256: Of the file of predictions, as it was before the first target run.
+        predictions_sha256: Hash of the file of predictions as it was before the first target run.
         mape: Mean absolute error.
         paired_mape: Mean absolute paired error.
         worst_error: The error that is farthest from zero.
         pairs_apart: Pairs of one model's configurations whose paired quartiles do not overlap.
-        sign_errors: How many of these the prediction ranks the wrong way round.
-        fastest_found: Fraction of the models whose fastest configuration was predicted to be that, or is not
-            measurably faster than the one that was.
-        coverage: Mean of the rows': an interval is meant to hold 90 % of iterations.
-        drift: Median of the rows': how much slower the machine had become since it was calibrated, a fraction.
-        yardsticks: Mean absolute paired error of each.
-        rows: One a configuration and model.
+        sign_errors: How many of these pairs the prediction ranks the wrong way round.
+        fastest_found: Fraction of the models whose fastest configuration was predicted to be the fastest, or is not
+            measurably faster than the one predicted to be.
+        coverage: Mean coverage of the rows; an interval should cover 90 % of iterations.
+        drift: Median drift of the rows: how much slower the machine had become since its calibration, as a fraction.
+        baselines: Mean absolute paired error of each baseline.
+        rows: One per model and configuration.
     """
 
     predictions_sha256: str
@@ -168,22 +196,22 @@ class Report:
     fastest_found: float
     coverage: float
     drift: float
-    yardsticks: dict[str, float]
+    baselines: dict[str, float]
     rows: tuple[Row, ...]
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows as a table; of the turns, how many there were."""
+        """The rows as a table, with the number of turns in place of the turns."""
         return pd.DataFrame([{**asdict(row), "turns": len(row.turns)} for row in self.rows])
 
     def to_json(self) -> dict[str, Any]:
-        """All of it; an infinite cap is written as null."""
-        fields = asdict(self)
+        """All fields; an infinite cap becomes null."""
+        fields = asdict(self, dict_factory=_with_json_names)
         for row in fields["rows"]:
             row["cap_mb"] = None if math.isinf(row["cap_mb"]) else row["cap_mb"]
         return fields
 
     def save(self, folder: Path) -> None:
-        """Write `report.json` and `report.csv`; there a pair of numbers is two columns, `..._low` and `..._high`."""
+        """Write `report.json` and `report.csv`; there, pairs of numbers become columns `_low` and `_high`."""
         write_atomically(folder / "report.json", json.dumps(self.to_json(), indent=1, allow_nan=False).encode())
         frame = self.to_frame()
         for name in PAIRS:
@@ -192,19 +220,23 @@ class Report:
         write_atomically(folder / "report.csv", frame.to_csv(index=False).encode())
 
 
+def _with_json_names(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {JSON_NAMES.get(name, name): value for name, value in fields}
+
+
 def model_folder(out: Path, model: str) -> Path:
-    """Where a model's trace and calibration lie; the colon of `module:callable` is no part of a file's name."""
+    """The folder of a model's trace and calibration; a dot replaces the colon of `module:callable`."""
     return out / model.replace(":", ".")
 
 
 def make_row(
     model: str, configuration: Configuration, predicted: TargetPrediction, turns: Sequence[Measurement]
 ) -> Row:
-    """One row, from all turns that the configuration had."""
+    """The row of a configuration, from its prediction and all of its turns."""
     prediction = predicted.prediction
     low, middle, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
-    iterations = [ns * predicted.speed(turn.reference) for turn in turns for ns in turn.times_ns]
-    paired_low, paired, paired_high = _quartiles(iterations)
+    paired_times = [ns * predicted.speed(turn.speed_check) for turn in turns for ns in turn.times_ns]
+    paired_low, paired, paired_high = _quartiles(paired_times)
     shortest, longest = prediction.interval_ns
     return Row(
         model=model,
@@ -219,8 +251,8 @@ def make_row(
         paired_quartiles_ns=(paired_low, paired_high),
         predicted_ns=prediction.iteration_ns,
         interval_ns=prediction.interval_ns,
-        coverage=statistics.fmean(shortest <= ns <= longest for ns in iterations),
-        drift=statistics.median(turn.reference.total_ns for turn in turns) / predicted.reference.total_ns - 1,
+        coverage=statistics.fmean(shortest <= ns <= longest for ns in paired_times),
+        drift=statistics.median(turn.speed_check.total_ns for turn in turns) / predicted.speed_check.total_ns - 1,
         error=prediction.iteration_ns / middle - 1,
         paired_error=prediction.iteration_ns / paired - 1,
         perfect_scaling_error=prediction.compute_ns / paired - 1,
@@ -230,7 +262,7 @@ def make_row(
 
 
 def summarize(rows: Sequence[Row], predictions_sha256: str) -> Report:
-    """The figures of a set of rows."""
+    """A report of these rows, with their summary."""
     apart = [pair for pair in combinations(rows, 2) if pair[0].model == pair[1].model and _are_apart(*pair)]
     models = list(dict.fromkeys(row.model for row in rows))
     return Report(
@@ -245,9 +277,7 @@ def summarize(rows: Sequence[Row], predictions_sha256: str) -> Report:
         ),
         coverage=statistics.fmean(row.coverage for row in rows),
         drift=statistics.median(row.drift for row in rows),
-        yardsticks={
-            name: statistics.fmean(abs(getattr(row, f"{name}_error")) for row in rows) for name in YARDSTICKS
-        },
+        baselines={name: statistics.fmean(abs(getattr(row, f"{name}_error")) for row in rows) for name in BASELINES},
         rows=tuple(rows),
     )
 
@@ -258,7 +288,7 @@ def _quartiles(times_ns: Sequence[float]) -> tuple[int, int, int]:
 
 
 def _are_apart(a: Row, b: Row) -> bool:
-    """Whether their measurements differ by more than noise."""
+    """Whether two measurements differ by more than noise."""
     return a.paired_quartiles_ns[1] < b.paired_quartiles_ns[0] or b.paired_quartiles_ns[1] < a.paired_quartiles_ns[0]
 
 
@@ -273,7 +303,7 @@ def _fastest_found(rows: Sequence[Row]) -> bool:
 
 
 def policy_of(configuration: Configuration) -> Policy:
-    """What the reducer is told in that configuration."""
+    """The reducer's settings in a configuration."""
     return Policy(bucket_cap_mb=configuration.cap_mb, order=configuration.order, hook=named_hook(configuration.hook))
 
 
@@ -285,11 +315,11 @@ def predict_one(trace: Trace, fabric: Fabric, configuration: Configuration, worl
 def predict_targets(
     trace: Trace, fabric: Fabric, configurations: Sequence[Configuration], world_size: int
 ) -> list[TargetPrediction]:
-    """The prediction for each configuration, the naive replay's, and what the reference takes."""
+    """For each configuration the simulator's prediction, naive overlap, and the expected times of a speed check."""
     all_gradients_ns = fabric.all_reduce_ns(sum(trace.sizes_bytes), world_size)
     naive = fabric.model_copy(update={"processor": Processor(), "concurrency": 1, "sharing": ()})
 
-    def foretell_one(configuration: Configuration) -> TargetPrediction:
+    def predict_target(configuration: Configuration) -> TargetPrediction:
         prediction = predict_one(trace, fabric, configuration, world_size)
 
         @cache
@@ -299,18 +329,18 @@ def predict_targets(
         return TargetPrediction(
             prediction,
             naive_overlap_ns=predict_one(trace, naive, configuration, world_size).iteration_ns,
-            reference=SpeedCheck(prediction.compute_ns, all_gradients_ns),
+            speed_check=SpeedCheck(prediction.compute_ns, all_gradients_ns),
             with_slower_network=with_slower_network,
         )
 
-    return [foretell_one(configuration) for configuration in configurations]
+    return [predict_target(configuration) for configuration in configurations]
 
 
-MEASURED, PREDICTED, YARDSTICK = "#1b1b1b", "#d1495b", "#8d99ae"
+MEASURED, PREDICTED, BASELINE = "#1b1b1b", "#d1495b", "#8d99ae"
 
 
 def validation_figure(rows: pd.DataFrame) -> Figure:
-    """One panel a model, from the rows of a `Report`."""
+    """One panel per model, from the rows of `Report.to_frame`."""
     models = list(dict.fromkeys(rows["model"]))
     figure = Figure(figsize=(10, 3.6 * len(models)), layout="constrained")
     for position, model in enumerate(models):
@@ -319,7 +349,7 @@ def validation_figure(rows: pd.DataFrame) -> Figure:
 
 
 def draw_validation(rows: pd.DataFrame, ax: Axes) -> Axes:
-    """Measured (paired) and predicted iteration time of each configuration of one model, with the two yardsticks."""
+    """Draw measured (paired) and predicted iteration times of one model's configurations, with two baselines."""
     places = range(len(rows))
     measured = rows["paired_ns"] / 1e6
     low, high = zip(*rows["paired_quartiles_ns"], strict=True)
@@ -329,7 +359,7 @@ def draw_validation(rows: pd.DataFrame, ax: Axes) -> Axes:
         ("no_overlap_error", "no overlap", "^"),
     ):
         ax.scatter(
-            places, measured * (1 + rows[column]), marker=marker, s=26, color=YARDSTICK, label=label, zorder=1
+            places, measured * (1 + rows[column]), marker=marker, s=26, color=BASELINE, label=label, zorder=1
         )  # fmt: skip
     ax.errorbar(
         places, measured, yerr=spread,

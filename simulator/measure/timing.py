@@ -1,4 +1,4 @@
-"""Timing: how a duration is measured, and how repeated measurements are summarised."""
+"""Timing: how durations and collectives are measured, and how repeated measurements are summarised."""
 
 import statistics
 import threading
@@ -18,20 +18,86 @@ from scipy.optimize import nnls
 from ..fabric import Linear
 
 clock_ns = time.perf_counter_ns
-"""Nanoseconds since some moment; differences are times."""
-
-OUTLIER = 2.0
-"""Times the median: what took longer was disturbed."""
-
-BAND_OF_QUARTILES = 1.645 / (2 * 0.6745)
-"""Half-width of a normal distribution's middle 90 %, as a multiple of the distance of its quartiles."""
+"""Nanoseconds since an arbitrary moment, which all processes of a machine share."""
 
 
 def time_ns(action: Callable[..., object], *arguments: object) -> int:
-    """Nanoseconds that one call takes."""
+    """Nanoseconds that one call of `action(*arguments)` takes."""
     start = clock_ns()
     action(*arguments)
     return clock_ns() - start
+
+
+@dataclass
+class TimedCollective:
+    """Start and end of one collective on this rank.
+
+    Attributes:
+        issued_ns: When the collective was called.
+        done_ns: When this rank had its result. None: not yet.
+    """
+
+    issued_ns: int
+    done_ns: int | None = None
+    _finished: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
+
+    def finish(self) -> None:
+        """Set the end to now."""
+        self.done_ns = clock_ns()
+        self._finished.set()
+
+    def wait(self) -> int:
+        """Block until the end is known, and return it."""
+        if self.done_ns is None:
+            self._finished.wait()
+        assert self.done_ns is not None
+        return self.done_ns
+
+
+@contextmanager
+def timed_collectives(*names: str) -> Iterator[list[TimedCollective]]:
+    """Time every call of these functions of `torch.distributed` within the block; yields them in call order.
+
+    Only calls that look the function up in the module count (`dist.all_reduce`). The end of a collective is noted in
+    a callback of its future. Other callbacks of that future may run earlier, on another thread, so call
+    `TimedCollective.wait` before reading an end.
+
+    Args:
+        names: Functions, such as "all_reduce".
+    """
+    originals = {name: getattr(dist, name) for name in names}
+    calls: list[TimedCollective] = []
+    try:
+        for name, original in originals.items():
+            setattr(dist, name, _timed(original, calls))
+        yield calls
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+
+
+def _timed(collective: Callable[..., Any], calls: list[TimedCollective]) -> Callable[..., Any]:
+    @wraps(collective)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        call = TimedCollective(clock_ns())
+        calls.append(call)
+        work = collective(*args, **kwargs)
+        if work is None:  # the call was synchronous
+            call.finish()
+        else:
+            work.get_future().add_done_callback(lambda _: call.finish())
+        return work
+
+    return timed
+
+
+# Summaries of repeated measurements
+
+OUTLIER = 2.0
+"""A measurement above this multiple of the median counts as an outlier."""
+
+BAND_OF_QUARTILES = 1.645 / (2 * 0.6745)
+"""Half-width of a normal distribution's middle 90 %, as a multiple of the distance between its quartiles."""
 
 
 def median_ns(samples: Iterable[float]) -> int:
@@ -39,133 +105,76 @@ def median_ns(samples: Iterable[float]) -> int:
     return round(statistics.median(samples))
 
 
-def spread(samples: Sequence[float]) -> float:
-    """Half-width of the band that holds 90 % of such samples, as a fraction of their median; 0 of a single one.
+def count_outliers(samples: Sequence[float]) -> int:
+    """Number of samples above `OUTLIER` times the median."""
+    return sum(sample > OUTLIER * statistics.median(samples) for sample in samples)
 
-    It is taken from the quartiles, which one wild sample of seven does not move; of samples from a normal
-    distribution its mean is right also where they are as few as three.
+
+def relative_spread(samples: Sequence[float]) -> float:
+    """Half-width of the band that holds 90 % of such samples, as a fraction of their median; 0 for one sample.
+
+    Computed from the quartiles, which one extreme sample of seven does not move. For normally distributed samples the
+    result is unbiased for as few as three.
 
     Args:
-        samples: Repeated measurements of one thing, all above 0.
+        samples: Repeated measurements of one quantity, all above 0.
     """
-    return _band(samples) / statistics.median(samples)
+    return _half_band(samples) / statistics.median(samples)
 
 
-def band_of_median(samples: Sequence[float]) -> float:
-    """Half-width of the band that holds 90 % of medians of so many such samples, in their unit."""
-    return _band(samples) / sqrt(len(samples))
+def half_band_of_median(samples: Sequence[float]) -> float:
+    """Half-width of the band that holds 90 % of the medians of that many such samples, in their unit."""
+    return _half_band(samples) / sqrt(len(samples))
 
 
-def _band(samples: Sequence[float]) -> float:
+def _half_band(samples: Sequence[float]) -> float:
     lower, upper = np.quantile(samples, [0.25, 0.75], method="normal_unbiased")
     return float(BAND_OF_QUARTILES * (upper - lower))
 
 
-def outliers(samples: Sequence[float]) -> int:
-    """How many took over `OUTLIER` times the median."""
-    return sum(taken > OUTLIER * statistics.median(samples) for taken in samples)
-
-
-def fit(samples: Mapping[int, Sequence[float]]) -> Linear:
-    """Fixed and per-byte cost, neither negative, with the least relative error over the sizes' medians.
+def fit_linear(samples: Mapping[int, Sequence[float]]) -> Linear:
+    """Fixed cost and cost per byte, neither negative, of least relative squared error over the medians by size.
 
     Args:
-        samples: Nanoseconds by size in bytes. Empty: nothing was to be done, which costs nothing.
+        samples: Nanoseconds by size in bytes. Empty: the operation never occurred and costs nothing.
     """
     if not samples:
         return Linear()
     sizes = np.array(list(samples), dtype=float)
-    times = np.maximum(1.0, [statistics.median(taken) for taken in samples.values()])
+    times = np.maximum(1.0, [statistics.median(of_size) for of_size in samples.values()])
     rows = np.column_stack([1 / times, sizes / times])
     (fixed, per_byte), _residual = nnls(rows, np.ones(len(times)))
     return Linear(fixed_ns=float(fixed), ns_per_byte=float(per_byte))
 
 
-class AloneAndTogether(NamedTuple):
-    """Times of one kind of work on one rank, in nanoseconds.
+class ContentionTimes(NamedTuple):
+    """Times of one activity on one rank, alone and under contention, in nanoseconds.
 
     Attributes:
-        alone: By round, nothing else ran.
-        together: By round, while other work ran; in between those alone, or right beside them.
+        alone: One list per round, of times while nothing else ran.
+        contended: One list per round, of times while another activity ran, measured next to those in `alone`.
     """
 
     alone: list[list[int]]
-    together: list[list[int]]
+    contended: list[list[int]]
 
 
-def slowdown(ranks: Sequence[AloneAndTogether]) -> tuple[float, float]:
-    """How many times as long the work takes in company, at least 1, and half of that factor's 90 % band.
+def slowdown_factor(by_rank: Sequence[ContentionTimes]) -> tuple[float, float]:
+    """Time under contention as a multiple of the time alone, at least 1, and the half-width of its 90 % band.
 
-    Each round gives a factor, as the machine's speed hardly changes within one. The median counts, and the band is
-    that of rounds over the square root of their number. Ranks are averaged: each runs at the pace of the others.
+    Each round gives one factor, because the machine's speed hardly changes within a round; the median of the rounds
+    counts. Ranks are averaged, because each rank proceeds at the pace of the others.
+
+    Returns:
+        The factor, and the half-width as a fraction of the factor.
     """
-    factors = [[fmean(together) / fmean(alone) for alone, together in zip(*rank, strict=True)] for rank in ranks]
+    factors = [[fmean(contended) / fmean(alone) for alone, contended in zip(*rank, strict=True)] for rank in by_rank]
     by_round = [fmean(of_ranks) for of_ranks in zip(*factors, strict=True)]
     middle = statistics.median(by_round)
-    return max(1.0, middle), band_of_median(by_round) / middle
+    return max(1.0, middle), half_band_of_median(by_round) / middle
 
 
-def lost_ns(ranks: Sequence[AloneAndTogether]) -> list[float]:
-    """By round, how much longer the work takes in company; ranks are averaged."""
-    lost = [[fmean(together) - fmean(alone) for alone, together in zip(*rank, strict=True)] for rank in ranks]
-    return [fmean(of_ranks) for of_ranks in zip(*lost, strict=True)]
-
-
-@dataclass
-class ObservedCollective:
-    """One collective.
-
-    Attributes:
-        issued_ns: When it was asked for.
-        done_ns: When this rank had its result. None: not yet.
-    """
-
-    issued_ns: int
-    done_ns: int | None = None
-    _told: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
-
-    def finish(self) -> None:
-        """It is done now."""
-        self.done_ns = clock_ns()
-        self._told.set()
-
-    def wait(self) -> int:
-        """Block until it is done, and return when that was."""
-        if self.done_ns is None:
-            self._told.wait()
-        assert self.done_ns is not None
-        return self.done_ns
-
-
-@contextmanager
-def observe_collectives(*names: str) -> Iterator[list[ObservedCollective]]:
-    """Note every call of these functions of `torch.distributed` within the block, in the order of the calls.
-
-    For code that looks them up when it calls them (`dist.all_reduce`). What follows in a `then` of a collective's
-    future may run just before the witness notes its end, on another thread: so call
-    `ObservedCollective.wait` before reading that.
-    """
-    originals = {name: getattr(dist, name) for name in names}
-    sightings: list[ObservedCollective] = []
-    try:
-        for name, original in originals.items():
-            setattr(dist, name, _noting(original, sightings))
-        yield sightings
-    finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
-
-
-def _noting(collective: Callable[..., Any], sightings: list[ObservedCollective]) -> Callable[..., Any]:
-    @wraps(collective)
-    def noting(*args: Any, **kwargs: Any) -> Any:
-        sighting = ObservedCollective(clock_ns())
-        sightings.append(sighting)
-        work = collective(*args, **kwargs)
-        if work is None:  # it was not asynchronous
-            sighting.finish()
-        else:
-            work.get_future().add_done_callback(lambda _: sighting.finish())
-        return work
-
-    return noting
+def added_ns_by_round(by_rank: Sequence[ContentionTimes]) -> list[float]:
+    """Nanoseconds that contention adds, one value per round; the mean over the ranks."""
+    added = [[fmean(contended) - fmean(alone) for alone, contended in zip(*rank, strict=True)] for rank in by_rank]
+    return [fmean(of_ranks) for of_ranks in zip(*added, strict=True)]

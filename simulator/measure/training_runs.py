@@ -1,4 +1,4 @@
-"""Training runs on real ranks: the bodies that are recorded and measured."""
+"""Rank bodies that train for real: the computation that is recorded, and the target runs that are measured."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,80 +24,86 @@ from .timing import clock_ns, time_ns
 WARM_UP = 2
 RECORDED_ITERATIONS = 8
 MEASURED_ITERATIONS = 3
-"""Each time that a configuration has its turn, after those that are not counted."""
-REFERENCES = 2
-"""Between two turns: computation, and then an all-reduce of all gradients."""
+"""Iterations that count in each turn of a target run, after those of its warm-up."""
+SPEED_CHECKS = 2
+"""Speed checks before and after each turn."""
 WARM_UP_OF_HOOKS = 4
-"""PowerSGD compresses from the third iteration on, and begins with its last Q from the fourth."""
-
-
-class TargetRun(NamedTuple):
-    """What a target run is told: arguments of `DistributedDataParallel`, and a comm hook by its name."""
-
-    arguments: dict[str, Any]
-    hook: str = "none"
+"""PowerSGD compresses from the third iteration on, and starts from its last Q from the fourth."""
 
 
 class Trainer:
     """A model, its batch and its optimiser on this rank."""
 
     def __init__(self, model: str, rank: int) -> None:
-        torch.manual_seed(rank)  # ranks have batches of their own; data parallelism makes their parameters equal
+        torch.manual_seed(rank)  # each rank has its own batch; data parallelism makes the parameters equal
         self.module, self._loss_fn = models.build(model)
         self.batch: int | None = getattr(self._loss_fn, "batch", None)
         self._optimizer = torch.optim.SGD(self.module.parameters(), lr=1e-3)
 
     def step(self, module: nn.Module) -> None:
-        """One iteration; `module` is the model, or what wraps it."""
+        """Train one iteration; `module` is the model itself or its data-parallel wrapper."""
         self._optimizer.zero_grad()
         self._loss_fn(module).backward()
         self._optimizer.step()
 
 
 def record_computation(rank: int, _world_size: int, model: str, iterations: int = RECORDED_ITERATIONS) -> Trace:
-    """All ranks compute at the same time, as they will in training, but do not communicate."""
+    """Record iterations without communication, which all ranks begin at the same time, as they will in training."""
     trainer = Trainer(model, rank)
     for _ in range(WARM_UP):
         trainer.step(trainer.module)
-    dist.barrier()
     with record(trainer.module, model=model, batch=trainer.batch, process_group=dist.group.WORLD) as recording:
+        dist.barrier()  # here, because one rank takes longer than another to open the recording
         for _ in range(iterations):
             trainer.step(trainer.module)
     return recording.trace
 
 
+class TargetRun(NamedTuple):
+    """How a target run is configured.
+
+    Attributes:
+        ddp_arguments: Keyword arguments of `DistributedDataParallel`.
+        hook_name: Of the comm hook.
+    """
+
+    ddp_arguments: dict[str, Any]
+    hook_name: str = NO_HOOK.name
+
+
 def measure_configurations(
-    rank: int, _world_size: int, model: str, configurations: Sequence[TargetRun], word: str
+    rank: int, _world_size: int, model: str, target_runs: Sequence[TargetRun], progress_word: str
 ) -> list[Measurement]:
-    """Train under each configuration in turn, and time the reference in between.
+    """Train one turn of each target run, with speed checks between them.
 
     Args:
         rank: This rank.
         model: As for `--model`.
-        configurations: What to train under.
-        word: What progress is called.
+        target_runs: The configurations to train under, in this order.
+        progress_word: Shown with the progress.
     """
     trainer = Trainer(model, rank)
     measured = []
     all_gradients = torch.ones(sum(map(size_bytes, trainable_parameters(trainer.module).values())) // 4)
-    _time_references(trainer, all_gradients)  # the first touch of every gradient does not count
-    before = _time_references(trainer, all_gradients)
-    for done, told in enumerate(configurations):
+    _check_speed(trainer, all_gradients)  # the first one also allocates all gradients and does not count
+    before = _check_speed(trainer, all_gradients)
+    for done, target_run in enumerate(target_runs):
         if rank == 0:
-            report_progress(word, done, len(configurations))
-        times_ns = _train(trainer, told)
-        after = _time_references(trainer, all_gradients)
+            report_progress(progress_word, done, len(target_runs))
+        times_ns = _train(trainer, target_run)
+        after = _check_speed(trainer, all_gradients)
         measured.append(Measurement(times_ns, _median([*before, *after])))
         before = after
     return measured
 
 
-def _train(trainer: Trainer, told: TargetRun) -> tuple[int, ...]:
-    ddp = DistributedDataParallel(trainer.module, **told.arguments)
-    warm_up = 1 if "plan" in told.arguments else 2  # the rebuild comes with the second iteration
+def _train(trainer: Trainer, target_run: TargetRun) -> tuple[int, ...]:
+    """Nanoseconds of each iteration of one turn."""
+    ddp = DistributedDataParallel(trainer.module, **target_run.ddp_arguments)
+    warm_up = 1 if "plan" in target_run.ddp_arguments else 2  # without a plan, the second iteration rebuilds buckets
     try:
-        if told.hook != NO_HOOK.name:
-            hook, make_state = real_hook(told.hook)
+        if target_run.hook_name != NO_HOOK.name:
+            hook, make_state = real_hook(target_run.hook_name)
             ddp.register_comm_hook(make_state(), hook)
             warm_up = WARM_UP_OF_HOOKS
         for _ in range(warm_up):
@@ -107,31 +113,34 @@ def _train(trainer: Trainer, told: TargetRun) -> tuple[int, ...]:
         for _ in range(MEASURED_ITERATIONS):
             trainer.step(ddp)
             ends_ns.append(clock_ns())
-        # From one slowest rank's end to the next: a rank that is early waits for the others in its next iteration,
-        # so the sum of the longest times would be longer than the training. The ranks' machine has one clock.
-        return tuple(end - start for start, end in pairwise(_slowest_ranks(ends_ns)))
+        # An iteration lasts from one slowest rank's end to the next. A rank that finishes early waits for the others
+        # in its next iteration, so the sum of each iteration's longest time would exceed the time of the training.
+        # The ranks share one machine and so one clock.
+        return tuple(end - start for start, end in pairwise(_of_slowest_rank(ends_ns)))
     finally:
         ddp.reducer.detach()
 
 
-def _median(references: Sequence[SpeedCheck]) -> SpeedCheck:
-    return SpeedCheck(
-        round(median(reference.compute_ns for reference in references)),
-        round(median(reference.all_reduce_ns for reference in references)),
-    )
-
-
-def _time_references(trainer: Trainer, all_gradients: Tensor) -> list[SpeedCheck]:
+def _check_speed(trainer: Trainer, all_gradients: Tensor) -> list[SpeedCheck]:
+    """`SPEED_CHECKS` checks; each part begins after a barrier and is timed on the slowest rank."""
     times_ns = []
-    for _ in range(REFERENCES):
+    for _ in range(SPEED_CHECKS):
         for action, *arguments in ((trainer.step, trainer.module), (dist.all_reduce, all_gradients)):
             dist.barrier()
             times_ns.append(time_ns(action, *arguments))
-    slowest = _slowest_ranks(times_ns)
-    return [SpeedCheck(*slowest[place : place + 2]) for place in range(0, len(slowest), 2)]
+    slowest = _of_slowest_rank(times_ns)
+    return [SpeedCheck(*slowest[start : start + 2]) for start in range(0, len(slowest), 2)]
 
 
-def _slowest_ranks(times_ns: list[int]) -> tuple[int, ...]:
+def _median(checks: Sequence[SpeedCheck]) -> SpeedCheck:
+    return SpeedCheck(
+        round(median(check.compute_ns for check in checks)),
+        round(median(check.all_reduce_ns for check in checks)),
+    )
+
+
+def _of_slowest_rank(times_ns: list[int]) -> tuple[int, ...]:
+    """The largest value over all ranks of each entry; the same on all ranks."""
     slowest = torch.tensor(times_ns)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return tuple(int(ns) for ns in slowest)

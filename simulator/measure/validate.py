@@ -1,10 +1,10 @@
-"""Validate: predict real training runs, then make them, and compare.
+"""Validate: predict real training runs, then train, and compare.
 
-The order is the point: computation is recorded without communication, the machine is calibrated, all predictions
-are written to disk, and only then does the first target run begin. `predict_targets` receives a trace and a fabric,
-nothing else, so no prediction can have seen a measurement.
+Predictions do not depend on the measurements: computation is recorded without communication, the machine is
+calibrated, all predictions are written to disk, and only then the first target run begins. `predict_targets` receives
+a trace and a fabric and nothing else.
 
-Between target runs a reference is timed that is none of them: each is paired with the machine's speed just then.
+Speed checks between the target runs measure how fast the machine is at that moment.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ from .report import (
 from .training_runs import TargetRun, measure_configurations, record_computation
 
 Target = tuple[str, Configuration]
-"""A model under a configuration: one target run."""
+"""A model and a configuration, which make a target run."""
 
 
 def validate(
@@ -50,20 +50,20 @@ def validate(
     repeat: int = 3,
     on_progress: Progress = no_progress,
 ) -> Report:
-    """Record, calibrate, predict, write, and only then measure.
+    """Record, calibrate, write the predictions, and only then train and measure.
 
     Args:
         pool: The ranks to train on.
         model_names: Models to train, as for `--model`.
-        configurations: What to predict and measure for each model.
+        configurations: Configurations to predict and measure for each model.
         out: Folder for `predictions.json`, `report.json` and `report.csv`, and for each model a folder with
             its `trace.json.gz` and `fabric.json`.
-        repeat: How often each configuration has its turn.
-        on_progress: TargetRun of every step.
+        repeat: Number of turns of each configuration.
+        on_progress: Called with each step's name, the parts done and all parts.
 
     Raises:
         RankError: A rank failed.
-        ValueError: No such hook.
+        ValueError: There is no such hook.
     """
     hooks = list(dict.fromkeys(configuration.hook for configuration in configurations))
     traces, fabrics = _calibrate(pool, model_names, hooks, on_progress)
@@ -71,9 +71,9 @@ def validate(
         traces[model].save(model_folder(out, model) / "trace.json.gz")
         fabrics[model].save(model_folder(out, model) / "fabric.json")
     predicted = {
-        (model, configuration): said
+        (model, configuration): prediction
         for model in model_names
-        for configuration, said in zip(
+        for configuration, prediction in zip(
             configurations,
             predict_targets(traces[model], fabrics[model], configurations, pool.world_size),
             strict=True,
@@ -81,7 +81,8 @@ def validate(
     }
     digest = _write_predictions(out / "predictions.json", predicted)
     measured = _measure(pool, traces, predicted, repeat, on_progress)
-    report = summarize([make_row(*target, said, measured[target]) for target, said in predicted.items()], digest)
+    rows = [make_row(*target, prediction, measured[target]) for target, prediction in predicted.items()]
+    report = summarize(rows, digest)
     report.save(out)
     return report
 
@@ -89,7 +90,7 @@ def validate(
 def _calibrate(
     pool: RankPool, model_names: Sequence[str], hooks: Sequence[str], on_progress: Progress
 ) -> tuple[dict[str, Trace], dict[str, Fabric]]:
-    """Traces and fabrics by model. Recording is spread over the whole time, as a machine's speed drifts."""
+    """Traces and fabrics by model; recordings are spread over the calibration because the machine's speed drifts."""
     recordings: dict[str, list[Trace]] = {model: [] for model in model_names}
 
     def record_all() -> None:
@@ -110,16 +111,16 @@ def _calibrate(
 
 
 def _write_predictions(path: Path, predicted: Mapping[Target, TargetPrediction]) -> str:
-    """The file's sha256."""
+    """Write all predictions as JSON, and return the file's sha256."""
     rows = [
         {
             "model": model,
             **configuration.to_json(),
-            "naive_overlap_ns": said.naive_overlap_ns,
-            "reference": asdict(said.reference),
-            **said.prediction.to_json(),
+            "naive_overlap_ns": target.naive_overlap_ns,
+            "reference": asdict(target.speed_check),
+            **target.prediction.to_json(),
         }
-        for (model, configuration), said in predicted.items()
+        for (model, configuration), target in predicted.items()
     ]
     data = json.dumps(rows, indent=1, allow_nan=False).encode()
     write_atomically(path, data)
@@ -133,21 +134,21 @@ def _measure(
     repeat: int,
     on_progress: Progress,
 ) -> dict[Target, list[Measurement]]:
-    """All turns of each target; models take turns too."""
+    """All turns of each target; in each turn, one model after the other is trained under all its configurations."""
     measured: dict[Target, list[Measurement]] = {target: [] for target in targets}
     for turn in range(repeat):
         for model, trace in traces.items():
             due = [configuration for name, configuration in measured if name == model]
+            target_runs = [_target_run(trace, configuration) for configuration in due]
             word = f"{model}: training, turn {turn + 1} of {repeat}"
-            told = [_told(trace, configuration) for configuration in due]
-            one_turn = pool.run(measure_configurations, model, told, word, on_progress=on_progress)[0]
+            one_turn = pool.run(measure_configurations, model, target_runs, word, on_progress=on_progress)[0]
             for configuration, measurement in zip(due, one_turn, strict=True):
                 measured[model, configuration].append(measurement)
     return measured
 
 
-def _told(trace: Trace, configuration: Configuration) -> TargetRun:
-    """How the real reducer is told: by its cap where it finds the order itself, else by an explicit plan."""
+def _target_run(trace: Trace, configuration: Configuration) -> TargetRun:
+    """The cap where the reducer finds the ready order itself, else an explicit plan of the buckets."""
     if configuration.order == "ready":
         return TargetRun({"bucket_cap_mb": configuration.cap_mb}, configuration.hook)
     return TargetRun({"plan": buckets_of(policy_of(configuration), recorded_model(trace))}, configuration.hook)
@@ -156,7 +157,7 @@ def _told(trace: Trace, configuration: Configuration) -> TargetRun:
 MODELS = ("resnet50", "mlp")
 CAPS_MB = (0.5, 1.0, 5.0, 25.0)
 ORDERS: tuple[Order, ...] = ("ready", "reverse", "forward")
-SINGLE = Configuration(float("inf"), "ready")  # in one bucket, order plays no part
+SINGLE = Configuration(float("inf"), "ready")  # with one bucket, the order does not matter
 CONFIGURATIONS = [Configuration(cap, order) for cap in CAPS_MB for order in ORDERS] + [SINGLE]
 SHOWN = Configuration(25.0, "ready")
 
@@ -164,7 +165,7 @@ SHOWN = Configuration(25.0, "ready")
 def demo(
     out: Path, *, models: Sequence[str] = MODELS, world_size: int = 2, repeat: int = 3, on_progress: Progress
 ) -> Report:
-    """Validate each model on real ranks; leaves tables, figure, timelines and traces in `out`.
+    """Validate each model on real ranks; writes tables, a figure, timelines and traces to `out`.
 
     Raises:
         RankError: A rank failed.

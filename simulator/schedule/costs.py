@@ -241,7 +241,7 @@ def price_schedule(
 
 def charged_fabric(fabric: Fabric, model: RecordedModel) -> Fabric:
     """The fabric without the costs that the model's compute times already hold."""
-    return fabric.without_what_a_ddp_trace_holds() if model.has_communication else fabric
+    return fabric.for_ddp_trace() if model.has_communication else fabric
 
 
 def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
