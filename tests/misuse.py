@@ -397,7 +397,7 @@ def explained_launches(_rank: int, _world_size: int, steps: list[tuple[str, int]
     for module in modules:
         module(x()).sum().backward()
     dist.barrier()
-    orders = [module.reducer.communication.order for module in modules]
+    orders = [module.reducer.launch_order for module in modules]
     return [order.explain(order.launches) for order in orders]
 
 
