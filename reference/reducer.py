@@ -61,11 +61,18 @@ class Inbox:
     __slots__ = ("indices", "limit")
 
     def __init__(self) -> None:
-        self.reset()
+        self.indices: list[int] = []  # the same list for good, as the hooks hold it
+        self.limit = 1
+
+    def take(self) -> list[int]:
+        """Remove and return all indices."""
+        taken = self.indices.copy()
+        self.indices.clear()
+        return taken
 
     def reset(self) -> None:
         """Forget all gradients, and call the reducer for the next one."""
-        self.indices: list[int] = []
+        self.indices.clear()
         self.limit = 1
 
 
@@ -280,7 +287,12 @@ class Reducer(ReducerNames):
         self.inbox.limit = self._gradients_until_next_step(backward)
 
     def _take_from_inbox(self, backward: BackwardPass | None, gradient: Tensor | None = None) -> None:
-        arrived, self.inbox.indices = self.inbox.indices, []
+        arrived = self.inbox.take()
+        if backward is not None and not self.tracker.counts_gradients and not self._parameter_observers:
+            backward.ready_order += arrived
+            for index in arrived:
+                self._mark_ready(backward, index)
+            return
         for index in arrived:
             remaining = 0
             if self.tracker.counts_gradients:
@@ -584,9 +596,11 @@ def attach_hooks(nodes: Sequence[Node], listener: GradientListener, *, locked: b
 
 
 def _gradient_hook(listener: "weakref.ref[GradientListener]", inbox: Inbox, index: int) -> AutogradHook:
+    indices = inbox.indices
+
     def gradient_accumulated(_outputs: Any, gradients: Any) -> None:
-        inbox.indices.append(index)
-        if len(inbox.indices) >= inbox.limit and (alive := listener()) is not None:
+        indices.append(index)
+        if len(indices) >= inbox.limit and (alive := listener()) is not None:
             alive.gradients_arrived(gradients[0])
 
     return gradient_accumulated

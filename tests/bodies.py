@@ -3,6 +3,8 @@
 import itertools
 import warnings
 from contextlib import nullcontext
+from functools import partial
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -672,3 +674,62 @@ def compare_on_three_ranks(rank: int, _world_size: int) -> list[float]:
             both.append(torch.cat([tensor.flatten() for step in steps for tensor in step]))
         differences.append(float((both[0] - both[1]).abs().max() / both[1].abs().max()))
     return differences
+
+
+def attributes_that_torch_lets_scripts_set(_rank: int, _world_size: int) -> dict[str, object]:
+    """Set attributes of the wrapper after construction, and call methods that torch's class has."""
+    ddp = DistributedDataParallel(scenarios.Branches())
+    ddp.find_unused_parameters = True
+    for _ in range(2):  # without the search the second forward pass would raise
+        ddp.zero_grad()
+        ddp(torch.ones(1, 4), "a").sum().backward()
+    buffered = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    synchronized = [buffered.will_sync_module_buffers()]
+    buffered.broadcast_buffers = False
+    synchronized.append(buffered.will_sync_module_buffers())
+    refused = []
+    for name in ("gradient_as_bucket_view", "static_graph", "batched_grad_copy", "skip_all_reduce_unused_params"):
+        try:
+            setattr(ddp, name, True)
+        except AttributeError as error:
+            refused.append(str(error))
+    (inputs,), (kwargs,) = ddp.to_kwargs((torch.ones(2),), {"scale": 2}, 0)
+    return {
+        "unused": ddp.module.b.weight.grad,
+        "synchronized": synchronized,
+        "refused": refused,
+        "moved": (inputs[0].tolist(), kwargs),
+        "is torch's": isinstance(ddp, TorchDDP),
+    }
+
+
+def _double_gradient(of: nn.Parameter, _ready: Tensor) -> None:
+    of.grad.mul_(2)
+
+
+def gradients_changed_by_a_later_hook(rank: int, _world_size: int) -> tuple[list[float], list[float]]:
+    """A hook on the first layer doubles the gradient of the last one, which is ready before; ours, then torch's."""
+    sent = []
+    for wrap in (DistributedDataParallel, TorchDDP):
+        module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
+        for parameter in module.parameters():
+            nn.init.ones_(parameter)
+        ddp = wrap(module)
+        first, last = module.parameters()
+        first.register_post_accumulate_grad_hook(partial(_double_gradient, last))
+        ddp(torch.full((1, 1), float(rank + 1))).sum().backward()
+        sent.append(last.grad.flatten().tolist())
+    return tuple(sent)
+
+
+def items_read_under_join(rank: int, _world_size: int) -> int:
+    """How often a rank with inputs reads a tensor's value in the forward passes of an epoch under Join."""
+    ddp = DistributedDataParallel(nn.Linear(1, 1))
+    read, item = [], torch.Tensor.item
+    with mock.patch.object(torch.Tensor, "item", lambda tensor: (read.append(1), item(tensor))[1]), ddp.join():
+        for _ in range(3):
+            before = len(read)
+            output = ddp(torch.ones(1, 1))
+            in_forward = len(read) - before
+            output.sum().backward()
+    return in_forward

@@ -1,7 +1,10 @@
 """What our data parallelism does beyond averaging, and where it differs from torch's class on purpose."""
 
 import threading
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,9 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from reference.buckets import CACHE_LINE_BYTES, MOST_WAITING_BYTES, ViewBucket
+from reference.buckets import CACHE_LINE_BYTES, MOST_WAITING_BYTES, Bucket, ViewBucket
+from reference.checks.backward import ErrorMessages, GradientCheck
 from reference.launch import run_ranks
 from reference.reducer import Inbox, accumulators, attach_hooks
+from reference.torch_compat import LoggingData
 from reference.unused_parameters import map_tensors, tensors_in
 
 from . import bodies, scenarios
@@ -221,3 +226,68 @@ def test_torch_compile_splits_its_graph_where_buckets_end(two_ranks):
     """As under torch's class, so that a compiled module overlaps too."""
     for ours, torchs in two_ranks.run(bodies.compiled_graphs):
         assert ours == torchs > 1
+
+
+def test_attributes_that_torch_lets_scripts_set(two_ranks):
+    """Those that have an effect in torch have it here; the others are fixed at construction, and say so."""
+    for seen in two_ranks.run(bodies.attributes_that_torch_lets_scripts_set):
+        assert seen["unused"] is None
+        assert seen["synchronized"] == [True, False]
+        assert len(seen["refused"]) == 4
+        assert all("cannot be changed after construction" in message for message in seen["refused"])
+        assert seen["moved"] == ([1.0, 1.0], {"scale": 2})
+
+
+def test_the_wrapper_is_no_instance_of_torchs_class(two_ranks):
+    assert not any(seen["is torch's"] for seen in two_ranks.run(bodies.attributes_that_torch_lets_scripts_set))
+
+
+def test_a_gradient_is_sampled_when_its_bucket_is_full(two_ranks):
+    """Torch copies it when it arrives, so that a later hook of the same pass cannot change what is sent."""
+    for ours, torchs in two_ranks.run(bodies.gradients_changed_by_a_later_hook):
+        assert ours == [3.0]  # the average of 2 * 1 and 2 * 2
+        assert torchs == [1.5]
+
+
+def test_forward_under_join_waits_for_no_collective_of_its_own(two_ranks):
+    assert two_ranks.run(bodies.items_read_under_join) == [0, 0]
+
+
+def test_one_warning_about_strides_ends_no_check_of_dtypes():
+    parameters = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2, 3))]
+    bucket = Bucket([0, 1], parameters)
+    messages = ErrorMessages({"first": parameters[0], "second": parameters[1]}, rank=0)
+    check = GradientCheck(parameters, messages)
+    parameters[0].grad = torch.zeros(3, 2).t()
+    with pytest.warns(UserWarning, match="Grad strides do not match bucket view strides"):
+        assert check.problem(bucket, 0, [0]) is None
+    assert check.thorough
+    parameters[1] = bucket.parameters[1] = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    parameters[1].grad = torch.zeros(2, 3, dtype=torch.float64)
+    assert "expected the gradient of second (parameter 1" in check.problem(bucket, 0, [0, 1])
+
+
+@given(st.lists(st.lists(st.integers(1, 10**9), min_size=4, max_size=4), min_size=1, max_size=300))
+def test_logging_data_averages_without_keeping_every_iteration(gaps):
+    """The first ten iterations are timed, then one in a hundred; memory does not grow with their number."""
+    log = LoggingData(torch.device("cpu"))
+    timed = []
+    for number, (forward, launch, rest, wait) in enumerate(gaps, start=1):
+        readings = accumulate([number * 10**12, forward, launch, rest, wait])
+        log._clock = SimpleNamespace(read=partial(next, readings), elapsed_ns=lambda start, end: end - start)
+        log.forward_started()
+        log.backward_started()
+        log.bucket_launching(0)
+        log.bucket_launching(1)
+        log.backward_computed()
+        log.bucket_done(0)
+        if number < len(gaps) and (number <= 10 or number % 100 == 0):
+            timed.append((forward, launch + rest, rest + wait))
+    if timed:
+        data = log.runtime()
+        names = ("forward_compute_time", "backward_compute_time", "backward_comm_time")
+        for name, durations in zip(names, zip(*timed, strict=True), strict=True):
+            assert data[f"avg_{name}"] == round(sum(durations) / len(durations))
+            assert data[name] == durations[-1]
+    sizes = [len(value) for value in vars(log).values() if isinstance(value, list | dict)]
+    assert max(sizes) <= 5
