@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, repeat
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ way."""
 MOST_WAITING_BYTES = 2**18
 """Gradients that views will replace are packed before more bytes than this wait: until then both take memory."""
 CACHE_LINE_BYTES = 64
+
+_gradient_of = attrgetter("grad")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +42,22 @@ class Features:
         return self.find_unused_parameters and not self.static_graph
 
 
+class SecondGradientError(Exception):
+    """A parameter got a second gradient in one backward pass.
+
+    Attributes:
+        index: Its parameter index.
+    """
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.index = index
+
+
 class Bucket:
     """Gradients that one all-reduce averages.
 
-    In each iteration a bucket goes through four steps: `put` once per parameter (after the last one the bucket is
+    In each iteration a bucket goes through four steps: `put` for every parameter (after the last one the bucket is
     *ready*), `pack`, `all_reduce` or another collective over `buffer`, `copy_out`; `reset` starts the next iteration.
     The bucket owns its buffer. Parameters keep gradients of their own, which `pack` reads and `copy_out` overwrites.
 
@@ -107,12 +121,19 @@ class Bucket:
         self._waiting_bytes = 0
         self._absent: list[int] = []
 
-    def put(self, slot: int) -> bool:
-        """Note that the gradient of the slot's parameter is ready; returns whether `pack` should be called now."""
-        self.is_put[slot] = True
-        self._pending -= 1
-        self.waiting.append(slot)
-        self._waiting_bytes += self._sizes_bytes[slot]
+    def put(self, slots: Sequence[int]) -> bool:
+        """Note that the gradients of these slots are ready; returns whether `pack` should be called now.
+
+        Raises:
+            SecondGradientError: One of them was put already.
+        """
+        for slot in slots:
+            if self.is_put[slot]:
+                raise SecondGradientError(self.indices[slot])
+            self.is_put[slot] = True
+        self._pending -= len(slots)
+        self.waiting += slots
+        self._waiting_bytes += sum(map(self._sizes_bytes.__getitem__, slots))
         return not self._pending or self._waiting_bytes > self.most_waiting_bytes
 
     @torch.no_grad()
@@ -142,8 +163,11 @@ class Bucket:
         return False
 
     def _pack_fused(self, slots: list[int], scale: float) -> None:
-        gradients = [self.parameters[slot].grad for slot in slots]
-        views = [self.views[slot] for slot in slots]
+        first, end = slots[0], slots[-1] + 1
+        neighbours = end - first == len(slots)
+        parameters = self.parameters[first:end] if neighbours else [self.parameters[slot] for slot in slots]
+        views = self.views[first:end] if neighbours else [self.views[slot] for slot in slots]
+        gradients = list(map(_gradient_of, parameters))
         if any(map(is_, gradients, repeat(None))) or any(map(is_, gradients, views)):
             moved = [slot for slot in slots if self._has_gradient(slot)]
             moved = [slot for slot in moved if self.parameters[slot].grad is not self.views[slot]]
@@ -151,12 +175,12 @@ class Bucket:
         else:
             moved = slots
         if moved:
-            torch._foreach_copy_(views, gradients)  # type: ignore[arg-type]  # none is None
+            torch._foreach_copy_(views, gradients)
             self._moved(moved)
         if scale == 1.0:
             return
-        if slots[-1] - slots[0] + 1 == len(slots):  # neighbours: one operation scales all of them
-            self.buffer[self._ends[slots[0]] : self._ends[slots[-1] + 1]].mul_(scale)
+        if neighbours:  # one operation scales all of them
+            self.buffer[self._ends[first] : self._ends[end]].mul_(scale)
         else:
             torch._foreach_mul_([self.views[slot] for slot in slots], scale)
 
@@ -287,7 +311,8 @@ class Buckets(Sequence[Bucket]):
         features: See `Features`.
 
     Attributes:
-        places: By parameter index its bucket, the bucket's index, and the slot in it.
+        bucket_of: By parameter index the index of its bucket.
+        slot_of: By parameter index its slot in that bucket.
         rebuilt: Whether the buckets have been rebuilt.
         features: As given.
         initial_sizes_bytes: Sizes of the buckets at construction.
@@ -327,12 +352,10 @@ class Buckets(Sequence[Bucket]):
     def _allocate(self, assignment: Sequence[Sequence[int]]) -> None:
         check_partition(assignment, len(self._parameters))
         self._buckets = [self._make_bucket(indices) for indices in assignment]
-        places = {
-            index: (bucket, number, slot)
-            for number, bucket in enumerate(self._buckets)
-            for slot, index in enumerate(bucket.indices)
-        }
-        self.places = [places[index] for index in range(len(places))]
+        self.bucket_of, self.slot_of = [0] * len(self._parameters), [0] * len(self._parameters)
+        for number, bucket in enumerate(self._buckets):
+            for slot, index in enumerate(bucket.indices):
+                self.bucket_of[index], self.slot_of[index] = number, slot
 
     def _make_bucket(self, indices: Sequence[int]) -> Bucket:
         kind: type[Bucket] = ViewBucket if self.features.gradient_as_bucket_view else Bucket
@@ -357,7 +380,7 @@ class Buckets(Sequence[Bucket]):
         never_ready = sorted(set(range(len(self._parameters))) - set(ready_order))  # unused in a static graph
         order = torch.tensor([*ready_order, *never_ready], device=self._parameters[0].device)
         dist.broadcast(order, group_src=0, group=group)
-        self._buckets, self.places = [], []  # frees the old buffers before the new ones are allocated
+        self._buckets = []  # frees the old buffers before the new ones are allocated
         self._allocate(
             assign_buckets(
                 [size_bytes(parameter) for parameter in self._parameters],

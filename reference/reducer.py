@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import groupby
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -26,7 +27,7 @@ from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from .buckets import Bucket, Buckets, Features
+from .buckets import Bucket, Buckets, Features, SecondGradientError
 from .checks.backward import ErrorMessages, GradientCheck, NoSyncCheck
 from .checks.launch_order import LaunchOrder
 from .comm_hooks.interface import Hook, HookCaller
@@ -290,8 +291,7 @@ class Reducer(ReducerNames):
         arrived = self.inbox.take()
         if backward is not None and not self.tracker.counts_gradients and not self._parameter_observers:
             backward.ready_order += arrived
-            for index in arrived:
-                self._mark_ready(backward, index)
+            self._mark_ready(backward, arrived)
             return
         for index in arrived:
             remaining = 0
@@ -304,10 +304,10 @@ class Reducer(ReducerNames):
                 self._no_sync_check.gradient_arrived()
             elif remaining == 0:
                 backward.ready_order.append(index)
-                self._mark_ready(backward, index)
+                self._mark_ready(backward, [index])
             elif remaining < 0:
                 backward.graph_changed = True
-                fail(self.observers, self._messages.graph_changed(index, self.buckets.places[index][1]))
+                fail(self.observers, self._messages.graph_changed(index, self.buckets.bucket_of[index]))
 
     def _gradients_until_next_step(self, backward: BackwardPass | None) -> int:
         """How many gradients can arrive before the reducer has anything to do."""
@@ -329,15 +329,18 @@ class Reducer(ReducerNames):
             observer.backward_started()
         skip = self.tracker.unused if self.features.skip_all_reduce_unused_params else frozenset()
         backward.to_send = [n for n, bucket in enumerate(self.buckets) if not skip.issuperset(bucket.indices)]
-        for index in sorted(self.tracker.unused):
-            self._mark_ready(backward, index)
+        self._mark_ready(backward, sorted(self.tracker.unused))
 
-    def _mark_ready(self, backward: BackwardPass, index: int) -> None:
-        bucket, number, slot = self.buckets.places[index]
-        if bucket.is_put[slot]:
-            fail(self.observers, self._messages.ready_twice(index, number, unused=index in self.tracker.unused))
-        if bucket.put(slot):
-            self._pack(bucket, number, backward.scale)
+    def _mark_ready(self, backward: BackwardPass, indices: Sequence[int]) -> None:
+        for number, together in groupby(indices, self.buckets.bucket_of.__getitem__):
+            bucket = self.buckets[number]
+            try:
+                should_pack = bucket.put(list(map(self.buckets.slot_of.__getitem__, together)))
+            except SecondGradientError as error:
+                unused = error.index in self.tracker.unused
+                fail(self.observers, self._messages.ready_twice(error.index, number, unused=unused))
+            if should_pack:
+                self._pack(bucket, number, backward.scale)
             if bucket.ready:
                 for observer in self.observers:
                     observer.bucket_ready(number)
@@ -397,8 +400,7 @@ class Reducer(ReducerNames):
     def _launch_everything(self, backward: BackwardPass) -> None:
         if not backward.begun:
             self._begin(backward)
-        for index in range(len(self._parameters)):
-            self._mark_ready(backward, index)
+        self._mark_ready(backward, range(len(self._parameters)))
 
     @torch.no_grad()
     def _finish(self, backward: BackwardPass) -> None:
@@ -486,7 +488,12 @@ class Reducer(ReducerNames):
                 self._messages.interrupted(len(backward.in_flight), len(self.buckets), backward.error),
             )
         if backward is not None and backward.begun and not self._in_backward:
-            missing = [i for i, (bucket, _, slot) in enumerate(self.buckets.places) if not bucket.is_put[slot]]
+            missing = sorted(
+                index
+                for bucket in self.buckets
+                for slot, index in enumerate(bucket.indices)
+                if not bucket.is_put[slot]
+            )
             if converted := self._gradient_check.converted_parameter(self.buckets, missing):
                 fail(self.observers, converted)
             unlaunched = range(backward.next_bucket, len(self.buckets))

@@ -72,7 +72,7 @@ def test_gradients_that_views_replace_are_freed_early(sizes):
     bucket = ViewBucket(range(len(sizes)), parameters)
     for slot, parameter in enumerate(parameters):
         parameter.grad = torch.full_like(parameter, slot)
-        if bucket.put(slot):
+        if bucket.put([slot]):
             bucket.pack(2.0)
         assert sum(parameters[i].nbytes for i in bucket.waiting) <= MOST_WAITING_BYTES
     assert all(parameter.grad is view for parameter, view in zip(parameters, bucket.views, strict=True))

@@ -222,8 +222,8 @@ class GradientCheck:
     def converted_parameter(self, buckets: Buckets, indices: Iterable[int]) -> str | None:
         """An error if one of these parameters was converted to another dtype or device; None: none was."""
         for index in indices:
-            bucket, number, slot = buckets.places[index]
-            parameter = bucket.parameters[slot]
+            number = buckets.bucket_of[index]
+            parameter = buckets[number].parameters[buckets.slot_of[index]]
             if (parameter.dtype, parameter.device) != self._kinds[index]:
                 return self._messages.converted(index, number, parameter, *self._kinds[index])
         return None

@@ -58,8 +58,7 @@ def time_copies(_rank: int, _world_size: int, repeats: int) -> dict[str, Any]:
 
 def pack_bucket(bucket: Bucket, scale: float = 0.5) -> None:
     """Put all gradients into a bucket that has been reset and pack it, as the reducer does once the last is ready."""
-    for slot in range(len(bucket.parameters)):
-        bucket.put(slot)
+    bucket.put(range(len(bucket.parameters)))
     bucket.pack(scale)
 
 
