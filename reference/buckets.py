@@ -89,7 +89,8 @@ class Bucket:
         self.size_bytes = sum(self._sizes_bytes)
         self._make_buffer()
         all_fused = batched or self.parameters[0].device.type != "cpu"
-        self._is_small = [all_fused or parameter.numel() < LARGE_ELEMENTS for parameter in self.parameters]
+        self._is_large = [not all_fused and parameter.numel() >= LARGE_ELEMENTS for parameter in self.parameters]
+        self._all_small = not any(self._is_large)
         self.reset()
 
     def __repr__(self) -> str:
@@ -127,10 +128,11 @@ class Bucket:
         Raises:
             SecondGradientError: One of them was put already.
         """
+        is_put = self.is_put
         for slot in slots:
-            if self.is_put[slot]:
+            if is_put[slot]:
                 raise SecondGradientError(self.indices[slot])
-            self.is_put[slot] = True
+            is_put[slot] = True
         self._pending -= len(slots)
         self.waiting += slots
         self._waiting_bytes += sum(map(self._sizes_bytes.__getitem__, slots))
@@ -142,41 +144,43 @@ class Bucket:
 
         A parameter without a gradient contributes zeros.
         """
-        fused: list[int] = []
-        for slot in sorted(self.waiting):  # the order of the buffer, which the cache prefers
-            if self._is_small[slot]:
-                fused.append(slot)
-            elif self._has_gradient(slot):
-                torch.mul(self.parameters[slot].grad, scale, out=self.views[slot])  # type: ignore[arg-type]
-                self._moved([slot])
-        if fused:
-            self._pack_fused(fused, scale)
+        slots = sorted(self.waiting)  # the order of the buffer, which the cache prefers
         self.waiting = []
         self._waiting_bytes = 0
+        if not self._all_small:
+            for slot in filter(self._is_large.__getitem__, slots):
+                self._pack_large(slot, scale)
+            slots = [slot for slot in slots if not self._is_large[slot]]
+        if slots:
+            self._pack_small(slots, scale)
 
-    def _has_gradient(self, slot: int) -> bool:
-        """Whether the slot's parameter has a gradient; fills the view with zeros if not."""
-        if self.parameters[slot].grad is not None:
-            return True
-        self.views[slot].zero_()
-        self._absent.append(slot)
-        return False
+    def _pack_large(self, slot: int, scale: float) -> None:
+        parameter, view = self.parameters[slot], self.views[slot]
+        if parameter.grad is None:
+            self._pack_absent(slot)
+        else:
+            torch.mul(parameter.grad, scale, out=view)
+            self._packed([parameter], [view])
 
-    def _pack_fused(self, slots: list[int], scale: float) -> None:
+    def _pack_small(self, slots: list[int], scale: float) -> None:
         first, end = slots[0], slots[-1] + 1
         neighbours = end - first == len(slots)
         parameters = self.parameters[first:end] if neighbours else [self.parameters[slot] for slot in slots]
         views = self.views[first:end] if neighbours else [self.views[slot] for slot in slots]
         gradients = list(map(_gradient_of, parameters))
         if any(map(is_, gradients, repeat(None))) or any(map(is_, gradients, views)):
-            moved = [slot for slot in slots if self._has_gradient(slot)]
-            moved = [slot for slot in moved if self.parameters[slot].grad is not self.views[slot]]
-            gradients, views = [self.parameters[slot].grad for slot in moved], [self.views[slot] for slot in moved]
-        else:
-            moved = slots
-        if moved:
+            for slot, gradient in zip(slots, gradients, strict=True):
+                if gradient is None:
+                    self._pack_absent(slot)
+            to_copy = [
+                one
+                for one in zip(parameters, views, gradients, strict=True)
+                if one[2] is not None and one[2] is not one[1]
+            ]
+            parameters, views, gradients = map(list, zip(*to_copy, strict=True)) if to_copy else ([], [], [])
+        if gradients:
             torch._foreach_copy_(views, gradients)
-            self._moved(moved)
+            self._packed(parameters, views)
         if scale == 1.0:
             return
         if neighbours:  # one operation scales all of them
@@ -184,8 +188,12 @@ class Bucket:
         else:
             torch._foreach_mul_([self.views[slot] for slot in slots], scale)
 
-    def _moved(self, slots: list[int]) -> None:
-        """Called after the gradients of these slots were copied into their views."""
+    def _pack_absent(self, slot: int) -> None:
+        self.views[slot].zero_()
+        self._absent.append(slot)
+
+    def _packed(self, parameters: Sequence[nn.Parameter], views: Sequence[Tensor]) -> None:
+        """Called after the gradients of these parameters were copied into these views."""
 
     def all_reduce(self, group: dist.ProcessGroup) -> "torch.futures.Future[Any]":
         """Start to sum the buffer over the ranks of `group`, in place; returns at once."""
@@ -249,17 +257,19 @@ class ViewBucket(Bucket):
         for slot, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
                 self.views[slot].copy_(parameter.grad)
-                self._moved([slot])
+                self._packed([parameter], [self.views[slot]])
 
-    def _moved(self, slots: list[int]) -> None:
-        for slot in slots:
-            self.parameters[slot].grad = self.views[slot]
+    def _packed(self, parameters: Sequence[nn.Parameter], views: Sequence[Tensor]) -> None:
+        for parameter, view in zip(parameters, views, strict=True):
+            parameter.grad = view
 
     def copy_out(self, averages: Tensor | None = None, *, unused: frozenset[int] = frozenset()) -> None:
         """Write averages that are elsewhere into the views; see `Bucket.copy_out`."""
         if averages is not None:
             self.buffer.copy_(averages)
-        self._moved([slot for slot in self._absent if self.indices[slot] not in unused])
+        for slot in self._absent:
+            if self.indices[slot] not in unused:
+                self.parameters[slot].grad = self.views[slot]
 
 
 class SparseBucket(Bucket):
