@@ -122,11 +122,12 @@ class Prediction:
         """Write the median iteration as a Chrome trace, to be opened in ui.perfetto.dev."""
         write_atomically(path, json.dumps(perfetto.chrome_trace(self.timeline)).encode())
 
-    def plot(self, ax: "Axes | None" = None) -> "Axes":
+    def plot(self, ax: "Axes | None" = None, *, ranks: Sequence[int] | None = None) -> "Axes":
         """Draw the timeline of the median iteration; see `answers.timeline_plot.draw_timeline`.
 
         Args:
             ax: Axes to draw on. None: those of a new figure.
+            ranks: Simulated ranks to draw. None: the first four.
 
         Returns:
             The axes.
@@ -137,7 +138,7 @@ class Prediction:
             from matplotlib import pyplot
 
             ax = pyplot.figure(figsize=(11, 4.5), layout="constrained").add_subplot()
-        return draw_timeline(self, ax)
+        return draw_timeline(self, ax, ranks=ranks)
 
     def compare(self, other: "Prediction") -> "Comparison":
         """Compare another prediction with this one, the baseline."""
