@@ -19,9 +19,9 @@ from torch import nn
 
 from reference import models
 from reference.data_parallel import DistributedDataParallel
+from reference.files import write_atomically
 from reference.launch import RankPool
 from reference.recorder import record
-from reference.schema import write_atomically
 from reference.trace import Trace
 from simulator.cli.output import progress
 from simulator.measure.operation_counter import measure_operations

@@ -23,7 +23,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from .bucketing import check_partition
 from .errors import TraceError
-from .schema import Schema, first_problem, write_atomically
+from .files import Schema, first_problem, write_atomically
 
 SCHEMA_VERSION: Literal[1] = 1
 GZIP_MAGIC = b"\x1f\x8b"

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from reference.schema import Schema, validated
+from reference.files import Schema, validated
 from reference.trace import Trace
 
 from .distribution import Engine

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 
 import pandas as pd
 
-from reference.schema import write_atomically
+from reference.files import write_atomically
 from reference.trace import Trace
 
 from .answers import perfetto

@@ -4,9 +4,12 @@ Where speeds are constant, the closed form solves all fabrics and world sizes of
 configurations are predicted one by one, on all cores.
 """
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from itertools import product
+from pathlib import Path
 from typing import Any, Unpack
 
 import joblib
@@ -15,7 +18,7 @@ import pandas as pd
 from joblib.parallel import get_active_backend
 
 from reference.bucketing import Order
-from reference.schema import validated
+from reference.files import validated, write_atomically
 from reference.trace import Trace
 
 from .argument_checks import check_sweep, check_world_size, checked_policy, overruled
@@ -107,6 +110,34 @@ def sweep(
     for done in _run(tasks, n_jobs):
         results.put(done)
     return results.to_frame()
+
+
+TABLE_WRITERS: dict[str, Callable[[pd.DataFrame, BytesIO], object]] = {
+    ".csv": lambda table, data: table.to_csv(data, index=False),
+    ".parquet": lambda table, data: table.to_parquet(data, index=False),
+    ".json": lambda table, data: table.to_json(data, orient="records", indent=1),
+}
+"""Writer of a sweep's table by the ending of the file name."""
+
+
+def save_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
+    """Write the table of a sweep as CSV, Parquet or JSON, by the ending of the file name.
+
+    Raises:
+        ValueError: Another ending, or Parquet without pyarrow.
+        OSError: The file cannot be written.
+    """
+    ending = Path(path).suffix
+    if ending not in TABLE_WRITERS:
+        raise ValueError(f"{path}: expected a name that ends in {', '.join(TABLE_WRITERS)}")
+    data = BytesIO()
+    try:
+        TABLE_WRITERS[ending](table, data)
+    except ImportError:
+        raise ValueError(
+            f"{path}: Parquet needs pyarrow; run `pip install 'ddplab[parquet]'`, or choose .csv"
+        ) from None
+    write_atomically(path, data.getvalue())
 
 
 class Results:

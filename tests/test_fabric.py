@@ -21,8 +21,7 @@ from simulator.fabric import (
     Topology,
     slowdowns_of,
 )
-from simulator.fabric.nccl_tests import read_log
-from simulator.fabric.tables import (
+from simulator.fabric.measured_tables import (
     LATENCY_LAWS,
     Table,
     extrapolated_table,
@@ -32,6 +31,7 @@ from simulator.fabric.tables import (
     table_between,
     table_beyond,
 )
+from simulator.fabric.nccl_tests import read_log
 
 from .nccl_log import nccl_log
 

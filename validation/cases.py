@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from reference.schema import Schema, first_problem
+from reference.files import Schema, first_problem
 
 Positive = Field(gt=0, allow_inf_nan=False)
 Gpus = Field(ge=1, description="number of GPUs, one rank each")

@@ -14,7 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simulator import Fabric
-from simulator.fabric.tables import DEFAULT_LATENCY_LAW, LATENCY_LAWS, latency_law, segment_at, tables_by_world_size
+from simulator.fabric.measured_tables import (
+    DEFAULT_LATENCY_LAW,
+    LATENCY_LAWS,
+    latency_law,
+    segment_at,
+    tables_by_world_size,
+)
 
 from .cases import AllReduceCase, LinkRate, MeasuredTable, Question, TreeLatency
 from .comparison import CaseScore, Comparison

@@ -12,7 +12,7 @@ from typing import Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from reference.bucketing import Order, cap_name
-from reference.schema import first_problem
+from reference.files import first_problem
 from reference.trace import Trace
 from simulator import Fabric
 from simulator.measure.report import (

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reference.schema import write_atomically
+from reference.files import write_atomically
 from simulator.cli.output import show_table, write_json
 
 from . import part_a_all_reduces, part_b_iterations, part_c_schedules, part_d_runs, score_page

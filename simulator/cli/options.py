@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from pydantic import ValidationError
 
 from reference.bucketing import ORDERS, Order, cap_name
-from reference.schema import Schema, check_writable, first_problem, validated, write_atomically
+from reference.files import Schema, check_writable, first_problem, validated, write_atomically
 
 from ..argument_checks import overruled
 from ..fabric import Fabric, Processor

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from rich.table import Table
 
 from reference.bucketing import cap_name
-from reference.schema import write_atomically
+from reference.files import write_atomically
 from reference.trace import Trace
 
 from ..fabric import Fabric, Linear, Processor

@@ -1,8 +1,7 @@
 """`ddplab predict` and `ddplab sweep`: iteration times under several settings, or of all combinations."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
-from io import BytesIO
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +11,6 @@ import pandas as pd
 import typer
 from matplotlib.figure import Figure
 
-from reference.schema import write_atomically
 from reference.trace import Trace
 
 from ..answers.breakdown import PARTS
@@ -23,7 +21,7 @@ from ..distribution import COMPUTATION
 from ..prediction import Prediction
 from ..prediction import predict as predict_one
 from ..schedule.policy import Policy
-from ..sweep import AXES, COLUMNS
+from ..sweep import AXES, COLUMNS, TABLE_WRITERS, save_table
 from ..sweep import sweep as sweep_all
 from .options import (
     CAPS,
@@ -217,13 +215,6 @@ def _save_timelines(prediction: Prediction, perfetto: Path | None, picture: Path
         save_picture(figure, picture)
 
 
-WRITERS: dict[str, Callable[[pd.DataFrame, BytesIO], object]] = {
-    ".csv": lambda table, data: table.to_csv(data, index=False),
-    ".parquet": lambda table, data: table.to_parquet(data, index=False),
-    ".json": lambda table, data: table.to_json(data, orient="records", indent=1),
-}
-"""Writer of a sweep's table by the ending of its file name."""
-
 VALUES = COLUMNS[len(AXES) :]
 SWEEP_CAPS = "1,5,25,100,single"
 SHOWN_ROWS = 40
@@ -257,8 +248,8 @@ def sweep(
     configuration of all other axes. Where speeds are constant, thousands of combinations take a second; others are
     simulated on all cores.
     """
-    if out.suffix not in WRITERS:
-        raise ValueError(f"--out: expected a name that ends in {', '.join(WRITERS)}; got {out}")
+    if out.suffix not in TABLE_WRITERS:
+        raise ValueError(f"--out: expected a name that ends in {', '.join(TABLE_WRITERS)}; got {out}")
     _check_heat_map(heat_map, rows, columns, value)
     check_outputs(out, heat_map, json_path)
     base = read_policy(policy)
@@ -277,7 +268,7 @@ def sweep(
             on_progress=on_progress,
         )
     table = table.assign(**overruled(base))
-    _write_table(table, out)
+    save_table(table, out)
     if heat_map is not None:
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         draw_heat_map(table, figure.add_subplot(), rows=rows, columns=columns, value=value)
@@ -294,17 +285,6 @@ def _check_heat_map(path: Path | None, rows: str, columns: str, value: str) -> N
     for option, name, names in (("--rows", rows, AXES), ("--columns", columns, others), ("--value", value, VALUES)):
         if name not in names:
             raise ValueError(f"{option}: expected one of {', '.join(names)}; got {name!r}")
-
-
-def _write_table(table: pd.DataFrame, path: Path) -> None:
-    data = BytesIO()
-    try:
-        WRITERS[path.suffix](table, data)
-    except ImportError:
-        raise ValueError(
-            f"{path}: Parquet needs pyarrow; run `pip install 'ddplab[parquet]'`, or choose .csv"
-        ) from None
-    write_atomically(path, data.getvalue())
 
 
 def _show_fastest(table: pd.DataFrame) -> None:

@@ -146,12 +146,11 @@ class _Replay:
 
     def _update_computation_speed(self) -> None:
         """Set the speed of computation after a collective has started or ended."""
-        slowdowns, others = self.engine_input.slowdowns, len(self.running) - 1
+        slowdowns = self.engine_input.slowdowns
         if slowdowns is None:
             return
         if self.running:
-            factors = [slowdowns.compute[number][others] for number in self.running]
-            self.computation.slow_down(sum(factors) / len(factors))
+            self.computation.slow_down(slowdowns.of_computation(self.running))
         elif self.engine_input.lingers_ns:
             self.lingers_until_ns = self._now + self.engine_input.lingers_ns
             self.env.timeout(self.engine_input.lingers_ns).callbacks.append(self._stop_lingering)

@@ -3,8 +3,8 @@
 from .algorithms import CONCURRENCY
 from .contention import Contention, Sharing, Slowdowns, slowdowns_of
 from .fabric import Fabric
+from .measured_tables import Segment, Timing
 from .processor import Linear, Processor
-from .tables import Segment, Timing
 from .topology import Level, LevelEntry, Topology, TopologyFile, load_topology, save_topology
 
 __all__ = [

@@ -1,15 +1,15 @@
 """Contention: how much collectives and computation that run at the same time slow each other down."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from operator import attrgetter
 from typing import Annotated, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field
 
-from reference.schema import Schema
+from reference.files import Schema
 
-from .tables import piecewise_linear
+from .measured_tables import piecewise_linear
 
 Factor = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
 Error = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
@@ -57,6 +57,11 @@ class Slowdowns(NamedTuple):
 
     compute: tuple[tuple[float, ...], ...]
     collective: tuple[tuple[float, ...], ...]
+
+    def of_computation(self, in_flight: Collection[int]) -> float:
+        """Factor on computation beside these collectives, at least one: the mean of their factors."""
+        factors = [self.compute[number][len(in_flight) - 1] for number in in_flight]
+        return sum(factors) / len(factors)
 
 
 def slowdowns_of(rows: Sequence[Contention], sizes_bytes: Sequence[int], most: int) -> Slowdowns | None:

@@ -1,17 +1,17 @@
-"""Cost curves: the cost of a collective by size at one world size, and how uncertain that cost is."""
+"""Cost curves: which costs by size hold at a world size: measured, extrapolated, or of described links."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import log2
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .algorithms import AlgorithmCosts, AlgorithmSetting, Library, all_reduce_costs, broadcast_cost, ring
-from .tables import DEFAULT_LATENCY_LAW, FREE, Table, extrapolated_table
+from .measured_tables import DEFAULT_LATENCY_LAW, FREE, Table, extrapolated_table
 from .topology import Level, Topology
+from .uncertainty import LINKS_ERROR, extrapolation_error, table_error
 
 
 class CostCurve(Protocol):
@@ -162,51 +162,3 @@ class CostCurves:
             f"got {world_size}; measure it (ddplab calibrate --world-size {world_size}), extrapolate "
             "(extrapolate=True, --fabric-set extrapolate=true), or describe the links (a YAML file is a --fabric too)"
         )
-
-
-LINKS_ERROR = 0.14
-"""Relative error of costs computed from links, and of a world size between two measured ones."""
-BAND = 0.9
-"""Fraction of the costs that the error band holds."""
-LARGEST_ERROR = 0.9
-"""Upper limit of the relative error, so that the band does not reach zero."""
-ERROR_PER_DOUBLING = 0.05
-"""Relative error added by each further doubling beyond the measured world sizes."""
-
-
-def table_error(tables: Mapping[int, Table], world_size: int, extrapolation_error: float) -> float:
-    """Relative error of a measured or extrapolated table.
-
-    A measured table has the spread of its measurements. Interpolation and extrapolation add to the nearest table's
-    spread.
-
-    Args:
-        tables: The measured tables by world size.
-        world_size: The world size of the table in question.
-        extrapolation_error: Error of extrapolating to the largest measured world size; see the function of that name.
-    """
-    if world_size in tables:
-        return tables[world_size].spread
-    nearest = min(tables, key=lambda measured: abs(log2(world_size / measured)))
-    if min(tables) < world_size < max(tables):
-        return min(tables[nearest].spread + LINKS_ERROR, LARGEST_ERROR)
-    further_doublings = max(abs(log2(world_size / nearest)) - 1, 0.0)
-    error = tables[nearest].spread + max(LINKS_ERROR, extrapolation_error) + ERROR_PER_DOUBLING * further_doublings
-    return min(error, LARGEST_ERROR)
-
-
-def extrapolation_error(tables: Mapping[int, Table], default_law: str) -> float:
-    """Relative error that 90 % of the largest world size's costs keep if they are extrapolated from the smaller ones.
-
-    Only message sizes within the range of both count. 0 if there are no smaller world sizes or no common sizes.
-    """
-    *smaller, largest = sorted(tables)
-    if not smaller:
-        return 0.0
-    predicted = extrapolated_table({n: tables[n] for n in smaller}, largest, default_law)
-    measured = tables[largest]
-    common = (measured.sizes_bytes >= predicted.sizes_bytes[0]) & (measured.sizes_bytes <= predicted.sizes_bytes[-1])
-    if not common.any():
-        return 0.0
-    times = np.maximum(measured.ns[common], 1)
-    return float(np.quantile(np.abs(predicted.costs_ns(measured.sizes_bytes[common]) / times - 1), BAND))

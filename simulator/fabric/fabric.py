@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
-from reference.schema import Schema, first_problem, read_schema, write_atomically
+from reference.files import Schema, first_problem, read_schema, write_atomically
 
 from .algorithms import CONCURRENCY, AlgorithmCosts, AlgorithmSetting, Library
 from .contention import Sharing, sharing_factor
 from .cost_curves import AdjustedCurve, CostCurve, CostCurves
+from .measured_tables import Segment, Table, Timing, segments, tables_by_world_size
 from .nccl_tests import read_log
 from .processor import Linear, Processor
-from .tables import Segment, Table, Timing, segments, tables_by_world_size
 from .topology import Topology, load_topology
 
 LINK_SIZES = 2 ** np.arange(31)

@@ -4,7 +4,7 @@ from typing import Self
 
 from pydantic import Field
 
-from reference.schema import Schema
+from reference.files import Schema
 
 from .contention import Contention
 

@@ -21,7 +21,7 @@ from typing import Any, Self
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from reference.schema import Schema, first_problem, write_atomically
+from reference.files import Schema, first_problem, write_atomically
 
 
 class Level(Schema):

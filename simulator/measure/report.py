@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from reference.bucketing import Order, cap_name
-from reference.schema import write_atomically
+from reference.files import write_atomically
 from reference.trace import Trace
 
 from ..fabric import Fabric, Processor

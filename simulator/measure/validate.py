@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from reference.bucketing import Order
+from reference.files import write_atomically
 from reference.launch import Progress, RankPool, no_progress
-from reference.schema import write_atomically
 from reference.trace import Trace, join
 
 from ..fabric import Fabric

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, TypedDict
 from pydantic import Field, field_validator, model_validator
 
 from reference.bucketing import Order, bucket_caps
-from reference.schema import Settings
+from reference.files import Settings
 
 from .comm_hooks import NO_HOOK, CommHook, named_hook
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.special import ndtr, ndtri
 
-from reference.schema import Settings
+from reference.files import Settings
 from reference.trace import Buffer, Iteration, Parameter, Trace
 
 Nanoseconds = NDArray[np.int64]

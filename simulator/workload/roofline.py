@@ -20,7 +20,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from reference.schema import Schema, read_schema, write_atomically
+from reference.files import Schema, read_schema, write_atomically
 from reference.trace import Buffer, Parameter
 
 

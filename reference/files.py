@@ -1,4 +1,4 @@
-"""Schema: immutable pydantic models behind every file, one-line validation errors, and atomic writes."""
+"""Files: immutable pydantic schemas, JSON files with one-line validation errors, and atomic writes."""
 
 import os
 from pathlib import Path

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from reference.schema import Schema
+from reference.files import Schema
 
 
 class Timing(Schema):
