@@ -56,9 +56,9 @@ class ErrorMessages:
             )
         elif features.find_unused_parameters:
             cause = (
-                "find_unused_parameters=True is on, so these parameters are part of what forward returned, in an "
-                "output that takes no part in the loss and was not found in its structure. Return outputs in "
-                "lists, tuples, dicts or dataclasses."
+                "find_unused_parameters=True is on, so outputs that were found in forward's return value depend on "
+                "these parameters, but the loss uses none of these outputs. Compute the loss from forward's outputs, "
+                "and return them in lists, tuples, dicts or dataclasses."
             )
         else:
             cause = (
@@ -107,8 +107,10 @@ class ErrorMessages:
         """Error: a parameter got a second gradient."""
         if unused:
             cause = (
-                "forward's outputs do not depend on it, so it was counted as unused: it is used outside the "
-                "`forward` function. Move that use into forward, or train it outside of this module"
+                "that no output found in forward's return value depends on it, so it was counted as unused. "
+                "Either it is used outside the `forward` function: move that use into forward, or train it outside "
+                "of this module. Or forward returned its output in an object of another type: use lists, tuples, "
+                "dicts or dataclasses"
             )
         else:
             cause = (
