@@ -54,7 +54,7 @@ def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = Non
         raise RuntimeError(f"Only 1D device mesh is supported, but got {mesh}.")
     if mesh._get_root_mesh() != mesh:
         raise NotImplementedError(
-            f"device_mesh: {mesh} is a slice of {mesh._get_root_mesh()}; data parallelism beside tensor parallelism "
+            f"device_mesh: {mesh} is a slice of {mesh._get_root_mesh()}; data parallelism with tensor parallelism "
             "is not supported, use torch.distributed.fsdp.fully_shard on the whole mesh"
         )
     return mesh.get_group(mesh_dim=0)
@@ -126,7 +126,7 @@ def warn_of_check_reduction(*, check_reduction: bool) -> None:
 
 
 def check_module(module: nn.Module, parameters: Collection[nn.Parameter]) -> None:
-    """Refuse a module that cannot be trained in parallel.
+    """Raise an error for a module that cannot be trained data-parallel.
 
     Raises:
         RuntimeError: No parameter is trainable, or some have no shape yet.

@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 class PowerSGDState(HookState):
     """The settings of PowerSGD, and the errors and Qs that it keeps from one iteration to the next.
 
-    Each rank has errors of its own, so save the state of every rank. `power_sgd` keeps an error and a Q for each
+    Errors differ between ranks, so save the state of every rank. `power_sgd` keeps an error and a Q for each
     parameter: a new process that loads them continues as if training had not stopped. `batched_power_sgd` keeps them
     for each bucket: the first iteration of a new process has one bucket of another size, so bucket 0 starts again
     from a zero error. For a parameter that no rank used, the errors are updated as if the average had been applied,
