@@ -2,7 +2,7 @@
 
 Error:
     ├── TraceError (also a ValueError)    a trace file cannot be used
-    ├── ModelError (also a ValueError)    no model of that name, or not (module, loss_fn)
+    ├── ModelError (also a ValueError)    a model cannot be found or built
     ├── LinkError  (also an OSError)      virtual links are not possible on this machine or for this user
     └── RankError  (also a RuntimeError)  a rank raised an error, exited or timed out
 

@@ -372,8 +372,8 @@ def rank_trace(
 
     Args:
         rank: The rank.
-        offset_ns: Added to the rank's clock, gives rank 0's.
-        uncertainty_ns: Largest error of the offset.
+        offset_ns: Clock offset; added to the rank's clock, it gives rank 0's.
+        uncertainty_ns: Estimated error of the offset.
         timestamps: The readings.
         zero: When rank 0's recording began, on its own clock.
         layouts: Index of each bucket layout seen so far; this function adds new ones.

@@ -304,7 +304,7 @@ def _serve(
 
 
 def _send(connection: Connection, kind: int, value: Any) -> None:
-    """Send a plain pickle: `Connection.send` would share memory of tensors, which is freed when the rank exits."""
+    """Send a plain pickle: `Connection.send` passes tensors in shared memory, which is freed when a rank exits."""
     connection.send_bytes(pickle.dumps((kind, value)))
 
 

@@ -176,7 +176,7 @@ class RankTrace(Schema):
 
     rank: int = Field(ge=0)
     clock_offset_ns: int = Field(default=0, description="add to this rank's times to get rank 0's clock")
-    clock_uncertainty_ns: int = Field(default=0, ge=0, description="largest error of the offset")
+    clock_uncertainty_ns: int = Field(default=0, ge=0, description="estimated error of the offset")
     iterations: tuple[Iteration, ...] = Field(min_length=1)
 
     @model_validator(mode="after")

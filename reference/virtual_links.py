@@ -23,7 +23,7 @@ MAX_RANKS = 250
 """The ranks have the addresses 10.0.0.1 to 10.0.0.250, which exist only inside the namespaces."""
 
 BURST_S = 0.0005
-"""Burst that may exceed the rate, as seconds at that rate; far less than the duration of any all-reduce."""
+"""Burst that may exceed the rate, as seconds at that rate; short compared with the all-reduce of a large bucket."""
 LEAST_BURST_BYTES = 64 * 1024
 """The largest segment that the kernel passes at once; a smaller burst would split it."""
 QUEUE_S = 0.05

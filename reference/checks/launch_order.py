@@ -50,8 +50,8 @@ class Launch:
 def new_series(group: dist.ProcessGroup) -> str:
     """A name for the launches of a module that all ranks of `group` are constructing; the same on every rank.
 
-    Copies and pickles of the module keep the name. If copies got names of their own, a copy made on a
-    single rank would shift the names of all modules constructed afterwards on that rank.
+    Copies and pickles of the module keep the name. If copies got names of their own, a copy made on a single
+    rank would shift the names of all modules constructed afterwards on that rank.
     """
     _constructed[group.group_name] += 1
     return f"{group.group_name}/{_constructed[group.group_name]}"
