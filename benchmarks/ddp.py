@@ -27,7 +27,7 @@ MEMORY_ITERATIONS = 5
 
 
 def compare(model: str, mode: str, pairs: int) -> Pairs:
-    """Time iterations of ours and of torch's; half of them in processes that build torch's first.
+    """Time iterations of ours and of torch's, half of them in processes that build torch's first.
 
     The position of the tensors in memory alone can make an iteration one or two percent longer.
     """
@@ -59,7 +59,7 @@ def peak_memory(_rank: int, _world_size: int, model: str, mode: str, wrapper: st
 
 
 def _return_freed_memory() -> None:
-    """Have glibc map each large tensor separately, so that the peak does not include holes in the heap."""
+    """Make glibc map each large tensor separately, so that the peak does not include holes in the heap."""
     m_mmap_threshold = -3
     ctypes.CDLL(None).mallopt(m_mmap_threshold, 64 * 1024)
 

@@ -1,4 +1,4 @@
-"""Paired timing of two actions: they run in turn, and every other pair in reverse."""
+"""Paired timing of two actions, which alternate; every other pair runs in reverse order."""
 
 import statistics
 import time
@@ -13,7 +13,7 @@ Pairs = list[tuple[float, float]]
 
 
 def time_pairs(first: Callable[[], None], second: Callable[[], None], pairs: int) -> Pairs:
-    """Time both actions in turn on all ranks, so that a slow phase of the machine affects both."""
+    """Time both actions alternately on all ranks, so that a slow phase of the machine affects both."""
     times = []
     for number in range(WARM_UP + pairs):
         swap = number % 2

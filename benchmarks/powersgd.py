@@ -1,7 +1,7 @@
 """Iteration time with our PowerSGD and with torch's, in pairs, on two Gloo ranks.
 
-Both hooks run in our DistributedDataParallel, with all gradients in one bucket: with several, torch's hook hangs on
-Gloo.
+Both hooks run in our DistributedDataParallel, with all gradients in one bucket, because torch's hook hangs on Gloo
+with several buckets.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def compare_in_order(
 
 
 def main() -> None:
-    """Print one line for each model, rank of the approximation and mode."""
+    """Print one line for each model and rank of the approximation, with and without batching."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", nargs="+", default=["resnet50", "mlp"])
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 4], help="ranks of the approximation")

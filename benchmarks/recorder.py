@@ -1,4 +1,4 @@
-"""Overhead of the recorder: iterations per second with and without recording, in pairs, on two Gloo ranks."""
+"""Overhead of the recorder: paired iteration times with and without recording, on two Gloo ranks."""
 
 import argparse
 import statistics
@@ -25,7 +25,7 @@ WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
 
 
 def compare(_rank: int, _world_size: int, model: str, wrapper: str, blocks: int) -> Pairs:
-    """Seconds of an iteration with and without recording, of the same wrapped model."""
+    """Seconds of an iteration of one wrapped model, with and without recording."""
     wrapped: list[nn.Module] = []
 
     def wrap(module: nn.Module) -> nn.Module:

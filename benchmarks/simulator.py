@@ -1,8 +1,8 @@
 """Run time of the simulator: one ResNet-50 iteration in five buckets, from engine input to timeline.
 
-The trace was recorded with `ddplab record --model resnet50 --iterations 8`. The variation `fitted` draws the compute
-times of different ranks from it. Times are medians of several runs, with quartiles; peak memory is that of the whole
-program. The command fails if a goal is missed.
+The trace was recorded with `ddplab record --model resnet50 --iterations 8`. The variation `fitted` samples the
+compute times of different ranks from it. Times are medians of several runs, with quartiles; peak memory is that of
+the whole program. The command fails if a goal is missed.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Goal:
     """A limit in seconds for the median run time of an action.
 
     Attributes:
-        name: Printed before the times.
+        name: Description that is printed before the times.
         limit_s: The median must be below this.
         runs: Number of timed runs.
         action: The timed function.
@@ -79,13 +79,13 @@ def main() -> None:
     draw(rows[rows["along"] == "ranks"], figure.add_subplot(1, 2, 1))
     draw(rows[rows["along"] == "buckets"], figure.add_subplot(1, 2, 2))
     figure.savefig(out.with_suffix(".png"), dpi=120)
-    print(f"drawn in {out.with_suffix('.png')}")
+    print(f"figure: {out.with_suffix('.png')}")
     if missed:
         sys.exit(f"missed: {'; '.join(missed)}")
 
 
 def goals(trace: Trace) -> Iterator[Goal]:
-    """All goals; inputs of an action are built when the iterator comes to its goal."""
+    """All goals; the inputs of an action are built when the iterator reaches its goal."""
     for name, fabric in (("", STEADY), (", with slow-downs", FLUID)):
         for ranks, limit_s, runs in ((1_024, 0.2, 9), (16_384, 4.0, 3)):
             engine_input = _engine_input(trace, fabric, ranks)
@@ -117,7 +117,7 @@ def scaling(trace: Trace) -> pd.DataFrame:
 
 
 def draw(rows: pd.DataFrame, ax: Axes) -> Axes:
-    """Plot run time on logarithmic axes, with a line of slope one for comparison."""
+    """Plot run time on logarithmic axes, with a line of linear growth for comparison."""
     along = rows["along"].iloc[0]
     for engine, of_engine in rows.groupby("engine", sort=False):
         ax.loglog(of_engine["size"], of_engine["seconds"], marker="o", label=engine)
@@ -159,7 +159,7 @@ def _sweep(trace: Trace) -> None:
 
 
 def _times(runs: int, action: Callable[[], object]) -> tuple[float, float, float]:
-    """Quartiles of the seconds that an action takes, after one run that does not count."""
+    """Quartiles of the seconds that an action takes, after one untimed run."""
     action()
     seconds = []
     for _ in range(runs):

@@ -1,1 +1,1 @@
-"""The site: pages, executed tutorials and the reference, from the docstrings."""
+"""The documentation site: pages, executed tutorials, and the API reference from docstrings."""

@@ -1,4 +1,4 @@
-"""Run LinkChecker as the current user: as root it would become `nobody`, who may not be able to read the tree."""
+"""Run LinkChecker as the current user: as root it would switch to `nobody`, which may lack read permission."""
 
 from unittest import mock
 

@@ -11,7 +11,7 @@ BEGIN, END = "<!-- map: python -m docs.map -->", "<!-- end of map -->"
 
 
 def code_map() -> str:
-    """Markdown list of all files with their first docstring lines, folder by folder."""
+    """Markdown list of all files with their first docstring lines, grouped by folder."""
     return "\n".join(_folder(folder) for package in PACKAGES for folder in _folders(ROOT / package))
 
 

@@ -15,7 +15,7 @@ MS = 1e6
 
 
 class Anatomy(NamedTuple):
-    """Milliseconds from the start of the forward pass.
+    """Moments of one iteration, in milliseconds from the start of the forward pass.
 
     Attributes:
         phases: Start and end of forward pass, backward pass and optimiser step, by name.

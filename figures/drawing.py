@@ -1,4 +1,4 @@
-"""Shared by all figures: colours, plain axes, and files that are byte for byte the same each time."""
+"""Drawing functions of all figures: colours, plain axes, and byte-for-byte reproducible files."""
 
 from collections.abc import Callable, Sequence
 from io import BytesIO

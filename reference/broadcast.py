@@ -15,7 +15,7 @@ from .bucketing import MIB, assign_buckets
 PIECE_BYTES = 250 * MIB
 """Size of a piece (torch: `broadcast_bucket_size`)."""
 MAX_IN_FLIGHT = 2
-"""Pieces that are sent at the same time; bounds their memory at 2 * PIECE_BYTES for any model."""
+"""Pieces that are sent at the same time; bounds the memory of the flat copies, whatever the model's size."""
 
 
 def broadcast_coalesced(
@@ -24,7 +24,7 @@ def broadcast_coalesced(
     """Overwrite `tensors` on every rank with those of `source`, a rank within the group.
 
     Tensors of one dtype and device are flattened into pieces of about `piece_bytes`; at most two pieces are
-    in flight. Blocks until all have arrived.
+    in flight. Blocks until all pieces have arrived.
     """
     in_flight: deque[_Piece] = deque()
     pieces = assign_buckets(

@@ -23,7 +23,7 @@ Order = Literal["ready", "reverse", "forward", "size", "random"]
 ORDERS: tuple[Order, ...] = get_args(Order)
 
 BucketAssignment = list[list[int]]
-"""Parameter indices by bucket. Buckets in *launch order*: bucket 0 is launched first."""
+"""Parameter indices by bucket. Where buckets are in *launch order*, bucket 0 is launched first."""
 
 
 def assign_buckets(
@@ -100,7 +100,7 @@ def bucket_caps(bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence
 def first_iteration_caps(caps_bytes: Sequence[int], *, listed: bool, graph_may_change: bool) -> list[int]:
     """Caps until the rebuild: no limit, unless the user's caps hold from the start (torch 2.13).
 
-    Reversed registration order is a guess at the ready order. Where the guess is wrong, an all-reduce could be
+    Reversed registration order only approximates the ready order. Where it is wrong, an all-reduce could be
     launched between collectives that the backward pass itself issues, earlier on some ranks than on others. Therefore
     the first iteration has one bucket.
 
@@ -138,7 +138,7 @@ def plan_buckets(
     sparse: Sequence[bool] | None = None,
     seed: int = 0,
 ) -> BucketAssignment:
-    """Buckets in launch order, assigned by walking the parameters in a named order; a small first bucket comes first.
+    """Assign parameters to buckets by walking them in a named order; returns the buckets in launch order.
 
     Args:
         order: "ready": ready order, as at the rebuild. "reverse", "forward": registration order, reversed or not.
@@ -151,7 +151,7 @@ def plan_buckets(
         seed: Seed of the order "random".
 
     Raises:
-        ValueError: There is no order of that name.
+        ValueError: `order` is not one of `ORDERS`.
     """
     registration = range(len(sizes_bytes))
     walks: dict[str, Callable[[], Sequence[int]]] = {
@@ -170,7 +170,7 @@ def should_rebuild(*, rebuilt: bool, fixed: bool, has_ready_order: bool) -> bool
     """Whether the next forward pass rebuilds the buckets: once, after the backward pass that gave the ready order.
 
     Args:
-        rebuilt: Whether they were rebuilt before.
+        rebuilt: Whether the buckets have been rebuilt already.
         fixed: Whether they are never rebuilt: there is an explicit plan, or the graph may change (in torch, with
             `find_unused_parameters` but without `static_graph`).
         has_ready_order: Whether the ready order is known.

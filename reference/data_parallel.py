@@ -41,33 +41,36 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
     A drop-in for torch 2.13's class of this name. Every rank constructs it at the same time with the same
     arguments. Ranks start from rank 0's parameters and buffers; forward returns what the module returns; after
     each backward pass every rank holds the same averaged gradients. The state dict is that of torch's class: the
-    module's, behind the prefix `module.`. Names in the module's `_ddp_params_and_buffers_to_ignore` are left alone.
+    module's, behind the prefix `module.`. Parameters and buffers named in the module's
+    `_ddp_params_and_buffers_to_ignore` are not synchronised.
 
     Args:
-        module: The module to train; its parameters must not be added, removed or frozen afterwards.
-        device_ids: The GPU that inputs are moved to, in a list of one. None: inputs stay where they are.
-        output_device: As in torch, where it only shows in the logging data. None: `device_ids[0]`.
-        dim: As in torch, where nothing depends on it any more.
-        broadcast_buffers: Deprecated alias of `forward_sync_buffers`; False also leaves buffers alone here.
-        init_sync: Whether ranks compare their modules and start from rank 0's. False: nothing is communicated.
+        module: The module to train; do not add, remove or freeze parameters afterwards.
+        device_ids: A list with the one GPU that inputs are moved to. None: inputs stay where they are.
+        output_device: Accepted as in torch; appears in the logging data only. None: `device_ids[0]`.
+        dim: Accepted as in torch; only `scatter` and `gather` use it, which forward does not call.
+        broadcast_buffers: Deprecated alias of `forward_sync_buffers`; False also skips the buffers at construction.
+        init_sync: Whether ranks compare their modules and start from rank 0's. False: construction
+            communicates nothing.
         process_group: The ranks that train together. None: the default group.
         bucket_cap_mb: Size in MiB at which a bucket closes. None: 25, and 1 for the first bucket.
         find_unused_parameters: Whether to search forward's outputs for parameters that get no gradient.
         check_reduction: Deprecated, without effect.
-        gradient_as_bucket_view: Whether gradients live in the buckets: less memory, nothing to copy out.
-        static_graph: Whether every iteration uses the same parameters equally often: allows for re-entrant and
-            repeated activation checkpoints, and needs no search for unused parameters.
+        gradient_as_bucket_view: Whether gradients are views of the buckets: saves memory and the copy out.
+        static_graph: Whether every iteration uses the same parameters, each equally often: permits re-entrant and
+            repeated activation checkpoints, and makes the search for unused parameters unnecessary.
         delay_all_reduce_named_params: Not supported.
         param_to_hook_all_reduce: Not supported.
         mixed_precision: Not supported.
         device_mesh: The ranks as a one-dimensional mesh, instead of `process_group`.
-        skip_all_reduce_unused_params: Whether buckets without a used parameter are not sent at all; all ranks
-            must leave out the same parameters.
-        bucket_cap_mb_list: One size in MiB a bucket, the last for all that follow; overrides `bucket_cap_mb`.
-        batched_grad_copy: Whether large gradients too take a bucket's one fused copy; small ones always do.
-        forward_sync_buffers: Whether each synchronised forward pass starts from rank 0's buffers. None: True.
+        skip_all_reduce_unused_params: Whether to skip the all-reduce of buckets in which every parameter is unused;
+            the same parameters must be unused on all ranks.
+        bucket_cap_mb_list: Size in MiB of each bucket, the last for all further ones; overrides `bucket_cap_mb`.
+        batched_grad_copy: Whether large gradients are packed by one fused copy too; small ones always are.
+        forward_sync_buffers: Whether to broadcast rank 0's buffers in each synchronised forward pass. None: True.
         plan: Parameter indices or names by bucket, in launch order; such buckets are never rebuilt.
-        debug: Whether ranks note each launch, so that a time-out tells which rank left the order.
+        debug: Whether each rank writes its launches to the process group's store, so that the error of a failed
+            collective names the rank that left the launch order.
 
     Raises:
         RuntimeError: No process group, nothing to train, or parameters that differ between ranks.
@@ -183,7 +186,7 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
     # Forward pass
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Whatever the module returns, with this rank's inputs."""
+        """Run the module on this rank's inputs and return its output."""
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
             inputs, kwargs = self._before_forward(inputs, kwargs)
             with self._inside_ddp_forward():
@@ -200,7 +203,8 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         if torch.is_grad_enabled():
             self.reducer.prepare_for_forward(synchronized=self.require_backward_grad_sync)
         self._presence = Join.notify_join_context(self)
-        if torch.is_grad_enabled() or self._join_config.enable:  # a joined rank cannot know which
+        # Under Join, a rank without inputs cannot know whether the other ranks have gradients enabled.
+        if torch.is_grad_enabled() or self._join_config.enable:
             self.reducer.rebuild_if_due()
         if self.sends_buffers(after_forward=False):
             self.send_buffers()
@@ -229,20 +233,20 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         return output
 
     def sends_buffers(self, *, after_forward: bool) -> bool:
-        """Whether buffers are sent in this iteration, before or after the forward pass."""
+        """Whether this iteration sends buffers after the forward pass or, with `after_forward=False`, before it."""
         wanted = self.require_forward_param_sync and self.forward_sync_buffers
         hooked_after = self.buffer_hook is not None and self.buffer_hook.after_forward
         return wanted and self._has_buffers and after_forward == hooked_after
 
     def send_buffers(self, *, candidate: bool = True) -> None:
-        """Broadcast rank 0's buffers, or what the buffer hook does instead.
+        """Broadcast rank 0's buffers (under Join: those of the highest rank with inputs), or call the buffer hook.
 
         Args:
-            candidate: Whether this rank's are up to date: under Join rank 0 may have no inputs any more.
+            candidate: Whether this rank may be the source under Join: it still has inputs.
         """
         source = self.agree_on_rank(candidate=candidate) if self._join_config.enable else 0
         named = synchronized_buffers(self.module)
-        # A backward pass that comes later may use what the module saved of a buffer: not a reason to fail.
+        # The graph of an earlier forward pass may have saved a buffer; its backward pass must still be allowed.
         with torch.no_grad(), _unsafe_preserve_version_counter(tuple(named.values())):
             if self.buffer_hook is None:
                 broadcast_coalesced(list(named.values()), self.process_group, source=source)
@@ -253,9 +257,9 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients locally: forward and backward passes in here average nothing.
+        """Accumulate gradients locally: passes inside the context average nothing.
 
-        The first synchronised backward pass afterwards averages all that has been accumulated.
+        The first synchronised backward pass afterwards averages the accumulated gradients.
         """
         before = self.require_backward_grad_sync
         self.require_backward_grad_sync = False
@@ -265,7 +269,7 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
             self.require_backward_grad_sync = before
 
     def register_comm_hook(self, state: object, hook: Hook) -> None:
-        """Have `hook(state, bucket)` do what the all-reduce does; call it once, before the first backward pass.
+        """Replace the all-reduce by `hook(state, bucket)`; call once, before the first synchronised forward pass.
 
         Args:
             state: Passed to every call of the hook.
@@ -273,8 +277,8 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
 
         Raises:
             TypeError: The hook is not callable.
-            ValueError: The hook takes no `bucket`, or is annotated otherwise.
-            RuntimeError: There is one already, or training has begun.
+            ValueError: The hook has no parameter `bucket`, or its annotations are not those of a comm hook.
+            RuntimeError: A comm hook is registered already, or training has begun.
         """
         with self.log.errors():
             check_hook(hook)
@@ -287,11 +291,11 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         if self.process_group != dist.group.WORLD:
             raise RuntimeError(
                 "DDP Pickling/Unpickling are only supported when using DDP with the default process group: this "
-                "module was given another, which means nothing to the process that reads the pickle"
+                "module has another, which cannot be pickled"
             )
         state = self.__dict__.copy()
-        for belongs_here in ("process_group", "reducer", "log", "_presence", "torch_logger", "torch_reducer"):
-            state.pop(belongs_here, None)
+        for process_local in ("process_group", "reducer", "log", "_presence", "torch_logger", "torch_reducer"):
+            state.pop(process_local, None)
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -2,9 +2,9 @@
 
 Error:
     ├── TraceError (also a ValueError)    a trace file cannot be used
-    ├── ModelError (also a ValueError)    a model name leads to no model
+    ├── ModelError (also a ValueError)    a model cannot be found or built
     ├── LinkError  (also an OSError)      virtual links are not possible on this machine or for this user
-    └── RankError  (also a RuntimeError)  a rank raised an error, exited or was stuck
+    └── RankError  (also a RuntimeError)  a rank raised an error, exited or timed out
 
 An invalid argument is a plain ValueError; misuse of data parallelism is a RuntimeError, as in torch.
 """
@@ -19,7 +19,7 @@ class TraceError(Error, ValueError):
 
 
 class ModelError(Error, ValueError):
-    """There is no such model, or it does not return `(module, loss_fn)`."""
+    """A model name cannot be resolved, or the model does not return `(module, loss_fn)`."""
 
 
 class LinkError(Error, OSError):

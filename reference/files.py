@@ -44,8 +44,8 @@ def read_schema(kind: type[R], path: str | os.PathLike[str], *, what: str, cure:
     Args:
         kind: The schema of the file.
         path: The file.
-        what: Name of such a file for messages, with its article.
-        cure: What to do if the file cannot be used, for messages.
+        what: Noun phrase for this kind of file in messages, such as "a fabric".
+        cure: Advice that is appended to messages.
 
     Raises:
         ValueError: The file is missing, not JSON or inconsistent; one line, which names file, field and reason.
@@ -71,9 +71,9 @@ def first_problem(error: ValidationError) -> str:
 
 
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
-    """Write a file and make its folders; a crash leaves the old file or the new one, never a part of one.
+    """Write a file and make its folders; a crash leaves either the old file or the new one, never a partial file.
 
-    Several processes may write the same path at the same time: the last one wins.
+    Several processes may write the same path at the same time; the last write remains.
 
     Raises:
         OSError: The file cannot be written; the message names the path and the reason.
@@ -90,7 +90,7 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:
-    """Check that a file can be written, before its content is computed.
+    """Check that a file can be written; call this before an expensive computation of its content.
 
     Raises:
         OSError: The path is a folder, or no file can be made there.

@@ -41,7 +41,7 @@ class BucketTimestamps:
         ready: When its last gradient was ready.
         launched: When its all-reduce was issued.
         done: When the completion callback of the all-reduce ran.
-        waited: When the reducer came back from waiting for the all-reduce.
+        waited: When the reducer returned from waiting for the all-reduce.
         copied_out: When the averages had been copied into the gradients.
     """
 
@@ -54,14 +54,14 @@ class BucketTimestamps:
 
 @dataclass(slots=True)
 class IterationTimestamps:
-    """Readings of one iteration; None: has not happened.
+    """Readings of one iteration; None: not yet taken.
 
     Attributes:
         ready: By parameter index, when the gradient was accumulated.
         in_backward: Whether a backward pass is running.
         synchronized: Whether gradients are averaged.
         layout: Bucket layout of a synchronised iteration.
-        end: When the next iteration began or, for the last one, when its last step or backward pass ended.
+        end: When the next iteration began or, for the last one, when its last optimiser step or backward pass ended.
         buckets: In launch order.
     """
 
@@ -82,7 +82,7 @@ class IterationTimestamps:
 class Timestamps:
     """Readings of one rank, in nanoseconds of `now_ns`.
 
-    An iteration begins with the first forward pass after a backward pass and ends where the next iteration begins.
+    An iteration begins with the first forward pass after a backward pass and ends when the next iteration begins.
 
     Attributes:
         zero: When the recording began.
@@ -119,7 +119,7 @@ class Timestamps:
         self.current.layout = layout if synchronized else None
 
     def backward_started(self) -> None:
-        """A backward pass begins. An iteration's lasts from the start of its first to the end of its last."""
+        """A backward pass begins; several in one iteration count as one, from the first start to the last end."""
         self.current.in_backward = True
         if self.current.backward_start is None:
             self.current.backward_start = now_ns()
@@ -130,7 +130,7 @@ class Timestamps:
         self.current.backward_end = now_ns()
 
     def finish_iteration(self, now: int | None = None) -> None:
-        """Keep the current iteration if it is complete; `now` is where the next one begins, None: there is none."""
+        """Keep the current iteration if it is complete; `now` is when the next one begins, None: there is none."""
         current = self.current
         if current.forward_end is not None and current.backward_end is not None:
             current.end = now or max(current.optimizer_end or 0, current.backward_end)
@@ -170,15 +170,15 @@ def watch_passes(module: nn.Module, timestamps: Timestamps) -> Iterator[None]:
 
 
 def _in_backward(timestamps: Timestamps) -> None:
-    """Called from hooks of autograd: the first call of a backward pass takes its start, and queues taking its end."""
+    """Called from autograd hooks; the first call in a backward pass records its start and queues a final callback."""
     if not timestamps.current.in_backward:
         timestamps.backward_started()
-        # A callback that is queued from a callback runs after all those that reducers queued meanwhile.
+        # A callback queued from a callback runs after all callbacks that reducers have queued in the meantime.
         _engine.queue_callback(lambda: _engine.queue_callback(timestamps.backward_ended))
 
 
 class _LayoutReader:
-    """Reads the bucket layout of a data-parallel module; that of torch's class again only after its rebuild."""
+    """Reads the bucket layout of a data-parallel module; torch's layouts once before and once after the rebuild."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -232,7 +232,7 @@ def watch_optimizers(parameters: Sequence[nn.Parameter], timestamps: Timestamps)
 
 @contextmanager
 def watch_gradients(parameters: Sequence[nn.Parameter], timestamps: Timestamps) -> Iterator[None]:
-    """Take the time at which each gradient has been accumulated; for every module but our data-parallel one."""
+    """Take the time at which each gradient has been accumulated, without our reducer."""
 
     def ready(index: int, _parameter: Tensor) -> None:
         _in_backward(timestamps)
@@ -292,8 +292,8 @@ class _BucketObserver(Observer):
 def watch_torch_buckets(parameters: Sequence[nn.Parameter], timestamps: Timestamps) -> Iterator[None]:
     """Take the times of the all-reduces that torch's reducer launches.
 
-    Torch's reducer is written in C++ and calls no Python, but every collective passes torch's dispatcher, where a
-    kernel can take the time. A comm hook would change the arithmetic and could not be removed.
+    Torch's reducer is written in C++ and calls no Python, but every collective passes through torch's dispatcher,
+    where a kernel can read the clock. A comm hook would change the arithmetic and could not be removed.
     """
     sizes = [parameter.numel() for parameter in parameters]
     with _all_reduces.watched_by(lambda numel: _launched_bucket(timestamps.current, numel, sizes)):
@@ -301,7 +301,7 @@ def watch_torch_buckets(parameters: Sequence[nn.Parameter], timestamps: Timestam
 
 
 def _launched_bucket(iteration: IterationTimestamps, numel: int, sizes: Sequence[int]) -> BucketTimestamps | None:
-    """Add the bucket that an all-reduce of `numel` elements belongs to; None: a collective of something else."""
+    """Add the bucket that an all-reduce of `numel` elements belongs to; None: it is not a bucket's all-reduce."""
     number = len(iteration.buckets)
     if iteration.backward_start is None or iteration.layout is None or number == len(iteration.layout):
         return None
@@ -315,7 +315,7 @@ def _launched_bucket(iteration: IterationTimestamps, numel: int, sizes: Sequence
 
 
 class _AllReduceKernel:
-    """A kernel for c10d::allreduce_ that takes the time and then calls the kernel of the tensors' device.
+    """A kernel for c10d::allreduce_ that reads the clock and then calls the kernel of the tensors' device.
 
     There is one for all recordings of the process. If each recording registered its own, torch would warn that one
     overrides the other, and only the last one registered would be called.
@@ -327,7 +327,7 @@ class _AllReduceKernel:
 
     @contextmanager
     def watched_by(self, launched: Callable[[int], BucketTimestamps | None]) -> Iterator[None]:
-        """Call `launched(elements)` for every all-reduce; note in the bucket that it returns when it is done."""
+        """Call `launched(elements)` for every all-reduce; set `done` of the bucket that the call returns."""
         if not self._watchers:
             self._library = torch.library.Library("c10d", "IMPL")
             self._library.impl("allreduce_", self._all_reduce, "ADInplaceOrView", with_keyset=True)
@@ -372,14 +372,14 @@ def rank_trace(
 
     Args:
         rank: The rank.
-        offset_ns: What to add to the rank's clock to get rank 0's.
-        uncertainty_ns: How far the offset may be off.
+        offset_ns: Clock offset; added to the rank's clock, it gives rank 0's.
+        uncertainty_ns: Estimated error of the offset.
         timestamps: The readings.
         zero: When rank 0's recording began, on its own clock.
-        layouts: Index of each bucket layout seen so far; new ones are added.
+        layouts: Index of each bucket layout seen so far; this function adds new ones.
 
     Raises:
-        RuntimeError: No iteration was complete.
+        RuntimeError: There is no complete iteration.
     """
     if not timestamps.iterations:
         raise RuntimeError(
@@ -404,9 +404,9 @@ def _iteration(timestamps: IterationTimestamps, zero: int, layouts: dict[BucketL
     assert end is not None
     assert timestamps.forward_end is not None
     assert timestamps.end is not None
-    # Hooks of the output run in the order of the graph: a gradient may be ready a moment before ours fires.
+    # Hooks of outputs run in graph order, so a gradient may be ready shortly before the hook records the start.
     start = min([start, *(ready for ready in timestamps.ready if ready is not None)])
-    # A comm hook may launch any collectives. If there was not one all-reduce a bucket, bucket times are unknown.
+    # A comm hook may launch any collectives. Without exactly one all-reduce per bucket, bucket times are unknown.
     layout = timestamps.layout
     if layout is not None and len(layout) != len(timestamps.buckets):
         layout = None
@@ -435,7 +435,7 @@ def _after_backward(timestamps: IterationTimestamps, backward_end: int) -> tuple
 
 
 def _bucket(timestamps: BucketTimestamps, backward_end: int, zero: int) -> BucketTimes:
-    # The completion callback needs the interpreter, and may get it later than the thread that waits.
+    # The completion callback needs the interpreter lock, and may get it later than the waiting thread.
     seen = [moment for moment in (timestamps.done, timestamps.waited, backward_end) if moment is not None]
     return BucketTimes(
         ready_ns=timestamps.ready - zero,

@@ -1,7 +1,7 @@
-"""Join support: a rank that ran out of inputs matches the collectives of the ranks that go on.
+"""Join support: a rank that has run out of inputs matches the collectives of the ranks that continue.
 
-`Join`, `Joinable` and `JoinHook` are torch's, so one `with Join([ddp, optimizer, mine]):` also takes torch's
-`ZeroRedundancyOptimizer` and classes of the user.
+`Join`, `Joinable` and `JoinHook` are torch's, so `with Join([ddp, optimizer, mine]):` also accepts torch's
+`ZeroRedundancyOptimizer` and user-defined `Joinable` classes.
 """
 
 from collections.abc import Callable
@@ -67,9 +67,9 @@ class JoinableModule(Joinable):
         """Context in which ranks may run out of inputs at different times.
 
         Args:
-            divide_by_initial_world_size: Whether averages are over all ranks; else over those that have inputs
-                (unless a comm hook does the averaging, or the module is not the first that joins).
-            enable: False: does nothing.
+            divide_by_initial_world_size: Whether averages are over all ranks. False: over the ranks with inputs,
+                provided that the module has no comm hook and comes first in the list that `Join` is given.
+            enable: Whether the context has any effect.
             throw_on_early_termination: Whether all ranks raise as soon as one has run out.
         """
         return Join(
@@ -108,8 +108,8 @@ class JoinableModule(Joinable):
         """A function that returns the number of ranks that have inputs; None: averages are over all ranks.
 
         Args:
-            presence: The collective in which Join counts those ranks. None: no Join is active, or another class leads
-                it.
+            presence: The collective in which Join counts those ranks. None: no Join is active, or this
+                module is not the first in its list.
         """
         if presence is None or self._divide_by_initial_world_size:
             return None
@@ -121,7 +121,7 @@ class JoinableModule(Joinable):
         return count
 
     def announce_averaging(self, *, wanted: bool) -> None:
-        """On a rank with inputs: add whether it averages this iteration's gradients; does not wait for the sum."""
+        """On a rank with inputs: contribute to `any_rank_averages` of the others; does not wait for the result."""
         self._ranks_that_average = torch.tensor([float(wanted)], device=self.device)
         dist.all_reduce(self._ranks_that_average, group=self.process_group, async_op=True)
 

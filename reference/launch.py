@@ -2,7 +2,7 @@
 
 `run_ranks` runs one function and ends the processes. `RankPool` keeps them for further functions: 4 ranks take
 seconds to start and milliseconds to reuse. A script that calls `run_ranks` also runs under `torchrun`, unchanged: the
-process is then one of the ranks, and torchrun sets their number.
+process is then one of the ranks, and torchrun sets the world size.
 """
 
 import atexit
@@ -35,10 +35,10 @@ from .errors import ModelError, RankError
 from .virtual_links import DEVICE, Links, enter
 
 Body = Callable[..., Any]
-"""An importable function `body(rank, world_size, *args)`; arguments and result must pickle."""
+"""An importable function `body(rank, world_size, *args)`; arguments and result must be picklable."""
 
 Progress = Callable[[str, int, int], None]
-"""Called as `progress(step, done, total)`: the name of a step, parts of it that are done, and all its parts."""
+"""Called as `progress(step, done, total)`: the name of a step, how many of its parts are done, and their total."""
 
 
 def no_progress(_step: str, _done: int, _total: int) -> None:
@@ -48,10 +48,10 @@ def no_progress(_step: str, _done: int, _total: int) -> None:
 DEFAULT_TIMEOUT_S = 600.0
 
 STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.1
-"""How long to wait for the first and for each further piece of a stack, which has no end mark."""
+"""How long to wait for the first and for each further piece of a stack, because a stack has no end mark."""
 STACK_LINES = 8
 
-_RESULT, _FAILURE, _PROGRESS = range(3)  # kinds of messages that a rank sends
+_RESULT, _FAILURE, _PROGRESS = range(3)  # kinds of messages from a rank to the launcher
 _launcher: Connection | None = None  # in a rank's process: the pipe to the launcher
 
 
@@ -72,7 +72,7 @@ def run_ranks(
 
 
 def report_progress(step: str, done: int, total: int) -> None:
-    """Report progress from a body to the launcher's `on_progress`; under torchrun, and elsewhere, do nothing."""
+    """Report progress from a body to the launcher's `on_progress`; does nothing outside of a pool's rank."""
     if _launcher is not None:
         _send(_launcher, _PROGRESS, (step, done, total))
 
@@ -86,7 +86,7 @@ class RankPool:
     Args:
         world_size: Number of ranks.
         backend: As for `torch.distributed.init_process_group`.
-        timeout_s: Time-out of a body, and of starting the ranks, in seconds.
+        timeout_s: Time-out in seconds of each `run`, of which the first also starts the ranks, and of collectives.
         link_rate: Rate of each rank's virtual link in bits per second; see `virtual_links`. None: ranks use the
             loopback interface.
 
@@ -139,7 +139,7 @@ class RankPool:
 
         Raises:
             RankError: As for `run_ranks`.
-            ModelError: A body asked for a model that does not exist.
+            ModelError: A body named a model that does not exist.
         """
         if not self._processes:
             self._start()
@@ -169,7 +169,7 @@ class RankPool:
             self._folder = None
 
     def _start(self) -> None:
-        atexit.register(self.close)  # daemons would end by themselves, but may not start data loader workers
+        atexit.register(self.close)  # daemon processes would need no handler, but may not start data loader workers
         context = multiprocessing.get_context("spawn")
         self._folder = Path(tempfile.mkdtemp(prefix="ddplab-ranks-"))
         if self.link_rate is not None:
@@ -224,7 +224,7 @@ class RankPool:
         return [results[rank] for rank in range(self.world_size)]
 
     def _stack(self, rank: int) -> str:
-        """The Python stack of a rank that hangs, which the rank's signal handler writes."""
+        """The Python stack of a rank that hangs, written by a signal handler in the rank's process."""
         pid = self._processes[rank].pid
         assert pid is not None  # it was started
         os.kill(pid, signal.SIGUSR1)
@@ -249,7 +249,7 @@ class RankPool:
             ) from None
         if isinstance(value, ModelError):
             raise value
-        if kind == _FAILURE:  # the first to fail is the cause: the other ranks only lose their connection to it
+        if kind == _FAILURE:  # the first failure is the cause: other ranks fail because they lost that rank
             cause = value.strip().splitlines()[-1]
             raise RankError(rank, f"rank {rank} failed: {cause}; the other ranks were ended. Traceback:\n\n{value}")
         return kind, value
@@ -258,7 +258,7 @@ class RankPool:
 @contextlib.contextmanager
 def _ctrl_c_blocked() -> Iterator[None]:
     """Processes started in this context ignore Ctrl-C: the launcher ends them, without a traceback from each."""
-    resource_tracker.ensure_running()  # otherwise starting a process starts it, and that unblocks the signal
+    resource_tracker.ensure_running()  # otherwise `start` would start the tracker, which unblocks the signal
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -304,7 +304,7 @@ def _serve(
 
 
 def _send(connection: Connection, kind: int, value: Any) -> None:
-    """Send by plain pickle: `Connection.send` would pass tensors in shared memory, which ends with the rank."""
+    """Send a plain pickle: `Connection.send` passes tensors in shared memory, which is freed when a rank exits."""
     connection.send_bytes(pickle.dumps((kind, value)))
 
 

@@ -1,7 +1,8 @@
 """Models to train and record: the built-in ones, and any `module:callable` that `--model` names.
 
 A model is a callable without arguments that returns `(module, loss_fn)`. `loss_fn(module)` runs the module on one
-batch of random data and returns the scalar loss. If `loss_fn` has an attribute `batch`, it is the number of samples.
+batch of random data and returns the scalar loss. `loss_fn` may have an attribute `batch`,
+the number of samples.
 """
 
 import importlib
@@ -54,7 +55,7 @@ def build(name: str) -> Model:
 
 
 def mlp() -> Model:
-    """An MLP of 30.5 million parameters in 29 large matrices with few FLOPs each: communication dominates."""
+    """An MLP of 30.4 million parameters in 29 linear layers with few FLOPs per parameter: communication dominates."""
     width, depth, classes, batch = 1024, 28, 1000, 16
     hidden = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
     return nn.Sequential(*hidden, nn.Linear(width, classes)), _classify(torch.randn(batch, width), classes)
@@ -71,7 +72,7 @@ def resnet50() -> Model:
 
 
 def transformer() -> Model:
-    """A GPT-like transformer of 30 million parameters: 8 layers of width 512, context 64, tied embedding."""
+    """A GPT-like transformer of 29.4 million parameters: 8 layers of width 512, context 64, tied embedding."""
     vocabulary, context, batch = 8192, 64, 4
     module = _Transformer(vocabulary, context, width=512, heads=8, layers=8)
     tokens = torch.randint(vocabulary, (batch, context + 1))
@@ -138,7 +139,7 @@ class _Basic(nn.Module):
 
 
 class _Bottleneck(nn.Module):
-    """1 x 1, 3 x 3, 1 x 1 convolutions and a shortcut (figure 5 right), the stride in the middle as usual today."""
+    """1 x 1, 3 x 3, 1 x 1 convolutions and a shortcut (figure 5 right); the 3 x 3 one has the stride."""
 
     expansion = 4
 
@@ -188,7 +189,7 @@ class _ResNet(nn.Module):
 
 
 class _Transformer(nn.Module):
-    """A decoder-only transformer, pre-norm, its output projection tied to the embedding as in GPT-2."""
+    """A decoder-only, pre-norm transformer whose output projection is tied to the embedding, as in GPT-2."""
 
     def __init__(self, vocabulary: int, context: int, *, width: int, heads: int, layers: int) -> None:
         super().__init__()

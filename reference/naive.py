@@ -10,7 +10,7 @@ from .checks.construction import resolve_group
 
 
 class NaiveDataParallel(nn.Module):
-    """Averages gradients one by one, after the backward pass: correct, but slow. Kept for teaching.
+    """Averages gradients one by one after the backward pass: correct but slow, for comparison and teaching.
 
     Call `average_gradients` between the backward pass and the optimiser step, on every rank.
     """

@@ -1,4 +1,4 @@
-"""Observer: the steps of a reducer that recorders, logs and tutorials can watch."""
+"""Observer interface: callbacks at each step of a reducer, for recorders and logs."""
 
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -9,19 +9,19 @@ Future = torch.futures.Future[Any]
 
 
 class Observer:
-    """Called at each step of a reducer. Every method is a no-op; override those you need."""
+    """Receives a call at each step of a reducer. Every method is a no-op; override those you need."""
 
     watches_parameters = False
-    """Whether `parameter_ready` is called, the one step that costs time for every gradient."""
+    """Whether to call `parameter_ready`, the only callback that costs time for every gradient."""
 
     def forward_started(self) -> None:
         """A synchronised forward pass begins."""
 
     def backward_started(self) -> None:
-        """The first gradient of its backward pass has arrived."""
+        """The first gradient of a synchronised backward pass has arrived."""
 
     def parameter_ready(self, index: int) -> None:
-        """The gradient of a parameter has been accumulated, whether or not it will be averaged."""
+        """A gradient of a parameter has been accumulated, also under `no_sync`."""
 
     def bucket_ready(self, bucket: int) -> None:
         """All gradients of the bucket are ready."""
@@ -30,7 +30,7 @@ class Observer:
         """The collective of the bucket is about to be issued."""
 
     def bucket_launched(self, bucket: int, future: Future) -> None:
-        """The collective of the bucket has been issued, and may be done already."""
+        """The collective of the bucket has been issued, and may already be done."""
 
     def backward_computed(self) -> None:
         """All gradients have been computed and all buckets launched."""

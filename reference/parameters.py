@@ -1,4 +1,4 @@
-"""The parameters and buffers of a module that are synchronised, in the order of their parameter index."""
+"""A module's synchronised parameters and buffers, in the order of the parameter index."""
 
 import torch
 from torch import Tensor, nn

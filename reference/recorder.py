@@ -1,6 +1,6 @@
-"""Record a training run as a `Trace`: with our data parallelism, with torch's, or of a plain module.
+"""Record a training run as a `Trace`: under our DistributedDataParallel, under torch's, or of a plain module.
 
-Such as::
+Example::
 
     with record(model) as recording:
         train(model)
@@ -9,8 +9,8 @@ Such as::
 While the context is open, hooks append clock readings to lists and do nothing else. When it closes, the hooks are
 removed, the ranks exchange their readings, and each of them converts all readings to one trace.
 
-A prediction should start from a plain module, recorded without communication: an all-reduce makes every rank's
-backward pass equally long and so hides which rank was slow.
+A prediction should start from a plain module, recorded without communication: with all-reduces every
+rank waits for the slowest, and the trace does not show which rank was slow.
 """
 
 import platform
@@ -51,20 +51,20 @@ def record(
     """Record the training of `module` for as long as the returned context is open.
 
     Args:
-        module: Our `DistributedDataParallel`, torch's, or any other module (no communication is recorded).
+        module: Our `DistributedDataParallel`, torch's, or any other module (then no communication is recorded).
         model: The model's name in the trace. None: the class name of the module or, if it is data-parallel, of the
             module inside.
-        batch: Samples per rank and iteration, as information in the trace.
-        process_group: For a plain module: the ranks whose recordings become one trace. They must enter and leave the
+        batch: Samples per rank and iteration; stored in the trace.
+        process_group: For a plain module: the ranks whose recordings become one trace. They must enter and exit the
             context together. None: this rank alone. A data-parallel module is recorded over its own group.
 
     Returns:
-        A context manager; after it has been left, its `trace` holds the recording of all ranks, on each.
+        A context manager. On exit each rank's `trace` holds the recording of all ranks.
 
     Raises:
         ValueError: The module has no trainable parameters, or is not on the CPU: GPU work would have to be timed by
             events on its streams, which this recorder does not support yet.
-        RuntimeError: On leaving, if there was no complete iteration (forward and backward pass).
+        RuntimeError: On exit, if there was no complete iteration (forward and backward pass).
     """
     return Recording(module, model=model, batch=batch, process_group=process_group)
 
@@ -73,7 +73,7 @@ class Recording:
     """An open or finished recording; see `record`."""
 
     trace: Trace
-    """The recording of all ranks, once the context has been left."""
+    """The recording of all ranks, available after the context has exited."""
 
     def __init__(
         self,
@@ -178,7 +178,7 @@ def _processor_name() -> str:
 
 
 def _clock_offset_ns(group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """What to add to this rank's clock to get rank 0's, and how far the sum may be off, in nanoseconds.
+    """This rank's clock offset (add it to get rank 0's clock) and its uncertainty, in nanoseconds.
 
     All ranks leave a barrier at about the same moment and read their clocks. The offset is the median difference of
     several rounds; its uncertainty is the largest distance of a round's difference from the median.

@@ -1,7 +1,7 @@
 """Compatibility with torch's class: names that tools and scripts use, and its logging data.
 
-Most of the names begin with an underscore in torch, or torch keeps them for old scripts. ddplab itself uses none of
-them. `Any` stands for the classes that the two mix-ins belong to.
+Most of these names begin with an underscore in torch, or torch keeps them for old scripts. `self` is `Any` where a
+mix-in uses attributes of the class that inherits it.
 """
 
 import os
@@ -50,7 +50,7 @@ class ReducerNames:
 
 
 def _feature(name: str) -> Any:
-    """An attribute of the wrapper that is fixed at construction, or by `_set_static_graph`."""
+    """A read-only attribute of the wrapper; only construction and `_set_static_graph` set it."""
 
     def refuse(_ddp: Any, _value: Any) -> None:
         raise AttributeError(
@@ -76,7 +76,7 @@ class DataParallelNames:
 
     @property
     def find_unused_parameters(self: Any) -> bool:
-        """Whether the graph is searched for unused parameters; all ranks may change it between iterations."""
+        """Whether the graph is searched for unused parameters; may change between iterations, on all ranks alike."""
         return self.features.find_unused_parameters  # type: ignore[no-any-return]
 
     @find_unused_parameters.setter
@@ -91,12 +91,12 @@ class DataParallelNames:
 
     @property
     def bucket_bytes_cap(self: Any) -> int:
-        """Size in bytes at which a bucket closes; the largest of a list."""
+        """Size in bytes at which a bucket closes; with a list of caps, the largest."""
         return max(bucket_caps(self.bucket_cap_mb, self.bucket_cap_mb_list))
 
     @property
     def bucket_bytes_cap_list(self: Any) -> list[int]:
-        """The caps that were listed one by one, in bytes."""
+        """The caps in `bucket_cap_mb_list`, in bytes."""
         return [int(cap * MIB) for cap in self.bucket_cap_mb_list or []]
 
     @property
@@ -105,7 +105,7 @@ class DataParallelNames:
 
     @property
     def broadcast_bucket_size(self) -> int:
-        """Bytes of a piece in which parameters and buffers are broadcast."""
+        """Size in bytes of the pieces in which parameters and buffers are broadcast."""
         return PIECE_BYTES
 
     def will_sync_module_buffers(self: Any) -> bool:
@@ -133,9 +133,9 @@ class DataParallelNames:
 
     @contextmanager
     def _inside_ddp_forward(self) -> Iterator[None]:
-        """Tell torch.compile that it compiles inside of a DDP: it then splits its graph where buckets end."""
+        """Make this module torch's active DDP module, so that torch.compile splits its graph at bucket boundaries."""
         before = TorchDDP._active_ddp_module
-        TorchDDP._active_ddp_module = self  # type: ignore[assignment]  # asked for its bucket size only
+        TorchDDP._active_ddp_module = self  # type: ignore[assignment]  # torch.compile reads only its bucket size
         try:
             yield
         finally:
@@ -145,9 +145,9 @@ class DataParallelNames:
 
     @property
     def logger(self: Any) -> Any:
-        """A logger of torch's own, for its functions that report an error to one."""
+        """A logger of torch's own type, for torch functions that report errors to a logger."""
         if "torch_logger" not in self.__dict__:
-            dummy = nn.Parameter(torch.empty(1))  # torch's logger needs torch's reducer, and that a parameter
+            dummy = nn.Parameter(torch.empty(1))  # torch's logger needs torch's reducer, which needs a parameter
             self.__dict__["torch_reducer"] = Reducer([dummy], [[0]], [1], self.process_group)
             self.__dict__["torch_logger"] = Logger(self.__dict__["torch_reducer"])
         return self.__dict__["torch_logger"]
@@ -214,11 +214,11 @@ class DataParallelNames:
         optimizer_overlap._as_overlapped_optim(optim, optim_params, *args, **kwargs).register_ddp(self)
 
     def _setup_in_backward_optimizers(self: Any) -> None:
-        """Have optimisers that run in the backward pass run after the averaging, not after the accumulation."""
+        """Make optimisers that run in the backward pass step after averaging instead of after accumulation."""
         parameters = [p for p in trainable_parameters(self.module).values() if hasattr(p, "_in_backward_optimizers")]
         if not parameters:
             return
-        # Imported here, where the user's script has done so already: it takes a second, and warns.
+        # Imported here, because the import takes a second and warns; the user's script has done it already.
         from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
         for parameter in parameters:
@@ -234,7 +234,7 @@ class DataParallelNames:
 
     @property
     def parameters_to_ignore(self: Any) -> set[str]:
-        """Names that the module asks to be left alone."""
+        """Names of the parameters and buffers that are not synchronised."""
         return set(getattr(self.module, "_ddp_params_and_buffers_to_ignore", ()))
 
     @staticmethod
@@ -369,14 +369,14 @@ class LoggingData(Observer):
     """Times sampled iterations and keeps the last error.
 
     Args:
-        device: Of the module; decides which clock is read.
+        device: The module's device; a GPU is timed by its own clock.
 
     Attributes:
         sample_rate: After the first ten iterations, one in `sample_rate` is timed.
-        error: The last error's message. None: there was none.
+        error: Message of the last error. None: no error.
         uneven_inputs: Whether the module has run under `join`.
-        comm_hook: The comm hook's name. None: there is none.
-        iteration: Number of the last iteration that was timed; 0: none yet.
+        comm_hook: The comm hook's name. None: no comm hook.
+        iteration: Number of the last timed iteration; 0 before the first.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -455,7 +455,7 @@ class LoggingData(Observer):
         return {"iteration": self.iteration, **self._durations_ns(), **moments, **averages}
 
     def data(self, ddp: Any) -> Data:
-        """Everything, by torch's keys: strings, and ints for numbers, bytes, nanoseconds and flags."""
+        """All logging data by torch's keys: strings, and ints for counts, bytes, nanoseconds and flags."""
         data: Data = {**_construction(ddp), **_buckets(ddp.reducer), **self.runtime()}
         data["iteration"] = self.iteration
         if self.comm_hook is not None:

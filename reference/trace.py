@@ -1,4 +1,4 @@
-"""The trace: the recording of a training run, its file format, and the checks of a file.
+"""Trace: the recording of a training run, its file format, and its consistency checks.
 
 A `Trace` holds the `Workload` (the model and the set-up), the bucket layouts in force, and the times of every rank
 and iteration. All times are int nanoseconds on the rank's own monotonic clock, whose zero is the start of its
@@ -121,8 +121,8 @@ class BucketTimes(Schema):
 class Iteration(Schema):
     """One training iteration of one rank.
 
-    It ends where the next one begins. The last one of a recording ends with its optimiser step, or, without one, its
-    backward pass.
+    An iteration ends when the next one begins. The last one of a recording ends with its optimiser step or, without
+    one, with its backward pass.
     """
 
     forward_start_ns: int
@@ -176,7 +176,7 @@ class RankTrace(Schema):
 
     rank: int = Field(ge=0)
     clock_offset_ns: int = Field(default=0, description="add to this rank's times to get rank 0's clock")
-    clock_uncertainty_ns: int = Field(default=0, ge=0, description="how far the offset may be off")
+    clock_uncertainty_ns: int = Field(default=0, ge=0, description="estimated error of the offset")
     iterations: tuple[Iteration, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -255,7 +255,7 @@ class Trace(Schema):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a trace that `save` wrote.
+        """Read a trace written by `save`.
 
         Raises:
             TraceError: The file is missing, corrupt, truncated, of an unknown version or inconsistent.
@@ -276,7 +276,7 @@ class Trace(Schema):
 
 
 def join(traces: Sequence[Trace]) -> Trace:
-    """Join several recordings of one workload to one trace; each is moved to begin where the one before it ended.
+    """Join several recordings of one workload into one trace; each is shifted to begin when the previous one ended.
 
     Raises:
         ValueError: The recordings differ in workload or bucket layouts.

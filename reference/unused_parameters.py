@@ -1,8 +1,8 @@
-"""Unused parameters: which parameters take part in a backward pass, and the search of the autograd graph for them.
+"""Unused parameters: track which parameters get a gradient, and search the autograd graph for those that get none.
 
 The reducer calls one of three trackers, which have the same methods:
 
-- `AllParametersUsed`, the plain case: every parameter gets one gradient in each backward pass;
+- `AllParametersUsed` (default): every parameter gets one gradient in each backward pass;
 - `UnusedFoundInGraph` (`find_unused_parameters`): searches the graph behind forward's outputs in every iteration;
 - `StaticGraph` (`static_graph`): counts each parameter's gradients in the first iteration and expects as many later.
 """
@@ -48,7 +48,7 @@ class AllParametersUsed:
     """False: all buckets are launched at the end of the backward pass."""
 
     iterations_without_ready_order = 0
-    """Iterations at the start after which the ready order is not known yet."""
+    """Number of iterations at the start that yield no ready order."""
 
     unused: frozenset[int] = frozenset()
     """Parameter indices that get no gradient in the coming backward pass."""
@@ -73,7 +73,7 @@ class AllParametersUsed:
         return 0
 
     def launched_all(self) -> None:
-        """Called after the last bucket was launched: the moment to exchange which parameters each rank used."""
+        """Called after the last bucket was launched; a tracker exchanges here which parameters each rank used."""
 
     def untouched(self) -> frozenset[int]:
         """Parameter indices that no rank used, so their gradients must stay as they are."""
@@ -83,7 +83,7 @@ class AllParametersUsed:
         """Called at the end of a synchronised backward pass."""
 
     def abandoned(self) -> None:
-        """Called after a backward pass ended in an exception: forget it without waiting for other ranks."""
+        """Called after an exception ended a backward pass: discard its state without waiting for other ranks."""
 
 
 class UsedParameterMap:
@@ -104,7 +104,7 @@ class UsedParameterMap:
     def exchange(self) -> None:
         """Start the all-reduce of the map; every rank must call this at the same place among its collectives.
 
-        A gradient that was accumulated under `no_sync` and then set to None counts as never made.
+        A gradient that was accumulated under `no_sync` and then set to None does not count as a use.
         """
         self._used = {index for index in self._used if self._parameters[index].grad is not None}
         used = torch.zeros(len(self.tensor), dtype=torch.int32)
@@ -126,7 +126,7 @@ class UsedParameterMap:
             self._work = None
 
     def clear(self) -> None:
-        """Forget which parameters this rank used, and an exchange that was not waited for."""
+        """Reset to no used parameters, and drop a pending exchange without waiting."""
         self._used.clear()
         self._work = None
 
@@ -154,7 +154,7 @@ class UnusedFoundInGraph(AllParametersUsed):
         self.unused, self._searched = unused, True
 
     def gradient_arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001
-        """Note the use, also under `no_sync`: such a gradient is averaged with the next synchronisation."""
+        """Note the use, also under `no_sync`: the next synchronised backward pass averages that gradient."""
         if gradient is not None:
             self.used.add(index)
         return 0
@@ -197,7 +197,7 @@ class StaticGraph(AllParametersUsed):
         self._untouched: frozenset[int] | None = None
 
     def forward_done(self, outputs: Iterable[Tensor]) -> None:
-        """Expect as many gradients as in the first iteration."""
+        """Expect as many gradients of each parameter as in the first iteration."""
         self._remaining = Counter(self._expected)
 
     def gradient_arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001
@@ -219,20 +219,20 @@ class StaticGraph(AllParametersUsed):
             self.used.exchange()
 
     def untouched(self) -> frozenset[int]:
-        """Parameters that no rank used in the first iteration, and so in none."""
+        """Parameters that no rank used in the first iteration, and therefore uses in no iteration."""
         if self._untouched is None:
             self._untouched = self.used.unused()
         return self._untouched
 
     def finished(self) -> None:
-        """After this rank's first iteration the unused parameters are known and the sink is not needed any more."""
+        """After this rank's first iteration: fix the set of unused parameters; the sink is no longer needed."""
         self.used.wait()
         if self._expected and not self.launches_during_backward:
             self.unused = frozenset(range(len(self.used.tensor))) - frozenset(self._expected)
             self.launches_during_backward, self.needs_sink = True, False
 
     def abandoned(self) -> None:
-        """Count the first iteration again if it was the one that failed."""
+        """Discard the counts if the first iteration failed, so that the next one counts as the first."""
         if not self.launches_during_backward:
             self._expected.clear()
             self._exchanged = False
@@ -265,23 +265,24 @@ def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[
 
 
 def call_at_backward(outputs: Iterable[Tensor], action: Callable[[], None]) -> None:
-    """Call `action` whenever a backward pass starts at one of `outputs`, before any gradient is accumulated."""
+    """Call `action` whenever a backward pass reaches one of `outputs`, before gradients behind it are accumulated."""
     for output in outputs:
         if output.grad_fn is not None:  # a hook on a leaf would outlive this iteration
             output.register_hook(lambda _gradient: action())
 
 
 def through_sink(output: Any, on_backward: Callable[[], None], *, clone: bool = True) -> Any:
-    """`output` with all of its differentiable tensors passed through one autograd node, the *sink*.
+    """Pass tensors in `output` that have a `grad_fn` through one autograd node, the *sink*; returns the new output.
 
-    The sink is the first node of the backward pass, so `on_backward` is called in the outermost backward pass, before
-    any re-entrant one that checkpointing starts. The sink passes on a gradient, perhaps an undefined one, for *every*
-    tensor. So the nodes that accumulate gradients also run for parameters behind an output that the loss ignores.
+    The sink is the first node of the module's backward pass, so `on_backward` is called in the outermost backward
+    pass, before any re-entrant one that checkpointing starts. The sink passes on a gradient, possibly undefined, for
+    *every* tensor, so the nodes that accumulate gradients also run for parameters behind an output that the loss
+    ignores.
 
     Args:
         output: What forward returned.
         on_backward: Called when the backward pass begins.
-        clone: Whether the caller may change the tensors in place (torch: `_set_ddp_sink_clone`).
+        clone: Whether to clone tensors, so that the caller may change them in place (torch: `_set_ddp_sink_clone`).
     """
     inputs = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
     if not inputs:
@@ -322,7 +323,7 @@ def map_tensors(change: Change, output: Any) -> Any:
     if not any(True for _ in tensors_in(output)):
         return output
     if isinstance(output, dict):
-        changed = copy.copy(output)  # keeps the class, and its other attributes
+        changed = copy.copy(output)  # keeps the class and other attributes
         for key, part in output.items():
             changed[key] = map_tensors(change, part)
         return changed

@@ -1,4 +1,4 @@
-"""Virtual links: the ranks of one machine in network namespaces of their own, joined by links of a given rate.
+"""Virtual links: each rank of one machine runs in its own network namespace, on a link of a given rate.
 
 Each rank is connected to a bridge by a virtual Ethernet pair, like a machine to a switch. A token-bucket filter
 (tc-tbf(8)) at both ends of the pair limits both directions. The namespaces have no names: the kernel removes them
@@ -20,14 +20,14 @@ DEVICE = "wire"
 """Name of the network interface that connects a rank to the others."""
 
 MAX_RANKS = 250
-"""The ranks have the addresses 10.0.0.1 to 10.0.0.250, which exist within the namespaces only."""
+"""The ranks have the addresses 10.0.0.1 to 10.0.0.250, which exist only inside the namespaces."""
 
 BURST_S = 0.0005
-"""The burst that may exceed the rate, in seconds of the rate; much less than any bucket takes."""
+"""Burst that may exceed the rate, as seconds at that rate; short compared with the all-reduce of a large bucket."""
 LEAST_BURST_BYTES = 64 * 1024
 """The largest segment that the kernel passes at once; a smaller burst would split it."""
 QUEUE_S = 0.05
-"""Length of the filter's queue, in seconds of the rate; TCP backs off when the queue is full."""
+"""Length of the filter's queue, as seconds at the rate; TCP backs off when the queue is full."""
 
 CLONE_NEWNET = 0x40000000
 FACTORS = {None: 1e9, "": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
@@ -43,7 +43,7 @@ def bits_per_s(text: str) -> float:
     match = re.fullmatch(r"(\d*\.?\d+)\s*(?:([kmg]?)(?:bits?/s|bits?|bps))?", text.strip().lower())
     rate = float(match[1]) * FACTORS[match[2]] if match else 0.0
     if rate <= 0:
-        raise ValueError(f"link rate: expected such as 1gbit, 500mbit or 2.5 (Gbit/s), above 0; got {text!r}")
+        raise ValueError(f"link rate: expected a rate above 0, such as 1gbit, 500mbit or 2.5 (Gbit/s), got {text!r}")
     return rate
 
 
@@ -120,7 +120,7 @@ def enter(namespace: str) -> None:
 
 
 def _new_namespace() -> int:
-    """Make a namespace and return its file descriptor; in a thread that ends, because the thread enters it."""
+    """Make a namespace and return its file descriptor; runs in its own thread, which unshare(2) moves."""
     made: list[int | LinkError] = []
 
     def make() -> None:
@@ -170,7 +170,7 @@ def _path(descriptor: int) -> str:
 
 
 def _needs(problem: str) -> str:
-    """An error message: what virtual links need, and what is wrong here."""
+    """Error message: the requirements of virtual links, and the problem."""
     return (
         "links of a given rate: expected Linux, root, and the commands ip, tc and nsenter (Debian: apt-get install "
         f"iproute2 util-linux); {problem}. Without --link-rate ranks use the loopback interface"

@@ -1,4 +1,4 @@
-"""Rank bodies: what the tests run on real ranks. Importable functions, so that a spawned process finds them."""
+"""Bodies that tests run on real ranks; importable functions, because a spawned process must find them."""
 
 import itertools
 import warnings
@@ -67,7 +67,7 @@ def train_integers(
     *,
     accumulate: int = 1,
 ) -> Gradients:
-    """Gradients of each iteration under our DDP; with `accumulate` > 1 only each such many are synchronised."""
+    """Gradients after each synchronised iteration under our DDP; one iteration in `accumulate` is synchronised."""
     ddp = DistributedDataParallel(IntegerModel(spec, rank), **arguments)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
     gradients = []
@@ -86,7 +86,7 @@ def train_integers_locally(spec: ModelSpec, world_size: int, iterations: int, *,
     """The same training on one process: mean loss over the concatenated batch of all ranks."""
     models = [IntegerModel(spec, rank) for rank in range(world_size)]
     for model in models[1:]:
-        model.weights = models[0].weights  # ranks may use parameters in different orders, but they are the same
+        model.weights = models[0].weights  # ranks use the same parameters, possibly in different orders
     optimizer = torch.optim.SGD(models[0].parameters(), lr=1.0)
     gradients = []
     for number, batch in enumerate(integer_batches(spec, world_size, iterations)):
@@ -121,7 +121,7 @@ def train_mlp(
     cap_mb: float,
 ) -> Gradients:
     """Gradients of three iterations under "ours", "torch" or "naive"; no optimiser step in between."""
-    module = mlp(widths, dtype, seed + rank)  # different start on every rank: construction must make them equal
+    module = mlp(widths, dtype, seed + rank)  # another seed on every rank: construction must make the ranks equal
     if wrapper == "naive":
         model: nn.Module = NaiveDataParallel(module)
     else:
@@ -165,7 +165,7 @@ def watch_launches(rank: int, world_size: int, spec: ModelSpec, plan: list[list[
 
 
 def watch_rebuild(rank: int, world_size: int, spec: ModelSpec, cap_mb: float | None, iterations: int) -> list:
-    """Layout in force during each iteration's backward pass; gradients come in another order every time."""
+    """Bucket assignment during each iteration's backward pass; the ready order differs every time."""
     ddp = DistributedDataParallel(IntegerModel(spec, rank), bucket_cap_mb=cap_mb)
     layouts = []
     for batch in integer_batches(spec, world_size, iterations):
@@ -177,7 +177,7 @@ def watch_rebuild(rank: int, world_size: int, spec: ModelSpec, cap_mb: float | N
 
 
 def state_after_construction(rank: int, world_size: int, wrapper: str) -> dict[str, Tensor]:
-    """State dict of a module that started different on every rank."""
+    """State dict, after construction, of a module initialised differently on every rank."""
     torch.manual_seed(rank)
     module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Linear(2, 2).double())
     return {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](module).state_dict()
@@ -209,7 +209,7 @@ def train_channels_last(rank: int, world_size: int, wrapper: str) -> Gradients:
 
 
 class HasExtraState(nn.Module):
-    """What torch's DDP takes and a broadcast of the state dict would not: extra state, a buffer that is not saved."""
+    """Extra state and a non-persistent buffer, both of which a broadcast of the state dict would handle wrongly."""
 
     def __init__(self, rank: int) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class HasExtraState(nn.Module):
 
 
 def values_after_construction(rank: int, _world_size: int) -> list[float]:
-    """Parameter and unsaved buffer."""
+    """First elements of the parameter and of the non-persistent buffer."""
     ddp = DistributedDataParallel(HasExtraState(rank + 1), forward_sync_buffers=False)
     return [ddp.module.weight[0].item(), ddp.module.passing[0].item()]
 
@@ -239,14 +239,14 @@ def gradients_after_a_stray_forward(rank: int, _world_size: int) -> list[float]:
 
 
 def save_trace_to_one_path(rank: int, world_size: int, path: str) -> None:
-    """What the README's recipe does on every rank."""
+    """Save a trace to one path on every rank, as the README's example does."""
     trace, *_ = record_training(rank, world_size, "ours", 1)
     for _ in range(20):
         trace.save(path)
 
 
 def record_oddly(rank: int, _world_size: int, oddity: str) -> Trace:
-    """Recordings that a training script makes without meaning harm."""
+    """Recordings of unusual but legitimate training scripts."""
     torch.manual_seed(0)
     module = mlp((4, 4, 4), torch.float32, 0)
     group = dist.group.WORLD
@@ -277,7 +277,7 @@ def record_oddly(rank: int, _world_size: int, oddity: str) -> Trace:
 
 
 def outputs_of(rank: int, world_size: int) -> bool:
-    """Whether forward hands on exactly the object that the module returned."""
+    """Whether forward returns the very object that the module returned."""
 
     class Odd(nn.Module):
         def __init__(self) -> None:
@@ -307,7 +307,7 @@ def survives_dropping_the_wrapper(rank: int, _world_size: int) -> bool:
 def record_training(
     rank: int, world_size: int, wrapper: str, iterations: int, accumulate: int = 1
 ) -> tuple[Trace, Gradients, Gradients]:
-    """A recording, and the gradients with and without one."""
+    """A recording, the gradients with recording, and those without."""
     together = []
     for watched in (True, False):
         model = mlp((8, 16, 16, 4), torch.float32, 0)
@@ -327,7 +327,7 @@ def record_training(
                     optimizer.step()
                     optimizer.zero_grad()
                 with torch.no_grad():
-                    model(batch)  # an evaluation in between is no part of an iteration
+                    model(batch)  # an evaluation in between is not part of an iteration
         if watched:
             trace = recording.trace
         together.append(gradients)
@@ -335,11 +335,11 @@ def record_training(
 
 
 def import_everything(_rank: int, _world_size: int) -> None:
-    """What runs here, or in a test that gets ranks, finds this module loaded: that takes seconds."""
+    """Do nothing: running it makes the rank import this module, which takes seconds."""
 
 
 def run_scenario(rank: int, _world_size: int, case: str) -> tuple[list, list]:
-    """What a scenario sees under our class and under torch's."""
+    """Values that a scenario collects under our class and under torch's."""
     scenario = scenarios.CASES[case]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -347,7 +347,7 @@ def run_scenario(rank: int, _world_size: int, case: str) -> tuple[list, list]:
 
 
 def assert_same(got: object, expected: object) -> None:
-    """Equal to the bit, however nested."""
+    """Assert that nested values are equal bit for bit."""
     if isinstance(expected, list | tuple):
         assert len(got) == len(expected)
         for a, b in zip(got, expected, strict=True):
@@ -361,7 +361,7 @@ def assert_same(got: object, expected: object) -> None:
 
 
 def run_random_script(rank: int, _world_size: int, *script: object) -> tuple[list, list]:
-    """What a random script sees under our class and under torch's."""
+    """Values that a random script collects under our class and under torch's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         ours = scenarios.random_script(DistributedDataParallel, rank, *script)
@@ -428,7 +428,7 @@ def exchange_state_with_torch(rank: int, _world_size: int) -> bool:
 
 
 def buckets_sent_for_unused_parameters(rank: int, _world_size: int) -> tuple[int, int]:
-    """Buckets sent in an iteration that leaves two parameters out, one bucket a parameter: sent all, skipped."""
+    """Number of buckets sent when two of the parameters are unused, one bucket each: without and with skipping."""
     sent = []
     for skip in (False, True):
         ddp = DistributedDataParallel(
@@ -492,7 +492,7 @@ def second_derivatives(rank: int, _world_size: int) -> tuple[bool, bool]:
 
 
 def backward_after_the_next_forward(rank: int, _world_size: int) -> bool:
-    """Scales by a buffer, which the graph saves; the next forward pass overwrites it with rank 0's."""
+    """The graph saves a buffer, and the next forward pass overwrites that buffer with rank 0's."""
 
     class Scaled(nn.Module):
         def __init__(self) -> None:
@@ -584,7 +584,7 @@ def names_missing(rank: int, _world_size: int) -> list[str]:
 
 
 class Layers(nn.Module):
-    """A module of its own class: torch.compile skips those of torch's, such as Sequential."""
+    """A user-defined module class, because torch.compile skips torch's own classes, such as Sequential."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -597,7 +597,7 @@ class Layers(nn.Module):
 
 
 def compiled_graphs(rank: int, _world_size: int) -> tuple[int, int]:
-    """Graphs that torch.compile hands to its backend for a module of several buckets."""
+    """Number of graphs that torch.compile passes to its backend for a module of several buckets."""
     counts = []
     for wrapper in (DistributedDataParallel, TorchDDP):
         torch._dynamo.reset()
@@ -624,7 +624,7 @@ def local_buffers(rank: int, _world_size: int) -> bool:
 
 
 def static_graph_over_two_epochs(rank: int, _world_size: int) -> bool:
-    """Rank 0 has no input in the first epoch and some in the second; at the end all ranks have one model."""
+    """Train two epochs under Join, the first without inputs on rank 0; whether the final model is finite."""
     ddp = DistributedDataParallel(mlp((4, 4, 4), torch.float32, 0), bucket_cap_mb=1e-4, static_graph=True)
     for first, last in ((0, 4), (3, 4)):
         with ddp.join():
@@ -633,7 +633,7 @@ def static_graph_over_two_epochs(rank: int, _world_size: int) -> bool:
 
 
 def forward_before_training(rank: int, _world_size: int) -> int:
-    """Calls of the set-up: evaluation, accumulation and training each begin with a forward pass."""
+    """Number of calls of the set-up hook in three forward passes: evaluation, accumulation, training."""
 
     class Counts(DistributedDataParallel):
         calls = 0
@@ -651,7 +651,7 @@ def forward_before_training(rank: int, _world_size: int) -> int:
 
 
 def train_compressed(rank: int, _world_size: int) -> float:
-    """Largest relative difference that sending bfloat16 makes."""
+    """Largest relative difference between gradients averaged in bfloat16 and in float32."""
     gradients = []
     for hook in (None, default_hooks.bf16_compress_hook):
         ddp = DistributedDataParallel(mlp((4, 4), torch.float32, 0))
@@ -708,7 +708,7 @@ def _double_gradient(of: nn.Parameter, _ready: Tensor) -> None:
 
 
 def gradients_changed_by_a_later_hook(rank: int, _world_size: int) -> tuple[list[float], list[float]]:
-    """A hook on the first layer doubles the gradient of the last one, which is ready before; ours, then torch's."""
+    """Averages of the last layer's gradient, which a hook of the first layer doubles later; ours, then torch's."""
     sent = []
     for wrap in (DistributedDataParallel, TorchDDP):
         module = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False))
@@ -723,7 +723,7 @@ def gradients_changed_by_a_later_hook(rank: int, _world_size: int) -> tuple[list
 
 
 def items_read_under_join(rank: int, _world_size: int) -> int:
-    """How often a rank with inputs reads a tensor's value in the forward passes of an epoch under Join."""
+    """How often a rank with inputs calls `Tensor.item` in a forward pass under Join."""
     ddp = DistributedDataParallel(nn.Linear(1, 1))
     read, item = [], torch.Tensor.item
     with mock.patch.object(torch.Tensor, "item", lambda tensor: (read.append(1), item(tensor))[1]), ddp.join():

@@ -1,4 +1,4 @@
-"""Fixtures: ranks that are started once for the whole session."""
+"""Fixtures: pools of ranks that are started once per session."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,7 +19,7 @@ load_profile()
 
 @pytest.fixture(scope="session", autouse=True)
 def starting(request) -> Iterator[dict[str, Future[RankPool]]]:
-    """The pools of ranks that any test of the session uses; they start while tests run that use none."""
+    """The pools of ranks that this session's tests use; they start while tests without ranks run."""
     used = {name for item in request.session.items for name in item.fixturenames}
     with ExitStack() as stack, ThreadPoolExecutor(max_workers=1) as starter:
         pools = {name: RankPool(size, timeout_s=BODY_TIMEOUT_S) for name, size in WORLD_SIZES.items() if name in used}
@@ -27,7 +27,7 @@ def starting(request) -> Iterator[dict[str, Future[RankPool]]]:
 
 
 def _started(pool: RankPool) -> RankPool:
-    from . import bodies  # torch and our class, which sessions without ranks need not load
+    from . import bodies  # imports torch, which sessions without ranks do not need
 
     pool.run(bodies.import_everything, timeout_s=START_TIMEOUT_S)
     return pool

@@ -1,6 +1,6 @@
 """`make explore`: run the property tests with fresh seeds and many more examples, round after round, for an hour.
 
-`make test` runs the same properties derandomised, so that two runs of it are equal. A round that fails ends the
+`make test` runs the same properties derandomised, so all its runs use the same examples. A round that fails ends the
 exploration and prints the seed that reproduces the failure.
 """
 
@@ -15,14 +15,14 @@ from hypothesis import HealthCheck, Phase, settings
 
 SCALE_VARIABLE = "DDPLAB_EXAMPLES_SCALE"
 SCALE = int(os.environ.get(SCALE_VARIABLE, "1"))
-"""How many times as many examples each property gets as in `make test`."""
+"""Factor on each property's number of examples; 1 in `make test`."""
 TEST_TIMEOUT_S = 1800
 
 
 def load_profile() -> None:
     """Load the Hypothesis profile of this run: derandomised in `make test`, with fresh seeds in `make explore`.
 
-    Ranks are shared between examples on purpose: a body leaves nothing behind. There is no deadline because the
+    Examples share ranks on purpose: a body leaves no state behind. There is no deadline because the
     machine is shared. The explain phase is off: it can outlast a test's time-out, and then the failure's message is
     lost.
     """
@@ -44,20 +44,22 @@ def examples(count: int) -> settings:
 
 
 def main() -> None:
-    """Explore until the time is over; exits non-zero after the first round that fails."""
+    """Explore until the time is over; exit with an error after the first round that fails."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60, help="how long to explore; the last round is completed")
-    parser.add_argument("--scale", type=int, default=10, help="times as many examples as in `make test`")
+    parser.add_argument("--scale", type=int, default=10, help="factor on the number of examples in `make test`")
     parser.add_argument("tests", nargs="*", default=["tests"], help="which tests, as for pytest")
-    asked = parser.parse_args()
-    end = time.monotonic() + 60 * asked.minutes
+    options = parser.parse_args()
+    end = time.monotonic() + 60 * options.minutes
     rounds = 0
     while time.monotonic() < end:
         seed = random.SystemRandom().randrange(2**32)
         command = [sys.executable, "-m", "pytest", "-m", "hypothesis", f"--hypothesis-seed={seed}"]
-        command += [f"--timeout={TEST_TIMEOUT_S}", "--exitfirst", *asked.tests]
-        print(f"round {rounds + 1}: {SCALE_VARIABLE}={asked.scale} {' '.join(command)}", flush=True)
-        status = subprocess.run(command, env=os.environ | {SCALE_VARIABLE: str(asked.scale)}, check=False).returncode
+        command += [f"--timeout={TEST_TIMEOUT_S}", "--exitfirst", *options.tests]
+        print(f"round {rounds + 1}: {SCALE_VARIABLE}={options.scale} {' '.join(command)}", flush=True)
+        status = subprocess.run(
+            command, env=os.environ | {SCALE_VARIABLE: str(options.scale)}, check=False
+        ).returncode
         if status:
             sys.exit(f"round {rounds + 1} failed; the line above it reproduces the failure")
         rounds += 1

@@ -1,4 +1,4 @@
-"""Mistakes that a script can make with our data parallelism: each function makes one, and returns or raises."""
+"""Mistakes that a script can make with our data parallelism: each function makes one mistake, which may raise."""
 
 import copy
 import warnings
@@ -18,7 +18,7 @@ from .scenarios import Branches, Nested
 
 
 class UsesOneOfTwo(nn.Module):
-    """One parameter could get two gradients before the other gets any."""
+    """One parameter gets all gradients and the other none, so two backward passes give the first one two."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ def output_unused_in_loss(_rank: int) -> None:
 
 
 class Opaque:
-    """A return value whose tensors cannot be found."""
+    """A return type that is not searched for tensors."""
 
     def __init__(self, *tensors: Tensor) -> None:
         self.tensors = tensors
@@ -286,7 +286,7 @@ def comm_hook_is_an_object(_rank: int) -> None:
 
 
 def comm_hook_raises_on_one_rank(rank: int) -> None:
-    """Rank 0 waits for it, not long."""
+    """Rank 1 raises an error; rank 0 waits for its collective until a short time-out."""
 
     def hook(group, bucket):
         if rank == 1 and bucket.index() == 1:
@@ -308,7 +308,7 @@ def join_with_skipped_buckets(_rank: int) -> None:
 
 
 def train_with(hook: Callable, *, timeout_s: float = 60, **options: object) -> None:
-    """Two iterations under a comm hook, whose state is a group with this time-out."""
+    """Run two iterations under a comm hook whose state is a process group with this time-out."""
     group = dist.new_group([0, 1], timeout=timedelta(seconds=timeout_s))
     ddp = DistributedDataParallel(line(), process_group=group, forward_sync_buffers=False, **options)
     ddp.register_comm_hook(group, hook)
@@ -369,7 +369,7 @@ def deprecated_arguments(_rank: int) -> None:
 
 
 def rank_that_leaves_the_order(rank: int) -> None:
-    """Rank 1 skips a backward pass; its time-out is short."""
+    """Rank 1 skips the last iteration; rank 0 waits for it until a short time-out."""
     group = dist.new_group([0, 1], timeout=timedelta(seconds=1 + 2 * rank))
     ddp = DistributedDataParallel(line(), process_group=group, debug=True, forward_sync_buffers=False)
     for step in range(4):
@@ -379,10 +379,10 @@ def rank_that_leaves_the_order(rank: int) -> None:
 
 
 def explained_launches(_rank: int, _world_size: int, steps: list[tuple[str, int]]) -> list[str]:
-    """What each module explains about its last launch, after steps that keep every rank to the order.
+    """What each module's `explain` returns for its last launch, after steps in which all ranks keep the launch order.
 
-    A step is ("copy", r): rank r alone copies the first module; ("copy", -1): all ranks do, and train the copy;
-    ("construct", 0): another module; ("train", i): module i is trained.
+    Steps: ("copy", r): rank r alone copies the first module; ("copy", -1): all ranks copy it and keep the copy;
+    ("construct", 0): all ranks construct another module; ("train", i): they train module i.
     """
     modules = [DistributedDataParallel(line(), debug=True)]
     for step, number in steps:
@@ -402,15 +402,15 @@ def explained_launches(_rank: int, _world_size: int, steps: list[tuple[str, int]
 
 
 def message(rank: int, _world_size: int, misuse: str) -> str:
-    """The warnings that a mistake causes and, if there is one, the error."""
-    said = []
+    """The warnings and, if there is one, the error that a mistake causes; one per line."""
+    errors = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             MISUSES[misuse](rank)
-        except Exception as error:  # noqa: BLE001 - that it is the right one is what tests look at
-            said = [f"{type(error).__name__}: {error}"]
-    return "\n".join([f"{warning.category.__name__}: {warning.message}" for warning in caught] + said)
+        except Exception as error:  # noqa: BLE001 - the tests check the type
+            errors = [f"{type(error).__name__}: {error}"]
+    return "\n".join([f"{warning.category.__name__}: {warning.message}" for warning in caught] + errors)
 
 
 MISUSES: dict[str, Callable[[int], None]] = {

@@ -1,4 +1,4 @@
-"""All Hypothesis strategies: what a random model, plan, trace or fabric is. Each shows an example."""
+"""All Hypothesis strategies: random models, plans, traces, fabrics and others. Each docstring has an example."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class ModelSpec:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     use_orders: tuple[tuple[int, ...], ...]
-    """In which order forward uses the parameters, by rank: gradients become ready in reverse."""
+    """By rank, the order in which forward uses the parameters; gradients become ready in reverse order."""
     seed: int
 
 
@@ -47,7 +47,7 @@ def model_specs(draw, world_size: int, *, dtypes: tuple[str, ...] = DTYPES) -> M
 
 
 def hook_shapes(*, scalars: bool = True):
-    """Shapes of parameters, matrices and others, that comm hooks are given; torch's PowerSGD takes no scalars.
+    """Shapes of parameters for comm hooks; without `scalars` for torch's PowerSGD, which does not accept them.
 
     ((6, 5), (3,), (4, 2, 3), ())
     """
@@ -100,7 +100,7 @@ def iterations(draw, parameter_count: int) -> Iteration:
 
 
 def iteration(forward_ns: int, ready_ns: tuple[int | None, ...], backward_end_ns: int, step_ns: int) -> Iteration:
-    """One that a plain module computes, from its start at 0."""
+    """An iteration of a plain module that starts at 0."""
     return Iteration(
         forward_start_ns=0,
         forward_end_ns=forward_ns,
@@ -115,7 +115,7 @@ def iteration(forward_ns: int, ready_ns: tuple[int | None, ...], backward_end_ns
 def trace_of(
     ranks: Sequence[Sequence[Iteration]], sizes_bytes: Sequence[int], buffer_bytes: Sequence[int] = ()
 ) -> Trace:
-    """A plain module's trace, of parameters of bytes."""
+    """A plain module's trace, with int8 parameters of these sizes."""
     workload = Workload(
         model="by hand",
         source="module",
@@ -158,7 +158,7 @@ def steady_fabrics(draw, world_size: int) -> Fabric:
             Timing(world_size=world_size, size_bytes=size, ns=draw(st.integers(0, 2000))) for size in sizes
         ),
         concurrency=draw(st.integers(1, 3)),
-        sharing=(Sharing(size_bytes=0, factor=1.0),),  # else those side by side share the link
+        sharing=(Sharing(size_bytes=0, factor=1.0),),  # otherwise simultaneous collectives share the link
         processor=Processor(
             pack=draw(cost),
             launch_ns=draw(st.integers(0, 50)),
@@ -175,7 +175,7 @@ def steady_fabrics(draw, world_size: int) -> Fabric:
 
 @st.composite
 def fluid_fabrics(draw, world_size: int) -> Fabric:
-    """One whose speeds depend on what runs: collectives share a link, and slow computation down."""
+    """A fabric whose speeds depend on what runs: collectives share a link and slow computation down."""
     steady = draw(steady_fabrics(world_size))
     factor = st.floats(1, 3)
     contention = st.builds(
@@ -252,7 +252,7 @@ def traces(draw) -> Trace:
 
 
 def message_shapes():
-    """Shapes of parameters as hooks send them: also without elements.
+    """Shapes of parameters for comm hooks, some of them without elements.
 
     ((6, 5), (0,), (0, 3), ())
     """
@@ -273,7 +273,7 @@ def variations(*, kinds: Sequence[Kind] = ("recorded", "resampled", "correlated"
 
 @st.composite
 def rate_fabrics(draw) -> list[Fabric]:
-    """[Fabric.from_alpha_beta(100, 1e9), Fabric.from_alpha_beta(0, 3e8)]: steady ones at any world size."""
+    """[Fabric.from_alpha_beta(100, 1e9), Fabric.from_alpha_beta(0, 3e8)]: steady fabrics for any world size."""
     made = []
     for _ in range(draw(st.integers(1, 3))):
         links = Fabric.from_alpha_beta(draw(st.integers(0, 5000)), draw(st.floats(1e6, 1e12)))

@@ -56,7 +56,7 @@ def test_a_rate_is_read_with_its_unit(number, unit):
 
 @pytest.mark.parametrize("text", ["", "fast", "0", "-1gbit", "1 gbyte", "1tbit", "nan"])
 def test_a_text_that_is_no_rate_is_refused(text):
-    with pytest.raises(ValueError, match=r"^link rate: expected such as 1gbit, .*; got"):
+    with pytest.raises(ValueError, match=r"^link rate: expected a rate above 0, such as 1gbit, .*, got"):
         bits_per_s(text)
 
 

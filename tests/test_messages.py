@@ -29,7 +29,8 @@ EXPECTED = {
     ],
     "output_not_found": [
         "Expected to mark a variable ready only once. b.",
-        "forward's outputs do not depend on it, so it was counted as unused",
+        "no output found in forward's return value depends on it, so it was counted as unused",
+        "in an object of another type: use lists, tuples, dicts or dataclasses",
     ],
     "used_outside_forward": [
         "RuntimeError: rank {rank}: Expected to mark a variable ready only once. b.",

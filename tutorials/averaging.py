@@ -39,7 +39,7 @@ MODELS = {"integers": integer_model, "floats": float_model}
 
 
 def batch(step: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of all ranks together: small integers, different ones in each step."""
+    """Inputs and targets of all ranks together: small integers that differ from step to step."""
     generator = torch.Generator().manual_seed(100 + step)
     inputs = torch.randint(-2, 3, (BATCH, INPUTS), generator=generator)
     return inputs.to(dtype), torch.randint(-2, 3, (BATCH, 1), generator=generator).to(dtype)

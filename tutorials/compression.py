@@ -17,7 +17,7 @@ from .averaging import gradient
 from .counting import all_reduces
 
 FULL_PRECISION = 2
-"""Number of iterations at the start that PowerSGD does not compress."""
+"""Number of iterations that average in full precision before PowerSGD starts to compress."""
 SIDE = 64
 INPUTS, WIDTH, CLASSES, BATCH = 32, 128, 10, 64
 Registered = tuple[Any, Hook] | None
@@ -53,7 +53,7 @@ class GivenGradient(nn.Module):
 
 
 def averages(_rank: int, _world_size: int, hook: str, gradients: Sequence[float]) -> Tensor:
-    """Average of gradients that are the same on all ranks, as the comm hook returns it."""
+    """The average that a comm hook returns if the gradients are the same on all ranks."""
     model = GivenGradient(len(gradients))
     ddp = _wrapped(model, HOOKS[hook]())
     ddp(torch.tensor(gradients)).backward()
@@ -81,7 +81,7 @@ def errors_of_mean(_rank: int, _world_size: int, hook: str, iterations: int) -> 
 
 
 def elements_sent(_rank: int, _world_size: int, rows: int, columns: int, approximation_rank: int) -> tuple[int, int]:
-    """Number of elements sent for a matrix in an iteration before PowerSGD compresses, and in one after."""
+    """Number of elements sent for a matrix in an uncompressed and in a compressed iteration of PowerSGD."""
     model = GivenGradient(rows, columns)
     ddp = _wrapped(model, _power_sgd(approximation_rank, feedback=True))
     by_iteration = []

@@ -1,4 +1,4 @@
-"""Counts the all-reduces of a rank in torch's process group, so that all callers are included."""
+"""Counts a rank's all-reduces in torch's process group, whichever code issues them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

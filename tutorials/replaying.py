@@ -26,7 +26,7 @@ def convnet() -> Model:
 
 
 def with_slower_rank(trace: Trace, rank: int, factor: float) -> Trace:
-    """A copy of the trace in which one rank takes `factor` times as long for everything."""
+    """A copy of the trace in which all durations of one rank are `factor` times as long."""
     slower = tuple(_scaled(of_rank, factor) if of_rank.rank == rank else of_rank for of_rank in trace.ranks)
     return trace.model_copy(update={"ranks": slower})
 

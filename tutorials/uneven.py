@@ -95,7 +95,7 @@ def averages(
 
 
 def count_iterations(rank: int, _world_size: int, batches: Sequence[int]) -> tuple[int, int]:
-    """Number of iterations in which this rank took part, and of those without inputs, as counted by a comm hook."""
+    """Number of iterations in which this rank's comm hook ran, and how many of them had no inputs."""
     ddp = DistributedDataParallel(nn.Linear(1, 1, bias=False))
     seen = []
 
@@ -112,7 +112,7 @@ def count_iterations(rank: int, _world_size: int, batches: Sequence[int]) -> tup
 
 
 class Samples(Joinable):
-    """Counts the samples of all ranks, with an all-reduce each time, which ranks without samples match."""
+    """Counts the samples of all ranks by an all-reduce in each `add`; ranks without samples match it."""
 
     def __init__(self) -> None:
         super().__init__()

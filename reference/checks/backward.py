@@ -1,7 +1,7 @@
 """Checks during forward and backward passes, and the text of every error and warning about a reduction.
 
-Each message names the rank, the parameter and the bucket, and says what to do. Phrases that torch's tools and tests
-look for are kept.
+Each message contains the rank, the parameter, the bucket and what to do. Phrases that torch's tools and tests search
+for are kept.
 """
 
 import warnings
@@ -45,8 +45,8 @@ class ErrorMessages:
         Args:
             missing: Parameters without a gradient, ascending.
             reachable: Parameters behind forward's outputs. None: not known.
-            buckets: BucketAssignment that were therefore never launched.
-            features: What the reducer was asked to do.
+            buckets: Bucket indices that were therefore never launched.
+            features: The reducer's optional behaviour.
         """
         if features.static_graph:
             cause = (
@@ -56,9 +56,9 @@ class ErrorMessages:
             )
         elif features.find_unused_parameters:
             cause = (
-                "find_unused_parameters=True is on, so these parameters are part of what forward returned, in an "
-                "output that takes no part in the loss and was not found in its structure. Return outputs in "
-                "lists, tuples, dicts or dataclasses."
+                "find_unused_parameters=True is on, so outputs that were found in forward's return value depend on "
+                "these parameters, but the loss uses none of these outputs. Compute the loss from forward's outputs, "
+                "and return them in lists, tuples, dicts or dataclasses."
             )
         else:
             cause = (
@@ -69,7 +69,7 @@ class ErrorMessages:
         indices = " ".join(map(str, missing))
         debug_off = get_debug_level() == DebugLevel.OFF
         hint = (
-            "\nTo have all of them named, and told apart in every iteration, set the environment variable "
+            "\nTo list all of them by cause, in every iteration, set the environment variable "
             "TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL."
         )
         names = ", ".join(self._names[index] for index in missing)
@@ -107,8 +107,10 @@ class ErrorMessages:
         """Error: a parameter got a second gradient."""
         if unused:
             cause = (
-                "forward's outputs do not depend on it, so it was counted as unused: it is used outside the "
-                "`forward` function. Move that use into forward, or train it outside of this module"
+                "that no output found in forward's return value depends on it, so it was counted as unused. "
+                "Either it is used outside the `forward` function: move that use into forward, or train it outside "
+                "of this module. Or forward returned its output in an object of another type: use lists, tuples, "
+                "dicts or dataclasses"
             )
         else:
             cause = (
@@ -197,11 +199,11 @@ class GradientCheck:
 
     Args:
         parameters: Trainable parameters by parameter index, as they are when the module is wrapped.
-        messages: Texts.
+        messages: The texts.
 
     Attributes:
-        thorough: Whether `problem` is to be given all gradients, not only the first of each bucket, and also compares
-            strides: in the first iteration and in the one after the rebuild.
+        thorough: Whether to check all gradients instead of only the first of each bucket, and to compare strides too;
+            True in the first iteration and in the one after the rebuild.
     """
 
     def __init__(self, parameters: Sequence[Tensor], messages: ErrorMessages) -> None:
@@ -229,7 +231,7 @@ class GradientCheck:
         return None
 
     def problem(self, bucket: Bucket, number: int, slots: Sequence[int]) -> str | None:
-        """An error about the gradients of these slots; None: they fit. Warns where copying will be slow."""
+        """An error about the gradients of these slots; None: they fit. Warns of slow copies and of create_graph."""
         for slot in slots:
             gradient = bucket.parameters[slot].grad
             if gradient is None:
@@ -256,7 +258,7 @@ class NoSyncCheck:
     """Warns if one of forward and backward ran inside `no_sync` and the other outside.
 
     Args:
-        messages: Texts.
+        messages: The texts.
         sync_enabled: False inside `no_sync`.
     """
 

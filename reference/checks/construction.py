@@ -54,7 +54,7 @@ def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = Non
         raise RuntimeError(f"Only 1D device mesh is supported, but got {mesh}.")
     if mesh._get_root_mesh() != mesh:
         raise NotImplementedError(
-            f"device_mesh: {mesh} is a slice of {mesh._get_root_mesh()}; data parallelism beside tensor parallelism "
+            f"device_mesh: {mesh} is a slice of {mesh._get_root_mesh()}; data parallelism with tensor parallelism "
             "is not supported, use torch.distributed.fsdp.fully_shard on the whole mesh"
         )
     return mesh.get_group(mesh_dim=0)
@@ -66,11 +66,12 @@ def resolve_devices(
     """Check `device_ids` and `output_device`, and convert them to device indices.
 
     Returns:
-        The GPU that inputs are moved to, as a list of one index, and the GPU of the outputs. None: nothing is moved.
+        The GPU that inputs are moved to, as a list of one index, and `output_device` as an index. None for both: the
+        module is not on a single GPU, or no device was given.
 
     Raises:
-        ValueError: There is more than one device id, there is one although the module is on the CPU or on several
-            devices, or the module is on several types of devices.
+        ValueError: `device_ids` has several elements; devices are given although the module is on the CPU or on
+            several devices; or the module is on several types of devices.
     """
     if device_ids is not None and len(device_ids) > 1:
         raise ValueError(f"device_ids can only be None or contain a single element, got {list(device_ids)}")
@@ -94,7 +95,7 @@ def resolve_devices(
 
 
 def resolve_buffer_sync(*, broadcast_buffers: bool | None, forward_sync_buffers: bool | None) -> tuple[bool, bool]:
-    """Whether buffers are broadcast before each forward pass, and whether they are broadcast at construction."""
+    """Whether buffers are broadcast before each synchronised forward pass, and whether at construction."""
     if broadcast_buffers is not None and forward_sync_buffers is not None:
         warnings.warn(
             "Both `broadcast_buffers` and `forward_sync_buffers` were specified. `broadcast_buffers` is deprecated "
@@ -125,7 +126,7 @@ def warn_of_check_reduction(*, check_reduction: bool) -> None:
 
 
 def check_module(module: nn.Module, parameters: Collection[nn.Parameter]) -> None:
-    """Refuse a module that cannot be trained in parallel.
+    """Raise an error for a module that cannot be trained data-parallel.
 
     Raises:
         RuntimeError: No parameter is trainable, or some have no shape yet.
@@ -174,7 +175,7 @@ def verify_setup(
         make: Returns this rank's setup, or raises an error.
         group: The ranks.
         module: The module to be wrapped; collectives run on its device.
-        exchange: Whether to compare at all. False: nothing is communicated.
+        exchange: Whether to compare with the other ranks. False: nothing is communicated.
 
     Returns:
         The setup.
@@ -226,11 +227,11 @@ def exchange_device(module: nn.Module, group: dist.ProcessGroup) -> torch.device
 
 
 def _all_gather(data: bytes, group: dist.ProcessGroup, device: torch.device) -> list[bytes]:
-    """The bytes of every rank; all ranks pass equally many."""
+    """The bytes of every rank, by rank; all ranks must pass the same number of bytes."""
     mine = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
-    everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyones, mine, group=group)
-    return [bytes(theirs.tolist()) for theirs in everyones]
+    gathered = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, mine, group=group)
+    return [bytes(theirs.tolist()) for theirs in gathered]
 
 
 def _digest(setup: Setup | Exception) -> bytes:
@@ -238,11 +239,11 @@ def _digest(setup: Setup | Exception) -> bytes:
 
 
 def _pickled(setup: Setup | Exception) -> bytes:
-    """A pickle; of an error that does not survive pickling, that of a RuntimeError with its type and message."""
+    """Pickle a setup or an error; an error that cannot be pickled becomes a RuntimeError with its message."""
     try:
         data = pickle.dumps(setup)
         pickle.loads(data)
-    except Exception:  # an error may define any way to be pickled
+    except Exception:  # an exception class may define its own pickling, which may raise anything
         if isinstance(setup, Setup):
             raise
         return pickle.dumps(RuntimeError(f"{type(setup).__name__}: {setup}"))

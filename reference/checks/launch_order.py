@@ -1,4 +1,4 @@
-"""Checked launch order (`debug=True`): names the rank that launched something else when a collective fails."""
+"""Checked launch order (`debug=True`): after a failed collective, names the rank that launched something else."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
 KEPT = 256
-"""How many launches of each rank stay in the store."""
+"""Number of launches of each rank that the store keeps."""
 
 
 class LaunchOrder:
-    """Interface to check the launch order of a reducer; this class checks nothing and costs nothing."""
+    """Interface for checking a reducer's launch order; this class checks nothing."""
 
     def launching(self, bucket: int, size_bytes: int) -> None:
         """Called before the collective of a bucket is issued."""
 
     def explain(self, launch: int) -> str:
-        """What each rank did as launch number `launch`, whose collective failed. Empty: unknown."""
+        """Describe what each rank launched as launch number `launch`, whose collective failed. Empty: unknown."""
         return ""
 
     @property
     def launches(self) -> int:
-        """Number of launches so far."""
+        """Number of launches so far; always 0 without the check."""
         return 0
 
 
@@ -48,10 +48,10 @@ class Launch:
 
 
 def new_series(group: dist.ProcessGroup) -> str:
-    """A name for the launches of a module that all ranks of `group` construct now: the same on each of them.
+    """A name for the launches of a module that all ranks of `group` are constructing; the same on every rank.
 
-    Copies and pickles of the module keep the name. If a copy got a name of its own, a copy made on one rank alone
-    would shift the names of all modules that are constructed afterwards.
+    Copies and pickles of the module keep the name. If copies got names of their own, a copy made on a single
+    rank would shift the names of all modules constructed afterwards on that rank.
     """
     _constructed[group.group_name] += 1
     return f"{group.group_name}/{_constructed[group.group_name]}"
@@ -92,7 +92,7 @@ class CheckedLaunchOrder(LaunchOrder):
             self._store.delete_key(f"{self._rank}/{self.launches - KEPT}")
 
     def explain(self, launch: int) -> str:
-        """Which ranks launched something else, or nothing, as launch number `launch`."""
+        """Describe which ranks launched something else, or nothing, as launch number `launch`."""
         mine = self._read(self._rank, launch)
         lines = [f"rank {self._rank} waited for launch {launch}, {mine}"]
         for rank in range(dist.get_world_size(self._group)):

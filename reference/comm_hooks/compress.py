@@ -40,5 +40,5 @@ def fp16_compress(state: dist.ProcessGroup | None, bucket: GradBucket) -> torch.
 
 
 def bf16_compress(state: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Average in bfloat16, which has 8 bits of exponent, as float32, and 8 of precision."""
+    """Average in bfloat16, which has 8 bits of exponent, as in float32, and 8 of precision."""
     return compress(torch.bfloat16)(allreduce)(state, bucket)

@@ -65,7 +65,7 @@ class GradBucket:
 
 
 def check_hook(hook: object) -> None:
-    """Refuse an object that cannot be a comm hook.
+    """Raise an error for an object that cannot be a comm hook.
 
     Raises:
         TypeError: It is not callable.
@@ -89,7 +89,7 @@ def check_hook(hook: object) -> None:
 
 
 def only_tensor(future: "torch.futures.Future[Any]") -> Any:
-    """The value of a hook's future; the future of a plain collective holds a list of one tensor."""
+    """The value of a hook's future; a list of one tensor, as a plain collective's future holds, is unpacked."""
     value = future.value()
     if isinstance(value, list | tuple) and len(value) == 1:
         (value,) = value
@@ -97,9 +97,10 @@ def only_tensor(future: "torch.futures.Future[Any]") -> Any:
 
 
 class HookState:
-    """Base of hook states: can be saved and loaded (`torch.save`, pickle), except for its process groups.
+    """Base class of hook states, which can be saved and loaded (`torch.save`, pickle) without their process groups.
 
-    A loaded state has None in place of each group. Loading warns, unless the group was that of all ranks.
+    A loaded state has None in place of each group. Loading warns about each group except a
+    `process_group` of all ranks.
 
     Attributes:
         process_group: The ranks to average over. None: all.
@@ -138,7 +139,7 @@ def _ranks(group: dist.ProcessGroup) -> list[int] | str:
 
 
 GRACE_S = 5.0
-"""Wait this much longer than the group's time-out, so that a collective can report its time-out first."""
+"""Wait at most this much longer than the group's time-out, so that a collective can report its time-out first."""
 
 
 class HookCaller:
@@ -147,7 +148,7 @@ class HookCaller:
     Args:
         hook: The hook.
         state: Passed to every call of the hook.
-        group: The process group of the module; `wait` gives up somewhat after the group's time-out.
+        group: The process group of the module; `wait` raises an error shortly after the group's time-out.
     """
 
     def __init__(self, hook: Hook, state: Any, group: ProcessGroup) -> None:
@@ -232,7 +233,7 @@ def describe(hook: Hook) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     if not hasattr(function, "__code__"):
-        function = getattr(function, "__call__", function)  # noqa: B004 - an object that can be called
+        function = getattr(function, "__call__", function)  # noqa: B004 - a callable object
     function = inspect.unwrap(function)
     name = getattr(function, "__qualname__", repr(hook))
     code = getattr(function, "__code__", None)

@@ -1,7 +1,7 @@
 """Post-local SGD: average gradients over all ranks at first, later only within small groups or not at all.
 
 Lin, Stich, Patel, Jaggi, "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020 (arXiv 1808.07217), section 3.
-Once ranks train apart, the training script must average their parameters every H optimiser steps, for example with
+Once averaging is local, the training script must average their parameters every H optimiser steps, for example with
 `torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager`.
 """
 
@@ -17,7 +17,7 @@ from .interface import HookState
 
 
 class PostLocalSGDState(HookState):
-    """When averaging becomes local, and over which ranks.
+    """Settings of post-local SGD: when averaging becomes local, and over which ranks.
 
     Args:
         process_group: The ranks to average over at first. None: all.

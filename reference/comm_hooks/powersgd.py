@@ -32,10 +32,11 @@ logger = logging.getLogger(__name__)
 class PowerSGDState(HookState):
     """The settings of PowerSGD, and the errors and Qs that it keeps from one iteration to the next.
 
-    Each rank has errors of its own, so save the state of every rank. `power_sgd` keeps an error and a Q for each
+    Errors differ between ranks, so save the state of every rank. `power_sgd` keeps an error and a Q for each
     parameter: a new process that loads them continues as if training had not stopped. `batched_power_sgd` keeps them
-    for each bucket: the first bucket of a new process has another size, and compression starts again from zero
-    errors. An average that is sent for a parameter that no rank used counts as sent, although its gradient stays.
+    for each bucket: the first iteration of a new process has one bucket of another size, so bucket 0 starts again
+    from a zero error. For a parameter that no rank used, the errors are updated as if the average had been applied,
+    although the reducer leaves its gradient unchanged.
 
     Args:
         process_group: The ranks to average over. None: all.
@@ -122,13 +123,13 @@ class PowerSGDState(HookState):
         return f"parameter {self._numbers[parameter]}"
 
     def compresses(self, bucket: GradBucket) -> bool:
-        """Whether to compress this bucket. Counts iterations, so call it once for each bucket."""
+        """Whether to compress this bucket. Also counts iterations, so call it exactly once for each bucket."""
         self._iteration = self.iter
         self.iter += bucket.is_last()
         return self._iteration >= self.start_powerSGD_iter
 
     def error(self, name: str, matrix: Tensor) -> Tensor:
-        """The error of the last compression of this matrix, at first zeros; in the matrix's shape."""
+        """The error of the last compression of this matrix, in its shape; zeros before the first compression."""
         error = self._errors.get(name)
         return torch.zeros_like(matrix) if error is None or error.shape != matrix.shape else error.to(matrix)
 

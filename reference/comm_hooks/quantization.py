@@ -4,7 +4,7 @@ Affine quantisation as in Jacob et al., "Quantization and Training of Neural Net
 Integer-Arithmetic-Only Inference", CVPR 2018, section 2.1, equation 1: r = S (q - Z).
 
 Each rank has its own scale, so an all-reduce cannot add the levels. They are all-gathered instead: each rank receives
-`(world size - 1) * (elements + 8 * channels)` bytes, which is more than in an all-reduce of float32 from 9 ranks on.
+`(world size - 1) * (elements + 8 * channels)` bytes; from 8 ranks on a ring all-reduce of float32 needs fewer.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ def quantize_per_tensor(state: dist.ProcessGroup | None, bucket: GradBucket) -> 
 def quantize_per_channel(
     state: dist.ProcessGroup | None, bucket: GradBucket, channel_elements: int = CHANNEL_ELEMENTS
 ) -> torch.futures.Future[Tensor]:
-    """Average with one scale for every `channel_elements` elements: a smaller range, so a smaller error."""
+    """Average with one scale for every `channel_elements` elements: smaller ranges, so a smaller error."""
     return _average(bucket.buffer(), state, channel_elements=channel_elements)
 
 
