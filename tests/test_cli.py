@@ -167,7 +167,7 @@ def test_predict_takes_every_knob_and_draws_the_timeline(here, trace, topology, 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "fastest configuration: parts of the median iteration" in done.stdout
-    assert "no costs of the processor: copies, launches and slow-downs count as free" in done.stdout
+    assert "no processor costs, so copies, launches and slow-downs count as free" in done.stdout
     assert "after the last iteration all ranks take one rank's model" in done.stdout
     assert "rank 3 computes" in (tmp_path / "t.svg").read_text()
 
