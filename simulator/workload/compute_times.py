@@ -172,8 +172,8 @@ class Variation(Settings):
         default="recorded",
         description="how iterations are generated, a name: `recorded` (as recorded, with recorded ranks repeated in "
         "turn), `resampled` (a random recorded iteration for each rank), `correlated` (a random time for each gap "
-        "between gradients on each rank, correlated with the previous gap), or `fitted` (each rank's median iteration "
-        "multiplied by a lognormal factor); chosen by the user",
+        "between gradients on each rank, correlated with the previous gap), or `fitted` (each rank's median "
+        "iteration multiplied by a lognormal factor); chosen by the user",
     )
     iterations: int = Field(
         default=200,
@@ -185,8 +185,8 @@ class Variation(Settings):
         default=None,
         ge=-1,
         le=1,
-        description="for `correlated`, correlation of successive gaps, from -1 to 1 (1: the whole iteration is fast or "
-        "slow, None: as in the trace); chosen by the user",
+        description="for `correlated`, correlation of successive gaps, from -1 to 1 (1: the whole iteration is fast "
+        "or slow, None: as in the trace); chosen by the user",
     )
     seed: int = Field(default=0, ge=0, description="seed of all random numbers, no unit; chosen by the user")
 
