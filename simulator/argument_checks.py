@@ -1,6 +1,6 @@
-"""Argument checks of `predict` and `sweep`: a mistake is one line that names the argument.
+"""Argument checks of `predict` and `sweep`.
 
-Each check raises ValueError, the exception for every mistake that a caller can correct.
+Each check raises ValueError with a one-line message that names the argument.
 """
 
 import reprlib
@@ -17,16 +17,16 @@ from .fabric import Fabric
 from .schedule.policy import Policy, PolicySettings
 from .workload.compute_times import Straggler, Variation
 
-FABRIC = "load one with Fabric.load(path), or make one of several with Fabric.merged(...)"
+FABRIC = "load one with Fabric.load(path), or combine several with Fabric.merged(...)"
 TRACE = "load one with Trace.load(path)"
 
 
 def checked_policy(policy: Policy | None, settings: PolicySettings) -> Policy:
-    """The policy that was given as one, or as single settings.
+    """Return the policy, made from `settings` if `policy` is None.
 
     Raises:
-        ValueError: Both were given, a setting has a wrong value, or `policy` is no Policy.
-        TypeError: A keyword argument that is no setting.
+        ValueError: Both were given, a setting has an invalid value, or `policy` is not a Policy.
+        TypeError: A setting is not a field of `Policy`.
     """
     if unknown := [name for name in settings if name not in Policy.model_fields]:
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}; settings are {', '.join(Policy.model_fields)}")
@@ -34,7 +34,7 @@ def checked_policy(policy: Policy | None, settings: PolicySettings) -> Policy:
         return validated(Policy, **settings)
     _check_kind("policy", policy, Policy, "make one with Policy(...)")
     if settings:
-        raise ValueError(f"policy: expected either a policy or single settings, got both: also {', '.join(settings)}")
+        raise ValueError(f"policy: expected either a policy or settings, got both; also given: {', '.join(settings)}")
     return policy
 
 
@@ -48,7 +48,7 @@ def check_prediction(
     inputs: object,
     engine: object,
 ) -> None:
-    """Check the arguments of `predict` other than settings of the policy."""
+    """Check the arguments of `predict` other than the settings of the policy."""
     _check_kind("trace", trace, Trace, TRACE)
     _check_kind("fabric", fabric, Fabric, FABRIC)
     _check_variation(variation, stragglers)
@@ -60,7 +60,7 @@ def check_prediction(
 
 
 def check_sweep(traces: object, fabrics: object, *, variation: object, stragglers: object, **axes: object) -> None:
-    """Check the arguments of `sweep` other than settings of the policy; `axes` are lists of values."""
+    """Check the arguments of `sweep` other than the settings of the policy; `axes` are lists of values by name."""
     for name, one in _by_name("trace", traces):
         _check_kind(name, one, Trace, TRACE)
     for name, one in _by_name("fabric", fabrics):
@@ -68,11 +68,11 @@ def check_sweep(traces: object, fabrics: object, *, variation: object, straggler
     _check_variation(variation, stragglers)
     for name, values in axes.items():
         if isinstance(values, str | Schema) or not isinstance(values, Iterable):
-            raise ValueError(f"{name}: expected several in a list, got {reprlib.repr(values)}; write [...] around it")
+            raise ValueError(f"{name}: expected a list of values, got {reprlib.repr(values)}; write [...] around it")
 
 
 def check_world_size(world_size: Any) -> None:
-    """Check that a process group can have this many ranks."""
+    """Check that the world size is a whole number of at least 1."""
     if not _is_whole(world_size):
         raise ValueError(f"world_size: expected a whole number of ranks, got {world_size!r}")
     if world_size < 1:
@@ -80,14 +80,14 @@ def check_world_size(world_size: Any) -> None:
 
 
 def overruled(policy: Policy) -> dict[str, str]:
-    """Axes of a sweep that have no effect under this policy, each with the field that takes its place."""
+    """Return the axes of a sweep that have no effect under this policy, each with the field that overrides it."""
     if policy.plan is not None:
         return {"bucket_cap_mb": "plan", "order": "plan"}
     return {} if policy.bucket_cap_mb_list is None else {"bucket_cap_mb": "bucket_cap_mb_list"}
 
 
 def _check_variation(variation: object, stragglers: object) -> None:
-    _check_kind("variation", variation, Variation, "make one, such as Variation(kind='fitted')")
+    _check_kind("variation", variation, Variation, "make one with Variation(...)")
     if not isinstance(stragglers, Sequence) or isinstance(stragglers, str):
         raise ValueError(
             f"stragglers: expected a list of Straggler, got {reprlib.repr(stragglers)}; write [...] around one"
@@ -98,14 +98,16 @@ def _check_variation(variation: object, stragglers: object) -> None:
 
 def _check_inputs(inputs: object) -> None:
     if not isinstance(inputs, Sequence | np.ndarray) or isinstance(inputs, str):
-        raise ValueError(f"inputs: expected a list of numbers of batches, one a rank, got {reprlib.repr(inputs)}")
+        raise ValueError(
+            f"inputs: expected a list with the number of batches of each rank, got {reprlib.repr(inputs)}"
+        )
     for rank, batches in enumerate(inputs):
         if not _is_whole(batches):
             raise ValueError(f"inputs[{rank}]: expected a whole number of batches, got {batches!r}")
 
 
 def _by_name(name: str, one_or_several: object) -> Iterable[tuple[str, object]]:
-    """Arguments that are one thing, or several by name."""
+    """Return an argument, or each value of a mapping, with the name to use in messages."""
     if isinstance(one_or_several, Mapping):
         return [(f"{name}[{key!r}]", one) for key, one in one_or_several.items()]
     return [(name, one_or_several)]

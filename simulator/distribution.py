@@ -1,4 +1,4 @@
-"""Distribution of the iteration time: simulate many iterations, then take median, quantiles and a 90 % interval."""
+"""Distribution of the iteration time: median, quantiles and 90 % interval of many simulated iterations."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +14,13 @@ from .timeline import Timeline
 from .workload.compute_times import Floats, IterationSampler, Nanoseconds
 
 Engine = Literal["auto", "events", "closed_form"]
-"""The event replay; the closed form, which takes only constant speeds; or the closed form wherever it can."""
+"""The event replay, the closed form, or "auto": the closed form if speeds are constant, else the event replay."""
 
 INTERVAL = (0.05, 0.95)
-"""Quantiles over the iterations that bound the interval; of fewer than 20, the extremes."""
+"""Quantiles of the iterations at the ends of the interval; of up to 11 iterations, fastest and slowest."""
 
 CELLS = 4_000_000
-"""Durations that are simulated at a time: 32 MB."""
+"""Durations simulated at a time, to limit memory: 32 MB of int64."""
 
 COMPUTATION: tuple[ComputeKind, ...] = ("unsynchronized", "forward", "backward", "step")
 """Computing steps of training without data parallelism."""
@@ -28,21 +28,21 @@ COMPUTATION: tuple[ComputeKind, ...] = ("unsynchronized", "forward", "backward",
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Figures over many iterations, in nanoseconds; arrays over the axes of `ScheduleCosts.relative_error`.
+    """Statistics of many iterations, in nanoseconds; arrays with the axes of `ScheduleCosts.relative_error`.
 
-    A cycle of several iterations counts as that many iterations of equal length.
+    Times of a cycle of several iterations are divided by their number.
 
     Attributes:
-        samples_ns: Every iteration, in order along the last axis.
+        samples_ns: Time of every iteration or cycle, in simulation order along the last axis.
         iteration_ns: Median.
-        low_ns: Lower end of the interval that holds 90 % of the iterations.
+        low_ns: Lower end of the interval that contains 90 % of the iterations.
         high_ns: Upper end of that interval.
         mean_ns: Mean.
-        p95_ns: 95 % of the iterations take no longer.
-        p99_ns: 99 % of the iterations take no longer.
+        p95_ns: 95th percentile.
+        p99_ns: 99th percentile.
         compute_ns: Median of computation alone.
-        no_overlap_ns: Median with every collective after the backward pass, one at a time.
-        median: The iteration that is the median; its durations have the axes above before those of the ranks.
+        no_overlap_ns: Median if all collectives run after the backward pass, one at a time.
+        median: The median iteration; its durations have shape [axes of the costs, ranks, steps].
     """
 
     samples_ns: Nanoseconds
@@ -58,26 +58,27 @@ class Distribution:
 
 
 def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine = "auto") -> Distribution:
-    """Simulate all iterations of a sampler, and the median one again with every cost as low and as high as it may be.
+    """Simulate all iterations of a sampler and summarise them.
 
-    How iterations vary and the errors of the costs are independent, so their distances from the median add up as
-    squares.
+    The median iteration is simulated again with every uncertain cost at the low and at the high end of its error
+    band. The variation of the iterations and the errors of the costs are independent, so their distances from the
+    median are added in quadrature.
 
     Args:
         costs: The schedule and its costs; the closed form takes several costs of the collectives at once.
-        sampler: Draws the compute times of each iteration.
-        engine: The engine for the iterations; the median one is simulated again by any that can.
+        sampler: Generates the compute times of each iteration.
+        engine: The engine for the iterations. The median iteration is always simulated again with "auto".
     """
     iterations = costs.policy.sync_every
     batches = _batches(costs, sampler)
     simulated = [_simulate_batch(costs, sampler, engine, cycles) for cycles in batches]
     latency, compute, no_overlap = np.concatenate(simulated, axis=-1) / iterations
-    middle = latency.shape[-1] // 2  # of an even number the higher one: a median is an iteration
+    middle = latency.shape[-1] // 2  # the upper median, so that it is one of the iterations
     place = latency.argsort(axis=-1, kind="stable")[..., middle]
     median = np.take_along_axis(latency, place[..., None], axis=-1)[..., 0]
 
-    drawn, which = np.unique(place, return_inverse=True)
-    medians = _engine_input(costs, sampler, drawn.tolist())
+    cycles, which = np.unique(place, return_inverse=True)
+    medians = _engine_input(costs, sampler, cycles.tolist())
     medians = replace(medians, duration_ns=medians.duration_ns[which.reshape(place.shape)])
     low, high = np.quantile(latency, INTERVAL, axis=-1, method="nearest")
     below, above = np.maximum(0, median - low) ** 2, np.maximum(0, high - median) ** 2
@@ -105,14 +106,14 @@ def simulate(engine_input: EngineInput, engine: Engine) -> Timeline:
 
 
 def _batches(costs: ScheduleCosts, sampler: IterationSampler) -> list[range]:
-    """Numbers of iterations, as many at a time as memory allows."""
+    """Split the cycles into batches of at most about `CELLS` durations."""
     width = max(costs.relative_error.size, len(costs.schedule.instructions), sampler.parameters)
     size = max(1, CELLS // (len(sampler.ranks) * width))
     return [range(first, min(first + size, sampler.count)) for first in range(0, sampler.count, size)]
 
 
 def _simulate_batch(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine, cycles: range) -> Nanoseconds:
-    """Latency, computation and latency without overlap; shape [3, axes of the costs, cycles]."""
+    """Return duration, computation alone and duration without overlap; shape [3, axes of the costs, cycles]."""
     engine_input = _engine_input(costs, sampler, cycles)
     duration_ns, cost_ns = engine_input.duration_ns, engine_input.cost_ns[..., None, :]
     is_computation = [step.kind in COMPUTATION for step in engine_input.schedule.steps]
@@ -123,17 +124,17 @@ def _simulate_batch(costs: ScheduleCosts, sampler: IterationSampler, engine: Eng
 
 
 def _engine_input(costs: ScheduleCosts, sampler: IterationSampler, cycles: Sequence[int]) -> EngineInput:
-    """The iterations of these numbers along a first axis of the durations."""
+    """Return the engine input of these cycles, which are the first axis of its durations."""
     engine_input = costs.engine_input(sampler.draw(cycles), sampler.ranks.tolist(), sampler.joined(cycles))
     return replace(engine_input, represented_by=sampler.represented_by)
 
 
 def _latencies(engine_input: EngineInput, engine: Engine) -> Nanoseconds:
-    """Latency of each iteration, by the axes before those of ranks and collectives."""
+    """Return the duration of each iteration; shape: the leading axes of durations and costs."""
     if _takes_closed_form(engine_input, engine):
         return solve_many(engine_input)
     *several, ranks, steps = engine_input.duration_ns.shape
-    cost_ns = engine_input.cost_ns.reshape(-1)  # the event replay takes a single fabric and world size
+    cost_ns = engine_input.cost_ns.reshape(-1)  # the event replay takes one fabric and one world size
     each = (
         replace(engine_input, duration_ns=duration_ns, cost_ns=cost_ns)
         for duration_ns in engine_input.duration_ns.reshape(-1, ranks, steps)
@@ -146,7 +147,7 @@ def _takes_closed_form(engine_input: EngineInput, engine: Engine) -> bool:
 
 
 def _extremes(median: EngineInput, costs: ScheduleCosts) -> list[tuple[EngineInput, EngineInput]]:
-    """The median iteration with each uncertain cost as low, and as high, as it may be."""
+    """Return pairs of the median iteration with one kind of cost at the low and at the high end of its error band."""
 
     def with_costs(factor: Floats) -> EngineInput:
         return replace(median, cost_ns=np.rint(median.cost_ns * factor[..., None]).astype(np.int64))

@@ -1,4 +1,4 @@
-"""Prediction: the iteration time of a recorded model under other buckets, orders, networks and world sizes."""
+"""Prediction: the iteration time of a recorded model for other buckets, bucket orders, networks and world sizes."""
 
 import json
 import os
@@ -31,23 +31,24 @@ if TYPE_CHECKING:
 class Prediction:
     """Predicted time of one iteration, in nanoseconds.
 
-    With `sync_every` k the figures are those of a cycle of k iterations divided by k; only the timeline, and what
-    follows from it (spans, breakdown, critical path), covers the whole cycle.
+    With `sync_every=k`, times are those of a cycle of k iterations divided by k. The timeline, and the spans,
+    breakdown and critical path derived from it, cover the whole cycle.
 
     Attributes:
-        iteration_ns: Median over the iterations.
-        interval_ns: Interval that holds 90 % of the iterations, by the variation in the trace and the errors of the
-            fabric's costs.
-        mean_ns: Mean over the iterations; multiplied by their number, the duration of an epoch.
-        p95_ns: 95 % of the iterations take no longer.
-        p99_ns: 99 % of the iterations take no longer.
-        compute_ns: The iteration without any communication ("perfect scaling"), median.
-        no_overlap_ns: With every collective after the backward pass, one at a time, copies included; median.
-        samples_ns: Every iteration, in the order of simulation.
+        iteration_ns: Median iteration time.
+        interval_ns: Interval that contains 90 % of the iterations, given the variation of the recorded iterations
+            and the measurement errors of the fabric.
+        mean_ns: Mean iteration time. Multiplied by the number of iterations, it is the duration of an epoch.
+        p95_ns: 95th percentile of the iteration time.
+        p99_ns: 99th percentile of the iteration time.
+        compute_ns: Median time of an iteration without data parallelism ("perfect scaling").
+        no_overlap_ns: Median time of an iteration in which all collectives run after the backward pass, one at a
+            time. Includes copies, launches and comm hooks.
+        samples_ns: Time of every simulated iteration, in the order of simulation.
         buckets: Parameter indices by bucket, in launch order.
-        timeline: Every moment of the median iteration, or of the median cycle.
-        epoch_end_ns: Duration after the last iteration under Join, when all ranks take the model of one rank.
-        counted_as_free: Costs that neither trace nor fabric holds and that count as zero, a sentence each.
+        timeline: Timeline of the median iteration, or of the median cycle.
+        epoch_end_ns: Under Join, the time after the last iteration in which all ranks receive the model of one rank.
+        counted_as_free: Costs that are in neither the trace nor the fabric and count as zero; one sentence each.
     """
 
     iteration_ns: int
@@ -65,17 +66,17 @@ class Prediction:
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
-        """Spans of the median iteration; ranks that behave as a simulated one are left out."""
+        """Spans of the median iteration on the simulated ranks; ranks that behave like one of these have no spans."""
         return tuple(self.timeline.spans())
 
     @cached_property
     def breakdown(self) -> dict[str, int]:
-        """Parts that add up to the median iteration of the slowest rank; see `answers.breakdown`."""
+        """Parts that add up to the slowest rank's time in the median iteration; see `answers.breakdown`."""
         return break_down(self.timeline)
 
     @property
     def exposed_comm_ns(self) -> int:
-        """Exposed communication of the median iteration: its slowest rank waits while a collective runs."""
+        """Time in the median iteration in which the slowest rank waits while a collective runs."""
         return self._parts_ns["exposed_comm"]
 
     @cached_property
@@ -87,21 +88,21 @@ class Prediction:
     def critical_buckets(self) -> tuple[int, ...]:
         """Buckets whose collectives lie on the critical path.
 
-        Where collectives run one at a time and speeds are constant, only faster collectives of these buckets shorten
-        the iteration. With several collectives at a time, a faster one of another bucket may start one of these
-        sooner.
+        If collectives run one at a time at constant speeds, the iteration becomes shorter only if collectives of
+        these buckets become faster. If several collectives run at the same time, a faster collective of another
+        bucket may also help, because a collective of these buckets then starts sooner.
         """
         on_path = {span.bucket for span in self.critical_path if span.stream == "comm" and span.bucket is not None}
         return tuple(sorted(on_path))
 
     def to_frame(self) -> pd.DataFrame:
-        """The spans as a table, one row a span, by start time."""
+        """Return the spans as a table, one row per span, sorted by start time."""
         frame = pd.DataFrame(self.spans, columns=Span._fields)
         frame = frame.astype({"bucket": "Int64"}).sort_values(["start_ns", "rank", "end_ns"])
         return frame.reset_index(drop=True)
 
     def to_json(self) -> dict[str, object]:
-        """All figures as a JSON document, without spans and samples."""
+        """Return all times as a JSON document, without spans and samples."""
         return {
             "iteration_ns": self.iteration_ns,
             "interval_ns": list(self.interval_ns),
@@ -119,14 +120,14 @@ class Prediction:
         }
 
     def save_perfetto(self, path: str | os.PathLike[str]) -> None:
-        """Write the median iteration as a Chrome trace, to be opened in ui.perfetto.dev."""
+        """Write the median iteration as a Chrome trace, which ui.perfetto.dev opens."""
         write_atomically(path, json.dumps(perfetto.chrome_trace(self.timeline)).encode())
 
     def plot(self, ax: "Axes | None" = None, *, ranks: Sequence[int] | None = None) -> "Axes":
         """Draw the timeline of the median iteration; see `answers.timeline_plot.draw_timeline`.
 
         Args:
-            ax: Axes to draw on. None: those of a new figure.
+            ax: Axes to draw on. None: the axes of a new figure.
             ranks: Simulated ranks to draw. None: the first four.
 
         Returns:
@@ -141,7 +142,7 @@ class Prediction:
         return draw_timeline(self, ax, ranks=ranks)
 
     def compare(self, other: "Prediction") -> "Comparison":
-        """Compare another prediction with this one, the baseline."""
+        """Compare another prediction with this one, which is the baseline."""
         return Comparison(baseline=self, other=other)
 
     def _repr_html_(self) -> str:
@@ -159,7 +160,7 @@ class Prediction:
 
     @property
     def _parts_ns(self) -> dict[str, int]:
-        """`breakdown` of one iteration, also where the timeline is that of a cycle."""
+        """`breakdown` per iteration: the breakdown of a cycle is divided by its number of iterations."""
         steps = self.timeline.engine_input.schedule.steps
         iterations = 1 + sum(step.kind == "unsynchronized" for step in steps)
         return {part: round(ns / iterations) for part, ns in self.breakdown.items()}
@@ -171,7 +172,7 @@ class Comparison:
 
     Attributes:
         baseline: The prediction to compare with.
-        other: The prediction that is compared.
+        other: The prediction to compare with the baseline.
     """
 
     baseline: Prediction = field(repr=False)
@@ -189,13 +190,13 @@ class Comparison:
 
     @property
     def parts_ns(self) -> dict[str, int]:
-        """Difference of each part of the breakdown, for one iteration."""
+        """Difference of each part of the breakdown, per iteration."""
         before, after = self.baseline._parts_ns, self.other._parts_ns
         return {part: after.get(part, 0) - before.get(part, 0) for part in before | after}
 
     @property
     def intervals_overlap(self) -> bool:
-        """Whether some iteration time lies in both 90 % intervals: the difference may then be chance."""
+        """Whether the 90 % intervals overlap, so that the difference may be due to chance."""
         (low, high), (other_low, other_high) = self.baseline.interval_ns, self.other.interval_ns
         return other_low <= high and low <= other_high
 
@@ -251,26 +252,27 @@ def predict(
     """Predict the time of a training iteration.
 
     Args:
-        trace: Recorded iterations; best recorded without communication, from a plain module. The times of a trace
-            with communication already hold copies, launches, broadcasts and slow-downs of the backward pass, so
-            these costs are not added again. Where the trace has fewer ranks than `world_size`, they are repeated in
-            turn.
-        fabric: Costs of collectives and of the processor.
+        trace: Recorded iterations, preferably of a plain module without communication. The times of a trace recorded
+            with communication already include packing, launches, broadcasts of buffers and the slow-down of
+            computation, so these costs are not added again. If the trace has fewer ranks than `world_size`, the
+            recorded ranks are repeated in turn.
+        fabric: Costs of collectives, and processor costs.
         world_size: Number of ranks.
-        policy: Settings of the reducer and how the training script uses it. None: those in `settings`.
-        variation: How the simulated iterations are made from the recorded ones.
+        policy: Settings of the reducer and how the training script uses it. None: given by `settings`.
+        variation: How the simulated iterations are generated from the recorded ones.
         stragglers: Slow ranks. (A slow link is a setting of the fabric: `slow_link`.)
-        inputs: Batches of each rank, under Join; the iterations are then those of a whole epoch.
-        engine: The event replay, which defines the result; or the closed form, which gives the same result sooner
-            where speeds are constant; or the closed form wherever it applies.
-        settings: Fields of `Policy` in place of `policy`: bucket_cap_mb=25, bucket_cap_mb_list, first_bucket_mb,
-            plan, order="ready", order_seed, broadcast_buffers=True, find_unused_parameters, static_graph,
-            skip_all_reduce_unused_params, gradient_as_bucket_view, hook="none", sparse_density=1.0, sync_every=1,
-            process_groups=1 and phase="steady".
+        inputs: Number of batches of each rank under Join; the simulated iterations are then those of one epoch.
+        engine: "events", the event replay, which defines the result; "closed_form", which gives the same result
+            faster but requires constant speeds; or "auto", the closed form where it applies, else the event replay.
+        settings: Fields of `Policy`, as an alternative to `policy`: bucket_cap_mb=25, bucket_cap_mb_list,
+            first_bucket_mb, plan, order="ready", order_seed, broadcast_buffers=True, find_unused_parameters,
+            static_graph, skip_all_reduce_unused_params, gradient_as_bucket_view, hook="none", sparse_density=1.0,
+            sync_every=1, process_groups=1 and phase="steady".
 
     Raises:
-        ValueError: Arguments that do not fit the trace, the fabric or each other; the message names the argument.
-        TypeError: A keyword argument that is no setting.
+        ValueError: An argument is invalid, or does not fit the trace, the fabric or another argument; the message
+            names the argument.
+        TypeError: A keyword argument is not a field of `Policy`.
     """
     policy = checked_policy(policy, settings)
     check_prediction(

@@ -1,6 +1,6 @@
 """Sweep: predictions of all combinations of traces, fabrics, world sizes and settings, as one table.
 
-Where speeds are constant, the closed form solves all fabrics and world sizes of a policy at once, as arrays. Other
+If speeds are constant, the closed form solves all fabrics and world sizes of a policy at once, as arrays. Other
 configurations are predicted one by one, on all cores.
 """
 
@@ -36,16 +36,16 @@ FIGURES = (
     *("iteration_ns", "low_ns", "high_ns", "mean_ns", "p95_ns", "p99_ns"),
     *("compute_ns", "no_overlap_ns", "exposed_comm_ns"),
 )
-"""Predicted figures of a configuration; `low_ns` and `high_ns` bound the 90 % interval."""
+"""Predicted times of a configuration; `low_ns` and `high_ns` are the ends of the 90 % interval."""
 COLUMNS = (*AXES, "buckets", *FIGURES, "efficiency")
 """Columns of the table. `efficiency` is compute_ns / iteration_ns: 1 is perfect scaling."""
 
 Progress = Callable[[str, int, int], None]
 Cell = tuple[int, ...]
-"""Place of a configuration in the results: its number along each of `AXES`."""
+"""Position of a configuration in the results: its index along each of `AXES`."""
 
 TASK_SIZE = 16
-"""Predictions in one task for joblib."""
+"""Predictions per joblib task."""
 
 
 def sweep(
@@ -60,39 +60,39 @@ def sweep(
     variation: Variation = RECORDED,
     stragglers: Sequence[Straggler] = (),
     n_jobs: int | None = None,
-    on_progress: Progress = lambda _word, _done, _total: None,
+    on_progress: Progress = lambda _label, _done, _total: None,
     **settings: Unpack[PolicySettings],
 ) -> pd.DataFrame:
-    """Predict the iteration time of every combination.
+    """Predict the iteration time of every combination of traces, fabrics, world sizes and settings.
 
     Args:
         trace: One trace, or several by name.
         fabric: One fabric, or several by name.
         world_sizes: Numbers of ranks.
-        bucket_caps_mb: Bucket caps in MiB. None: the policy's.
-        orders: Bucket orders. None: the policy's.
-        hooks: Comm hooks, or their names as `named_hook` takes them. None: the policy's.
-        policy: Settings of the reducer and how the training script uses it. None: those in `settings`.
-        variation: How the simulated iterations are made from the recorded ones.
+        bucket_caps_mb: Bucket caps in MiB. None: the policy's cap.
+        orders: Bucket orders. None: the policy's order.
+        hooks: Comm hooks, or their names as `named_hook` takes them. None: the policy's hook.
+        policy: Settings of the reducer and how the training script uses it. None: given by `settings`.
+        variation: How the simulated iterations are generated from the recorded ones.
         stragglers: Slow ranks.
-        n_jobs: Tasks at a time. None: as many as there are cores, or the number of `joblib.parallel_config` if that
-            is more than one.
-        on_progress: Called with a word, the number of configurations that are done, and the number of all.
-        settings: Fields of `Policy` in place of `policy`, as for `predict`.
+        n_jobs: Number of parallel tasks. None: the number in `joblib.parallel_config` if that is more than one, else
+            one per core.
+        on_progress: Called with a label, the number of configurations done and the total number.
+        settings: Fields of `Policy`, as an alternative to `policy`, as for `predict`.
 
     Returns:
-        One row a configuration, with `COLUMNS`: times in nanoseconds, equal to those of `predict`.
+        One row per configuration, with `COLUMNS`; times are in nanoseconds and equal those of `predict`.
 
     Raises:
-        ValueError: As for `predict`; an axis without values; an axis that is also a setting; or several caps or
-            orders beside a policy in which they have no effect, as one with a plan.
-        TypeError: A keyword argument that is no setting.
+        ValueError: As for `predict`; an axis has no values or is also given as a setting; or several caps or orders
+            were given with a policy in which they have no effect, such as a policy with a plan.
+        TypeError: A keyword argument is not a field of `Policy`.
     """
     axes = {"bucket_caps_mb": bucket_caps_mb, "orders": orders, "hooks": hooks}
     given = {name: values for name, values in axes.items() if values is not None}
     for name, field in zip(axes, AXES[3:], strict=True):
         if name in given and field in settings:
-            raise ValueError(f"{name}: expected either {name} or {field}, got both; write {name}=[...] alone")
+            raise ValueError(f"{name}: expected either {name} or {field}, got both; give only {name}=[...]")
     policy = checked_policy(policy, settings)
     check_sweep(trace, fabric, variation=variation, stragglers=stragglers, world_sizes=world_sizes, **given)
     results = Results(
@@ -141,7 +141,7 @@ def save_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
 
 
 class Results:
-    """Figures of all configurations, as arrays with an axis for each of `AXES`."""
+    """Predicted times of all configurations, as arrays with one axis for each of `AXES`."""
 
     def __init__(
         self,
@@ -157,9 +157,9 @@ class Results:
         self._axes: list[list[Any]] = [list(traces), list(fabrics), world_sizes, *choices]
         for name, values in zip(AXES, self._axes, strict=True):
             if not values:
-                raise ValueError(f"{name}: expected at least one to sweep over, got none")
+                raise ValueError(f"{name}: expected at least one value to sweep over, got none")
             if len(values) > 1 and (field := overruled(policy).get(name)):
-                raise ValueError(f"{name}: expected one, as the policy's {field} leaves no choice, got {len(values)}")
+                raise ValueError(f"{name}: expected one value, which the policy's {field} fixes, got {len(values)}")
         for size in world_sizes:
             check_world_size(size)
         shape = tuple(map(len, self._axes))
@@ -173,7 +173,7 @@ class Results:
         self._done, self._on_progress = 0, on_progress
 
     def solve_steady(self, variation: Variation, stragglers: Sequence[Straggler]) -> "list[Task]":
-        """Solve all configurations with constant speeds by the closed form; returns tasks for the others."""
+        """Predict all configurations that `is_steady` with the closed form; return tasks for the others."""
         tasks = []
         for number, trace in enumerate(self._traces.values()):
             model = recorded_model(trace, unused_allowed=self._policy.unused_allowed)
@@ -203,7 +203,7 @@ class Results:
         variation: Variation,
         stragglers: Sequence[Straggler],
     ) -> None:
-        """Fill in the cells of one trace on these fabrics."""
+        """Store the results of one trace on these fabrics."""
         cycle = self._policy.sync_every
         samplers = {
             size: IterationSampler(model.compute_times, size, variation, stragglers, sync_every=cycle)
@@ -225,7 +225,7 @@ class Results:
         self._progress(len(predicted))
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a configuration."""
+        """Return the results as a table, one row per configuration, with `COLUMNS`."""
         hooks = [policy.hook.name for choice, policy in self._policies.items() if not any(choice[:-1])]
         frame = pd.MultiIndex.from_product([*self._axes[:-1], hooks], names=AXES).to_frame(index=False)
         frame["buckets"] = self._buckets.ravel()
@@ -240,7 +240,7 @@ class Results:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Configurations of one trace and one fabric, to be predicted one by one in any process."""
+    """Configurations of one trace and one fabric, predicted one by one in a joblib process."""
 
     trace: Trace
     fabric: Fabric
@@ -249,7 +249,7 @@ class Task:
     cells: tuple[tuple[Cell, int, Policy], ...]
 
     def run(self) -> list[tuple[Cell, list[int]]]:
-        """The number of buckets and `FIGURES` of each cell."""
+        """Predict each cell; return its number of buckets and `FIGURES`."""
         predicted = []
         for cell, world_size, policy in self.cells:
             prediction = predict(
@@ -265,14 +265,14 @@ class Task:
 
 
 def figures_of(prediction: Prediction) -> list[int]:
-    """`FIGURES` of one prediction."""
+    """Return `FIGURES` of one prediction."""
     low, high = prediction.interval_ns
     interval = {"low_ns": low, "high_ns": high}
     return [interval[name] if name in interval else getattr(prediction, name) for name in FIGURES]
 
 
 def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[list[tuple[Cell, list[int]]]]:
-    """Results of the tasks, in the order in which they end."""
+    """Yield the results of the tasks in the order in which the tasks finish."""
     if not tasks:
         return
     if n_jobs is None:
@@ -283,19 +283,19 @@ def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[list[tuple[Cell,
 
 
 def is_steady(fabric: Fabric, policy: Policy) -> bool:
-    """Whether speeds never depend on what else runs: `ClosedFormBatch` takes only such fabrics."""
+    """Whether speeds are constant and collectives run one at a time, as `ClosedFormBatch` requires."""
     slows = any(max(row.compute, row.collective) > 1 for row in fabric.processor.slowed(1).contention)
     return not slows and fabric.concurrency * policy.process_groups == 1
 
 
 class ClosedFormBatch:
-    """One model on several fabrics and world sizes at once, by the closed form, as arrays.
+    """Predicts one model on several fabrics and world sizes at once, with the closed form on arrays.
 
     Args:
         model: The recorded model.
-        fabrics: Fabrics with constant speeds.
-        samplers: The iterations, by world size.
-        policies: All policies that will be predicted, so that every message is priced once.
+        fabrics: Fabrics that are steady under every policy; see `is_steady`.
+        samplers: Sampler of the iterations at each world size.
+        policies: All policies that will be predicted; needed here so that the cost of each message is computed once.
     """
 
     def __init__(
@@ -316,14 +316,14 @@ class ClosedFormBatch:
         self._error = np.array([[fabric.relative_error(size) for size in self._sizes] for fabric in fabrics])
 
     def predict(self, policy: Policy) -> tuple[int, Nanoseconds]:
-        """The number of buckets, and `FIGURES` of every cell; shape [fabrics, world sizes, figures]."""
+        """Return the number of buckets, and `FIGURES` of shape [fabrics, world sizes, figures]."""
         figures = np.empty((len(self._fabrics), len(self._sizes), len(FIGURES)), np.int64)
         sizes_alike = _alike(
             [
                 (tuple(sampler.ranks.tolist()), policy.hook.growth(1, world_size))
                 for world_size, sampler in zip(self._sizes, self._samplers, strict=True)
             ]
-        )  # equal ranks of one model compute the same; so does the hook
+        )  # world sizes with equal keys have equal compute times and equal hook costs
         for fabrics, sizes in product(self._fabrics_alike, sizes_alike):
             costs = self._costs(policy, fabrics[0], sizes[0])
             places = [self._place[message] for message in messages_of(costs.schedule)]
@@ -336,7 +336,7 @@ class ClosedFormBatch:
         return len(costs.buckets), figures
 
     def _costs(self, policy: Policy, fabric: int, size: int) -> ScheduleCosts:
-        """Costs by places in the batch; the messages are the same at every place."""
+        """Return the costs of a policy on one fabric and world size, given by index; all have the same messages."""
         key = policy, fabric, size
         if key not in self._priced:
             self._priced[key] = price_schedule(self._model, self._fabrics[fabric], policy, self._sizes[size])
@@ -344,7 +344,7 @@ class ClosedFormBatch:
 
 
 def _alike(values: Sequence[object]) -> list[list[int]]:
-    """Places of equal values."""
+    """Group the indices of equal values."""
     places: dict[object, list[int]] = {}
     for place, value in enumerate(values):
         places.setdefault(value, []).append(place)

@@ -1,4 +1,4 @@
-"""Timeline: when each step and each collective of a simulated iteration ended, and the spans between."""
+"""Timeline: when each step and each collective of a simulated iteration started and ended, and their spans."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ Stream = Literal["compute", "comm"]
 
 
 class Span(NamedTuple):
-    """One activity of one rank, from `start_ns` to `end_ns`, on its stream "compute" or "comm".
+    """One activity of one rank from `start_ns` to `end_ns`, on the stream "compute" or "comm".
 
     Kinds on the stream "compute":
 
@@ -20,21 +20,25 @@ class Span(NamedTuple):
     - *rebuild*: rebuilding the buckets
     - *forward*, *backward*: the passes
     - *search*: searching the graph for unused parameters
-    - *pack*, *copy_out*: copying gradients into a bucket, and averages out of it
-    - *compress*, *recompress*, *decompress*: a comm hook before its first and second collective, and after its last
+    - *pack*, *copy_out*: copying gradients into a bucket, and averages out of the bucket
+    - *compress*, *recompress*, *decompress*: computation of a comm hook before its first collective, before its
+      second one and after its last
     - *launch*: issuing a collective
     - *wait*: waiting for a collective
     - *step*: the optimiser step and everything else up to the next iteration
 
-    Kinds on the stream "comm", first before the collective runs, then the collective:
+    Kinds on the stream "comm" before a collective runs:
 
     - *straggler*: launched on this rank, but not yet on all ranks
-    - *queued*: launched on all ranks, while the process group has no free slot
-    - *broadcast*: buffers
-    - *order*: rank 0's ready order, at the rebuild
-    - *join*: the number of ranks with inputs
-    - *all_reduce*, *second_all_reduce*: a bucket
-    - *bitmap*: which parameters were used
+    - *queued*: launched on all ranks, but the process group has no free slot
+
+    Kinds on the stream "comm" while a collective runs:
+
+    - *broadcast*: broadcast of buffers
+    - *order*: broadcast of rank 0's ready order, at the rebuild
+    - *join*: all-reduce that Join adds, such as that of the number of ranks with inputs
+    - *all_reduce*, *second_all_reduce*: first and second collective of a bucket
+    - *bitmap*: all-reduce of the bitmap of used parameters
 
     `bucket` is the bucket index; None if the span belongs to no bucket.
     """
@@ -54,13 +58,13 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """All moments of one simulated iteration, counted from its start.
+    """When everything in one simulated iteration happened, in nanoseconds from the start of the iteration.
 
     Attributes:
         engine_input: The simulated iteration.
         end_ns: When each rank ended each instruction of the schedule; shape [ranks, instructions].
         start_ns: When each collective started to run; shape [collectives].
-        done_ns: When each collective was done; shape [collectives].
+        done_ns: When each collective finished; shape [collectives].
     """
 
     engine_input: EngineInput
@@ -70,23 +74,23 @@ class Timeline:
 
     @property
     def iteration_ns(self) -> int:
-        """The end of the slowest rank."""
+        """Duration of the iteration: the end of the slowest rank."""
         return int(self.end_ns[:, -1].max())
 
     @property
     def slowest_row(self) -> int:
-        """The row of the slowest rank in `end_ns`; the first of equally slow ones."""
+        """Row of the slowest rank in `end_ns`; the first one if several are equally slow."""
         return int(self.end_ns[:, -1].argmax())
 
     @property
     def launched_ns(self) -> Nanoseconds:
-        """When each rank launched each collective; shape [ranks, collectives]."""
+        """When each rank launched each collective, in nanoseconds; shape [ranks, collectives]."""
         instructions = self.engine_input.schedule.instructions
         launches = [place for place, instruction in enumerate(instructions) if isinstance(instruction, Launch)]
         return self.end_ns[:, launches]
 
     def spans(self) -> Iterator[Span]:
-        """Yield all spans longer than 0 ns, rank by rank: first its computation, then its collectives."""
+        """Yield all spans longer than 0 ns, rank by rank: first the rank's computation, then its collectives."""
         launched = self.launched_ns
         launched_by_all = launched.max(axis=0, initial=0).tolist()
         starts, ends = self.start_ns.tolist(), self.done_ns.tolist()

@@ -548,13 +548,13 @@ def test_the_prediction_lists_what_counts_as_free():
     trace, cost = trace_of([[ONE]], [400, 400]), Linear(fixed_ns=1)
     measured = with_hooks(HookCost(name="power_sgd:1", compress=cost))
     hook_with_costs = named_hook("bf16").model_copy(update={"compress": cost})
-    no_costs = "the fabric has no costs of the processor: copies, launches and slow-downs count as free"
+    no_costs = "the fabric has no processor costs, so copies, launches and slow-downs count as free"
     for hook in ("none", "noop", "power_sgd", hook_with_costs):
         assert predict(trace, measured, world_size=2, hook=hook).counted_as_free == (no_costs,)
     complete = FABRIC.model_copy(update={"processor": Processor(launch_ns=1)})
     assert predict(trace, complete, world_size=2).counted_as_free == ()
     (sentence,) = predict(trace, complete, world_size=2, hook="fp16").counted_as_free
-    assert sentence.startswith("fp16 was not measured")
+    assert sentence.startswith("the hook fp16 was not measured")
 
 
 def test_costs_of_another_hook_are_not_charged():

@@ -148,7 +148,7 @@ def test_sweep_writes_a_table_and_draws_it(here, trace, fabric, topology, tmp_pa
             "--variation", "iterations=5", "--json", tmp_path / "j",
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-    assert "the fastest at each world size" in done.stdout
+    assert "the fastest configuration at each world size" in done.stdout
     tables = [
         pd.read_csv(tmp_path / "s.csv"), pd.read_parquet(tmp_path / "s.parquet"), pd.read_json(tmp_path / "s.json")
     ]  # fmt: skip
@@ -167,8 +167,8 @@ def test_predict_takes_every_knob_and_draws_the_timeline(here, trace, topology, 
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "fastest configuration: parts of the median iteration" in done.stdout
-    assert "no costs of the processor: copies, launches and slow-downs count as free" in done.stdout
-    assert "after the last iteration all ranks take one rank's model" in done.stdout
+    assert "no processor costs, so copies, launches and slow-downs count as free" in done.stdout
+    assert "after the last iteration, all ranks receive one rank's model" in done.stdout
     assert "rank 3 computes" in (tmp_path / "t.svg").read_text()
 
 

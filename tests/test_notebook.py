@@ -51,7 +51,7 @@ def test_the_table_shows_iteration_parts_and_buckets():
         == "forward 1.00, backward 3.00, optimizer 1.00, exposed communication 4.00 ms"
     )
     assert rows["buckets"] == "1, on the critical path: 0"
-    assert "<p>the fabric has no costs of the processor" in prediction._repr_html_()
+    assert "<p>the fabric has no processor costs" in prediction._repr_html_()
 
 
 @examples(20)

@@ -78,7 +78,7 @@ def test_the_frame_holds_every_span(trace):
         ({"variation": "fitted"}, r"variation: expected a Variation, got 'fitted'; make one"),
         ({"stragglers": Straggler(factor=2)}, r"stragglers: expected a list of Straggler, got Straggler.*write \["),
         ({"stragglers": [(0, 2.0)]}, r"stragglers\[0\]: expected a Straggler, got \(0, 2.0\)"),
-        ({"inputs": 3}, "inputs: expected a list of numbers of batches, one a rank, got 3"),
+        ({"inputs": 3}, "inputs: expected a list with the number of batches of each rank, got 3"),
         ({"inputs": [3, 2.0]}, r"inputs\[1\]: expected a whole number of batches, got 2.0"),
         ({"hook": 3}, "hook: expected a CommHook or the name of one, such as 'fp16', got 3"),
     ],

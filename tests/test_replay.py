@@ -212,7 +212,7 @@ def test_a_bucket_of_two_dtypes_is_refused_as_the_reducer_does():
     trace = trace_of([[ALIKE]], [4, 4])
     floats = trace.workload.parameters[0].model_copy(update={"dtype": "float32", "shape": (1,)})
     mixed = trace.workload.model_copy(update={"parameters": (floats, trace.workload.parameters[1])})
-    with pytest.raises(ValueError, match="plan: expected one dtype a bucket, bucket 0 has float32 and int8"):
+    with pytest.raises(ValueError, match="plan: expected one dtype per bucket, bucket 0 has float32 and int8"):
         predict(trace.model_copy(update={"workload": mixed}), fabric(8), world_size=2, plan=[[0, 1]])
 
 

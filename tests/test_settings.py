@@ -51,7 +51,7 @@ def test_a_policy_takes_a_comm_hook_by_name():
         (
             {"policy": Policy(), "sync_every": 2, "hook": "fp16"},
             ValueError,
-            r"^policy: expected either a policy or single settings, got both: also sync_every, hook$",
+            r"^policy: expected either a policy or settings, got both; also given: sync_every, hook$",
         ),
         ({"policy": {"sync_every": 2}}, ValueError, r"^policy: expected a Policy, got \{'sync_every': 2\}; make one"),
         ({"sync_every": 0}, ValueError, r"^sync_every: input should be greater than or equal to 1, got 0$"),

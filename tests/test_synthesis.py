@@ -249,7 +249,7 @@ def test_each_gradient_brings_its_own_operations_whatever_the_order():
         ({"dtype": "int32"}, "parameters[0].dtype: expected 'int32', as in the trace, got 'float32'"),
         ({"batch": 4}, "batch: expected 4, as in the trace, got 3"),
         ({"count": 2}, "parameters: expected 2, as in the trace, got 1"),
-        ({"source": "torch"}, "workload.source: expected 'module', computation alone, got 'torch'"),
+        ({"source": "torch"}, "workload.source: expected 'module', a trace of computation alone, got 'torch'"),
     ],
 )
 def test_operations_of_another_model_are_refused_in_one_line(change, says):
@@ -303,12 +303,12 @@ def test_a_measured_step_lengthens_the_passes_but_not_the_optimiser():
 
 def test_steps_too_short_and_models_without_work_are_told():
     operations = Operations.model_validate_json(json.dumps(DOCUMENT))
-    with pytest.raises(ValueError, match="step_ns: expected at least 1, a nanosecond for every gradient, got 0"):
+    with pytest.raises(ValueError, match="step_ns: expected at least 1, one nanosecond per gradient, got 0"):
         synthesize(operations, SLOW, step_ns=0)
     idle = Operations.model_validate_json(
         json.dumps(DOCUMENT | {"forward": [], "step": [], "gradients": [{"parameter": 0, "operations": []}]})
     )
-    with pytest.raises(ValueError, match="expected some that take time on slow, got none"):
+    with pytest.raises(ValueError, match="expected operations that take time on slow, got none"):
         synthesize(idle, SLOW)
 
 

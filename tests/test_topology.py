@@ -153,12 +153,12 @@ LINK = "{latency_us: 1, gb_per_s: 1}"
         (f"levels: {{a: {LINK}, a: {LINK}}}", "not YAML: a occurs twice"),
         (
             f"levels: {{a: {LINK}, b: {LINK}}}",
-            "levels.b.of: expected one level of each other, got both a and b of ranks",
+            "levels.b.of: expected one level at most with each `of`, got both a and b of ranks",
         ),
         (
             "levels: {a: {members: 2, latency_us: 1, gb_per_s: 1}, b: {of: a, latency_us: 1, gb_per_s: 1}, "
             "c: {of: a, latency_us: 1, gb_per_s: 1}}",
-            "levels.c.of: expected one level of each other, got both b and c of a",
+            "levels.c.of: expected one level at most with each `of`, got both b and c of a",
         ),
         (
             f"levels: {{a: {LINK}, b: {{of: x, latency_us: 1, gb_per_s: 1}}}}",

@@ -383,8 +383,8 @@ def test_an_epoch_ends_with_a_count_a_vote_and_the_model():
     [
         ({"stragglers": [Straggler(factor=2), Straggler(rank=2, factor=2)]},
          r"^stragglers\[1\]\.rank: expected a rank below 2, got 2$"),
-        ({"inputs": [1]}, r"^inputs: expected 2 numbers of batches, one a rank, .*; got \[1\]$"),
-        ({"inputs": []}, r"^inputs: expected 2 numbers of batches, one a rank, .*; got \[\]$"),
+        ({"inputs": [1]}, r"^inputs: expected 2 numbers of batches, one per rank, .*; got \[1\]$"),
+        ({"inputs": []}, r"^inputs: expected 2 numbers of batches, one per rank, .*; got \[\]$"),
         ({"inputs": [2, -1]}, r"^inputs: expected 2 numbers .* none negative; got \[2, -1\]$"),
         ({"inputs": [0, 0]}, r"^inputs: expected 2 numbers .* not all 0 .*; got \[0, 0\]$"),
     ],

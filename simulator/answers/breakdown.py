@@ -1,4 +1,4 @@
-"""Breakdown of the slowest rank's iteration into parts, and the critical path that sets its length."""
+"""Breakdown of the slowest rank's iteration into parts, and the critical path, which determines its duration."""
 
 from collections.abc import Iterator
 
@@ -20,7 +20,7 @@ PARTS: dict[str, tuple[ComputeKind, ...]] = {
     "rebuild": ("rebuild",),
     "optimizer": ("step",),
 }
-"""The computing steps whose durations at full speed each part adds up."""
+"""The kinds of computing steps in each part; a part is the sum of their durations at full speed."""
 
 OTHER_PARTS = ("slowdown", "exposed_comm", "stragglers")
 
@@ -28,8 +28,9 @@ OTHER_PARTS = ("slowdown", "exposed_comm", "stragglers")
 def break_down(timeline: Timeline) -> dict[str, int]:
     """Divide the slowest rank's iteration into parts that add up to it, in nanoseconds.
 
-    `PARTS` are at full speed. `slowdown` is the time that contention adds to them, `exposed_comm` is waiting while a
-    collective runs, and `stragglers` is waiting while none runs because a rank has not launched it yet.
+    The parts in `PARTS` are computation at full speed. `slowdown` is the time that contention adds to them,
+    `exposed_comm` is waiting while a collective runs, and `stragglers` is waiting while none runs, because a rank has
+    not launched it yet.
     """
     engine_input = timeline.engine_input
     row = timeline.slowest_row
@@ -54,8 +55,8 @@ def break_down(timeline: Timeline) -> dict[str, int]:
 def critical_path(timeline: Timeline) -> tuple[Span, ...]:
     """Find the chain of spans that leads from the start to the end of the iteration without a gap.
 
-    The chain is followed backwards from the slowest rank's end. A wait leads to its collective; a collective leads to
-    the last rank that launched it, or, if it was queued, to the collective whose slot it took.
+    The chain is followed backwards from the end of the slowest rank. A wait leads to its collective; a collective
+    leads to the last rank that launched it or, if it was queued, to the collective whose slot it took over.
     """
     return tuple(_backwards(timeline))[::-1]
 

@@ -1,4 +1,4 @@
-"""Heat map of a sweep: two axes of the sweep, and in each cell the fastest configuration along all other axes."""
+"""Heat map of a sweep: shows two axes, and in each cell the fastest configuration along all other axes."""
 
 import math
 
@@ -29,19 +29,19 @@ def draw_heat_map(
 ) -> Axes:
     """Draw the table of a sweep.
 
-    Each cell shows the fastest of its configurations: the one with the least `iteration_ns`, the first of equals. A
-    cell without a configuration stays empty.
+    Each cell shows the configuration with the least `iteration_ns`, or the first of several with the same. A cell
+    without configurations stays empty.
 
     Args:
         table: The table that `simulator.sweep` returned, or some of its rows.
         ax: The axes to draw on; returned.
-        rows: The axis of the sweep down the map.
-        columns: The axis of the sweep along the map.
+        rows: Axis of the sweep for the rows of the map.
+        columns: Axis of the sweep for the columns of the map.
         value: The column of the table to show; columns of nanoseconds are shown in milliseconds.
 
     Raises:
-        ValueError: `rows` or `columns` is no axis of a sweep, both are the same, `value` is no column of the table,
-            or the table has no rows.
+        ValueError: `rows` or `columns` is not an axis of a sweep, both are the same, `value` is not a column of the
+            table, or the table has no rows.
     """
     _check(table, rows, columns, value)
     is_time = value.endswith("_ns")

@@ -1,7 +1,7 @@
 """Export of a timeline to the Chrome trace event format, which ui.perfetto.dev and chrome://tracing open.
 
-Each rank is a process; with many ranks, ranks that behave the same share one. A process has a track for computation,
-a track for copies into and out of buckets, and one track more for each collective that runs at the same time. Arrows
+Each rank is a process; with many ranks, ranks that behave the same share a process. A process has a track for
+computation, a track for copies into and out of buckets, and as many tracks for collectives as overlap. Arrows
 lead from a bucket's last gradient to its launch and to the end of its collective. A counter shows bytes in flight.
 Format: "Trace Event Format" of the Chromium project; times in the file are microseconds with fractions.
 """
@@ -20,13 +20,13 @@ COPIES = ("pack", "copy_out")
 MOST_PROCESSES = 64
 """With more ranks than this, ranks that behave the same share a process."""
 RANKS_IN_NAME = 3
-"""Ranks that the name of a shared process lists."""
+"""Number of ranks listed in the name of a shared process."""
 
 Event = dict[str, Any]
 
 
 def chrome_trace(timeline: Timeline) -> Event:
-    """Return the document of a timeline, ready for `json.dump`."""
+    """Convert a timeline to a Chrome trace document for `json.dump`."""
     events: list[Event] = []
     by_rank = sorted(timeline.spans(), key=attrgetter("rank", "start_ns", "end_ns"))
     simulated = {rank: list(spans) for rank, spans in groupby(by_rank, attrgetter("rank"))}
@@ -67,7 +67,7 @@ def _names(rank: int, name: str, tracks: Iterable[int]) -> list[Event]:
 
 
 def _tracks(spans: list[Span]) -> list[int]:
-    """Choose the track of each span. Spans on one track must not overlap."""
+    """Choose the track of each span, so that spans on one track do not overlap."""
     free_at: list[int] = []  # by communication track
     tracks = []
     lane = 0
@@ -98,7 +98,7 @@ def _slice(span: Span, track: int) -> Event:
 
 
 def _arrows(spans: list[Span], tracks: list[int]) -> list[Event]:
-    """Draw for each bucket an arrow from its last gradient, past its launch, to the end of its collective."""
+    """Return, for each bucket, an arrow from its last gradient through its launch to the end of its collective."""
     arrows = []
     for bucket in sorted({span.bucket for span in spans if span.bucket is not None}):
         mine = [(span, track) for span, track in zip(spans, tracks, strict=True) if span.bucket == bucket]
@@ -123,7 +123,7 @@ def _arrow(phase: str, span: Span, track: int, at_ns: int) -> Event:
 
 
 def _bytes_in_flight(rank: int, timeline: Timeline) -> list[Event]:
-    """Count the bytes of the running collectives, at each change."""
+    """Return a counter event with the bytes of the running collectives at each change."""
     sizes = [collective.size_bytes for collective in timeline.engine_input.schedule.collectives]
     starts = zip(timeline.start_ns.tolist(), sizes, strict=True)
     ends = zip(timeline.done_ns.tolist(), [-size for size in sizes], strict=True)

@@ -10,15 +10,15 @@ from ..timeline import Kind, Span, Timeline
 
 
 class Prediction(Protocol):
-    """The attributes of a `simulator.Prediction` that a drawing needs."""
+    """The attributes of a `simulator.Prediction` that the plot uses."""
 
     @property
     def iteration_ns(self) -> int:
-        """Median over the iterations."""
+        """Median iteration time."""
 
     @property
     def interval_ns(self) -> tuple[int, int]:
-        """Interval that holds 90 % of the iterations."""
+        """Interval that contains 90 % of the iterations."""
 
     @property
     def exposed_comm_ns(self) -> int:
@@ -26,7 +26,7 @@ class Prediction(Protocol):
 
     @property
     def timeline(self) -> Timeline:
-        """Every moment of the median iteration."""
+        """Timeline of the median iteration."""
 
     @property
     def spans(self) -> tuple[Span, ...]:
@@ -34,7 +34,7 @@ class Prediction(Protocol):
 
     @property
     def critical_path(self) -> tuple[Span, ...]:
-        """Spans that determine the length of the iteration."""
+        """Spans that determine the duration of the iteration."""
 
 
 COLOURS: dict[Kind, str] = {
@@ -61,19 +61,19 @@ COLOURS: dict[Kind, str] = {
     "second_all_reduce": "#9b2226",
 }
 NOT_RUNNING: tuple[Kind, ...] = ("straggler", "queued")
-"""Spans of collectives that are launched but do not run yet."""
+"""Kinds of spans before a collective runs."""
 
 HEIGHT, HEIGHT_NOT_RUNNING = 0.8, 0.25
 """Heights of spans in a lane of height 1."""
 
 
 def draw_timeline(prediction: Prediction, ax: Axes, *, ranks: Sequence[int] | None = None) -> Axes:
-    """Draw the median iteration with two lanes a rank, computation above collectives, and frame the critical path.
+    """Draw the median iteration with two lanes per rank, computation and collectives, and frame the critical path.
 
     Args:
         prediction: The prediction to draw.
         ax: The axes to draw on; returned.
-        ranks: Simulated ranks to draw; None: the first four.
+        ranks: Simulated ranks to draw. None: the first four.
 
     Raises:
         ValueError: A rank was not simulated.

@@ -1,4 +1,4 @@
-"""`ddplab fabric` and `ddplab knobs`: the contents of a fabric, and every setting with its unit and source."""
+"""`ddplab fabric` and `ddplab knobs`: show a fabric, and list every setting with its unit and source."""
 
 from itertools import accumulate
 from operator import mul
@@ -29,17 +29,17 @@ def fabric(
         typer.Option(
             metavar="N,...",
             help="World sizes to show.",
-            show_default="world sizes that were measured, and full groups of links",
+            show_default="measured world sizes, and full groups of the topology",
         ),
     ] = None,
     fabric_set: FabricSettings = None,
     processor: ProcessorFile = None,
     json_path: Json = None,
 ) -> None:
-    """Show the latency and bandwidth of all-reduces by message size, and the costs to the processor.
+    """Show the latency and bandwidth of all-reduces by message size, and the processor costs.
 
-    Several files are merged as by `predict`: the measured tables of all, the links of the one that has any, and
-    everything else of the first.
+    Several files are merged, as by `predict`: the result has the measured tables of all files, the topology of the
+    file that has one, and everything else from the first file.
     """
     shown = read_fabric(files, fabric_set, processor)
     sizes = _default_world_sizes(shown) if world_sizes is None else read_counts("--world-sizes", world_sizes)
@@ -53,13 +53,13 @@ def fabric(
 
 
 def _default_world_sizes(fabric: Fabric) -> list[int]:
-    """World sizes that were measured, and every full group of links; two groups where a level joins any number."""
+    """Return the measured world sizes, and the size of a full group of each level (two members if unlimited)."""
     levels = fabric.topology.levels if fabric.topology else ()
     return sorted({*fabric.world_sizes, *accumulate((level.members or 2 for level in levels), mul)})
 
 
 def _segments(fabric: Fabric, world_size: int) -> list[dict[str, Any]]:
-    """One entry per segment of a world size's costs."""
+    """Return one entry per segment of the costs at a world size."""
     origin, error = fabric.origin(world_size), fabric.relative_error(world_size)
     return [
         {"world_size": world_size, "origin": origin, "relative_error": error, **segment._asdict()}
@@ -68,7 +68,7 @@ def _segments(fabric: Fabric, world_size: int) -> list[dict[str, Any]]:
 
 
 def _segment_row(segment: dict[str, Any]) -> dict[str, str]:
-    """A segment for the table; algbw and busbw are those of nccl-tests, without the latency."""
+    """Return a row of the table for a segment; algbw and busbw are defined as in nccl-tests, without the latency."""
     ranks, slope = segment["world_size"], segment["ns_per_byte"]
     return {
         "ranks": str(ranks),
@@ -91,7 +91,7 @@ def _show_processor(processor: Processor) -> None:
             {"name": name, "value": _cost(getattr(processor, name)), "meaning": str(field.description).split(";")[0]}
             for name, field in fields
         ],
-        "costs to the processor",
+        "processor costs",
     )
     if contention := contention_rows(processor):
         show_table(contention, "slow-down of computation and collectives that run at the same time")
@@ -118,7 +118,7 @@ KNOBS: dict[str, type[BaseModel]] = {
     "two collectives at a time: `sharing` of a fabric file": Sharing,
     "a topology file in YAML": TopologyFile,
     "a level of a topology file: `levels`": LevelEntry,
-    "costs to the processor: `processor` of a fabric file": Processor,
+    "processor costs: `processor` of a fabric file": Processor,
     "slow-downs of computation and collectives: `contention` of a processor": Contention,
     "computation of a comm hook: `hooks` of a processor": HookCost,
     "a cost that grows with the bytes: `pack`, `copy_out`, `compress`, ...": Linear,

@@ -1,6 +1,6 @@
-"""The command `ddplab`: its subcommands, its help, and errors in one line.
+"""The command `ddplab`: subcommands, help, and one-line errors.
 
-Subcommands import what needs torch when they run, so that the others start quickly.
+Modules that need torch are imported when a subcommand that uses them runs, so that the others start quickly.
 """
 
 import os
@@ -21,11 +21,11 @@ USAGE = """\
 Record data-parallel training, predict its iteration time under other settings, and check the predictions.
 
 \b
-The usual order:
+Typical workflow:
   record      record when each gradient of a model is ready  -> trace.json.gz
   calibrate   measure collectives on this machine            -> fabric.json
   predict     predict iteration times from these two files
-  validate    do all of this, then train and compare
+  validate    do all of the above, then train and compare
 
 To model hardware that you do not have, make a trace from a data sheet with `synthesize`, and use a YAML file of
 links or logs of nccl-tests as the fabric. `sweep` predicts all combinations of several settings, and `knobs` lists
@@ -34,8 +34,8 @@ every setting.
 MODEL is resnet50, resnet18, mlp, transformer, small-tensors or MODULE:CALLABLE. The callable returns
 (model, loss_fn), and loss_fn(model) runs one batch and returns the loss. 1 MB is 2**20 bytes.
 
-Every command prints tables, and writes its result for programs with --json PATH. The exit status is 0 on success, 1
-after an error and 2 for a wrong command line; every error is one line.
+Every command prints tables, and writes its result as JSON with --json PATH. The exit status is 0 on success, 1 after
+an error and 2 for an invalid command line; every error is one line.
 """
 
 SUMMARIES: Mapping[str, str] = {
@@ -91,7 +91,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
 
 
 def epilog(command: str) -> str:
-    """The end of a subcommand's help: its examples."""
+    """Return the end of a subcommand's help: its examples."""
     return "\b\nExamples:\n" + "\n".join(f"  {example}" for example in EXAMPLES[command])
 
 
@@ -110,11 +110,11 @@ for command in (record, synthesize, rescale, calibrate, fabric, predict, sweep, 
 
 
 def main() -> None:
-    """Run the command line; an error that the user can correct is printed as one line."""
+    """Run the command line; print errors that the user can correct as one line."""
     sys.path.insert(0, os.getcwd())  # so that --model finds the user's own module, as with `python -m`
     try:
         status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
-    except typer.TyperException as error:  # a wrong command, option or value
+    except typer.TyperException as error:  # an invalid command, option or value
         context = getattr(error, "ctx", None)
         command_path = context.command_path if context else "ddplab"
         message = error.format_message()

@@ -1,4 +1,4 @@
-"""`ddplab record`, `calibrate`, `validate` and `demo`: the subcommands that run real ranks on this machine."""
+"""`ddplab record`, `calibrate`, `validate` and `demo`: subcommands that run real ranks on this machine."""
 
 from pathlib import Path
 from typing import Annotated
@@ -28,16 +28,16 @@ def record(
     model: Model = "resnet50",
     world_size: WorldSize = 1,
     iterations: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Iterations to record, after 2 of warm-up.")
+        int, typer.Option(min=1, metavar="N", help="Iterations to record, after 2 warm-up iterations.")
     ] = 10,
     out: TraceOut = Path("out/trace.json.gz"),
     json_path: Json = None,
 ) -> None:
     """Record when each gradient of a model is ready, on all ranks, without communication.
 
-    The ranks compute at the same time, as in training, but send nothing: all-reduces would make every backward pass
-    as long as the slowest one and so hide how long each rank takes. The trace is the input of `predict`, `sweep` and
-    `rescale`. To record a script of your own, see `reference.recorder`.
+    The ranks compute at the same time, as in training, but send nothing: with all-reduces, every rank would take as
+    long as the slowest one. The trace is the input of `predict`, `sweep` and `rescale`. To record a script of your
+    own, see `reference.recorder`.
     """
     from reference.launch import RankPool
 
@@ -72,9 +72,9 @@ def calibrate(
     """Measure collectives on this machine, and how much they and the model's computation slow each other down.
 
     Real ranks run all-reduces and broadcasts of up to the size of all gradients, alone and next to the model's
-    computation. Copies, launches, comm hooks and the rebuild of buckets are measured too. Measurements are repeated
-    and their spread is kept, so nothing else should run meanwhile. Choose the model that you want to predict, or a
-    similar one.
+    computation. Copies, launches, comm hooks and the rebuild of buckets are measured too. Nothing else should run on
+    the machine meanwhile: the spread of repeated measurements widens the predicted intervals. Choose the model that
+    you want to predict, or a similar one.
     """
     from reference.launch import RankPool
 
@@ -97,7 +97,7 @@ def validate(
     hooks: Hooks = "none",
     repeat: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="Turns of each configuration, of 3 iterations each."),
+        typer.Option(min=1, metavar="N", help="Turns of each configuration; a turn measures 3 iterations."),
     ] = 3,
     link_rate: LinkRate = None,
     out: Annotated[
@@ -107,10 +107,10 @@ def validate(
 ) -> None:
     """Record, calibrate, write predictions to disk, then train and compare.
 
-    The report has the errors of the prediction and of three baselines, the number of configurations ranked wrongly,
-    and the fraction of iterations inside the predicted interval. Errors are given by the clock, and paired: with the
-    change of the machine's speed, measured next to each run, taken out. The folder gets the trace, the fabric file,
-    predictions.json as written before the first run, report.json and report.csv.
+    The report has the errors of the prediction and of three baselines, the number of pairs of configurations that
+    were ranked wrongly, and the fraction of iterations inside the predicted interval. Errors are given by the clock,
+    and paired: after correction for the change of the machine's speed, which is measured next to each run. The folder
+    contains the trace, the fabric file, predictions.json (written before the first run), report.json and report.csv.
     """
     from reference.launch import RankPool
 

@@ -22,7 +22,7 @@ from ..workload.compute_times import Straggler, Variation
 
 R = TypeVar("R", bound=Schema)
 
-FABRIC_FILE = "A fabric file of `calibrate`, links in YAML (.yaml, .yml), or a log of nccl-tests (.log, .txt)"
+FABRIC_FILE = "A fabric file of `calibrate`, a topology file (.yaml, .yml), or a log of nccl-tests (.log, .txt)"
 
 Model = Annotated[
     str,
@@ -31,7 +31,7 @@ Model = Annotated[
     ),
 ]
 WorldSize = Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks.")]
-Caps = Annotated[str, typer.Option(metavar="MB,...", help="Bucket caps in MB; `single` is one bucket for all.")]
+Caps = Annotated[str, typer.Option(metavar="MB,...", help="Bucket caps in MB; `single` is one bucket in total.")]
 Orders = Annotated[str, typer.Option(metavar="ORDER,...", help=f"Bucket orders: {', '.join(ORDERS)}.")]
 Hooks = Annotated[
     str,
@@ -62,8 +62,8 @@ ProcessorFile = Annotated[
     typer.Option(
         "--processor",
         metavar="PATH",
-        help="Take the costs of copies, launches, hooks and slow-downs from this fabric file; links and logs have "
-        "none.",
+        help="Take the costs of copies, launches, hooks and slow-downs from this fabric file; topology files and "
+        "logs have none.",
     ),
 ]
 VariationSettings = Annotated[
@@ -88,8 +88,8 @@ LinkRate = Annotated[
     str | None,
     typer.Option(
         metavar="RATE",
-        help="Connect the ranks by virtual links of this rate, such as 1gbit, in place of the loopback interface; "
-        "needs Linux, root and iproute2.",
+        help="Connect the ranks by virtual links of this rate, such as 1gbit, instead of the loopback interface; "
+        "requires Linux, root and iproute2.",
     ),
 ]
 Json = Annotated[
@@ -97,7 +97,7 @@ Json = Annotated[
 ]
 
 OPTIONS = {"bucket_cap_mb": "--caps", "order": "--orders", "hook": "--hooks"}
-"""Fields of `Policy` for which a subcommand takes several values, each with its option."""
+"""Fields of `Policy` that accept several values, each with its option."""
 
 
 def read_caps(text: str) -> list[float]:
@@ -152,10 +152,10 @@ def read_stragglers(words: Sequence[str] | None) -> list[Straggler]:
 
 
 def read_policy(words: Sequence[str] | None) -> Policy:
-    """The default policy with these settings.
+    """Return the default policy with these settings.
 
     Raises:
-        ValueError: A setting is malformed, or has an option of its own, which would overrule it.
+        ValueError: A setting is malformed, or has its own option, which would override it.
     """
     for word in words or ():
         if (name := word.partition("=")[0]) in OPTIONS:
@@ -164,18 +164,18 @@ def read_policy(words: Sequence[str] | None) -> Policy:
 
 
 def read_variation(words: Sequence[str] | None) -> Variation:
-    """The default variation with these settings."""
+    """Return the default variation with these settings."""
     return _changed(Variation(), "--variation", words)
 
 
 def read_fabric(paths: Sequence[Path], words: Sequence[str] | None, processor: Path | None) -> Fabric:
-    """The files merged by `Fabric.merged`, with these settings and, if given, the processor of a calibration."""
+    """Merge fabric files and apply these settings; take the processor costs from `processor` if it is given."""
     fabric = _changed(Fabric.merged(*map(Fabric.load, paths)), "--fabric-set", words)
     return fabric if processor is None else fabric.model_copy(update={"processor": _processor_of(processor)})
 
 
 def read_link_rate(text: str | None) -> float | None:
-    """Parse a rate to bits per second. None: no links."""
+    """Parse a rate in bits per second; None stays None."""
     from reference.virtual_links import bits_per_s
 
     try:
@@ -185,10 +185,10 @@ def read_link_rate(text: str | None) -> float | None:
 
 
 def check_outputs(*paths: Path | None) -> None:
-    """Check before any work that these files can be written.
+    """Check that these files can be written, before anything is computed.
 
     Raises:
-        OSError: One of them cannot.
+        OSError: A file cannot be written.
     """
     for path in paths:
         if path is not None:
@@ -205,10 +205,10 @@ def _processor_of(path: Path) -> Processor:
 
 
 def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
-    """A copy of `record` with each NAME=VALUE set; a value is read as JSON, or else as text.
+    """Return a copy of `record` with each NAME=VALUE set; a value is parsed as JSON, or else kept as text.
 
-    Fields that were never set get their defaults anew, because a default may depend on other fields. The copy is
-    validated as JSON, in which a tuple is a list.
+    Defaults are computed again, because a default may depend on other fields. The copy is validated as JSON, so that
+    lists are accepted for tuples.
     """
     if not words:
         return record
@@ -230,7 +230,7 @@ def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
         raise ValueError(f"{option}: {problem}") from None
 
 
-CAPS = "Bucket caps in MB; `single` is one bucket for all, `default` is DDP's: 25, and 1 for the first bucket."
+CAPS = "Bucket caps in MB; `single` is one bucket in total, `default` is 25, and 1 for the first bucket."
 ChosenOrders = Annotated[
     str | None,
     typer.Option("--orders", metavar="ORDER,...", help=f"Bucket orders: {', '.join(ORDERS)}.", show_default="ready"),
@@ -238,15 +238,15 @@ ChosenOrders = Annotated[
 
 
 def choose_caps(text: str | None, policy: Policy, usual: str) -> list[float | None]:
-    """The bucket caps to try, in MB; None is DDP's own.
+    """Return the bucket caps to predict, in MB; None is DDP's default.
 
     Args:
         text: The value of --caps. None: the option was not given.
-        policy: The other settings; with explicit buckets its own cap is the only one.
+        policy: The other settings. If they fix the buckets or caps, the result is the policy's cap alone.
         usual: The value if the option was not given.
 
     Raises:
-        ValueError: The option is malformed, or was given although the policy has explicit buckets.
+        ValueError: The option is malformed, or was given although the policy fixes the buckets or caps.
     """
     if _is_overruled("--caps", "bucket_cap_mb", text, policy):
         return [policy.bucket_cap_mb]
@@ -255,21 +255,21 @@ def choose_caps(text: str | None, policy: Policy, usual: str) -> list[float | No
 
 
 def choose_orders(text: str | None, policy: Policy) -> list[Order]:
-    """The bucket orders to try; see `choose_caps`."""
+    """Return the bucket orders to predict; see `choose_caps`."""
     if _is_overruled("--orders", "order", text, policy):
         return [policy.order]
     return read_orders("ready" if text is None else text)
 
 
 def cap_word(cap_mb: float | str | None) -> str:
-    """A cap for a table: a size in MB, `single` or `default`; a word stays as it is."""
+    """Format a cap for a table: a size in MB, `single` or `default`; text is returned unchanged."""
     if isinstance(cap_mb, str):
         return cap_mb
     return "default" if cap_mb is None or math.isnan(cap_mb) else cap_name(cap_mb)
 
 
 def cap_json(cap_mb: float | str | None) -> float | str | None:
-    """A cap for JSON: in MB, null for a single bucket because JSON has no infinity, or the word `default`."""
+    """Convert a cap for JSON: a size in MB, null for a single bucket (JSON has no infinity), or `default`."""
     word = cap_word(cap_mb)
     return {"single": None, "default": word}.get(word, cap_mb)
 
@@ -285,18 +285,18 @@ ENDINGS = (".png", ".svg", ".pdf")
 
 
 def check_picture(option: str, path: Path | None) -> None:
-    """Check that the name of a picture, if given, has an ending that can be drawn.
+    """Check that the name of a picture, if given, ends in one of `ENDINGS`.
 
     Raises:
-        ValueError: It has not.
+        ValueError: The name has another ending.
     """
     if path is not None and path.suffix not in ENDINGS:
         raise ValueError(f"{option}: expected a name that ends in {', '.join(ENDINGS)}, got {path}")
 
 
 def save_picture(figure: Figure, path: Path) -> None:
-    """Write a picture, and print where."""
+    """Write a picture and print its path."""
     data = BytesIO()
     figure.savefig(data, format=path.suffix.lstrip("."), dpi=120)
     write_atomically(path, data.getvalue())
-    print(f"drawn in {path}")
+    print(f"plot written to {path}")

@@ -1,4 +1,4 @@
-"""Output of the subcommands: progress, tables, JSON, and the tables of traces, reports and calibrations."""
+"""Output of the subcommands: progress, tables, JSON, and the tables for traces, reports and calibrations."""
 
 import json
 import sys
@@ -20,20 +20,20 @@ from ..measure.report import Report
 
 notes = Console(stderr=True)
 PIPED_WIDTH = 120
-"""Width of tables in columns where there is no terminal."""
+"""Width of tables, in characters, if the output is not a terminal."""
 TEXT = ("name", "default", "meaning", "order", "hook", "part", "trace", "fabric")
 """Table columns that hold text; all others hold numbers."""
 
 
 @contextmanager
 def progress(first: str = "starting ranks") -> Iterator[Callable[[str, int, int], None]]:
-    """Show progress: a bar on a terminal, elsewhere one line per step.
+    """Show progress: as a bar on a terminal, else as one line per step.
 
     Args:
-        first: Shown until the first step is reported.
+        first: Label to show until the first step is reported.
 
     Yields:
-        A function that reports a step: its name, the parts done and all parts.
+        A function that reports progress; takes the label of the step, the parts done and the number of parts.
     """
     columns = (
         SpinnerColumn(),
@@ -62,7 +62,7 @@ def show_table(rows: Sequence[dict[str, str]], title: str, *, optional: Sequence
     Args:
         rows: At least one; each maps the same columns to cells.
         title: Printed above the table.
-        optional: Columns to leave out, in this order, as long as the terminal is too narrow.
+        optional: Columns to leave out, in this order, until the table fits the terminal.
     """
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     columns = fitting_columns(rows, console.width, optional)
@@ -78,7 +78,7 @@ def show_table(rows: Sequence[dict[str, str]], title: str, *, optional: Sequence
 
 
 def fitting_columns(rows: Sequence[dict[str, str]], width: int, optional: Sequence[str]) -> list[str]:
-    """The columns that fit into `width` without breaking a word; optional ones are left out from the first on."""
+    """Return the columns that fit into `width` without breaking a word; leave out optional columns as needed."""
     columns = list(rows[0])
     for column in optional:
         if sum(_longest(rows, kept, str.split) + 1 for kept in columns) <= width:
@@ -88,7 +88,7 @@ def fitting_columns(rows: Sequence[dict[str, str]], width: int, optional: Sequen
 
 
 def column_widths(rows: Sequence[dict[str, str]], columns: Sequence[str], width: int) -> list[int]:
-    """The width of each column: its longest word, and from the left on up to its longest line while there is room."""
+    """Return column widths: at least the longest word; remaining room goes to the columns from left to right."""
     least = [_longest(rows, column, str.split) for column in columns]
     room = width - sum(least) - len(least)  # a space follows each column
     widths = []
@@ -118,7 +118,7 @@ def write_json(path: Path | None, result: dict[str, Any]) -> None:
 
 
 def describe_trace(trace: Trace) -> dict[str, str]:
-    """Sizes and times of a trace, as the row of a table."""
+    """Return sizes and times of a trace as a row of a table."""
     iterations = trace.ranks[0].iterations
     times = sorted(iteration.duration_ns for iteration in iterations)
     return {
@@ -175,8 +175,8 @@ def show_report(report: Report) -> None:
     )
     if abs(report.drift) > NOISY_DRIFT:
         print(
-            "the machine's speed differs from that of the calibration, so errors by the clock are mostly the "
-            "machine's; run again while nothing else runs"
+            "the machine's speed has changed since the calibration, so errors by the clock are mostly due to this "
+            "change; repeat while nothing else runs"
         )
 
 
@@ -198,14 +198,14 @@ def show_calibration(fabric: Fabric, model: str, title: str) -> None:
     Args:
         fabric: A fabric made by `calibrate`.
         model: The model that it was measured with.
-        title: Of the first table.
+        title: Title of the first table.
     """
     show_table(collective_rows(fabric), title, optional=("outliers", "± ", "broadcast ms"))
     outliers, repeats = sum(row.outliers for row in fabric.all_reduce), sum(row.repeats for row in fabric.all_reduce)
     if outliers > NOISY_OUTLIERS * repeats:
         print(
-            f"{outliers} of {repeats} all-reduces took over twice the median, so other programs used the machine; "
-            "calibrate again while nothing else runs"
+            f"{outliers} of {repeats} all-reduces took over twice the median, probably because other programs "
+            "were running; calibrate again while nothing else runs"
         )
     processor = fabric.processor
     if rows := list(hook_rows(processor)):
@@ -221,7 +221,7 @@ def show_calibration(fabric: Fabric, model: str, title: str) -> None:
 
 
 def collective_rows(fabric: Fabric) -> list[dict[str, str]]:
-    """One row per message size."""
+    """Return one row per message size."""
     factors = {row.size_bytes: row.factor for row in fabric.sharing}
     broadcasts = {row.size_bytes: row for row in fabric.broadcast}
     return [
@@ -239,7 +239,7 @@ def collective_rows(fabric: Fabric) -> list[dict[str, str]]:
 
 
 def contention_rows(processor: Processor) -> list[dict[str, str]]:
-    """One row per message size and number in flight."""
+    """Return one row per message size and number of collectives in flight."""
     return [
         {
             "bytes": f"{row.size_bytes:,}",
@@ -254,7 +254,7 @@ def contention_rows(processor: Processor) -> list[dict[str, str]]:
 
 
 def hook_rows(processor: Processor) -> Iterator[dict[str, str]]:
-    """One row per part of a hook that costs anything."""
+    """Yield one row for each part of a hook with a cost."""
     for hook in processor.hooks:
         parts: dict[str, Linear] = {part: getattr(hook, part) for part in PARTS}
         for part, cost in parts.items():

@@ -1,4 +1,4 @@
-"""`ddplab predict` and `ddplab sweep`: iteration times under several settings, or of all combinations."""
+"""`ddplab predict` and `ddplab sweep`: predict iteration times for several settings, or for all combinations."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
@@ -55,20 +55,21 @@ from .output import progress, show_table, write_json
 FABRIC = Path("out/fabric.json")
 PREDICT_CAPS = "0.5,1,5,25,single"
 SPARED = ("hook", "critical buckets", "computation ms", "buckets")
-"""Columns that are left out on a narrow terminal."""
+"""Columns to leave out on a narrow terminal, the first one first."""
 
 
 def predict(
-    trace: Annotated[Path, typer.Argument(help="A recorded trace.")],
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace of `record`, `synthesize` or `rescale`.")],
     fabric: Annotated[
         list[Path] | None,
         typer.Option(
-            help=f"{FABRIC_FILE}; give it again to merge measured tables: all else is taken from the first file.",
+            metavar="PATH",
+            help=f"{FABRIC_FILE}; may be repeated. Files are merged as by `ddplab fabric`.",
             show_default=str(FABRIC),
         ),
     ] = None,
     world_size: WorldSize = 2,
-    caps: Annotated[str | None, typer.Option(help=CAPS, show_default=PREDICT_CAPS)] = None,
+    caps: Annotated[str | None, typer.Option(metavar="MB,...", help=CAPS, show_default=PREDICT_CAPS)] = None,
     orders: ChosenOrders = None,
     hooks: Hooks = "none",
     policy: Settings = None,
@@ -77,18 +78,31 @@ def predict(
     variation: VariationSettings = None,
     straggler: Stragglers = None,
     inputs: Annotated[
-        str | None, typer.Option(help="Batches of each rank, comma-separated: the ranks train under Join.")
+        str | None,
+        typer.Option(metavar="N,...", help="Number of batches of each rank; the ranks then train under Join."),
     ] = None,
-    perfetto: Annotated[Path | None, typer.Option(help="Write the fastest one's timeline here.")] = None,
-    timeline: Annotated[Path | None, typer.Option(help="Draw the fastest one's timeline here (.png, .svg).")] = None,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Write the timeline of the fastest configuration as a Chrome trace, for ui.perfetto.dev.",
+        ),
+    ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Plot the timeline of the fastest configuration to this file (.png, .svg, .pdf)."
+        ),
+    ] = None,
     json_path: Json = None,
 ) -> None:
-    """Predict the iteration time under each bucket cap, order and comm hook.
+    """Predict the iteration time for each combination of bucket cap, order and comm hook.
 
-    Each row has the median iteration, an interval that holds 90 % of the iterations, computation alone, the time
-    that data parallelism adds (copies, slower computation, waiting), and the buckets on the critical path. Below the
-    table stand costs that are unknown and count as free, the parts of the fastest configuration, what limits it, and
-    whether its lead exceeds the interval. A trace of one rank serves for any world size.
+    The table shows the median iteration time, an interval that contains 90 % of the iterations, the time of
+    computation alone, the time that data parallelism adds (copies, slower computation, waiting), and the buckets on
+    the critical path. Costs that are unknown and count as free are listed below the table, followed by a breakdown of
+    the fastest configuration, the two largest parts of its iteration, and whether its lead over the next one exceeds
+    the intervals. A trace of one rank is enough for any world size.
     """
     check_picture("--timeline", timeline)
     check_outputs(perfetto, timeline, json_path)
@@ -123,13 +137,13 @@ def predict(
 
 
 def _values_of_axes(policy: Policy) -> dict[str, Any]:
-    """The policy's value on each axis; the name of the field that takes its place, where there is one."""
+    """Return the policy's value on each axis, or the name of the field that overrides the axis."""
     values = {"bucket_cap_mb": policy.bucket_cap_mb, "order": policy.order, "hook": policy.hook.name}
     return values | overruled(policy)
 
 
 def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
-    """For a person, in milliseconds."""
+    """Return a row of the printed table; times in milliseconds."""
     values = _values_of_axes(policy)
     return {
         "cap": cap_word(values["bucket_cap_mb"]),
@@ -145,7 +159,7 @@ def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
 
 
 def _row_json(policy: Policy, prediction: Prediction) -> dict[str, Any]:
-    """For programs; see `cap_json`."""
+    """Return a row of the JSON result; see `cap_json` for the cap."""
     values = _values_of_axes(policy)
     return {"cap_mb": cap_json(values.pop("bucket_cap_mb")), **values, **prediction.to_json()}
 
@@ -156,11 +170,11 @@ def _show_breakdown(prediction: Prediction, cycle: int) -> None:
     span = "iteration" if cycle == 1 else f"cycle of {cycle} iterations"
     show_table([row], f"fastest configuration: parts of the median {span} on the slowest rank, ms")
     if prediction.epoch_end_ns:
-        print(f"after the last iteration all ranks take one rank's model: {prediction.epoch_end_ns / 1e6:.1f} ms")
+        print(f"after the last iteration, all ranks receive one rank's model: {prediction.epoch_end_ns / 1e6:.1f} ms")
 
 
 def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) -> str:
-    """The fastest configuration, what limits it, and whether its lead over the next one exceeds the interval."""
+    """Describe the fastest configuration, its largest parts, and whether its lead exceeds the 90 % intervals."""
     ranked = sorted(zip(policies, predictions, strict=True), key=lambda pair: pair[1].iteration_ns)
     policy, fastest = ranked[0]
     sentences = [f"fastest: {_in_words(policy)}, {fastest.iteration_ns / 1e6:.1f} ms, limited by {_limits(fastest)}"]
@@ -182,9 +196,9 @@ def _in_words(policy: Policy) -> str:
 
 
 def _limits(prediction: Prediction) -> str:
-    """The two largest parts of the slowest rank's iteration.
+    """Describe the two largest parts of the slowest rank's iteration.
 
-    The part "computation" is that of a typical rank; what the slowest rank computes beyond it counts as "stragglers".
+    "computation" is that of the median rank; any further computation of the slowest rank counts as "stragglers".
     """
     engine_input = prediction.timeline.engine_input
     is_computation = [step.kind in COMPUTATION for step in engine_input.schedule.steps]
@@ -208,7 +222,7 @@ def _limits(prediction: Prediction) -> str:
 def _save_timelines(prediction: Prediction, perfetto: Path | None, picture: Path | None) -> None:
     if perfetto is not None:
         prediction.save_perfetto(perfetto)
-        print(f"timeline of the fastest in {perfetto}; open it in ui.perfetto.dev")
+        print(f"timeline of the fastest configuration written to {perfetto}; open it in ui.perfetto.dev")
     if picture is not None:
         figure = Figure(figsize=(11, 4.5), layout="constrained")
         draw_timeline(prediction, figure.add_subplot())
@@ -221,10 +235,14 @@ SHOWN_ROWS = 40
 
 
 def sweep(
-    traces: Annotated[list[Path], typer.Argument(help="Recorded traces.")],
-    fabric: Annotated[list[Path], typer.Option(help=f"{FABRIC_FILE}; give it again to try several.")],
-    world_sizes: Annotated[str, typer.Option(help="Numbers of ranks, comma-separated.")] = "2,4,8,16,32,64",
-    caps: Annotated[str | None, typer.Option(help=CAPS, show_default=SWEEP_CAPS)] = None,
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE", help="Traces of `record`, `synthesize` or `rescale`.")
+    ],
+    fabric: Annotated[
+        list[Path], typer.Option(metavar="PATH", help=f"{FABRIC_FILE}; repeat the option to compare several fabrics.")
+    ],
+    world_sizes: Annotated[str, typer.Option(metavar="N,...", help="Numbers of ranks.")] = "2,4,8,16,32,64",
+    caps: Annotated[str | None, typer.Option(metavar="MB,...", help=CAPS, show_default=SWEEP_CAPS)] = None,
     orders: ChosenOrders = None,
     hooks: Hooks = "none",
     policy: Settings = None,
@@ -232,21 +250,33 @@ def sweep(
     processor: ProcessorFile = None,
     variation: VariationSettings = None,
     straggler: Stragglers = None,
-    out: Annotated[Path, typer.Option(help="The table: .csv, .parquet or .json.")] = Path("out/sweep.csv"),
-    heat_map: Annotated[Path | None, typer.Option(help="Draw the table here (.png, .svg).")] = None,
-    rows: Annotated[str, typer.Option(help=f"Down the heat map: {', '.join(AXES)}.")] = "bucket_cap_mb",
-    columns: Annotated[str, typer.Option(help="Along the heat map, as --rows.")] = "world_size",
+    out: Annotated[
+        Path, typer.Option(metavar="PATH", help="Where to write the table (.csv, .parquet, .json).")
+    ] = Path("out/sweep.csv"),
+    heat_map: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Plot a heat map of the table to this file (.png, .svg, .pdf)."),
+    ] = None,
+    rows: Annotated[
+        str, typer.Option(metavar="AXIS", help=f"Axis for the rows of the heat map: {', '.join(AXES)}.")
+    ] = "bucket_cap_mb",
+    columns: Annotated[
+        str, typer.Option(metavar="AXIS", help="Axis for the columns of the heat map.")
+    ] = "world_size",
     value: Annotated[
-        str, typer.Option(help="Figure of the fastest configuration that each cell of the heat map shows.")
+        str,
+        typer.Option(metavar="COLUMN", help=f"Value to show in the cells of the heat map: {', '.join(VALUES)}."),
     ] = "efficiency",
-    jobs: Annotated[int | None, typer.Option(help="Tasks at a time; default: as many as cores.")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of parallel tasks; default: one per core.")
+    ] = None,
     json_path: Json = None,
 ) -> None:
-    """Predict all combinations of traces, fabrics, ranks, caps, orders and hooks; write them as one table.
+    """Predict all combinations of traces, fabrics, world sizes, bucket caps, orders and comm hooks as one table.
 
-    Each --fabric is an axis value of its own. The heat map has two axes along its sides; each cell shows the fastest
-    configuration of all other axes. Where speeds are constant, thousands of combinations take a second; others are
-    simulated on all cores.
+    Fabrics are compared with each other, not merged. The heat map shows two axes of the table; each cell shows the
+    fastest configuration along all other axes. If speeds are constant, thousands of combinations take about a second;
+    other combinations are simulated on all cores.
     """
     if out.suffix not in TABLE_WRITERS:
         raise ValueError(f"--out: expected a name that ends in {', '.join(TABLE_WRITERS)}; got {out}")
@@ -274,7 +304,7 @@ def sweep(
         draw_heat_map(table, figure.add_subplot(), rows=rows, columns=columns, value=value)
         save_picture(figure, heat_map)
     _show_fastest(table)
-    print(f"{len(table)} configurations in {out}")
+    print(f"{len(table)} configurations written to {out}")
     write_json(json_path, {"rows": _rows_json(table)})
 
 
@@ -290,11 +320,11 @@ def _check_heat_map(path: Path | None, rows: str, columns: str, value: str) -> N
 def _show_fastest(table: pd.DataFrame) -> None:
     best = table.loc[table.groupby(list(AXES[:3]), sort=False)["iteration_ns"].idxmin()]
     rows = [_sweep_row(row) for row in best.head(SHOWN_ROWS).to_dict("records")]
-    show_table(rows, "the fastest at each world size")
+    show_table(rows, "the fastest configuration at each world size")
 
 
 def _sweep_row(row: Mapping[Hashable, Any]) -> dict[str, str]:
-    """For a person, in milliseconds."""
+    """Return a row of the printed table; times in milliseconds."""
     return {
         "trace": Path(row["trace"]).name,
         "fabric": Path(row["fabric"]).name,
@@ -309,5 +339,5 @@ def _sweep_row(row: Mapping[Hashable, Any]) -> dict[str, str]:
 
 
 def _rows_json(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    """For programs; see `cap_json`."""
+    """Return the rows of the JSON result; see `cap_json` for the cap."""
     return [row | {"bucket_cap_mb": cap_json(row["bucket_cap_mb"])} for row in table.to_dict("records")]

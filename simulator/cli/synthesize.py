@@ -1,4 +1,4 @@
-"""`ddplab synthesize` and `ddplab rescale`: traces for hardware that is not at hand."""
+"""`ddplab synthesize` and `ddplab rescale`: make traces for hardware that is not available."""
 
 from pathlib import Path
 from typing import Annotated
@@ -27,7 +27,7 @@ def synthesize(
         typer.Option(
             min=0,
             metavar="MS",
-            help="Milliseconds of an iteration measured on one device, without communication; scales the trace.",
+            help="Measured time of an iteration on one device, without communication; the trace is scaled to it.",
         ),
     ] = None,
     out: TraceOut = Path("out/synthetic.json.gz"),
@@ -54,7 +54,7 @@ def rescale(
         typer.Option(
             "--from",
             metavar="DEVICE",
-            help="The device of the recording, as for --to; `this` is this machine.",
+            help="The device of the recording: `this` for this machine, or a data sheet, as for --to.",
         ),
     ] = "this",
     new: Annotated[
@@ -63,7 +63,7 @@ def rescale(
     out: TraceOut = Path("out/rescaled.json.gz"),
     json_path: Json = None,
 ) -> None:
-    """Rescale a recorded trace to another device, by the roofline of the operations between gradients.
+    """Rescale a recorded trace to another device, with a roofline model of the operations between gradients.
 
     Differences between iterations and between ranks are kept. `--from this` first measures the rates of this machine.
     Traces recorded with communication are refused, because communication does not scale with the device.

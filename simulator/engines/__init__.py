@@ -1,1 +1,1 @@
-"""Two engines, one meaning: by events, and by recurrence."""
+"""The two engines, which give equal results: the event replay, and the closed form for constant speeds."""

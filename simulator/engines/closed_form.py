@@ -1,4 +1,4 @@
-"""Closed form: the timeline of the event replay by a recurrence, for fabrics with constant speeds.
+"""Closed form: computes the timeline of the event replay by a recurrence; requires constant speeds.
 
 All ranks follow the schedule together, so each instruction is one operation on arrays over the ranks, and over any
 number of iterations on leading axes.
@@ -12,10 +12,10 @@ from ..timeline import Timeline
 
 
 def solve(engine_input: EngineInput) -> Timeline:
-    """Simulate one iteration: a collective starts at `max(last launch, first free slot)` and takes its cost.
+    """Simulate one iteration: each collective starts at `max(last launch, first free slot)` and runs for its cost.
 
     Raises:
-        ValueError: Speeds depend on what else runs; only the replay can simulate that.
+        ValueError: Speeds are not constant; use the event replay.
     """
     end_ns = np.empty((len(engine_input.ranks), len(engine_input.schedule.instructions)), np.int64)
     start_ns, done_ns, _last = _recur(engine_input, end_ns)
@@ -23,7 +23,7 @@ def solve(engine_input: EngineInput) -> Timeline:
 
 
 def solve_many(engine_inputs: EngineInput) -> Nanoseconds:
-    """Compute the latencies of many iterations at once; shape: the axes before those of ranks and collectives.
+    """Compute the durations of many iterations at once; shape: the leading axes of durations and costs.
 
     Raises:
         ValueError: As for `solve`.
@@ -34,10 +34,10 @@ def solve_many(engine_inputs: EngineInput) -> Nanoseconds:
 
 
 def exposed_many(engine_inputs: EngineInput) -> Nanoseconds:
-    """Compute how long the slowest rank of each iteration waits while a collective runs; shape as of `solve_many`.
+    """Compute how long the slowest rank of each iteration waits while a collective runs; shape as for `solve_many`.
 
     Raises:
-        ValueError: As for `solve`; or several collectives can run at the same time.
+        ValueError: Speeds are not constant, or several collectives can run at the same time.
     """
     if engine_inputs.most_running > 1:
         raise ValueError(f"closed form: expected one collective at a time, got up to {engine_inputs.most_running}")
@@ -55,7 +55,7 @@ def exposed_many(engine_inputs: EngineInput) -> Nanoseconds:
             step += 1
         elif not isinstance(instruction, Launch):
             end = np.maximum(now, done_ns[..., instruction.collective])
-            for number in range(awaited, instruction.collective + 1):  # those that can run during this wait
+            for number in range(awaited, instruction.collective + 1):  # the collectives that can run during this wait
                 start, done = start_ns[..., number], done_ns[..., number]
                 exposed = exposed + np.clip(end, start, done) - np.clip(now, start, done)
             now, awaited = end, max(awaited, instruction.collective + 1)
@@ -65,7 +65,7 @@ def exposed_many(engine_inputs: EngineInput) -> Nanoseconds:
 def _recur(
     engine_input: EngineInput, end_ns: Nanoseconds | None = None
 ) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
-    """Follow the schedule.
+    """Execute the instructions in order, for all ranks at once.
 
     Args:
         engine_input: One iteration, or many.
@@ -75,7 +75,7 @@ def _recur(
         Start and end of each collective, shape [..., collectives], and the end of each rank, shape [..., ranks].
     """
     if engine_input.is_fluid:
-        raise ValueError("closed form: expected constant speeds, but the fabric has slow-downs; use the replay")
+        raise ValueError("closed form: expected constant speeds, but the fabric has slow-downs; use engine='auto'")
     schedule, duration_ns, cost_ns = engine_input.schedule, engine_input.duration_ns, engine_input.cost_ns
     iterations = np.broadcast_shapes(duration_ns.shape[:-2], cost_ns.shape[:-1])
     now = np.zeros((*iterations, duration_ns.shape[-2]), np.int64)

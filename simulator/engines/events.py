@@ -1,4 +1,4 @@
-"""Event replay: one iteration by discrete events. The replay defines what a prediction means.
+"""Event replay: simulates one iteration by discrete events, and is the definition of a prediction.
 
 Each rank is a simpy process that follows the schedule. Each collective is a process too: it starts when its last rank
 has launched it and its process group has a free slot, runs, and wakes the ranks that wait for it.
@@ -32,7 +32,7 @@ def replay(engine_input: EngineInput) -> Timeline:
 
 
 def latency_ns(engine_input: EngineInput) -> int:
-    """Simulate one iteration and return `replay(engine_input).iteration_ns`, without the cost of the timeline."""
+    """Return `replay(engine_input).iteration_ns` without computing the timeline."""
     return _simulated(engine_input).latency_ns
 
 
@@ -45,7 +45,7 @@ def _simulated(engine_input: EngineInput) -> "_Replay":
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Switch garbage collection off: all events are in use, and scanning those of many ranks takes half the time."""
+    """Disable garbage collection: no event is garbage, and with many ranks scanning them takes half of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -58,9 +58,9 @@ def _no_garbage_collection() -> Iterator[None]:
 class _Replay:
     """State of one simulation.
 
-    A rank has one event for all computing up to its next wait. How much it computes before each launch is known when
-    that computing starts, so a rank registers its launches ahead of time, by the progress that the clock will show.
-    The ends of the single steps are derived after the simulation.
+    A rank has one event for all computing up to its next wait. When that computing starts, the amount of computing
+    before each launch is known, so the rank registers its launches in advance, by the clock's progress at the launch.
+    The ends of the individual steps are computed after the simulation.
     """
 
     def __init__(self, engine_input: EngineInput) -> None:
@@ -83,7 +83,7 @@ class _Replay:
         self.start_ns, self.done_ns = np.zeros((2, collectives), np.int64)
 
     def run(self) -> None:
-        # Ranks that compute least come first, so that processes resume in about the order of their memory.
+        # Ranks that compute least come first: processes then resume roughly in memory order, which is faster.
         for row in self.engine_input.duration_ns.sum(axis=1).argsort().tolist():
             self.env.process(self._rank(row))
         self.env.run()
@@ -93,7 +93,7 @@ class _Replay:
         return Timeline(self.engine_input, end_ns, self.start_ns, self.done_ns)
 
     def _rank(self, row: int) -> Process:
-        """Follow the schedule, with one event for all computing up to the next wait."""
+        """Execute the schedule, with one event for all computing up to the next wait."""
         wait_end_ns: list[int] = []
         progress = self.computation.progress()
         for stop, computed_ns in zip(self.segments.stops, self.computed_ns[row].tolist(), strict=True):
@@ -181,7 +181,7 @@ FACTOR_BITS = 32
 """A slow-down factor is stored as an integer multiple of 2**-32, rounded down."""
 FULL_SPEED = 1 << FACTOR_BITS
 PROGRESS_PER_FACTOR = PROGRESS_BITS + FACTOR_BITS
-"""In one nanosecond the progress is 2**52 / the stored factor."""
+"""The progress in one nanosecond is 2**52 divided by the stored factor."""
 
 
 class ProgressClock:
@@ -190,9 +190,9 @@ class ProgressClock:
     All ranks share one clock, so a change of speed costs the same for 2 ranks and for 1,024.
 
     Progress is rounded up, and `reaches(p)` is the first whole nanosecond with a progress of at least p. Both are
-    monotone, so steps end in order. A step ends at its exact end rounded up to a whole nanosecond, or 1 ns earlier
-    where the exact end exceeds that nanosecond by less than the clock's rounding: 2**-20 ns for each change of speed
-    and 2**-32 of the time.
+    monotone, so steps end in order. A step ends at its exact end rounded up to a whole nanosecond, or 1 ns earlier if
+    the exact end exceeds that earlier nanosecond by less than the clock's rounding error: 2**-20 ns for each change
+    of speed, plus 2**-32 of the time.
 
     Args:
         env: The simulation; its time is in integer nanoseconds.
@@ -211,7 +211,7 @@ class ProgressClock:
         return self._shown[-1] - (-elapsed_ns << PROGRESS_PER_FACTOR) // self._factors[-1]
 
     def reaches(self, progress: int) -> simpy.Event:
-        """Return an event at the first whole nanosecond, from now on, at which the clock shows `progress` or more."""
+        """Return an event at the first whole nanosecond, now or later, with a progress of at least `progress`."""
         event = self._env.event()
         self._entered += 1
         heappush(self._waiting, (progress, self._entered, event))
@@ -220,7 +220,7 @@ class ProgressClock:
         return event
 
     def slow_down(self, factor: float) -> None:
-        """From now on everything takes `factor` times as long as at full speed."""
+        """Set the speed: from now on everything takes `factor` times as long as at full speed."""
         stored = int(factor * FULL_SPEED)
         if stored != self._factors[-1]:
             self._shown.append(self.progress())
@@ -229,11 +229,11 @@ class ProgressClock:
             self._set_alarm()
 
     def ends(self, start_ns: Nanoseconds, duration_ns: Nanoseconds) -> Nanoseconds:
-        """Moments at which computing ended, equal to the moments of the events to the nanosecond.
+        """Compute when computing ended; equal to the times of the events to the nanosecond.
 
         Args:
-            start_ns: When each computing started.
-            duration_ns: How long each takes at full speed; all must have ended by now.
+            start_ns: When each interval of computing started.
+            duration_ns: Duration of each interval at full speed; all must have ended by now.
         """
         if len(self._factors) == 1:
             return start_ns + duration_ns
@@ -248,17 +248,17 @@ class ProgressClock:
         return ends
 
     def _array(self, numbers: list[int] | Nanoseconds) -> Integers:
-        """Convert to int64; to Python integers where 64 bits might overflow, after an hour or at factors over 16."""
+        """Convert to int64, or to Python integers if 64 bits might overflow: after an hour, or at factors over 16."""
         fits = int(self._env.now) < 1 << 42 and max(self._factors) < 1 << 36
         return np.asarray(numbers, np.int64 if fits else np.object_)
 
     def _moment_ns(self, progress: int) -> int:
-        """First moment at which the clock shows `progress` if the speed does not change."""
+        """Return the first whole nanosecond with a progress of at least `progress` if the speed does not change."""
         missing = progress - self._shown[-1]
         return self._changed_ns[-1] + ((missing - 1) * self._factors[-1] >> PROGRESS_PER_FACTOR) + 1
 
     def _set_alarm(self) -> None:
-        """Set an alarm for the event that is due first; it replaces the alarm that was set before."""
+        """Set an alarm for the earliest waiting event, in place of the previous alarm."""
         if self._waiting:
             self._alarm = self._env.timeout(max(0, self._moment_ns(self._waiting[0][0]) - int(self._env.now)))
             self._alarm.callbacks.append(self._ring)
@@ -273,7 +273,7 @@ class ProgressClock:
 
 
 DIGIT_BITS = PROGRESS_PER_FACTOR // 2
-"""Products of 2**52 overflow 64 bits, so the array arithmetic works on digits of 26 bits."""
+"""Products with 2**52 overflow 64 bits, so the array arithmetic uses digits of 26 bits."""
 DIGIT = (1 << DIGIT_BITS) - 1
 
 
@@ -288,7 +288,7 @@ def _progress(elapsed_ns: Integers, factors: Integers) -> Integers:
 
 
 def _elapsed_ns(progress: Integers, factors: Integers) -> Integers:
-    """The least whole number with at least this `_progress`, by long multiplication."""
+    """The least number of nanoseconds with at least this `_progress`, by long multiplication."""
     below = progress - 1
     low, middle, high = below & DIGIT, below >> DIGIT_BITS & DIGIT, below >> 2 * DIGIT_BITS
     carried = low * factors >> DIGIT_BITS
@@ -300,7 +300,7 @@ class ScheduleSegments:
     """A schedule cut into segments: the instructions from one wait to the next.
 
     Attributes:
-        stops: The launches and waits of the schedule in order, then None for the end.
+        stops: The launches and waits of the schedule in order, followed by None for the end.
         waits: Number of waits.
     """
 
@@ -311,12 +311,12 @@ class ScheduleSegments:
         self._is_stop = np.array([not isinstance(one, Compute) for one in instructions])
         self._is_wait = np.array([isinstance(one, Wait) for one in instructions])
         self._waits_before = self._is_wait.cumsum() - self._is_wait
-        # by instruction: the computing steps `first` to `last - 1` belong to its segment and precede or are it
+        # By instruction: computing steps `first` to `last - 1` of its segment, up to and including the instruction.
         self._last = (~self._is_stop).cumsum()
         self._first = self._at_segment_start(self._last[None, self._is_wait])[0]
 
     def computed_by_stop(self, duration_ns: Nanoseconds) -> Nanoseconds:
-        """Sum the computing of each rank from the start of a segment to each of its stops; shape [ranks, stops].
+        """Sum the computing of each rank from the start of a segment to each stop in it; shape [ranks, stops].
 
         Args:
             duration_ns: Duration of each computing step, as in `EngineInput.duration_ns`.
@@ -324,7 +324,7 @@ class ScheduleSegments:
         return _partial_sums(duration_ns, self._first[self._is_stop], self._last[self._is_stop])
 
     def ends(self, wait_end_ns: Nanoseconds, duration_ns: Nanoseconds, computation: ProgressClock) -> Nanoseconds:
-        """Derive the end of each instruction; shape [ranks, instructions].
+        """Compute the end of each instruction; shape [ranks, instructions].
 
         Args:
             wait_end_ns: When each wait ended; shape [ranks, waits].
@@ -343,7 +343,7 @@ class ScheduleSegments:
 
 
 segments_of = lru_cache(maxsize=8)(ScheduleSegments)
-"""All iterations of a prediction share one schedule."""
+"""Segments by schedule, cached because all iterations of a prediction share one schedule."""
 
 
 def _partial_sums(numbers: Nanoseconds, first: Nanoseconds, last: Nanoseconds) -> Nanoseconds:

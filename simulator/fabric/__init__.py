@@ -1,4 +1,4 @@
-"""The costs of collectives on a network, and of running them to the processor."""
+"""Costs of collectives on a network, and the processor costs of running them."""
 
 from .algorithms import CONCURRENCY
 from .contention import Contention, Sharing, Slowdowns, slowdowns_of

@@ -18,7 +18,7 @@ Error = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 class Contention(Schema):
     """Slow-down factors of computation and collectives while ranks compute and `running` collectives are in flight.
 
-    A collective's factor applies to its time while as many collectives are in flight and no rank computes.
+    The factor of a collective is relative to its time with equally many collectives in flight and no computation.
     """
 
     size_bytes: int = Field(default=0, ge=0, description="message of one rank, bytes; chosen in the calibration")
@@ -32,27 +32,27 @@ class Contention(Schema):
     compute_error: Error = Field(
         default=0.0,
         description="half-width of the band that holds 90 % of repeated measurements of `compute`, a fraction of it; "
-        "from `ddplab calibrate`, 0 where they were not kept",
+        "from `ddplab calibrate`, 0 if they were not kept",
     )
     collective_error: Error = Field(
         default=0.0,
         description="half-width of the band that holds 90 % of repeated measurements of `collective`, a fraction of "
-        "it; from `ddplab calibrate`, 0 where they were not kept",
+        "it; from `ddplab calibrate`, 0 if they were not kept",
     )
 
     def shifted(self, half_widths: float) -> Self:
-        """A copy whose factors are raised by this many half-widths of their error bands; never below 1."""
+        """Return a copy with factors increased by this many half-widths of their error bands, but at least 1."""
         compute = max(1.0, self.compute * (1 + half_widths * self.compute_error))
         collective = max(1.0, self.collective * (1 + half_widths * self.collective_error))
         return self.model_copy(update={"compute": compute, "collective": collective})
 
 
 class Slowdowns(NamedTuple):
-    """Slow-down factors by collective and by the number of collectives in flight, from one on.
+    """Slow-down factors by collective and by the number of collectives in flight, starting at one.
 
     Attributes:
-        compute: Of computation; shape [collectives, numbers in flight].
-        collective: Of the collective; same shape.
+        compute: Factor on computation; shape [collectives, numbers in flight].
+        collective: Factor on the collective; same shape.
     """
 
     compute: tuple[tuple[float, ...], ...]
@@ -65,10 +65,10 @@ class Slowdowns(NamedTuple):
 
 
 def slowdowns_of(rows: Sequence[Contention], sizes_bytes: Sequence[int], most: int) -> Slowdowns | None:
-    """Slow-down factors for messages of these sizes with up to `most` in flight. None: nothing is slowed down.
+    """Return the slow-down factors for messages of these sizes with up to `most` in flight; None if all are 1.
 
-    Between measured sizes factors are interpolated linearly, beyond them those of the nearest size hold. For a number
-    in flight that was not measured, the factors of the next smaller number hold, or those of the smallest.
+    Factors are interpolated linearly between measured sizes; outside, the nearest size is used. For a number in
+    flight that was not measured, the next smaller measured number is used, or else the smallest.
     """
     if all(row.compute == row.collective == 1 for row in rows):
         return None
@@ -97,10 +97,10 @@ class Sharing(Schema):
 
 
 def sharing_factor(rows: Sequence[Sharing], size_bytes: int, running: int) -> float:
-    """Time of a collective with `running` at a time, as a multiple of its time alone; at least 1.
+    """Return the time of a collective while `running` of them run, as a multiple of its time alone; at least 1.
 
-    Each further collective adds as much as the second. Between measured sizes the factor is interpolated linearly,
-    beyond them that of the nearest size holds.
+    Each further collective adds as much as the second. The factor is interpolated linearly between measured sizes;
+    outside, that of the nearest size is used.
     """
     ordered = sorted(rows, key=attrgetter("size_bytes"))
     sizes = np.array([row.size_bytes for row in ordered])

@@ -23,7 +23,7 @@ class CostCurve(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class RatioCurve:
-    """The curve `base` times the ratio of two other curves, `numerator / denominator`."""
+    """The curve `base` multiplied by the ratio of two other curves, `numerator / denominator`."""
 
     base: CostCurve
     numerator: CostCurve
@@ -37,7 +37,7 @@ class RatioCurve:
 
 @dataclass(frozen=True, eq=False)
 class AdjustedCurve:
-    """A curve with a fabric's `slow_link` and `scale` applied: every collective passes the slowest link."""
+    """A curve with a fabric's `slow_link` and `scale` applied; every collective uses the slowest link."""
 
     base: CostCurve
     slow_link: float
@@ -54,10 +54,10 @@ class AdjustedCurve:
 
 @dataclass(frozen=True, eq=False)
 class CostCurves:
-    """The cost curves of a fabric by world size, each made on its first use.
+    """The cost curves of a fabric by world size, each computed when it is first used.
 
-    A curve is the measured table of the world size if there is one, else a table extrapolated from other world sizes
-    if `extrapolate` allows that, else computed from the links.
+    A curve is the table measured at the world size; without one, a table extrapolated from other world sizes if
+    `extrapolate` is set; or else computed from the links.
 
     Attributes:
         all_reduces: Measured tables of all-reduces by world size.
@@ -77,7 +77,7 @@ class CostCurves:
     _made: dict[int, CostCurve] = field(default_factory=dict)
 
     def all_reduce(self, world_size: int) -> CostCurve:
-        """The cost curve of an all-reduce.
+        """Return the cost curve of an all-reduce.
 
         Raises:
             ValueError: The world size was not measured and cannot be extrapolated or computed from links.
@@ -87,10 +87,10 @@ class CostCurves:
         return self._made[world_size]
 
     def broadcast(self, world_size: int) -> CostCurve:
-        """The cost curve of a broadcast.
+        """Return the cost curve of a broadcast.
 
         A measured table is extrapolated to other world sizes in proportion to the all-reduce. If only all-reduces
-        were measured, the all-reduce's curve is returned, which is an upper bound.
+        were measured, at this world size or at all, their curve is returned, which is an upper bound.
 
         Raises:
             ValueError: As `all_reduce`.
@@ -107,7 +107,7 @@ class CostCurves:
         return RatioCurve(curve, self.broadcasts[nearest], self.all_reduces[nearest])
 
     def all_gather(self, world_size: int) -> CostCurve:
-        """The cost curve of twice an all-gather: a ring all-reduce on links, the measured all-reduce of a table.
+        """Return twice the cost curve of an all-gather: a ring all-reduce on links, else the measured all-reduce.
 
         Raises:
             ValueError: As `all_reduce`.
@@ -116,7 +116,7 @@ class CostCurves:
         return ring(self._levels(world_size)) if isinstance(curve, AlgorithmCosts) else curve
 
     def origin(self, world_size: int) -> str:
-        """Source of the all-reduce's curve: "measured", "extrapolated" or "described"; "none" for one rank."""
+        """Return the source of the curve: "measured", "extrapolated", "described", or "none" for one rank."""
         if isinstance(self.all_reduce(world_size), AlgorithmCosts):
             return "described"
         if world_size == 1:
@@ -124,7 +124,7 @@ class CostCurves:
         return "measured" if world_size in self.all_reduces else "extrapolated"
 
     def relative_error(self, world_size: int) -> float:
-        """Half-width of the band that holds an all-reduce's cost with 90 % probability, as a fraction of the cost."""
+        """Return the half-width of the 90 % error band of an all-reduce's cost, as a fraction of the cost."""
         origin = self.origin(world_size)
         if origin == "none":
             return 0.0

@@ -1,7 +1,7 @@
-"""Fabric: everything that the cost of a collective depends on, and how fabrics are made, merged, read and saved.
+"""Fabric: everything that the cost of a collective depends on; fabrics are made, merged, read and saved here.
 
-A cost comes from the measured table of the world size if there is one, else from a table extrapolated from other
-world sizes if that is allowed, else from the links that a topology describes.
+A cost comes from the table measured at the world size; without one, from a table extrapolated from other world sizes
+if `extrapolate` is set; or else from the links of the topology.
 """
 
 import os
@@ -26,7 +26,7 @@ from .processor import Linear, Processor
 from .topology import Topology, load_topology
 
 LINK_SIZES = 2 ** np.arange(31)
-"""Bytes at which the costs of described links are fitted by segments: powers of two up to 1 GiB."""
+"""Message sizes in bytes at which segments are fitted to the costs of described links: powers of two up to 1 GiB."""
 
 
 class Fabric(Schema, strict=False):
@@ -45,12 +45,12 @@ class Fabric(Schema, strict=False):
     )
     library: Library = Field(
         default="nccl",
-        description="collective library, for described links and extrapolated tables; from the job's backend",
+        description="collective library, for described links and extrapolated tables, a name; from the backend",
     )
     algorithm: AlgorithmSetting = Field(
         default="library",
-        description="all-reduce algorithm on described links, library: the cheapest that the library has; "
-        "from the job's settings",
+        description="all-reduce algorithm on described links, a name (`library`: the cheapest that the library has); "
+        "from the settings of the library",
     )
     extrapolate: bool = Field(
         default=False,
@@ -64,22 +64,26 @@ class Fabric(Schema, strict=False):
         description="time of a byte on the slowest rank's link as a multiple of the others'; from a pairwise test",
     )
     scale: float = Field(
-        default=1.0, gt=0, allow_inf_nan=False, description="factor on the cost of every collective; see `scaled`"
+        default=1.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="cost of every collective, as a multiple; chosen by the user, see `scaled`",
     )
     concurrency: int = Field(
         default=None,
         validate_default=True,
         ge=1,
-        description="collectives that run at the same time, a count, None: the library's, 1 with NCCL and 2 with "
-        "Gloo; from the job's backend",
+        description="collectives of a process group that run at the same time, a count (None: 1 with NCCL, 2 with "
+        "Gloo); from the backend in use",
     )
     sharing: tuple[Sharing, ...] = Field(
         default=(),
-        description="slow-down of two collectives at a time, empty: none on measured tables; from `ddplab calibrate`",
+        description="slow-down of two collectives that run at the same time, factors (empty: they share the "
+        "bandwidth); from `ddplab calibrate`",
     )
     processor: Processor = Field(
         default=Processor(),
-        description="costs of collectives to the processor, nanoseconds and factors; from `ddplab calibrate`",
+        description="processor costs of data parallelism, nanoseconds and factors; from `ddplab calibrate`",
     )
     source: str = Field(
         default="", description="where the figures come from: machine, versions, data set; written by the user"
@@ -102,8 +106,8 @@ class Fabric(Schema, strict=False):
             return self
         if self.topology is None:
             raise ValueError(
-                f"algorithm: expected a topology for {self.algorithm}, got measured tables alone, whose algorithm is "
-                "that of the measurement; leave algorithm out"
+                f"algorithm: expected a topology for {self.algorithm}, got measured tables alone, which have "
+                "the algorithm of the measurement; leave algorithm out"
             )
         if self.algorithm == "in_network" and not any(level.reduces for level in self.topology.levels):
             raise ValueError("algorithm: expected a topology with a level that reduces for in_network, got none")
@@ -116,7 +120,7 @@ class Fabric(Schema, strict=False):
         """Make a fabric from measured rows `(world_size, size_bytes, ns)`, in any order.
 
         Raises:
-            ValueError: There is no row, or an entry is negative or no integer.
+            ValueError: There is no row, or an entry is negative or not an integer.
         """
         return cls._checked(
             all_reduce=[{"world_size": n, "size_bytes": size, "ns": ns} for n, size, ns in rows],
@@ -174,12 +178,12 @@ class Fabric(Schema, strict=False):
     def merged(cls, *fabrics: Self) -> Self:
         """Combine fabrics, such as calibrations of several world sizes and links for the others.
 
-        The result has the measured tables of all, the topology of the one that has any, and the other fields of the
-        first: processor, sharing, library, algorithm, extrapolate. Its `source` lists the sources of all.
+        The result has the measured tables of all fabrics, the topology of the fabric that has one, and the other
+        fields of the first: processor, sharing, library, algorithm, extrapolate. `source` lists all sources.
 
         Raises:
-            ValueError: A world size measured in two of them, two topologies, or another concurrency, scale or
-                slow_link than the first's; the message names the fabrics by position and source.
+            ValueError: Two fabrics measured the same world size, two have a topology, or they differ in concurrency,
+                scale or slow_link; the message names the fabrics by position and source.
         """
         _check_mergeable(fabrics)
         update = {
@@ -211,7 +215,7 @@ class Fabric(Schema, strict=False):
         write_atomically(path, (self.model_dump_json(indent=1, exclude=follows) + "\n").encode())
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """As pydantic's, but cached costs and a default concurrency are derived from the updated fields."""
+        """Copy as pydantic does, but derive cached costs and a default concurrency from the updated fields."""
         copied = super().model_copy(update=update, deep=deep)
         for name in copied.__dict__.keys() - type(self).model_fields.keys():
             del copied.__dict__[name]
@@ -221,11 +225,11 @@ class Fabric(Schema, strict=False):
 
     @property
     def world_sizes(self) -> list[int]:
-        """World sizes for which all-reduces were measured, rising."""
+        """World sizes for which all-reduces were measured, in ascending order."""
         return list(self._curves.all_reduces)
 
     def all_reduce_ns(self, size_bytes: int, world_size: int) -> int:
-        """Nanoseconds of an all-reduce of `size_bytes` over `world_size` ranks while no other collective runs.
+        """Return the nanoseconds of an all-reduce on `world_size` ranks while no other collective runs.
 
         Raises:
             ValueError: The world size was not measured, and can neither be extrapolated nor computed from links.
@@ -233,11 +237,11 @@ class Fabric(Schema, strict=False):
         return int(self.all_reduce_costs_ns(np.array([size_bytes]), world_size)[0])
 
     def all_reduce_costs_ns(self, sizes_bytes: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
-        """Nanoseconds of all-reduces of several sizes; shape [sizes], as the argument's."""
+        """Return the nanoseconds of all-reduces of several sizes; shape [sizes]."""
         return self._costs_ns(self._curves.all_reduce(world_size), sizes_bytes)
 
     def broadcast_ns(self, size_bytes: int, world_size: int) -> int:
-        """Nanoseconds of a broadcast of `size_bytes`: measured, computed from links, or else those of an all-reduce.
+        """Return the nanoseconds of a broadcast: measured, computed from links, or else those of an all-reduce.
 
         Raises:
             ValueError: As `all_reduce_ns`.
@@ -245,21 +249,21 @@ class Fabric(Schema, strict=False):
         return int(self._costs_ns(self._curves.broadcast(world_size), np.array([size_bytes]))[0])
 
     def all_gather_costs_ns(self, sizes_bytes: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
-        """Nanoseconds of all-gathers to which each rank contributes `sizes_bytes`; shape [sizes].
+        """Return the nanoseconds of all-gathers to which each rank contributes `sizes_bytes`; shape [sizes].
 
-        A ring all-gather has n - 1 steps, each of which passes on one rank's contribution. That is half of a ring
-        all-reduce of all contributions.
+        A ring all-gather has n - 1 steps that each send one rank's contribution, which is half of a ring all-reduce
+        of all contributions.
         """
         return self._costs_ns(self._curves.all_gather(world_size), world_size * sizes_bytes) // 2
 
     def segments(self, world_size: int) -> tuple[Segment, ...]:
-        """The cost of all-reduces by message size, as latency and time per byte of straight lines.
+        """Return the cost of all-reduces by message size as straight lines, each with a latency and a time per byte.
 
         A measured or extrapolated table is fitted at its own sizes, with about one line for each protocol of the
         library. Described links are fitted at powers of two from 1 byte to 1 GiB; a ring is exactly one line.
 
         Returns:
-            Segments by rising `from_bytes`; each holds up to the next.
+            Segments in ascending order of `from_bytes`; each is valid up to the next.
 
         Raises:
             ValueError: As `all_reduce_ns`.
@@ -269,19 +273,19 @@ class Fabric(Schema, strict=False):
         return segments(Table(sizes, self._adjusted(curve).costs_ns(sizes)))
 
     def origin(self, world_size: int) -> str:
-        """Source of the costs at a world size: "measured", "extrapolated" or "described"; "none" for one rank."""
+        """Return the source of the costs: "measured", "extrapolated", "described", or "none" for one rank."""
         return self._curves.origin(world_size)
 
     def algorithm_for(self, size_bytes: int, world_size: int) -> str:
-        """The all-reduce algorithm for a size on described links; else the `origin` of the costs."""
+        """Return the all-reduce algorithm for a size on described links, or else the `origin` of the costs."""
         curve = self._curves.all_reduce(world_size)
         return curve.cheapest(size_bytes)[0] if isinstance(curve, AlgorithmCosts) else self._curves.origin(world_size)
 
     def sharing_factor(self, size_bytes: int, running: int, world_size: int) -> float:
-        """Time of a collective while `running` of them run, itself included, as a multiple of its time alone.
+        """Return the time of a collective while `running` of them run, itself included, relative to its time alone.
 
-        Without measurements (`sharing`), collectives share the bandwidth of their link but not the latency. A table's
-        latency is the time of its smallest size.
+        Without measurements (`sharing`), collectives share the bandwidth of their link, and the latency is unchanged.
+        The latency of a table is the time of its smallest size.
         """
         if running == 1:
             return 1.0
@@ -297,11 +301,11 @@ class Fabric(Schema, strict=False):
         return float(shared / alone) if alone else 1.0
 
     def relative_error(self, world_size: int) -> float:
-        """Half-width of the band that holds a collective's cost with 90 % probability, as a fraction of the cost."""
+        """Return the half-width of the 90 % error band of a collective's cost, as a fraction of the cost."""
         return self._curves.relative_error(world_size)
 
     def scaled(self, factor: float) -> Self:
-        """A copy of this fabric with every collective `factor` times as long.
+        """Return a copy in which every collective takes `factor` times as long.
 
         Raises:
             ValueError: The factor is not positive.
@@ -311,9 +315,9 @@ class Fabric(Schema, strict=False):
         return self.model_copy(update={"scale": self.scale * factor})
 
     def for_ddp_trace(self) -> Self:
-        """A copy without the costs that a trace recorded under data parallelism includes already.
+        """Return a copy without the costs that a trace recorded under data parallelism already includes.
 
-        These are packing, launching, and the slow-down of computation.
+        These are the costs of packing, of launching, and of the slow-down of computation.
         """
         contention = tuple(
             row.model_copy(update={"compute": 1.0, "compute_error": 0.0}) for row in self.processor.contention
@@ -340,17 +344,17 @@ class Fabric(Schema, strict=False):
 
     @classmethod
     def _checked(cls, **fields: object) -> Self:
-        """Make a fabric of the fields that are not None."""
+        """Make a fabric from the fields that are not None."""
         try:
             return cls.model_validate({name: value for name, value in fields.items() if value is not None})
         except ValidationError as error:
             raise ValueError(f"fabric: {first_problem(error)}") from None
 
 
-# Which fabrics can be merged
+# Checks for merging
 
 ALIKE = ("concurrency", "scale", "slow_link")
-"""Fields that determine what a measured table means; they must be equal in fabrics that are merged."""
+"""Fields that affect the meaning of measured tables; they must be equal in all merged fabrics."""
 
 
 def _check_mergeable(fabrics: Sequence[Fabric]) -> None:

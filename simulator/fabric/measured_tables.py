@@ -29,7 +29,7 @@ class Timing(Schema):
         ge=0,
         allow_inf_nan=False,
         description="half-width of the band that holds 90 % of the repeated measurements, a fraction of `ns`; "
-        "from the repetitions; 0 where they were not kept",
+        "from the repetitions, 0 if they were not kept",
     )
     repeats: int = Field(
         default=1, ge=1, description="repetitions of the measurement, a count; chosen in the calibration"
@@ -46,7 +46,7 @@ class Table:
     """Times of one world size.
 
     Attributes:
-        sizes_bytes: Message sizes, strictly rising; shape [sizes].
+        sizes_bytes: Message sizes, strictly ascending; shape [sizes].
         ns: Nanoseconds by size, floats that hold whole numbers; shape [sizes].
         spread: Half-width of the band that holds 90 % of repetitions, as a fraction; median over the sizes.
     """
@@ -56,10 +56,10 @@ class Table:
     spread: float = 0.0
 
     def costs_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Nanoseconds by size, interpolated linearly; below the smallest size, the time of the smallest size.
+        """Return the nanoseconds by size, interpolated linearly; below the smallest size, the time of that size.
 
-        Above the largest size the last line is continued. If that line does not rise, or there is a single size, time
-        grows in proportion to the bytes.
+        Above the largest size the last line is continued. If that line does not rise, or if there is only one size,
+        the time grows in proportion to the bytes.
         """
         last, last_ns = self.sizes_bytes[-1], self.ns[-1]
         proportional = len(self.ns) == 1 or self.ns[-2] >= last_ns
@@ -74,7 +74,7 @@ FREE = Table(np.zeros(1, dtype=np.int64), np.zeros(1))
 
 
 def piecewise_linear(x: NDArray[np.int64], y: NDArray[np.float64], at: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Values at `at` of straight lines through the points (x, y), x rising; the first and last line are continued."""
+    """Interpolate linearly between the points (x, y), with ascending x; the first and last line are continued."""
     if len(x) == 1:
         return np.full(at.shape, y[0])
     right = np.clip(x.searchsorted(at), 1, len(x) - 1)
@@ -84,7 +84,7 @@ def piecewise_linear(x: NDArray[np.int64], y: NDArray[np.float64], at: NDArray[n
 
 
 def tables_by_world_size(timings: Sequence[Timing]) -> Mapping[int, Table]:
-    """A table for each world size, in rising order; the median counts where a size was measured more than once."""
+    """Make a table for each world size, in ascending order; repeated measurements of a size give their median."""
     tables = {}
     for world_size, group in groupby(
         sorted(timings, key=attrgetter("world_size", "size_bytes")), attrgetter("world_size")
@@ -104,23 +104,23 @@ NOISE = 0.03
 
 
 class Segment(NamedTuple):
-    """From `from_bytes` on, a collective takes `alpha_ns + ns_per_byte * size`; neither number is negative."""
+    """From `from_bytes` on, a collective takes `alpha_ns + ns_per_byte * size`; neither coefficient is negative."""
 
     from_bytes: int
     alpha_ns: float
     ns_per_byte: float
 
     def latency_share(self, size_bytes: float) -> float:
-        """Fraction of the time of `size_bytes` that does not depend on the size."""
+        """Return the fraction of the time for `size_bytes` that does not depend on the size."""
         total = self.alpha_ns + self.ns_per_byte * size_bytes
         return self.alpha_ns / total if total else 0.0
 
 
 def segments(table: Table, noise: float = NOISE) -> tuple[Segment, ...]:
-    """The segments that minimise the squared error relative to `noise` plus a penalty per segment.
+    """Fit segments that minimise the squared error relative to `noise` plus a penalty per segment.
 
-    The penalty is that of the Bayesian information criterion (Schwarz 1978) for the three numbers of a segment. The
-    optimum is found by dynamic programming over the breakpoints (Bellman 1961).
+    The penalty is that of the Bayesian information criterion (Schwarz 1978) for the three parameters of a segment.
+    The optimum is found by dynamic programming over the breakpoints (Bellman 1961).
     """
     count = len(table.ns)
     penalty = 3 * float(np.log(max(count, 2))) * noise**2
@@ -135,20 +135,20 @@ def segments(table: Table, noise: float = NOISE) -> tuple[Segment, ...]:
 
 
 def segment_at(pieces: tuple[Segment, ...], size_bytes: float) -> Segment:
-    """The segment that holds for a size; the first one also for smaller sizes."""
+    """Return the segment for a size; the first one also covers smaller sizes."""
     return [pieces[0], *(piece for piece in pieces if piece.from_bytes <= size_bytes)][-1]
 
 
 def relative_squared_error(line: Segment, sizes_bytes: NDArray[np.int64], ns: NDArray[np.float64]) -> float:
-    """Sum over the points of (line / ns - 1) squared."""
+    """Return the sum over the points of (line / ns - 1) squared."""
     error = (line.alpha_ns + line.ns_per_byte * sizes_bytes - ns) / np.maximum(ns, 1)
     return float(error @ error)
 
 
 def _fit(sizes_bytes: NDArray[np.int64], ns: NDArray[np.float64]) -> tuple[float, Segment]:
-    """The least relative squared error, and the line without negative latency or slope that has it.
+    """Fit a line with nonnegative latency and slope; return its relative squared error and the line.
 
-    If the unconstrained optimum has a negative latency or slope, the constrained one has no latency or no slope.
+    If the unconstrained optimum has a negative coefficient, then latency or slope of the constrained optimum is zero.
     """
     weights, start = 1 / np.maximum(ns, 1) ** 2, int(sizes_bytes[0])
     sizes = sizes_bytes.astype(np.float64)
@@ -168,13 +168,13 @@ def _fit(sizes_bytes: NDArray[np.int64], ns: NDArray[np.float64]) -> tuple[float
 LatencyLaw = Callable[[float], float]
 """Relative latency by world size."""
 LATENCY_LAWS: dict[str, LatencyLaw] = {"tree": np.log2, "ring": lambda ranks: ranks - 1}
-"""Hops on the longest path by world size; the tree comes first and is taken if both fit equally well."""
+"""Hops on the longest path by world size; the tree comes first and is used if both fit equally well."""
 DEFAULT_LATENCY_LAW = {"nccl": "tree", "gloo": "ring"}
-"""The law for a library if only one world size was measured: that of its algorithm for small messages."""
+"""Law of each library if only one world size was measured: that of its algorithm for small messages."""
 
 
 def extrapolated_table(tables: Mapping[int, Table], world_size: int, default_law: str) -> Table:
-    """A table for `world_size` from tables of other world sizes.
+    """Make a table for `world_size` from tables of other world sizes.
 
     Args:
         tables: At least one measured table of several ranks, by world size.
@@ -193,7 +193,7 @@ def extrapolated_table(tables: Mapping[int, Table], world_size: int, default_law
 
 
 def table_between(tables: Mapping[int, Table], below: int, above: int, world_size: int) -> Table:
-    """The table of a world size between two measured ones; time follows a power of the ranks at each message size."""
+    """Make a table between two measured world sizes; at each message size, time follows a power of the ranks."""
     small, large = tables[below], tables[above]
     sizes = np.union1d(small.sizes_bytes, large.sizes_bytes)
     share = np.log(world_size / below) / np.log(above / below)
@@ -202,7 +202,7 @@ def table_between(tables: Mapping[int, Table], below: int, above: int, world_siz
 
 
 def table_beyond(table: Table, measured: int, world_size: int, law: LatencyLaw) -> Table:
-    """The table of `world_size` ranks: latency grows by `law`, the time of bytes by a ring's 2 (n - 1) / n."""
+    """Make a table for `world_size` ranks: latency grows by `law`, the time of bytes by a ring's 2 (n - 1) / n."""
     pieces = segments(table)
     shares = np.array([segment_at(pieces, size).latency_share(size) for size in table.sizes_bytes])
     latency_growth = law(world_size) / law(measured)
@@ -212,7 +212,7 @@ def table_beyond(table: Table, measured: int, world_size: int, law: LatencyLaw) 
 
 
 def latency_law(tables: Mapping[int, Table], default: str) -> str:
-    """Name of the law that the latencies of the tables fit best; `default` for one table or without latencies."""
+    """Return the law that fits the latencies best; `default` for a single table, or if a latency is zero."""
     latencies = np.array([segments(table)[0].alpha_ns for table in tables.values()])
     if len(tables) < 2 or not latencies.all():
         return default
@@ -221,5 +221,5 @@ def latency_law(tables: Mapping[int, Table], default: str) -> str:
 
 
 def _misfit(ratios: NDArray[np.float64]) -> float:
-    """Relative squared error of `latency = c * law` with the best c, given law / latency by world size."""
+    """Return the relative squared error of `latency = c * law` with the best c, given law / latency by world size."""
     return float(len(ratios) - ratios.sum() ** 2 / (ratios @ ratios))

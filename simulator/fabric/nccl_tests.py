@@ -1,9 +1,9 @@
-"""Reads logs of nccl-tests' `all_reduce_perf`: all-reduce times by message size.
+"""Reads all-reduce times by message size from logs of nccl-tests' `all_reduce_perf`.
 
 A log lists the ranks, one line each (`#  Rank  3 Group ...`), and then has one row per message size: size, count,
 type, redop and root, then the time in microseconds, the algorithm and bus bandwidth in GB/s and the number of wrong
 elements, first out of place, then in place. Other lines, such as NCCL's own messages, are skipped. A damaged row or
-rank line is an error: skipping it would change the measured table without notice.
+rank line is an error, because skipping the line would silently change the measured table.
 """
 
 import os
@@ -17,7 +17,7 @@ TYPE_BYTES = {
     **dict.fromkeys(("int", "int32", "uint32", "float"), 4),
     **dict.fromkeys(("int64", "uint64", "double"), 8),
 }
-"""Element size by the name that nccl-tests prints; rows of any other type are not checked against it."""
+"""Element size by the type name that nccl-tests prints; the size of rows of other types is not checked."""
 REDOPS = "sum|prod|max|min|avg|mulsum|none"
 DECIMAL = r"\d{1,15}(?:\.\d{1,15})?"
 
@@ -34,11 +34,11 @@ ADVICE = "give the whole output of all_reduce_perf"
 
 
 def read_log(path: str | os.PathLike[str]) -> list[tuple[int, int, int]]:
-    """The out-of-place times of all sums in a log, as rows `(world_size, size_bytes, ns)`.
+    """Read the out-of-place times of all sums in a log, as rows `(world_size, size_bytes, ns)`.
 
     Raises:
-        ValueError: The file cannot be read, has no rank or no row of a sum, or has a damaged line; one line, which
-            names the file and, for a damaged line, the line's number.
+        ValueError: The file cannot be read, has no rank or no row of a sum, or has a damaged line. The message is one
+            line that names the file and the number of a damaged line.
     """
     try:
         lines = Path(path).read_text().split("\n")
@@ -46,7 +46,7 @@ def read_log(path: str | os.PathLike[str]) -> list[tuple[int, int, int]]:
         raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected text in UTF-8, got {error}; {ADVICE}") from None
-    world_sizes: list[int] = []  # one for each list of ranks; a log of several runs has several lists
+    world_sizes: list[int] = []  # one entry per list of ranks; a log of several runs has several lists
     rows: list[tuple[int, int]] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -69,13 +69,13 @@ def read_log(path: str | os.PathLike[str]) -> list[tuple[int, int, int]]:
     if len(set(world_sizes)) > 1:
         raise ValueError(
             f"{path}: expected runs of one world size, got runs of {' and '.join(map(str, world_sizes))} ranks; "
-            "give each a log of its own"
+            "use a separate log for each"
         )
     return [(world_sizes[0], size_bytes, ns) for size_bytes, ns in rows]
 
 
 def _rank(line: str) -> int | None:
-    """The rank that a line lists. None: the line lists no rank."""
+    """Return the rank that a line lists; None if it lists none."""
     if match := RANK.match(line):
         return int(match[1])
     if LOOKS_LIKE_A_RANK.search(line):
@@ -84,7 +84,7 @@ def _rank(line: str) -> int | None:
 
 
 def _row(line: str) -> tuple[int, int] | None:
-    """Bytes and nanoseconds of a row. None: the line is no row, or its operation is no sum."""
+    """Return bytes and nanoseconds of a row; None if the line is not a row, or not of a sum."""
     match = ROW.match(line)
     if match is None:
         if _looks_like_a_row(line):
@@ -99,7 +99,7 @@ def _row(line: str) -> tuple[int, int] | None:
 
 
 def _looks_like_a_row(line: str) -> bool:
-    """Whether a line that is no row begins like one, or consists mostly of numbers as rows do."""
+    """Whether a line that does not parse as a row begins like a row, or consists mostly of numbers."""
     if line.lstrip().startswith("#") or "NCCL" in line:
         return False
     words = line.split()

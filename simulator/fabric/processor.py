@@ -1,4 +1,4 @@
-"""Costs of gradients, collectives and comm hooks to the processor that also computes."""
+"""Processor costs: the time that copies, launches, comm hooks and contention take from computation."""
 
 from typing import Self
 
@@ -16,18 +16,21 @@ class Linear(Schema):
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="cost of each call, nanoseconds; from a line through times",
+        description="fixed cost of each call, nanoseconds; from a line fitted to measured times",
     )
     ns_per_byte: float = Field(
-        default=0.0, ge=0, allow_inf_nan=False, description="cost of a byte, nanoseconds; from the same line's slope"
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="cost per byte, nanoseconds; from the slope of the same line",
     )
 
     def __call__(self, size_bytes: int) -> int:
-        """Nanoseconds for `size_bytes`."""
+        """Return the cost of `size_bytes`, in nanoseconds."""
         return round(self.fixed_ns + self.ns_per_byte * size_bytes)
 
     def times(self, factor: float) -> Self:
-        """This cost multiplied by `factor`."""
+        """Return this cost multiplied by `factor`."""
         return (
             self
             if factor == 1
@@ -36,31 +39,31 @@ class Linear(Schema):
 
 
 class HookCost(Schema):
-    """Cost of what a comm hook computes for one bucket, by bytes of the bucket's gradients."""
+    """Computing time of a comm hook for one bucket, by bytes of the bucket's gradients."""
 
     name: str = Field(description="name of the hook, as for `--hook`; chosen by the user")
     compress: Linear = Field(
         default=Linear(),
-        description="computed before its first collective, nanoseconds; from `ddplab calibrate --hook`",
+        description="computation before the first collective, nanoseconds; from `ddplab calibrate --hook`",
     )
     recompress: Linear = Field(
         default=Linear(),
-        description="computed between its two collectives, nanoseconds; from `ddplab calibrate --hook`",
+        description="computation between the two collectives, nanoseconds; from `ddplab calibrate --hook`",
     )
     decompress: Linear = Field(
         default=Linear(),
-        description="computed after its last collective, nanoseconds; from `ddplab calibrate --hook`",
+        description="computation after the last collective, nanoseconds; from `ddplab calibrate --hook`",
     )
     world_size: int = Field(
         default=1,
         ge=1,
-        description="ranks when `decompress` was measured, a count; gathered messages cost in proportion to it; "
-        "from `ddplab calibrate --hook`",
+        description="ranks with which `decompress` was measured, a count (hooks that gather take time in "
+        "proportion); from `ddplab calibrate --hook`",
     )
 
 
 class Processor(Schema):
-    """Costs of collectives to the processor that also computes."""
+    """Costs that data parallelism has for the processor that also computes the model."""
 
     pack: Linear = Field(
         default=Linear(),
@@ -87,27 +90,27 @@ class Processor(Schema):
         default=0,
         ge=0,
         description="half-width of the band that holds 90 % of repeated measurements of `lingers_ns`, nanoseconds; "
-        "from `ddplab calibrate`, 0 where they were not kept",
+        "from `ddplab calibrate`, 0 if they were not kept",
     )
     search_ns_per_parameter: float = Field(
         default=0.0,
         ge=0,
         allow_inf_nan=False,
-        description="searching the autograd graph for unused parameters, nanoseconds a parameter; "
+        description="searching the autograd graph for unused parameters, nanoseconds per parameter; "
         "from `ddplab calibrate`, or from steps with and without find_unused_parameters",
     )
     rebuild_ns: int = Field(
         default=0,
         ge=0,
         description="allocating new buckets and assigning parameters to them at the rebuild, nanoseconds; "
-        "from `ddplab calibrate`, or from the second iteration of a profile against the third",
+        "from `ddplab calibrate`, or from a profile, as the second iteration minus the third",
     )
     hooks: tuple[HookCost, ...] = Field(
         default=(), description="computation of comm hooks, nanoseconds; from `ddplab calibrate --hook`"
     )
 
     def slowed(self, half_widths: float) -> Self:
-        """A copy whose contention is raised by this many half-widths of its error bands."""
+        """Return a copy with contention increased by this many half-widths of its error bands."""
         return self.model_copy(
             update={
                 "contention": tuple(row.shifted(half_widths) for row in self.contention),

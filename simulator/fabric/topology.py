@@ -8,8 +8,8 @@ A topology file::
       nic:    {of: nvlink, latency_us: 6.0, gb_per_s: 50}
     in_network: [nic]
 
-Each level joins `members` groups of the level that it is `of`; the level without `of` joins ranks. The outermost
-level may omit `members`, and then joins as many groups as needed. 1 GB is 10^9 bytes.
+Each level joins `members` groups of the level named by `of`; the level without `of` joins ranks. The outermost level
+may omit `members` and then joins as many groups as needed. 1 GB is 10^9 bytes.
 """
 
 import os
@@ -27,8 +27,8 @@ from reference.files import Schema, first_problem, write_atomically
 class Level(Schema):
     """Equal links, each from one member to a switch that joins all members.
 
-    A member of the innermost level is a rank. A member of a higher level is a whole group of the level below, and its
-    rate is that of all its links: a node with eight network cards has the rate of the eight cards together.
+    A member of the innermost level is a rank. A member of a higher level is a whole group of the level below, with
+    the total rate of its links: a node with eight network cards has the rate of all eight.
     """
 
     name: str = Field(
@@ -37,7 +37,7 @@ class Level(Schema):
     members: int | None = Field(
         default=None,
         ge=1,
-        description="members joined, a count, none: as many as needed; from the machine's data sheet",
+        description="members joined, a count (None: as many as needed); from the machine's data sheet",
     )
     latency_ns: int = Field(
         ge=0, description="time of an empty message to another member, nanoseconds; half a measured ping-pong"
@@ -45,7 +45,7 @@ class Level(Schema):
     bytes_per_s: float = Field(
         gt=0,
         allow_inf_nan=False,
-        description="rate at which one member sends to the others while it receives as much, bytes a second; "
+        description="rate at which one member sends to the others while it receives as much, bytes per second; "
         "from a measured large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high",
     )
     reduces: bool = Field(
@@ -65,7 +65,7 @@ class Level(Schema):
 
 
 class Topology(Schema, strict=False):
-    """Levels, innermost first: the first joins ranks, each further one joins groups of the one before."""
+    """Levels of links, innermost first: the first level joins ranks, each further one groups of the previous."""
 
     levels: tuple[Level, ...] = Field(
         min_length=1, description="levels of links, innermost first, no unit; from the machine's data sheet"
@@ -86,13 +86,13 @@ class Topology(Schema, strict=False):
 
     @property
     def capacity(self) -> float:
-        """Most ranks that the topology joins; infinite if the outermost level joins as many groups as needed."""
+        """Largest world size; infinite if the outermost level joins as many groups as needed."""
         return prod(level.members or inf for level in self.levels)
 
     def in_use(self, world_size: int) -> tuple[Level, ...]:
-        """The levels with the number of members that `world_size` ranks use; groups are filled one after the other.
+        """Return the levels with the members that `world_size` ranks use; groups are filled one after the other.
 
-        If all ranks fit into one group of a level, the levels above have one member.
+        If all ranks fit into one group of a level, the levels above it have one member.
 
         Raises:
             ValueError: The topology joins fewer ranks, or the last group of a level would be partly filled.
@@ -120,16 +120,16 @@ ADVICE = "see pod.yaml in the README, or the docstring of simulator.fabric.topol
 
 
 class LevelEntry(Schema):
-    """A level as it is written in a topology file."""
+    """A level in a topology file."""
 
     of: str | None = Field(
         default=None,
-        description="name of the level whose groups this level joins, none: it joins ranks; from the machine's plan",
+        description="level whose groups this level joins, a name (None: it joins ranks); from the machine's plan",
     )
     members: int | None = Field(
         default=None,
         ge=1,
-        description="groups or ranks joined, a count, none (the outermost): as many as needed; from the data sheet",
+        description="groups or ranks joined, a count (None, outermost only: as many as needed); from the data sheet",
     )
     latency_us: float = Field(
         ge=0, allow_inf_nan=False, description="time of an empty message, microseconds; half a measured ping-pong"
@@ -137,7 +137,7 @@ class LevelEntry(Schema):
     gb_per_s: float = Field(
         ge=1e-9,
         allow_inf_nan=False,
-        description="rate at which one member sends while it receives as much, 10^9 bytes a second; from a large "
+        description="rate at which one member sends while it receives as much, 10^9 bytes per second; from a large "
         "message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high",
     )
 
@@ -159,7 +159,7 @@ class TopologyFile(Schema):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that occurs twice, of which PyYAML's loader would silently keep the last."""
+    """Rejects duplicate keys, of which PyYAML's loader would silently keep the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002  # the signature is PyYAML's
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
@@ -212,7 +212,7 @@ def _entry(level: Level, below: Level | None) -> dict[str, object]:
 
 
 def _ordered(written: TopologyFile) -> Topology:
-    """The topology that a file describes."""
+    """Convert the contents of a file to a topology."""
     for name in written.in_network:
         if name not in written.levels:
             raise ValueError(f"in_network: expected names of levels ({', '.join(written.levels)}), got {name}")
@@ -232,10 +232,10 @@ def _level(name: str, written: TopologyFile) -> Level:
 
 
 def _inside_out(levels: Mapping[str, LevelEntry]) -> list[str]:
-    """Names of the levels from the innermost outwards.
+    """Return the names of the levels, innermost first.
 
     Raises:
-        ValueError: The levels form no single chain; the message names one.
+        ValueError: The levels do not form a single chain; the message names a level.
     """
     above: dict[str | None, str] = {}
     for name, entry in levels.items():
@@ -244,7 +244,7 @@ def _inside_out(levels: Mapping[str, LevelEntry]) -> list[str]:
         if entry.of in above:
             inner, first = "ranks (no `of`)" if entry.of is None else entry.of, above[entry.of]
             raise ValueError(
-                f"levels.{name}.of: expected one level of each other, got both {first} and {name} of {inner}"
+                f"levels.{name}.of: expected one level at most with each `of`, got both {first} and {name} of {inner}"
             )
         above[entry.of] = name
     order = []

@@ -10,7 +10,7 @@ from .measured_tables import Table, extrapolated_table
 LINKS_ERROR = 0.14
 """Relative error of costs computed from links, and of a world size between two measured ones."""
 BAND = 0.9
-"""Fraction of the costs that the error band holds."""
+"""Fraction of the costs that the error band contains."""
 LARGEST_ERROR = 0.9
 """Upper limit of the relative error, so that the band does not reach zero."""
 ERROR_PER_DOUBLING = 0.05
@@ -18,10 +18,10 @@ ERROR_PER_DOUBLING = 0.05
 
 
 def table_error(tables: Mapping[int, Table], world_size: int, extrapolation_error: float) -> float:
-    """Relative error of a measured or extrapolated table.
+    """Return the relative error of a measured or extrapolated table.
 
-    A measured table has the spread of its measurements. Interpolation and extrapolation add to the nearest table's
-    spread.
+    The error of a measured table is the spread of its measurements. Interpolation and extrapolation add to the spread
+    of the nearest table.
 
     Args:
         tables: The measured tables by world size.
@@ -39,9 +39,10 @@ def table_error(tables: Mapping[int, Table], world_size: int, extrapolation_erro
 
 
 def extrapolation_error(tables: Mapping[int, Table], default_law: str) -> float:
-    """Relative error that 90 % of the largest world size's costs keep if they are extrapolated from the smaller ones.
+    """Return the 90th percentile of the relative error of extrapolating to the largest measured world size.
 
-    Only message sizes within the range of both count. 0 if there are no smaller world sizes or no common sizes.
+    The costs at the largest world size are extrapolated from the smaller ones and compared with the measurements, at
+    message sizes within the range of both. 0 if there are no smaller world sizes or no common sizes.
     """
     *smaller, largest = sorted(tables)
     if not smaller:

@@ -1,1 +1,1 @@
-"""What all ranks do in an iteration, and what each step costs."""
+"""The steps of an iteration, which are equal on all ranks, and the cost of each step."""

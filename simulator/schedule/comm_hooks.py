@@ -1,8 +1,8 @@
-"""Comm hooks: the messages that each hook sends for a bucket, and the time that it computes; one class a hook.
+"""Comm hooks: the messages that each hook sends for a bucket, and the time it computes; one class per hook.
 
 The classes model the hooks of `reference.comm_hooks`. Message sizes follow from the shapes of the parameters by the
-formulas of the hooks; a test compares them with the bytes that the real hooks send. Computing times are measured
-(`ddplab calibrate --hook NAME`) or given by the user, by bytes of gradients.
+formulas of the hooks; a test compares them with the bytes that the real hooks send. Computing times are linear in the
+bytes of the gradients; they are measured (`ddplab calibrate --hook NAME`) or given by the user.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ Transport = Literal["all_reduce", "all_gather", "broadcast"]
 
 
 class Message(NamedTuple):
-    """The collectives of one bucket: one, or two where the second depends on the first (PowerSGD)."""
+    """The collectives of one bucket: one, or two if the second depends on the first (PowerSGD)."""
 
     transport: Transport
     first_bytes: int
@@ -37,42 +37,48 @@ CHANNEL_ELEMENTS = 512
 class CommHook(Settings):
     """No hook: each bucket's gradients are all-reduced unchanged. Subclasses model the other hooks.
 
-    The three costs are those of one bucket, by bytes of its gradients.
+    The three costs apply to one bucket and depend on the bytes of its gradients.
     """
 
-    name: str = Field(default="none", description="name in tables, no unit; the user's")
-    compress: Linear = Field(default=Linear(), description="before the first collective, ns; from `calibrate --hook`")
-    recompress: Linear = Field(default=Linear(), description="between two collectives, ns; from `calibrate --hook`")
-    decompress: Linear = Field(default=Linear(), description="after the last collective, ns; from `calibrate --hook`")
+    name: str = Field(default="none", description="name in tables, no unit; chosen by the user")
+    compress: Linear = Field(
+        default=Linear(), description="computation before the first collective, ns; from `calibrate --hook`"
+    )
+    recompress: Linear = Field(
+        default=Linear(), description="computation between two collectives, ns; from `calibrate --hook`"
+    )
+    decompress: Linear = Field(
+        default=Linear(), description="computation after the last collective, ns; from `calibrate --hook`"
+    )
 
     def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
-        """Message of a bucket of these parameters; None: the hook sends nothing.
+        """Return the message of a bucket of these parameters; None if the hook sends nothing.
 
         Args:
             parameters: The bucket's parameters, in the bucket's order.
             sparse_density: Fraction of a sparse gradient's rows that a batch touches.
 
         Raises:
-            ValueError: A sparse gradient, which the hook cannot take.
+            ValueError: A gradient is sparse and the hook does not support sparse gradients.
         """
         if any(parameter.sparse for parameter in parameters):
             return self.sparse_message(parameters[0], sparse_density)
         return self.dense_message(parameters)
 
     def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
-        """Message of a bucket of dense gradients."""
+        """Return the message of a bucket of dense gradients."""
         return Message("all_reduce", sum(parameter.size_bytes for parameter in parameters))
 
     def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
-        """Message of a bucket of one sparse gradient: rows and their indices, which Gloo gathers from all ranks."""
+        """Return the message of a bucket of one sparse gradient: rows and indices, gathered from all ranks."""
         rows = touched_rows(parameter, density)
         return Message("all_gather", rows * (_row_bytes(parameter) + INDEX_BYTES))
 
     def charged(self, measured: Sequence[HookCost], world_size: int) -> Self:
-        """The hook with the costs measured for its name, unless it has costs of its own.
+        """Return the hook with the costs measured for its name, unless the hook has costs already.
 
         Args:
-            measured: Costs of a fabric's processor. A name without a rank also fits a hook of rank 1.
+            measured: `Processor.hooks` of a fabric. A name without an approximation rank also matches rank 1.
             world_size: Number of ranks, with which `decompress` may grow.
         """
         costs = self.measured_in(measured)
@@ -88,7 +94,7 @@ class CommHook(Settings):
 
     @property
     def has_costs(self) -> bool:
-        """Whether the user gave costs."""
+        """Whether any cost was given."""
         return not self.compress == self.recompress == self.decompress == Linear()
 
     @property
@@ -97,22 +103,22 @@ class CommHook(Settings):
         return type(self) is CommHook
 
     def measured_in(self, measured: Sequence[HookCost]) -> HookCost | None:
-        """The costs measured for a hook of this name; None: not measured."""
+        """Return the costs measured for a hook of this name; None if it was not measured."""
         return next((cost for cost in measured if self.name in (cost.name, f"{cost.name}:1")), None)
 
     def growth(self, _measured: int, _world_size: int) -> float:
-        """Ratio of the time to decompress on `world_size` ranks to the time on the `measured` number of ranks."""
+        """Return the ratio of the decompression time on `world_size` ranks to that on `measured` ranks."""
         return 1.0
 
 
 class Noop(CommHook):
-    """Each rank keeps its own gradients: an iteration without communication, but with everything else."""
+    """`noop`: each rank keeps its own gradients, so nothing is sent."""
 
     name: str = "noop"
 
     @property
     def is_free(self) -> bool:
-        """Always: there is nothing to compute."""
+        """True: the hook computes nothing."""
         return True
 
     def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
@@ -121,25 +127,27 @@ class Noop(CommHook):
 
 
 class HalfPrecision(CommHook):
-    """`compress(dtype)` of another hook; of none: `fp16_compress` and `bf16_compress`."""
+    """`compress(dtype)` around another hook; without one, `fp16_compress` and `bf16_compress`."""
 
     name: str = "fp16"
-    of: CommHook = Field(default=CommHook(), description="hook that gets the halved gradients, a hook; the argument")
+    of: CommHook = Field(
+        default=CommHook(), description="hook that gets the half-precision gradients, a hook; argument of `compress`"
+    )
 
     def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
-        """Message of the inner hook for gradients of two bytes an element; Gloo cannot add sparse ones."""
+        """Return the inner hook's message for 2-byte elements; Gloo cannot add sparse half-precision gradients."""
         if sparse := [parameter for parameter in parameters if parameter.sparse]:
             _refuse_sparse(self, sparse[0])
         halved = [parameter.model_copy(update={"size_bytes": 2 * _elements(parameter)}) for parameter in parameters]
         return self.of.message(halved, sparse_density)
 
     def growth(self, measured: int, world_size: int) -> float:
-        """Growth of the inner hook."""
+        """Return the growth of the inner hook."""
         return self.of.growth(measured, world_size)
 
 
 class Quantized(CommHook):
-    """`quantize_per_tensor` and `quantize_per_channel`: a byte an element, 8 bytes a channel.
+    """`quantize_per_tensor` and `quantize_per_channel`: 1 byte per element and 8 bytes per channel.
 
     Every rank gathers the gradients of all ranks and dequantises them.
     """
@@ -148,11 +156,11 @@ class Quantized(CommHook):
     channel_elements: int | None = Field(
         default=None,
         ge=1,
-        description="elements that share a scale, a count, None: a bucket's; the hook's argument",
+        description="elements that share a scale, a count (None: all elements of the bucket); argument of the hook",
     )
 
     def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
-        """Levels, scales and zero points, for whole channels."""
+        """Return the message of levels, scales and zero points; the last channel is filled up."""
         elements = sum(map(_elements, parameters))
         if not elements:
             return None
@@ -165,19 +173,21 @@ class Quantized(CommHook):
         return _refuse_sparse(self, parameter)
 
     def growth(self, measured: int, world_size: int) -> float:
-        """Proportional to the number of ranks."""
+        """Return the ratio of the world sizes, because each rank dequantises the gradients of all ranks."""
         return world_size / measured
 
 
 class PowerSGD(CommHook):
-    """`power_sgd`: first P and all uncompressed gradients, then Q (Vogels et al. 2019, Algorithm 1)."""
+    """`power_sgd`: sends P and all uncompressed gradients, then Q (Vogels et al. 2019, Algorithm 1)."""
 
     name: str = "power_sgd:1"
     matrix_approximation_rank: int = Field(
         default=1, ge=1, description="columns of P and Q, a count; PowerSGDState's argument"
     )
     min_compression_rate: float = Field(
-        default=2.0, gt=0, description="least ratio of elements that pays, a factor; PowerSGDState's argument"
+        default=2.0,
+        gt=0,
+        description="least compression rate at which a matrix is compressed, a factor; PowerSGDState's argument",
     )
 
     def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
@@ -185,7 +195,7 @@ class PowerSGD(CommHook):
         return _refuse_sparse(self, parameter)
 
     def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
-        """(rows + columns) * rank elements for each matrix that compression makes small enough."""
+        """Return the message: (rows + columns) * rank elements per compressed matrix, and the other gradients."""
         first = second = 0
         for parameter in parameters:
             rows, columns = _rows_and_columns(parameter)
@@ -201,12 +211,12 @@ class PowerSGD(CommHook):
 
 
 class BatchedPowerSGD(PowerSGD):
-    """`batched_power_sgd`: the bucket as one square matrix, approximated with at most as many columns as it has."""
+    """`batched_power_sgd`: treats the whole bucket as one square matrix."""
 
     name: str = "batched_power_sgd:1"
 
     def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
-        """P, then Q, of the smallest square matrix that holds all elements."""
+        """Return the message: P, then Q, of the smallest square matrix that holds all elements."""
         elements = sum(map(_elements, parameters))
         side = ceil(sqrt(elements))
         sent = side * min(side, self.matrix_approximation_rank)
@@ -228,7 +238,7 @@ HOOKS: dict[str, Callable[[int], CommHook]] = {
         name=f"batched_power_sgd:{rank}", matrix_approximation_rank=rank
     ),
 }
-"""Constructors by the name that `named_hook` takes; the argument is the rank of an approximation."""
+"""Constructors by hook name; the argument is the approximation rank, which only PowerSGD uses."""
 
 
 def named_hook(name: str) -> CommHook:
@@ -239,7 +249,7 @@ def named_hook(name: str) -> CommHook:
             converts gradients to half precision first, as in `fp16+power_sgd:4`.
 
     Raises:
-        ValueError: No such hook, or a rank that is not a positive integer.
+        ValueError: There is no such hook, or the rank is not a positive integer.
     """
     dtype, plus, inner = name.partition("+")
     if plus and dtype in HALVES:
@@ -252,14 +262,14 @@ def named_hook(name: str) -> CommHook:
 
 
 def gradient_bytes(parameter: Parameter, sparse_density: float) -> int:
-    """Bytes of a gradient's values; row indices of a sparse gradient not included."""
+    """Return the bytes of a gradient's values, without the row indices of a sparse gradient."""
     if not parameter.sparse:
         return parameter.size_bytes
     return touched_rows(parameter, sparse_density) * _row_bytes(parameter)
 
 
 def touched_rows(parameter: Parameter, density: float) -> int:
-    """Number of rows that a sparse gradient holds."""
+    """Return the number of rows in a sparse gradient."""
     return ceil(parameter.shape[0] * density)
 
 
@@ -269,8 +279,8 @@ def _row_bytes(parameter: Parameter) -> int:
 
 def _refuse_sparse(hook: CommHook, parameter: Parameter) -> NoReturn:
     raise ValueError(
-        f"hook: {hook.name} takes no sparse gradients, and {parameter.name} has them; use none, or "
-        "make the embedding dense (sparse=False)"
+        f"hook: {hook.name} does not support sparse gradients, and that of {parameter.name} is sparse; use the hook "
+        "`none`, or make the embedding dense (sparse=False)"
     )
 
 
@@ -279,7 +289,7 @@ def _elements(parameter: Parameter) -> int:
 
 
 def _rows_and_columns(parameter: Parameter) -> tuple[int, int]:
-    """Matrix shape as in `reference.comm_hooks.powersgd`, if the first dimension is outermost in memory."""
+    """Return the shape as `reference.comm_hooks.powersgd` has it if the first dimension is outermost in memory."""
     elements = _elements(parameter)
     rows = parameter.shape[0] if parameter.shape else 1
     return (rows, elements // rows) if elements else (0, 0)

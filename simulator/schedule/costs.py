@@ -1,4 +1,4 @@
-"""Costs: the duration of each step of a schedule, and the plain numbers that an engine simulates."""
+"""Costs: the duration of each step of a schedule, and the input of the engines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,23 +19,25 @@ from .schedule import Collective, Compute, ComputeKind, Schedule, buckets_of, bu
 class EngineInput:
     """An iteration to simulate: a schedule and its durations.
 
-    Ranks that do the same at the same moments are simulated once, however many they are.
+    Of ranks with identical behaviour, only one is simulated.
 
     Attributes:
         schedule: Steps of every rank.
-        duration_ns: Duration of each computing step at full speed; shape [ranks, steps of the schedule]. The closed
-            form also takes further leading axes, one iteration each.
-        ranks: The number of each simulated rank.
-        represented_by: For every rank the simulated rank that behaves the same; shape [world size]. None: every rank
-            is simulated.
-        cost_ns: Duration of each collective when it has the fabric to itself; shape [collectives], or with axes
-            before.
-        queues: The process group of each collective; the collectives of a group start in launch order.
+        duration_ns: Duration of each computing step at full speed; shape [ranks, steps of the schedule]. For the
+            closed form there may be more leading axes, for example one for the iterations.
+        ranks: The simulated ranks.
+        represented_by: For every rank, the simulated rank that behaves the same; shape [world size]. None: every
+            rank is simulated.
+        cost_ns: Duration of each collective while no other collective runs and no rank computes; shape
+            [collectives]. For the closed form there may be leading axes, for example one for the fabrics.
+        queues: Process group of each collective, as an index; the collectives of a group start in launch order.
         concurrency: Collectives of one group that run at the same time.
-        sharing: Factor on the duration of each collective with one other beside it; each further one adds as much.
-        slowdowns: Factors on computing while collectives run, and on collectives while a rank computes; while
-            several collectives run, computing takes the mean of their factors. None: all factors are 1.
-        lingers_ns: Time for which computing stays slowed after the last collective is done, unless another starts.
+        sharing: Factor on the duration of each collective while one other collective runs. Each further collective
+            increases the factor by the same amount.
+        slowdowns: Factors on computing while collectives run, and on collectives while a rank computes. While
+            several collectives run, the factor on computing is the mean of their factors. None: all factors are 1.
+        lingers_ns: Time for which computing stays slowed after the last collective has finished, unless another
+            collective starts.
     """
 
     schedule: Schedule
@@ -50,7 +52,7 @@ class EngineInput:
     lingers_ns: int = 0
 
     def alike(self) -> dict[int, list[int]]:
-        """For each simulated rank all ranks that behave the same, itself among them."""
+        """Return, for each simulated rank, all ranks that behave the same, including itself."""
         if self.represented_by is None:
             return {rank: [rank] for rank in self.ranks}
         alike: dict[int, list[int]] = {rank: [] for rank in self.ranks}
@@ -60,37 +62,38 @@ class EngineInput:
 
     @property
     def is_fluid(self) -> bool:
-        """Whether speeds depend on what else runs."""
+        """Whether the speed of computing or of a collective depends on what else runs at the same time."""
         return self.slowdowns is not None or (self.most_running > 1 and max(self.sharing, default=1.0) > 1)
 
     @property
     def most_running(self) -> int:
-        """Collectives that can run at the same time."""
+        """Largest number of collectives that can run at the same time."""
         return self.concurrency * len(set(self.queues))
 
 
 SHADOWED: frozenset[ComputeKind] = frozenset(("rebuild", "compress", "launch", "recompress", "decompress"))
-"""Computing steps of a rank that has run out of inputs: it sends zeros in every bucket."""
+"""Computing steps of a rank that has run out of inputs under Join and contributes zeros to every bucket."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScheduleCosts:
-    """A schedule with the durations that are equal on all ranks.
+    """A schedule with all costs except the compute times of the ranks.
 
     Attributes:
         policy: Settings of the reducer.
-        fabric: Costs of collectives and of the processor, without those that the trace's times already hold.
+        fabric: Costs of collectives, and processor costs, without the costs that the trace already includes.
         buckets: Parameter indices by bucket, in launch order.
         schedule: Steps of every rank.
-        same_ns: Duration of each step that takes equally long on all ranks.
+        same_ns: Duration of each step whose duration is equal on all ranks.
         pack_ns: Duration of copying each bucket's gradients into it; shape [buckets].
-        cost_ns: Duration of each collective when it has the fabric to itself; shape [..., collectives].
-        relative_error: Half-width of the band that holds 90 % of a collective's costs, as a fraction of `cost_ns`;
-            its shape without the last axis.
-        sharing: Factor on the duration of each collective with one other beside it.
+        cost_ns: Duration of each collective while no other collective runs and no rank computes; shape
+            [..., collectives].
+        relative_error: Half-width of the band that contains 90 % of a collective's costs, as a fraction of
+            `cost_ns`; shape [...], the leading axes of `cost_ns`.
+        sharing: Factor on the duration of each collective while one other collective runs.
         contention: How collectives and computing slow each other down.
-        contention_bounds: The same with every measured factor as low, and as high, as its error allows.
-        join_end: What follows the last iteration under Join; None without Join.
+        contention_bounds: `contention` with all factors at the low, and at the high, end of their error bands.
+        join_end: The collectives after the last iteration under Join; None without Join.
     """
 
     policy: Policy
@@ -109,13 +112,13 @@ class ScheduleCosts:
     def engine_input(
         self, times: ComputeTimes, ranks: Sequence[int], joined: NDArray[np.bool_] | None = None
     ) -> EngineInput:
-        """Combine the schedule with the compute times of these ranks.
+        """Combine the schedule with the compute times of the simulated ranks.
 
         Args:
-            times: The last leading axis is the ranks; any axes before it are iterations, for the closed form.
-            ranks: The number of each rank.
-            joined: Whether each rank has run out of inputs and shadows the others, by the leading axes of `times`.
-                None: no rank has.
+            times: Compute times; the last leading axis is the ranks, and any axes before it are iterations.
+            ranks: The simulated ranks.
+            joined: Whether each rank has run out of inputs and shadows the collectives of the others; shape: the
+                leading axes of `times`. None: no rank has run out of inputs.
         """
         launch_ns, packed_ns = self._launches(times)
         pass_ns = np.concatenate([times.forward_ns[..., None], launch_ns, times.backward_end_ns[..., None]], axis=-1)
@@ -150,11 +153,11 @@ class ScheduleCosts:
         )
 
     def _launches(self, times: ComputeTimes) -> tuple[Nanoseconds, Nanoseconds]:
-        """Moment of each bucket's launch, and time spent packing since the launch before it; shapes [..., buckets].
+        """Return when each bucket is launched, and the packing time since the previous launch; shapes [..., buckets].
 
-        A bucket is packed as soon as it is full. It is launched when all buckets before it are full too.
+        A bucket is packed as soon as it is full, and launched when all earlier buckets are full too.
         """
-        if self.policy.launches_at_the_end:  # all are packed, then all are launched
+        if self.policy.launches_at_the_end:  # all buckets are packed, then all are launched
             launch = np.repeat(times.backward_end_ns[..., None], len(self.buckets), axis=-1)
             packed = np.zeros_like(launch)
             packed[..., 0] = self.pack_ns.sum()
@@ -169,13 +172,13 @@ class ScheduleCosts:
         last_turn = np.maximum.accumulate(turn, axis=-1)
         packed = np.zeros_like(full)
         for bucket, pack_ns in enumerate(self.pack_ns.tolist()):
-            piece = (last_turn < turn[..., bucket, None]).sum(axis=-1)  # the first launch that comes after
+            piece = (last_turn < turn[..., bucket, None]).sum(axis=-1)  # the first launch after the packing
             packed += pack_ns * (np.arange(len(self.buckets)) == piece[..., None])
         return launch, packed
 
 
 class ScheduleContention(NamedTuple):
-    """Fields of `EngineInput` by which collectives and computing slow each other down."""
+    """Fields of `EngineInput` that describe how collectives and computing slow each other down."""
 
     slowdowns: Slowdowns | None
     lingers_ns: int
@@ -184,17 +187,18 @@ class ScheduleContention(NamedTuple):
 def price_schedule(
     model: RecordedModel, fabric: Fabric, policy: Policy, world_size: int, *, joins: bool = False
 ) -> ScheduleCosts:
-    """Build the schedule of an iteration of this model and find the cost of every step.
+    """Build the schedule of an iteration of this model and compute the cost of every step.
 
     Args:
-        model: Its parameters and buffers; its compute times play no part.
-        fabric: Costs of collectives and of the processor.
+        model: The recorded model; its compute times are not used.
+        fabric: Costs of collectives, and processor costs.
         policy: Settings of the reducer.
         world_size: Number of ranks.
         joins: Whether the ranks train under Join.
 
     Raises:
-        ValueError: A plan that is no partition of the parameters, or a hook that cannot take a sparse gradient.
+        ValueError: The plan is not a partition of the parameters, or a gradient is sparse and the hook does not
+            support sparse gradients.
     """
     buckets = buckets_of(policy, model)
     schedule = build_schedule(policy, model, buckets, joins=joins)
@@ -240,29 +244,29 @@ def price_schedule(
 
 
 def charged_fabric(fabric: Fabric, model: RecordedModel) -> Fabric:
-    """The fabric without the costs that the model's compute times already hold."""
+    """Return the fabric without the costs that the model's compute times already include."""
     return fabric.for_ddp_trace() if model.has_communication else fabric
 
 
 def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
-    """Costs that are unknown and so count as zero, a sentence each."""
+    """Return one sentence for each kind of cost that is unknown and counts as zero."""
     hook, processor = policy.hook, fabric.processor
     sentences = []
     if processor == Processor(hooks=processor.hooks):
-        sentences.append("the fabric has no costs of the processor: copies, launches and slow-downs count as free")
+        sentences.append("the fabric has no processor costs, so copies, launches and slow-downs count as free")
     if not (hook.is_free or hook.has_costs or hook.measured_in(processor.hooks)):
-        cure = f"ddplab calibrate --hook {hook.name}"
-        sentences.append(f"{hook.name} was not measured: what it computes counts as free ({cure})")
+        cure = f"measure it with `ddplab calibrate --hook {hook.name}`"
+        sentences.append(f"the hook {hook.name} was not measured, so its computation counts as free; {cure}")
     return tuple(sentences)
 
 
 def messages_of(schedule: Schedule) -> list[tuple[Transport, int]]:
-    """Transport and size in bytes of each collective."""
+    """Return the transport and the size in bytes of each collective."""
     return [(collective.transport, collective.size_bytes) for collective in schedule.collectives]
 
 
 def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size: int) -> Nanoseconds:
-    """Duration of each message when it has the fabric to itself; shape [messages]."""
+    """Return the duration of each message while nothing else runs; shape [messages]."""
     transports = np.array([transport for transport, _ in messages], dtype=object)
     sizes = np.array([size for _, size in messages], np.int64)
     cost_ns = np.zeros(len(messages), np.int64)

@@ -15,67 +15,84 @@ Phase = Literal["steady", "first", "second", "rebuild"]
 
 
 class Policy(Settings, strict=False):
-    """Arguments of `DistributedDataParallel`, under its names, and how it is used; see each field.
+    """Arguments of `DistributedDataParallel`, by their names in torch, and how the training script uses it.
 
-    `hook` also takes the name of a comm hook, as `named_hook` does.
+    `hook` also accepts the name of a comm hook; see `named_hook`.
     """
 
     bucket_cap_mb: float | None = Field(
-        default=25, description="size at which a bucket closes, MiB, None: 25, and 1 for the first; DDP's argument"
+        default=25, description="bucket cap, MiB (None: 25, and 1 for the first bucket); DDP's argument"
     )
     bucket_cap_mb_list: tuple[float, ...] | None = Field(
-        default=None, description="sizes of the first, second, ... bucket, MiB, the last holds on; DDP's argument"
+        default=None,
+        description="caps of the first, second, ... bucket, MiB (the last cap applies to all later buckets); "
+        "DDP's argument",
     )
     first_bucket_mb: float | None = Field(
-        default=None, description="size of the first bucket alone, MiB; torch's kDefaultFirstBucketBytes"
+        default=None, description="cap of the first bucket only, MiB; torch's kDefaultFirstBucketBytes"
     )
     plan: tuple[tuple[int, ...], ...] | None = Field(
         default=None,
-        description="buckets in launch order in place of caps and order, parameter indices; our DDP's argument",
+        description="explicit buckets in launch order, which replace caps and order, parameter indices; "
+        "argument of `reference`'s DDP",
     )
     order: Order = Field(
         default="ready",
-        description="order in which parameters fill buckets, a name, all but `ready` as a plan; the user's wish",
+        description="order in which parameters fill buckets, a name (in training, all but `ready` "
+        "need a plan); chosen by the user",
     )
-    order_seed: int = Field(default=0, description="seed of the order `random`, no unit; the user's choice")
+    order_seed: int = Field(default=0, description="seed of the order `random`, no unit; chosen by the user")
     broadcast_buffers: bool = Field(
-        default=True, description="whether rank 0's go to all before each forward pass, yes or no; DDP's argument"
+        default=True,
+        description="whether rank 0 broadcasts its buffers before forward passes, yes or no; DDP's argument",
     )
     find_unused_parameters: bool = Field(
         default=False,
-        description="whether to search the graph, add up a bitmap and never rebuild, yes or no; DDP's argument",
+        description="whether the reducer searches the graph for unused parameters, all-reduces a bitmap of "
+        "them and never rebuilds its buckets, yes or no; DDP's argument",
     )
     static_graph: bool = Field(
         default=False,
-        description="whether the first launches come after the backward pass, yes or no; DDP's argument",
+        description="whether the graph is the same in each iteration, so that all buckets of the first "
+        "iteration are launched after its backward pass, yes or no; DDP's argument",
     )
     skip_all_reduce_unused_params: bool = Field(
         default=False,
-        description="whether buckets in which no rank uses a parameter are not sent, yes or no; DDP's argument",
+        description="whether buckets of which no rank uses a parameter are left out, yes or no; DDP's argument",
     )
     gradient_as_bucket_view: bool = Field(
-        default=False, description="whether averages need no copying out of buckets, yes or no; DDP's argument"
+        default=False,
+        description="whether gradients are views of buckets, so that averages are not copied out, yes or no; "
+        "DDP's argument",
     )
     hook: CommHook = Field(
-        default=NO_HOOK, description="what is sent and computed for each bucket, bytes and ns; register_comm_hook"
+        default=NO_HOOK,
+        description="comm hook, which determines the bytes sent and the time computed for each bucket, a name; "
+        "argument of register_comm_hook",
     )
     sparse_density: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="rows of a sparse gradient that a batch touches, a fraction of the parameter's; "
-        "distinct tokens of a batch by the vocabulary",
+        description="rows of a sparse gradient that one batch touches, a fraction of the parameter's rows; "
+        "distinct tokens of a batch divided by the size of the vocabulary",
     )
     sync_every: int = Field(
-        default=1, ge=1, description="iterations in a cycle, all but the last under `no_sync`, a count; the script's"
+        default=1,
+        ge=1,
+        description="iterations per cycle, of which all but the last run under `no_sync`, a count; "
+        "from the training script",
     )
     process_groups: int = Field(
-        default=1, ge=1, description="queues that take collectives in turn, a count; the script's process groups"
+        default=1,
+        ge=1,
+        description="process groups that take the collectives in turn, a count; from the training script",
     )
     phase: Phase = Field(
         default="steady",
-        description="which iteration, a name: `first`, `second` (of a static graph, which rebuilds one later than "
-        "others), `rebuild` (the one that rebuilds buckets), or `steady` (all later); the user's question",
+        description="iteration to predict, a name: `first`, `second` (only for a static graph, which rebuilds "
+        "buckets in the third iteration), `rebuild` (the iteration that rebuilds buckets), `steady` (all later); "
+        "chosen by the user",
     )
 
     @field_validator("hook", mode="before")
@@ -94,20 +111,24 @@ class Policy(Settings, strict=False):
     def _has_caps(self) -> Self:
         self.caps_bytes()
         if self.bucket_cap_mb_list is not None and self.first_bucket_mb is not None:
-            raise ValueError("first_bucket_mb: expected none beside bucket_cap_mb_list, whose first entry it is")
+            raise ValueError(
+                "first_bucket_mb: expected None with bucket_cap_mb_list, whose first entry takes its place"
+            )
         return self
 
     @model_validator(mode="after")
     def _has_features_that_go_together(self) -> Self:
         if self.phase == "second" and not self.static_graph:
-            raise ValueError("phase: expected static_graph with `second`: without, the second iteration is `rebuild`")
+            raise ValueError(
+                "phase: expected static_graph=True for `second`; otherwise the second iteration is `rebuild`"
+            )
         if self.skip_all_reduce_unused_params and not self.find_unused_parameters:
-            raise ValueError("skip_all_reduce_unused_params: expected find_unused_parameters, which finds them")
+            raise ValueError("skip_all_reduce_unused_params: expected find_unused_parameters=True, which it requires")
         return self
 
     @property
     def unused_allowed(self) -> bool:
-        """Whether a parameter may get no gradient."""
+        """Whether some parameters may get no gradient."""
         return self.find_unused_parameters or self.static_graph
 
     @property
@@ -118,7 +139,7 @@ class Policy(Settings, strict=False):
 
     @property
     def has_rebuilt(self) -> bool:
-        """Whether the buckets of this phase are the rebuilt ones."""
+        """Whether this phase uses the rebuilt buckets."""
         return self.rebuilds and self.phase not in ("first", "second")
 
     @property
@@ -127,7 +148,7 @@ class Policy(Settings, strict=False):
         return self.static_graph and self.phase == "first"
 
     def caps_bytes(self) -> list[int]:
-        """Caps for `reference.bucketing.assign_buckets`."""
+        """Bucket caps in bytes, as `reference.bucketing.assign_buckets` takes them."""
         caps_mb = self.bucket_cap_mb_list
         if caps_mb is None and self.first_bucket_mb is not None:
             caps_mb = (self.first_bucket_mb, 25 if self.bucket_cap_mb is None else self.bucket_cap_mb)

@@ -1,8 +1,8 @@
-"""Schedule: the buckets of an iteration and the steps of every rank; equal on all ranks, only durations differ.
+"""Schedule: the buckets of an iteration, and the steps, which are the same on every rank; only durations differ.
 
-A rank computes, launches collectives and waits for them. Collectives are numbered in launch order. The steps have the
-order of `reference.reducer`: gradients become ready, a full bucket is packed, buckets are launched strictly in bucket
-order, and after the backward pass each bucket is waited for and copied out.
+A rank computes, launches collectives and waits for them. Collectives are numbered in launch order. The order of the
+steps is that of `reference.reducer`: gradients become ready, full buckets are packed, buckets are launched strictly
+in bucket order, and after the backward pass each bucket is waited for and copied out.
 """
 
 from collections import deque
@@ -33,22 +33,22 @@ CollectiveKind = Literal["join", "order", "broadcast", "all_reduce", "second_all
 
 
 class Compute(NamedTuple):
-    """The rank computes, for the time that `EngineInput.duration_ns` gives for this step."""
+    """The rank computes; the duration is in `EngineInput.duration_ns`."""
 
     kind: ComputeKind
     bucket: int | None = None
     iteration: int = 0
-    """Number of the iteration under `no_sync`, for the kind "unsynchronized"."""
+    """For the kind "unsynchronized": index of the iteration in its cycle."""
 
 
 class Launch(NamedTuple):
-    """The rank issues a collective and goes on."""
+    """The rank issues a collective and continues."""
 
     collective: int
 
 
 class Wait(NamedTuple):
-    """The rank waits until a collective is done."""
+    """The rank waits until a collective has finished."""
 
     collective: int
 
@@ -57,7 +57,7 @@ Instruction = Compute | Launch | Wait
 
 
 class Collective(NamedTuple):
-    """A collective of all ranks: `transport` of `size_bytes`; `bucket` is None where it carries no gradients."""
+    """A `transport` of `size_bytes` between all ranks; `bucket` is None if it carries no gradients."""
 
     kind: CollectiveKind
     bucket: int | None
@@ -67,7 +67,7 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Instructions, and the collectives that they launch and wait for, in launch order."""
+    """Instructions of every rank, and the collectives that they launch and wait for, in launch order."""
 
     instructions: tuple[Instruction, ...]
     collectives: tuple[Collective, ...]
@@ -82,14 +82,14 @@ def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
     """Assign the model's parameters to buckets as the reducer would under this policy, in launch order.
 
     Raises:
-        ValueError: A plan that leaves a parameter out, has it twice, has an unknown one, or mixes dtypes in a bucket.
+        ValueError: The plan does not contain every parameter exactly once, or mixes dtypes in a bucket.
     """
     keys = [parameter.dtype for parameter in model.parameters]
     if policy.plan is not None:
         check_partition(policy.plan, len(keys), name="plan")
         for number, bucket in enumerate(policy.plan):
             if len(kinds := sorted({keys[index] for index in bucket})) > 1:
-                raise ValueError(f"plan: expected one dtype a bucket, bucket {number} has {' and '.join(kinds)}")
+                raise ValueError(f"plan: expected one dtype per bucket, bucket {number} has {' and '.join(kinds)}")
         return [list(bucket) for bucket in policy.plan]
     caps = policy.caps_bytes()
     sizes = [parameter.size_bytes for parameter in model.parameters]
@@ -117,13 +117,13 @@ BITMAP_BYTES = 4
 ORDER_BYTES = 8
 """Size of a parameter's entry in the ready order that rank 0 broadcasts before the rebuild."""
 JOIN_BYTES = 4
-"""Size of the count of ranks that still have inputs, and of the vote whether any rank averages, under Join."""
+"""Size, under Join, of the count of ranks with inputs and of the flag whether any rank synchronises gradients."""
 RANK_BYTES = 8
-"""Size of the number of the rank whose buffers or model all ranks take under Join."""
+"""Size, under Join, of the number of the rank whose buffers or model all ranks receive."""
 BUCKET_STEPS: tuple[ComputeKind, ...] = ("backward", "pack", "compress", "launch")
 """Computing steps of a rank up to the launch of a bucket's collective."""
 UNSENT_BUCKET_STEPS = BUCKET_STEPS[:2]
-"""The same for a bucket that is never sent."""
+"""`BUCKET_STEPS` of a bucket that is never sent."""
 
 
 def build_schedule(
@@ -133,12 +133,12 @@ def build_schedule(
 
     Args:
         policy: Settings of the reducer.
-        model: Its parameters, buffers and unused parameters.
+        model: The recorded model; its compute times are not used.
         buckets: Parameter indices by bucket, in launch order.
         joins: Whether the ranks train under Join.
 
     Raises:
-        ValueError: A sparse gradient, which the policy's comm hook cannot take.
+        ValueError: A gradient is sparse, and the policy's comm hook does not support sparse gradients.
     """
     searches = policy.find_unused_parameters and not policy.static_graph
     sends_bitmap = searches or policy.launches_at_the_end
@@ -151,7 +151,7 @@ def build_schedule(
     for iteration in range(policy.sync_every):
         if joins:
             writer.launch(Collective("join", None, "all_reduce", JOIN_BYTES))
-        if iteration == 0:  # it follows a synchronised iteration, so it rebuilds and broadcasts buffers
+        if iteration == 0:  # only an iteration after a synchronised one rebuilds buckets and broadcasts buffers
             if policy.phase == "rebuild" and policy.rebuilds:
                 writer.wait(
                     writer.launch(Collective("order", None, "broadcast", len(model.parameters) * ORDER_BYTES))
@@ -187,7 +187,7 @@ def build_schedule(
 
 
 def build_join_end(policy: Policy, model: RecordedModel) -> Schedule:
-    """List the steps under Join once all ranks have run out of inputs: all take the model of the last rank."""
+    """List the steps under Join after all ranks have run out of inputs: all receive the model of one rank."""
     writer = _Writer()
     for size in (JOIN_BYTES, RANK_BYTES):
         writer.wait(writer.launch(Collective("join", None, "all_reduce", size)))
@@ -196,13 +196,13 @@ def build_join_end(policy: Policy, model: RecordedModel) -> Schedule:
 
 
 def _launch_buckets(writer: "_Writer", messages: Sequence[Message | None], unsent: Collection[int]) -> dict[int, int]:
-    """Write the backward pass up to the last launch; returns, by bucket, the collective that completes its averages.
+    """Write the backward pass up to the last launch; return, by bucket, the collective that completes its averages.
 
     A second collective is launched after the first one of the next bucket, or at once for the last bucket, as in
     `reference.comm_hooks.powersgd`.
     """
     awaited: dict[int, int] = {}
-    pending: list[tuple[int, Collective]] = []  # the second collective of the bucket before, if it has one
+    pending: list[tuple[int, Collective]] = []  # the second collective of the previous bucket, if any
 
     def launch_second() -> None:
         for bucket, collective in pending:
@@ -225,7 +225,7 @@ def _launch_buckets(writer: "_Writer", messages: Sequence[Message | None], unsen
 
 
 PIECE_BYTES = 250 * MIB
-"""Size of the pieces in which tensors are broadcast, as in `reference.broadcast`."""
+"""Largest size of the pieces in which tensors are broadcast, as in `reference.broadcast`."""
 BROADCASTS_IN_FLIGHT = 2
 """Pieces that are broadcast at the same time, as in `reference.broadcast`."""
 
@@ -241,7 +241,7 @@ class _Writer:
         self.instructions.append(Compute(kind, bucket, iteration))
 
     def launch(self, collective: Collective) -> int:
-        """Returns the number of the collective."""
+        """Append the launch; return the number of the collective."""
         self.collectives.append(collective)
         self.instructions.append(Launch(len(self.collectives) - 1))
         return len(self.collectives) - 1

@@ -1,1 +1,1 @@
-"""What each rank computes."""
+"""Compute times of each rank: recorded, sampled, or derived from a data sheet."""

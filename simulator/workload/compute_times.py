@@ -1,6 +1,6 @@
-"""Compute times: how long each rank computes and when its gradients are ready, as recorded and as sampled.
+"""Compute times: how long each rank computes and when its gradients are ready, recorded and sampled.
 
-Times count computation alone. Where a rank is slowed down or has to wait, the engines add to its times.
+These are times of computation alone. The engines add slow-downs and waiting.
 """
 
 from collections.abc import Sequence
@@ -22,17 +22,18 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class ComputeTimes:
-    """Iterations without communication, each counted from its own start, in nanoseconds.
+    """Times of iterations without communication, in nanoseconds from the start of each iteration.
 
-    Arrays of any leading shape: of iterations, of ranks, or empty for a single iteration of a single rank.
+    All arrays have the same leading axes: iterations, ranks, both, or none for one iteration of one rank.
 
     Attributes:
         forward_ns: End of the forward pass.
-        ready_ns: Moment at which each gradient is ready, by parameter index along the last axis.
+        ready_ns: When each gradient is ready, by parameter index along the last axis.
         backward_end_ns: End of the backward pass.
-        step_ns: Duration of everything after the backward pass: the optimiser, and what precedes the next iteration.
-        optimizer_ns: The optimiser's share of `step_ns`; iterations that do not synchronise leave it out.
-        before_ns: Duration of each iteration under `no_sync` that precedes this one, along the last axis.
+        step_ns: Duration of everything after the backward pass: the optimiser step, and all else up to the next
+            iteration.
+        optimizer_ns: Duration of the optimiser step, which is part of `step_ns`; iterations under `no_sync` skip it.
+        before_ns: Duration of each preceding iteration of the cycle, which run under `no_sync`, along the last axis.
     """
 
     forward_ns: Nanoseconds
@@ -48,7 +49,7 @@ class ComputeTimes:
         return self.backward_end_ns + self.step_ns
 
     def __getitem__(self, index: Any) -> Self:
-        """Some of the ranks or iterations, by any index of numpy's along the leading axes."""
+        """Select ranks or iterations with a numpy index along the leading axes."""
         return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def scaled(self, factors: Floats) -> Self:
@@ -72,19 +73,19 @@ class ComputeTimes:
 
 @dataclass(frozen=True, slots=True)
 class RecordedModel:
-    """What a prediction takes from a trace: the model, and the compute times of every recorded rank.
+    """The part of a trace that a prediction uses: the model, and the compute times of every recorded rank.
 
     Attributes:
         parameters: By parameter index.
         buffers: In the order in which they are broadcast.
-        has_communication: Whether the times already hold the copies, launches, broadcasts and slow-downs of
-            data-parallel training.
-        ready_order: Parameter indices in the order in which rank 0's gradients became ready in its last iteration.
-            The rebuild assigns buckets in this order.
+        has_communication: Whether the trace was recorded with communication, so that its times already include
+            packing, launches, broadcasts and slow-downs.
+        ready_order: Parameter indices in the order in which gradients became ready in rank 0's last recorded
+            iteration. The rebuild assigns buckets in this order.
         without_gradient: Parameter indices that got no gradient in that iteration.
         never_used: Parameter indices that got no gradient in any recorded iteration.
         always_used: Whether every parameter got a gradient in every recorded iteration.
-        compute_times: One entry a recorded rank; the first axis of each is the iterations.
+        compute_times: One entry per recorded rank; the first axis of each is the iterations.
     """
 
     parameters: tuple[Parameter, ...]
@@ -100,16 +101,16 @@ class RecordedModel:
 def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedModel:
     """Extract the model and its compute times from a trace.
 
-    In a trace recorded with communication the backward pass ends with its last gradient: the time after that is
-    spent waiting for all-reduces.
+    In a trace recorded with communication, the backward pass counts as ended at its last gradient, because the rest
+    of the pass is waiting for all-reduces.
 
     Args:
         trace: Any recording.
-        unused_allowed: Whether a parameter may have got no gradient. Such a parameter counts as ready together with
-            the first one that got a gradient, as the reducer marks it under `find_unused_parameters`.
+        unused_allowed: Whether parameters may have got no gradient. They count as ready together with the first
+            gradient, which is when the reducer marks them under `find_unused_parameters`.
 
     Raises:
-        ValueError: A parameter got no gradient and that is not allowed; its bucket would never be launched.
+        ValueError: A parameter got no gradient, and `unused_allowed` is False.
     """
     workload = trace.workload
     has_communication = workload.source != "module"
@@ -165,62 +166,71 @@ Kind = Literal["recorded", "resampled", "correlated", "fitted"]
 
 
 class Variation(Settings):
-    """How the simulated iterations are made from the recorded ones."""
+    """How the simulated iterations are generated from the recorded ones."""
 
     kind: Kind = Field(
         default="recorded",
-        description="how iterations are drawn, a name: `recorded`, each as it was, rank r as recorded rank r modulo "
-        "their number; `resampled`, every rank whole iterations; `correlated`, every rank each gap of gradients, "
-        "neighbours alike; `fitted`, every rank's typical one times a lognormal factor; from the trace's iterations",
+        description="how iterations are generated, a name: `recorded` (as recorded, with recorded ranks repeated in "
+        "turn), `resampled` (a random recorded iteration for each rank), `correlated` (a random time for each gap "
+        "between gradients on each rank, correlated with the previous gap), or `fitted` (each rank's median "
+        "iteration multiplied by a lognormal factor); chosen by the user",
     )
     iterations: int = Field(
-        default=200, ge=1, description="how many to draw, a count (`recorded` has as many as there are); the user's"
+        default=200,
+        ge=1,
+        description="iterations to generate, a count (ignored by `recorded`, which has those of the trace); "
+        "chosen by the user",
     )
     correlation: float | None = Field(
         default=None,
         ge=-1,
         le=1,
-        description="of neighbouring gaps, from -1 to 1 (iterations slow as a whole); None: as in the trace",
+        description="for `correlated`, correlation of successive gaps, from -1 to 1 (1: the whole iteration is fast "
+        "or slow, None: as in the trace); chosen by the user",
     )
-    seed: int = Field(default=0, ge=0, description="seed of everything random, no unit; the user's choice")
+    seed: int = Field(default=0, ge=0, description="seed of all random numbers, no unit; chosen by the user")
 
 
 RECORDED = Variation()
-"""Iterations exactly as they were recorded."""
+"""Iterations as they were recorded."""
 
 
 class Straggler(Settings):
     """A rank that computes more slowly than was recorded."""
 
     rank: int | None = Field(
-        default=None, ge=0, description="which, a rank, None: another one in each iteration; the user's question"
+        default=None,
+        ge=0,
+        description="slow rank, a rank (None: a random one in each iteration); chosen by the user",
     )
     factor: float = Field(
-        ge=1, allow_inf_nan=False, description="its computation's time, a multiple of the recorded; a slow node's log"
+        ge=1,
+        allow_inf_nan=False,
+        description="computation time, a multiple of the recorded time; from the log of a slow node",
     )
 
 
 class IterationSampler:
-    """Draws the compute times of all ranks, iteration by iteration.
+    """Generates the compute times of all ranks, iteration by iteration.
 
-    Ranks that always compute the same are drawn once.
+    Of ranks whose compute times are always equal, only one is sampled.
 
     Args:
         recorded: Recorded iterations by rank, as `RecordedModel.compute_times`.
         world_size: Number of ranks; recorded ranks are repeated in turn.
-        variation: How iterations are made from recorded ones.
+        variation: How iterations are generated from recorded ones.
         stragglers: Slow ranks.
-        inputs: Batches of each rank, under Join; None: every rank has a batch in every iteration.
-        sync_every: Iterations in a cycle, of which only the last synchronises; each is drawn by itself.
+        inputs: Number of batches of each rank under Join. None: every rank has a batch in every iteration.
+        sync_every: Iterations per cycle, of which only the last synchronises; each is sampled separately.
 
     Attributes:
-        ranks: The ranks that are drawn.
-        represented_by: For every rank the drawn rank that computes the same; shape [world size].
-        count: Number of iterations; of cycles where `sync_every` exceeds 1.
+        ranks: The sampled ranks.
+        represented_by: For every rank, the sampled rank with equal compute times; shape [world size].
+        count: Number of cycles; equal to the number of iterations if `sync_every` is 1.
         parameters: Number of parameters.
 
     Raises:
-        ValueError: A straggler that is no rank, or not one number of inputs for each rank.
+        ValueError: The rank of a straggler does not exist, or `inputs` does not have one number for each rank.
     """
 
     def __init__(
@@ -240,7 +250,7 @@ class IterationSampler:
                 )
         if inputs is not None and (len(inputs) != world_size or min(inputs) < 0 or max(inputs) < 1):
             raise ValueError(
-                f"inputs: expected {world_size} numbers of batches, one a rank, not all 0 and none negative; "
+                f"inputs: expected {world_size} numbers of batches, one per rank, not all 0 and none negative; "
                 f"got {inputs}"
             )
         self._variation, self._stragglers = variation, stragglers
@@ -266,21 +276,21 @@ class IterationSampler:
         self._recorded, self._source = recorded, source
 
     def draw(self, cycles: Sequence[int]) -> ComputeTimes:
-        """Draw the last iteration of each of these cycles; shape [cycles, `ranks`]."""
-        drawn = []
+        """Sample the last iteration of each of these cycles; shape [cycles, `ranks`]."""
+        sampled = []
         for cycle in cycles:
             last = (cycle + 1) * self._sync_every - 1
             times = self._draw_iteration(last)
             before_ns = [self._unsynchronized_ns(number) for number in range(cycle * self._sync_every, last)]
-            drawn.append(replace(times, before_ns=np.stack(before_ns, axis=-1)) if before_ns else times)
-        return ComputeTimes.stacked(drawn)
+            sampled.append(replace(times, before_ns=np.stack(before_ns, axis=-1)) if before_ns else times)
+        return ComputeTimes.stacked(sampled)
 
     def joined(self, cycles: Sequence[int]) -> NDArray[np.bool_]:
         """Whether each rank has run out of inputs before each cycle's last iteration; shape [cycles, `ranks`]."""
         return np.stack([self._has_joined((cycle + 1) * self._sync_every - 1) for cycle in cycles])
 
     def _unsynchronized_ns(self, number: int) -> Nanoseconds:
-        """Duration of an iteration under `no_sync`; the optimiser waits for the end of the cycle."""
+        """Sample the duration of an iteration under `no_sync`, which has no optimiser step."""
         times = self._draw_iteration(number)
         return np.where(self._has_joined(number), 0, times.compute_ns - times.optimizer_ns)
 
@@ -288,7 +298,7 @@ class IterationSampler:
         return np.zeros(len(self.ranks), bool) if self._inputs is None else self._inputs[self.ranks] <= number
 
     def _draw_iteration(self, number: int) -> ComputeTimes:
-        """Draw one iteration of all ranks; equal numbers give equal times, in any order of calls."""
+        """Sample one iteration of all ranks; the times depend on `number` only, not on earlier calls."""
         rng = np.random.default_rng([self._variation.seed, number])
         match self._variation.kind:
             case "recorded":
@@ -316,7 +326,7 @@ class IterationSampler:
 def _distinct_ranks(
     world_size: int, recorded: int, stragglers: Sequence[Straggler], inputs: Sequence[int] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The first of all ranks with the same recording, slow-downs and inputs; and for every rank its first."""
+    """Return the first of each set of ranks with equal times and inputs, and for every rank the first of its set."""
     turns = -(-world_size // recorded)
     kind = np.tile(np.arange(recorded), turns)[:world_size]
     if not stragglers and inputs is None:
@@ -330,18 +340,18 @@ def _distinct_ranks(
 
 
 def _typical_iteration(times: ComputeTimes) -> int:
-    """Number of the iteration whose computation is the median."""
+    """Return the index of the iteration with the median compute time."""
     return int(times.compute_ns.argsort(kind="stable")[len(times.compute_ns) // 2])
 
 
 class GapSampler:
-    """Draws iterations of one recorded rank gap by gap, each gap between gradients from its recorded distribution.
+    """Samples iterations of one recorded rank gap by gap, each gap between gradients from its recorded distribution.
 
-    Neighbouring gaps are tied by a Gaussian copula of first order: normal scores follow z' = c z + sqrt(1 - c^2) e.
+    Successive gaps are correlated by a first-order Gaussian copula: normal scores follow z' = c z + sqrt(1 - c^2) e.
 
     Args:
         recorded: The rank's iterations.
-        correlation: c. None: the correlation of neighbouring gaps in the recording.
+        correlation: The c of this formula. None: the correlation of successive gaps in the recording.
     """
 
     def __init__(self, recorded: ComputeTimes, correlation: float | None) -> None:
@@ -354,7 +364,7 @@ class GapSampler:
         self._correlation = lag_one_correlation(durations) if correlation is None else correlation
 
     def draw(self, rng: np.random.Generator, count: int) -> ComputeTimes:
-        """Draw one iteration for each of `count` ranks."""
+        """Sample one iteration for each of `count` ranks."""
         gaps = self._sorted.shape[1]
         scores = rng.standard_normal((count, gaps))
         for gap in range(1, gaps):
@@ -371,7 +381,7 @@ class GapSampler:
 
 
 def _quantiles(ordered: Nanoseconds, levels: Floats) -> Nanoseconds:
-    """Interpolate the quantiles of each column of sorted values at that column's levels, which go from 0 to 1."""
+    """Interpolate the quantiles of each column of sorted values at that column's levels, from 0 to 1."""
     place = levels * (len(ordered) - 1)
     below = np.floor(place).astype(np.int64)
     above = np.minimum(below + 1, len(ordered) - 1)
@@ -381,9 +391,9 @@ def _quantiles(ordered: Nanoseconds, levels: Floats) -> Nanoseconds:
 
 
 def lag_one_correlation(durations: Nanoseconds) -> float:
-    """Correlation of neighbouring gaps, by the normal scores of their ranks over the iterations.
+    """Return the correlation of successive gaps, computed from the normal scores of their ranks over the iterations.
 
-    Gaps that never vary are left out; of fewer than three iterations the correlation counts as 0.
+    Gaps that never vary are left out. With fewer than three iterations the correlation is 0.
 
     Args:
         durations: Shape [iterations, gaps].
@@ -392,7 +402,7 @@ def lag_one_correlation(durations: Nanoseconds) -> float:
     if count < 3:
         return 0.0
     ranks, backwards = (some.argsort(axis=0, kind="stable").argsort(axis=0) for some in (durations, durations[::-1]))
-    scores = ndtri(((ranks + backwards[::-1]) / 2 + 0.5) / count)  # equal durations have one rank, their mean
+    scores = ndtri(((ranks + backwards[::-1]) / 2 + 0.5) / count)  # equal durations get the mean of their ranks
     pairs = scores.any(axis=0)[:-1] & scores.any(axis=0)[1:]
     before, after = scores[:, :-1][:, pairs], scores[:, 1:][:, pairs]
     spread = float(np.sqrt((before**2).sum() * (after**2).sum()))

@@ -1,16 +1,17 @@
-"""Roofline: the operations of a model, and the time that a device needs for them by its data sheet.
+"""Roofline: the operations of a model, and the time that a device needs for them according to its data sheet.
 
-An iteration is divided where the recorder reads the clock, so every interval of a trace has its operations:
+An iteration is divided at the moments that a trace records, so every interval of a trace has its operations:
 
     forward | loss | gradient | gradient | ... | tail | step
 
-`loss` lies between the module's output and that output's gradient. Each `gradient` holds the operations of the
-backward pass from the previous gradient until this one is ready.
+`loss` holds the operations between the module's output and the gradient of that output. Each `gradient` holds the
+operations of the backward pass from the previous gradient until this one is ready.
 
-The time of a kernel is that of its arithmetic at the device's peak rate or that of its bytes at the peak bandwidth,
+The time of a kernel is the time of its arithmetic at the device's peak rate or of its bytes at the peak bandwidth,
 whichever is longer (Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model for
 multicore architectures", CACM 52(4)), plus a fixed cost. Kernels seldom reach either peak, so a time from a data
-sheet alone is too short, often by half or more. A measured step time, or the ratio of two devices, is more accurate.
+sheet alone is too short, often by a factor of two or more. A measured step time, or the ratio of two devices, is more
+accurate.
 """
 
 import os
@@ -35,7 +36,7 @@ class Operation(Schema):
         ge=0, description="floating-point operations, multiplication and addition counting as two; by formula"
     )
     bytes_moved: int = Field(ge=0, description="bytes that must be read and written, each tensor once; from shapes")
-    kernels: int = Field(default=1, ge=1, description="how many kernels these are, a count")
+    kernels: int = Field(default=1, ge=1, description="number of kernels, a count")
 
 
 def merge(operations: Iterable[Operation]) -> tuple[Operation, ...]:
@@ -58,7 +59,7 @@ def merge(operations: Iterable[Operation]) -> tuple[Operation, ...]:
 class Gradient(Schema):
     """Operations of the backward pass from the previous gradient until this one is ready.
 
-    Often there are none, because the same operations computed the layer's other gradient.
+    Often empty, because the operations for the layer's previous gradient also computed this one.
     """
 
     parameter: int = Field(ge=0, description="parameter index")
@@ -66,7 +67,7 @@ class Gradient(Schema):
 
 
 class Operations(Schema):
-    """Operations of one iteration of a model; see the module's docstring."""
+    """Operations of one iteration of a model; the module's docstring defines the intervals."""
 
     model: str
     batch: int | None = Field(default=None, ge=1, description="samples per iteration, where known")
@@ -77,7 +78,7 @@ class Operations(Schema):
     loss: tuple[Operation, ...] = ()
     gradients: tuple[Gradient, ...] = Field(description="of every parameter, in ready order")
     tail: tuple[Operation, ...] = ()
-    step: tuple[Operation, ...] = Field(description="the optimiser's")
+    step: tuple[Operation, ...] = Field(description="operations of the optimiser step")
 
     @model_validator(mode="after")
     def _every_parameter_once(self) -> Self:
@@ -113,9 +114,9 @@ class Operations(Schema):
 
 
 def sgd_step(parameters: Iterable[Parameter]) -> tuple[Operation, ...]:
-    """A step of SGD without momentum: parameter and gradient are read, the parameter is written.
+    """Return the operations of SGD without momentum, which reads parameters and gradients and writes parameters.
 
-    It counts as one kernel, because optimisers that update all parameters at once have few kernels.
+    They count as one kernel, because optimisers that update all parameters together launch few kernels.
     """
     size = sum(parameter.size_bytes for parameter in parameters)
     return (Operation(flops=0, bytes_moved=3 * size),)
@@ -127,34 +128,34 @@ NS_PER_S = 1_000_000_000
 class Device(Schema):
     """Peak rates of a processor, and the fraction of them that it reaches in practice."""
 
-    name: str = Field(description="name in traces, precision included; no unit; chosen by the user")
+    name: str = Field(description="name written into traces, with the precision, no unit; chosen by the user")
     flops_per_s: float = Field(
         gt=0,
         allow_inf_nan=False,
-        description="peak rate of matrix products and convolutions in the precision that they run in, "
-        "floating-point operations a second; from the data sheet, without sparsity, or a large product, timed",
+        description="peak rate of matrix products and convolutions in the precision used, floating-point operations "
+        "per second; from the data sheet (the rate without sparsity), or from timing a large product",
     )
     bytes_per_s: float = Field(
         gt=0,
         allow_inf_nan=False,
-        description="peak rate of the memory, bytes a second; from the data sheet, or a large addition, timed",
+        description="peak memory bandwidth, bytes per second; from the data sheet, or from timing a large addition",
     )
     launch_ns: int = Field(
         default=0,
         ge=0,
-        description="cost of every kernel beyond arithmetic and bytes, nanoseconds; from a chain of tiny kernels, "
-        "timed; not in data sheets",
+        description="fixed cost of every kernel, nanoseconds; from timing a chain of tiny kernels (data sheets do "
+        "not have it)",
     )
     efficiency: float = Field(
         default=1.0,
         gt=0,
         le=1,
-        description="part of both peaks that is reached, a fraction; the roofline's time divided by a measured one",
+        description="part of both peak rates that is reached, a fraction; roofline time divided by a measured time",
     )
-    source: str = Field(default="", description="source of the figures, no unit; from the user")
+    source: str = Field(default="", description="where the figures come from, no unit; written by the user")
 
     def time_ns(self, operations: Iterable[Operation]) -> float:
-        """Time of the operations, one after the other."""
+        """Return the time of the operations if they run one after the other, in nanoseconds."""
         return sum(map(self._one_ns, operations))
 
     def _one_ns(self, operation: Operation) -> float:

@@ -17,27 +17,27 @@ from .roofline import Device, Operation, Operations
 def synthesize(operations: Operations, device: Device, *, step_ns: int | None = None) -> Trace:
     """Make a trace of one iteration of one rank, without communication, from the roofline times on `device`.
 
-    Every gradient gets an additional nanosecond, so that gradients of one operation keep their order in the trace.
+    Each gradient gets an additional nanosecond, so that gradients of one operation keep their order in the trace.
 
     Args:
         operations: Operations of the model.
-        device: Its rates determine the proportions.
+        device: Data sheet of the device.
         step_ns: Measured duration of the iteration. If it is longer than the roofline time, forward and backward pass
-            are lengthened; otherwise everything is shortened. None: the roofline time, at peak rates, which real
-            kernels seldom reach.
+            are lengthened; otherwise all intervals are shortened. None: the roofline time, which real kernels seldom
+            reach.
 
     Raises:
-        ValueError: No operation takes any time, or `step_ns` is shorter than a nanosecond for every gradient.
+        ValueError: No operation takes any time, or `step_ns` is less than one nanosecond per gradient.
     """
     count = len(operations.gradients)
     gaps = [gradient.operations for gradient in operations.gradients]
     intervals = [operations.forward, operations.loss, *gaps, operations.tail, operations.step]
     times = [device.time_ns(interval) for interval in intervals]
     if not any(times):
-        raise ValueError(f"operations: expected some that take time on {device.name}, got none")
+        raise ValueError(f"operations: expected operations that take time on {device.name}, got none")
     duration_ns = round(sum(times)) + count if step_ns is None else step_ns
     if duration_ns < count:
-        raise ValueError(f"step_ns: expected at least {count}, a nanosecond for every gradient, got {step_ns}")
+        raise ValueError(f"step_ns: expected at least {count}, one nanosecond per gradient, got {step_ns}")
     elapsed = list(accumulate(_lengthened(times, duration_ns - count)))
     moments = [round((duration_ns - count) * (ns / elapsed[-1])) for ns in elapsed]
     ready = [moment + number for number, moment in enumerate(moments[2:-2], start=1)]
@@ -77,9 +77,9 @@ def rescale(trace: Trace, operations: Operations, old: Device, new: Device) -> T
     """Convert a recorded trace to another device.
 
     Every recorded interval is multiplied by the ratio of the roofline times of its operations on `new` and on `old`,
-    so iterations and ranks keep their differences. Gradients may have become ready in another order than in
-    `operations`: each keeps its own operations. An interval without operations is multiplied by the ratio of the
-    whole backward pass. Different moments stay different.
+    so differences between iterations and between ranks are kept. If gradients became ready in another order than in
+    `operations`, each keeps its own operations. An interval of the backward pass without operations is multiplied by
+    the ratio of the whole backward pass. Gradients that became ready one after the other stay in this order.
 
     Args:
         trace: A trace recorded on `old`, without communication.
@@ -105,7 +105,7 @@ def rescale(trace: Trace, operations: Operations, old: Device, new: Device) -> T
 
 @dataclass(frozen=True, slots=True)
 class _Factors:
-    """Ratio of the times on the new and the old device, by interval; of gradients by parameter index."""
+    """Ratio of the time on the new device to that on the old device, by interval; `gradients` by parameter index."""
 
     forward: float
     loss: float
@@ -132,13 +132,13 @@ class _Factors:
 
 
 class _Clock:
-    """Converts the recorded moments of a rank, in order of time; no interval becomes shorter than a nanosecond."""
+    """Converts the recorded times of a rank in chronological order; intervals above 0 become at least 1 ns long."""
 
     def __init__(self, start_ns: int) -> None:
         self._old_ns = self._new_ns = start_ns
 
     def until(self, moment_ns: int, factor: float) -> int:
-        """The new moment for a recorded one, which is not before that of the call before."""
+        """Convert a recorded time, which must not be earlier than that of the previous call."""
         interval_ns = moment_ns - self._old_ns
         self._old_ns = moment_ns
         self._new_ns += max(round(interval_ns * factor), min(interval_ns, 1))
@@ -152,7 +152,7 @@ def _rescale_all(iterations: Sequence[Iteration], factors: _Factors) -> tuple[It
 
 def _rescale_iteration(old: Iteration, clock: _Clock, factors: _Factors) -> Iteration:
     ready = list(old.ready_ns)
-    # The clock only goes forwards, so the calls below are in order of time.
+    # The clock only moves forward, so the calls below must be in chronological order.
     forward_start = clock.until(old.forward_start_ns, 1.0)
     forward_end = clock.until(old.forward_end_ns, factors.forward)
     backward_start = clock.until(old.backward_start_ns, factors.loss)
@@ -179,8 +179,8 @@ def _until(clock: _Clock, moment_ns: int | None, factor: float) -> int | None:
 def _check_match(workload: Workload, operations: Operations) -> None:
     if workload.source != "module":
         raise ValueError(
-            f"trace: workload.source: expected 'module', computation alone, got {workload.source!r}: communication "
-            "does not become faster with the device; record the plain module"
+            f"trace: workload.source: expected 'module', a trace of computation alone, got {workload.source!r}; "
+            "communication does not become faster with the device: record the plain module"
         )
     expected: dict[str, object] = {"batch": workload.batch, "parameters": len(workload.parameters)}
     seen: dict[str, object] = {"batch": operations.batch, "parameters": len(operations.parameters)}
