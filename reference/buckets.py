@@ -16,11 +16,12 @@ from .bucketing import assign_buckets, check_partition, should_rebuild
 from .parameters import bucket_key, size_bytes
 
 LARGE_ELEMENTS = 16 * 1024
-"""On a CPU a gradient of at least this many elements is copied and scaled in one pass over memory. Smaller gradients
-cost more to launch than to copy, so one fused operation copies all of them. On a GPU every gradient is copied that
-way."""
+"""On a CPU, a gradient of at least this many elements is copied and scaled by an operation of its own, in one pass
+over memory. For smaller gradients the start of an operation costs more than the copy, so one fused operation copies
+many of them. On a GPU, fused operations copy gradients of all sizes."""
 MOST_WAITING_BYTES = 2**18
-"""Gradients that views will replace are packed before more bytes than this wait: until then both take memory."""
+"""A bucket whose views become the gradients is packed as soon as gradients of more bytes in total wait in it, because
+until then each of them takes memory beside its view."""
 CACHE_LINE_BYTES = 64
 
 _gradient_of = attrgetter("grad")
@@ -61,9 +62,9 @@ class Bucket:
     *ready*), `pack`, `all_reduce` or another collective over `buffer`, `copy_out`; `reset` starts the next iteration.
     The bucket owns its buffer. Parameters keep gradients of their own, which `pack` reads and `copy_out` overwrites.
 
-    Gradients are copied together when the bucket is ready, not one by one as they arrive: between two layers of the
-    backward pass the caches hold no code of the interpreter, so starting a copy there costs more than reading the
-    gradient from the cache would save.
+    Gradients are copied together, in most cases when the bucket is ready, and not one by one as they arrive. Starting
+    a copy between two layers of the backward pass costs more time than reading the gradient while it is in the CPU
+    cache would save.
 
     Args:
         indices: Parameter index of each slot.
@@ -79,7 +80,7 @@ class Bucket:
 
     buffer: Tensor
     most_waiting_bytes: float = float("inf")
-    """Gradients of more bytes than this are packed although the bucket is not ready."""
+    """If gradients of more bytes in total wait, they are packed although the bucket is not ready."""
 
     def __init__(self, indices: Sequence[int], parameters: Sequence[nn.Parameter], *, batched: bool = False) -> None:
         self.indices = tuple(indices)
@@ -407,8 +408,8 @@ class Buckets(Sequence[Bucket]):
 def lead_in(elements: Iterable[int], line: int) -> int:
     """Elements to leave free before a buffer so that most of its bytes lie in slots that begin at a cache line.
 
-    Without them one slot of odd size, such as a classifier's 1000 biases, shifts all slots after it off the cache
-    lines, and copying into those takes half as long again.
+    If a buffer starts at a cache line, one slot of odd size, such as a classifier's 1000 biases, shifts all slots
+    after it off the cache lines, and copying into those slots takes half as long again.
 
     Args:
         elements: Elements of each slot, in the order of the buffer.

@@ -50,9 +50,9 @@ _NO_GRAPH_TASK = -1  # what torch returns outside of a backward pass
 class Inbox:
     """Parameter indices whose gradients have arrived since the reducer last looked.
 
-    The hook of every gradient appends to it, and calls the reducer only when `limit` of them have arrived. Between
-    two layers of the backward pass the caches hold no code of the interpreter, so each Python call there costs many
-    times what it costs in a loop.
+    The hook of each gradient appends its parameter index, and calls the reducer only when `limit` gradients have
+    arrived. Between two layers of the backward pass, the layers' own code and data have displaced the interpreter
+    from the CPU caches, so a Python call there costs many times as much as in a loop.
 
     Attributes:
         indices: Parameter indices, in the order in which their gradients arrived.
@@ -62,7 +62,7 @@ class Inbox:
     __slots__ = ("indices", "limit")
 
     def __init__(self) -> None:
-        self.indices: list[int] = []  # the same list for good, as the hooks hold it
+        self.indices: list[int] = []  # never replaced by another list, because the hooks hold this one
         self.limit = 1
 
     def take(self) -> list[int]:
@@ -78,7 +78,7 @@ class Inbox:
 
 
 class InFlight(NamedTuple):
-    """A collective that was launched; `launch` is its number among all launches of the reducer."""
+    """A collective that was launched; `launch` is its number in the checked launch order, 0 without `debug`."""
 
     future: Future
     bucket: Bucket
@@ -180,7 +180,7 @@ class Reducer(ReducerNames):
         self._parameter_observers: list[Callable[[int], None]] = []
         several_devices = len({parameter.device for parameter in self._parameters}) > 1
         self.detach = attach_hooks(self._accumulators, self, locked=several_devices)
-        """Remove the autograd hooks for good; also happens when the reducer is garbage."""
+        """Remove the autograd hooks for good; also happens when the reducer is garbage-collected."""
 
     # Construction
 
@@ -461,7 +461,7 @@ class Reducer(ReducerNames):
             self._notify_of(error)
             raise
         except RuntimeError as error:
-            if isinstance(self._collective, AllReduce):  # what a comm hook started may never end
+            if isinstance(self._collective, AllReduce):  # a collective that a comm hook started may never end
                 for other in in_flight.values():  # the next iteration uses their buffers
                     with suppress(Exception):
                         other.future.wait()
@@ -519,9 +519,9 @@ class Reducer(ReducerNames):
             self._pass = None
 
     def _search(self, outputs: Sequence[Tensor]) -> frozenset[int] | None:
-        """Parameters behind the outputs, for error messages; searched only where that is worth the time.
+        """Parameters behind the outputs, for error messages; None: not searched, to save time.
 
-        A parameter that is never used shows in the first iteration.
+        The search in the first iteration finds every parameter that is never used.
         """
         if self.iterations > 1 and get_debug_level() == DebugLevel.OFF:
             return None
@@ -567,7 +567,7 @@ class AllReduce:
 
 
 class GradientListener(Protocol):
-    """What `attach_hooks` calls."""
+    """An object that `attach_hooks` reports gradients to."""
 
     inbox: Inbox
 
@@ -592,7 +592,7 @@ def attach_hooks(nodes: Sequence[Node], listener: GradientListener, *, locked: b
             of them through at a time.
 
     Returns:
-        A function that removes the hooks; also called when the listener is garbage.
+        A function that removes the hooks; also called when the listener is garbage-collected.
     """
     hooks = [_gradient_hook(weakref.ref(listener), listener.inbox, index) for index in range(len(nodes))]
     if locked:
