@@ -144,6 +144,21 @@ def train_mlp_locally(widths: tuple[int, ...], dtype: torch.dtype, seed: int, wo
     return [parameter.grad for parameter in model.parameters()]
 
 
+def mlp_gradient_terms(widths: tuple[int, ...], dtype: torch.dtype, seed: int, world_size: int) -> list[Tensor]:
+    """Upper bounds of the sums of the absolute terms that make up each gradient of `train_mlp_locally`, in float64.
+
+    All weights, biases and inputs are replaced by their absolute values, and tanh, whose slope is at most 1, by the
+    identity, so nothing cancels. Rounding errors are proportional to these sums, not to the gradients themselves.
+    """
+    model = nn.Sequential(*(layer for layer in mlp(widths, dtype, seed).double() if isinstance(layer, nn.Linear)))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.abs_()
+    outputs = model(mlp_batch(widths, dtype, seed, world_size * BATCH).double().abs())
+    (2 * outputs.mean()).backward()  # the loss's slope is 2 y / n, and |y| is at most 1
+    return [parameter.grad for parameter in model.parameters()]
+
+
 class _Launches(Observer):
     def __init__(self) -> None:
         self.ready: list[int] = []

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from . import bodies
@@ -72,15 +72,20 @@ def _accumulate(rank, world_size, spec, iterations, arguments, k):
 @BOTH_POOLS
 @pytest.mark.parametrize("wrapper", ["ours", "naive"])
 @examples(15)
+@example((8, 1, 1, 8, 8), torch.float32, 540, 1.4e-4)  # terms cancel
 @given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
 def test_gradients_of_a_real_model_are_those_of_local_training(ranks, wrapper, widths, dtype, seed, cap):
-    """Real-valued, so equal up to the order of summation: a few units in the last place of sums of 16 terms."""
+    """Real-valued, so equal up to the order of summation: some units in the last place of the sums of absolute terms.
+
+    Where terms cancel, the error may be large compared with the gradient itself.
+    """
     expected = bodies.train_mlp_locally(widths, dtype, seed, ranks.world_size)
-    tolerance = 64 * torch.finfo(dtype).eps
+    terms = bodies.mlp_gradient_terms(widths, dtype, seed, ranks.world_size)
+    bounds = [64 * torch.finfo(dtype).eps * one for one in terms]
     for gradients in ranks.run(bodies.train_mlp, wrapper, widths, dtype, seed, cap):
         for iteration in gradients:
-            for got, want in zip(iteration, expected, strict=True):
-                torch.testing.assert_close(got, want, rtol=tolerance, atol=tolerance * float(want.abs().max()))
+            for got, want, bound in zip(iteration, expected, bounds, strict=True):
+                assert ((got - want).abs() <= bound).all()
 
 
 @examples(25)
