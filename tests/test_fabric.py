@@ -317,7 +317,7 @@ def test_other_lines_of_a_log_are_skipped(tmp_path):
 def test_runs_of_several_world_sizes_in_one_log_are_refused(tmp_path):
     (tmp_path / "log").write_text(NCCL_LOG + nccl_log(4, {8: 9.65}))
     with pytest.raises(
-        ValueError, match=r"log: expected runs of one world size, got runs of 2 and 4 ranks; give each"
+        ValueError, match=r"log: expected runs of one world size, got runs of 2 and 4 ranks; use a separate log"
     ):
         Fabric.from_nccl_tests(tmp_path / "log")
     (tmp_path / "log").write_text(NCCL_LOG + NCCL_LOG)

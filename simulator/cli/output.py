@@ -176,7 +176,7 @@ def show_report(report: Report) -> None:
     if abs(report.drift) > NOISY_DRIFT:
         print(
             "the machine's speed has changed since the calibration, so errors by the clock are mostly due to this "
-            "change; repeat while nothing else runs"
+            "change; run again while nothing else runs"
         )
 
 

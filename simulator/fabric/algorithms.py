@@ -2,7 +2,7 @@
 
 `levels` is the hierarchy from the innermost level outwards, each level with its number of members in use; the product
 of these numbers is the world size. A level with one member costs nothing. A link carries its full rate in both
-directions at the same time, and adding up costs no time because it runs during the transfer. In the formulas S is the
+directions at the same time. Additions cost no time because they overlap with the transfer. In the formulas S is the
 size of the message, B a level's rate and m its number of members.
 """
 
@@ -19,7 +19,7 @@ Levels = Sequence[Level]
 
 
 class Cost(NamedTuple):
-    """The cost of a collective as a function of its size: `latency_ns + ns_per_byte * size`, or a pipeline's.
+    """The cost of a collective as a function of its size: `latency_ns + ns_per_byte * size`, or that of a pipeline.
 
     Attributes:
         latency_ns: Nanoseconds of an empty message.
@@ -32,7 +32,7 @@ class Cost(NamedTuple):
     fill: int = 0
 
     def costs_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Nanoseconds by size; a pipeline has the number of pieces that is best for the size.
+        """Return the nanoseconds by size; a pipeline uses the number of pieces that is best for the size.
 
         N pieces take `(fill + N) (a + b / N)`, where a is the latency of a step and b the time of the bytes. The best
         N is `sqrt(fill b / a)`, at least 1 (the usual trade of pipelined trees; Sanders, Speck and Träff 2009).
@@ -48,7 +48,7 @@ class Cost(NamedTuple):
 
 
 def ring(levels: Levels) -> Cost:
-    """One flat ring through all ranks: 2 (n - 1) steps, each of which passes on S / n (Patarasu and Yuan 2009).
+    """One flat ring through all ranks: 2 (n - 1) steps that send S / n each (Patarasu and Yuan 2009).
 
     Every link of the ring carries the same bytes, so the slowest level sets the pace. A piece goes from the first
     rank to the last twice, once to be reduced and once to be distributed, and enters each group once on each way.
@@ -130,7 +130,7 @@ def ring_broadcast(levels: Levels) -> Cost:
 
 
 def _pipeline(passes: int, hops_by_level: Sequence[tuple[int, Level]], ns_per_byte: float) -> Cost:
-    """A pipeline whose pieces make all these hops (count, level) `passes` times."""
+    """Return the cost of a pipeline whose pieces make all these hops (count, level) `passes` times."""
     steps = passes * sum(hops for hops, _ in hops_by_level)
     latency_ns = passes * sum(hops * level.latency_ns for hops, level in hops_by_level)
     return Cost(latency_ns, ns_per_byte, fill=max(steps - 1, 0))
@@ -147,7 +147,7 @@ def _slowest_ns_per_byte(levels: Levels) -> float:
 
 
 def _chain_hops(levels: Levels) -> list[int]:
-    """Hops of a chain through all ranks on each level, if it visits one group after the other; n - 1 in total."""
+    """Hops on each level of a chain through all ranks that visits one group after the other; n - 1 in total."""
     groups = [prod(outer.size for outer in levels[position + 1 :]) for position in range(len(levels))]
     return [(level.size - 1) * count for level, count in zip(levels, groups, strict=True)]
 
@@ -171,7 +171,7 @@ ALL_REDUCE = {
 }
 BROADCAST = {"nccl": ring_broadcast, "gloo": tree_broadcast}
 LIBRARY_ALGORITHMS: dict[Library, tuple[Algorithm, ...]] = {"nccl": ("ring", "tree", "in_network"), "gloo": ("ring",)}
-"""All-reduce algorithms that a library uses by itself when torch calls it."""
+"""All-reduce algorithms that a library chooses from when torch calls it."""
 CONCURRENCY: dict[str, int] = {"gloo": 2, "nccl": 1}
 """Collectives of one process group that the backend runs at a time: Gloo has two threads, NCCL one stream."""
 
@@ -183,22 +183,22 @@ class AlgorithmCosts(NamedTuple):
     costs: tuple[Cost, ...]
 
     def costs_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Nanoseconds by size, each with the cheapest algorithm, as NCCL chooses by its own cost model."""
+        """Return the nanoseconds by size, each with the cheapest algorithm, as NCCL chooses by its own cost model."""
         cheapest = self.costs[0].costs_ns(sizes_bytes)
         for cost in self.costs[1:]:
             cheapest = np.minimum(cheapest, cost.costs_ns(sizes_bytes))
         return cheapest
 
     def cheapest(self, size_bytes: int) -> tuple[str, Cost]:
-        """Name and cost of the cheapest algorithm for a size; the first one if several cost the same."""
+        """Return name and cost of the cheapest algorithm for a size; the first one if several cost the same."""
         size = np.array([size_bytes])
         return min(zip(self.names, self.costs, strict=True), key=lambda item: float(item[1].costs_ns(size)[0]))
 
 
 def all_reduce_costs(levels: Levels, library: Library, setting: AlgorithmSetting) -> AlgorithmCosts:
-    """The cost of an all-reduce by the algorithm that is set, or by each that the library may choose from.
+    """Return the cost of an all-reduce with the given algorithm, or with each that the library may choose.
 
-    A library reduces in the network only where a level in use does.
+    A library reduces in the network only if a level in use supports that.
     """
     in_network = any(level.reduces and level.size > 1 for level in levels)
     available = tuple(name for name in LIBRARY_ALGORITHMS[library] if in_network or name != "in_network")
@@ -207,5 +207,5 @@ def all_reduce_costs(levels: Levels, library: Library, setting: AlgorithmSetting
 
 
 def broadcast_cost(levels: Levels, library: Library) -> Cost:
-    """The cost of the library's broadcast."""
+    """Return the cost of the library's broadcast."""
     return BROADCAST[library](levels)

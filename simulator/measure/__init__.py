@@ -1,1 +1,1 @@
-"""Measures on this machine, with real ranks: calibration, training runs, and their comparison with predictions."""
+"""Measurements on this machine with real ranks: calibration, and training runs to compare with predictions."""

@@ -1,6 +1,6 @@
-"""Calibrates this machine: measures, on real ranks, the costs that a prediction uses.
+"""Calibrates this machine: measures, on real ranks, the costs that predictions use.
 
-Measurements are repeated; the median is kept, and the spread of the repetitions with it. Only collectives, copies and
+Measurements are repeated; the fabric holds their median and spread. Only collectives, copies and
 the model's computation without data parallelism are measured, never a training run that is to be predicted.
 """
 
@@ -28,11 +28,11 @@ SIZES_BYTES = [4 * 1024 * 4**power for power in range(7)] + [32 * MIB, 64 * MIB,
 
 REPEATS = 7
 COLLECTIVE_REPEATS = 6
-"""Repetitions of a collective per repetition of anything else: most collectives are short and vary much."""
+"""Repetitions of a collective per repetition of anything else, because most collectives are short and vary much."""
 
 
 def sizes_up_to(gradient_bytes: int) -> list[int]:
-    """Message sizes to measure for a model with that many bytes of gradients: from `SIZES_BYTES`, and all of them."""
+    """Return the message sizes to measure: those in `SIZES_BYTES` below `gradient_bytes`, and `gradient_bytes`."""
     return [size for size in SIZES_BYTES if size < gradient_bytes] + [max(4, gradient_bytes - gradient_bytes % 4)]
 
 
@@ -45,7 +45,7 @@ def calibrate(
     repeats: int = REPEATS,
     on_progress: Progress = no_progress,
 ) -> Fabric:
-    """Measure collectives, and what they and the reducer cost the processor, on the ranks of `pool`.
+    """Measure collectives, and the processor costs of collectives and of the reducer, on the ranks of `pool`.
 
     Args:
         pool: Ranks that share this machine as they will in training.
@@ -69,7 +69,7 @@ def calibrate(
 
 
 def measure_collectives(pool: RankPool, sizes_bytes: Iterable[int], repeats: int, on_progress: Progress) -> Fabric:
-    """Measure what does not depend on the model: collectives, copies and launches."""
+    """Measure the costs that do not depend on the model: collectives, copies and launches."""
     sizes = sorted(sizes_bytes)
     samples = pool.run(time_collectives, sizes, COLLECTIVE_REPEATS * repeats, on_progress=on_progress)[0]
     copies = pool.run(time_copies, repeats)[0]
@@ -89,7 +89,7 @@ def measure_collectives(pool: RankPool, sizes_bytes: Iterable[int], repeats: int
 def with_slowdowns(
     pool: RankPool, model: str, fabric: Fabric, *, repeats: int = REPEATS, on_progress: Progress = no_progress
 ) -> Fabric:
-    """The fabric with what depends on the model: slow-downs, the search for unused parameters, and the rebuild."""
+    """Measure the costs that depend on the model: slow-downs, the search for unused parameters, and the rebuild."""
     times_by_rank = pool.run(time_contention, model, repeats + 1, on_progress=on_progress)
     searching, rebuilding = zip(*pool.run(time_search_and_rebuild, model, repeats), strict=True)
     rows = fit_contention(times_by_rank)
@@ -120,7 +120,7 @@ def measure_hooks(
     repeats: int = REPEATS,
     on_progress: Progress = no_progress,
 ) -> Fabric:
-    """The fabric with what comm hooks compute; each is measured once, by `measure_hook`."""
+    """Measure the costs of comm hooks; return the fabric with these costs. A repeated name is measured once."""
     names = dict.fromkeys(named_hook(name).name for name in hooks)
     costs = tuple(measure_hook(pool, name, model, repeats=repeats, on_progress=on_progress) for name in names)
     return fabric.model_copy(update={"processor": fabric.processor.model_copy(update={"hooks": costs})})
@@ -129,12 +129,12 @@ def measure_hooks(
 def measure_hook(
     pool: RankPool, name: str, model: str, *, repeats: int = REPEATS, on_progress: Progress = no_progress
 ) -> HookCost:
-    """Measure what a comm hook computes for buckets of the model's gradients, without the time of its collectives.
+    """Measure the computing time of a comm hook for buckets of the model's gradients, without its collectives.
 
     Args:
         pool: Ranks that share this machine as they will in training.
-        name: Of the hook, as `named_hook` takes it; `none` costs nothing.
-        model: The model whose gradients fill the buckets, because PowerSGD depends on their shapes; as for `--model`.
+        name: Name of the hook, as `named_hook` takes it; `none` costs nothing.
+        model: Model whose gradients fill the buckets (the cost of PowerSGD depends on shapes); as for `--model`.
         repeats: Repetitions of each bucket, on each rank.
         on_progress: Called with a word, the repetitions done and all repetitions.
 
@@ -170,7 +170,7 @@ def _sharing(size_bytes: int, two_at_a_time: Sequence[int], alone: Sequence[int]
 
 
 def _fit_part(buckets: Sequence[tuple[int, Sequence[HookParts]]], part: str) -> Linear:
-    """A line through the times of one part by bytes; a part that the hook does not have costs nothing."""
+    """Fit a line to the times of one part by bytes; a part that the hook does not have costs nothing."""
     samples: dict[int, list[int]] = {}
     for size, calls in buckets:
         times = [ns for call in calls if (ns := getattr(call, part)) is not None]

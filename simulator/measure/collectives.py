@@ -1,4 +1,4 @@
-"""Measures collectives by message size: an all-reduce alone, all-reduces two at a time, and a broadcast."""
+"""Measures collectives by message size: single all-reduces, all-reduces two at a time, and broadcasts."""
 
 import threading
 from collections import deque
@@ -15,25 +15,25 @@ from reference.parameters import size_bytes, trainable_parameters
 from .timing import clock_ns, time_ns
 
 BUDGET_NS = 1_500_000_000
-"""Time for all repetitions of one measurement, unless fewer than `LEAST_REPEATS` would fit."""
+"""Time budget for the repetitions of one measurement; exceeded only to reach `LEAST_REPEATS`."""
 LEAST_REPEATS = 3
 QUEUE_LENGTH = 4
-"""All-reduces in the queue that measures two at a time: enough that the backend starts the next one without delay."""
+"""Queue length for measuring two all-reduces at a time, so that the backend can always start the next one."""
 
 Samples = dict[str, dict[int, list[int]]]
 """Nanoseconds by measurement ("all_reduce", "two", "broadcast") and message size."""
 
 
 def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int) -> Samples:
-    """Repeated times of an all-reduce, of all-reduces two at a time and of a broadcast, without the first of each.
+    """Time all-reduces alone, all-reduces two at a time and broadcasts repeatedly; drop the first time of each.
 
     Repetitions of all sizes are interleaved, so that a drift of the machine's speed affects every size alike. A size
-    that takes long, as on a slow link, is repeated until `BUDGET_NS` is spent, but at least `LEAST_REPEATS` times.
+    that takes long, as on a slow link, is repeated as `BUDGET_NS` allows, but at least `LEAST_REPEATS` times.
 
     Args:
         rank: This rank.
         sizes: Message sizes in bytes.
-        repeats: Repetitions of each measurement of a size that takes little time.
+        repeats: Repetitions of each measurement, unless the budget allows fewer.
     """
     buffer = MessageBuffer(2 * max(sizes))
     measurements: dict[str, Callable[[list[Tensor]], int]] = {
@@ -57,17 +57,17 @@ def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int
 
 
 def two_at_a_time_ns(messages: list[Tensor]) -> int:
-    """Nanoseconds of one all-reduce while two run at a time."""
+    """Return the nanoseconds of one all-reduce while two run at a time."""
     queue = AllReduceQueue(messages, all_at_once=True)
     queue.wait()
     return 2 * queue.ns_per_all_reduce()
 
 
 def broadcast_ns(message: Tensor) -> int:
-    """Nanoseconds from the last rank's call of a broadcast from rank 0 to the last rank's end; the same on all ranks.
+    """Return the nanoseconds of a broadcast, from the last rank's call to the last rank's end; equal on all ranks.
 
-    The root's own time would be too short: the root is done once it has sent the message, before the others have
-    received it. The ranks share one machine and so one clock.
+    The time on the root, rank 0, would be too short, because the root finishes before the others have received the
+    message. The ranks share one machine and so one clock.
     """
     start = clock_ns()
     dist.broadcast(message, 0)
@@ -78,11 +78,11 @@ def broadcast_ns(message: Tensor) -> int:
 
 
 def affordable_repeats(once_ns: int, repeats: int, budget_ns: int = BUDGET_NS) -> int:
-    """Repetitions that fit into `budget_ns`, from `LEAST_REPEATS` to `repeats`; the least of all ranks, on each.
+    """Return how many repetitions fit into `budget_ns`: the minimum over all ranks, at least `LEAST_REPEATS`.
 
     Args:
         once_ns: Nanoseconds that one repetition takes on this rank.
-        repeats: Repetitions if the budget does not matter.
+        repeats: Largest number of repetitions.
         budget_ns: Nanoseconds for all repetitions.
     """
     affordable = torch.tensor(min(repeats, max(LEAST_REPEATS, budget_ns // once_ns)))
@@ -91,20 +91,21 @@ def affordable_repeats(once_ns: int, repeats: int, budget_ns: int = BUDGET_NS) -
 
 
 def gradient_bytes(_rank: int, _world_size: int, model: str) -> int:
-    """Bytes of all gradients of a model, which is named as for `--model`."""
+    """Return the bytes of all gradients of a model; the name is as for `--model`."""
     return sum(map(size_bytes, trainable_parameters(models.build(model)[0]).values()))
 
 
 class AllReduceQueue:
-    """All-reduces that are issued one after the other, beginning now; all ranks create the same queue.
+    """All-reduces that are issued one after the other, starting immediately; all ranks create equal queues.
 
-    An all-reduce is issued from the callback of the one before. A thread that waits would compete with computation
-    for a core, and would often not be running when the next all-reduce is due.
+    Each all-reduce is issued from the callback of an earlier one. A thread that waits would compete with computation
+    for a core, and would often not be scheduled when the next all-reduce is due.
 
     Args:
-        messages: What to add up, in this order.
-        all_at_once: False: each is issued when the one before it is done. True: all are issued now, as by a reducer
-            that is ahead of its network, and the backend runs as many at a time as it can.
+        messages: The tensors to all-reduce, in this order.
+        all_at_once: False: each all-reduce is issued when the previous one has finished. True: all are issued
+            immediately, as by a reducer whose network is slower than its computation, and the backend runs as many
+            at a time as it can.
     """
 
     def __init__(self, messages: Sequence[Tensor], *, all_at_once: bool) -> None:
@@ -119,20 +120,20 @@ class AllReduceQueue:
             self._issue(message)
 
     def wait(self) -> None:
-        """Block until all are done.
+        """Block until all all-reduces have finished.
 
         Raises:
-            RuntimeError: One of them failed.
+            RuntimeError: An all-reduce failed.
         """
         self._over.wait()
         if self._error is not None:
             raise self._error
 
     def ns_per_all_reduce(self, until_ns: float = float("inf")) -> int:
-        """Mean nanoseconds between the ends of successive all-reduces.
+        """Return the mean nanoseconds between the ends of successive all-reduces.
 
         Args:
-            until_ns: Only all-reduces that end until this moment count, but always the first.
+            until_ns: Leave out all-reduces that end after this moment, except the first.
         """
         ends_ns = sorted(self._ends_ns)
         counted = [end for end in ends_ns if end <= until_ns] or ends_ns[:1]
@@ -144,7 +145,7 @@ class AllReduceQueue:
         work.get_future().add_done_callback(self._done)
 
     def _done(self, future: "torch.futures.Future[object]") -> None:
-        """Runs in the backend's threads, several of which may run this at the same time."""
+        """Issue the next all-reduce; called in threads of the backend, possibly in several at the same time."""
         try:
             future.value()
             if self._due:
@@ -157,17 +158,17 @@ class AllReduceQueue:
 
 
 class MessageBuffer:
-    """Memory as large as all gradients, from which messages are taken one after the other, as buckets are.
+    """A large buffer, such as one for all gradients, of which messages are successive parts, as buckets are.
 
     Args:
-        total_bytes: Size of the memory.
+        total_bytes: Size of the buffer.
     """
 
     def __init__(self, total_bytes: int) -> None:
         self._memory = torch.ones(total_bytes // 4)
 
     def messages(self, size_bytes: int, count: int) -> list[Tensor]:
-        """`count` float32 views of `size_bytes` each, side by side; at the end of the memory again from its start."""
+        """Return `count` adjacent float32 views of `size_bytes` each; after the end of the buffer, start again."""
         elements = size_bytes // 4
         places = max(1, len(self._memory) // elements)
         return [self._memory[elements * (n % places) :][:elements] for n in range(count)]

@@ -1,4 +1,4 @@
-"""Measures the rates of this machine's processor, as a data sheet for the roofline model."""
+"""Measures the peak rates of this machine's processor and returns them as a data sheet for the roofline model."""
 
 import platform
 import time
@@ -15,13 +15,13 @@ _REPEATS = 10
 
 
 def measure_device(name: str | None = None) -> Device:
-    """Measure FLOPs per second, bytes per second and time per operation in float32; takes about a second.
+    """Measure FLOPs per second, bytes per second and time per operation in float32, in about a second.
 
-    The result describes this machine as the device that a trace was recorded on, for `rescale`. It holds for the
-    number of threads that torch uses now.
+    The result serves as the old device in `rescale` for traces recorded on this machine. It is valid for the number
+    of threads that torch uses now.
 
     Args:
-        name: What to call the device. None: the processor's architecture.
+        name: Name of the device. None: the architecture of the processor.
     """
     matrix = torch.ones(_MATRIX, _MATRIX)
     ones, sums = torch.ones(_VECTOR), torch.ones(_VECTOR)
@@ -44,7 +44,7 @@ def measure_device(name: str | None = None) -> Device:
 
 
 def _fastest_s(action: Callable[[], object]) -> float:
-    """Seconds of the fastest of several calls, which other users of the machine disturbed least."""
+    """Return the seconds of the fastest of several calls, which other programs disturbed least."""
     times = []
     for _ in range(_REPEATS):
         start = time.perf_counter()

@@ -1,7 +1,7 @@
-"""Measures what a comm hook computes for a bucket, apart from the time of its collectives.
+"""Measures the computing time of a comm hook for a bucket, without the time of its collectives.
 
-Each bucket goes through the real hook alone, on all ranks at the same time. In training a hook may compute while
-another bucket's collectives run; the slow-down by that is measured separately, in `slow_downs`.
+The real hook is called with one bucket at a time, on all ranks at once. In training, a hook may compute while
+collectives of other buckets run; this slow-down is measured separately, in `slow_downs`.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from .timing import TimedCollective, clock_ns, timed_collectives
 
 
 def _no_state(_rank: int) -> None:
-    """The state of hooks that need none: they average over all ranks."""
+    """Return the state of hooks without state, None, with which they average over all ranks."""
 
 
 def _power_sgd_state(rank: int) -> PowerSGDState:
@@ -46,7 +46,7 @@ REAL_HOOKS: dict[str, tuple[Hook, Callable[[int], Any]]] = {
     "power_sgd": (power_sgd, _power_sgd_state),
     "batched_power_sgd": (batched_power_sgd, _power_sgd_state),
 }
-"""Hook functions by name, each with a function from an approximation rank to the hook's state.
+"""Hook functions by name, each with a function that makes the hook's state from an approximation rank.
 
 The names are those of `schedule.comm_hooks.HOOKS` without `none`.
 """
@@ -57,10 +57,10 @@ HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def real_hook(name: str) -> tuple[Hook, Callable[[], Any]]:
-    """A hook function and a function that makes its state.
+    """Return a hook function and a function that makes its state.
 
     Args:
-        name: Of the hook, as `named_hook` takes it; any but `none`.
+        name: Name of the hook, as `named_hook` takes it; not `none`.
     """
     dtype, plus, inner = name.partition("+")
     if plus:
@@ -74,14 +74,14 @@ def real_hook(name: str) -> tuple[Hook, Callable[[], Any]]:
 # The measurement
 
 CAPS_BYTES = [MIB // 64, MIB // 16, MIB // 4, MIB, 4 * MIB, 16 * MIB, 25 * MIB]
-"""Bucket caps: as many different sizes as the model's gradients allow, the largest being DDP's default."""
+"""Caps of successive buckets, which give buckets of different sizes; the largest is DDP's default."""
 
 WARM_UP = 4
-"""Calls that do not count: PowerSGD compresses from the third on, and starts from its last Q from the fourth."""
+"""Warm-up calls: PowerSGD compresses from the third call on, and reuses its last Q from the fourth."""
 
 
 class HookParts(NamedTuple):
-    """Nanoseconds that a hook computes before, between and after its collectives. None: it has no such part."""
+    """Nanoseconds that a hook computes before, between and after its collectives; None if it has no such part."""
 
     compress: int
     recompress: int | None
@@ -93,12 +93,12 @@ def time_hook(rank: int, _world_size: int, name: str, model: str, repeats: int) 
 
     Args:
         rank: This rank.
-        name: Of the hook, as `real_hook` takes it.
-        model: As for `--model`.
-        repeats: Calls that count, per bucket.
+        name: Name of the hook, as `real_hook` takes it.
+        model: Name of the model, as for `--model`.
+        repeats: Measured calls per bucket.
 
     Returns:
-        For each bucket its bytes, and the parts of each call.
+        For each bucket, its bytes and the parts of each call.
     """
     hook, make_state = real_hook(name)
     buckets = [(bucket, make_state()) for bucket in _buckets(models.build(model)[0])]
@@ -115,7 +115,7 @@ def time_hook(rank: int, _world_size: int, name: str, model: str, repeats: int) 
 
 
 def _buckets(module: nn.Module) -> list[Bucket]:
-    """Buckets of the module's dense gradients, in reverse registration order."""
+    """Make buckets of the module's dense gradients, in reverse registration order."""
     sparse = sparse_parameters(module)
     parameters = [parameter for name, parameter in trainable_parameters(module).items() if name not in sparse]
     for parameter in parameters:
@@ -134,20 +134,20 @@ def time_parts(hook: Hook, state: Any, bucket: Bucket) -> HookParts:
     call = TimedCollective(clock_ns())
     with timed_collectives("all_reduce", "all_gather") as collectives:
         call.issued_ns = clock_ns()
-        # As the last bucket: PowerSGD then issues its second collective without waiting for another bucket.
+        # With `is_last`, PowerSGD issues its second collective without waiting for another bucket.
         future = hook(state, GradBucket(bucket, 0, is_last=True))
         future.add_done_callback(lambda _: call.finish())
         call.wait()
-        future.wait()  # raises an error of the hook
+        future.wait()  # raises the error if the hook failed
     return parts_of(call, collectives)
 
 
 def parts_of(call: TimedCollective, collectives: list[TimedCollective]) -> HookParts:
-    """The times in which a hook computed: those of its call in which none of its collectives was in flight.
+    """Return how long a hook computed: the parts of its call in which none of its collectives was in flight.
 
     Args:
-        call: From the call of the hook to the result of its future.
-        collectives: The collectives that the hook issued, one after the other. Empty: the whole call is `compress`.
+        call: The whole call, from the call of the hook to the result of its future.
+        collectives: The collectives that the hook issued, one after the other. If empty, the call is all `compress`.
     """
     starts = [call.issued_ns, *(collective.wait() for collective in collectives)]
     ends = [*(collective.issued_ns for collective in collectives), call.wait()]

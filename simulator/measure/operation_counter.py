@@ -1,7 +1,7 @@
-"""Counts the FLOPs of a model and the bytes that it moves, without allocating memory for its tensors.
+"""Counts the FLOPs of a model and the bytes that it moves, without allocating its tensors.
 
-A dispatch mode sees every operation of one forward and one backward pass. FLOPs follow the formulas of torch's own
-FLOP counter; bytes are those of every tensor that the operation reads or writes, each counted once. On the `meta`
+A dispatch mode intercepts every operation of one forward and one backward pass. FLOPs follow the formulas of torch's
+own FLOP counter; bytes are those of every tensor that the operation reads or writes, each counted once. On the `meta`
 device tensors have shapes but no data, so even the largest model takes about a second and no memory.
 """
 
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 def measure_operations(model: str) -> Operations:
-    """Count FLOPs and bytes of one iteration of a model, by gradient; nothing is allocated or computed.
+    """Count FLOPs and bytes of one iteration of a model, by gradient, without allocating or computing anything.
 
     Attention is counted as separate operations that write and read the scores; a fused kernel moves fewer bytes.
 
@@ -34,7 +34,7 @@ def measure_operations(model: str) -> Operations:
         model: A built-in name or `module:callable`, as for `--model`.
 
     Raises:
-        ModelError: There is no such model, one of its parameters gets no gradient, or it does not run on the `meta`
+        ModelError: There is no such model, a parameter gets no gradient, or the model does not run on the `meta`
             device.
     """
     try:
@@ -83,7 +83,7 @@ def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Ope
 
 
 class _Counter(TorchDispatchMode):
-    """All operations in their order, and how many had run when each pass ended and each gradient was ready."""
+    """Lists all operations in order, and how many had run when each pass ended and when each gradient was ready."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -110,7 +110,7 @@ class _Counter(TorchDispatchMode):
 
     def gradient_ready(self, index: int, _parameter: Tensor) -> None:
         self._backward_started()
-        self.ready.pop(index, None)  # accumulated twice: the last time counts, also for the ready order
+        self.ready.pop(index, None)  # if accumulated twice, the last time counts, also for the ready order
         self.ready[index] = len(self.operations)
 
     def _backward_started(self) -> None:
@@ -153,9 +153,9 @@ _FIRST_IS_NOT_READ = {
     *(aten.new_zeros, aten.new_ones, aten.new_full),
     *(aten.zero_, aten.fill_, aten.copy_, aten.normal_, aten.uniform_, aten.bernoulli_),
 }
-"""The first argument is overwritten, or only its shape matters."""
+"""Operations whose first argument is overwritten, or used for its shape only."""
 _FIRST_IS_READ_IN_PART = {aten.embedding, aten.gather, aten.index, aten.index_select}
-"""Of the first argument as many bytes are read as the result has."""
+"""Operations that read as many bytes of the first argument as the result has."""
 
 
 def _is_kernel(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
@@ -187,9 +187,9 @@ def _convolution_backward_flops(
     _groups: int,
     output_mask: list[bool],
 ) -> int:
-    """Each of the two gradients takes as many FLOPs as the forward pass.
+    """Return the FLOPs: as many for each of the two gradients as for the forward pass.
 
-    torch's own formula (2.13) counts the weight's gradient `groups` times.
+    torch's own formula (2.13) overcounts the gradient of the weight by a factor of `groups`.
     """
     forward = conv_flop_count(list(inputs.shape), list(weight.shape), list(grad_output.shape), transposed=transposed)
     return forward * sum(output_mask[:2])
@@ -215,7 +215,7 @@ def _mutated(func: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    """Tensors in a tree of arguments or results; sparse ones are replaced by their indices and values."""
+    """Return the tensors in a tree of arguments or results; indices and values in place of sparse tensors."""
     found = []
     for leaf in tree_leaves(tree):
         if isinstance(leaf, Tensor):
@@ -228,7 +228,7 @@ def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _distinct_bytes(tensor: Tensor) -> int:
-    """Bytes in memory, where elements of an expanded tensor are stored once."""
+    """Return the bytes in memory; elements of an expanded tensor count once."""
     count = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         count *= size if stride or not size else 1

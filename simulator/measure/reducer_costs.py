@@ -1,4 +1,4 @@
-"""Measures what the reducer itself computes: packing, launching, copying out, the graph search, and the rebuild."""
+"""Measures the reducer's own costs: packing, launching, copying out, the graph search, and the rebuild."""
 
 from typing import Any
 
@@ -21,12 +21,12 @@ GRADIENT_BYTES = [1024, 64 * 1024, MIB, 8 * MIB]
 
 
 def time_copies(_rank: int, _world_size: int, repeats: int) -> dict[str, Any]:
-    """Costs of packing a gradient into its bucket, of launching a bucket and of copying a gradient out.
+    """Measure the costs of packing a gradient into its bucket, of launching a bucket and of copying a gradient out.
 
-    A bucket's gradients have 64 MiB in total where they are large: more than a cache holds, like a model's.
+    Large gradients fill a bucket of 64 MiB, which exceeds the caches as the gradients of a model do.
 
     Returns:
-        The fields `pack`, `copy_out` and `launch_ns` of `Processor`.
+        Values for the fields `pack`, `copy_out` and `launch_ns` of `Processor`.
     """
     group = dist.group.WORLD
     assert group is not None
@@ -57,13 +57,13 @@ def time_copies(_rank: int, _world_size: int, repeats: int) -> dict[str, Any]:
 
 
 def pack_bucket(bucket: Bucket, scale: float = 0.5) -> None:
-    """Put all gradients into a bucket that has been reset and pack it, as the reducer does once the last is ready."""
+    """Put all gradients into a bucket that was reset and pack it, as the reducer does when the bucket is ready."""
     bucket.put(range(len(bucket.parameters)))
     bucket.pack(scale)
 
 
 REBUILT_CAP_MB = 25.0
-"""DDP's default cap. The cost of a rebuild depends on the parameters, hardly on the number of buckets."""
+"""DDP's default cap. The number of buckets hardly matters: the cost of a rebuild depends on the parameters."""
 
 
 def time_search_and_rebuild(_rank: int, _world_size: int, model: str, repeats: int) -> tuple[list[float], list[int]]:
@@ -80,7 +80,7 @@ def time_search_and_rebuild(_rank: int, _world_size: int, model: str, repeats: i
 
 
 def _search_ns(module: nn.Module, loss_fn: models.Loss, parameters: list[nn.Parameter]) -> int:
-    """Nanoseconds to search the graph of the module's outputs, which is new for each search as in training."""
+    """Return the nanoseconds to search the graph of the module's outputs, which is new for each search."""
     outputs: list[Tensor] = []
     hook = module.register_forward_hook(lambda _module, _inputs, output: outputs.extend(tensors_in(output)))
     try:
@@ -92,7 +92,7 @@ def _search_ns(module: nn.Module, loss_fn: models.Loss, parameters: list[nn.Para
 
 
 def _rebuild_ns(module: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
-    """Nanoseconds to rebuild one bucket into default buckets, without the broadcast of the ready order."""
+    """Return the nanoseconds to rebuild one bucket into default buckets, without the broadcast of the ready order."""
     group = dist.group.WORLD
     assert group is not None
     buckets = first_buckets(module, parameters)
@@ -105,7 +105,7 @@ def _rebuild_ns(module: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
 
 
 def first_buckets(module: nn.Module, parameters: dict[str, nn.Parameter]) -> Buckets:
-    """One bucket for each kind of gradient, to be rebuilt with the default cap; as torch begins."""
+    """Make one bucket for each kind of gradient, as torch does at first; the rebuild uses the default cap."""
     tensors, sparse = list(parameters.values()), sparse_parameters(module)
     buckets = initial_buckets(
         [size_bytes(tensor) for tensor in tensors],

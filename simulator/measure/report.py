@@ -1,4 +1,4 @@
-"""Report: predictions compared with measurements, the errors of both, and a figure."""
+"""Report: predictions and baselines compared with measurements, their errors, and a figure."""
 
 import json
 import math
@@ -25,11 +25,11 @@ from ..schedule.comm_hooks import named_hook
 from ..schedule.policy import Policy
 
 BASELINES = ("perfect_scaling", "no_overlap", "naive_overlap")
-"""Simpler predictions that the simulator's has to beat."""
+"""Simpler predictions to compare with."""
 PAIRS = ("quartiles_ns", "paired_quartiles_ns", "interval_ns")
 """Fields of a row that hold two numbers."""
 JSON_NAMES = {"baselines": "yardsticks", "speed_check": "reference"}
-"""Names in JSON files of fields that have another name here."""
+"""Fields with a different name in JSON files."""
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,15 @@ class SpeedCheck:
 
 @dataclass(frozen=True)
 class TargetPrediction:
-    """Everything that is predicted of a target run before it begins.
+    """Everything that is predicted about a target run before the run starts.
 
     Attributes:
         prediction: The simulator's prediction.
         naive_overlap_ns: Nanoseconds of an iteration if collectives run one at a time, nothing slows anything down,
             and copies and launches are free.
         speed_check: Times of a speed check according to the trace and the calibration.
-        with_slower_network: Nanoseconds of an iteration if all collectives take this many times as long.
+        with_slower_network: Function from a factor to the nanoseconds of an iteration in which every collective
+            takes that many times as long.
     """
 
     prediction: Prediction
@@ -87,13 +88,13 @@ class TargetPrediction:
     with_slower_network: Callable[[float], int]
 
     def speed(self, now: SpeedCheck) -> float:
-        """The machine's present speed for this training, as a multiple of its speed when it was calibrated.
+        """Return the machine's present speed for this target run, as a multiple of its speed at the calibration.
 
         An iteration on a machine whose processor is p times and whose network is n times slower takes p times as long
         as one on a machine whose network alone is n / p times slower: only the unit of time differs.
 
         Args:
-            now: The speed check as measured now; the computation gives p and the all-reduce gives n.
+            now: A speed check measured now; the computation gives p and the all-reduce gives n.
         """
         slower_processor = now.compute_ns / self.speed_check.compute_ns
         if not self.speed_check.all_reduce_ns:  # one rank: there is no network
@@ -120,10 +121,9 @@ class Measurement:
 class Row:
     """A configuration's prediction compared with its measurement; times in nanoseconds, errors as fractions.
 
-    A prediction holds for a machine that is as fast as when it was calibrated, but the speed of a shared machine
-    changes within seconds. So each turn is paired with a speed check right next to it, and the paired fields compare
-    with measurements from which the change of the machine's speed has been taken out. Every error is
-    predicted / measured - 1.
+    A prediction is valid for the machine's speed at the calibration, but the speed of a shared machine changes within
+    seconds. Each turn is therefore paired with speed checks right before and after it, and the paired fields are
+    corrected for the change of the machine's speed. Every error is predicted / measured - 1.
 
     Attributes:
         model: Name of the model.
@@ -131,7 +131,7 @@ class Row:
         order: Bucket order.
         hook: Name of the comm hook.
         buckets: Number of buckets.
-        turns: What was measured.
+        turns: The measurements.
         measured_ns: Median of the measured iterations.
         quartiles_ns: First and third quartile of the measured iterations.
         paired_ns: Median of the measured iterations, each multiplied by `TargetPrediction.speed`.
@@ -140,11 +140,11 @@ class Row:
         interval_ns: Ends of the predicted 90 % interval.
         coverage: Fraction of the paired iterations that lie inside the interval.
         drift: How much longer the speed check took than predicted, as a fraction; median of the turns.
-        error: Of the prediction against `measured_ns`.
-        paired_error: Of the prediction against `paired_ns`, like the errors below.
-        perfect_scaling_error: Of computation alone.
-        no_overlap_error: Of all communication after the backward pass.
-        naive_overlap_error: Of `TargetPrediction.naive_overlap_ns`.
+        error: Error of the prediction relative to `measured_ns`.
+        paired_error: Error of the prediction relative to `paired_ns`.
+        perfect_scaling_error: The same for the baseline "computation alone".
+        no_overlap_error: The same for the baseline "all communication after the backward pass".
+        naive_overlap_error: The same for the baseline `TargetPrediction.naive_overlap_ns`.
     """
 
     model: str
@@ -173,16 +173,16 @@ class Report:
     """All rows and their summary.
 
     Attributes:
-        predictions_sha256: Hash of the file of predictions as it was before the first target run.
+        predictions_sha256: Hash of the predictions file, which was written before the first target run.
         mape: Mean absolute error.
         paired_mape: Mean absolute paired error.
-        worst_error: The error that is farthest from zero.
+        worst_error: The error with the largest absolute value.
         pairs_apart: Pairs of one model's configurations whose paired quartiles do not overlap.
-        sign_errors: How many of these pairs the prediction ranks the wrong way round.
-        fastest_found: Fraction of the models whose fastest configuration was predicted to be the fastest, or is not
-            measurably faster than the one predicted to be.
-        coverage: Mean coverage of the rows; an interval should cover 90 % of iterations.
-        drift: Median drift of the rows: how much slower the machine had become since its calibration, as a fraction.
+        sign_errors: Number of these pairs whose order is predicted wrongly.
+        fastest_found: Fraction of the models for which the configuration predicted to be the fastest is the fastest,
+            or not measurably slower than the fastest.
+        coverage: Mean coverage of the rows; the intervals should cover 90 % of the iterations.
+        drift: Median drift of the rows: how much slower the machine became after the calibration, as a fraction.
         baselines: Mean absolute paired error of each baseline.
         rows: One per model and configuration.
     """
@@ -200,18 +200,18 @@ class Report:
     rows: tuple[Row, ...]
 
     def to_frame(self) -> pd.DataFrame:
-        """The rows as a table, with the number of turns in place of the turns."""
+        """Return the rows as a table, with the number of turns instead of the turns."""
         return pd.DataFrame([{**asdict(row), "turns": len(row.turns)} for row in self.rows])
 
     def to_json(self) -> dict[str, Any]:
-        """All fields; an infinite cap becomes null."""
+        """Return all fields; an infinite cap becomes null."""
         fields = asdict(self, dict_factory=_with_json_names)
         for row in fields["rows"]:
             row["cap_mb"] = None if math.isinf(row["cap_mb"]) else row["cap_mb"]
         return fields
 
     def save(self, folder: Path) -> None:
-        """Write `report.json` and `report.csv`; there, pairs of numbers become columns `_low` and `_high`."""
+        """Write `report.json`, and `report.csv`, in which pairs of numbers become columns `_low` and `_high`."""
         write_atomically(folder / "report.json", json.dumps(self.to_json(), indent=1, allow_nan=False).encode())
         frame = self.to_frame()
         for name in PAIRS:
@@ -225,14 +225,14 @@ def _with_json_names(fields: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def model_folder(out: Path, model: str) -> Path:
-    """The folder of a model's trace and calibration; a dot replaces the colon of `module:callable`."""
+    """Return the folder for a model's trace and fabric; a dot replaces the colon of `module:callable`."""
     return out / model.replace(":", ".")
 
 
 def make_row(
     model: str, configuration: Configuration, predicted: TargetPrediction, turns: Sequence[Measurement]
 ) -> Row:
-    """The row of a configuration, from its prediction and all of its turns."""
+    """Make the row of a configuration from its prediction and all of its turns."""
     prediction = predicted.prediction
     low, middle, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
     paired_times = [ns * predicted.speed(turn.speed_check) for turn in turns for ns in turn.times_ns]
@@ -262,7 +262,7 @@ def make_row(
 
 
 def summarize(rows: Sequence[Row], predictions_sha256: str) -> Report:
-    """A report of these rows, with their summary."""
+    """Make a report of these rows, with their summary."""
     apart = [pair for pair in combinations(rows, 2) if pair[0].model == pair[1].model and _are_apart(*pair)]
     models = list(dict.fromkeys(row.model for row in rows))
     return Report(
@@ -303,19 +303,19 @@ def _fastest_found(rows: Sequence[Row]) -> bool:
 
 
 def policy_of(configuration: Configuration) -> Policy:
-    """The reducer's settings in a configuration."""
+    """Return the settings of the reducer in a configuration."""
     return Policy(bucket_cap_mb=configuration.cap_mb, order=configuration.order, hook=named_hook(configuration.hook))
 
 
 def predict_one(trace: Trace, fabric: Fabric, configuration: Configuration, world_size: int) -> Prediction:
-    """The prediction for one configuration."""
+    """Predict one configuration."""
     return predict(trace, fabric, world_size=world_size, policy=policy_of(configuration))
 
 
 def predict_targets(
     trace: Trace, fabric: Fabric, configurations: Sequence[Configuration], world_size: int
 ) -> list[TargetPrediction]:
-    """For each configuration the simulator's prediction, naive overlap, and the expected times of a speed check."""
+    """Predict each configuration, with the naive-overlap baseline and the expected times of a speed check."""
     all_gradients_ns = fabric.all_reduce_ns(sum(trace.sizes_bytes), world_size)
     naive = fabric.model_copy(update={"processor": Processor(), "concurrency": 1, "sharing": ()})
 
@@ -340,7 +340,7 @@ MEASURED, PREDICTED, BASELINE = "#1b1b1b", "#d1495b", "#8d99ae"
 
 
 def validation_figure(rows: pd.DataFrame) -> Figure:
-    """One panel per model, from the rows of `Report.to_frame`."""
+    """Draw a figure with one panel per model, from the rows of `Report.to_frame`."""
     models = list(dict.fromkeys(rows["model"]))
     figure = Figure(figsize=(10, 3.6 * len(models)), layout="constrained")
     for position, model in enumerate(models):

@@ -1,8 +1,8 @@
 """Measures how much computation and collectives slow each other down, and for how long after a collective.
 
-Two kinds of passes through the model are timed, each next to passes alone: passes while collectives run without a
-pause, which give the slow-down factors, and passes in which single collectives are issued far apart, which give the
-time that computation stays slowed after a collective.
+Two kinds of passes through the model are timed and compared with passes without collectives. Passes while collectives
+run without a pause give the slow-down factors. Passes in which single collectives are issued far apart give the time
+for which computation stays slowed after a collective.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -32,19 +32,19 @@ from .timing import (
 )
 
 SIZES_BYTES = [64 * 1024, MIB, 8 * MIB]
-"""Small messages cost wake-ups of threads, large ones memory bandwidth; larger ones act like the largest of these."""
+"""Message sizes: small messages cost thread wake-ups, large ones memory bandwidth; above 8 MiB little changes."""
 BUDGET_NS = 45_000_000_000
-"""Time for all rounds; fewer rounds are made where all would take longer."""
+"""Time budget for all rounds; if they would take longer, there are fewer rounds."""
 ISOLATED_PASSES_PER_ROUND = 4
-"""Several, because isolated collectives add little more to a pass than passes differ anyway."""
+"""More than one, because isolated collectives add little compared with the variation between passes."""
 LARGEST_ISOLATED_BYTES = MIB
-"""The time that a larger collective adds while in flight would hide the time that it adds afterwards."""
+"""Limit: the time that larger collectives add while in flight would hide the time that they add afterwards."""
 ISOLATION_NS = 6_000_000
-"""Least time from the end of one isolated collective to the next; several times what computation stays slowed."""
+"""Least time from the end of one isolated collective to the next; several times the expected `lingers_ns`."""
 
 
 class Case(NamedTuple):
-    """One kind of continuous collectives: bytes of each message, and how many are in flight at a time."""
+    """One kind of continuous collectives: bytes per message, and number of collectives in flight."""
 
     size_bytes: int
     in_flight: int
@@ -54,8 +54,8 @@ class ContinuousTimes(NamedTuple):
     """Times of passes through the model and of collectives, while collectives run without a pause.
 
     Attributes:
-        passes: Of passes; contended by collectives.
-        collectives: Of collectives; contended by computation.
+        passes: Times of passes, alone and during collectives.
+        collectives: Times of collectives, alone and during passes.
     """
 
     passes: ContentionTimes
@@ -66,8 +66,8 @@ class IsolatedTimes(NamedTuple):
     """Times of passes in which collectives are issued far apart.
 
     Attributes:
-        collectives_per_pass: How many are issued in each pass.
-        passes: Of passes; contended by these collectives.
+        collectives_per_pass: Number of collectives issued in each pass.
+        passes: Times of passes, without and with these collectives.
     """
 
     collectives_per_pass: int
@@ -78,8 +78,8 @@ class SlowdownTimes(NamedTuple):
     """All times that one rank measured.
 
     Attributes:
-        continuous: By case.
-        isolated: By bytes of a message.
+        continuous: Times with continuous collectives, by case.
+        isolated: Times with isolated collectives, by bytes per message.
     """
 
     continuous: dict[Case, ContinuousTimes]
@@ -89,12 +89,12 @@ class SlowdownTimes(NamedTuple):
 def time_contention(rank: int, _world_size: int, model: str, rounds: int) -> SlowdownTimes:
     """Time this rank's passes through the model and its collectives, alone and under contention.
 
-    Each round has every case once, between passes alone, because the machine's speed drifts.
+    Each round has every case once, between passes without collectives, because the machine's speed drifts.
 
     Args:
         rank: This rank.
-        model: As for `--model`.
-        rounds: Rounds, unless they would take longer than `BUDGET_NS`.
+        model: Name of the model, as for `--model`.
+        rounds: Largest number of rounds; `BUDGET_NS` may allow fewer.
     """
     contending = ContendingModel(model, dist.new_group())
     sizes = [size for size in SIZES_BYTES if size <= contending.gradient_bytes] or [contending.gradient_bytes]
@@ -138,7 +138,7 @@ def time_contention(rank: int, _world_size: int, model: str, rounds: int) -> Slo
 
 
 def fit_contention(by_rank: Sequence[SlowdownTimes]) -> tuple[Contention, ...]:
-    """The slow-down factors of each case, from the times of all ranks."""
+    """Compute the slow-down factors of each case from the times of all ranks."""
     return tuple(
         _contention(case, [of_rank.continuous[case] for of_rank in by_rank]) for case in by_rank[0].continuous
     )
@@ -160,18 +160,18 @@ def _contention(case: Case, by_rank: Sequence[ContinuousTimes]) -> Contention:
 def fit_lingering(
     by_rank: Sequence[SlowdownTimes], rows: Sequence[Contention], launch_ns: int, cost_ns: Callable[[int], int]
 ) -> tuple[int, int]:
-    """How long computation stays slowed after a collective, and half of that time's 90 % band; nanoseconds.
+    """Compute how long computation stays slowed after a collective, and half of its 90 % band, in nanoseconds.
 
     The time that isolated collectives add to a pass has three parts: issuing them, the slow-down while they are in
-    flight, and the slow-down afterwards. The first two are known, and the third gives the time that is looked for,
-    because computation is slowed by the same factor as before. Each round gives one value. The median counts, which
-    is limited to 0 and `ISOLATION_NS`.
+    flight, and the slow-down afterwards. The first two are known. The third gives the result, on the assumption that
+    the slow-down factor stays the same afterwards. Each round gives one value; the result is their median, limited to
+    the range from 0 to `ISOLATION_NS`.
 
     Args:
         by_rank: The times of all ranks.
-        rows: The slow-down factors from the same times; where computation is not slowed, nothing is found.
+        rows: The slow-down factors from the same times; sizes that do not slow computation are left out.
         launch_ns: Nanoseconds to issue a collective.
-        cost_ns: Nanoseconds of a collective by its bytes, while no rank computes.
+        cost_ns: Function from the bytes of a collective to its nanoseconds while no rank computes.
     """
     found: list[float] = []
     for size, (collectives_per_pass, _) in by_rank[0].isolated.items():
@@ -188,24 +188,24 @@ def fit_lingering(
     return round(min(lingering_ns, ISOLATION_NS)), round(min(error_ns, ISOLATION_NS))
 
 
-# What is timed
+# Timed passes and collectives
 
 PASSES = 2
-"""Passes timed next to a queue of collectives, which is long enough to last twice as long as these passes alone."""
+"""Passes timed during a queue of collectives, which is long enough for twice the time of these passes alone."""
 LEAST_COLLECTIVES, MOST_COLLECTIVES = 4, 400
 TRIALS = 5
-"""Measurements of when gradients are ready and of a collective, to place isolated collectives."""
+"""Trial passes and collectives, from which the positions of isolated collectives are chosen."""
 
 
 class ContendingModel:
-    """A model on this rank whose passes are timed, alone or next to collectives.
+    """A model on this rank whose passes are timed, with or without collectives.
 
-    A pass is a backward pass, and copies of all gradients into buckets and out of them. The forward pass before it is
+    A pass is a backward pass, followed by copies of all gradients into buckets and out of them. The forward pass is
     not timed, because in training it rarely runs at the same time as a collective.
 
     Args:
-        model: As for `--model`.
-        barrier_group: A group of all ranks for barriers, which so do not queue behind collectives.
+        model: Name of the model, as for `--model`.
+        barrier_group: A separate group of all ranks for barriers, so that barriers do not queue behind collectives.
     """
 
     def __init__(self, model: str, barrier_group: dist.ProcessGroup) -> None:
@@ -225,12 +225,12 @@ class ContendingModel:
         self._pass_ns = time_ns(self.time_pass)
 
     def time_pass(self) -> int:
-        """Nanoseconds of a pass, up to the slowest rank's end."""
+        """Return the nanoseconds of a pass without collectives, up to the end of the slowest rank."""
         dist.barrier()
         return self._timed_pass()
 
     def time_with_continuous_collectives(self, case: Case) -> tuple[int, int, list[int]]:
-        """Nanoseconds of a collective alone, of a collective next to passes, and of each pass next to collectives."""
+        """Return the nanoseconds of a collective alone, of one during passes, and of each of these passes."""
         about_ns, _ = self._time_queue(case, LEAST_COLLECTIVES)
         per_pass = torch.tensor(min(max(LEAST_COLLECTIVES, self._pass_ns // about_ns), MOST_COLLECTIVES))
         dist.all_reduce(per_pass, op=dist.ReduceOp.MAX)
@@ -239,10 +239,10 @@ class ContendingModel:
         return alone_ns, contended_ns, passes_ns
 
     def gradients_far_apart(self, size: int, least_ns: int) -> list[int]:
-        """Indices of parameters whose gradients become ready far apart by rank 0's clock; unused ones never do.
+        """Return indices of parameters whose gradients become ready far apart on rank 0, without unused parameters.
 
-        From one to the next there is time for a collective of `size` bytes, also if computation slows it down, and
-        `least_ns` more.
+        The time from one to the next is at least `least_ns` plus twice the time of a collective of `size` bytes,
+        because computation may slow the collective down.
         """
         alone, ready = [], []
         for _ in range(TRIALS):
@@ -256,7 +256,7 @@ class ContendingModel:
         return choose_far_apart({index: ns for index, ns in enumerate(ready_ns) if ns}, least_ns + 2 * alone_ns)
 
     def time_pass_with_isolated_collectives(self, size: int, indices: Collection[int]) -> int:
-        """Nanoseconds of a pass in which a collective is issued when each of these parameters' gradients is ready."""
+        """Return the nanoseconds of a pass that issues a collective when the gradient of each of these is ready."""
         self._isolated_at, self._isolated_bytes = frozenset(indices), size
         pass_ns = self.time_pass()
         self._isolated_at = ()
@@ -266,7 +266,7 @@ class ContendingModel:
         return pass_ns
 
     def _time_queue(self, case: Case, count: int, *, passes: int = 0) -> tuple[int, list[int]]:
-        """Nanoseconds of each of `count` collectives, and of each of the passes that run next to them."""
+        """Return the mean nanoseconds of `count` collectives, and the nanoseconds of each pass during them."""
         dist.barrier()
         queue = AllReduceQueue(self._buffer.messages(case.size_bytes, count), all_at_once=case.in_flight > 1)
         passes_ns = [self._timed_pass() for _ in range(passes)]
@@ -275,9 +275,9 @@ class ContendingModel:
         return queue.ns_per_all_reduce(until_ns), passes_ns
 
     def _timed_pass(self) -> int:
-        """Nanoseconds of a pass up to the slowest rank's end, as in training.
+        """Return the nanoseconds of a pass up to the end of the slowest rank.
 
-        Collectives rarely slow all ranks equally: for a while their threads take more of one core than of another. A
+        Collectives rarely slow all ranks equally, because their threads use one core more than another for a while. A
         rank that finishes early waits for the others, as in training, and leaves its core to them.
         """
         self._module.zero_grad()
@@ -292,7 +292,7 @@ class ContendingModel:
         return clock_ns() - start
 
     def _gradient_ready(self, index: int, _parameter: torch.Tensor) -> None:
-        """Gradients become ready in the same order on all ranks, so all issue the same collectives."""
+        """Issue an isolated collective if due; equal on all ranks, because their ready order is equal."""
         self._ready_ns[index] = clock_ns()
         if index in self._isolated_at:
             work = dist.all_reduce(self._buffer.messages(self._isolated_bytes, 1)[0], async_op=True)
@@ -301,7 +301,7 @@ class ContendingModel:
 
 
 def choose_far_apart(moments: Mapping[int, int], least: int) -> list[int]:
-    """The key of the earliest moment, and in order of time each that is `least` or more after the last one chosen."""
+    """Choose the key of the earliest moment, then each next one at least `least` after the previous choice."""
     chosen: list[int] = []
     for key in sorted(moments, key=moments.__getitem__):
         if not chosen or moments[key] >= moments[chosen[-1]] + least:

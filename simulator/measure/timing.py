@@ -1,4 +1,4 @@
-"""Timing: how durations and collectives are measured, and how repeated measurements are summarised."""
+"""Timing: measures durations and collectives, and summarises repeated measurements."""
 
 import statistics
 import threading
@@ -18,11 +18,11 @@ from scipy.optimize import nnls
 from ..fabric import Linear
 
 clock_ns = time.perf_counter_ns
-"""Nanoseconds since an arbitrary moment, which all processes of a machine share."""
+"""Nanoseconds since an arbitrary moment that is the same for all processes of a machine."""
 
 
 def time_ns(action: Callable[..., object], *arguments: object) -> int:
-    """Nanoseconds that one call of `action(*arguments)` takes."""
+    """Return the nanoseconds that one call of `action(*arguments)` takes."""
     start = clock_ns()
     action(*arguments)
     return clock_ns() - start
@@ -34,7 +34,7 @@ class TimedCollective:
 
     Attributes:
         issued_ns: When the collective was called.
-        done_ns: When this rank had its result. None: not yet.
+        done_ns: When this rank had the result. None: not yet.
     """
 
     issued_ns: int
@@ -42,12 +42,12 @@ class TimedCollective:
     _finished: threading.Event = field(default_factory=threading.Event, repr=False, compare=False)
 
     def finish(self) -> None:
-        """Set the end to now."""
+        """Set the end to the current time."""
         self.done_ns = clock_ns()
         self._finished.set()
 
     def wait(self) -> int:
-        """Block until the end is known, and return it."""
+        """Block until `finish` has been called; return the end."""
         if self.done_ns is None:
             self._finished.wait()
         assert self.done_ns is not None
@@ -56,14 +56,14 @@ class TimedCollective:
 
 @contextmanager
 def timed_collectives(*names: str) -> Iterator[list[TimedCollective]]:
-    """Time every call of these functions of `torch.distributed` within the block; yields them in call order.
+    """Time all calls of these functions of `torch.distributed` within the block; yield a list of them in call order.
 
-    Only calls that look the function up in the module count (`dist.all_reduce`). The end of a collective is noted in
-    a callback of its future. Other callbacks of that future may run earlier, on another thread, so call
+    Only calls that look up the function in the module are timed (`dist.all_reduce`). The end of a collective is set
+    in a callback of its future. Other callbacks of that future may run earlier, on another thread, so call
     `TimedCollective.wait` before reading an end.
 
     Args:
-        names: Functions, such as "all_reduce".
+        names: Names of functions, such as "all_reduce".
     """
     originals = {name: getattr(dist, name) for name in names}
     calls: list[TimedCollective] = []
@@ -97,24 +97,24 @@ OUTLIER = 2.0
 """A measurement above this multiple of the median counts as an outlier."""
 
 BAND_OF_QUARTILES = 1.645 / (2 * 0.6745)
-"""Half-width of a normal distribution's middle 90 %, as a multiple of the distance between its quartiles."""
+"""Half-width of the middle 90 % of a normal distribution, as a multiple of its interquartile range."""
 
 
 def median_ns(samples: Iterable[float]) -> int:
-    """The median, in whole nanoseconds."""
+    """Return the median, in whole nanoseconds."""
     return round(statistics.median(samples))
 
 
 def count_outliers(samples: Sequence[float]) -> int:
-    """Number of samples above `OUTLIER` times the median."""
+    """Return the number of samples above `OUTLIER` times the median."""
     return sum(sample > OUTLIER * statistics.median(samples) for sample in samples)
 
 
 def relative_spread(samples: Sequence[float]) -> float:
-    """Half-width of the band that holds 90 % of such samples, as a fraction of their median; 0 for one sample.
+    """Return the half-width of the band that contains 90 % of such samples, as a fraction of their median.
 
-    Computed from the quartiles, which one extreme sample of seven does not move. For normally distributed samples the
-    result is unbiased for as few as three.
+    Computed from the quartiles, which a single extreme sample of seven does not affect. For normally distributed
+    samples the result is unbiased from three samples on; for one sample it is 0.
 
     Args:
         samples: Repeated measurements of one quantity, all above 0.
@@ -123,7 +123,7 @@ def relative_spread(samples: Sequence[float]) -> float:
 
 
 def half_band_of_median(samples: Sequence[float]) -> float:
-    """Half-width of the band that holds 90 % of the medians of that many such samples, in their unit."""
+    """Return the half-width of the band that contains 90 % of the medians of as many samples, in their unit."""
     return _half_band(samples) / sqrt(len(samples))
 
 
@@ -133,7 +133,7 @@ def _half_band(samples: Sequence[float]) -> float:
 
 
 def fit_linear(samples: Mapping[int, Sequence[float]]) -> Linear:
-    """Fixed cost and cost per byte, neither negative, of least relative squared error over the medians by size.
+    """Fit a nonnegative fixed cost and cost per byte to the medians by size, with the least relative squared error.
 
     Args:
         samples: Nanoseconds by size in bytes. Empty: the operation never occurred and costs nothing.
@@ -160,13 +160,13 @@ class ContentionTimes(NamedTuple):
 
 
 def slowdown_factor(by_rank: Sequence[ContentionTimes]) -> tuple[float, float]:
-    """Time under contention as a multiple of the time alone, at least 1, and the half-width of its 90 % band.
+    """Return the time under contention as a multiple of the time alone, at least 1, and its 90 % error band.
 
-    Each round gives one factor, because the machine's speed hardly changes within a round; the median of the rounds
-    counts. Ranks are averaged, because each rank proceeds at the pace of the others.
+    Each round gives one factor, because the machine's speed hardly changes within a round. The result is the median
+    of the rounds. Ranks are averaged, because each rank proceeds at the pace of the others.
 
     Returns:
-        The factor, and the half-width as a fraction of the factor.
+        The factor, and the half-width of its band as a fraction of the factor.
     """
     factors = [[fmean(contended) / fmean(alone) for alone, contended in zip(*rank, strict=True)] for rank in by_rank]
     by_round = [fmean(of_ranks) for of_ranks in zip(*factors, strict=True)]
@@ -175,6 +175,6 @@ def slowdown_factor(by_rank: Sequence[ContentionTimes]) -> tuple[float, float]:
 
 
 def added_ns_by_round(by_rank: Sequence[ContentionTimes]) -> list[float]:
-    """Nanoseconds that contention adds, one value per round; the mean over the ranks."""
+    """Return the nanoseconds that contention adds, one value per round, averaged over the ranks."""
     added = [[fmean(contended) - fmean(alone) for alone, contended in zip(*rank, strict=True)] for rank in by_rank]
     return [fmean(of_ranks) for of_ranks in zip(*added, strict=True)]

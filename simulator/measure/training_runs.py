@@ -1,4 +1,4 @@
-"""Rank bodies that train for real: the computation that is recorded, and the target runs that are measured."""
+"""Rank bodies that train: `record_computation` records a trace, `measure_configurations` measures target runs."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,7 +24,7 @@ from .timing import clock_ns, time_ns
 WARM_UP = 2
 RECORDED_ITERATIONS = 8
 MEASURED_ITERATIONS = 3
-"""Iterations that count in each turn of a target run, after those of its warm-up."""
+"""Measured iterations in each turn of a target run, after the warm-up iterations."""
 SPEED_CHECKS = 2
 """Speed checks before and after each turn."""
 WARM_UP_OF_HOOKS = 4
@@ -32,7 +32,7 @@ WARM_UP_OF_HOOKS = 4
 
 
 class Trainer:
-    """A model, its batch and its optimiser on this rank."""
+    """A model with its batch and optimiser on this rank."""
 
     def __init__(self, model: str, rank: int) -> None:
         torch.manual_seed(rank)  # each rank has its own batch; data parallelism makes the parameters equal
@@ -48,23 +48,23 @@ class Trainer:
 
 
 def record_computation(rank: int, _world_size: int, model: str, iterations: int = RECORDED_ITERATIONS) -> Trace:
-    """Record iterations without communication, which all ranks begin at the same time, as they will in training."""
+    """Record iterations without communication on all ranks at the same time, as in training."""
     trainer = Trainer(model, rank)
     for _ in range(WARM_UP):
         trainer.step(trainer.module)
     with record(trainer.module, model=model, batch=trainer.batch, process_group=dist.group.WORLD) as recording:
-        dist.barrier()  # here, because one rank takes longer than another to open the recording
+        dist.barrier()  # after `record`, because some ranks take longer than others to start recording
         for _ in range(iterations):
             trainer.step(trainer.module)
     return recording.trace
 
 
 class TargetRun(NamedTuple):
-    """How a target run is configured.
+    """Settings of a target run, as its ranks need them.
 
     Attributes:
         ddp_arguments: Keyword arguments of `DistributedDataParallel`.
-        hook_name: Of the comm hook.
+        hook_name: Name of the comm hook.
     """
 
     ddp_arguments: dict[str, Any]
@@ -80,7 +80,7 @@ def measure_configurations(
         rank: This rank.
         model: As for `--model`.
         target_runs: The configurations to train under, in this order.
-        progress_word: Shown with the progress.
+        progress_word: Label for the progress reports.
     """
     trainer = Trainer(model, rank)
     measured = []
@@ -98,7 +98,7 @@ def measure_configurations(
 
 
 def _train(trainer: Trainer, target_run: TargetRun) -> tuple[int, ...]:
-    """Nanoseconds of each iteration of one turn."""
+    """Train one turn; return the nanoseconds of each measured iteration."""
     ddp = DistributedDataParallel(trainer.module, **target_run.ddp_arguments)
     warm_up = 1 if "plan" in target_run.ddp_arguments else 2  # without a plan, the second iteration rebuilds buckets
     try:
@@ -122,7 +122,7 @@ def _train(trainer: Trainer, target_run: TargetRun) -> tuple[int, ...]:
 
 
 def _check_speed(trainer: Trainer, all_gradients: Tensor) -> list[SpeedCheck]:
-    """`SPEED_CHECKS` checks; each part begins after a barrier and is timed on the slowest rank."""
+    """Run `SPEED_CHECKS` checks; each part starts after a barrier and is timed on the slowest rank."""
     times_ns = []
     for _ in range(SPEED_CHECKS):
         for action, *arguments in ((trainer.step, trainer.module), (dist.all_reduce, all_gradients)):
@@ -140,7 +140,7 @@ def _median(checks: Sequence[SpeedCheck]) -> SpeedCheck:
 
 
 def _of_slowest_rank(times_ns: list[int]) -> tuple[int, ...]:
-    """The largest value over all ranks of each entry; the same on all ranks."""
+    """Return the largest value of each entry over all ranks; equal on all ranks."""
     slowest = torch.tensor(times_ns)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     return tuple(int(ns) for ns in slowest)

@@ -1,8 +1,8 @@
-"""Validate: predict real training runs, then train, and compare.
+"""Validate: predict real training runs, train, and compare.
 
-Predictions do not depend on the measurements: computation is recorded without communication, the machine is
-calibrated, all predictions are written to disk, and only then the first target run begins. `predict_targets` receives
-a trace and a fabric and nothing else.
+The predictions cannot depend on the measurements: computation is recorded without communication, the machine is
+calibrated, all predictions are written to disk, and only then the first target run begins. The inputs of
+`predict_targets` are a trace and a fabric.
 
 Speed checks between the target runs measure how fast the machine is at that moment.
 """
@@ -38,7 +38,7 @@ from .report import (
 from .training_runs import TargetRun, measure_configurations, record_computation
 
 Target = tuple[str, Configuration]
-"""A model and a configuration, which make a target run."""
+"""A target run: a model and a configuration."""
 
 
 def validate(
@@ -90,7 +90,7 @@ def validate(
 def _calibrate(
     pool: RankPool, model_names: Sequence[str], hooks: Sequence[str], on_progress: Progress
 ) -> tuple[dict[str, Trace], dict[str, Fabric]]:
-    """Traces and fabrics by model; recordings are spread over the calibration because the machine's speed drifts."""
+    """Record and calibrate; return traces and fabrics by model. Recordings are spread out because speed drifts."""
     recordings: dict[str, list[Trace]] = {model: [] for model in model_names}
 
     def record_all() -> None:
@@ -134,7 +134,7 @@ def _measure(
     repeat: int,
     on_progress: Progress,
 ) -> dict[Target, list[Measurement]]:
-    """All turns of each target; in each turn, one model after the other is trained under all its configurations."""
+    """Return all turns of each target; each turn trains one model after the other in all its configurations."""
     measured: dict[Target, list[Measurement]] = {target: [] for target in targets}
     for turn in range(repeat):
         for model, trace in traces.items():
@@ -148,7 +148,7 @@ def _measure(
 
 
 def _target_run(trace: Trace, configuration: Configuration) -> TargetRun:
-    """The cap where the reducer finds the ready order itself, else an explicit plan of the buckets."""
+    """Make a target run: with the cap if the bucket order is the ready order, else with an explicit plan."""
     if configuration.order == "ready":
         return TargetRun({"bucket_cap_mb": configuration.cap_mb}, configuration.hook)
     return TargetRun({"plan": buckets_of(policy_of(configuration), recorded_model(trace))}, configuration.hook)
@@ -165,7 +165,7 @@ SHOWN = Configuration(25.0, "ready")
 def demo(
     out: Path, *, models: Sequence[str] = MODELS, world_size: int = 2, repeat: int = 3, on_progress: Progress
 ) -> Report:
-    """Validate each model on real ranks; writes tables, a figure, timelines and traces to `out`.
+    """Validate each model on real ranks; write tables, a figure, timelines and traces to `out`.
 
     Raises:
         RankError: A rank failed.
