@@ -1,4 +1,4 @@
-"""README.md, DESIGN.md and CONTRIBUTING.md: commands and programs work as written, and what they name exists."""
+"""README.md, DESIGN.md, CONTRIBUTING.md, tutorials: commands and programs work, and the things that they name exist."""
 
 import re
 import subprocess
@@ -46,6 +46,22 @@ def test_every_file_that_they_name_exists():
     missing = [path for path in links + paths if path and not (ROOT / path).exists()]
     assert not missing
     assert len(links) > 100
+
+
+def test_every_file_and_method_that_a_tutorial_names_exists():
+    code = "\n".join(
+        path.read_text() for package in ("reference", "simulator") for path in (ROOT / package).rglob("*.py")
+    )
+    classes, functions = (set(re.findall(rf"^ *{kind} (\w+)", code, re.MULTILINE)) for kind in ("class", "def"))
+    for notebook in (ROOT / "tutorials").glob("*.ipynb"):
+        text = notebook.read_text()
+        links = re.findall(r"\[`([\w/]+\.py)`\]\(\.\./([^)#]+)\)", text)
+        assert links, notebook.name
+        assert not [link for link in links if link[0] != link[1] or not (ROOT / link[1]).exists()], notebook.name
+        methods = [
+            (name, method) for name, method in re.findall(r"`([A-Z]\w+)\.([a-z_]\w*)`", text) if name in classes
+        ]
+        assert not [name for name in methods if name[1] not in functions], notebook.name
 
 
 def test_every_test_that_the_design_names_exists():
