@@ -1,4 +1,4 @@
-"""README.md, DESIGN.md, CONTRIBUTING.md, tutorials: commands and programs work, and the things that they name exist."""
+"""README, DESIGN, CONTRIBUTING, tutorials: commands and programs work as written, and every name in them exists."""
 
 import re
 import subprocess
@@ -62,6 +62,7 @@ def test_every_file_and_method_that_a_tutorial_names_exists():
             (name, method) for name, method in re.findall(r"`([A-Z]\w+)\.([a-z_]\w*)`", text) if name in classes
         ]
         assert not [name for name in methods if name[1] not in functions], notebook.name
+        assert set(re.findall(r"`(_[a-z]\w*)`", text)) <= functions, notebook.name
 
 
 def test_every_test_that_the_design_names_exists():
