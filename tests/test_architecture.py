@@ -57,6 +57,7 @@ LAYERS = {  # each module imports only from those before it
         "schedule.schedule",
         "schedule.costs",
         "timeline",
+        "engines.machine",
         "engines.events",
         "engines.closed_form",
         "distribution",

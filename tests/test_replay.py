@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from simulator import predict
 from simulator.engines.closed_form import solve
-from simulator.engines.events import FULL_SPEED, PROGRESS_BITS, ProgressClock, latency_ns, replay
+from simulator.engines.events import latency_ns, replay
+from simulator.engines.machine import FULL_SPEED, PROGRESS_BITS, ProgressClock
 from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Slowdowns, Timing
 from simulator.schedule.comm_hooks import PowerSGD
 from simulator.schedule.costs import EngineInput, price_schedule

@@ -1,6 +1,6 @@
 """Contention: how much collectives and computation that run at the same time slow each other down."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from operator import attrgetter
 from typing import Annotated, NamedTuple, Self
 
@@ -51,17 +51,13 @@ class Slowdowns(NamedTuple):
     """Slow-down factors by collective and by the number of collectives in flight, starting at one.
 
     Attributes:
-        compute: Factor on computation; shape [collectives, numbers in flight].
+        compute: Factor on computation; shape [collectives, numbers in flight]. Beside several collectives, the mean
+            of their factors applies.
         collective: Factor on the collective; same shape.
     """
 
     compute: tuple[tuple[float, ...], ...]
     collective: tuple[tuple[float, ...], ...]
-
-    def of_computation(self, in_flight: Collection[int]) -> float:
-        """Factor on computation beside these collectives, at least one: the mean of their factors."""
-        factors = [self.compute[number][len(in_flight) - 1] for number in in_flight]
-        return sum(factors) / len(factors)
 
 
 def slowdowns_of(rows: Sequence[Contention], sizes_bytes: Sequence[int], most: int) -> Slowdowns | None:
