@@ -15,7 +15,7 @@ import os
 import zlib
 from collections.abc import Sequence
 from itertools import pairwise
-from math import prod
+from math import ceil, prod
 from pathlib import Path
 from typing import Literal, Self
 
@@ -56,6 +56,13 @@ class Parameter(Schema):
                 f"got {self.size_bytes}"
             )
         return self
+
+    def touched_rows(self, density: float) -> int:
+        """Number of rows in the sparse gradient of a batch that touches this fraction of the rows, rounded up.
+
+        A fraction such as 7 / 25 is not exact, and 25 times it is a little more than 7 but means 7 rows.
+        """
+        return ceil(round(self.shape[0] * density, 6))
 
 
 class Buffer(Schema):

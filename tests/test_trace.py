@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.errors import TraceError
-from reference.trace import Trace, join
+from reference.trace import Parameter, Trace, join
 
 from .strategies import traces
 
@@ -189,3 +189,10 @@ def test_a_failed_save_leaves_the_old_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="disk full"):
         trace.model_copy(update={"layouts": ()}).save(file)
     assert Trace.load(file) == trace
+
+
+@given(st.integers(1, 100_000), st.data())
+def test_a_fraction_of_the_rows_touches_as_many_rows_as_it_was_made_from(rows, data):
+    touched = data.draw(st.integers(1, rows))
+    parameter = Parameter(name="weight", shape=(rows, 1), dtype="float32", size_bytes=4 * rows, sparse=True)
+    assert parameter.touched_rows(touched / rows) == touched

@@ -71,7 +71,7 @@ class CommHook(Settings):
 
     def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
         """Return the message of a bucket of one sparse gradient: rows and indices, gathered from all ranks."""
-        rows = touched_rows(parameter, density)
+        rows = parameter.touched_rows(density)
         return Message("all_gather", rows * (_row_bytes(parameter) + INDEX_BYTES))
 
     def charged(self, measured: Sequence[HookCost], world_size: int) -> Self:
@@ -265,12 +265,7 @@ def gradient_bytes(parameter: Parameter, sparse_density: float) -> int:
     """Return the bytes of a gradient's values, without the row indices of a sparse gradient."""
     if not parameter.sparse:
         return parameter.size_bytes
-    return touched_rows(parameter, sparse_density) * _row_bytes(parameter)
-
-
-def touched_rows(parameter: Parameter, density: float) -> int:
-    """Return the number of rows in a sparse gradient."""
-    return ceil(parameter.shape[0] * density)
+    return parameter.touched_rows(sparse_density) * _row_bytes(parameter)
 
 
 def _row_bytes(parameter: Parameter) -> int:
