@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .engines.closed_form import solve, solve_many
 from .engines.events import latency_ns, replay
@@ -72,24 +73,47 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
     iterations = costs.policy.sync_every
     batches = _batches(costs, sampler)
     simulated = [_simulate_batch(costs, sampler, engine, cycles) for cycles in batches]
-    latency, compute, no_overlap = np.concatenate(simulated, axis=-1) / iterations
-    middle = latency.shape[-1] // 2  # the upper median, so that it is one of the iterations
-    place = latency.argsort(axis=-1, kind="stable")[..., middle]
-    median = np.take_along_axis(latency, place[..., None], axis=-1)[..., 0]
+    times_ns = np.concatenate(simulated, axis=-1) / iterations
+    place = place_of_median(times_ns[0])
+    median = np.take_along_axis(times_ns[0], place[..., None], axis=-1)[..., 0]
 
     cycles, which = np.unique(place, return_inverse=True)
     medians = _engine_input(costs, sampler, cycles.tolist())
     medians = replace(medians, duration_ns=medians.duration_ns[which.reshape(place.shape)])
-    low, high = np.quantile(latency, INTERVAL, axis=-1, method="nearest")
-    below, above = np.maximum(0, median - low) ** 2, np.maximum(0, high - median) ** 2
+    below, above = np.zeros(median.shape), np.zeros(median.shape)
     for cheaper, dearer in _extremes(medians, costs):
         below = below + np.maximum(0, median - _latencies(cheaper, "auto") / iterations) ** 2
         above = above + np.maximum(0, _latencies(dearer, "auto") / iterations - median) ** 2
+    return summarize(times_ns, medians, below=np.sqrt(below), above=np.sqrt(above))
+
+
+def place_of_median(latency_ns: Floats) -> NDArray[np.int64]:
+    """Return the index of the median along the last axis: the upper median, so that it is one of the iterations."""
+    places: NDArray[np.int64] = latency_ns.argsort(axis=-1, kind="stable")[..., latency_ns.shape[-1] // 2]
+    return places
+
+
+def summarize(
+    times_ns: Floats, median: EngineInput, *, below: Floats | float = 0.0, above: Floats | float = 0.0
+) -> Distribution:
+    """Summarise many iterations.
+
+    Args:
+        times_ns: Duration, computation alone and duration without overlap of each iteration; shape [3, ..., cycles].
+        median: The median iteration.
+        below: Distance from the median to the lower end of the interval that errors of the costs alone would give.
+        above: The same for the upper end.
+    """
+    latency, compute, no_overlap = times_ns
+    middle = latency.shape[-1] // 2
+    median_ns = np.take_along_axis(latency, place_of_median(latency)[..., None], axis=-1)[..., 0]
+    low, high = np.quantile(latency, INTERVAL, axis=-1, method="nearest")
+    below, above = np.hypot(np.maximum(0, median_ns - low), below), np.hypot(np.maximum(0, high - median_ns), above)
     figures = {
         "samples_ns": latency,
-        "iteration_ns": median,
-        "low_ns": np.maximum(0, median - np.sqrt(below)),
-        "high_ns": median + np.sqrt(above),
+        "iteration_ns": median_ns,
+        "low_ns": np.maximum(0, median_ns - below),
+        "high_ns": median_ns + above,
         "mean_ns": latency.mean(axis=-1),
         "p95_ns": np.quantile(latency, 0.95, axis=-1),
         "p99_ns": np.quantile(latency, 0.99, axis=-1),
@@ -97,7 +121,7 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
         "no_overlap_ns": np.sort(no_overlap, axis=-1)[..., middle],
     }
     whole = {name: np.rint(ns).astype(np.int64) for name, ns in figures.items()}
-    return Distribution(**whole, median=medians)
+    return Distribution(**whole, median=median)
 
 
 def simulate(engine_input: EngineInput, engine: Engine) -> Timeline:
@@ -115,12 +139,18 @@ def _batches(costs: ScheduleCosts, sampler: IterationSampler) -> list[range]:
 def _simulate_batch(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine, cycles: range) -> Nanoseconds:
     """Return duration, computation alone and duration without overlap; shape [3, axes of the costs, cycles]."""
     engine_input = _engine_input(costs, sampler, cycles)
-    duration_ns, cost_ns = engine_input.duration_ns, engine_input.cost_ns[..., None, :]
+    engine_input = replace(engine_input, cost_ns=engine_input.cost_ns[..., None, :])
+    bounds = bounds_ns(engine_input)
+    return np.stack(np.broadcast_arrays(_latencies(engine_input, engine), *bounds))
+
+
+def bounds_ns(engine_input: EngineInput) -> tuple[Nanoseconds, Nanoseconds]:
+    """Return the duration of computation alone, and that of an iteration without overlap."""
+    duration_ns = engine_input.duration_ns
     is_computation = [step.kind in COMPUTATION for step in engine_input.schedule.steps]
     compute = duration_ns[..., is_computation].sum(axis=-1).max(axis=-1)
-    no_overlap = duration_ns.sum(axis=-1).max(axis=-1) + cost_ns.sum(axis=-1)
-    latency = _latencies(replace(engine_input, cost_ns=cost_ns), engine)
-    return np.stack(np.broadcast_arrays(latency, compute, no_overlap))
+    no_overlap = duration_ns.sum(axis=-1).max(axis=-1) + engine_input.cost_ns.sum(axis=-1)
+    return compute, no_overlap
 
 
 def _engine_input(costs: ScheduleCosts, sampler: IterationSampler, cycles: Sequence[int]) -> EngineInput:

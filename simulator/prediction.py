@@ -16,7 +16,7 @@ from reference.trace import Trace
 from .answers import perfetto
 from .answers.breakdown import break_down, critical_path
 from .argument_checks import check_prediction, checked_policy
-from .distribution import Engine, simulate, simulate_many
+from .distribution import Distribution, Engine, simulate, simulate_many
 from .fabric import Fabric
 from .schedule.costs import counted_as_free, price_schedule
 from .schedule.policy import Policy, PolicySettings
@@ -284,6 +284,24 @@ def predict(
     )
     costs = price_schedule(model, fabric, policy, world_size, joins=inputs is not None)
     distribution = simulate_many(costs, sampler, engine)
+    return prediction_of(
+        distribution,
+        simulate(distribution.median, engine),
+        buckets=costs.buckets,
+        epoch_end_ns=0 if costs.join_end is None else simulate(costs.join_end, "auto").iteration_ns,
+        free=counted_as_free(policy, fabric),
+    )
+
+
+def prediction_of(
+    distribution: Distribution,
+    timeline: Timeline,
+    *,
+    buckets: tuple[tuple[int, ...], ...],
+    epoch_end_ns: int,
+    free: tuple[str, ...],
+) -> Prediction:
+    """Make a prediction from the statistics of its iterations and the timeline of the median one."""
     return Prediction(
         iteration_ns=int(distribution.iteration_ns),
         interval_ns=(int(distribution.low_ns), int(distribution.high_ns)),
@@ -293,8 +311,8 @@ def predict(
         compute_ns=int(distribution.compute_ns),
         no_overlap_ns=int(distribution.no_overlap_ns),
         samples_ns=tuple(distribution.samples_ns.tolist()),
-        buckets=costs.buckets,
-        timeline=simulate(distribution.median, engine),
-        epoch_end_ns=0 if costs.join_end is None else simulate(costs.join_end, "auto").iteration_ns,
-        counted_as_free=counted_as_free(policy, fabric),
+        buckets=buckets,
+        timeline=timeline,
+        epoch_end_ns=epoch_end_ns,
+        counted_as_free=free,
     )

@@ -14,6 +14,7 @@ LAYERS = {  # each module imports only from those before it
         "bucketing",
         "files",
         "trace",
+        "emulated_device",
         "parameters",
         "observer",
         "checks.launch_order",
@@ -76,6 +77,10 @@ LAYERS = {  # each module imports only from those before it
         "measure.reducer_costs",
         "measure.slow_downs",
         "measure.hook_costs",
+        "emulation.virtual_time",
+        "emulation.modelled_network",
+        "emulation.virtual_training",
+        "emulation.emulate",
         "measure.training_runs",
         "measure.calibrate",
         "measure.validate",
@@ -88,7 +93,7 @@ LAYERS = {  # each module imports only from those before it
         "cli.main",
     ],
 }
-NEEDS_TORCH = {"measure", "cli"}
+NEEDS_TORCH = {"emulation", "measure", "cli"}
 """Folders of `simulator` that drive real ranks or models; everything else in it is pure."""
 
 

@@ -184,9 +184,8 @@ class HookCaller:
             RuntimeError: The future holds an error, or had no result in time.
             TypeError: The future holds something other than a tensor as long as the bucket.
         """
-        done = threading.Event()
-        future.add_done_callback(lambda _: done.set())
-        if not done.wait(timeout_s := self._timeout_s(bucket)):
+        timeout_s = self._timeout_s(bucket)
+        if timeout_s is not None and not _is_done_within(timeout_s, future):
             raise RuntimeError(
                 f"{self._where(number)}: its future had no result after {timeout_s:g} s. Either the hook never sets "
                 "a result, or another rank does not take part in its collectives"
@@ -225,6 +224,12 @@ class HookCaller:
 
     def _where(self, number: int) -> str:
         return f"rank {self._rank}, bucket {number}: comm hook {describe(self._hook)}"
+
+
+def _is_done_within(timeout_s: float, future: "torch.futures.Future[Any]") -> bool:
+    done = threading.Event()
+    future.add_done_callback(lambda _: done.set())
+    return done.wait(timeout_s)
 
 
 def describe(hook: Hook) -> str:

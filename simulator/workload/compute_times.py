@@ -227,6 +227,7 @@ class IterationSampler:
         ranks: The sampled ranks.
         represented_by: For every rank, the sampled rank with equal compute times; shape [world size].
         count: Number of cycles; equal to the number of iterations if `sync_every` is 1.
+        sync_every: As given.
         parameters: Number of parameters.
 
     Raises:
@@ -265,7 +266,7 @@ class IterationSampler:
         self.count = int(counts.min()) if variation.kind == "recorded" else variation.iterations
         if inputs is not None:
             self.count = max(inputs)
-        self._sync_every = sync_every
+        self.sync_every = sync_every
         self.count = max(1, self.count // sync_every)
         source = self.ranks % len(recorded)
         self._pool = ComputeTimes.concatenated(recorded)
@@ -279,25 +280,25 @@ class IterationSampler:
         """Sample the last iteration of each of these cycles; shape [cycles, `ranks`]."""
         sampled = []
         for cycle in cycles:
-            last = (cycle + 1) * self._sync_every - 1
-            times = self._draw_iteration(last)
-            before_ns = [self._unsynchronized_ns(number) for number in range(cycle * self._sync_every, last)]
+            last = (cycle + 1) * self.sync_every - 1
+            times = self.draw_iteration(last)
+            before_ns = [self._unsynchronized_ns(number) for number in range(cycle * self.sync_every, last)]
             sampled.append(replace(times, before_ns=np.stack(before_ns, axis=-1)) if before_ns else times)
         return ComputeTimes.stacked(sampled)
 
     def joined(self, cycles: Sequence[int]) -> NDArray[np.bool_]:
         """Whether each rank has run out of inputs before each cycle's last iteration; shape [cycles, `ranks`]."""
-        return np.stack([self._has_joined((cycle + 1) * self._sync_every - 1) for cycle in cycles])
+        return np.stack([self._has_joined((cycle + 1) * self.sync_every - 1) for cycle in cycles])
 
     def _unsynchronized_ns(self, number: int) -> Nanoseconds:
         """Sample the duration of an iteration under `no_sync`, which has no optimiser step."""
-        times = self._draw_iteration(number)
+        times = self.draw_iteration(number)
         return np.where(self._has_joined(number), 0, times.compute_ns - times.optimizer_ns)
 
     def _has_joined(self, number: int) -> NDArray[np.bool_]:
         return np.zeros(len(self.ranks), bool) if self._inputs is None else self._inputs[self.ranks] <= number
 
-    def _draw_iteration(self, number: int) -> ComputeTimes:
+    def draw_iteration(self, number: int) -> ComputeTimes:
         """Sample one iteration of all ranks; the times depend on `number` only, not on earlier calls."""
         rng = np.random.default_rng([self._variation.seed, number])
         match self._variation.kind:

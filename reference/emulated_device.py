@@ -1,0 +1,222 @@
+"""Emulated device: a module that takes recorded time instead of computing, with real gradients.
+
+`EmulatedModel` has the parameters and buffers of a recorded workload. Its forward pass, each of its gradients and its
+optimiser step take the time that they took in the recording, on a clock that the caller supplies: a virtual clock,
+which jumps, or one that sleeps. Everything else is real: autograd runs a chain of nodes, one for each gradient, in
+ready order, and accumulates tensors of the recorded shapes. So any reducer can wrap the module.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .trace import Buffer, Parameter, Workload
+
+Activity = Literal["forward", "backward", "step"]
+
+
+class Clock(Protocol):
+    """What an emulated device computes on."""
+
+    def compute(self, duration_ns: int, activity: Activity) -> None:
+        """Return when the device has computed for `duration_ns`."""
+
+
+@dataclass(frozen=True, slots=True)
+class IterationTimes:
+    """How long each part of an iteration computes, in nanoseconds.
+
+    Attributes:
+        forward_ns: Duration of the forward pass.
+        gradients: Parameter indices in ready order, each with the time since the gradient before it; the first with
+            the time since the end of the forward pass.
+        tail_ns: Time from the last gradient to the end of the backward pass.
+        step_ns: Duration of everything after the backward pass.
+    """
+
+    forward_ns: int
+    gradients: tuple[tuple[int, int], ...]
+    tail_ns: int
+    step_ns: int
+
+    @classmethod
+    def of(
+        cls, forward_ns: int, ready_ns: Sequence[int | None], backward_end_ns: int, step_ns: int
+    ) -> "IterationTimes":
+        """Make the times from moments since the start of the forward pass.
+
+        Args:
+            forward_ns: End of the forward pass.
+            ready_ns: When each gradient is ready, by parameter index; None: the parameter gets no gradient. Gradients
+                that are ready at the same time come in order of their indices.
+            backward_end_ns: End of the backward pass.
+            step_ns: Duration of everything after the backward pass.
+        """
+        moments = sorted((moment, index) for index, moment in enumerate(ready_ns) if moment is not None)
+        gradients, before = [], forward_ns
+        for moment, index in moments:
+            gradients.append((index, moment - before))
+            before = moment
+        return cls(forward_ns, tuple(gradients), backward_end_ns - before, step_ns)
+
+
+class EmulatedModel(nn.Module):
+    """A module with the parameters and buffers of a recorded workload; all parameters are zero at first.
+
+    Args:
+        workload: The recorded model.
+        clock: What the module computes on.
+        sparse_density: Fraction of a sparse gradient's rows that one batch touches.
+
+    Attributes:
+        times: How long the next iteration computes; set it before the forward pass.
+        value: Every element of the next gradients.
+        at_backward_end: Called at the end of each backward pass, before callbacks that a reducer has queued. None:
+            nothing is called.
+    """
+
+    def __init__(self, workload: Workload, clock: Clock, *, sparse_density: float = 1.0) -> None:
+        super().__init__()
+        self.clock = clock
+        self.times: IterationTimes | None = None
+        self.value = 1.0
+        self.at_backward_end: Callable[[], None] | None = None
+        tensors: list[Parameter | Buffer] = [*workload.parameters, *workload.buffers]
+        names = [tensor.name for tensor in tensors]
+        try:
+            named = _submodules(workload, names)
+        except KeyError:  # for example a parameter "a" and another one "a.b"
+            named = None
+        if named is None or [*_names(named)] != names:
+            named = _submodules(workload, [f"{number}.weight" for number in range(len(names))])
+        for name, child in named.named_children():
+            self.add_module(name, child)
+        for name, parameter in named.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in named.named_buffers(recurse=False):
+            self.register_buffer(name, buffer)
+        self._parameters_by_index = list(self.parameters())
+        self._rows = [
+            parameter.touched_rows(sparse_density) if parameter.sparse else None for parameter in workload.parameters
+        ]
+
+    def forward(self) -> Tensor:
+        """Compute for the time of a forward pass; returns a loss whose backward pass takes recorded time."""
+        times = self.times
+        if times is None:
+            raise RuntimeError("EmulatedModel: expected `times` to be set before the forward pass, got None")
+        self.clock.compute(times.forward_ns, "forward")
+        token = _apply(_FirstLayer, torch.zeros(1, requires_grad=torch.is_grad_enabled()), self, times.tail_ns)
+        for index, gap_ns in reversed(times.gradients):
+            token = _apply(_Layer, token, self._parameters_by_index[index], self, index, gap_ns)
+        return _apply(_Loss, token, self).sum()
+
+    def step(self) -> None:
+        """Compute for the time of everything after the backward pass."""
+        assert self.times is not None
+        self.clock.compute(self.times.step_ns, "step")
+
+    def gradient(self, index: int) -> Tensor:
+        """Make a gradient of a parameter: a new tensor, which autograd keeps without copying it."""
+        parameter, rows = self._parameters_by_index[index], self._rows[index]
+        if rows is None:
+            return torch.full_like(parameter, self.value, requires_grad=False)
+        values = torch.full((rows, *parameter.shape[1:]), self.value, dtype=parameter.dtype)
+        return torch.sparse_coo_tensor(
+            torch.arange(rows)[None], values, parameter.shape, is_coalesced=True, check_invariants=False
+        )
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    return function.apply(*arguments)  # type: ignore[no-any-return]
+
+
+class _FirstLayer(torch.autograd.Function):
+    """The last node of the backward pass: computes from the last gradient to the end of the pass."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, model: EmulatedModel, tail_ns: int) -> Tensor:
+        ctx.model, ctx.tail_ns = model, tail_ns
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        ctx.model.clock.compute(ctx.tail_ns, "backward")
+        return None, None, None
+
+
+class _Layer(torch.autograd.Function):
+    """Computes the gradient of one parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, _parameter: Tensor, model: EmulatedModel, index: int, gap_ns: int) -> Tensor:
+        ctx.model, ctx.index, ctx.gap_ns = model, index, gap_ns
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (token,) = gradients
+        ctx.model.clock.compute(ctx.gap_ns, "backward")
+        return token, ctx.model.gradient(ctx.index), None, None, None
+
+
+class _Loss(torch.autograd.Function):
+    """The first node of the backward pass; takes no time."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, model: EmulatedModel) -> Tensor:
+        ctx.model = model
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (token,) = gradients
+        if ctx.model.at_backward_end is not None:
+            torch.autograd.Variable._execution_engine.queue_callback(ctx.model.at_backward_end)
+        return token, None
+
+
+def _submodules(workload: Workload, names: Sequence[str]) -> nn.Module:
+    """A module whose submodules hold the parameters, then the buffers, under these names.
+
+    Raises:
+        KeyError: A name is that of a submodule and of a tensor, or not possible in a module.
+    """
+    root = nn.Module()
+    tensors: list[Parameter | Buffer] = [*workload.parameters, *workload.buffers]
+    for tensor, name in zip(tensors, names, strict=True):
+        *path, attribute = name.split(".")
+        sparse = isinstance(tensor, Parameter) and tensor.sparse
+        if sparse and (attribute != "weight" or not path):
+            raise KeyError(name)
+        owner = root
+        for depth, part in enumerate(path):
+            if part not in owner._modules:
+                is_embedding = sparse and depth == len(path) - 1
+                owner.add_module(part, _SparseEmbedding() if is_embedding else nn.Module())
+            owner = owner.get_submodule(part)
+        if sparse and not isinstance(owner, _SparseEmbedding):
+            raise KeyError(name)
+        if isinstance(tensor, Parameter):
+            zeros = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
+            owner.register_parameter(attribute, nn.Parameter(zeros))
+        else:
+            dtype = getattr(torch, tensor.dtype)
+            owner.register_buffer(attribute, torch.zeros(tensor.size_bytes // dtype.itemsize, dtype=dtype))
+    return root
+
+
+def _names(module: nn.Module) -> Iterator[str]:
+    for name, _ in (*module.named_parameters(), *module.named_buffers()):
+        yield name
+
+
+class _SparseEmbedding(nn.Embedding):
+    """A layer that reducers recognise as one with sparse gradients; its weight is registered afterwards."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.sparse = True

@@ -1,0 +1,1 @@
+"""Emulation: a real reducer trains on an accelerator and a network that take scheduled time."""
