@@ -42,18 +42,23 @@ def check_prediction(
     trace: object,
     fabric: object,
     world_size: object,
+    policy: Policy,
     *,
     variation: object,
     stragglers: object,
     inputs: object,
     engine: object,
 ) -> None:
-    """Check the arguments of `predict` other than the settings of the policy."""
+    """Check the arguments of `predict` other than the settings of the policy, and that they fit the policy."""
     _check_kind("trace", trace, Trace, TRACE)
     _check_kind("fabric", fabric, Fabric, FABRIC)
     _check_variation(variation, stragglers)
     if inputs is not None:
         _check_inputs(inputs)
+        if policy.skip_all_reduce_unused_params:
+            raise ValueError(
+                "inputs: expected None with skip_all_reduce_unused_params, which the reducer refuses under Join"
+            )
     check_world_size(world_size)
     if engine not in get_args(Engine):
         raise ValueError(f"engine: expected one of {', '.join(get_args(Engine))}, got {engine!r}")

@@ -79,7 +79,7 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
 
     cycles, which = np.unique(place, return_inverse=True)
     medians = _engine_input(costs, sampler, cycles.tolist())
-    medians = replace(medians, duration_ns=medians.duration_ns[which.reshape(place.shape)])
+    medians = medians.at(which.reshape(place.shape))
     below, above = np.zeros(median.shape), np.zeros(median.shape)
     for cheaper, dearer in _extremes(medians, costs):
         below = below + np.maximum(0, median - _latencies(cheaper, "auto") / iterations) ** 2
@@ -163,13 +163,9 @@ def _latencies(engine_input: EngineInput, engine: Engine) -> Nanoseconds:
     """Return the duration of each iteration; shape: the leading axes of durations and costs."""
     if _takes_closed_form(engine_input, engine):
         return solve_many(engine_input)
-    *several, ranks, steps = engine_input.duration_ns.shape
-    cost_ns = engine_input.cost_ns.reshape(-1)  # the event replay takes one fabric and one world size
-    each = (
-        replace(engine_input, duration_ns=duration_ns, cost_ns=cost_ns)
-        for duration_ns in engine_input.duration_ns.reshape(-1, ranks, steps)
-    )
-    return np.array([latency_ns(one) for one in each], np.int64).reshape(several)
+    several = engine_input.duration_ns.shape[:-2]
+    one_fabric = replace(engine_input, cost_ns=engine_input.cost_ns.reshape(-1))
+    return np.array([latency_ns(one_fabric.at(place)) for place in np.ndindex(several)], np.int64).reshape(several)
 
 
 def _takes_closed_form(engine_input: EngineInput, engine: Engine) -> bool:

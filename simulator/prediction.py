@@ -276,7 +276,7 @@ def predict(
     """
     policy = checked_policy(policy, settings)
     check_prediction(
-        trace, fabric, world_size, variation=variation, stragglers=stragglers, inputs=inputs, engine=engine
+        trace, fabric, world_size, policy, variation=variation, stragglers=stragglers, inputs=inputs, engine=engine
     )
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
     sampler = IterationSampler(

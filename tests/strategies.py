@@ -351,8 +351,8 @@ def any_predictions(
         trace=trace,
         fabric=draw(fabrics(world_size)),
         world_size=world_size,
-        policy=draw(policies(tuple(trace.keys))),
+        policy=(policy := draw(policies(tuple(trace.keys)))),
         variation=draw(variations() if variation is None else variation),
         stragglers=tuple(draw(st.lists(straggler, max_size=1))) if stragglers else (),
-        inputs=draw(st.none() | inputs) if stragglers else None,
+        inputs=draw(st.none() | inputs) if stragglers and not policy.skip_all_reduce_unused_params else None,
     )

@@ -80,7 +80,7 @@ def emulate(
     """
     policy = checked_policy(policy, settings)
     check_prediction(
-        trace, fabric, world_size, variation=variation, stragglers=stragglers, inputs=inputs, engine="auto"
+        trace, fabric, world_size, policy, variation=variation, stragglers=stragglers, inputs=inputs, engine="auto"
     )
     make = REDUCERS.get(reducer, reducer) if isinstance(reducer, str) else reducer
     if isinstance(make, str):
@@ -91,16 +91,13 @@ def emulate(
     if inputs is not None and policy.phase != "steady":
         raise ValueError(f"phase: expected 'steady' with inputs, got {policy.phase!r}")
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
-    if variation.kind != "recorded" and not model.always_used:
-        raise ValueError(
-            f"variation.kind: expected 'recorded' for a trace with unused parameters, got {variation.kind!r}"
-        )
     if not is_ours:
         fabric = fabric.model_copy(update={"processor": Processor(hooks=fabric.processor.hooks)})
     charged = charged_fabric(fabric, model)
     sampler = IterationSampler(
         model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
     )
+    times = _Times(model, sampler)
     training = Training(
         workload=trace.workload,
         policy=policy,
@@ -108,9 +105,9 @@ def emulate(
         reducer=make,
         hook=policy.hook.charged(charged.processor.hooks, world_size),
         processor=charged.processor,
-        warm_up=_Times(trace, sampler).warm_up(model),
+        warm_up=times.warm_up,
         cycles=sampler.count,
-        times=_Times(trace, sampler).of_cycle,
+        times=times.of_cycle,
         inputs=inputs,
     )
     emulation = _Emulation(training, charged, world_size, sampler)
@@ -131,39 +128,28 @@ def emulate(
 class _Times:
     """The times of every simulated rank in every iteration, for emulated models."""
 
-    def __init__(self, trace: Trace, sampler: IterationSampler) -> None:
-        self._trace, self._sampler = trace, sampler
+    def __init__(self, model: RecordedModel, sampler: IterationSampler) -> None:
         self._row = {rank: row for row, rank in enumerate(sampler.ranks.tolist())}
-
-    def warm_up(self, model: RecordedModel) -> dict[int, IterationTimes]:
-        """Return, by simulated rank, its last recorded iteration, whose ready order on rank 0 decides the buckets."""
+        self._sync_every = sampler.sync_every
+        self._draw = lru_cache(maxsize=sampler.sync_every)(sampler.draw_iteration)
         recorded = model.compute_times
-        return {
-            rank: self._iteration(recorded[rank % len(recorded)], (-1,), rank, -1, synchronized=True)
-            for rank in self._row
-        }
+        self.warm_up = {rank: _iteration_times(recorded[rank % len(recorded)][-1]) for rank in self._row}
+        """By simulated rank, its last recorded iteration: that of rank 0 has the ready order of the rebuild."""
 
     def of_cycle(self, rank: int, cycle: int) -> list[IterationTimes]:
-        """Return the times of each iteration of a cycle."""
-        last = (cycle + 1) * self._sampler.sync_every - 1
+        """Return the times of each iteration of a cycle; all but the last skip the optimiser step."""
+        first, last = cycle * self._sync_every, (cycle + 1) * self._sync_every - 1
         return [
-            self._iteration(
-                self._sampler.draw_iteration(number), (self._row[rank],), rank, number, synchronized=number == last
-            )
-            for number in range(cycle * self._sampler.sync_every, last + 1)
+            _iteration_times(self._draw(number)[self._row[rank]], optimizes=number == last)
+            for number in range(first, last + 1)
         ]
 
-    def _iteration(
-        self, times: ComputeTimes, index: tuple[int], rank: int, number: int, *, synchronized: bool
-    ) -> IterationTimes:
-        mine = times[index]
-        iterations = self._trace.ranks[rank % len(self._trace.ranks)].iterations
-        recorded = iterations[number % len(iterations)].ready_ns
-        ready = [
-            None if was is None else moment for was, moment in zip(recorded, mine.ready_ns.tolist(), strict=True)
-        ]
-        step_ns = int(mine.step_ns) - (0 if synchronized else int(mine.optimizer_ns))
-        return IterationTimes.of(int(mine.forward_ns), ready, int(mine.backward_end_ns), step_ns)
+
+def _iteration_times(times: ComputeTimes, *, optimizes: bool = True) -> IterationTimes:
+    moments = zip(times.ready_ns.tolist(), times.unused.tolist(), strict=True)
+    ready_ns = [None if unused else moment for moment, unused in moments]
+    step_ns = int(times.step_ns) - (0 if optimizes else int(times.optimizer_ns))
+    return IterationTimes.of(int(times.forward_ns), ready_ns, int(times.backward_end_ns), step_ns)
 
 
 class _Emulation:

@@ -15,6 +15,8 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from reference.checks.launch_order import LaunchOrder
+from reference.comm_hooks.allreduce import allreduce
+from reference.comm_hooks.powersgd import PowerSGDState
 from reference.data_parallel import DistributedDataParallel
 from reference.emulated_device import Activity, EmulatedModel, IterationTimes
 from reference.observer import Observer
@@ -22,7 +24,7 @@ from reference.trace import Workload
 
 from ..fabric import Processor
 from ..measure.hook_costs import real_hook
-from ..schedule.comm_hooks import NO_HOOK, CommHook, PowerSGD, gradient_bytes
+from ..schedule.comm_hooks import NO_HOOK, CommHook, gradient_bytes
 from ..schedule.policy import Policy
 from ..schedule.schedule import CollectiveKind, Compute, ComputeKind
 from .modelled_network import Message, ModelledGroup, VirtualFuture, tensor_bytes
@@ -75,6 +77,7 @@ class RankTraining:
         self.kinds: dict[int, tuple[CollectiveKind, int | None]] = {}
         self.buckets: Sequence[Sequence[int]] = ()
         self._rank, self._training = rank, training
+        self._hooked = training.hook != NO_HOOK
         self._in_backward = False
         self._unsynchronized: int | None = None  # index of the iteration under `no_sync`
         self._launching: int | None = None  # the bucket whose collectives are being launched
@@ -137,11 +140,8 @@ class RankTraining:
         self._device = EmulatedModel(training.workload, self, sparse_density=policy.sparse_density)
         ddp = training.reducer(self._device, **ddp_arguments(policy, training.plan))
         self._listen_to(ddp)
-        if training.hook.name != NO_HOOK.name:
-            hook, make_state = real_hook(training.hook.name)
-            state = make_state()
-            if policy.phase != "steady" and isinstance(training.hook, PowerSGD):
-                state.start_powerSGD_iter = 0
+        if self._hooked:
+            hook, state = _real_hook(training.hook, policy)
             cast("Any", ddp).register_comm_hook(state, self._charged(hook))
         warm_up = {"first": 0, "second": 1, "rebuild": 1 + policy.static_graph, "steady": 4}[policy.phase]
         for _ in range(warm_up):
@@ -219,7 +219,7 @@ class RankTraining:
 
     def _before_launch(self, message: Message, tensors: Sequence[Tensor]) -> None:
         self._kind = kind, bucket = self._classified(message, tensors)
-        if kind == "all_reduce" and self._training.hook.name == NO_HOOK.name:
+        if kind == "all_reduce" and not self._hooked:
             self.charge("launch", bucket, self._training.processor.launch_ns)
 
     def _classified(self, message: Message, tensors: Sequence[Tensor]) -> tuple[CollectiveKind, int | None]:
@@ -243,7 +243,7 @@ class RankTraining:
     def _after_launch(self, number: int, future: VirtualFuture) -> None:
         self.kinds[number], self._last_number = self._kind, number
         kind, _ = self._kind
-        if kind == "all_reduce" and self._training.hook.name == NO_HOOK.name:
+        if kind == "all_reduce" and not self._hooked:
             self._launching = None
             self._awaited.append(future)
         elif kind == "order":
@@ -259,6 +259,20 @@ class RankTraining:
         """
         while self._awaited:
             self._awaited.pop(0).wait()
+
+
+def _real_hook(hook: CommHook, policy: Policy) -> tuple[Callable[[Any, Any], Any], Any]:
+    """Return the function of a comm hook and its state.
+
+    PowerSGD usually starts to compress in its third iteration; in a phase before that one, it starts at once.
+    """
+    if type(hook) is CommHook:  # sends gradients unchanged, but may compute
+        return allreduce, None
+    function, make_state = real_hook(hook.name)
+    state = make_state()
+    if policy.phase != "steady" and isinstance(state, PowerSGDState):
+        state.start_powerSGD_iter = 0
+    return function, state
 
 
 class _Launches(LaunchOrder):

@@ -55,10 +55,15 @@ def exposed_many(engine_inputs: EngineInput) -> Nanoseconds:
             step += 1
         elif not isinstance(instruction, Launch):
             end = np.maximum(now, done_ns[..., instruction.collective])
+            if instruction.only is not None:
+                every_rank = np.broadcast_to(engine_inputs.meets[instruction.only], last_ns.shape)
+                end = np.where(np.take_along_axis(every_rank, slowest[..., None], axis=-1)[..., 0], end, now)
             for number in range(awaited, instruction.collective + 1):  # the collectives that can run during this wait
                 start, done = start_ns[..., number], done_ns[..., number]
                 exposed = exposed + np.clip(end, start, done) - np.clip(now, start, done)
-            now, awaited = end, max(awaited, instruction.collective + 1)
+            now = end
+            if instruction.only is None:
+                awaited = max(awaited, instruction.collective + 1)
     return exposed
 
 
@@ -93,7 +98,8 @@ def _recur(
             done[..., number] = start[..., number] + cost_ns[..., number]
             np.put_along_axis(slots, slots.argmin(axis=-1)[..., None], done[..., number, None], axis=-1)
         else:
-            now = np.maximum(now, done[..., instruction.collective, None])
+            waited = np.maximum(now, done[..., instruction.collective, None])
+            now = waited if instruction.only is None else np.where(engine_input.meets[instruction.only], waited, now)
         if end_ns is not None:
             end_ns[..., place] = now
     return start, done, now

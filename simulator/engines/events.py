@@ -7,11 +7,12 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from ..schedule.costs import EngineInput, Nanoseconds
-from ..schedule.schedule import Compute, Launch, Schedule, Wait
+from ..schedule.schedule import Compute, Condition, Launch, Schedule, Wait
 from ..timeline import Timeline
 from .machine import PROGRESS_BITS, CollectiveCost, Machine, Process, ProgressClock, RunningCollective
 
@@ -56,32 +57,40 @@ class _Replay:
     def __init__(self, engine_input: EngineInput) -> None:
         self.engine_input = engine_input
         self.machine = machine_of(engine_input)
-        self.segments = segments_of(engine_input.schedule)
-        self.computed_ns = self.segments.computed_by_stop(engine_input.duration_ns)
-        self.wait_end_ns = np.zeros((len(engine_input.ranks), self.segments.waits), np.int64)
+        self.alike = _rows_that_wait_alike(engine_input)
+        self.wait_end_ns: list[list[int]] = [[] for _ in engine_input.ranks]
         self.latency_ns = 0
         self.collectives = [RunningCollective(self.machine.env, cost) for cost in costs_of(engine_input)]
         self.launches_missing = [len(engine_input.ranks)] * len(self.collectives)
 
     def run(self) -> None:
         # Ranks that compute least come first: processes then resume roughly in memory order, which is faster.
+        ranks: dict[int, Process] = {}
+        for segments, rows in self.alike:
+            computed_ns = segments.computed_by_stop(self.engine_input.duration_ns[rows])
+            for row, by_stop in zip(rows, computed_ns.tolist(), strict=True):
+                ranks[row] = self._rank(row, segments, by_stop)
         for row in self.engine_input.duration_ns.sum(axis=1).argsort().tolist():
-            self.machine.env.process(self._rank(row))
+            self.machine.env.process(ranks[row])
         self.machine.env.run()
 
     def timeline(self) -> Timeline:
-        end_ns = self.segments.ends(self.wait_end_ns, self.engine_input.duration_ns, self.machine.computation)
+        duration_ns = self.engine_input.duration_ns
+        end_ns = np.empty((len(duration_ns), len(self.engine_input.schedule.instructions)), np.int64)
+        for segments, rows in self.alike:
+            wait_end_ns = np.array([self.wait_end_ns[row] for row in rows], np.int64)
+            end_ns[rows] = segments.ends(wait_end_ns, duration_ns[rows], self.machine.computation)
         start_ns, done_ns = (
             np.array([getattr(one, name) for one in self.collectives], np.int64) for name in ("start_ns", "done_ns")
         )
         return Timeline(self.engine_input, end_ns, start_ns, done_ns)
 
-    def _rank(self, row: int) -> Process:
+    def _rank(self, row: int, segments: "ScheduleSegments", computed_by_stop: list[int]) -> Process:
         """Execute the schedule, with one event for all computing up to the next wait."""
         machine, computation = self.machine, self.machine.computation
-        wait_end_ns: list[int] = []
+        wait_end_ns = self.wait_end_ns[row]
         progress = computation.progress()
-        for stop, computed_ns in zip(self.segments.stops, self.computed_ns[row].tolist(), strict=True):
+        for stop, computed_ns in zip(segments.stops, computed_by_stop, strict=True):
             reached = progress + (computed_ns << PROGRESS_BITS)
             if isinstance(stop, Launch):
                 self._register_launch(stop.collective, reached)
@@ -94,7 +103,6 @@ class _Replay:
                 yield self.collectives[stop.collective].done
                 wait_end_ns.append(machine.now_ns)
                 progress = computation.progress()
-        self.wait_end_ns[row] = wait_end_ns
         self.latency_ns = machine.now_ns  # the last rank overwrites the others
 
     def _register_launch(self, number: int, progress: int) -> None:
@@ -104,6 +112,17 @@ class _Replay:
         self.launches_missing[number] -= 1
         if not self.launches_missing[number]:
             self.machine.launched_by_all(collective)
+
+
+def _rows_that_wait_alike(engine_input: EngineInput) -> "list[tuple[ScheduleSegments, list[int]]]":
+    """Return the rows of ranks that wait for the same collectives, with the schedule cut at those waits."""
+    rows = range(len(engine_input.ranks))
+    used = {wait.only for wait in engine_input.schedule.instructions if isinstance(wait, Wait) and wait.only}
+    alike: dict[frozenset[Condition], list[int]] = {}
+    for row in rows:
+        met = frozenset(condition for condition in used if engine_input.meets[condition][row])
+        alike.setdefault(met, []).append(row)
+    return [(segments_of(engine_input.schedule, met), members) for met, members in alike.items()]
 
 
 def machine_of(engine_input: EngineInput) -> Machine:
@@ -127,20 +146,24 @@ def costs_of(engine_input: EngineInput) -> list[CollectiveCost]:
 class ScheduleSegments:
     """A schedule cut into segments: the instructions from one wait to the next.
 
+    Args:
+        schedule: The schedule.
+        met: Conditions that a rank meets; it passes waits under other conditions without waiting.
+
     Attributes:
-        stops: The launches and waits of the schedule in order, followed by None for the end.
-        waits: Number of waits.
+        stops: The launches and waits in order, followed by None for the end.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, met: frozenset[Condition] = frozenset()) -> None:
         instructions = [*schedule.instructions, None]
-        self.stops: list[Launch | Wait | None] = [one for one in instructions if not isinstance(one, Compute)]
-        self.waits = sum(isinstance(one, Wait) for one in instructions)
-        self._is_stop = np.array([not isinstance(one, Compute) for one in instructions])
-        self._is_wait = np.array([isinstance(one, Wait) for one in instructions])
+        is_compute = np.array([isinstance(one, Compute) for one in instructions])
+        self._is_wait = np.array([isinstance(one, Wait) and one.only in (None, *met) for one in instructions])
+        self._is_stop = self._is_wait | np.array([one is None or isinstance(one, Launch) for one in instructions])
+        stops = zip(instructions, self._is_stop.tolist(), strict=True)
+        self.stops: list[Any] = [one for one, is_stop in stops if is_stop]
         self._waits_before = self._is_wait.cumsum() - self._is_wait
         # By instruction: computing steps `first` to `last - 1` of its segment, up to and including the instruction.
-        self._last = (~self._is_stop).cumsum()
+        self._last = is_compute.cumsum()
         self._first = self._at_segment_start(self._last[None, self._is_wait])[0]
 
     def computed_by_stop(self, duration_ns: Nanoseconds) -> Nanoseconds:
@@ -171,7 +194,7 @@ class ScheduleSegments:
 
 
 segments_of = lru_cache(maxsize=8)(ScheduleSegments)
-"""Segments by schedule, cached because all iterations of a prediction share one schedule."""
+"""Segments by schedule and met conditions, cached because all iterations of a prediction share one schedule."""
 
 
 def _partial_sums(numbers: Nanoseconds, first: Nanoseconds, last: Nanoseconds) -> Nanoseconds:

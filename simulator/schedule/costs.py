@@ -1,8 +1,8 @@
 """Costs: the duration of each step of a schedule, and the input of the engines."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,16 @@ from ..workload.compute_times import ComputeTimes, Floats, RecordedModel
 from ..workload.compute_times import Nanoseconds as Nanoseconds
 from .comm_hooks import Transport, gradient_bytes
 from .policy import Policy
-from .schedule import Collective, Compute, ComputeKind, Schedule, buckets_of, build_join_end, build_schedule
+from .schedule import (
+    Collective,
+    Compute,
+    ComputeKind,
+    Condition,
+    Schedule,
+    buckets_of,
+    build_join_end,
+    build_schedule,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,6 +47,8 @@ class EngineInput:
             several collectives run, the factor on computing is the mean of their factors. None: all factors are 1.
         lingers_ns: Time for which computing stays slowed after the last collective has finished, unless another
             collective starts.
+        meets: By condition of a `Wait`, whether each rank meets it; shape [ranks] or, for the closed form, the
+            leading axes of `duration_ns`.
     """
 
     schedule: Schedule
@@ -50,6 +61,12 @@ class EngineInput:
     sharing: tuple[float, ...]
     slowdowns: Slowdowns | None = None
     lingers_ns: int = 0
+    meets: Mapping[Condition, NDArray[np.bool_]] = field(default_factory=dict)
+
+    def at(self, index: Any) -> Self:
+        """Select iterations or ranks with a numpy index along the leading axes of `duration_ns`."""
+        meets = {condition: ranks[index] for condition, ranks in self.meets.items()}
+        return replace(self, duration_ns=self.duration_ns[index], meets=meets)
 
     def alike(self) -> dict[int, list[int]]:
         """Return, for each simulated rank, all ranks that behave the same, including itself."""
@@ -150,6 +167,10 @@ class ScheduleCosts:
             sharing=self.sharing,
             slowdowns=self.contention.slowdowns,
             lingers_ns=self.contention.lingers_ns,
+            meets={
+                "with_unused": np.asarray(times.unused.any(axis=-1)),
+                "without_inputs": np.zeros(times.forward_ns.shape, bool) if joined is None else joined,
+            },
         )
 
     def _launches(self, times: ComputeTimes) -> tuple[Nanoseconds, Nanoseconds]:

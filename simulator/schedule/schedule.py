@@ -47,10 +47,16 @@ class Launch(NamedTuple):
     collective: int
 
 
+Condition = Literal["without_inputs", "with_unused"]
+"""Ranks that have run out of inputs under Join; ranks on which some parameter got no gradient."""
+
+
 class Wait(NamedTuple):
     """The rank waits until a collective has finished."""
 
     collective: int
+    only: Condition | None = None
+    """Which ranks wait; None: all."""
 
 
 Instruction = Compute | Launch | Wait
@@ -150,7 +156,7 @@ def build_schedule(
     writer = _Writer()
     for iteration in range(policy.sync_every):
         if joins:
-            writer.launch(Collective("join", None, "all_reduce", JOIN_BYTES))
+            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_BYTES)), only="without_inputs")
         if iteration == 0:  # only an iteration after a synchronised one rebuilds buckets and broadcasts buffers
             if policy.phase == "rebuild" and policy.rebuilds:
                 writer.wait(
@@ -162,7 +168,7 @@ def build_schedule(
             if broadcasts:
                 writer.broadcast(model.buffers)
         if joins:
-            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_BYTES)))
+            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_BYTES)), only="without_inputs")
         if iteration < policy.sync_every - 1:
             writer.compute("unsynchronized", iteration=iteration)
     writer.compute("forward")
@@ -172,15 +178,15 @@ def build_schedule(
     if sends_bitmap:
         bitmap = writer.launch(Collective("bitmap", None, "all_reduce", len(model.parameters) * BITMAP_BYTES))
     writer.compute("backward")
-    if sends_bitmap and not model.always_used:  # the bitmap decides which gradients are copied out
-        writer.wait(bitmap)
+    if sends_bitmap:  # the bitmap decides whether the gradient of an unused parameter is copied out
+        writer.wait(bitmap, only="with_unused")
     for bucket in range(len(buckets)):
         if bucket in awaited:
             writer.wait(awaited[bucket])
         if bucket not in unsent:
             writer.compute("decompress", bucket)
             writer.compute("copy_out", bucket)
-    if sends_bitmap and model.always_used:
+    if sends_bitmap:
         writer.wait(bitmap)
     writer.compute("step")
     return Schedule(tuple(writer.instructions), tuple(writer.collectives))
@@ -246,8 +252,8 @@ class _Writer:
         self.instructions.append(Launch(len(self.collectives) - 1))
         return len(self.collectives) - 1
 
-    def wait(self, collective: int) -> None:
-        self.instructions.append(Wait(collective))
+    def wait(self, collective: int, only: Condition | None = None) -> None:
+        self.instructions.append(Wait(collective, only))
 
     def broadcast(self, tensors: Sequence[Parameter | Buffer]) -> None:
         """Broadcast tensors in pieces of one dtype, and wait for all of them."""

@@ -29,6 +29,8 @@ class ComputeTimes:
     Attributes:
         forward_ns: End of the forward pass.
         ready_ns: When each gradient is ready, by parameter index along the last axis.
+        unused: Whether each parameter gets no gradient, likewise. Its `ready_ns` is that of the first gradient, which
+            is when the reducer marks unused parameters.
         backward_end_ns: End of the backward pass.
         step_ns: Duration of everything after the backward pass: the optimiser step, and all else up to the next
             iteration.
@@ -38,6 +40,7 @@ class ComputeTimes:
 
     forward_ns: Nanoseconds
     ready_ns: Nanoseconds
+    unused: NDArray[np.bool_]
     backward_end_ns: Nanoseconds
     step_ns: Nanoseconds
     optimizer_ns: Nanoseconds
@@ -56,9 +59,11 @@ class ComputeTimes:
         """Multiply each rank's times by its factor; `factors` has the leading axes."""
 
         def scale(ns: Nanoseconds) -> Nanoseconds:
+            if ns.dtype == np.bool_:
+                return ns
             return np.rint(ns * factors.reshape(factors.shape + (1,) * (ns.ndim - factors.ndim))).astype(np.int64)
 
-        return type(self)(*(scale(getattr(self, field.name)) for field in fields(self)))
+        return type(self)(*(scale(getattr(self, field.name)) for field in fields(self)))  # type: ignore[arg-type]
 
     @classmethod
     def stacked(cls, several: Sequence[Self]) -> Self:
@@ -84,7 +89,6 @@ class RecordedModel:
             iteration. The rebuild assigns buckets in this order.
         without_gradient: Parameter indices that got no gradient in that iteration.
         never_used: Parameter indices that got no gradient in any recorded iteration.
-        always_used: Whether every parameter got a gradient in every recorded iteration.
         compute_times: One entry per recorded rank; the first axis of each is the iterations.
     """
 
@@ -94,7 +98,6 @@ class RecordedModel:
     ready_order: tuple[int, ...]
     without_gradient: tuple[int, ...]
     never_used: frozenset[int]
-    always_used: bool
     compute_times: tuple[ComputeTimes, ...]
 
 
@@ -106,8 +109,7 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedMod
 
     Args:
         trace: Any recording.
-        unused_allowed: Whether parameters may have got no gradient. They count as ready together with the first
-            gradient, which is when the reducer marks them under `find_unused_parameters`.
+        unused_allowed: Whether parameters may have got no gradient.
 
     Raises:
         ValueError: A parameter got no gradient, and `unused_allowed` is False.
@@ -115,7 +117,7 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedMod
     workload = trace.workload
     has_communication = workload.source != "module"
     every_index = frozenset(range(len(workload.parameters)))
-    never_used, sometimes_unused = every_index, frozenset[int]()
+    never_used = every_index
     compute_times = []
     for rank in trace.ranks:
         iterations = []
@@ -129,7 +131,7 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedMod
                     "pass find_unused_parameters=True, as the training must, or record an iteration in which every "
                     "parameter takes part"
                 )
-            never_used, sometimes_unused = never_used & unused, sometimes_unused | unused
+            never_used &= unused
             iterations.append(_times_of(iteration, has_communication=has_communication))
         compute_times.append(ComputeTimes.stacked(iterations))
     last = trace.ranks[0].iterations[-1].ready_ns
@@ -141,7 +143,6 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedMod
         ready_order=tuple(sorted(moments, key=moments.__getitem__)),
         without_gradient=tuple(sorted(every_index - moments.keys())),
         never_used=never_used,
-        always_used=not sometimes_unused,
         compute_times=tuple(compute_times),
     )
 
@@ -155,6 +156,7 @@ def _times_of(recorded: Iteration, *, has_communication: bool) -> ComputeTimes:
     return ComputeTimes(
         forward_ns=np.int64(recorded.forward_end_ns - start),  # type: ignore[arg-type]  # an array without axes
         ready_ns=ready - start,
+        unused=np.array([moment is None for moment in recorded.ready_ns]),
         backward_end_ns=np.int64(backward_end - start),  # type: ignore[arg-type]
         step_ns=np.int64(recorded.end_ns - recorded.backward_end_ns),  # type: ignore[arg-type]
         optimizer_ns=np.int64(optimizer),  # type: ignore[arg-type]
@@ -277,23 +279,27 @@ class IterationSampler:
         self._recorded, self._source = recorded, source
 
     def draw(self, cycles: Sequence[int]) -> ComputeTimes:
-        """Sample the last iteration of each of these cycles; shape [cycles, `ranks`]."""
+        """Sample the last iteration of each of these cycles; shape [cycles, `ranks`].
+
+        Iterations under `no_sync` have no optimiser step, and use parameters for the whole cycle.
+        """
         sampled = []
         for cycle in cycles:
             last = (cycle + 1) * self.sync_every - 1
             times = self.draw_iteration(last)
-            before_ns = [self._unsynchronized_ns(number) for number in range(cycle * self.sync_every, last)]
-            sampled.append(replace(times, before_ns=np.stack(before_ns, axis=-1)) if before_ns else times)
+            if before := [self.draw_iteration(number) for number in range(cycle * self.sync_every, last)]:
+                before_ns = [
+                    np.where(self._has_joined(number), 0, one.compute_ns - one.optimizer_ns)
+                    for number, one in enumerate(before, start=cycle * self.sync_every)
+                ]
+                unused = np.logical_and.reduce([times.unused, *(one.unused for one in before)])
+                times = replace(times, before_ns=np.stack(before_ns, axis=-1), unused=unused)
+            sampled.append(times)
         return ComputeTimes.stacked(sampled)
 
     def joined(self, cycles: Sequence[int]) -> NDArray[np.bool_]:
         """Whether each rank has run out of inputs before each cycle's last iteration; shape [cycles, `ranks`]."""
         return np.stack([self._has_joined((cycle + 1) * self.sync_every - 1) for cycle in cycles])
-
-    def _unsynchronized_ns(self, number: int) -> Nanoseconds:
-        """Sample the duration of an iteration under `no_sync`, which has no optimiser step."""
-        times = self.draw_iteration(number)
-        return np.where(self._has_joined(number), 0, times.compute_ns - times.optimizer_ns)
 
     def _has_joined(self, number: int) -> NDArray[np.bool_]:
         return np.zeros(len(self.ranks), bool) if self._inputs is None else self._inputs[self.ranks] <= number
@@ -361,6 +367,7 @@ class GapSampler:
         durations = np.column_stack([recorded.forward_ns, np.diff(edges, axis=-1), recorded.step_ns])
         self._ready_order = recorded.ready_ns[-1].argsort(kind="stable")
         self._sorted = np.sort(durations, axis=0)
+        self._unused = recorded.unused[-1]
         self._optimizer_ns = recorded.optimizer_ns[-1]
         self._correlation = lag_one_correlation(durations) if correlation is None else correlation
 
@@ -378,7 +385,8 @@ class GapSampler:
         step = durations[:, -1]
         optimizer = np.minimum(self._optimizer_ns, step)
         before = np.zeros((*step.shape, 0), np.int64)
-        return ComputeTimes(moments[:, 0], ready, moments[:, -1], step, optimizer, before)
+        unused = np.broadcast_to(self._unused, ready.shape)
+        return ComputeTimes(moments[:, 0], ready, unused, moments[:, -1], step, optimizer, before)
 
 
 def _quantiles(ordered: Nanoseconds, levels: Floats) -> Nanoseconds:
