@@ -1,7 +1,8 @@
 """All Hypothesis strategies: random models, plans, traces, fabrics and others. Each docstring has an example."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from hypothesis import strategies as st
@@ -345,14 +346,116 @@ def any_predictions(
 ) -> Asked:
     """Asked(trace, fabric, 3, policy, Variation(kind="fitted", iterations=2), (Straggler(factor=2),), (1, 0, 2))"""
     trace, world_size = draw(traces()), draw(st.integers(1, 4) if world_sizes is None else world_sizes)
-    inputs = st.lists(st.integers(0, 2), min_size=world_size, max_size=world_size).filter(any).map(tuple)
     straggler = st.builds(Straggler, rank=st.none() | st.integers(0, world_size - 1), factor=st.floats(1, 3))
+    policy = draw(policies(tuple(trace.keys)))
+    batches = st.lists(st.integers(0, 2 * policy.sync_every), min_size=world_size, max_size=world_size)
+    inputs = batches.filter(lambda counts: max(counts) >= policy.sync_every).map(tuple)
     return Asked(
         trace=trace,
         fabric=draw(fabrics(world_size)),
         world_size=world_size,
-        policy=(policy := draw(policies(tuple(trace.keys)))),
+        policy=policy,
         variation=draw(variations() if variation is None else variation),
         stragglers=tuple(draw(st.lists(straggler, max_size=1))) if stragglers else (),
         inputs=draw(st.none() | inputs) if stragglers and not policy.skip_all_reduce_unused_params else None,
     )
+
+
+@st.composite
+def emulations(draw) -> Asked:
+    """A prediction that a real reducer can carry out, with buffers, unused parameters and sparse gradients."""
+    asked = draw(any_predictions())
+    policy, trace = asked.policy, asked.trace
+    if asked.inputs is not None:
+        policy = policy.model_copy(update={"phase": "steady"})
+    if not policy.has_rebuilt:  # reducers have no such argument, and a list gives other buckets before the rebuild
+        policy = policy.model_copy(update={"first_bucket_mb": None})
+    if policy.plan is None and draw(st.booleans()):
+        caps = draw(st.lists(st.floats(1e-6, 3e-4), min_size=1, max_size=3))
+        policy = policy.model_copy(update={"bucket_cap_mb_list": tuple(caps), "first_bucket_mb": None})
+    parameters, buffers = trace.workload.parameters, draw(st.lists(st.sampled_from(BUFFERS), max_size=3))
+    is_alone = policy.plan is None or (0,) in policy.plan
+    if is_alone and policy.hook.name in ("none", "noop") and draw(st.booleans()):
+        first = parameters[0].model_copy(update={"shape": (*parameters[0].shape, 1), "sparse": True})
+        parameters = (first, *parameters[1:])
+        policy = policy.model_copy(update={"sparse_density": draw(st.sampled_from([0.01, 0.28, 0.5, 1.0]))})
+    source = draw(st.sampled_from(["module", "torch"]))
+    workload = trace.workload.model_copy(
+        update={"parameters": parameters, "buffers": _named(buffers), "source": source}
+    )
+    dense = [index for index, parameter in enumerate(parameters) if not parameter.sparse]  # others would send no rows
+    some = st.sets(st.sampled_from(dense), max_size=len(parameters) - 1) if dense else st.just(set())
+    always_the_same = policy.skip_all_reduce_unused_params
+    everywhere = draw(some)
+    ranks = []
+    for rank in trace.ranks:
+        on_rank = everywhere if always_the_same else draw(some)
+        changes = not (always_the_same or policy.static_graph)
+        ranks.append(
+            rank.model_copy(
+                update={
+                    "iterations": tuple(
+                        _without(one, draw(some) if changes else on_rank) if policy.unused_allowed else one
+                        for one in rank.iterations
+                    )
+                }
+            )
+        )
+    return replace(asked, policy=policy, trace=trace.model_copy(update={"workload": workload, "ranks": tuple(ranks)}))
+
+
+@st.composite
+def torch_emulations(draw) -> Asked:
+    """An emulation whose schedule torch's class shares with ours; processor costs are free.
+
+    It differs in the iterations before the steady ones, where it exchanges the ready order as two tensors and the
+    bitmap of a static graph before the buckets, and under Join with unused parameters, where a rank without inputs
+    sends the bitmap only after it has waited for the buckets. With unused parameters it waits for the bitmap between
+    two buckets, so decompression must be free too.
+    """
+    asked = draw(emulations())
+    update: dict[str, Any] = {"plan": None, "order": "ready", "phase": "steady"}
+    if asked.inputs is not None:
+        update |= {"find_unused_parameters": False, "static_graph": False, "skip_all_reduce_unused_params": False}
+    policy = asked.policy.model_copy(update=update)
+    if "power_sgd" in policy.hook.name:  # if torch skips the last bucket, the hook does not learn which is the last
+        policy = policy.model_copy(update={"skip_all_reduce_unused_params": False})
+    if policy.find_unused_parameters:
+        hook = policy.hook.model_copy(update={"decompress": Linear()})
+        policy = policy.model_copy(update={"hook": hook})
+    trace = asked.trace
+    parameters = tuple(
+        one.model_copy(update={"dtype": "float32", "size_bytes": 4 * prod(one.shape)})
+        for one in trace.workload.parameters  # torch orders buckets of several dtypes by chance
+    )
+    ranks = trace.ranks
+    if not policy.unused_allowed:
+        ranks = tuple(
+            rank.model_copy(update={"iterations": tuple(map(_with_all_gradients, rank.iterations))}) for rank in ranks
+        )
+    workload = trace.workload.model_copy(update={"parameters": parameters})
+    return replace(
+        asked,
+        policy=policy,
+        trace=trace.model_copy(update={"workload": workload, "ranks": ranks}),
+        fabric=asked.fabric.model_copy(update={"processor": Processor()}),
+    )
+
+
+def _with_all_gradients(one: Iteration) -> Iteration:
+    ready = tuple(one.backward_end_ns if moment is None else moment for moment in one.ready_ns)
+    return one.model_copy(update={"ready_ns": ready})
+
+
+BUFFERS = [("float32", 4), ("float32", 40), ("int64", 8), ("float64", 16)]
+
+
+def _named(buffers: Sequence[tuple[str, int]]) -> tuple[Buffer, ...]:
+    return tuple(
+        Buffer(name=f"buffer{number}", dtype=dtype, size_bytes=size) for number, (dtype, size) in enumerate(buffers)
+    )
+
+
+def _without(one: Iteration, unused: set[int]) -> Iteration:
+    ready = tuple(None if index in unused else moment for index, moment in enumerate(one.ready_ns))
+    return one.model_copy(update={"ready_ns": ready})

@@ -76,8 +76,25 @@ def without_none(steps):
 @example((0, 5, 1, 5), {}, {"options": {"bucket_cap_mb": 1e-4}})  # the rebuild, while two ranks have joined
 @example((0, 0, 0, 0), {}, {})
 def test_uneven_inputs_are_as_under_torchs_class(ranks, inputs, arguments, kind):
-    for ours, torchs in ranks.run(join_bodies.on_both_classes, inputs, arguments | kind):
+    """With unused parameters torch's class has other results in one run of 50; ours always has the same ones."""
+    first = ranks.run(join_bodies.on_both_classes, inputs, arguments | kind)
+    results = first
+    for _ in range(3 if kind.get("kind") == "branches" else 0):
+        if all(same(without_none(ours), without_none(torchs)) for ours, torchs in results):
+            break
+        results = ranks.run(join_bodies.on_both_classes, inputs, arguments | kind)
+        for (ours, _), (before, _) in zip(results, first, strict=True):
+            bodies.assert_same(ours, before)
+    for ours, torchs in results:
         bodies.assert_same(without_none(ours), without_none(torchs))
+
+
+def same(got, expected) -> bool:
+    try:
+        bodies.assert_same(got, expected)
+    except AssertionError:
+        return False
+    return True
 
 
 def test_what_nobody_used_keeps_its_gradient_when_a_rank_has_joined(two_ranks):

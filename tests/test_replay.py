@@ -478,7 +478,7 @@ def _launches_one_by_one(ready_ns, buckets, pack_ns, launch_ns) -> list[int]:
     launched: list[int] = []
     delay = 0
     by_bucket = [(number, index) for number, bucket in enumerate(buckets) for index in bucket]
-    for number, index in sorted(by_bucket, key=lambda place: ready_ns[place[1]]):
+    for number, index in sorted(by_bucket, key=lambda place: (ready_ns[place[1]], place[1])):
         missing[number].remove(index)
         if not missing[number]:
             delay += pack_ns[number]

@@ -90,6 +90,11 @@ def emulate(
         raise ValueError("order: expected 'ready' and no plan, because only ddplab's reducer takes a plan")
     if inputs is not None and policy.phase != "steady":
         raise ValueError(f"phase: expected 'steady' with inputs, got {policy.phase!r}")
+    if policy.first_bucket_mb is not None and not policy.has_rebuilt:
+        raise ValueError(
+            f"first_bucket_mb: expected None in the phase {policy.phase!r}, got {policy.first_bucket_mb}: reducers "
+            "have no such argument, and the list that replaces it gives other buckets before the rebuild"
+        )
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
     if not is_ours:
         fabric = fabric.model_copy(update={"processor": Processor(hooks=fabric.processor.hooks)})
@@ -98,6 +103,8 @@ def emulate(
         model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
     )
     times = _Times(model, sampler)
+    if model.has_communication:  # the recorded forward passes include the broadcasts
+        policy = policy.model_copy(update={"broadcast_buffers": False})
     training = Training(
         workload=trace.workload,
         policy=policy,

@@ -24,7 +24,7 @@ from .virtual_time import VirtualRank, VirtualTime
 
 
 class Message(NamedTuple):
-    """What a rank launches: the same on all ranks of a collective."""
+    """What a rank launches."""
 
     transport: Transport
     size_bytes: int
@@ -95,7 +95,7 @@ class Launched:
     """A collective that some ranks have launched.
 
     Attributes:
-        message: The same on all ranks.
+        message: The same on all ranks; of messages that are gathered, the largest.
         running: Its run on the machine.
         reduce: Computes the result from the contributions by rank, and writes it into them.
         contributions: What each rank launched the collective with.
@@ -140,7 +140,18 @@ class ModelledNetwork:
         self._next = dict.fromkeys(ranks_alike, 0)
 
     def restart(self) -> list[Launched]:
-        """Start an iteration without collectives; returns those of the last one."""
+        """Start an iteration without collectives; returns those of the last one.
+
+        Raises:
+            RuntimeError: Some ranks have launched a collective that others have not.
+        """
+        for number, collective in enumerate(self.launched):
+            if collective.contributions:
+                some = ", ".join(map(str, sorted(collective.contributions)))
+                raise RuntimeError(
+                    f"collective {number}, {_described(collective.message)}: expected all ranks to launch it, got "
+                    f"only rank {some}"
+                )
         launched, self.launched = self.launched, []
         self._next = dict.fromkeys(self._ranks_alike, 0)
         return launched
@@ -159,7 +170,12 @@ class ModelledNetwork:
             running = RunningCollective(self._time.machine.env, self._price(message, number))
             self.launched.append(Launched(message, running, reduce))
         collective = self.launched[number]
-        if message != collective.message:
+        sizes_may_differ = message.transport == "all_gather"  # of sparse gradients, for example
+        if sizes_may_differ and message.size_bytes > collective.message.size_bytes:
+            collective.message, collective.running.cost = message, self._price(message, number)
+        elif message != collective.message and not (
+            sizes_may_differ and collective.message.transport == "all_gather"
+        ):
             other = next(iter(collective.contributions))
             raise RuntimeError(
                 f"rank {rank.rank}: expected its collective {number} to be {_described(collective.message)}, as on "

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
+from torch._C._distributed_c10d import Reducer as TorchReducer
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from reference.checks.launch_order import LaunchOrder
@@ -78,6 +79,9 @@ class RankTraining:
         self.buckets: Sequence[Sequence[int]] = ()
         self._rank, self._training = rank, training
         self._hooked = training.hook != NO_HOOK
+        self._rebuilds = training.policy.rebuilds and training.policy.phase == "rebuild"
+        self._torch_ddp: Any = None  # a module whose reducer is written in C++
+        self._in_iteration = False
         self._in_backward = False
         self._unsynchronized: int | None = None  # index of the iteration under `no_sync`
         self._launching: int | None = None  # the bucket whose collectives are being launched
@@ -87,6 +91,7 @@ class RankTraining:
         self._kind: tuple[CollectiveKind, int | None] = ("broadcast", None)
         self._last_number = 0
         self._awaited: list[VirtualFuture] = []
+        self._buckets_left: int | None = None  # until torch's C++ reducer waits right after a launch
         group.before_launch, group.after_launch = self._before_launch, self._after_launch
 
     def run(self) -> None:
@@ -143,6 +148,8 @@ class RankTraining:
         if self._hooked:
             hook, state = _real_hook(training.hook, policy)
             cast("Any", ddp).register_comm_hook(state, self._charged(hook))
+        if self._torch_ddp is not None and policy.static_graph:
+            self._buckets_left = _bucket_count(self._torch_ddp)
         warm_up = {"first": 0, "second": 1, "rebuild": 1 + policy.static_graph, "steady": 4}[policy.phase]
         for _ in range(warm_up):
             self._train(ddp, training.warm_up[self._rank.rank], policy.sync_every - 1)
@@ -152,7 +159,8 @@ class RankTraining:
         if isinstance(ddp, DistributedDataParallel):
             ddp.reducer.launch_order = _Launches(self)
             ddp.reducer.observers.append(_Copies(self, ddp, self._training))
-        else:
+        elif isinstance(getattr(ddp, "reducer", None), TorchReducer):
+            self._torch_ddp = ddp
             self._device.at_backward_end = self._wait_for_everything
 
     def _train(self, ddp: nn.Module, times: IterationTimes, place: int) -> None:
@@ -160,6 +168,7 @@ class RankTraining:
         self._unsynchronized = None if synchronized else place
         self._device.times = times
         training, policy = self._training, self._training.policy
+        self._in_iteration = True
         with nullcontext() if synchronized else cast("Any", ddp).no_sync():
             loss = ddp()
             if synchronized and policy.find_unused_parameters and not policy.static_graph:
@@ -172,6 +181,7 @@ class RankTraining:
             loss.backward()
             self._in_backward = False
         self._device.step()
+        self._in_iteration = False
         if synchronized:
             for parameter in self._device.parameters():
                 parameter.grad = None
@@ -213,6 +223,7 @@ class RankTraining:
             result.after_wait = lambda: self.charge("decompress", number, costs.decompress(size))
             future.add_done_callback(lambda done: copy_result(done, result))
             self._awaited.append(result)
+            self._bucket_launched()
             return result
 
         return charged
@@ -232,7 +243,7 @@ class RankTraining:
             return "second_all_reduce", bucket
         if message.transport == "broadcast":
             launched = {kind for kind, _ in self.kinds.values()}
-            is_order = self._training.policy.phase == "rebuild" and "order" not in launched
+            is_order = self._rebuilds and "order" not in launched
             return ("order" if is_order and tensors[0].dtype == torch.int64 else "broadcast"), None
         if tensors and tensors[0].dtype == torch.int32:
             return "bitmap", None
@@ -246,6 +257,7 @@ class RankTraining:
         if kind == "all_reduce" and not self._hooked:
             self._launching = None
             self._awaited.append(future)
+            self._bucket_launched()
         elif kind == "order":
             future.after_wait = lambda: self.charge("rebuild", None, self._training.processor.rebuild_ns)
         if self._second_due_next and kind == "all_reduce":
@@ -253,12 +265,27 @@ class RankTraining:
             self._second_due_next = []
 
     def _wait_for_everything(self) -> None:
-        """At the end of a backward pass wait for all buckets in order, as torch's C++ reducer does next.
+        """Wait for all buckets in order, as torch's C++ reducer does next, where virtual time cannot see it.
 
-        It waits outside of Python, where virtual time cannot see it.
+        Usually called at the end of a backward pass.
         """
         while self._awaited:
             self._awaited.pop(0).wait()
+
+    def _bucket_launched(self) -> None:
+        """Wait after the last launch where torch's C++ reducer waits as soon as all buckets are launched.
+
+        It does so in the first iteration of a static graph, and on a rank without inputs.
+        """
+        if self._torch_ddp is None:
+            return
+        if self._buckets_left is None and not self._in_iteration:
+            self._buckets_left = _bucket_count(self._torch_ddp)
+        if self._buckets_left is not None:
+            self._buckets_left -= 1
+            if not self._buckets_left:
+                self._buckets_left = None
+                self._wait_for_everything()
 
 
 def _real_hook(hook: CommHook, policy: Policy) -> tuple[Callable[[Any, Any], Any], Any]:
@@ -376,9 +403,15 @@ def buckets_of(ddp: Any) -> tuple[tuple[int, ...], ...]:
         return ddp.reducer.buckets.assignment
     if not hasattr(ddp, "_get_ddp_logging_data"):
         return ()
-    data = ddp._get_ddp_logging_data()
-    listed = data.get("rebuilt_per_bucket_param_indices") or data.get("initial_per_bucket_param_indices", "")
+    listed = ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
     return tuple(tuple(map(int, bucket.split())) for bucket in listed.split(",") if bucket.strip())
+
+
+def _bucket_count(ddp: Any) -> int:
+    """Return the number of buckets of torch's class."""
+    data = ddp._get_ddp_logging_data()
+    sizes: str = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
+    return len(sizes.split(","))
 
 
 def copy_result(done: Any, into: Any) -> None:

@@ -88,8 +88,13 @@ class EngineInput:
         return self.concurrency * len(set(self.queues))
 
 
-SHADOWED: frozenset[ComputeKind] = frozenset(("rebuild", "compress", "launch", "recompress", "decompress"))
-"""Computing steps of a rank that has run out of inputs under Join and contributes zeros to every bucket."""
+SHADOWED: frozenset[ComputeKind] = frozenset(
+    ("unsynchronized", "rebuild", "compress", "launch", "recompress", "decompress")
+)
+"""Computing steps in a cycle before whose last iteration the rank has run out of inputs under Join.
+
+In that iteration the rank contributes zeros to every bucket.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,9 +139,12 @@ class ScheduleCosts:
         Args:
             times: Compute times; the last leading axis is the ranks, and any axes before it are iterations.
             ranks: The simulated ranks.
-            joined: Whether each rank has run out of inputs and shadows the collectives of the others; shape: the
-                leading axes of `times`. None: no rank has run out of inputs.
+            joined: Whether each rank has run out of inputs, before each iteration of its cycle, and shadows the
+                collectives of the others; shape: the leading axes of `times` and one for the iterations. None: no
+                rank has run out of inputs.
         """
+        if joined is None:
+            joined = np.zeros((*times.forward_ns.shape, self.policy.sync_every), bool)
         launch_ns, packed_ns = self._launches(times)
         pass_ns = np.concatenate([times.forward_ns[..., None], launch_ns, times.backward_end_ns[..., None]], axis=-1)
         pieces_ns = np.diff(pass_ns)  # the backward pass up to each launch, and from the last one to its end
@@ -154,42 +162,44 @@ class ScheduleCosts:
         duration_ns = np.empty((*times.forward_ns.shape, len(steps)), np.int64)
         for place, step in enumerate(steps):
             duration_ns[..., place] = rank_ns[step] if step in rank_ns else self.same_ns[step]
-        if joined is not None:
-            own = np.array([step.kind not in SHADOWED for step in steps])
-            duration_ns[joined[..., None] & own] = 0
+        own = np.array([step.kind not in SHADOWED for step in steps])
+        duration_ns[joined[..., -1:] & own] = 0
+        meets = {
+            Condition("without_inputs", iteration): joined[..., iteration]
+            for iteration in range(self.policy.sync_every)
+        }
+        meets[Condition("with_unused")] = times.some_unused & ~joined[..., -1]
         return EngineInput(
             schedule=self.schedule,
             duration_ns=duration_ns,
             ranks=tuple(ranks),
             cost_ns=self.cost_ns,
-            queues=tuple(number % self.policy.process_groups for number in range(len(self.schedule.collectives))),
+            queues=_queues(self.schedule, self.policy),
             concurrency=self.fabric.concurrency,
             sharing=self.sharing,
             slowdowns=self.contention.slowdowns,
             lingers_ns=self.contention.lingers_ns,
-            meets={
-                "with_unused": np.asarray(times.unused.any(axis=-1)),
-                "without_inputs": np.zeros(times.forward_ns.shape, bool) if joined is None else joined,
-            },
+            meets=meets,
         )
 
     def _launches(self, times: ComputeTimes) -> tuple[Nanoseconds, Nanoseconds]:
         """Return when each bucket is launched, and the packing time since the previous launch; shapes [..., buckets].
 
-        A bucket is packed as soon as it is full, and launched when all earlier buckets are full too.
+        A bucket is packed as soon as it is full, and launched when all earlier buckets are full too. Of gradients
+        that are ready at the same time, those of unused parameters come first, then those with lower indices.
         """
-        if self.policy.launches_at_the_end:  # all buckets are packed, then all are launched
-            launch = np.repeat(times.backward_end_ns[..., None], len(self.buckets), axis=-1)
-            packed = np.zeros_like(launch)
-            packed[..., 0] = self.pack_ns.sum()
-            return launch, packed
         members = np.concatenate([np.array(bucket) for bucket in self.buckets])
         first = np.cumsum([0, *map(len, self.buckets[:-1])])
-        full = np.maximum.reduceat(times.ready_ns[..., members], first, axis=-1)
+        ready_ns = times.ready_ns
+        if self.policy.launches_at_the_end:  # all gradients count as ready in order of their indices
+            ready_ns = np.broadcast_to(times.backward_end_ns[..., None], ready_ns.shape)
+        full = np.maximum.reduceat(ready_ns[..., members], first, axis=-1)
         launch = np.maximum.accumulate(full, axis=-1)
-        if (launch == full).all():
+        if (full[..., 1:] > full[..., :-1]).all():
             return launch, np.broadcast_to(self.pack_ns, full.shape)
-        turn = full.argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable")  # of packing
+        counts_later = ready_ns if self.policy.launches_at_the_end else 2 * ready_ns + ~times.unused
+        place = counts_later.argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable")
+        turn = np.maximum.reduceat(place[..., members], first, axis=-1)  # of packing
         last_turn = np.maximum.accumulate(turn, axis=-1)
         packed = np.zeros_like(full)
         for bucket, pack_ns in enumerate(self.pack_ns.tolist()):
@@ -260,7 +270,7 @@ def price_schedule(
         sharing=_sharing(schedule.collectives, fabric, world_size, at_a_time),
         contention=contention,
         contention_bounds=(least, most),
-        join_end=None if join_end is None else _price_join_end(join_end, fabric, world_size),
+        join_end=None if join_end is None else _price_join_end(join_end, fabric, policy, world_size),
     )
 
 
@@ -301,19 +311,24 @@ def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size:
     return cost_ns
 
 
+def _queues(schedule: Schedule, policy: Policy) -> tuple[int, ...]:
+    return tuple(number % policy.process_groups for number in range(len(schedule.collectives)))
+
+
 def _sharing(collectives: Sequence[Collective], fabric: Fabric, world_size: int, at_a_time: int) -> tuple[float, ...]:
     if at_a_time == 1:
         return (1.0,) * len(collectives)
     return tuple(fabric.sharing_factor(collective.size_bytes, 2, world_size) for collective in collectives)
 
 
-def _price_join_end(schedule: Schedule, fabric: Fabric, world_size: int) -> EngineInput:
+def _price_join_end(schedule: Schedule, fabric: Fabric, policy: Policy, world_size: int) -> EngineInput:
+    at_a_time = fabric.concurrency * policy.process_groups
     return EngineInput(
         schedule=schedule,
         duration_ns=np.zeros((1, 0), np.int64),
         ranks=(0,),
         cost_ns=price(messages_of(schedule), fabric, world_size),
-        queues=(0,) * len(schedule.collectives),
+        queues=_queues(schedule, policy),
         concurrency=fabric.concurrency,
-        sharing=_sharing(schedule.collectives, fabric, world_size, fabric.concurrency),
+        sharing=_sharing(schedule.collectives, fabric, world_size, at_a_time),
     )

@@ -47,8 +47,17 @@ class Launch(NamedTuple):
     collective: int
 
 
-Condition = Literal["without_inputs", "with_unused"]
-"""Ranks that have run out of inputs under Join; ranks on which some parameter got no gradient."""
+class Condition(NamedTuple):
+    """A condition that only some ranks meet.
+
+    Attributes:
+        kind: "without_inputs": the rank has run out of inputs under Join; "with_unused": some parameter got no
+            gradient.
+        iteration: For "without_inputs": before which iteration of the cycle, as an index.
+    """
+
+    kind: Literal["without_inputs", "with_unused"]
+    iteration: int = 0
 
 
 class Wait(NamedTuple):
@@ -88,7 +97,8 @@ def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
     """Assign the model's parameters to buckets as the reducer would under this policy, in launch order.
 
     Raises:
-        ValueError: The plan does not contain every parameter exactly once, or mixes dtypes in a bucket.
+        ValueError: The plan does not contain every parameter exactly once, mixes dtypes in a bucket, or has a bucket
+            that holds a parameter with sparse gradients and another one.
     """
     keys = [parameter.dtype for parameter in model.parameters]
     if policy.plan is not None:
@@ -96,6 +106,9 @@ def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
         for number, bucket in enumerate(policy.plan):
             if len(kinds := sorted({keys[index] for index in bucket})) > 1:
                 raise ValueError(f"plan: expected one dtype per bucket, bucket {number} has {' and '.join(kinds)}")
+            if alone := [index for index in bucket if len(bucket) > 1 and model.parameters[index].sparse]:
+                name = model.parameters[alone[0]].name
+                raise ValueError(f"plan: expected {name} alone, because its gradient is sparse, got bucket {bucket}")
         return [list(bucket) for bucket in policy.plan]
     caps = policy.caps_bytes()
     sizes = [parameter.size_bytes for parameter in model.parameters]
@@ -149,14 +162,16 @@ def build_schedule(
     searches = policy.find_unused_parameters and not policy.static_graph
     sends_bitmap = searches or policy.launches_at_the_end
     broadcasts = policy.broadcast_buffers and not model.has_communication
-    skipped = model.never_used if policy.skip_all_reduce_unused_params and searches else frozenset[int]()
+    knows_unused = policy.skip_all_reduce_unused_params and not policy.launches_at_the_end
+    skipped = model.never_used if knows_unused else frozenset[int]()
     unsent = {number for number, bucket in enumerate(buckets) if skipped.issuperset(bucket)}
     parameters = [[model.parameters[index] for index in bucket] for bucket in buckets]
     messages = [policy.hook.message(members, policy.sparse_density) for members in parameters]
     writer = _Writer()
     for iteration in range(policy.sync_every):
+        without_inputs = Condition("without_inputs", iteration)
         if joins:
-            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_BYTES)), only="without_inputs")
+            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_BYTES)), only=without_inputs)
         if iteration == 0:  # only an iteration after a synchronised one rebuilds buckets and broadcasts buffers
             if policy.phase == "rebuild" and policy.rebuilds:
                 writer.wait(
@@ -168,7 +183,7 @@ def build_schedule(
             if broadcasts:
                 writer.broadcast(model.buffers)
         if joins:
-            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_BYTES)), only="without_inputs")
+            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_BYTES)), only=without_inputs)
         if iteration < policy.sync_every - 1:
             writer.compute("unsynchronized", iteration=iteration)
     writer.compute("forward")
@@ -179,7 +194,7 @@ def build_schedule(
         bitmap = writer.launch(Collective("bitmap", None, "all_reduce", len(model.parameters) * BITMAP_BYTES))
     writer.compute("backward")
     if sends_bitmap:  # the bitmap decides whether the gradient of an unused parameter is copied out
-        writer.wait(bitmap, only="with_unused")
+        writer.wait(bitmap, only=Condition("with_unused"))
     for bucket in range(len(buckets)):
         if bucket in awaited:
             writer.wait(awaited[bucket])

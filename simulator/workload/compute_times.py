@@ -36,6 +36,7 @@ class ComputeTimes:
             iteration.
         optimizer_ns: Duration of the optimiser step, which is part of `step_ns`; iterations under `no_sync` skip it.
         before_ns: Duration of each preceding iteration of the cycle, which run under `no_sync`, along the last axis.
+        some_unused: Whether some parameter gets no gradient in the whole cycle.
     """
 
     forward_ns: Nanoseconds
@@ -45,6 +46,7 @@ class ComputeTimes:
     step_ns: Nanoseconds
     optimizer_ns: Nanoseconds
     before_ns: Nanoseconds
+    some_unused: NDArray[np.bool_]
 
     @property
     def compute_ns(self) -> Nanoseconds:
@@ -153,14 +155,16 @@ def _times_of(recorded: Iteration, *, has_communication: bool) -> ComputeTimes:
     ready = np.array([first if moment is None else moment for moment in recorded.ready_ns], dtype=np.int64)
     backward_end = int(ready.max()) if has_communication else recorded.backward_end_ns
     optimizer = (recorded.optimizer_end_ns or 0) - (recorded.optimizer_start_ns or 0)
+    unused = np.array([moment is None for moment in recorded.ready_ns])
     return ComputeTimes(
         forward_ns=np.int64(recorded.forward_end_ns - start),  # type: ignore[arg-type]  # an array without axes
         ready_ns=ready - start,
-        unused=np.array([moment is None for moment in recorded.ready_ns]),
+        unused=unused,
         backward_end_ns=np.int64(backward_end - start),  # type: ignore[arg-type]
         step_ns=np.int64(recorded.end_ns - recorded.backward_end_ns),  # type: ignore[arg-type]
         optimizer_ns=np.int64(optimizer),  # type: ignore[arg-type]
         before_ns=np.zeros(0, np.int64),
+        some_unused=np.asarray(unused.any()),
     )
 
 
@@ -233,7 +237,8 @@ class IterationSampler:
         parameters: Number of parameters.
 
     Raises:
-        ValueError: The rank of a straggler does not exist, or `inputs` does not have one number for each rank.
+        ValueError: The rank of a straggler does not exist, `inputs` does not have one number for each rank, or no
+            rank has enough batches for one cycle.
     """
 
     def __init__(
@@ -255,6 +260,11 @@ class IterationSampler:
             raise ValueError(
                 f"inputs: expected {world_size} numbers of batches, one per rank, not all 0 and none negative; "
                 f"got {inputs}"
+            )
+        if inputs is not None and max(inputs) < sync_every:
+            raise ValueError(
+                f"inputs: expected a rank with at least {sync_every} batches, because gradients are averaged every "
+                f"{sync_every} iterations; got {inputs}"
             )
         self._variation, self._stragglers = variation, stragglers
         self._inputs = None if inputs is None else np.array(inputs)
@@ -281,7 +291,7 @@ class IterationSampler:
     def draw(self, cycles: Sequence[int]) -> ComputeTimes:
         """Sample the last iteration of each of these cycles; shape [cycles, `ranks`].
 
-        Iterations under `no_sync` have no optimiser step, and use parameters for the whole cycle.
+        Iterations under `no_sync` have no optimiser step; parameters that they use count as used in the cycle.
         """
         sampled = []
         for cycle in cycles:
@@ -293,13 +303,16 @@ class IterationSampler:
                     for number, one in enumerate(before, start=cycle * self.sync_every)
                 ]
                 unused = np.logical_and.reduce([times.unused, *(one.unused for one in before)])
-                times = replace(times, before_ns=np.stack(before_ns, axis=-1), unused=unused)
+                times = replace(times, before_ns=np.stack(before_ns, axis=-1), some_unused=unused.any(axis=-1))
             sampled.append(times)
         return ComputeTimes.stacked(sampled)
 
     def joined(self, cycles: Sequence[int]) -> NDArray[np.bool_]:
-        """Whether each rank has run out of inputs before each cycle's last iteration; shape [cycles, `ranks`]."""
-        return np.stack([self._has_joined((cycle + 1) * self.sync_every - 1) for cycle in cycles])
+        """Whether each rank has run out of inputs before each iteration; shape [cycles, `ranks`, `sync_every`]."""
+        first = np.array(cycles) * self.sync_every
+        return np.stack(
+            [[self._has_joined(number) for number in first + place] for place in range(self.sync_every)], -1
+        )
 
     def _has_joined(self, number: int) -> NDArray[np.bool_]:
         return np.zeros(len(self.ranks), bool) if self._inputs is None else self._inputs[self.ranks] <= number
@@ -382,11 +395,13 @@ class GapSampler:
         moments = np.cumsum(durations[:, :-1], axis=-1)
         ready = np.empty((count, len(self._ready_order)), np.int64)
         ready[:, self._ready_order] = moments[:, 1:-1]
+        ready[:, self._unused] = ready[:, ~self._unused].min(axis=-1, keepdims=True)
         step = durations[:, -1]
         optimizer = np.minimum(self._optimizer_ns, step)
         before = np.zeros((*step.shape, 0), np.int64)
         unused = np.broadcast_to(self._unused, ready.shape)
-        return ComputeTimes(moments[:, 0], ready, unused, moments[:, -1], step, optimizer, before)
+        some_unused = np.asarray(unused.any(axis=-1))
+        return ComputeTimes(moments[:, 0], ready, unused, moments[:, -1], step, optimizer, before, some_unused)
 
 
 def _quantiles(ordered: Nanoseconds, levels: Floats) -> Nanoseconds:
