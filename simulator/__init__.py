@@ -1,5 +1,7 @@
 """Discrete-event simulator of data-parallel training: predicts iteration times from recorded traces."""
 
+from typing import TYPE_CHECKING, Any
+
 from reference.trace import Trace
 
 from .fabric import Fabric, Topology
@@ -9,6 +11,9 @@ from .schedule.policy import Policy
 from .sweep import sweep
 from .timeline import Span
 from .workload.compute_times import Straggler, Variation
+
+if TYPE_CHECKING:
+    from .emulation.emulate import emulate
 
 __all__ = [
     "CommHook",
@@ -20,6 +25,16 @@ __all__ = [
     "Topology",
     "Trace",
     "Variation",
+    "emulate",
     "predict",
     "sweep",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Load `emulate`, which needs torch, when it is first used."""
+    if name == "emulate":
+        from .emulation.emulate import emulate
+
+        return emulate
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -90,6 +90,7 @@ LAYERS = {  # each module imports only from those before it
         "cli.synthesize",
         "cli.measure",
         "cli.predict",
+        "cli.emulate",
         "cli.main",
     ],
 }

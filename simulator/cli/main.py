@@ -12,6 +12,7 @@ import typer
 
 from reference.errors import Error
 
+from .emulate import emulate
 from .inspect import fabric, knobs
 from .measure import calibrate, demo, record, validate
 from .predict import predict, sweep
@@ -28,8 +29,8 @@ Typical workflow:
   validate    do all of the above, then train and compare
 
 To model hardware that you do not have, make a trace from a data sheet with `synthesize`, and use a YAML file of
-links or logs of nccl-tests as the fabric. `sweep` predicts all combinations of several settings, and `knobs` lists
-every setting.
+links or logs of nccl-tests as the fabric. `sweep` predicts all combinations of several settings, `emulate` runs a
+real reducer in virtual time beside the prediction, and `knobs` lists every setting.
 
 MODEL is resnet50, resnet18, mlp, transformer, small-tensors or MODULE:CALLABLE. The callable returns
 (model, loss_fn), and loss_fn(model) runs one batch and returns the loss. 1 MB is 2**20 bytes.
@@ -46,6 +47,7 @@ SUMMARIES: Mapping[str, str] = {
     "fabric": "Show latency, bandwidth and processor costs of a fabric.",
     "predict": "Predict iteration times by bucket cap, order and hook.",
     "sweep": "Predict all combinations; write a table and a heat map.",
+    "emulate": "Run a real reducer in virtual time, beside predict.",
     "knobs": "List every setting with its unit and source.",
     "validate": "Predict, then train, and compare.",
     "demo": "Validate two models, in 5 to 7 minutes.",
@@ -80,6 +82,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ddplab sweep trace.json.gz --fabric pod.yaml --world-sizes 8,64,512",
         "ddplab sweep trace.json.gz --fabric pod.yaml --heat-map out/map.png",
     ),
+    "emulate": (
+        "ddplab emulate trace.json.gz --fabric pod.yaml --world-size 8",
+        "ddplab emulate trace.json.gz --fabric pod.yaml --class torch --caps 1,25",
+    ),
     "knobs": ("ddplab knobs",),
     "validate": (
         "ddplab validate --model mlp --caps 1,25 --out out/mlp",
@@ -104,7 +110,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (record, synthesize, rescale, calibrate, fabric, predict, sweep, knobs, validate, demo):
+for command in (record, synthesize, rescale, calibrate, fabric, predict, sweep, emulate, knobs, validate, demo):
     name = command.__name__
     app.command(short_help=SUMMARIES[name], epilog=epilog(name))(command)
 

@@ -106,9 +106,7 @@ def predict(
     """
     check_picture("--timeline", timeline)
     check_outputs(perfetto, timeline, json_path)
-    base = read_policy(policy)
-    axes = product(choose_caps(caps, base, PREDICT_CAPS), choose_orders(orders, base), read_hooks(hooks))
-    policies = [base.model_copy(update=dict(zip(OPTIONS, values, strict=True))) for values in axes]
+    base, policies = read_policies(policy, caps, orders, hooks)
     recorded, costs = Trace.load(trace), read_fabric(fabric or [FABRIC], fabric_set, processor)
     predict_policy = partial(
         predict_one,
@@ -130,13 +128,22 @@ def predict(
         print(sentence)
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
     _show_breakdown(fastest, base.sync_every)
-    _save_timelines(fastest, perfetto, timeline)
+    save_timelines(fastest, perfetto, timeline)
     rows = list(map(_row_json, policies, predictions))
     write_json(json_path, {"model": model, "world_size": world_size, "rows": rows})
     print(conclusion(policies, predictions))
 
 
-def _values_of_axes(policy: Policy) -> dict[str, Any]:
+def read_policies(
+    words: Sequence[str] | None, caps: str | None, orders: str | None, hooks: str
+) -> tuple[Policy, list[Policy]]:
+    """Return the settings common to all configurations, and those of each combination of cap, order and hook."""
+    base = read_policy(words)
+    axes = product(choose_caps(caps, base, PREDICT_CAPS), choose_orders(orders, base), read_hooks(hooks))
+    return base, [base.model_copy(update=dict(zip(OPTIONS, values, strict=True))) for values in axes]
+
+
+def values_of_axes(policy: Policy) -> dict[str, Any]:
     """Return the policy's value on each axis, or the name of the field that overrides the axis."""
     values = {"bucket_cap_mb": policy.bucket_cap_mb, "order": policy.order, "hook": policy.hook.name}
     return values | overruled(policy)
@@ -144,7 +151,7 @@ def _values_of_axes(policy: Policy) -> dict[str, Any]:
 
 def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
     """Return a row of the printed table; times in milliseconds."""
-    values = _values_of_axes(policy)
+    values = values_of_axes(policy)
     return {
         "cap": cap_word(values["bucket_cap_mb"]),
         "order": values["order"],
@@ -160,7 +167,7 @@ def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
 
 def _row_json(policy: Policy, prediction: Prediction) -> dict[str, Any]:
     """Return a row of the JSON result; see `cap_json` for the cap."""
-    values = _values_of_axes(policy)
+    values = values_of_axes(policy)
     return {"cap_mb": cap_json(values.pop("bucket_cap_mb")), **values, **prediction.to_json()}
 
 
@@ -191,7 +198,7 @@ def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) ->
 
 
 def _in_words(policy: Policy) -> str:
-    values = _values_of_axes(policy)
+    values = values_of_axes(policy)
     return f"cap {cap_word(values['bucket_cap_mb'])}, order {values['order']}, hook {values['hook']}"
 
 
@@ -219,7 +226,8 @@ def _limits(prediction: Prediction) -> str:
     return sentence or "nothing"
 
 
-def _save_timelines(prediction: Prediction, perfetto: Path | None, picture: Path | None) -> None:
+def save_timelines(prediction: Prediction, perfetto: Path | None, picture: Path | None) -> None:
+    """Write the timeline of the fastest configuration as a Chrome trace and as a picture, if paths are given."""
     if perfetto is not None:
         prediction.save_perfetto(perfetto)
         print(f"timeline of the fastest configuration written to {perfetto}; open it in ui.perfetto.dev")

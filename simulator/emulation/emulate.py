@@ -4,6 +4,7 @@ Nothing sleeps, and the result depends on the arguments only. In virtual time th
 `predict` simulates take the same time to the nanosecond.
 """
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Unpack
@@ -82,9 +83,7 @@ def emulate(
     check_prediction(
         trace, fabric, world_size, policy, variation=variation, stragglers=stragglers, inputs=inputs, engine="auto"
     )
-    make = REDUCERS.get(reducer, reducer) if isinstance(reducer, str) else reducer
-    if isinstance(make, str):
-        raise ValueError(f"reducer: expected {', '.join(REDUCERS)} or a class, got {reducer!r}")
+    make = _class_of(reducer)
     is_ours = isinstance(make, type) and issubclass(make, DistributedDataParallel)
     if not is_ours and (policy.plan is not None or policy.order != "ready"):
         raise ValueError("order: expected 'ready' and no plan, because only ddplab's reducer takes a plan")
@@ -96,8 +95,7 @@ def emulate(
             "have no such argument, and the list that replaces it gives other buckets before the rebuild"
         )
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
-    if not is_ours:
-        fabric = fabric.model_copy(update={"processor": Processor(hooks=fabric.processor.hooks)})
+    fabric = emulated_fabric(fabric, reducer)
     charged = charged_fabric(fabric, model)
     sampler = IterationSampler(
         model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
@@ -130,6 +128,25 @@ def emulate(
         epoch_end_ns=0 if end is None else end.iteration_ns,
         free=counted_as_free(policy, fabric),
     )
+
+
+def emulated_fabric(fabric: Fabric, reducer: str | Callable[..., nn.Module]) -> Fabric:
+    """Return the fabric with the processor costs that an emulation of this reducer charges.
+
+    Only ddplab's reducer reports when it copies; for all others, only comm hooks cost anything.
+    """
+    make = _class_of(reducer)
+    if isinstance(make, type) and issubclass(make, DistributedDataParallel):
+        return fabric
+    return fabric.model_copy(update={"processor": Processor(hooks=fabric.processor.hooks)})
+
+
+def _class_of(reducer: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    if not isinstance(reducer, str):
+        return reducer
+    if reducer not in REDUCERS:
+        raise ValueError(f"reducer: expected {', '.join(REDUCERS)} or a class, got {reducer!r}")
+    return REDUCERS[reducer]
 
 
 class _Times:
@@ -192,8 +209,12 @@ class _Emulation:
                 with worlds.entered(groups[rank.rank]):
                     self._ranks[rank.rank].run()
 
-            self._time.run(train)
-        self.buckets = tuple(map(tuple, next(iter(self._ranks.values())).buckets))
+            try:
+                self._time.run(train)
+                self.buckets = tuple(map(tuple, next(iter(self._ranks.values())).buckets))
+            finally:
+                self._ranks.clear()
+                gc.collect()  # models and reducers hold each other; the memory of a few runs would add up
 
     def _machine(self) -> Machine:
         processor = self._fabric.processor

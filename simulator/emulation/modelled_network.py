@@ -290,10 +290,10 @@ class ModelledGroup(dist.ProcessGroup):
         """Number of ranks."""
         return self._network.world_size
 
-    def allreduce(self, tensors: Any, options: Any = None) -> VirtualWork:  # type: ignore[override]
+    def allreduce(self, tensors: Any, opts: Any = None) -> VirtualWork:  # type: ignore[override]
         """Reduce tensors over all ranks, in place."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        operation = dist.ReduceOp.SUM if options is None else options.reduceOp
+        operation = dist.ReduceOp.SUM if opts is None else opts.reduceOp
         reduce = next((function for known, function in REDUCTIONS if operation == known), None)
         if reduce is None:
             raise NotImplementedError(f"modelled network: expected the operation SUM, MAX or MIN, got {operation}")
@@ -304,20 +304,20 @@ class ModelledGroup(dist.ProcessGroup):
             message = Message("all_reduce", size)
         return self._launch(message, tensors, tensors, partial(reduce, self._network))
 
-    def broadcast(self, tensors: Any, options: Any = None) -> VirtualWork:  # type: ignore[override]
+    def broadcast(self, tensors: Any, opts: Any = None) -> VirtualWork:  # type: ignore[override]
         """Overwrite tensors with those of one rank."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        source = 0 if options is None else options.rootRank
+        source = 0 if opts is None else opts.rootRank
         message = Message("broadcast", sum(map(tensor_bytes, tensors)))
         return self._launch(message, tensors, tensors, self._network.copy_from(source))
 
-    def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> VirtualWork:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> VirtualWork:
         """Give every rank the tensors of all ranks."""
         outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
         message = Message("all_gather", sum(map(tensor_bytes, inputs)))
         return self._launch(message, inputs, (outputs, inputs), self._network.gather)
 
-    def barrier(self, options: Any = None) -> VirtualWork:
+    def barrier(self, opts: Any = None) -> VirtualWork:
         """Wait for all ranks."""
         return self._launch(Message("all_reduce", 0), [], [], self._network.sum)
 

@@ -4,6 +4,7 @@
 collective belongs to, and charges the processor costs of the fabric where the reducer incurs them.
 """
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -143,7 +144,15 @@ class RankTraining:
         training = self._training
         policy = training.policy
         self._device = EmulatedModel(training.workload, self, sparse_density=policy.sparse_density)
-        ddp = training.reducer(self._device, **ddp_arguments(policy, training.plan))
+        arguments = ddp_arguments(policy, training.plan)
+        try:
+            inspect.signature(training.reducer).bind(self._device, **arguments)
+        except TypeError as error:
+            raise ValueError(
+                f"reducer: expected a class with the constructor of torch's DistributedDataParallel, got "
+                f"{training.reducer}: {error}"
+            ) from None
+        ddp = training.reducer(self._device, **arguments)
         self._listen_to(ddp)
         if self._hooked:
             hook, state = _real_hook(training.hook, policy)
