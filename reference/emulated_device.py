@@ -1,19 +1,25 @@
 """Emulated device: a module that takes recorded time instead of computing, with real gradients.
 
+`ddplab record --model emulated:TRACE` and every other command that takes a model accept it, on a clock that sleeps.
+
 `EmulatedModel` has the parameters and buffers of a recorded workload. Its forward pass, each of its gradients and its
 optimiser step take the time that they took in the recording, on a clock that the caller supplies: a virtual clock,
 which jumps, or one that sleeps. Everything else is real: autograd runs a chain of nodes, one for each gradient, in
 ready order, and accumulates tensors of the recorded shapes. So any reducer can wrap the module.
 """
 
+import ctypes
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from .trace import Buffer, Parameter, Workload
+from .trace import Buffer, Iteration, Parameter, Trace, Workload
 
 Activity = Literal["forward", "backward", "step"]
 
@@ -23,6 +29,52 @@ class Clock(Protocol):
 
     def compute(self, duration_ns: int, activity: Activity) -> None:
         """Return when the device has computed for `duration_ns`."""
+
+
+class WallClock:
+    """Sleeps until the emulated device would have finished, with absolute deadlines and without holding the GIL.
+
+    As on a GPU's stream, the work of the host beside the device costs the device no time: within a backward pass,
+    each deadline follows from the one before, however late the host woke. At the start of a forward pass and of an
+    optimiser step the device has waited for the host, so these start at the present time if that is later.
+
+    Args:
+        dilation: Real time per recorded time.
+
+    Attributes:
+        overslept_ns: By how much each sleep ended after its deadline, in real nanoseconds.
+    """
+
+    def __init__(self, dilation: float = 1.0) -> None:
+        self.overslept_ns: list[int] = []
+        self._dilation = dilation
+        self._due_ns = 0
+        least_timer_slack()
+
+    def compute(self, duration_ns: int, activity: Activity) -> None:
+        """Sleep until `duration_ns` of recorded time after the last deadline; see the class."""
+        if activity != "backward":
+            self.catch_up()
+        self._due_ns += round(duration_ns * self._dilation)
+        remaining_ns = self._due_ns - time.monotonic_ns()
+        if remaining_ns > 0:
+            time.sleep(remaining_ns / 1e9)
+            self.overslept_ns.append(time.monotonic_ns() - self._due_ns)
+
+    def catch_up(self) -> None:
+        """Count the time up to now as time of the device: its stream has copied gradients, for example."""
+        self._due_ns = max(self._due_ns, time.monotonic_ns())
+
+
+def least_timer_slack() -> None:
+    """Let sleeps of this thread end as close to their deadlines as Linux can; by default they end up to 50 us later.
+
+    Does nothing without Linux's prctl(2).
+    """
+    pr_set_timerslack, least_ns = 29, 1
+    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+    if prctl is not None:
+        prctl(pr_set_timerslack, least_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +95,18 @@ class IterationTimes:
     step_ns: int
 
     @classmethod
+    def recorded(cls, iteration: Iteration, *, with_communication: bool) -> "IterationTimes":
+        """Make the times of a recorded iteration; one recorded with communication ends its pass at the last gradient.
+
+        After that, the rank only waited.
+        """
+        start = iteration.forward_start_ns
+        ready = [None if moment is None else moment - start for moment in iteration.ready_ns]
+        last = max((moment for moment in ready if moment is not None), default=iteration.backward_end_ns - start)
+        end = last if with_communication else iteration.backward_end_ns - start
+        return cls.of(iteration.forward_end_ns - start, ready, end, iteration.end_ns - iteration.backward_end_ns)
+
+    @classmethod
     def of(
         cls, forward_ns: int, ready_ns: Sequence[int | None], backward_end_ns: int, step_ns: int
     ) -> "IterationTimes":
@@ -61,6 +125,42 @@ class IterationTimes:
             gradients.append((index, moment - before))
             before = moment
         return cls(forward_ns, tuple(gradients), backward_end_ns - before, step_ns)
+
+
+class EmulatedTraining:
+    """A `loss_fn` (see `models`) that trains an emulated model through the recorded iterations, again and again.
+
+    Args:
+        trace: The recording; rank r emulates its rank r, or starts again at rank 0 if there are more ranks.
+        rank: This rank.
+        dilation: Real time per recorded time.
+    """
+
+    def __init__(self, trace: Trace, rank: int, dilation: float = 1.0) -> None:
+        recorded = trace.ranks[rank % len(trace.ranks)].iterations
+        waits = trace.workload.source != "module"
+        self._iterations = cycle([IterationTimes.recorded(one, with_communication=waits) for one in recorded])
+        self.batch = trace.workload.batch
+        self.clock = WallClock(dilation)
+        self.model = EmulatedModel(trace.workload, self.clock)
+
+    def __call__(self, module: nn.Module) -> Tensor:
+        """Run the forward pass of the next recorded iteration; returns the loss."""
+        self.model.times = next(self._iterations)
+        return module()  # type: ignore[no-any-return]
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """An optimiser whose step takes the recorded time and changes nothing."""
+        return _EmulatedOptimizer(self.model)
+
+
+class _EmulatedOptimizer(torch.optim.Optimizer):
+    def __init__(self, model: "EmulatedModel") -> None:
+        super().__init__(model.parameters(), {})
+        self._model = model
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self._model.step()
 
 
 class EmulatedModel(nn.Module):
@@ -90,7 +190,8 @@ class EmulatedModel(nn.Module):
             named = _submodules(workload, names)
         except KeyError:  # for example a parameter "a" and another one "a.b"
             named = None
-        if named is None or [*_names(named)] != names:
+        taken = any(hasattr(self, name.partition(".")[0]) for name in names)
+        if named is None or taken or [*_names(named)] != names:
             named = _submodules(workload, [f"{number}.weight" for number in range(len(names))])
         for name, child in named.named_children():
             self.add_module(name, child)

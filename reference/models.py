@@ -1,19 +1,24 @@
 """Models to train and record: the built-in ones, and any `module:callable` that `--model` names.
 
 A model is a callable without arguments that returns `(module, loss_fn)`. `loss_fn(module)` runs the module on one
-batch of random data and returns the scalar loss. `loss_fn` may have an attribute `batch`,
-the number of samples.
+batch of random data and returns the scalar loss. `loss_fn` may have an attribute `batch`, the number of samples, and
+a method `optimizer`, which makes the optimiser. A model called `emulated:TRACE` takes the times of a trace instead of
+computing.
 """
 
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .errors import ModelError
+from .emulated_device import EmulatedTraining
+from .errors import ModelError, TraceError
+from .trace import Trace
 
 Loss = Callable[[nn.Module], Tensor]
 Model = tuple[nn.Module, Loss]
@@ -27,8 +32,10 @@ def resolve(name: str) -> Callable[[], Model]:
     """
     if name in BUILT_IN:
         return BUILT_IN[name]
+    if name.startswith(EMULATED):
+        return partial(emulated, name.removeprefix(EMULATED))
     module_name, colon, attribute = name.partition(":")
-    expected = f"--model: expected {', '.join(BUILT_IN)} or module:callable, got {name!r}"
+    expected = f"--model: expected {', '.join(BUILT_IN)}, {EMULATED}TRACE or module:callable, got {name!r}"
     if not colon:
         raise ModelError(expected)
     try:
@@ -87,6 +94,30 @@ def small_tensors() -> Model:
         nn.init.xavier_normal_(linear.weight, nn.init.calculate_gain("tanh"))  # otherwise gradients underflow
     layers = [layer for linear in linears for layer in (linear, nn.Tanh())]
     return nn.Sequential(*layers), _classify(torch.randn(batch, width), width)
+
+
+EMULATED = "emulated:"
+"""Prefix of a model that takes the times of a trace instead of computing."""
+
+
+def emulated(path: str) -> Model:
+    """An emulated device that takes the recorded times of a trace; see `emulated_device`.
+
+    Raises:
+        ModelError: The file is not a trace.
+    """
+    try:
+        trace = Trace.load(path)
+    except TraceError as error:
+        raise ModelError(f"--model {EMULATED}{path}: expected a trace, got {error}") from None
+    training = EmulatedTraining(trace, dist.get_rank() if dist.is_initialized() else 0)
+    return training.model, training
+
+
+def optimizer_of(module: nn.Module, loss_fn: Loss) -> torch.optim.Optimizer:
+    """Make the optimiser of a model: its own, if `loss_fn` has one, else SGD."""
+    own = getattr(loss_fn, "optimizer", None)
+    return own() if own is not None else torch.optim.SGD(module.parameters(), lr=1e-3)
 
 
 BUILT_IN: dict[str, Callable[[], Model]] = {

@@ -13,10 +13,19 @@ from reference.data_parallel import DistributedDataParallel
 from reference.observer import Observer
 from simulator import Fabric
 from simulator.answers.perfetto import chrome_trace
+from simulator.emulation import virtual_time
 from simulator.emulation.emulate import emulate
 
 from .explore import examples
 from .strategies import Asked, emulations, iteration, torch_emulations, trace_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def soon():
+    """A rank that hangs is an error within seconds, also while Hypothesis shrinks an example."""
+    before, virtual_time.TURN_TIMEOUT_S = virtual_time.TURN_TIMEOUT_S, 10.0
+    yield
+    virtual_time.TURN_TIMEOUT_S = before
 
 
 def emulated(asked: Asked, reducer: str):

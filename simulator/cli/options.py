@@ -27,7 +27,9 @@ FABRIC_FILE = "A fabric file of `calibrate`, a topology file (.yaml, .yml), or a
 Model = Annotated[
     str,
     typer.Option(
-        metavar="MODEL", help="resnet50, resnet18, mlp, transformer, small-tensors, or MODULE:CALLABLE of your own."
+        metavar="MODEL",
+        help="resnet50, resnet18, mlp, transformer, small-tensors, emulated:TRACE (sleeps for the times of a trace), "
+        "or MODULE:CALLABLE of your own.",
     ),
 ]
 WorldSize = Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks.")]

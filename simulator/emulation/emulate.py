@@ -39,6 +39,8 @@ from .modelled_network import Launched, Message, ModelledGroup, ModelledNetwork,
 from .virtual_time import LogEntry, VirtualRank, VirtualTime
 from .virtual_training import Label, RankTraining, Training
 
+LARGE_BYTES = 2**24
+"""A model of more bytes is freed at once after an emulation; looking for garbage takes up to 0.2 s."""
 REDUCERS: dict[str, Callable[..., nn.Module]] = {
     "ddplab": DistributedDataParallel,
     "torch": TorchDistributedDataParallel,
@@ -214,7 +216,8 @@ class _Emulation:
                 self.buckets = tuple(map(tuple, next(iter(self._ranks.values())).buckets))
             finally:
                 self._ranks.clear()
-                gc.collect()  # models and reducers hold each other; the memory of a few runs would add up
+                if sum(one.size_bytes for one in self._training.workload.parameters) > LARGE_BYTES:
+                    gc.collect()  # models and reducers hold each other, so their memory would last until later
 
     def _machine(self) -> Machine:
         processor = self._fabric.processor

@@ -21,6 +21,8 @@ Result = TypeVar("Result")
 
 TURN_TIMEOUT_S = 60.0
 """Longest real time between two waits of a rank."""
+END_TIMEOUT_S = 1.0
+"""How long to wait for a rank's thread after a failure; a thread that is blocked outside of Python never ends."""
 
 
 class EndedError(BaseException):
@@ -241,4 +243,4 @@ class VirtualTime(Generic[Result]):
             rank.may_run.release()
         for rank in self.ranks:
             assert rank.thread is not None
-            rank.thread.join(timeout=60)
+            rank.thread.join(timeout=END_TIMEOUT_S)

@@ -79,7 +79,7 @@ class RankTraining:
         self.kinds: dict[int, tuple[CollectiveKind, int | None]] = {}
         self.buckets: Sequence[Sequence[int]] = ()
         self._rank, self._training = rank, training
-        self._hooked = training.hook != NO_HOOK
+        self._hooked = False
         self._rebuilds = training.policy.rebuilds and training.policy.phase == "rebuild"
         self._torch_ddp: Any = None  # a module whose reducer is written in C++
         self._in_iteration = False
@@ -154,6 +154,8 @@ class RankTraining:
             ) from None
         ddp = training.reducer(self._device, **arguments)
         self._listen_to(ddp)
+        # On a rank without inputs, only a hook tells which all-reduces of torch's class are those of buckets.
+        self._hooked = training.hook != NO_HOOK or (self._torch_ddp is not None and training.inputs is not None)
         if self._hooked:
             hook, state = _real_hook(training.hook, policy)
             cast("Any", ddp).register_comm_hook(state, self._charged(hook))

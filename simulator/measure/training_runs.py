@@ -38,7 +38,7 @@ class Trainer:
         torch.manual_seed(rank)  # each rank has its own batch; data parallelism makes the parameters equal
         self.module, self._loss_fn = models.build(model)
         self.batch: int | None = getattr(self._loss_fn, "batch", None)
-        self._optimizer = torch.optim.SGD(self.module.parameters(), lr=1e-3)
+        self._optimizer = models.optimizer_of(self.module, self._loss_fn)
 
     def step(self, module: nn.Module) -> None:
         """Train one iteration; `module` is the model itself or its data-parallel wrapper."""

@@ -1,0 +1,152 @@
+"""The emulated device: real gradients of the recorded shapes, in ready order, at the recorded times."""
+
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference import models
+from reference.emulated_device import EmulatedModel, EmulatedTraining, IterationTimes, WallClock
+from reference.errors import ModelError
+from reference.parameters import described_buffers, described_parameters
+from reference.trace import Buffer, Parameter, Trace, Workload
+
+from .strategies import traces
+
+
+class Stopwatch:
+    """A clock that jumps."""
+
+    def __init__(self):
+        self.now_ns = 0
+
+    def compute(self, duration_ns, _activity):
+        self.now_ns += duration_ns
+
+
+def workload(parameters, buffers=()):
+    return Workload(
+        model="by hand", source="module", parameters=tuple(parameters), buffers=tuple(buffers), device="cpu",
+        device_name="a processor", backend=None, world_size=1, torch_version="2.13.0",
+    )  # fmt: skip
+
+
+@given(traces(), st.data())
+def test_each_gradient_is_ready_when_it_was_in_the_recording(trace, data):
+    iteration = trace.ranks[0].iterations[0]
+    start, count = iteration.forward_start_ns, len(trace.workload.parameters)
+    unused = data.draw(st.sets(st.integers(0, count - 1), max_size=count - 1))
+    ready = [None if index in unused else moment - start for index, moment in enumerate(iteration.ready_ns)]
+    clock, seen = Stopwatch(), {}
+    model = EmulatedModel(trace.workload, clock)
+    model.times = IterationTimes.of(
+        iteration.forward_end_ns - start,
+        ready,
+        iteration.backward_end_ns - start,
+        iteration.end_ns - iteration.backward_end_ns,
+    )
+    model.value = 3.0
+    for index, parameter in enumerate(model.parameters()):
+        parameter.register_post_accumulate_grad_hook(lambda _, index=index: seen.update({index: clock.now_ns}))
+    loss = model()
+    assert clock.now_ns == iteration.forward_end_ns - start
+    loss.backward()
+    assert clock.now_ns == iteration.backward_end_ns - start
+    model.step()
+    assert clock.now_ns == iteration.duration_ns
+    assert seen == {index: moment for index, moment in enumerate(ready) if moment is not None}
+    assert list(seen) == sorted(seen, key=lambda index: (ready[index], index))
+    for index, parameter in enumerate(model.parameters()):
+        assert parameter.grad is None if index in unused else bool((parameter.grad == 3.0).all())
+
+
+def test_gradients_accumulate_and_are_not_copied():
+    model = EmulatedModel(workload([Parameter(name="w", shape=(2, 3), dtype="float32", size_bytes=24)]), Stopwatch())
+    model.times = IterationTimes.of(1, [2], 3, 4)
+    made = []
+    gradient = model.gradient
+    model.gradient = lambda index: made.append(gradient(index)) or made[-1].view_as(made[-1])
+    model().backward()
+    assert model.w.grad.data_ptr() == made[0].data_ptr()
+    model().backward()
+    assert bool((model.w.grad == 2.0).all())
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["conv.weight", "conv.bias", "layer1.0.weight", "layer1.1.weight"],
+        ["weight"],
+        ["a name with spaces", "b"],
+    ],
+)
+def test_the_module_has_the_recorded_names(names):
+    parameters = [Parameter(name=name, shape=(2,), dtype="float64", size_bytes=16) for name in names]
+    buffers = [
+        Buffer(name="n", dtype="int64", size_bytes=8),
+        Buffer(name="running.mean", dtype="float32", size_bytes=12),
+    ]
+    model = EmulatedModel(workload(parameters, buffers), Stopwatch())
+    assert list(described_parameters(model)) == parameters
+    assert list(described_buffers(model)) == buffers
+
+
+@pytest.mark.parametrize(
+    "names", [["a", "a.b"], ["a.b", "a"], ["a.weight", "b.weight", "a.bias"], ["training", "x"], ["value"]]
+)
+def test_names_that_no_module_can_have_are_numbered(names):
+    parameters = [
+        Parameter(name=name, shape=(index + 1,), dtype="float32", size_bytes=4 * index + 4)
+        for index, name in enumerate(names)
+    ]
+    described = described_parameters(EmulatedModel(workload(parameters), Stopwatch()))
+    assert [one.shape for one in described] == [one.shape for one in parameters]
+
+
+def test_a_sparse_gradient_has_the_rows_that_a_batch_touches():
+    embedding = Parameter(name="token.weight", shape=(25, 3), dtype="float32", size_bytes=300, sparse=True)
+    model = EmulatedModel(workload([embedding]), Stopwatch(), sparse_density=7 / 25)
+    assert list(described_parameters(model)) == [embedding]
+    model.times = IterationTimes.of(0, [1], 1, 0)
+    model().backward()
+    assert model.token.weight.grad.is_sparse
+    assert model.token.weight.grad._nnz() == 7
+
+
+def test_a_wall_clock_sleeps_until_absolute_deadlines():
+    clock = WallClock(dilation=2.0)
+    before_ns = time.monotonic_ns()
+    clock.compute(1_000_000, "forward")
+    for _ in range(5):
+        clock.compute(500_000, "backward")
+    assert time.monotonic_ns() - before_ns >= 2 * 3_500_000
+    assert len(clock.overslept_ns) <= 6
+    assert min(clock.overslept_ns) >= 0
+
+
+def test_a_trace_is_a_model(tmp_path):
+    one = Parameter(name="w", shape=(3,), dtype="float32", size_bytes=12)
+    iterations = [
+        {"forward_start_ns": 100 * n, "forward_end_ns": 100 * n + 10, "backward_start_ns": 100 * n + 10,
+         "backward_end_ns": 100 * n + 30, "end_ns": 100 * n + 40, "synchronized": False, "ready_ns": [100 * n + 20]}
+        for n in range(2)
+    ]  # fmt: skip
+    trace = Trace.model_validate(
+        {"workload": workload([one]).model_dump(), "ranks": [{"rank": 0, "iterations": iterations}]}, strict=False
+    )
+    trace.save(tmp_path / "trace.json")
+    module, loss_fn = models.build(f"emulated:{tmp_path / 'trace.json'}")
+    optimizer = models.optimizer_of(module, loss_fn)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_fn(module).backward()
+        optimizer.step()
+        assert torch.equal(module.w.grad, torch.ones(3))
+    assert isinstance(loss_fn, EmulatedTraining)
+
+
+def test_a_file_that_is_no_trace_is_named(tmp_path):
+    with pytest.raises(ModelError, match=r"--model emulated:.*missing.json: expected a trace, got .*cannot be read"):
+        models.build(f"emulated:{tmp_path / 'missing.json'}")
