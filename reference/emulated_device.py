@@ -1,6 +1,6 @@
 """Emulated device: a module that takes recorded time instead of computing, with real gradients.
 
-`ddplab record --model emulated:TRACE` and every other command that takes a model accept it, on a clock that sleeps.
+`ddplab record`, `calibrate` and `validate` accept it as `--model emulated:TRACE`, on a clock that sleeps.
 
 `EmulatedModel` has the parameters and buffers of a recorded workload. Its forward pass, each of its gradients and its
 optimiser step take the time that they took in the recording, on a clock that the caller supplies: a virtual clock,
@@ -28,7 +28,7 @@ class Clock(Protocol):
     """What an emulated device computes on."""
 
     def compute(self, duration_ns: int, activity: Activity) -> None:
-        """Return when the device has computed for `duration_ns`."""
+        """Block until the device has computed for `duration_ns` nanoseconds."""
 
 
 class WallClock:

@@ -109,7 +109,7 @@ def emulated(path: str) -> Model:
     try:
         trace = Trace.load(path)
     except TraceError as error:
-        raise ModelError(f"--model {EMULATED}{path}: expected a trace, got {error}") from None
+        raise ModelError(f"--model {EMULATED}{error}") from None
     training = EmulatedTraining(trace, dist.get_rank() if dist.is_initialized() else 0)
     return training.model, training
 

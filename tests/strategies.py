@@ -207,7 +207,10 @@ def policies(draw, keys: tuple[str, ...]) -> Policy:
         skip_all_reduce_unused_params=searches and draw(st.booleans()),
         gradient_as_bucket_view=draw(st.booleans()),
         hook=named_hook(draw(st.sampled_from([*HOOKS, "power_sgd:3", "bf16+power_sgd:2"]))).model_copy(
-            update={part: Linear(fixed_ns=draw(st.integers(0, 30))) for part in given_costs}
+            update={
+                part: Linear(fixed_ns=draw(st.integers(0, 30)), ns_per_byte=draw(st.integers(0, 2)))
+                for part in given_costs
+            }
         ),
         sync_every=draw(st.integers(1, 3)),
         process_groups=draw(st.integers(1, 3)),
@@ -363,7 +366,10 @@ def any_predictions(
 
 @st.composite
 def emulations(draw) -> Asked:
-    """A prediction that a real reducer can carry out, with buffers, unused parameters and sparse gradients."""
+    """A prediction that a real reducer can carry out, with buffers, unused parameters and sparse gradients.
+
+    Asked(trace, fabric, 2, Policy(find_unused_parameters=True, sync_every=2), ...)
+    """
     asked = draw(any_predictions())
     policy, trace = asked.policy, asked.trace
     if asked.inputs is not None:
@@ -408,10 +414,10 @@ def emulations(draw) -> Asked:
 def torch_emulations(draw) -> Asked:
     """An emulation whose schedule torch's class shares with ours; processor costs are free.
 
-    It differs in the iterations before the steady ones, where it exchanges the ready order as two tensors and the
-    bitmap of a static graph before the buckets, and under Join with unused parameters, where a rank without inputs
-    sends the bitmap only after it has waited for the buckets. With unused parameters it waits for the bitmap between
-    two buckets, so decompression must be free too.
+    Asked(trace, fabric, 2, Policy(hook=named_hook("fp16"), static_graph=True), ...)
+
+    DESIGN.md lists the settings in which the schedules differ: iterations before the steady ones, unused parameters
+    under Join or with a hook that decompresses, several dtypes, and PowerSGD with skipped buckets.
     """
     asked = draw(emulations())
     update: dict[str, Any] = {"plan": None, "order": "ready", "phase": "steady"}
@@ -423,7 +429,8 @@ def torch_emulations(draw) -> Asked:
     if policy.find_unused_parameters:
         hook = policy.hook.model_copy(update={"decompress": Linear()})
         policy = policy.model_copy(update={"hook": hook})
-    trace = asked.trace
+    costs, trace = asked.fabric.processor, asked.trace
+    processor = Processor(contention=costs.contention, lingers_ns=costs.lingers_ns)
     parameters = tuple(
         one.model_copy(update={"dtype": "float32", "size_bytes": 4 * prod(one.shape)})
         for one in trace.workload.parameters  # torch orders buckets of several dtypes by chance
@@ -438,7 +445,7 @@ def torch_emulations(draw) -> Asked:
         asked,
         policy=policy,
         trace=trace.model_copy(update={"workload": workload, "ranks": ranks}),
-        fabric=asked.fabric.model_copy(update={"processor": Processor()}),
+        fabric=asked.fabric.model_copy(update={"processor": processor}),
     )
 
 

@@ -139,6 +139,18 @@ def test_every_prediction_has_a_last_sentence_whose_shares_are_parts_of_the_whol
     assert shares == sorted(shares, reverse=True)
 
 
+def test_emulate_prints_no_difference_for_torchs_class_and_writes_json(here, topology, tmp_path):
+    """With the usual caps, of which the last one is infinite."""
+    trace, out = tmp_path / "small.json.gz", tmp_path / "emulated.json"
+    here("synthesize", "--model", "small-tensors", "--out", trace)
+    done = here("emulate", trace, "--fabric", topology, "--class", "torch", "--json", out)
+    assert done.returncode == 0, done.stderr
+    assert "largest difference between emulated and predicted median iterations: 0 ns" in done.stdout
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["cap_mb"] for row in rows] == [0.5, 1.0, 5.0, 25.0, None]
+    assert all(row["emulated_ns"] == row["predicted_ns"] for row in rows)
+
+
 def test_sweep_writes_a_table_and_draws_it(here, trace, fabric, topology, tmp_path):
     for ending in ("csv", "parquet", "json"):
         done = here(
@@ -395,7 +407,7 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
     [
         (
             ["record", "--model", "alexnet"],
-            "ddplab: --model: expected resnet50, resnet18, mlp, transformer, small-tensors or module",
+            "ddplab: --model: expected resnet50, resnet18, mlp, transformer, small-tensors, emulated:TRACE or module",
         ),
         (["record", "--model", "no_such:thing"], "No module named 'no_such'"),
         (

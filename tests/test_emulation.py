@@ -1,6 +1,7 @@
 """Emulation: in virtual time real reducers take as long as `predict` says, to the nanosecond."""
 
 import json
+import threading
 import warnings
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import given
 
 import simulator
 from reference.data_parallel import DistributedDataParallel
+from reference.errors import RankError
 from reference.observer import Observer
 from simulator import Fabric
 from simulator.answers.perfetto import chrome_trace
@@ -49,6 +51,8 @@ def test_our_reducer_takes_the_predicted_time(asked):
     real, predicted = emulated(asked, "ddplab"), asked.predict()
     assert real.samples_ns == predicted.samples_ns
     assert real.buckets == predicted.buckets
+    assert real.breakdown == predicted.breakdown
+    assert real.critical_buckets == predicted.critical_buckets
     if asked.trace.workload.source == "module":  # otherwise the emulated reducer never sends buffers
         assert real.epoch_end_ns == predicted.epoch_end_ns
 
@@ -129,21 +133,39 @@ def test_ranks_that_launch_different_collectives_are_named():
             dist.all_reduce(torch.zeros(dist.get_rank() + 1))
             return super().forward(*inputs)
 
-    with pytest.raises(RuntimeError, match=r"rank 1: expected its collective \d+ to be an all_reduce of 4 bytes"):
+    with pytest.raises(RankError, match=r"rank 1: expected its collective \d+ to be an all_reduce of 4 bytes"):
         emulate(small_trace(2), FABRIC, world_size=2, reducer=Wrong)
 
 
 def test_ranks_that_wait_for_each_other_are_named():
     class Late(DistributedDataParallel):
+        passes = 0
+
+        def forward(self, *inputs):
+            loss = super().forward(*inputs)
+            self.passes += 1
+            if dist.get_rank() == 0 and self.passes == 4:  # the last one before the ranks start together
+                engine = torch.autograd.Variable._execution_engine
+                loss.register_hook(lambda _: engine.queue_callback(dist.barrier))
+            return loss
+
+    message = (
+        r"all ranks wait, so none can go on: rank 0 waits for collective \d+, .*; rank 1 waits for the other ranks"
+    )
+    with pytest.raises(RankError, match=message):
+        emulate(small_trace(2), FABRIC, world_size=2, reducer=Late)
+
+
+def test_an_error_of_a_rank_ends_all_threads_and_names_the_rank():
+    class Failing(DistributedDataParallel):
         def forward(self, *inputs):
             if dist.get_rank() == 1:
-                dist.barrier()
+                raise ArithmeticError("no more numbers")
             return super().forward(*inputs)
 
-    with pytest.raises(
-        RuntimeError, match=r"rank 0: expected its collective \d+ to be an all_reduce of 0 bytes, as on rank 1"
-    ):
-        emulate(small_trace(2), FABRIC, world_size=2, reducer=Late)
+    with pytest.raises(RankError, match="rank 1 failed in virtual time: ArithmeticError: no more numbers"):
+        emulate(small_trace(3), FABRIC, world_size=3, reducer=Failing)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("rank ")]
 
 
 def test_emulation_leaves_other_process_groups_alone():
@@ -159,7 +181,10 @@ def test_emulation_leaves_other_process_groups_alone():
         ({"reducer": torch.nn.Linear}, "reducer: expected a class with the constructor of torch's"),
         ({"reducer": "torch", "order": "forward"}, "order: expected 'ready' and no plan"),
         ({"inputs": [1, 2], "phase": "first"}, "phase: expected 'steady' with inputs, got 'first'"),
-        ({"first_bucket_mb": 1.0, "phase": "first"}, "first_bucket_mb: expected None in the phase 'first', got 1.0"),
+        (
+            {"first_bucket_mb": 1.0, "phase": "first"},
+            "first_bucket_mb: expected None unless the buckets have been rebuilt, got 1.0",
+        ),
     ],
 )
 def test_bad_arguments_are_named(arguments, message):

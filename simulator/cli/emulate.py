@@ -84,10 +84,11 @@ def emulate(
 ) -> None:
     """Run a real reducer on an emulated device and a modelled network, in virtual time.
 
-    The device takes the recorded times instead of computing, and each collective ends when the fabric says; nothing
-    sleeps. Everything else is real: gradients, buckets, comm hooks and their results. The table shows what the
-    reducer takes and what `predict` says for each combination of bucket cap, order and comm hook. ddplab's and
-    torch's reducers take the predicted time to the nanosecond; a difference shows that a reducer behaves differently.
+    The device takes the recorded times instead of computing, and each collective takes the time that the fabric
+    gives; nothing sleeps. Everything else is real: gradients, buckets, comm hooks and their results. The table shows
+    what the reducer takes and what `predict` says for each combination of bucket cap, order and comm hook. ddplab's
+    and torch's reducers take the predicted time to the nanosecond (DESIGN.md lists the exceptions); a difference
+    shows that a reducer behaves differently.
     """
     from ..emulation.emulate import emulate as run
     from ..emulation.emulate import emulated_fabric
@@ -147,7 +148,7 @@ def _row(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[st
         "cap": cap_word(values["bucket_cap_mb"]),
         "order": values["order"],
         "hook": values["hook"],
-        "buckets": str(len(predicted.buckets)),
+        "buckets": str(len(emulated.buckets) or "?"),
         "emulated ms": f"{emulated.iteration_ns / 1e6:.3f}",
         "predicted ms": f"{predicted.iteration_ns / 1e6:.3f}",
         "difference ns": str(emulated.iteration_ns - predicted.iteration_ns),

@@ -48,7 +48,7 @@ SUMMARIES: Mapping[str, str] = {
     "fabric": "Show latency, bandwidth and processor costs of a fabric.",
     "predict": "Predict iteration times by bucket cap, order and hook.",
     "sweep": "Predict all combinations; write a table and a heat map.",
-    "emulate": "Run a real reducer in virtual time, beside predict.",
+    "emulate": "Run a real reducer in virtual time, and compare.",
     "knobs": "List every setting with its unit and source.",
     "validate": "Predict, then train, and compare.",
     "demo": "Validate two models, in 5 to 7 minutes.",

@@ -1,1 +1,1 @@
-"""Emulation: a real reducer trains on an accelerator and a network that take scheduled time."""
+"""Emulation: a real reducer trains on an emulated device and a modelled network, in virtual time."""

@@ -5,6 +5,7 @@ Nothing sleeps, and the result depends on the arguments only. In virtual time th
 """
 
 import gc
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, Unpack
@@ -20,8 +21,9 @@ from reference.trace import Trace
 from ..argument_checks import check_prediction, checked_policy
 from ..distribution import bounds_ns, place_of_median, summarize
 from ..engines.machine import CollectiveCost, Machine
-from ..fabric import Fabric, Processor, Slowdowns, slowdowns_of
+from ..fabric import Fabric, Linear, Slowdowns, slowdowns_of
 from ..prediction import Prediction, prediction_of
+from ..schedule.comm_hooks import CommHook, named_hook
 from ..schedule.costs import EngineInput, charged_fabric, counted_as_free, price
 from ..schedule.policy import Policy, PolicySettings
 from ..schedule.schedule import Collective, Compute, Instruction, Launch, Schedule, buckets_of
@@ -37,7 +39,7 @@ from ..workload.compute_times import (
 )
 from .modelled_network import Launched, Message, ModelledGroup, ModelledNetwork, worlds_by_thread
 from .virtual_time import LogEntry, VirtualRank, VirtualTime
-from .virtual_training import Label, RankTraining, Training
+from .virtual_training import Label, RankTraining, Training, ddp_arguments
 
 LARGE_BYTES = 2**24
 """A model of more bytes is freed at once after an emulation; looking for garbage takes up to 0.2 s."""
@@ -65,9 +67,11 @@ def emulate(
     Args:
         trace: As for `predict`.
         fabric: As for `predict`.
-        world_size: As for `predict`. Ranks that behave the same are emulated once.
+        world_size: As for `predict`. Ranks with equal compute times and inputs are emulated once. A class whose ranks
+            act by their number therefore needs a trace with one recorded rank for each of them.
         reducer: The class that averages gradients: "ddplab", "torch", or a class with the constructor of torch's
-            `DistributedDataParallel`. Processor costs count as free unless the reducer is ddplab's.
+            `DistributedDataParallel`. Copies and launches count as free unless the reducer is ddplab's. A class may
+            use all-reduces (SUM, MAX, MIN), broadcasts, all-gathers and barriers of the default process group.
         policy: As for `predict`.
         variation: As for `predict`.
         stragglers: As for `predict`.
@@ -76,10 +80,12 @@ def emulate(
 
     Returns:
         The answer of `predict` with the emulated times. The interval contains 90 % of the emulated iterations.
+        `buckets` is empty if the class does not report them. Between two launches, the timeline shows the waits of
+        all ranks in one order.
 
     Raises:
         ValueError: As for `predict`; or the reducer does not offer a setting.
-        RuntimeError: The ranks wait for each other, or launch different collectives.
+        RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.
     """
     policy = checked_policy(policy, settings)
     check_prediction(
@@ -91,24 +97,33 @@ def emulate(
         raise ValueError("order: expected 'ready' and no plan, because only ddplab's reducer takes a plan")
     if inputs is not None and policy.phase != "steady":
         raise ValueError(f"phase: expected 'steady' with inputs, got {policy.phase!r}")
-    if policy.first_bucket_mb is not None and not policy.has_rebuilt:
+    follows_caps = policy.plan is None and policy.order == "ready"
+    if policy.first_bucket_mb is not None and follows_caps and not policy.has_rebuilt:
         raise ValueError(
-            f"first_bucket_mb: expected None in the phase {policy.phase!r}, got {policy.first_bucket_mb}: reducers "
-            "have no such argument, and the list that replaces it gives other buckets before the rebuild"
+            f"first_bucket_mb: expected None unless the buckets have been rebuilt, got {policy.first_bucket_mb}: "
+            "reducers have no such argument, and the list that replaces it gives other buckets before the rebuild"
         )
+    _check_hook(policy.hook)
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
     fabric = emulated_fabric(fabric, reducer)
     charged = charged_fabric(fabric, model)
     sampler = IterationSampler(
         model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
     )
+    plan = None if follows_caps else buckets_of(policy, model)
+    try:
+        inspect.signature(make).bind(None, **ddp_arguments(policy, plan))
+    except TypeError as error:
+        raise ValueError(
+            f"reducer: expected a class with the constructor of torch's DistributedDataParallel, got {make}: {error}"
+        ) from None
     times = _Times(model, sampler)
     if model.has_communication:  # the recorded forward passes include the broadcasts
         policy = policy.model_copy(update={"broadcast_buffers": False})
     training = Training(
         workload=trace.workload,
         policy=policy,
-        plan=buckets_of(policy, model) if policy.plan is not None or policy.order != "ready" else None,
+        plan=plan,
         reducer=make,
         hook=policy.hook.charged(charged.processor.hooks, world_size),
         processor=charged.processor,
@@ -135,12 +150,19 @@ def emulate(
 def emulated_fabric(fabric: Fabric, reducer: str | Callable[..., nn.Module]) -> Fabric:
     """Return the fabric with the processor costs that an emulation of this reducer charges.
 
-    Only ddplab's reducer reports when it copies; for all others, only comm hooks cost anything.
+    Only ddplab's reducer reports its copies and launches, so these count as free for all others.
     """
     make = _class_of(reducer)
     if isinstance(make, type) and issubclass(make, DistributedDataParallel):
         return fabric
-    return fabric.model_copy(update={"processor": Processor(hooks=fabric.processor.hooks)})
+    unknown = {
+        "pack": Linear(),
+        "copy_out": Linear(),
+        "launch_ns": 0,
+        "search_ns_per_parameter": 0.0,
+        "rebuild_ns": 0,
+    }
+    return fabric.model_copy(update={"processor": fabric.processor.model_copy(update=unknown)})
 
 
 def _class_of(reducer: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -149,6 +171,19 @@ def _class_of(reducer: str | Callable[..., nn.Module]) -> Callable[..., nn.Modul
     if reducer not in REDUCERS:
         raise ValueError(f"reducer: expected {', '.join(REDUCERS)} or a class, got {reducer!r}")
     return REDUCERS[reducer]
+
+
+def _check_hook(hook: CommHook) -> None:
+    """Check that the real hook of this name does what the modelled hook does."""
+    costs = dict.fromkeys(("compress", "recompress", "decompress"), Linear())
+    if type(hook) is CommHook:
+        return
+    try:
+        named = named_hook(hook.name)
+    except ValueError:
+        named = None
+    if named is None or hook.model_copy(update=costs) != named.model_copy(update=costs):
+        raise ValueError(f"hook: expected one that its name describes, such as 'power_sgd:4', got {hook!r}")
 
 
 class _Times:
@@ -255,7 +290,9 @@ class _Emulation:
 
     def _collective(self, number: int, launched: Launched) -> Collective:
         kinds = [training.kinds[number] for training in self._ranks.values() if number in training.kinds]
-        kind, bucket = next((one for one in kinds if one[0] != "join"), kinds[0])  # a rank without inputs cannot tell
+        kind, bucket = next(
+            (one for one in kinds if one[0] != "join"), kinds[0]
+        )  # a rank without inputs does not learn the kind
         return Collective(kind, bucket, *launched.message)
 
     def _timeline(

@@ -1,4 +1,4 @@
-"""Modelled network: a process group that moves real data and ends each collective when the fabric says.
+"""Modelled network: a process group that moves real data, and whose collectives take the time that a fabric gives.
 
 `ModelledNetwork` is shared by all simulated ranks. Each rank has a `ModelledGroup`, which torch and the reducers use
 as any other process group. The n-th collective of each rank is matched with the n-th of the others. A simulated rank
@@ -35,21 +35,24 @@ class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     Args:
         rank: The rank that waits.
-        number: Number of the collective.
-        what: Description of the collective, for error messages.
+        number: Number of the collective that the result depends on last. None: of no collective.
+        description: What the rank waits for, for error messages.
 
     Attributes:
         after_wait: Called once, by the rank that has waited. None: nothing is called.
     """
 
-    def __init__(self, rank: VirtualRank, number: int, what: str) -> None:
+    def __init__(self, rank: VirtualRank, number: int | None, description: str) -> None:
         super().__init__()
-        self._rank, self._number, self._what = rank, number, what
+        self.number = number
+        self._rank, self._description = rank, description
         self.after_wait: Callable[[], None] | None = None
 
     def wait(self) -> Any:
         """Let virtual time pass until the future has a result, and return it."""
-        self._rank.wait(self._number, self.done, lambda wake: self.add_done_callback(lambda _: wake()), self._what)
+        self._rank.wait(
+            self.number, self.done, lambda wake: self.add_done_callback(lambda _: wake()), self._description
+        )
         if self.after_wait is not None:
             after_wait, self.after_wait = self.after_wait, None
             after_wait()
@@ -57,7 +60,7 @@ class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     def then(self, callback: Callable[[Any], Any]) -> "VirtualFuture":
         """See `torch.futures.Future.then`."""
-        child = VirtualFuture(self._rank, self._number, self._what)
+        child = VirtualFuture(self._rank, self.number, self._description)
 
         def finish(done: Any) -> None:
             try:
@@ -345,7 +348,7 @@ def tensor_bytes(tensor: Tensor) -> int:
 
 
 class RankWorld:
-    """What torch.distributed knows about process groups, for one rank: the modelled group is the default group."""
+    """State of torch.distributed for one rank: the modelled group is the default group."""
 
     def __init__(self, group: ModelledGroup) -> None:
         ranks = {rank: rank for rank in range(group.getSize())}

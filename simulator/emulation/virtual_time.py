@@ -13,6 +13,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import simpy
 
+from reference.errors import RankError
+
 from ..engines.machine import PROGRESS_BITS, Machine
 from ..schedule.schedule import Compute, Instruction, Launch, Wait
 
@@ -26,7 +28,7 @@ END_TIMEOUT_S = 1.0
 
 
 class EndedError(BaseException):
-    """Ends the threads of the other ranks after one rank has failed; not an `Exception`, so that none catches it."""
+    """Ends the threads of all ranks after one has failed; no `Exception`, so `except Exception` does not catch it."""
 
 
 class LogEntry(NamedTuple):
@@ -94,12 +96,16 @@ class VirtualRank:
         self.log.append(LogEntry(Launch(number), self.now_ns))
 
     def wait(
-        self, number: int, is_done: Callable[[], bool], when_done: Callable[[Callable[[], None]], None], what: str
+        self,
+        number: int | None,
+        is_done: Callable[[], bool],
+        when_done: Callable[[Callable[[], None]], None],
+        what: str,
     ) -> None:
         """Wait for a collective, or for what its callbacks compute.
 
         Args:
-            number: Number of the collective.
+            number: Number of the collective. None: the wait is not logged.
             is_done: Whether it is done.
             when_done: Registers a function to call when it is done.
             what: Its name, for error messages.
@@ -109,7 +115,8 @@ class VirtualRank:
             when_done(lambda: self._time.resume(self))
             self._block(what)
         self._progress = self._time.machine.computation.progress()
-        self.log.append(LogEntry(Wait(number), self.now_ns))
+        if number is not None:
+            self.log.append(LogEntry(Wait(number), self.now_ns))
 
     def start_together(self) -> None:
         """Wait for all ranks; then all start at time 0."""
@@ -124,6 +131,14 @@ class VirtualRank:
             self._time.machine.add_computing_ranks(-1)
 
     def _block(self, what: str) -> None:
+        if self._time.failure is not None:
+            raise EndedError
+        if threading.current_thread() is not self.thread:
+            self._time.failure = RankError(
+                self.rank,
+                f"rank {self.rank}: a callback of a collective may launch collectives, but not wait or compute",
+            )
+            raise EndedError
         self.blocked_on = what
         self._time.hand_over()
         self.may_run.acquire()
@@ -161,8 +176,8 @@ class VirtualTime(Generic[Result]):
         """Run `body` on every rank, each in a thread of its own; returns the results in order of the ranks.
 
         Raises:
-            RuntimeError: All ranks wait; the message says what each of them waits for.
-            Exception: The first error that a rank raised.
+            RankError: A rank raised an error; all ranks wait, and the message says for what; or a rank has not come
+                back in time.
         """
         for rank in self.ranks:
             rank.thread = threading.Thread(
@@ -201,9 +216,10 @@ class VirtualTime(Generic[Result]):
             if not self._turn_is_over.acquire(timeout=TURN_TIMEOUT_S):
                 frame = sys._current_frames().get(rank.thread.ident or 0) if rank.thread else None
                 stack = "".join(traceback.format_stack(frame)[-3:])
-                raise RuntimeError(
+                raise RankError(
+                    rank.rank,
                     f"rank {rank.rank} has not come back for {TURN_TIMEOUT_S:g} s. In virtual time a reducer may "
-                    f"wait only for its process group, not for other threads. Its stack ends:\n{stack}"
+                    f"wait only for its process group, not for other threads. Its stack ends:\n{stack}",
                 )
         if self.failure is not None or len(self._results) == len(self.ranks):
             return
@@ -216,7 +232,7 @@ class VirtualTime(Generic[Result]):
             waiting = "; ".join(
                 f"rank {rank.rank} waits for {rank.blocked_on}" for rank in self.ranks if rank.blocked_on
             )
-            raise RuntimeError(f"all ranks wait, so none can go on: {waiting}") from None
+            raise RankError(self.ranks[0].rank, f"all ranks wait, so none can go on: {waiting}") from None
 
     def _restart(self) -> None:
         self.machine.env.run()  # collectives that no rank waits for
@@ -234,7 +250,10 @@ class VirtualTime(Generic[Result]):
         except EndedError:
             pass
         except BaseException as error:  # noqa: BLE001 - `run` raises it
-            self.failure = self.failure or error
+            if self.failure is None:
+                cause = f"{type(error).__name__}: {error}"
+                self.failure = RankError(rank.rank, f"rank {rank.rank} failed in virtual time: {cause}")
+                self.failure.__cause__ = error
         finally:
             self._turn_is_over.release()
 
@@ -242,5 +261,5 @@ class VirtualTime(Generic[Result]):
         for rank in self.ranks:
             rank.may_run.release()
         for rank in self.ranks:
-            assert rank.thread is not None
-            rank.thread.join(timeout=END_TIMEOUT_S)
+            if rank.thread is not None and rank.thread.is_alive():
+                rank.thread.join(timeout=END_TIMEOUT_S)

@@ -4,7 +4,6 @@
 collective belongs to, and charges the processor costs of the fabric where the reducer incurs them.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -66,7 +65,7 @@ class Training:
 
 
 class RankTraining:
-    """One rank that trains; its methods run in the rank's thread.
+    """One rank that trains; its methods run in the rank's thread, or in a callback of a collective.
 
     Attributes:
         label: What the rank does at present.
@@ -88,9 +87,9 @@ class RankTraining:
         self._launching: int | None = None  # the bucket whose collectives are being launched
         self._launched_first = False
         self._second_due: list[tuple[int, int]] = []  # buckets whose second collective is due, with their bytes
-        self._second_due_next: list[tuple[int, int]] = []
         self._kind: tuple[CollectiveKind, int | None] = ("broadcast", None)
-        self._last_number = 0
+        self._last_of_bucket: dict[int, int] = {}  # number of the last collective of each bucket in this iteration
+        self._results: dict[int, VirtualFuture] = {}  # what the comm hook returned for each bucket
         self._awaited: list[VirtualFuture] = []
         self._buckets_left: int | None = None  # until torch's C++ reducer waits right after a launch
         group.before_launch, group.after_launch = self._before_launch, self._after_launch
@@ -144,17 +143,9 @@ class RankTraining:
         training = self._training
         policy = training.policy
         self._device = EmulatedModel(training.workload, self, sparse_density=policy.sparse_density)
-        arguments = ddp_arguments(policy, training.plan)
-        try:
-            inspect.signature(training.reducer).bind(self._device, **arguments)
-        except TypeError as error:
-            raise ValueError(
-                f"reducer: expected a class with the constructor of torch's DistributedDataParallel, got "
-                f"{training.reducer}: {error}"
-            ) from None
-        ddp = training.reducer(self._device, **arguments)
+        ddp = training.reducer(self._device, **ddp_arguments(policy, training.plan))
         self._listen_to(ddp)
-        # On a rank without inputs, only a hook tells which all-reduces of torch's class are those of buckets.
+        # On a rank without inputs, only a comm hook identifies the all-reduces of torch's buckets.
         self._hooked = training.hook != NO_HOOK or (self._torch_ddp is not None and training.inputs is not None)
         if self._hooked:
             hook, state = _real_hook(training.hook, policy)
@@ -213,6 +204,7 @@ class RankTraining:
     def bucket_launches(self, bucket: int) -> None:
         """Called before the first collective of a bucket is launched."""
         self._launching, self._launched_first = bucket, False
+        self._last_of_bucket.pop(bucket, None)
 
     def _charged(self, hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         """Return a comm hook that computes for as long as its costs say."""
@@ -226,11 +218,15 @@ class RankTraining:
             self.bucket_launches(number)
             self.charge("compress", number, costs.compress(size))
             self.charge("launch", number, self._training.processor.launch_ns)
-            second_due = [] if message is None or message.second_bytes is None else [(number, size)]
-            self._second_due_next = second_due
+            self._second_due = [
+                due for due in self._second_due if due[0] < number
+            ]  # not those of an iteration before
+            if message is not None and message.second_bytes is not None:
+                self._second_due.append((number, size))
             future = hook(state, bucket)
             self._launching = None
-            result = VirtualFuture(self._rank, self._last_number, f"the comm hook of bucket {number}")
+            last = self._last_of_bucket.get(number)
+            result = self._results[number] = VirtualFuture(self._rank, last, f"the comm hook of bucket {number}")
             result.after_wait = lambda: self.charge("decompress", number, costs.decompress(size))
             future.add_done_callback(lambda done: copy_result(done, result))
             self._awaited.append(result)
@@ -263,17 +259,17 @@ class RankTraining:
         return "all_reduce", sum(kind == "all_reduce" for kind, _ in self.kinds.values())
 
     def _after_launch(self, number: int, future: VirtualFuture) -> None:
-        self.kinds[number], self._last_number = self._kind, number
-        kind, _ = self._kind
+        self.kinds[number] = kind, bucket = self._kind
+        if bucket is not None:
+            self._last_of_bucket[bucket] = number
+            if kind == "second_all_reduce" and bucket in self._results:
+                self._results[bucket].number = number
         if kind == "all_reduce" and not self._hooked:
             self._launching = None
             self._awaited.append(future)
             self._bucket_launched()
         elif kind == "order":
             future.after_wait = lambda: self.charge("rebuild", None, self._training.processor.rebuild_ns)
-        if self._second_due_next and kind == "all_reduce":
-            self._second_due += self._second_due_next
-            self._second_due_next = []
 
     def _wait_for_everything(self) -> None:
         """Wait for all buckets in order, as torch's C++ reducer does next, where virtual time cannot see it.
@@ -314,7 +310,7 @@ def _real_hook(hook: CommHook, policy: Policy) -> tuple[Callable[[Any, Any], Any
 
 
 class _Launches(LaunchOrder):
-    """Tells a rank's training which bucket our reducer is about to launch, also on a rank without inputs."""
+    """Reports each launch of our reducer to the rank's training, also on a rank without inputs."""
 
     def __init__(self, training: RankTraining) -> None:
         self._training = training
@@ -389,15 +385,21 @@ class _NotifyOfShadow(JoinHook):
         self._end.notify()
 
 
+ONE_BUCKET_MB = 2.0**30
+"""A cap that no model reaches, for torch's class, which does not take an infinite one."""
+
+
 def ddp_arguments(policy: Policy, plan: Sequence[Sequence[int]] | None) -> dict[str, Any]:
     """Return the arguments of `DistributedDataParallel` that differ from its defaults."""
-    caps: dict[str, Any] = {"bucket_cap_mb": policy.bucket_cap_mb}
+    cap = policy.bucket_cap_mb
+    caps: dict[str, Any] = {"bucket_cap_mb": None if cap is None else min(cap, ONE_BUCKET_MB)}
     if plan is not None:
         caps = {"plan": plan}
     elif policy.bucket_cap_mb_list is not None:
-        caps = {"bucket_cap_mb_list": list(policy.bucket_cap_mb_list)}
+        caps = {"bucket_cap_mb_list": [min(cap, ONE_BUCKET_MB) for cap in policy.bucket_cap_mb_list]}
     elif policy.first_bucket_mb is not None:
-        caps = {"bucket_cap_mb_list": [policy.first_bucket_mb, policy.bucket_cap_mb or 25]}
+        largest = 25 if policy.bucket_cap_mb is None else policy.bucket_cap_mb
+        caps = {"bucket_cap_mb_list": [min(cap, ONE_BUCKET_MB) for cap in (policy.first_bucket_mb, largest)]}
     flags = (
         "find_unused_parameters",
         "static_graph",
@@ -409,7 +411,7 @@ def ddp_arguments(policy: Policy, plan: Sequence[Sequence[int]] | None) -> dict[
 
 
 def buckets_of(ddp: Any) -> tuple[tuple[int, ...], ...]:
-    """Return the buckets in force as parameter indices in launch order; empty if the reducer does not tell."""
+    """Return the buckets in force as parameter indices in launch order; empty if the class does not report them."""
     if isinstance(ddp, DistributedDataParallel):
         return ddp.reducer.buckets.assignment
     if not hasattr(ddp, "_get_ddp_logging_data"):

@@ -39,6 +39,10 @@ def measure_operations(model: str) -> Operations:
     """
     try:
         with torch.device("meta"):
+            if model.startswith(models.EMULATED):
+                raise ModelError(
+                    f"--model {model}: expected a model that computes; an emulated device has no operations"
+                )
             module, loss_fn = models.build(model)
             return count_operations(module, loss_fn, model)
     except ModelError:

@@ -1,4 +1,4 @@
-"""Schedule: the buckets of an iteration, and the steps, which are the same on every rank; only durations differ.
+"""Schedule: the buckets of an iteration, and the steps of every rank, which differ in durations and in a few waits.
 
 A rank computes, launches collectives and waits for them. Collectives are numbered in launch order. The order of the
 steps is that of `reference.reducer`: gradients become ready, full buckets are packed, buckets are launched strictly
