@@ -340,12 +340,14 @@ def observed_schedule(
         duration of each computing step at full speed, shape [ranks, steps].
     """
     pieces = [_between_launches(log, collectives) for log in logs]
-    instructions: list[Instruction] = []
+    instructions: list[Instruction] = []  # with at least one step, because an iteration may take no time at all
     ends: list[list[int]] = [[] for _ in logs]
     durations: list[list[int]] = [[] for _ in logs]
     now = [0] * len(logs)
     for number in range(len(collectives) + 1):
         activities = [piece[number] for piece in pieces]
+        if number == len(collectives):
+            activities[0].setdefault(Compute("step"), _Activity(0, 0))
         for instruction in dict.fromkeys(one for activity in activities for one in activity):
             instructions.append(instruction)
             for row, activity in enumerate(activities):

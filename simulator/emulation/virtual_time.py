@@ -105,11 +105,13 @@ class VirtualRank:
         """Wait for a collective, or for what its callbacks compute.
 
         Args:
-            number: Number of the collective. None: the wait is not logged.
+            number: Number of the collective. None: the result depends on no collective.
             is_done: Whether it is done.
             when_done: Registers a function to call when it is done.
             what: Its name, for error messages.
         """
+        if number is None and is_done():
+            return
         self._stop_computing()
         if not is_done():
             when_done(lambda: self._time.resume(self))

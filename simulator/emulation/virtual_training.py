@@ -28,7 +28,7 @@ from ..measure.hook_costs import real_hook
 from ..schedule.comm_hooks import NO_HOOK, CommHook, gradient_bytes
 from ..schedule.policy import Policy
 from ..schedule.schedule import CollectiveKind, Compute, ComputeKind
-from .modelled_network import Message, ModelledGroup, VirtualFuture, tensor_bytes
+from .modelled_network import Message, ModelledGroup, VirtualFuture
 from .virtual_time import VirtualRank
 
 Label = int | Literal["join end"] | None
@@ -212,9 +212,10 @@ class RankTraining:
         index_of = {id(parameter): index for index, parameter in enumerate(self._device.parameters())}
 
         def charged(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-            number, size = bucket.index(), tensor_bytes(bucket.buffer())
+            number, density = bucket.index(), self._training.policy.sparse_density
             recorded = [self._training.workload.parameters[index_of[id(one)]] for one in bucket.parameters()]
-            message = costs.message(recorded, self._training.policy.sparse_density)
+            size = sum(gradient_bytes(one, density) for one in recorded)
+            message = costs.message(recorded, density)
             self.bucket_launches(number)
             self.charge("compress", number, costs.compress(size))
             self.charge("launch", number, self._training.processor.launch_ns)

@@ -169,6 +169,7 @@ class ScheduleCosts:
             for iteration in range(self.policy.sync_every)
         }
         meets[Condition("with_unused")] = times.some_unused & ~joined[..., -1]
+        meets[Condition("all_used")] = ~meets[Condition("with_unused")]
         return EngineInput(
             schedule=self.schedule,
             duration_ns=duration_ns,

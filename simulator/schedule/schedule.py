@@ -52,11 +52,11 @@ class Condition(NamedTuple):
 
     Attributes:
         kind: "without_inputs": the rank has run out of inputs under Join; "with_unused": some parameter got no
-            gradient.
+            gradient; "all_used": the opposite.
         iteration: For "without_inputs": before which iteration of the cycle, as an index.
     """
 
-    kind: Literal["without_inputs", "with_unused"]
+    kind: Literal["without_inputs", "with_unused", "all_used"]
     iteration: int = 0
 
 
@@ -202,7 +202,7 @@ def build_schedule(
             writer.compute("decompress", bucket)
             writer.compute("copy_out", bucket)
     if sends_bitmap:
-        writer.wait(bitmap)
+        writer.wait(bitmap, only=Condition("all_used"))
     writer.compute("step")
     return Schedule(tuple(writer.instructions), tuple(writer.collectives))
 
