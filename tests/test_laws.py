@@ -47,8 +47,9 @@ def test_an_iteration_takes_as_long_as_its_computation_and_as_its_busiest_link(a
     for queue in set(engine_input.queues):
         on_link = sum(
             cost
-            for cost, other in zip(engine_input.cost_ns.tolist(), engine_input.queues, strict=True)
-            if other == queue
+            for number, cost in enumerate(engine_input.cost_ns.tolist())
+            if engine_input.queues[number] == queue
+            and timeline.done_ns[number] <= timeline.iteration_ns  # nobody may wait for the counts of Join
         )
         assert timeline.iteration_ns * engine_input.concurrency >= on_link
     assert prediction.iteration_ns >= prediction.compute_ns >= 0

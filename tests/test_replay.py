@@ -413,9 +413,10 @@ def test_laws_of_every_iteration(engine_input):
     assert spans == list(timeline.spans()), "not deterministic"
     total = timeline.iteration_ns
     assert total == latency_ns(engine_input)
-    assert total == max((span.end_ns for span in spans), default=0)
+    assert total == max((span.end_ns for span in spans if span.stream == "compute"), default=0)
     assert total >= engine_input.duration_ns.sum(axis=1).max()
-    assert total * engine_input.concurrency * len(set(engine_input.queues)) >= engine_input.cost_ns.sum()
+    in_time = timeline.done_ns <= total  # under Join, nobody may wait for the counts of ranks
+    assert total * engine_input.concurrency * len(set(engine_input.queues)) >= engine_input.cost_ns[in_time].sum()
     steady = replace(engine_input, slowdowns=None, sharing=(1.0,) * len(engine_input.sharing))
     assert total >= replay(steady).iteration_ns, "slower parts made a faster whole"
     assert (np.diff(timeline.end_ns, axis=1, prepend=0) >= 0).all(), "a step ended before the one before it"
