@@ -12,13 +12,14 @@ import ctypes
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from itertools import cycle
 from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from .observer import Future, Observer
 from .trace import Buffer, Iteration, Parameter, Trace, Workload
 
 Activity = Literal["forward", "backward", "step"]
@@ -27,42 +28,54 @@ Activity = Literal["forward", "backward", "step"]
 class Clock(Protocol):
     """What an emulated device computes on."""
 
-    def compute(self, duration_ns: int, activity: Activity) -> None:
-        """Block until the device has computed for `duration_ns` nanoseconds."""
+    def computing(self, duration_ns: int, activity: Activity) -> AbstractContextManager[None]:
+        """Make a context that ends when the device has computed for `duration_ns` nanoseconds.
+
+        Code in the context runs on the host beside the device, and costs the device no time.
+        """
 
 
-class WallClock:
+class WallClock(Observer):
     """Sleeps until the emulated device would have finished, with absolute deadlines and without holding the GIL.
 
     As on a GPU's stream, the work of the host beside the device costs the device no time: within a backward pass,
     each deadline follows from the one before, however late the host woke. At the start of a forward pass and of an
-    optimiser step the device has waited for the host, so these start at the present time if that is later.
-
-    Args:
-        dilation: Real time per recorded time.
+    optimiser step the device has waited for the host, so these start at the present time if that is later. The stream
+    of a GPU also copies gradients into buckets, so the device goes on after the launch of a bucket: observers of
+    ddplab's reducer are called then, and the clock is such an observer.
 
     Attributes:
-        overslept_ns: By how much each sleep ended after its deadline, in real nanoseconds.
+        overslept_ns: By how much each sleep ended after its deadline. A deadline that had passed before the sleep
+            counts as well.
+        computed_ns: Time for which the device has computed.
     """
 
-    def __init__(self, dilation: float = 1.0) -> None:
+    def __init__(self) -> None:
         self.overslept_ns: list[int] = []
-        self._dilation = dilation
+        self.computed_ns = 0
         self._due_ns = 0
         least_timer_slack()
 
-    def compute(self, duration_ns: int, activity: Activity) -> None:
-        """Sleep until `duration_ns` of recorded time after the last deadline; see the class."""
+    @contextmanager
+    def computing(self, duration_ns: int, activity: Activity) -> Iterator[None]:
+        """Sleep at the end of the context until `duration_ns` after the last deadline; see the class."""
         if activity != "backward":
             self.catch_up()
-        self._due_ns += round(duration_ns * self._dilation)
-        remaining_ns = self._due_ns - time.monotonic_ns()
-        if remaining_ns > 0:
-            time.sleep(remaining_ns / 1e9)
+        self._due_ns += duration_ns
+        self.computed_ns += duration_ns
+        yield
+        if duration_ns:
+            remaining_ns = self._due_ns - time.monotonic_ns()
+            if remaining_ns > 0:
+                time.sleep(remaining_ns / 1e9)
             self.overslept_ns.append(time.monotonic_ns() - self._due_ns)
 
+    def bucket_launched(self, bucket: int, future: Future) -> None:
+        """Let the device go on after the gradients of a bucket have been copied; see the class."""
+        self.catch_up()
+
     def catch_up(self) -> None:
-        """Count the time up to now as time of the device: its stream has copied gradients, for example."""
+        """Count the time up to now as time of the device."""
         self._due_ns = max(self._due_ns, time.monotonic_ns())
 
 
@@ -133,20 +146,26 @@ class EmulatedTraining:
     Args:
         trace: The recording; rank r emulates its rank r, or starts again at rank 0 if there are more ranks.
         rank: This rank.
-        dilation: Real time per recorded time.
+
+    Attributes:
+        next_iteration: Index of the recorded iteration that is next.
+        observer: To be appended to the observers of ddplab's reducer.
     """
 
-    def __init__(self, trace: Trace, rank: int, dilation: float = 1.0) -> None:
+    def __init__(self, trace: Trace, rank: int) -> None:
         recorded = trace.ranks[rank % len(trace.ranks)].iterations
         waits = trace.workload.source != "module"
-        self._iterations = cycle([IterationTimes.recorded(one, with_communication=waits) for one in recorded])
+        count = min(len(of_rank.iterations) for of_rank in trace.ranks)
+        self._iterations = [IterationTimes.recorded(one, with_communication=waits) for one in recorded[:count]]
+        self.next_iteration = 0
         self.batch = trace.workload.batch
-        self.clock = WallClock(dilation)
-        self.model = EmulatedModel(trace.workload, self.clock)
+        self.observer = WallClock()
+        self.model = EmulatedModel(trace.workload, self.observer)
 
     def __call__(self, module: nn.Module) -> Tensor:
         """Run the forward pass of the next recorded iteration; returns the loss."""
-        self.model.times = next(self._iterations)
+        self.model.times = self._iterations[self.next_iteration % len(self._iterations)]
+        self.next_iteration += 1
         return module()  # type: ignore[no-any-return]
 
     def optimizer(self) -> torch.optim.Optimizer:
@@ -209,16 +228,17 @@ class EmulatedModel(nn.Module):
         times = self.times
         if times is None:
             raise RuntimeError("EmulatedModel: expected `times` to be set before the forward pass, got None")
-        self.clock.compute(times.forward_ns, "forward")
-        token = _apply(_FirstLayer, torch.zeros(1, requires_grad=torch.is_grad_enabled()), self, times.tail_ns)
-        for index, gap_ns in reversed(times.gradients):
-            token = _apply(_Layer, token, self._parameters_by_index[index], self, index, gap_ns)
-        return _apply(_Loss, token, self).sum()
+        with self.clock.computing(times.forward_ns, "forward"):
+            token = _apply(_FirstLayer, torch.zeros(1, requires_grad=torch.is_grad_enabled()), self, times.tail_ns)
+            for index, gap_ns in reversed(times.gradients):
+                token = _apply(_Layer, token, self._parameters_by_index[index], self, index, gap_ns)
+            return _apply(_Loss, token, self).sum()
 
     def step(self) -> None:
         """Compute for the time of everything after the backward pass."""
         assert self.times is not None
-        self.clock.compute(self.times.step_ns, "step")
+        with self.clock.computing(self.times.step_ns, "step"):
+            pass
 
     def gradient(self, index: int) -> Tensor:
         """Make a gradient of a parameter: a new tensor, which autograd keeps without copying it."""
@@ -245,8 +265,8 @@ class _FirstLayer(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *_: Tensor) -> Any:
-        ctx.model.clock.compute(ctx.tail_ns, "backward")
-        return None, None, None
+        with ctx.model.clock.computing(ctx.tail_ns, "backward"):
+            return None, None, None
 
 
 class _Layer(torch.autograd.Function):
@@ -260,8 +280,9 @@ class _Layer(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (token,) = gradients
-        ctx.model.clock.compute(ctx.gap_ns, "backward")
-        return token, ctx.model.gradient(ctx.index), None, None, None
+        with ctx.model.clock.computing(ctx.gap_ns, "backward"):
+            gradient = ctx.model.gradient(ctx.index)
+        return token, gradient, None, None, None
 
 
 class _Loss(torch.autograd.Function):

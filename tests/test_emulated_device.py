@@ -1,6 +1,7 @@
 """The emulated device: real gradients of the recorded shapes, in ready order, at the recorded times."""
 
 import time
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -22,7 +23,9 @@ class Stopwatch:
     def __init__(self):
         self.now_ns = 0
 
-    def compute(self, duration_ns, _activity):
+    @contextmanager
+    def computing(self, duration_ns, _activity):
+        yield
         self.now_ns += duration_ns
 
 
@@ -116,14 +119,35 @@ def test_a_sparse_gradient_has_the_rows_that_a_batch_touches():
 
 
 def test_a_wall_clock_sleeps_until_absolute_deadlines():
-    clock = WallClock(dilation=2.0)
+    clock = WallClock()
     before_ns = time.monotonic_ns()
-    clock.compute(1_000_000, "forward")
+    with clock.computing(2_000_000, "forward"):
+        time.sleep(0.001)  # work of the host, beside the device
     for _ in range(5):
-        clock.compute(500_000, "backward")
-    assert time.monotonic_ns() - before_ns >= 2 * 3_500_000
-    assert len(clock.overslept_ns) <= 6
+        with clock.computing(1_000_000, "backward"):
+            pass
+    with clock.computing(0, "step"):
+        pass
+    assert time.monotonic_ns() - before_ns >= 7_000_000
+    assert clock.computed_ns == 7_000_000
+    assert len(clock.overslept_ns) == 6
     assert min(clock.overslept_ns) >= 0
+
+
+def test_a_late_host_costs_the_device_no_time_but_copies_do():
+    clock = WallClock()
+    clock.catch_up()
+    with clock.computing(1_000_000, "backward"):
+        time.sleep(0.02)
+    with clock.computing(1_000_000, "backward"):
+        pass
+    assert clock.overslept_ns[0] >= 18_000_000
+    assert clock.overslept_ns[1] >= 17_000_000  # its deadline had passed, too
+    clock.bucket_launched(0, None)
+    copied_ns = time.monotonic_ns()
+    with clock.computing(3_000_000, "backward"):
+        pass
+    assert time.monotonic_ns() - copied_ns >= 2_900_000
 
 
 def test_a_trace_is_a_model(tmp_path):

@@ -201,7 +201,7 @@ def run_table(runs: Sequence[CommittedRun]) -> Table:
 
 def run_note(runs: Sequence[CommittedRun]) -> str:
     """Explains the columns of the table of runs, and gives the errors of the runs on a steady machine."""
-    steady = [run for run in runs if abs(run.current.drift) <= STEADY_DRIFT]
+    steady = [run for run in runs if run.current.drift is not None and abs(run.current.drift) <= STEADY_DRIFT]
     if not steady:
         return RUN_NOTE
     errors = [abs(row.error) for run in steady for row in run.current.rows]

@@ -1,13 +1,18 @@
 """`ddplab record`, `calibrate`, `validate` and `demo`: subcommands that run real ranks on this machine."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from reference.trace import Trace
+
 from ..measure.report import Configuration
+from ..workload.scale_model import ScaleModel
 from .options import (
     Caps,
+    ChosenModel,
     Hooks,
     Json,
     LinkRate,
@@ -20,8 +25,9 @@ from .options import (
     read_hooks,
     read_link_rate,
     read_orders,
+    read_scale,
 )
-from .output import describe_trace, progress, show_report, show_table, write_json
+from .output import describe_trace, progress, show_conditions, show_report, show_table, write_json
 
 
 def record(
@@ -90,7 +96,23 @@ def calibrate(
 
 
 def validate(
-    model: Model = "resnet50",
+    model: ChosenModel = None,
+    emulate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRACE", help="Instead of a model, train emulated devices that take the times of a trace."
+        ),
+    ] = None,
+    dilation: Annotated[
+        float,
+        typer.Option(
+            metavar="K", help="With --emulate: run K times slower, links included; times are reported as 1."
+        ),
+    ] = 1.0,
+    byte_scale: Annotated[
+        float,
+        typer.Option(metavar="S", help="With --emulate: multiply tensors, caps and the rate of links by S."),
+    ] = 1.0,
     world_size: WorldSize = 2,
     caps: Caps = "0.5,1,5,25,single",
     orders: Orders = "ready",
@@ -111,22 +133,70 @@ def validate(
     were ranked wrongly, and the fraction of iterations inside the predicted interval. Errors are given by the clock,
     and paired: after correction for the change of the machine's speed, which is measured next to each run. The folder
     contains the trace, the fabric file, predictions.json (written before the first run), report.json and report.csv.
+
+    With --emulate, the devices sleep for the recorded times and make real gradients, so the machine's speed does not
+    matter as long as it is fast enough. That is checked: there is no report if the processor has too little idle
+    time, sleeps end too late, or devices and network slow each other down.
     """
     from reference.launch import RankPool
 
     from ..measure.validate import validate as run
 
     check_outputs(out / "report.json", json_path)
+    if emulate is None:
+        for option, factor in (("--dilation", dilation), ("--byte-scale", byte_scale)):
+            if factor != 1:
+                raise ValueError(
+                    f"{option}: expected --emulate with it, because a real model has its own speed and size"
+                )
+    elif model is not None:
+        raise ValueError(f"--model: expected either --model or --emulate, got both {model} and {emulate}")
     configurations = [
         Configuration(cap, order, hook.name)
         for cap in read_caps(caps)
         for order in read_orders(orders)
         for hook in read_hooks(hooks)
     ]
-    with progress() as on_progress, RankPool(world_size, link_rate=read_link_rate(link_rate)) as pool:
-        report = run(pool, [model], configurations, out=out, repeat=repeat, on_progress=on_progress)
+    rate = read_link_rate(link_rate)
+    if emulate is not None:
+        _validate_emulated(
+            Trace.load(emulate),
+            configurations,
+            world_size,
+            rate,
+            read_scale(dilation, byte_scale),
+            repeat,
+            out,
+            json_path,
+        )
+        return
+    with progress() as on_progress, RankPool(world_size, link_rate=rate) as pool:
+        report = run(pool, [model or "resnet50"], configurations, out=out, repeat=repeat, on_progress=on_progress)
     show_report(report)
     write_json(json_path, report.to_json())
+
+
+def _validate_emulated(
+    trace: Trace,
+    configurations: Sequence[Configuration],
+    world_size: int,
+    rate: float | None,
+    scale: ScaleModel,
+    repeat: int,
+    out: Path,
+    json_path: Path | None,
+) -> None:
+    from reference.launch import RankPool
+
+    from ..measure.validate_emulated import validate_emulated
+
+    with progress() as on_progress, RankPool(world_size, link_rate=rate and scale.rate(rate)) as pool:
+        validated = validate_emulated(
+            pool, trace, configurations, scale=scale, out=out, repeat=repeat, on_progress=on_progress
+        )
+    show_report(validated.report)
+    show_conditions(validated.conditions)
+    write_json(json_path, validated.to_json())
 
 
 def demo(

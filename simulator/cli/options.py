@@ -19,19 +19,18 @@ from ..fabric import Fabric, Processor
 from ..schedule.comm_hooks import CommHook, named_hook
 from ..schedule.policy import Policy
 from ..workload.compute_times import Straggler, Variation
+from ..workload.scale_model import ScaleModel
 
 R = TypeVar("R", bound=Schema)
 
 FABRIC_FILE = "A fabric file of `calibrate`, a topology file (.yaml, .yml), or a log of nccl-tests (.log, .txt)"
 
-Model = Annotated[
-    str,
-    typer.Option(
-        metavar="MODEL",
-        help="resnet50, resnet18, mlp, transformer, small-tensors, emulated:TRACE (sleeps for the times of a trace), "
-        "or MODULE:CALLABLE of your own.",
-    ),
-]
+MODELS = (
+    "resnet50, resnet18, mlp, transformer, small-tensors, emulated:TRACE (sleeps for the times of a trace), or "
+    "MODULE:CALLABLE of your own."
+)
+Model = Annotated[str, typer.Option(metavar="MODEL", help=MODELS)]
+ChosenModel = Annotated[str | None, typer.Option(metavar="MODEL", help=MODELS, show_default="resnet50")]
 WorldSize = Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks.")]
 Caps = Annotated[str, typer.Option(metavar="MB,...", help="Bucket caps in MB; `single` is one bucket in total.")]
 Orders = Annotated[str, typer.Option(metavar="ORDER,...", help=f"Bucket orders: {', '.join(ORDERS)}.")]
@@ -184,6 +183,14 @@ def read_link_rate(text: str | None) -> float | None:
         return None if text is None else bits_per_s(text)
     except ValueError as error:
         raise ValueError(f"--link-rate: {error}") from None
+
+
+def read_scale(dilation: float, byte_scale: float) -> ScaleModel:
+    """Make a scale model from its factors."""
+    try:
+        return ScaleModel(dilation=dilation, byte_scale=byte_scale)
+    except ValueError as error:
+        raise ValueError(f"--{str(error).replace('_', '-')}") from None
 
 
 def check_outputs(*paths: Path | None) -> None:

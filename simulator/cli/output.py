@@ -16,6 +16,7 @@ from reference.files import write_atomically
 from reference.trace import Trace
 
 from ..fabric import Fabric, Linear, Processor
+from ..measure.conditions import Conditions
 from ..measure.report import Report
 
 notes = Console(stderr=True)
@@ -164,20 +165,36 @@ def show_report(report: Report) -> None:
             optional=("hook", "buckets", "quartiles", "naive overlap", "perfect scaling", "no overlap", "paired"),
         )
     baselines = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.baselines.items())
+    errors = f"{report.mape:.1%} mean absolute, {report.worst_error:+.1%} worst"
+    if report.drift is None:
+        print(f"error: {errors} (mean absolute error of baselines: {baselines})")
+    else:
+        print(
+            f"error by the clock: {errors}; speed checks took {report.drift:+.1%} time compared with the "
+            "calibration\n"
+            f"paired error, without the change of the machine's speed: {report.paired_mape:.1%} mean absolute "
+            f"(baselines: {baselines})"
+        )
     print(
-        f"error by the clock: {report.mape:.1%} mean absolute, {report.worst_error:+.1%} worst; speed checks took "
-        f"{report.drift:+.1%} time compared with the calibration\n"
-        f"paired error, without the change of the machine's speed: {report.paired_mape:.1%} mean absolute "
-        f"(baselines: {baselines})\n"
         f"ranked wrongly: {report.sign_errors} of {report.pairs_apart} pairs that differ by more than noise; "
         f"fastest configuration found: {report.fastest_found:.0%}; "
         f"iterations inside the interval: {report.coverage:.0%}"
     )
-    if abs(report.drift) > NOISY_DRIFT:
+    if report.drift is not None and abs(report.drift) > NOISY_DRIFT:
         print(
             "the machine's speed has changed since the calibration, so errors by the clock are mostly due to this "
             "change; run again while nothing else runs"
         )
+
+
+def show_conditions(conditions: Conditions) -> None:
+    """Print whether emulated devices ran as they should, in one line."""
+    late = [f"{ns / 1e6:.2f}" for ns in conditions.overslept_ns]
+    print(
+        f"conditions: processor idle {conditions.idle:.0%}; sleeps ended late by {late[0]} ms (median), {late[1]} ms "
+        f"(90 % quantile) and {late[2]} ms (99 %); slow-down of the device {conditions.device_slow_down:.3f}, of the "
+        f"network {conditions.network_slow_down:.3f}"
+    )
 
 
 # Calibrations

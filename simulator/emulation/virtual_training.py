@@ -4,8 +4,8 @@
 collective belongs to, and charges the processor costs of the fabric where the reducer incurs them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
@@ -188,8 +188,10 @@ class RankTraining:
             for parameter in self._device.parameters():
                 parameter.grad = None
 
-    def compute(self, duration_ns: int, activity: Activity) -> None:
+    @contextmanager
+    def computing(self, duration_ns: int, activity: Activity) -> Iterator[None]:
         """Compute for the device; see `Clock`."""
+        yield
         if self._unsynchronized is None:
             self.charge(activity, None, duration_ns)
         else:

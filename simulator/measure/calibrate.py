@@ -17,7 +17,7 @@ from reference.launch import Progress, RankPool, no_progress
 from ..fabric import Fabric, Linear, Processor, Sharing, Timing
 from ..fabric.processor import HookCost
 from ..schedule.comm_hooks import NO_HOOK, named_hook
-from .collectives import gradient_bytes, time_collectives
+from .collectives import MessageSizes, gradient_bytes, time_collectives
 from .hook_costs import HookParts, time_hook
 from .reducer_costs import time_copies, time_search_and_rebuild
 from .slow_downs import fit_contention, fit_lingering, time_contention
@@ -63,14 +63,13 @@ def calibrate(
         named_hook(name)  # raises an error before anything is measured
     if sizes_bytes is None:
         sizes_bytes = sizes_up_to(pool.run(gradient_bytes, model)[0])
-    collectives = measure_collectives(pool, sizes_bytes, repeats, on_progress)
+    collectives = measure_collectives(pool, MessageSizes.of_each(sizes_bytes), repeats, on_progress)
     fabric = with_slowdowns(pool, model, collectives, repeats=repeats, on_progress=on_progress)
     return measure_hooks(pool, fabric, hooks, model, repeats=repeats, on_progress=on_progress)
 
 
-def measure_collectives(pool: RankPool, sizes_bytes: Iterable[int], repeats: int, on_progress: Progress) -> Fabric:
+def measure_collectives(pool: RankPool, sizes: MessageSizes, repeats: int, on_progress: Progress) -> Fabric:
     """Measure the costs that do not depend on the model: collectives, copies and launches."""
-    sizes = sorted(sizes_bytes)
     samples = pool.run(time_collectives, sizes, COLLECTIVE_REPEATS * repeats, on_progress=on_progress)[0]
     copies = pool.run(time_copies, repeats)[0]
     world_size = pool.world_size
@@ -79,7 +78,7 @@ def measure_collectives(pool: RankPool, sizes_bytes: Iterable[int], repeats: int
         all_reduce=_timings(world_size, samples["all_reduce"]),
         broadcast=_timings(world_size, samples["broadcast"]),
         library=pool.backend,
-        sharing=tuple(_sharing(size, samples["two"][size], samples["all_reduce"][size]) for size in sizes),
+        sharing=tuple(_sharing(size, samples["two"][size], samples["all_reduce"][size]) for size in sizes.two),
         processor=Processor(**copies),
         source=f"measured: {pool.backend}, {world_size} ranks on one {platform.machine()} machine{network}, "
         f"torch {torch.__version__}",

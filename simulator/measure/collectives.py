@@ -2,7 +2,8 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -21,10 +22,30 @@ QUEUE_LENGTH = 4
 """Queue length for measuring two all-reduces at a time, so that the backend can always start the next one."""
 
 Samples = dict[str, dict[int, list[int]]]
-"""Nanoseconds by measurement ("all_reduce", "two", "broadcast") and message size."""
+"""Nanoseconds by measurement, which is named as in `MessageSizes`, and message size."""
 
 
-def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int) -> Samples:
+class MessageSizes(NamedTuple):
+    """Message sizes to measure, in bytes; a size of `two` is also one of `all_reduce`.
+
+    Attributes:
+        all_reduce: Sizes of single all-reduces.
+        two: Sizes of all-reduces that run two at a time.
+        broadcast: Sizes of broadcasts.
+    """
+
+    all_reduce: tuple[int, ...]
+    two: tuple[int, ...]
+    broadcast: tuple[int, ...]
+
+    @classmethod
+    def of_each(cls, sizes_bytes: Iterable[int]) -> Self:
+        """Make the same sizes for each measurement."""
+        sizes = tuple(sorted(sizes_bytes))
+        return cls(sizes, sizes, sizes)
+
+
+def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: int) -> Samples:
     """Time all-reduces alone, all-reduces two at a time and broadcasts repeatedly; drop the first time of each.
 
     Repetitions of all sizes are interleaved, so that a drift of the machine's speed affects every size alike. A size
@@ -32,27 +53,29 @@ def time_collectives(rank: int, _world_size: int, sizes: list[int], repeats: int
 
     Args:
         rank: This rank.
-        sizes: Message sizes in bytes.
+        sizes: Message sizes.
         repeats: Repetitions of each measurement, unless the budget allows fewer.
     """
-    buffer = MessageBuffer(2 * max(sizes))
+    every_size = sorted({*sizes.all_reduce, *sizes.two, *sizes.broadcast})
+    buffer = MessageBuffer(2 * every_size[-1])
     measurements: dict[str, Callable[[list[Tensor]], int]] = {
         "all_reduce": lambda messages: time_ns(dist.all_reduce, messages[0]),
         "two": two_at_a_time_ns,
         "broadcast": lambda messages: broadcast_ns(messages[0]),
     }
-    times: Samples = {name: {size: [] for size in sizes} for name in measurements}
-    repeats_of = dict.fromkeys(sizes, repeats)
+    times: Samples = {name: {size: [] for size in getattr(sizes, name)} for name in measurements}
+    repeats_of = dict.fromkeys(every_size, repeats)
     for done in range(repeats + 1):
         if rank == 0:
             report_progress("calibrating collectives", done, repeats + 1)
-        for size in (size for size in sizes if done <= repeats_of[size]):
-            messages = buffer.messages(size, QUEUE_LENGTH)
-            for name, measure in measurements.items():
+        for size in (size for size in every_size if done <= repeats_of[size]):
+            messages, taken_ns = buffer.messages(size, QUEUE_LENGTH), 0
+            for name in (name for name in measurements if size in times[name]):
                 dist.barrier()
-                times[name][size].append(measure(messages))
+                times[name][size].append(measurements[name](messages))
+                taken_ns += times[name][size][-1]
             if done == 0:
-                repeats_of[size] = affordable_repeats(sum(times[name][size][0] for name in measurements), repeats)
+                repeats_of[size] = affordable_repeats(taken_ns, repeats)
     return {name: {size: taken[1:] for size, taken in by_size.items()} for name, by_size in times.items()}
 
 

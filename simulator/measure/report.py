@@ -87,15 +87,18 @@ class TargetPrediction:
     speed_check: SpeedCheck
     with_slower_network: Callable[[float], int]
 
-    def speed(self, now: SpeedCheck) -> float:
+    def speed(self, now: SpeedCheck | None) -> float:
         """Return the machine's present speed for this target run, as a multiple of its speed at the calibration.
 
         An iteration on a machine whose processor is p times and whose network is n times slower takes p times as long
         as one on a machine whose network alone is n / p times slower: only the unit of time differs.
 
         Args:
-            now: A speed check measured now; the computation gives p and the all-reduce gives n.
+            now: A speed check measured now; the computation gives p and the all-reduce gives n. None: the speed has
+                not changed.
         """
+        if now is None:
+            return 1.0
         slower_processor = now.compute_ns / self.speed_check.compute_ns
         if not self.speed_check.all_reduce_ns:  # one rank: there is no network
             return 1 / slower_processor
@@ -110,11 +113,12 @@ class Measurement:
 
     Attributes:
         times_ns: Nanoseconds of each iteration, from one slowest rank's end to the next.
-        speed_check: Medians of the speed checks right before and after the turn.
+        speed_check: Medians of the speed checks right before and after the turn. None: an emulated device sleeps, so
+            its speed does not change and is not checked.
     """
 
     times_ns: tuple[int, ...]
-    speed_check: SpeedCheck
+    speed_check: SpeedCheck | None = None
 
 
 @dataclass(frozen=True)
@@ -139,7 +143,8 @@ class Row:
         predicted_ns: Median of the predicted iterations.
         interval_ns: Ends of the predicted 90 % interval.
         coverage: Fraction of the paired iterations that lie inside the interval.
-        drift: How much longer the speed check took than predicted, as a fraction; median of the turns.
+        drift: How much longer the speed check took than predicted, as a fraction; median of the turns. None: there
+            were no speed checks.
         error: Error of the prediction relative to `measured_ns`.
         paired_error: Error of the prediction relative to `paired_ns`.
         perfect_scaling_error: The same for the baseline "computation alone".
@@ -160,7 +165,7 @@ class Row:
     predicted_ns: int
     interval_ns: tuple[int, int]
     coverage: float
-    drift: float
+    drift: float | None
     error: float
     paired_error: float
     perfect_scaling_error: float
@@ -183,6 +188,7 @@ class Report:
             or not measurably slower than the fastest.
         coverage: Mean coverage of the rows; the intervals should cover 90 % of the iterations.
         drift: Median drift of the rows: how much slower the machine became after the calibration, as a fraction.
+            None: there were no speed checks.
         baselines: Mean absolute paired error of each baseline.
         rows: One per model and configuration.
     """
@@ -195,7 +201,7 @@ class Report:
     sign_errors: int
     fastest_found: float
     coverage: float
-    drift: float
+    drift: float | None
     baselines: dict[str, float]
     rows: tuple[Row, ...]
 
@@ -238,6 +244,7 @@ def make_row(
     paired_times = [ns * predicted.speed(turn.speed_check) for turn in turns for ns in turn.times_ns]
     paired_low, paired, paired_high = _quartiles(paired_times)
     shortest, longest = prediction.interval_ns
+    checks_ns = [turn.speed_check.total_ns for turn in turns if turn.speed_check is not None]
     return Row(
         model=model,
         cap_mb=configuration.cap_mb,
@@ -252,7 +259,7 @@ def make_row(
         predicted_ns=prediction.iteration_ns,
         interval_ns=prediction.interval_ns,
         coverage=statistics.fmean(shortest <= ns <= longest for ns in paired_times),
-        drift=statistics.median(turn.speed_check.total_ns for turn in turns) / predicted.speed_check.total_ns - 1,
+        drift=statistics.median(checks_ns) / predicted.speed_check.total_ns - 1 if checks_ns else None,
         error=prediction.iteration_ns / middle - 1,
         paired_error=prediction.iteration_ns / paired - 1,
         perfect_scaling_error=prediction.compute_ns / paired - 1,
@@ -265,6 +272,7 @@ def summarize(rows: Sequence[Row], predictions_sha256: str) -> Report:
     """Make a report of these rows, with their summary."""
     apart = [pair for pair in combinations(rows, 2) if pair[0].model == pair[1].model and _are_apart(*pair)]
     models = list(dict.fromkeys(row.model for row in rows))
+    drifts = [row.drift for row in rows if row.drift is not None]
     return Report(
         predictions_sha256=predictions_sha256,
         mape=statistics.fmean(abs(row.error) for row in rows),
@@ -276,7 +284,7 @@ def summarize(rows: Sequence[Row], predictions_sha256: str) -> Report:
             _fastest_found([row for row in rows if row.model == model]) for model in models
         ),
         coverage=statistics.fmean(row.coverage for row in rows),
-        drift=statistics.median(row.drift for row in rows),
+        drift=statistics.median(drifts) if drifts else None,
         baselines={name: statistics.fmean(abs(getattr(row, f"{name}_error")) for row in rows) for name in BASELINES},
         rows=tuple(rows),
     )

@@ -1,6 +1,7 @@
 """Rank bodies that train: `record_computation` records a trace, `measure_configurations` measures target runs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from reference import models
 from reference.data_parallel import DistributedDataParallel
+from reference.emulated_device import EmulatedTraining
 from reference.launch import report_progress
 from reference.parameters import size_bytes, trainable_parameters
 from reference.recorder import record
@@ -39,6 +41,11 @@ class Trainer:
         self.module, self._loss_fn = models.build(model)
         self.batch: int | None = getattr(self._loss_fn, "batch", None)
         self._optimizer = models.optimizer_of(self.module, self._loss_fn)
+
+    @property
+    def device(self) -> EmulatedTraining | None:
+        """The emulated device, or None if this rank computes."""
+        return self._loss_fn if isinstance(self._loss_fn, EmulatedTraining) else None
 
     def step(self, module: nn.Module) -> None:
         """Train one iteration; `module` is the model itself or its data-parallel wrapper."""
@@ -99,8 +106,17 @@ def measure_configurations(
 
 def _train(trainer: Trainer, target_run: TargetRun) -> tuple[int, ...]:
     """Train one turn; return the nanoseconds of each measured iteration."""
+    with warmed_up(trainer, target_run) as ddp:
+        return time_iterations(trainer, ddp)
+
+
+@contextmanager
+def warmed_up(trainer: Trainer, target_run: TargetRun) -> Iterator[DistributedDataParallel]:
+    """Wrap the model as the target run says, and train until iterations are alike."""
     ddp = DistributedDataParallel(trainer.module, **target_run.ddp_arguments)
     warm_up = 1 if "plan" in target_run.ddp_arguments else 2  # without a plan, the second iteration rebuilds buckets
+    if trainer.device is not None:
+        ddp.reducer.observers.append(trainer.device.observer)
     try:
         if target_run.hook_name != NO_HOOK.name:
             hook, make_state = real_hook(target_run.hook_name)
@@ -108,17 +124,23 @@ def _train(trainer: Trainer, target_run: TargetRun) -> tuple[int, ...]:
             warm_up = WARM_UP_OF_HOOKS
         for _ in range(warm_up):
             trainer.step(ddp)
-        dist.barrier()
-        ends_ns = [clock_ns()]
-        for _ in range(MEASURED_ITERATIONS):
-            trainer.step(ddp)
-            ends_ns.append(clock_ns())
-        # An iteration lasts from one slowest rank's end to the next. A rank that finishes early waits for the others
-        # in its next iteration, so the sum of each iteration's longest time would exceed the time of the training.
-        # The ranks share one machine and so one clock.
-        return tuple(end - start for start, end in pairwise(_of_slowest_rank(ends_ns)))
+        yield ddp
     finally:
         ddp.reducer.detach()
+
+
+def time_iterations(trainer: Trainer, ddp: DistributedDataParallel) -> tuple[int, ...]:
+    """Train; return the nanoseconds of each iteration, from one slowest rank's end to the next; equal on all ranks.
+
+    A rank that finishes early waits for the others in its next iteration, so the sum of each iteration's longest time
+    would exceed the time of the training. The ranks share one machine and so one clock.
+    """
+    dist.barrier()
+    ends_ns = [clock_ns()]
+    for _ in range(MEASURED_ITERATIONS):
+        trainer.step(ddp)
+        ends_ns.append(clock_ns())
+    return tuple(end - start for start, end in pairwise(_of_slowest_rank(ends_ns)))
 
 
 def _check_speed(trainer: Trainer, all_gradients: Tensor) -> list[SpeedCheck]:

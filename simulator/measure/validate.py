@@ -22,6 +22,7 @@ from ..fabric import Fabric
 from ..schedule.schedule import buckets_of
 from ..workload.compute_times import recorded_model
 from .calibrate import REPEATS, measure_collectives, measure_hooks, sizes_up_to, with_slowdowns
+from .collectives import MessageSizes
 from .report import (
     Configuration,
     Measurement,
@@ -79,7 +80,7 @@ def validate(
             strict=True,
         )
     }
-    digest = _write_predictions(out / "predictions.json", predicted)
+    digest = write_predictions(out / "predictions.json", predicted)
     measured = _measure(pool, traces, predicted, repeat, on_progress)
     rows = [make_row(*target, prediction, measured[target]) for target, prediction in predicted.items()]
     report = summarize(rows, digest)
@@ -100,7 +101,7 @@ def _calibrate(
 
     record_all()
     most_bytes = max(sum(trace.sizes_bytes) for (trace,) in recordings.values())
-    collectives = measure_collectives(pool, sizes_up_to(most_bytes), REPEATS, on_progress)
+    collectives = measure_collectives(pool, MessageSizes.of_each(sizes_up_to(most_bytes)), REPEATS, on_progress)
     record_all()
     fabrics = {}
     for model in model_names:
@@ -110,7 +111,7 @@ def _calibrate(
     return {model: join(traces) for model, traces in recordings.items()}, fabrics
 
 
-def _write_predictions(path: Path, predicted: Mapping[Target, TargetPrediction]) -> str:
+def write_predictions(path: Path, predicted: Mapping[Target, TargetPrediction]) -> str:
     """Write all predictions as JSON, and return the file's sha256."""
     rows = [
         {
@@ -139,7 +140,7 @@ def _measure(
     for turn in range(repeat):
         for model, trace in traces.items():
             due = [configuration for name, configuration in measured if name == model]
-            target_runs = [_target_run(trace, configuration) for configuration in due]
+            target_runs = [target_run(trace, configuration) for configuration in due]
             word = f"{model}: training, turn {turn + 1} of {repeat}"
             one_turn = pool.run(measure_configurations, model, target_runs, word, on_progress=on_progress)[0]
             for configuration, measurement in zip(due, one_turn, strict=True):
@@ -147,7 +148,7 @@ def _measure(
     return measured
 
 
-def _target_run(trace: Trace, configuration: Configuration) -> TargetRun:
+def target_run(trace: Trace, configuration: Configuration) -> TargetRun:
     """Make a target run: with the cap if the bucket order is the ready order, else with an explicit plan."""
     if configuration.order == "ready":
         return TargetRun({"bucket_cap_mb": configuration.cap_mb}, configuration.hook)

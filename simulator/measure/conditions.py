@@ -1,0 +1,58 @@
+"""Conditions under which a measurement on emulated devices is valid: the machine keeps up with them."""
+
+from dataclasses import dataclass
+
+from reference.errors import Error
+
+IDLE_AT_LEAST = 0.3
+"""Smallest fraction of the processor that must be idle: with less, threads wait for a core."""
+OVERSLEPT_AT_MOST = 0.01
+"""Largest 99 % quantile of oversleeping, as a fraction of the shortest measured iteration."""
+SLOW_DOWN_AT_MOST = 1.02
+"""Largest slow-down of the device by the network, and of the network by the device."""
+
+
+class ConditionsError(Error, RuntimeError):
+    """The machine is too slow for the emulated devices, so that a measurement would not be valid."""
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """Whether emulated devices ran as they should, on all ranks and in all measured iterations.
+
+    Attributes:
+        idle: Fraction of the machine's processor time in which it was idle; the least of all turns.
+        overslept_ns: How late sleeps ended: 50 %, 90 % and 99 % quantile, in real nanoseconds.
+        shortest_ns: Shortest measured iteration, in real nanoseconds.
+        device_slow_down: Factor by which all-reduces slow passes of the device down.
+        network_slow_down: Factor by which passes of the device slow all-reduces down.
+    """
+
+    idle: float
+    overslept_ns: tuple[int, int, int]
+    shortest_ns: int
+    device_slow_down: float
+    network_slow_down: float
+
+    def check(self) -> None:
+        """Check that the measurement is valid.
+
+        Raises:
+            ConditionsError: A condition does not hold; the message names each that does not.
+        """
+        problems = []
+        if self.idle < IDLE_AT_LEAST:
+            problems.append(f"at least {IDLE_AT_LEAST:.0%} of the processor idle, got {self.idle:.0%}")
+        if (late := self.overslept_ns[-1]) > OVERSLEPT_AT_MOST * self.shortest_ns:
+            problems.append(
+                f"99 of 100 sleeps to end within {OVERSLEPT_AT_MOST:.0%} of the shortest iteration "
+                f"({self.shortest_ns / 1e6:.1f} ms) after their deadline, got {late / 1e6:.2f} ms"
+            )
+        for what, factor in (("device", self.device_slow_down), ("network", self.network_slow_down)):
+            if factor > SLOW_DOWN_AT_MOST:
+                problems.append(f"the {what} to be slowed down by at most {SLOW_DOWN_AT_MOST}, got {factor:.3f}")
+        if problems:
+            raise ConditionsError(
+                f"emulated devices: expected {'; '.join(problems)}. This machine is too slow or too busy for these "
+                "ranks, so nothing is reported; try a larger --dilation or a smaller --byte-scale"
+            )

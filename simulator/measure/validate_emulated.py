@@ -1,0 +1,242 @@
+"""Validate on emulated devices: predict, then train on real ranks whose computation sleeps for recorded times.
+
+The reducer, the collectives and the links are real. Only the computation is emulated. It hardly needs the processor,
+always has the same speed, and overlaps with communication as on a GPU. The times of the trace therefore hold during
+training, and only the collectives are calibrated. Whether the machine is fast enough for the emulated devices is
+measured too (`Conditions`); if it is not, nothing is reported.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import psutil
+import torch.distributed as dist
+
+from reference.launch import Progress, RankPool, no_progress, report_progress
+from reference.models import EMULATED
+from reference.trace import Trace
+
+from ..schedule.schedule import buckets_of, build_schedule
+from ..workload.compute_times import recorded_model
+from ..workload.scale_model import ScaleModel
+from .calibrate import REPEATS, measure_collectives, measure_hooks
+from .collectives import MessageSizes
+from .conditions import Conditions
+from .report import Configuration, Measurement, Report, Row, make_row, policy_of, predict_targets, summarize
+from .slow_downs import Case, ContendingModel, ContinuousTimes
+from .timing import ContentionTimes, slowdown_factor
+from .training_runs import MEASURED_ITERATIONS, TargetRun, Trainer, time_iterations, warmed_up
+from .validate import target_run, write_predictions
+
+SLOW_DOWN_ROUNDS = 3
+SIZE_RATIO = 1.5
+"""Least ratio of two message sizes that are calibrated; between them, costs are interpolated."""
+
+
+class EmulatedTurn(NamedTuple):
+    """One turn of a target run on one rank.
+
+    Attributes:
+        times_ns: Nanoseconds of each measured iteration, from one slowest rank's end to the next.
+        idle: Fraction of the machine's processor time in which it was idle.
+        overslept_ns: How late each sleep of this rank's device ended.
+    """
+
+    times_ns: tuple[int, ...]
+    idle: float
+    overslept_ns: list[int]
+
+
+@dataclass(frozen=True)
+class EmulatedReport:
+    """A report whose times are those of the original, and how it was made.
+
+    Attributes:
+        report: Predictions compared with measurements.
+        scale: How the scale model that ran differs from the original.
+        conditions: Conditions of the measurement.
+    """
+
+    report: Report
+    scale: ScaleModel
+    conditions: Conditions
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields."""
+        return {"scale_model": asdict(self.scale), "conditions": asdict(self.conditions), **self.report.to_json()}
+
+
+def validate_emulated(
+    pool: RankPool,
+    trace: Trace,
+    configurations: Sequence[Configuration],
+    *,
+    scale: ScaleModel,
+    out: Path,
+    repeat: int = 3,
+    on_progress: Progress = no_progress,
+) -> EmulatedReport:
+    """Calibrate the collectives, write the predictions, and only then train emulated devices and measure.
+
+    Args:
+        pool: The ranks to train on; the rate of their links is that of the scale model.
+        trace: The computation to emulate. Rank r emulates its rank r, or starts again at rank 0 if there are more.
+        configurations: Configurations of the original.
+        scale: How the scale model that runs differs from the original.
+        out: Folder for `trace.json.gz` and `fabric.json` of the scale model, `predictions.json` with its times, and
+            `report.json` and `report.csv` with times of the original.
+        repeat: Number of turns of each configuration; each trains the recorded iterations that follow on those of the
+            turn before.
+        on_progress: Called with each step's name, the parts done and all parts.
+
+    Raises:
+        ConditionsError: The machine is too slow, so there is no report; predictions were written.
+        RankError: A rank failed.
+        ValueError: There is no such hook, or some parameter got no gradient.
+    """
+    model_trace = scale.trace(trace, repeat * MEASURED_ITERATIONS)
+    model_trace.save(out / "trace.json.gz")
+    model, name = f"{EMULATED}{out / 'trace.json.gz'}", trace.workload.model
+    in_model = [replace(one, cap_mb=scale.cap_mb(one.cap_mb)) for one in configurations]
+    sizes = message_sizes(model_trace, in_model)
+    fabric = measure_collectives(pool, sizes, REPEATS, on_progress)
+    fabric = measure_hooks(pool, fabric, [one.hook for one in configurations], model, on_progress=on_progress)
+    fabric.save(out / "fabric.json")
+    predicted = dict(
+        zip(configurations, predict_targets(model_trace, fabric, in_model, pool.world_size), strict=True)
+    )
+    digest = write_predictions(
+        out / "predictions.json", {(name, configuration): one for configuration, one in predicted.items()}
+    )
+    slow_downs = _slow_downs(pool, model, sizes, fabric.concurrency, on_progress)
+    target_runs = [target_run(model_trace, configuration) for configuration in in_model]
+    turns: list[list[list[EmulatedTurn]]] = []
+    for turn in range(repeat):
+        word = f"{name}: training emulated devices, turn {turn + 1} of {repeat}"
+        first = turn * MEASURED_ITERATIONS
+        turns.append(pool.run(train_emulated, model, target_runs, first, word, on_progress=on_progress))
+    conditions = _conditions([turn for by_rank in turns for of_rank in by_rank for turn in of_rank], slow_downs)
+    conditions.check()
+    rows = []
+    for number, (configuration, prediction) in enumerate(predicted.items()):
+        measured = [Measurement(by_rank[0][number].times_ns) for by_rank in turns]
+        rows.append(_in_original(make_row(name, configuration, prediction, measured), scale))
+    report = EmulatedReport(summarize(rows, digest), scale, conditions)
+    report.report.save(out)
+    return report
+
+
+def message_sizes(trace: Trace, configurations: Sequence[Configuration]) -> MessageSizes:
+    """Return the message sizes to calibrate for these configurations; see `SIZE_RATIO`."""
+    all_reduce, two, broadcast = set[int](), set[int](), set[int]()
+    recorded = recorded_model(trace)
+    for policy in map(policy_of, configurations):
+        collectives = build_schedule(policy, recorded, buckets_of(policy, recorded)).collectives
+        broadcast |= {one.size_bytes for one in collectives if one.transport == "broadcast"}
+        reduced = [one.size_bytes for one in collectives if one.transport != "broadcast"]
+        all_reduce.update(reduced)
+        if len(reduced) > 1:
+            two.update(reduced)
+    two_spaced = spaced(two)
+    return MessageSizes(tuple(sorted({*spaced(all_reduce), *two_spaced})), two_spaced, spaced(broadcast))
+
+
+def spaced(sizes_bytes: Iterable[int]) -> tuple[int, ...]:
+    """Return the smallest and the largest size, and others between them at a ratio of at least `SIZE_RATIO`.
+
+    Sizes are multiples of 4 and at least 4, because messages of float32 are measured.
+    """
+    sizes = sorted({max(4, size - size % 4) for size in sizes_bytes})
+    kept = sizes[:1]
+    for size in sizes[1:-1]:
+        if size >= SIZE_RATIO * kept[-1] and SIZE_RATIO * size <= sizes[-1]:
+            kept.append(size)
+    return (*kept, *sizes[1:][-1:])
+
+
+def _slow_downs(
+    pool: RankPool, model: str, sizes: MessageSizes, in_flight: int, on_progress: Progress
+) -> tuple[float, float]:
+    on_progress("checking slow-downs", 0, 1)
+    size = sizes.all_reduce[len(sizes.all_reduce) // 2]
+    by_rank = pool.run(time_slow_downs, model, Case(size, in_flight), SLOW_DOWN_ROUNDS)
+    device, _ = slowdown_factor([of_rank.passes for of_rank in by_rank])
+    network, _ = slowdown_factor([of_rank.collectives for of_rank in by_rank])
+    return device, network
+
+
+def _conditions(turns: Sequence[EmulatedTurn], slow_downs: tuple[float, float]) -> Conditions:
+    overslept = np.concatenate([turn.overslept_ns for turn in turns])
+    p50, p90, p99 = (round(quantile) for quantile in np.quantile(overslept, [0.5, 0.9, 0.99]))
+    shortest_ns = min(ns for turn in turns for ns in turn.times_ns)
+    return Conditions(min(turn.idle for turn in turns), (p50, p90, p99), shortest_ns, *slow_downs)
+
+
+def _in_original(row: Row, scale: ScaleModel) -> Row:
+    """Convert a row's times from those of the scale model."""
+
+    def both(times_ns: tuple[int, int]) -> tuple[int, int]:
+        return scale.original_ns(times_ns[0]), scale.original_ns(times_ns[1])
+
+    return replace(
+        row,
+        turns=tuple(Measurement(tuple(map(scale.original_ns, turn.times_ns))) for turn in row.turns),
+        measured_ns=scale.original_ns(row.measured_ns),
+        quartiles_ns=both(row.quartiles_ns),
+        paired_ns=scale.original_ns(row.paired_ns),
+        paired_quartiles_ns=both(row.paired_quartiles_ns),
+        predicted_ns=scale.original_ns(row.predicted_ns),
+        interval_ns=both(row.interval_ns),
+    )
+
+
+# Rank bodies
+
+
+def time_slow_downs(_rank: int, _world_size: int, model: str, case: Case, rounds: int) -> ContinuousTimes:
+    """Time this rank's passes through the model and its collectives, alone and at the same time."""
+    contending = ContendingModel(model, dist.new_group())
+    times = ContinuousTimes(ContentionTimes([], []), ContentionTimes([], []))
+    before = contending.time_pass()
+    for _ in range(rounds):
+        before = contending.time_round(case, times, before)
+    dist.destroy_process_group(contending.barrier_group)
+    return times
+
+
+def train_emulated(
+    rank: int, _world_size: int, model: str, target_runs: Sequence[TargetRun], first: int, progress_word: str
+) -> list[EmulatedTurn]:
+    """Train one turn of each target run.
+
+    Args:
+        rank: This rank.
+        model: As for `--model`: an emulated one.
+        target_runs: The configurations to train under, in this order.
+        first: Index of the recorded iteration from which each target run is measured.
+        progress_word: Label for the progress reports.
+    """
+    trainer = Trainer(model, rank)
+    assert trainer.device is not None
+    clock, turns = trainer.device.observer, []
+    for done, run in enumerate(target_runs):
+        if rank == 0:
+            report_progress(progress_word, done, len(target_runs))
+        trainer.device.next_iteration = -1  # buckets are rebuilt in the last iteration's ready order, as predicted
+        with warmed_up(trainer, run) as ddp:
+            trainer.device.next_iteration = first
+            slept, before = len(clock.overslept_ns), psutil.cpu_times()
+            times_ns = time_iterations(trainer, ddp)
+            idle = _idle(before, psutil.cpu_times())
+        turns.append(EmulatedTurn(times_ns, idle, clock.overslept_ns[slept:]))
+    return turns
+
+
+def _idle(before: Any, after: Any) -> float:
+    """Return the fraction of processor time between two readings of `psutil.cpu_times` that was idle."""
+    spent = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
+    total = sum(ns for name, ns in spent.items() if not name.startswith("guest"))  # counted in user time already
+    return (spent["idle"] + spent.get("iowait", 0.0)) / total if total else 1.0

@@ -1,0 +1,80 @@
+"""Scale models: the same iteration in another unit of time, with smaller tensors."""
+
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.emulated_device import IterationTimes
+from reference.trace import Buffer, Trace
+from simulator.fabric import Fabric
+from simulator.prediction import predict
+from simulator.workload.compute_times import recorded_model
+from simulator.workload.scale_model import ScaleModel
+
+from .strategies import traces
+
+
+@given(traces(), st.integers(1, 50), st.floats(0.001, 1000))
+def test_a_slower_device_on_a_slower_network_has_the_same_iteration_in_another_unit_of_time(trace, dilation, cap_mb):
+    fabric = Fabric.from_table([(4, 0, 50), (4, 1000, 1050)], concurrency=1)
+    slow = ScaleModel(dilation=dilation).trace(trace, iterations=99)
+    settings = {"world_size": 4, "bucket_cap_mb": cap_mb}
+    original = predict(ScaleModel().trace(trace, iterations=99), fabric, **settings)
+    scaled = predict(slow, fabric.scaled(dilation), **settings)
+    assert scaled.samples_ns == tuple(dilation * ns for ns in original.samples_ns)
+
+
+@given(traces(), st.integers(1, 5))
+def test_a_scale_of_one_keeps_every_duration_and_size(trace, iterations):
+    same = ScaleModel().trace(trace, iterations)
+    kept = min(iterations, *(len(rank.iterations) for rank in trace.ranks))
+    for rank, original in zip(same.ranks, trace.ranks, strict=True):
+        assert [IterationTimes.recorded(one, with_communication=False) for one in rank.iterations] == [
+            IterationTimes.recorded(one, with_communication=False) for one in original.iterations[:kept]
+        ]
+    assert same.workload == trace.workload
+
+
+@given(traces(), st.sampled_from(["ddplab", "torch"]))
+def test_a_rank_that_waited_in_the_recording_does_not_wait_in_the_model(trace, source):
+    waited = trace.model_copy(update={"workload": trace.workload.model_copy(update={"source": source})})
+    model = recorded_model(ScaleModel().trace(waited, iterations=99))
+    assert not model.has_communication
+    expected = recorded_model(waited).compute_times
+    for times, recorded in zip(model.compute_times, expected, strict=True):
+        assert times.compute_ns.tolist() == recorded.compute_ns[: len(times.compute_ns)].tolist()
+
+
+@given(traces(), st.floats(0.001, 10))
+def test_tensors_are_scaled_to_whole_elements_and_none_vanishes(trace, byte_scale):
+    buffers = (Buffer(name="n", dtype="int64", size_bytes=8), Buffer(name="m", dtype="float32", size_bytes=4004))
+    workload = trace.workload.model_copy(update={"buffers": buffers})
+    original = trace.model_copy(update={"workload": workload})
+    small = ScaleModel(byte_scale=byte_scale).trace(original, iterations=1)
+    Trace.model_validate_json(small.model_dump_json())  # the sizes agree with the shapes
+    for before, after in zip(workload.parameters, small.workload.parameters, strict=True):
+        assert (after.size_bytes == 0) == (before.size_bytes == 0)
+        elements = prod(before.shape)
+        if elements:
+            item = before.size_bytes // elements
+            assert abs(after.size_bytes - before.size_bytes * byte_scale) <= item
+    assert [buffer.size_bytes % 4 for buffer in small.workload.buffers] == [0, 0]
+    assert small.workload.buffers[0].size_bytes % 8 == 0
+    assert min(buffer.size_bytes for buffer in small.workload.buffers) > 0
+
+
+@given(st.floats(0.01, 100), st.floats(0.01, 100), st.floats(1e6, 1e12), st.integers(1, 10**9))
+def test_a_message_takes_the_dilated_time_on_the_links_of_the_model(dilation, byte_scale, rate, size_bytes):
+    scale = ScaleModel(dilation=dilation, byte_scale=byte_scale)
+    in_model_s = size_bytes * byte_scale / scale.rate(rate)
+    assert in_model_s == pytest.approx(dilation * size_bytes / rate)
+    assert scale.original_ns(in_model_s * 1e9) == pytest.approx(size_bytes / rate * 1e9, abs=1)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["dilation", "byte_scale"])
+def test_a_factor_that_is_not_above_zero_is_named(name, value):
+    with pytest.raises(ValueError, match=rf"^{name}: expected a factor above 0, got"):
+        ScaleModel(**{name: value})

@@ -1,0 +1,125 @@
+"""Validation on emulated devices: which sizes are calibrated, what is measured, and when nothing is reported."""
+
+from dataclasses import replace
+from itertools import pairwise
+from unittest import mock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.bucketing import ORDERS
+from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
+from simulator.measure import conditions, validate_emulated
+from simulator.measure.conditions import Conditions, ConditionsError
+from simulator.measure.report import Configuration, policy_of
+from simulator.measure.validate_emulated import SIZE_RATIO, message_sizes, spaced
+from simulator.schedule.schedule import buckets_of, build_schedule
+from simulator.workload.compute_times import recorded_model
+from simulator.workload.scale_model import ScaleModel
+
+from .strategies import traces
+
+MS = 1_000_000
+GOOD = Conditions(0.9, (1, 2, 3), 1000, 1.0, 1.0)
+
+
+def small_trace(iterations: int = 2) -> Trace:
+    """Two tensors of 40 kB; the iterations take 20 ms, 21 ms, ..."""
+    parameters = tuple(
+        Parameter(name=f"{name}.weight", shape=(10_000,), dtype="float32", size_bytes=40_000) for name in "ab"
+    )
+    recorded, start = [], 0
+    for number in range(iterations):
+        end = start + (20 + number) * MS
+        recorded.append(
+            Iteration(
+                forward_start_ns=start, forward_end_ns=start + 5 * MS, backward_start_ns=start + 5 * MS,
+                backward_end_ns=end - MS, end_ns=end, synchronized=False, ready_ns=(end - MS, start + 8 * MS),
+            )
+        )  # fmt: skip
+        start = end
+    workload = Workload(
+        model="small", source="module", parameters=parameters, device="cuda", device_name="a GPU", backend=None,
+        world_size=1, torch_version="2.13.0",
+    )  # fmt: skip
+    return Trace(workload=workload, ranks=(RankTrace(rank=0, iterations=tuple(recorded)),))
+
+
+@given(st.sets(st.integers(0, 10**9), min_size=1))
+def test_calibrated_sizes_span_all_messages_and_leave_no_wide_gap_without_a_reason(sizes):
+    kept = spaced(sizes)
+    aligned = sorted({max(4, size - size % 4) for size in sizes})
+    assert (kept[0], kept[-1]) == (aligned[0], aligned[-1])
+    assert set(kept) <= set(aligned)
+    for before, after in pairwise(kept[:-1]):
+        assert after >= SIZE_RATIO * before
+    for low, high in pairwise(kept):
+        between = [size for size in aligned if low < size < high]
+        assert all(size < SIZE_RATIO * low or SIZE_RATIO * size > high for size in between)
+
+
+@given(traces(), st.lists(st.tuples(st.floats(1e-5, 100), st.sampled_from(ORDERS)), min_size=1, max_size=4))
+def test_every_message_lies_within_the_calibrated_sizes(trace, configured):
+    configurations = [Configuration(cap, order) for cap, order in configured]
+    sizes, model = message_sizes(trace, configurations), recorded_model(trace)
+    assert set(sizes.two) <= set(sizes.all_reduce)
+    for policy in map(policy_of, configurations):
+        for collective in build_schedule(policy, model, buckets_of(policy, model)).collectives:
+            measured = sizes.broadcast if collective.transport == "broadcast" else sizes.all_reduce
+            assert measured[0] <= max(4, collective.size_bytes)
+            assert collective.size_bytes < measured[-1] + 4
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"idle": 0.1}, "at least 30% of the processor idle, got 10%"),
+        ({"overslept_ns": (1, 2, 11)}, "within 1% of the shortest iteration"),
+        ({"device_slow_down": 1.03}, "the device to be slowed down by at most 1.02, got 1.030"),
+        ({"network_slow_down": 1.03}, "the network to be slowed down by at most 1.02, got 1.030"),
+    ],
+)
+def test_a_condition_that_does_not_hold_is_named(change, named):
+    GOOD.check()
+    with pytest.raises(ConditionsError, match=named):
+        replace(GOOD, **change).check()
+
+
+def test_emulated_devices_are_measured_in_the_original_time_and_predictions_come_first(two_ranks, tmp_path):
+    """The machine may be too busy for valid conditions while tests run, so these are not checked here."""
+    trace, configurations = small_trace(), [Configuration(0.01), Configuration(float("inf"), "forward")]
+    with mock.patch.object(conditions.Conditions, "check"):
+        validated = validate_emulated.validate_emulated(
+            two_ranks,
+            trace,
+            configurations,
+            scale=ScaleModel(dilation=2, byte_scale=0.5),
+            out=tmp_path,
+            repeat=1,
+        )
+    assert [row.buckets for row in validated.report.rows] == [2, 1]
+    for row in validated.report.rows:
+        (turn,) = row.turns
+        assert len(turn.times_ns) == 3
+        assert min(turn.times_ns) >= 20 * MS  # a device that sleeps is never faster than recorded
+        assert row.predicted_ns >= 20 * MS
+        assert row.drift is None
+    assert validated.conditions.shortest_ns >= 2 * 20 * MS
+    assert len(validated.conditions.overslept_ns) == 3
+    saved = Trace.load(tmp_path / "trace.json.gz")
+    assert [parameter.size_bytes for parameter in saved.workload.parameters] == [20_000, 20_000]
+    assert (tmp_path / "predictions.json").stat().st_mtime_ns <= (tmp_path / "report.json").stat().st_mtime_ns
+    assert validated.to_json()["scale_model"] == {"dilation": 2, "byte_scale": 0.5}
+
+
+def test_nothing_is_reported_under_bad_conditions(two_ranks, tmp_path):
+    with (
+        mock.patch.object(conditions, "IDLE_AT_LEAST", 1.1),
+        pytest.raises(ConditionsError, match="try a larger --dilation"),
+    ):
+        validate_emulated.validate_emulated(
+            two_ranks, small_trace(), [Configuration(25.0)], scale=ScaleModel(), out=tmp_path, repeat=1
+        )
+    assert (tmp_path / "predictions.json").exists()
+    assert not (tmp_path / "report.json").exists()
