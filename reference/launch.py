@@ -32,7 +32,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from .errors import ModelError, RankError
-from .virtual_links import DEVICE, Links, enter
+from .virtual_links import DEVICE, Links, Uplinks, enter
 
 Body = Callable[..., Any]
 """An importable function `body(rank, world_size, *args)`; arguments and result must be picklable."""
@@ -89,6 +89,7 @@ class RankPool:
         timeout_s: Time-out in seconds of each `run`, of which the first also starts the ranks, and of collectives.
         link_rate: Rate of each rank's virtual link in bits per second; see `virtual_links`. None: ranks use the
             loopback interface.
+        uplinks: With `link_rate`, the links between nodes. None: all ranks are in one node.
 
     Raises:
         LinkError: On the first `run`, if virtual links are not possible on this machine or for this user.
@@ -101,6 +102,7 @@ class RankPool:
         backend: str = "gloo",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         link_rate: float | None = None,
+        uplinks: Uplinks | None = None,
     ) -> None:
         if world_size < 1:
             raise ValueError(f"world_size: expected at least 1, got {world_size}")
@@ -108,6 +110,7 @@ class RankPool:
         self.backend = backend
         self.timeout_s = timeout_s
         self.link_rate = link_rate
+        self.uplinks = uplinks
         self._links: Links | None = None
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._connections: list[Connection] = []
@@ -173,7 +176,7 @@ class RankPool:
         context = multiprocessing.get_context("spawn")
         self._folder = Path(tempfile.mkdtemp(prefix="ddplab-ranks-"))
         if self.link_rate is not None:
-            self._links = Links(self.world_size, self.link_rate)
+            self._links = Links(self.world_size, self.link_rate, self.uplinks)
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             stack, writes_stack = context.Pipe(duplex=False)

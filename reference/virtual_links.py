@@ -1,9 +1,10 @@
 """Virtual links: each rank of one machine runs in its own network namespace, on a link of a given rate.
 
-Each rank is connected to a bridge by a virtual Ethernet pair, like a machine to a switch. A token-bucket filter
-(tc-tbf(8)) at both ends of the pair limits both directions. The namespaces have no names: the kernel removes them
-when the last process that holds them open exits, so nothing is left behind, even if the launcher is killed. Linux
-only; needs root and the commands ip, tc and nsenter.
+Each rank is connected to a bridge by a virtual Ethernet pair, like a machine to a switch. With uplinks, the ranks of
+a node share a bridge, and each of these bridges is connected to one in the middle. A token-bucket filter (tc-tbf(8))
+at both ends of a pair limits both directions. The namespaces have no names: the kernel removes them when the last
+process that holds them open exits, so nothing is left behind, even if the launcher is killed. Linux only; needs root
+and the commands ip, tc and nsenter.
 """
 
 import ctypes
@@ -12,7 +13,7 @@ import re
 import subprocess
 import threading
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from .errors import LinkError
 
@@ -47,26 +48,43 @@ def bits_per_s(text: str) -> float:
     return rate
 
 
+class Uplinks(NamedTuple):
+    """Links between nodes.
+
+    Attributes:
+        ranks_per_node: Ranks 0 to `ranks_per_node` - 1 are in the first node, and so on; the last may have fewer.
+        rate: Rate of each node's uplink in each direction, in bits per second.
+    """
+
+    ranks_per_node: int
+    rate: float
+
+
 class Links:
-    """A network namespace for each rank, and one for the bridge; use as a context manager, or call `close`.
+    """A network namespace for each rank, and one for the bridges; use as a context manager, or call `close`.
 
     Args:
         world_size: Number of ranks.
         rate: Rate of each rank's link in each direction, in bits per second.
+        uplinks: Links between nodes. None: all ranks are in one node.
 
     Raises:
         LinkError: Virtual links are not possible on this machine or for this user; the message names the cause.
     """
 
-    def __init__(self, world_size: int, rate: float) -> None:
+    def __init__(self, world_size: int, rate: float, uplinks: Uplinks | None = None) -> None:
         if world_size > MAX_RANKS:
             raise LinkError(f"links: expected at most {MAX_RANKS} ranks, got {world_size}")
         self._open: list[int] = []
         try:
             hub = self._namespace()
-            _run(hub, "ip link add hub type bridge")
-            _run(hub, "ip link set hub up")
-            self._ranks = [self._connect(hub, rank, rate) for rank in range(world_size)]
+            _add_bridge(hub, "hub")
+            per_node = world_size if uplinks is None else uplinks.ranks_per_node
+            if uplinks is not None:
+                for node in range(-(-world_size // per_node)):
+                    _add_node(hub, f"node{node}", uplinks.rate)
+            bridges = ["hub" if uplinks is None else f"node{rank // per_node}" for rank in range(world_size)]
+            self._ranks = [self._connect(hub, rank, rate, bridge) for rank, bridge in enumerate(bridges)]
         except BaseException:
             self.close()
             raise
@@ -91,10 +109,10 @@ class Links:
         self._open.append(made)
         return made
 
-    def _connect(self, hub: int, rank: int, rate: float) -> int:
+    def _connect(self, hub: int, rank: int, rate: float, bridge: str) -> int:
         own, port = self._namespace(), f"rank{rank}"
         _run(hub, f"ip link add {port} type veth peer name {DEVICE} netns {_path(own)}")
-        _run(hub, f"ip link set {port} master hub up")
+        _run(hub, f"ip link set {port} master {bridge} up")
         _run(own, f"ip address add 10.0.0.{rank + 1}/24 dev {DEVICE}")
         _run(own, f"ip link set {DEVICE} up")
         _run(own, "ip link set lo up")
@@ -145,6 +163,21 @@ def _call(name: str, *arguments: int) -> None:
         raise LinkError(_needs(f"the system call {name} is missing"))
     if function(*arguments):
         raise LinkError(_needs(f"{name}: {os.strerror(ctypes.get_errno())}"))
+
+
+def _add_bridge(hub: int, bridge: str) -> None:
+    _run(hub, f"ip link add {bridge} type bridge")
+    _run(hub, f"ip link set {bridge} up")
+
+
+def _add_node(hub: int, bridge: str, rate: float) -> None:
+    """Add the bridge of a node, and its uplink to the bridge in the middle."""
+    _add_bridge(hub, bridge)
+    up, down = f"{bridge}up", f"{bridge}down"
+    _run(hub, f"ip link add {up} type veth peer name {down}")
+    for device, master in ((up, bridge), (down, "hub")):
+        _run(hub, f"ip link set {device} master {master} up")
+        _limit(hub, device, rate)
 
 
 def _limit(namespace: int, device: str, rate: float) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from reference import virtual_links
 from reference.errors import LinkError
 from reference.launch import RankPool
-from reference.virtual_links import DEVICE, Links, bits_per_s
+from reference.virtual_links import DEVICE, Links, Uplinks, bits_per_s
 
 ELEMENTS = 100_000
 LAUNCHER = """
@@ -80,6 +80,23 @@ def test_ranks_reach_each_other_by_their_links_and_by_nothing_else(world_size):
             assert devices == ["lo", DEVICE]
             assert sent >= 4 * ELEMENTS * 2 * (world_size - 1) // world_size
             assert limit == "tbf"
+
+
+@NEEDS_LINKS
+@pytest.mark.parametrize(("world_size", "ranks_per_node"), [(3, 2), (4, 1), (2, 4)])
+def test_ranks_of_different_nodes_reach_each_other_by_uplinks_of_their_rate(world_size, ranks_per_node):
+    with RankPool(world_size, link_rate=1e9, uplinks=Uplinks(ranks_per_node, 2e8), timeout_s=60) as pool:
+        for total, devices, _sent, _limit in pool.run(reduce_and_look):
+            assert total == world_size * (world_size + 1) / 2
+            assert devices == ["lo", DEVICE]
+        assert pool._links is not None
+        hub = pool._links._open[0]
+        command = ["nsenter", f"--net={virtual_links._path(hub)}", "tc", "-j", "qdisc", "show"]
+        rates = {rule["dev"]: rule["options"]["rate"] for rule in json.loads(subprocess.check_output(command))
+                 if rule["kind"] == "tbf"}  # fmt: skip
+    nodes = -(-world_size // ranks_per_node)
+    expected = {f"node{node}{end}": 2e8 / 8 for node in range(nodes) for end in ("up", "down")}
+    assert rates == expected | {f"rank{rank}": 1e9 / 8 for rank in range(world_size)}
 
 
 def namespaces() -> set[int]:

@@ -90,7 +90,7 @@ def test_emulated_devices_are_measured_in_the_original_time_and_predictions_come
     """The machine may be too busy for valid conditions while tests run, so these are not checked here."""
     trace, configurations = small_trace(), [Configuration(0.01), Configuration(float("inf"), "forward")]
     with mock.patch.object(conditions.Conditions, "check"):
-        validated = validate_emulated.validate_emulated(
+        report = validate_emulated.validate_emulated(
             two_ranks,
             trace,
             configurations,
@@ -98,19 +98,19 @@ def test_emulated_devices_are_measured_in_the_original_time_and_predictions_come
             out=tmp_path,
             repeat=1,
         )
-    assert [row.buckets for row in validated.report.rows] == [2, 1]
-    for row in validated.report.rows:
+    assert [row.buckets for row in report.rows] == [2, 1]
+    for row in report.rows:
         (turn,) = row.turns
         assert len(turn.times_ns) == 3
         assert min(turn.times_ns) >= 20 * MS  # a device that sleeps is never faster than recorded
         assert row.predicted_ns >= 20 * MS
         assert row.drift is None
-    assert validated.conditions.shortest_ns >= 2 * 20 * MS
-    assert len(validated.conditions.overslept_ns) == 3
+    assert report.conditions.shortest_ns >= 2 * 20 * MS
+    assert len(report.conditions.overslept_ns) == 3
     saved = Trace.load(tmp_path / "trace.json.gz")
     assert [parameter.size_bytes for parameter in saved.workload.parameters] == [20_000, 20_000]
     assert (tmp_path / "predictions.json").stat().st_mtime_ns <= (tmp_path / "report.json").stat().st_mtime_ns
-    assert validated.to_json()["scale_model"] == {"dilation": 2, "byte_scale": 0.5}
+    assert report.to_json()["scale_model"] == {"dilation": 2, "byte_scale": 0.5}
 
 
 def test_nothing_is_reported_under_bad_conditions(two_ranks, tmp_path):

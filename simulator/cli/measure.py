@@ -1,6 +1,5 @@
 """`ddplab record`, `calibrate`, `validate` and `demo`: subcommands that run real ranks on this machine."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +8,6 @@ import typer
 from reference.trace import Trace
 
 from ..measure.report import Configuration
-from ..workload.scale_model import ScaleModel
 from .options import (
     Caps,
     ChosenModel,
@@ -19,15 +17,16 @@ from .options import (
     Model,
     Orders,
     TraceOut,
+    UplinksText,
     WorldSize,
     check_outputs,
     read_caps,
     read_hooks,
-    read_link_rate,
+    read_links,
     read_orders,
     read_scale,
 )
-from .output import describe_trace, progress, show_conditions, show_report, show_table, write_json
+from .output import describe_trace, progress, show_report, show_table, write_json
 
 
 def record(
@@ -70,6 +69,7 @@ def calibrate(
         ),
     ] = None,
     link_rate: LinkRate = None,
+    uplinks: UplinksText = None,
     out: Annotated[Path, typer.Option(metavar="PATH", help="Where to write the fabric file.")] = Path(
         "out/fabric.json"
     ),
@@ -88,7 +88,8 @@ def calibrate(
     from .output import show_calibration
 
     check_outputs(out, json_path)
-    with progress() as on_progress, RankPool(world_size, link_rate=read_link_rate(link_rate)) as pool:
+    rate, between_nodes = read_links(link_rate, uplinks)
+    with progress() as on_progress, RankPool(world_size, link_rate=rate, uplinks=between_nodes) as pool:
         fabric = measure(pool, model, hooks=hook or (), on_progress=on_progress)
     fabric.save(out)
     show_calibration(fabric, model, f"{world_size} ranks, saved as {out}")
@@ -122,6 +123,7 @@ def validate(
         typer.Option(min=1, metavar="N", help="Turns of each configuration; a turn measures 3 iterations."),
     ] = 3,
     link_rate: LinkRate = None,
+    uplinks: UplinksText = None,
     out: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Folder for trace, fabric file, predictions and report.")
     ] = Path("out/validate"),
@@ -141,6 +143,7 @@ def validate(
     from reference.launch import RankPool
 
     from ..measure.validate import validate as run
+    from ..measure.validate_emulated import validate_emulated
 
     check_outputs(out / "report.json", json_path)
     if emulate is None:
@@ -157,46 +160,19 @@ def validate(
         for order in read_orders(orders)
         for hook in read_hooks(hooks)
     ]
-    rate = read_link_rate(link_rate)
-    if emulate is not None:
-        _validate_emulated(
-            Trace.load(emulate),
-            configurations,
-            world_size,
-            rate,
-            read_scale(dilation, byte_scale),
-            repeat,
-            out,
-            json_path,
-        )
-        return
-    with progress() as on_progress, RankPool(world_size, link_rate=rate) as pool:
-        report = run(pool, [model or "resnet50"], configurations, out=out, repeat=repeat, on_progress=on_progress)
-    show_report(report)
-    write_json(json_path, report.to_json())
-
-
-def _validate_emulated(
-    trace: Trace,
-    configurations: Sequence[Configuration],
-    world_size: int,
-    rate: float | None,
-    scale: ScaleModel,
-    repeat: int,
-    out: Path,
-    json_path: Path | None,
-) -> None:
-    from reference.launch import RankPool
-
-    from ..measure.validate_emulated import validate_emulated
-
-    with progress() as on_progress, RankPool(world_size, link_rate=rate and scale.rate(rate)) as pool:
-        validated = validate_emulated(
-            pool, trace, configurations, scale=scale, out=out, repeat=repeat, on_progress=on_progress
-        )
-    show_report(validated.report)
-    show_conditions(validated.conditions)
-    write_json(json_path, validated.to_json())
+    scale = read_scale(dilation, byte_scale)
+    trace = None if emulate is None else Trace.load(emulate)
+    rate, between_nodes = read_links(link_rate, uplinks, scale)
+    with progress() as on_progress, RankPool(world_size, link_rate=rate, uplinks=between_nodes) as pool:
+        if trace is None:
+            models = [model or "resnet50"]
+            result = run(pool, models, configurations, out=out, repeat=repeat, on_progress=on_progress)
+        else:
+            result = validate_emulated(
+                pool, trace, configurations, scale=scale, out=out, repeat=repeat, on_progress=on_progress
+            )
+    show_report(result)
+    write_json(json_path, result.to_json())
 
 
 def demo(

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from matplotlib.figure import Figure
@@ -19,7 +19,10 @@ from ..fabric import Fabric, Processor
 from ..schedule.comm_hooks import CommHook, named_hook
 from ..schedule.policy import Policy
 from ..workload.compute_times import Straggler, Variation
-from ..workload.scale_model import ScaleModel
+from ..workload.scale_model import ORIGINAL, ScaleModel
+
+if TYPE_CHECKING:
+    from reference.virtual_links import Uplinks
 
 R = TypeVar("R", bound=Schema)
 
@@ -91,6 +94,14 @@ LinkRate = Annotated[
         metavar="RATE",
         help="Connect the ranks by virtual links of this rate, such as 1gbit, instead of the loopback interface; "
         "requires Linux, root and iproute2.",
+    ),
+]
+UplinksText = Annotated[
+    str | None,
+    typer.Option(
+        "--uplinks",
+        metavar="K:RATE",
+        help="With --link-rate: nodes of K ranks, each connected to the others by an uplink of this rate.",
     ),
 ]
 Json = Annotated[
@@ -175,14 +186,35 @@ def read_fabric(paths: Sequence[Path], words: Sequence[str] | None, processor: P
     return fabric if processor is None else fabric.model_copy(update={"processor": _processor_of(processor)})
 
 
-def read_link_rate(text: str | None) -> float | None:
-    """Parse a rate in bits per second; None stays None."""
-    from reference.virtual_links import bits_per_s
+def read_links(
+    link_rate: str | None, uplinks: str | None, scale: ScaleModel = ORIGINAL
+) -> "tuple[float | None, Uplinks | None]":
+    """Parse the rate of links in bits per second, and the links between nodes; None stays None.
 
+    Args:
+        link_rate: The value of --link-rate.
+        uplinks: The value of --uplinks.
+        scale: The scale model whose rates are returned.
+
+    Raises:
+        ValueError: An option is malformed, or there are uplinks without --link-rate.
+    """
+    from reference.virtual_links import Uplinks, bits_per_s
+
+    if uplinks is not None and link_rate is None:
+        raise ValueError(f"--uplinks: expected --link-rate with it, the rate inside a node, got only {uplinks!r}")
+    option = "--link-rate"
     try:
-        return None if text is None else bits_per_s(text)
+        rate = None if link_rate is None else scale.rate(bits_per_s(link_rate))
+        if uplinks is None:
+            return rate, None
+        ranks, _, uplink_rate = uplinks.partition(":")
+        option = "--uplinks"
+        if not (ranks.isdecimal() and int(ranks) > 0):
+            raise ValueError(f"expected K:RATE, such as 4:1gbit, got {uplinks!r}")
+        return rate, Uplinks(int(ranks), scale.rate(bits_per_s(uplink_rate)))
     except ValueError as error:
-        raise ValueError(f"--link-rate: {error}") from None
+        raise ValueError(f"{option}: {error}") from None
 
 
 def read_scale(dilation: float, byte_scale: float) -> ScaleModel:

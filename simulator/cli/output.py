@@ -180,6 +180,8 @@ def show_report(report: Report) -> None:
         f"fastest configuration found: {report.fastest_found:.0%}; "
         f"iterations inside the interval: {report.coverage:.0%}"
     )
+    if report.conditions is not None:
+        _show_conditions(report.conditions)
     if report.drift is not None and abs(report.drift) > NOISY_DRIFT:
         print(
             "the machine's speed has changed since the calibration, so errors by the clock are mostly due to this "
@@ -187,7 +189,7 @@ def show_report(report: Report) -> None:
         )
 
 
-def show_conditions(conditions: Conditions) -> None:
+def _show_conditions(conditions: Conditions) -> None:
     """Print whether emulated devices ran as they should, in one line."""
     late = [f"{ns / 1e6:.2f}" for ns in conditions.overslept_ns]
     print(

@@ -23,6 +23,8 @@ from ..fabric import Fabric, Processor
 from ..prediction import Prediction, predict
 from ..schedule.comm_hooks import named_hook
 from ..schedule.policy import Policy
+from ..workload.scale_model import ScaleModel
+from .conditions import Conditions
 
 BASELINES = ("perfect_scaling", "no_overlap", "naive_overlap")
 """Simpler predictions to compare with."""
@@ -191,6 +193,9 @@ class Report:
             None: there were no speed checks.
         baselines: Mean absolute paired error of each baseline.
         rows: One per model and configuration.
+        scale_model: How the scale model of emulated devices differs from the original; times are those of the
+            original. None: real models ran.
+        conditions: Conditions of a measurement on emulated devices. None: real models ran.
     """
 
     predictions_sha256: str
@@ -204,6 +209,8 @@ class Report:
     drift: float | None
     baselines: dict[str, float]
     rows: tuple[Row, ...]
+    scale_model: ScaleModel | None = None
+    conditions: Conditions | None = None
 
     def to_frame(self) -> pd.DataFrame:
         """Return the rows as a table, with the number of turns instead of the turns."""

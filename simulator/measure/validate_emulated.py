@@ -7,7 +7,7 @@ measured too (`Conditions`); if it is not, nothing is reported.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,25 +50,6 @@ class EmulatedTurn(NamedTuple):
     overslept_ns: list[int]
 
 
-@dataclass(frozen=True)
-class EmulatedReport:
-    """A report whose times are those of the original, and how it was made.
-
-    Attributes:
-        report: Predictions compared with measurements.
-        scale: How the scale model that ran differs from the original.
-        conditions: Conditions of the measurement.
-    """
-
-    report: Report
-    scale: ScaleModel
-    conditions: Conditions
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields."""
-        return {"scale_model": asdict(self.scale), "conditions": asdict(self.conditions), **self.report.to_json()}
-
-
 def validate_emulated(
     pool: RankPool,
     trace: Trace,
@@ -78,7 +59,7 @@ def validate_emulated(
     out: Path,
     repeat: int = 3,
     on_progress: Progress = no_progress,
-) -> EmulatedReport:
+) -> Report:
     """Calibrate the collectives, write the predictions, and only then train emulated devices and measure.
 
     Args:
@@ -124,8 +105,8 @@ def validate_emulated(
     for number, (configuration, prediction) in enumerate(predicted.items()):
         measured = [Measurement(by_rank[0][number].times_ns) for by_rank in turns]
         rows.append(_in_original(make_row(name, configuration, prediction, measured), scale))
-    report = EmulatedReport(summarize(rows, digest), scale, conditions)
-    report.report.save(out)
+    report = replace(summarize(rows, digest), scale_model=scale, conditions=conditions)
+    report.save(out)
     return report
 
 

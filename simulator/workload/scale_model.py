@@ -116,5 +116,7 @@ class ScaleModel:
         )
 
 
+ORIGINAL = ScaleModel()
+"""A model in the original scale."""
 LARGEST_ELEMENT_BYTES = 16
 """Size of an element of complex128; the sizes of all other elements are divisors of this."""
