@@ -19,7 +19,7 @@ from ..fabric.processor import HookCost
 from ..schedule.comm_hooks import NO_HOOK, named_hook
 from .collectives import MessageSizes, gradient_bytes, time_collectives
 from .hook_costs import HookParts, time_hook
-from .reducer_costs import time_copies, time_search_and_rebuild
+from .reducer_costs import BUCKET_BYTES, time_copies, time_search_and_rebuild
 from .slow_downs import fit_contention, fit_lingering, time_contention
 from .timing import count_outliers, fit_linear, median_ns, relative_spread
 
@@ -68,10 +68,20 @@ def calibrate(
     return measure_hooks(pool, fabric, hooks, model, repeats=repeats, on_progress=on_progress)
 
 
-def measure_collectives(pool: RankPool, sizes: MessageSizes, repeats: int, on_progress: Progress) -> Fabric:
-    """Measure the costs that do not depend on the model: collectives, copies and launches."""
+def measure_collectives(
+    pool: RankPool, sizes: MessageSizes, repeats: int, on_progress: Progress, *, bucket_bytes: int = BUCKET_BYTES
+) -> Fabric:
+    """Measure the costs that do not depend on the model: collectives, copies and launches.
+
+    Args:
+        pool: Ranks that share this machine as they will in training.
+        sizes: Message sizes to measure.
+        repeats: Repetitions of each measurement.
+        on_progress: Called with a word, the repetitions done and all repetitions.
+        bucket_bytes: Size of the largest bucket whose copies are measured.
+    """
     samples = pool.run(time_collectives, sizes, COLLECTIVE_REPEATS * repeats, on_progress=on_progress)[0]
-    copies = pool.run(time_copies, repeats)[0]
+    copies = pool.run(time_copies, repeats, bucket_bytes)[0]
     world_size = pool.world_size
     network = "" if pool.link_rate is None else f", links of {pool.link_rate / 1e9:g} Gbit/s"
     if pool.uplinks is not None:

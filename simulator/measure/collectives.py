@@ -152,6 +152,11 @@ class AllReduceQueue:
         if self._error is not None:
             raise self._error
 
+    @property
+    def running(self) -> bool:
+        """Whether an all-reduce has not finished."""
+        return not self._over.is_set()
+
     def ns_per_all_reduce(self, until_ns: float = float("inf")) -> int:
         """Return the mean nanoseconds between the ends of successive all-reduces.
 

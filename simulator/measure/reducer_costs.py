@@ -18,12 +18,16 @@ from .timing import clock_ns, fit_linear, median_ns, time_ns, timed_collectives
 
 GRADIENT_BYTES = [1024, 64 * 1024, MIB, 8 * MIB]
 """Sizes of the gradients that are copied."""
+BUCKET_BYTES = 64 * MIB
+"""Size of the bucket that large gradients fill; exceeds the caches, as the gradients of a model do."""
 
 
-def time_copies(_rank: int, _world_size: int, repeats: int) -> dict[str, Any]:
+def time_copies(_rank: int, _world_size: int, repeats: int, bucket_bytes: int = BUCKET_BYTES) -> dict[str, Any]:
     """Measure the costs of packing a gradient into its bucket, of launching a bucket and of copying a gradient out.
 
-    Large gradients fill a bucket of 64 MiB, which exceeds the caches as the gradients of a model do.
+    Args:
+        repeats: Largest number of repetitions of each measurement.
+        bucket_bytes: Size of the largest bucket. A bucket is also all-reduced, which takes long on a slow network.
 
     Returns:
         Values for the fields `pack`, `copy_out` and `launch_ns` of `Processor`.
@@ -33,8 +37,8 @@ def time_copies(_rank: int, _world_size: int, repeats: int) -> dict[str, Any]:
     packing: dict[int, list[float]] = {}
     copying_out: dict[int, list[float]] = {}
     launching: list[float] = []
-    for size in GRADIENT_BYTES:
-        parameters = [nn.Parameter(torch.ones(size // 4)) for _ in range(min(64 * MIB // size, 200))]
+    for size in [size for size in GRADIENT_BYTES if size <= bucket_bytes] or GRADIENT_BYTES[:1]:
+        parameters = [nn.Parameter(torch.ones(size // 4)) for _ in range(max(1, min(bucket_bytes // size, 200)))]
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         bucket = Bucket(range(len(parameters)), parameters)

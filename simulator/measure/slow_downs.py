@@ -116,8 +116,14 @@ def time_contention(rank: int, _world_size: int, model: str, rounds: int) -> Slo
         if rank == 0:
             report_progress("calibrating slow-downs", number, due)
         before = contending.time_pass()
-        for case, times in continuous.items():
-            before = contending.time_round(case, times, before)
+        for case, (passes, collectives) in continuous.items():
+            alone_ns, contended_ns, passes_ns = contending.time_with_continuous_collectives(case)
+            after = contending.time_pass()
+            passes.alone.append([before, after])
+            passes.contended.append(passes_ns)
+            collectives.alone.append([alone_ns])
+            collectives.contended.append([contended_ns])
+            before = after
         for _ in range(ISOLATED_PASSES_PER_ROUND):
             for size, (_count, passes) in isolated.items():
                 passes.contended.append([contending.time_pass_with_isolated_collectives(size, far_apart[size])])
@@ -222,25 +228,6 @@ class ContendingModel:
         """Return the nanoseconds of a pass without collectives, up to the end of the slowest rank."""
         dist.barrier()
         return self._timed_pass()
-
-    def time_round(self, case: Case, times: ContinuousTimes, before_ns: int) -> int:
-        """Time passes with continuous collectives, then one without; append to `times`.
-
-        Args:
-            case: The collectives.
-            times: Where to append the times of this round.
-            before_ns: Nanoseconds of the pass without collectives before this round.
-
-        Returns:
-            Nanoseconds of the pass without collectives after this round.
-        """
-        alone_ns, contended_ns, passes_ns = self.time_with_continuous_collectives(case)
-        after_ns = self.time_pass()
-        times.passes.alone.append([before_ns, after_ns])
-        times.passes.contended.append(passes_ns)
-        times.collectives.alone.append([alone_ns])
-        times.collectives.contended.append([contended_ns])
-        return after_ns
 
     def time_with_continuous_collectives(self, case: Case) -> tuple[int, int, list[int]]:
         """Return the nanoseconds of a collective alone, of one during passes, and of each of these passes."""

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
+import torch
 import torch.distributed as dist
 
 from reference.launch import Progress, RankPool, no_progress, report_progress
@@ -23,17 +24,29 @@ from ..schedule.schedule import buckets_of, build_schedule
 from ..workload.compute_times import recorded_model
 from ..workload.scale_model import ScaleModel
 from .calibrate import REPEATS, measure_collectives, measure_hooks
-from .collectives import MessageSizes
+from .collectives import AllReduceQueue, MessageBuffer, MessageSizes
 from .conditions import Conditions
+from .reducer_costs import BUCKET_BYTES
 from .report import Configuration, Measurement, Report, Row, make_row, policy_of, predict_targets, summarize
-from .slow_downs import Case, ContendingModel, ContinuousTimes
-from .timing import ContentionTimes, slowdown_factor
+from .timing import ContentionTimes, slowdown_factor, time_ns
 from .training_runs import MEASURED_ITERATIONS, TargetRun, Trainer, time_iterations, warmed_up
 from .validate import target_run, write_predictions
 
 SLOW_DOWN_ROUNDS = 3
 SIZE_RATIO = 1.5
 """Least ratio of two message sizes that are calibrated; between them, costs are interpolated."""
+
+
+class SlowDownTimes(NamedTuple):
+    """Times of one rank, alone and while device and network work at the same time.
+
+    Attributes:
+        passes: Times of iterations of the device.
+        collectives: Times of all-reduces, of which several are in flight.
+    """
+
+    passes: ContentionTimes
+    collectives: ContentionTimes
 
 
 class EmulatedTurn(NamedTuple):
@@ -83,7 +96,8 @@ def validate_emulated(
     model, name = f"{EMULATED}{out / 'trace.json.gz'}", trace.workload.model
     in_model = [replace(one, cap_mb=scale.cap_mb(one.cap_mb)) for one in configurations]
     sizes = message_sizes(model_trace, in_model)
-    fabric = measure_collectives(pool, sizes, REPEATS, on_progress)
+    bucket_bytes = min(BUCKET_BYTES, sum(model_trace.sizes_bytes))
+    fabric = measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=bucket_bytes)
     fabric = measure_hooks(pool, fabric, [one.hook for one in configurations], model, on_progress=on_progress)
     fabric.save(out / "fabric.json")
     predicted = dict(
@@ -92,7 +106,7 @@ def validate_emulated(
     digest = write_predictions(
         out / "predictions.json", {(name, configuration): one for configuration, one in predicted.items()}
     )
-    slow_downs = _slow_downs(pool, model, sizes, fabric.concurrency, on_progress)
+    slow_downs = _slow_downs(pool, model, sizes, on_progress)
     target_runs = [target_run(model_trace, configuration) for configuration in in_model]
     turns: list[list[list[EmulatedTurn]]] = []
     for turn in range(repeat):
@@ -138,12 +152,10 @@ def spaced(sizes_bytes: Iterable[int]) -> tuple[int, ...]:
     return (*kept, *sizes[1:][-1:])
 
 
-def _slow_downs(
-    pool: RankPool, model: str, sizes: MessageSizes, in_flight: int, on_progress: Progress
-) -> tuple[float, float]:
+def _slow_downs(pool: RankPool, model: str, sizes: MessageSizes, on_progress: Progress) -> tuple[float, float]:
     on_progress("checking slow-downs", 0, 1)
     size = sizes.all_reduce[len(sizes.all_reduce) // 2]
-    by_rank = pool.run(time_slow_downs, model, Case(size, in_flight), SLOW_DOWN_ROUNDS)
+    by_rank = pool.run(time_slow_downs, model, size, SLOW_DOWN_ROUNDS)
     device, _ = slowdown_factor([of_rank.passes for of_rank in by_rank])
     network, _ = slowdown_factor([of_rank.collectives for of_rank in by_rank])
     return device, network
@@ -177,14 +189,41 @@ def _in_original(row: Row, scale: ScaleModel) -> Row:
 # Rank bodies
 
 
-def time_slow_downs(_rank: int, _world_size: int, model: str, case: Case, rounds: int) -> ContinuousTimes:
-    """Time this rank's passes through the model and its collectives, alone and at the same time."""
-    contending = ContendingModel(model, dist.new_group())
-    times = ContinuousTimes(ContentionTimes([], []), ContentionTimes([], []))
-    before = contending.time_pass()
+PASSES = 2
+"""Passes of the device that a queue of all-reduces lasts for."""
+
+
+def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int, rounds: int) -> SlowDownTimes:
+    """Time this rank's passes and its all-reduces, alone and at the same time.
+
+    Args:
+        rank: This rank.
+        model: As for `--model`: an emulated one.
+        size_bytes: Bytes of an all-reduce.
+        rounds: Number of times that each is measured.
+    """
+    trainer, times = Trainer(model, rank), SlowDownTimes(ContentionTimes([], []), ContentionTimes([], []))
+    buffer = MessageBuffer(4 * size_bytes)
+    about_ns = [time_ns(trainer.step, trainer.module), time_ns(dist.all_reduce, buffer.messages(size_bytes, 1)[0])]
+    largest = torch.tensor(about_ns)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    pass_ns, all_reduce_ns = largest.tolist()
+    messages = buffer.messages(size_bytes, max(4, PASSES * pass_ns // all_reduce_ns))
     for _ in range(rounds):
-        before = contending.time_round(case, times, before)
-    dist.destroy_process_group(contending.barrier_group)
+        dist.barrier()
+        times.passes.alone.append([time_ns(trainer.step, trainer.module) for _ in range(PASSES)])
+        dist.barrier()
+        queue = AllReduceQueue(messages, all_at_once=True)
+        queue.wait()
+        times.collectives.alone.append([queue.ns_per_all_reduce()])
+        dist.barrier()
+        queue = AllReduceQueue(messages, all_at_once=True)
+        passes_ns = []
+        while queue.running:
+            passes_ns.append(time_ns(trainer.step, trainer.module))
+        queue.wait()
+        times.passes.contended.append(passes_ns)
+        times.collectives.contended.append([queue.ns_per_all_reduce()])
     return times
 
 
