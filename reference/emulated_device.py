@@ -41,28 +41,26 @@ class WallClock(Observer):
     As on a GPU's stream, the work of the host beside the device costs the device no time: within a backward pass,
     each deadline follows from the one before, however late the host woke. At the start of a forward pass and of an
     optimiser step the device has waited for the host, so these start at the present time if that is later. The stream
-    of a GPU also copies gradients into buckets, so the device goes on after the launch of a bucket: observers of
-    ddplab's reducer are called then, and the clock is such an observer.
+    of a GPU also copies gradients into buckets. An observer of ddplab's reducer, the clock therefore counts the time
+    in which the host packs and launches buckets as time of the device.
 
     Attributes:
         overslept_ns: By how much each sleep ended after its deadline. A deadline that had passed before the sleep
             counts as well.
-        computed_ns: Time for which the device has computed.
     """
 
     def __init__(self) -> None:
         self.overslept_ns: list[int] = []
-        self.computed_ns = 0
         self._due_ns = 0
+        self._copying_since_ns = 0
         least_timer_slack()
 
     @contextmanager
     def computing(self, duration_ns: int, activity: Activity) -> Iterator[None]:
         """Sleep at the end of the context until `duration_ns` after the last deadline; see the class."""
         if activity != "backward":
-            self.catch_up()
+            self._due_ns = max(self._due_ns, time.monotonic_ns())
         self._due_ns += duration_ns
-        self.computed_ns += duration_ns
         yield
         if duration_ns:
             remaining_ns = self._due_ns - time.monotonic_ns()
@@ -70,13 +68,21 @@ class WallClock(Observer):
                 time.sleep(remaining_ns / 1e9)
             self.overslept_ns.append(time.monotonic_ns() - self._due_ns)
 
-    def bucket_launched(self, bucket: int, future: Future) -> None:
-        """Let the device go on after the gradients of a bucket have been copied; see the class."""
-        self.catch_up()
+    def bucket_packing(self, bucket: int) -> None:
+        """Begin to count time of the host as time of the device."""
+        self._copying_since_ns = time.monotonic_ns()
 
-    def catch_up(self) -> None:
-        """Count the time up to now as time of the device."""
-        self._due_ns = max(self._due_ns, time.monotonic_ns())
+    def bucket_ready(self, bucket: int) -> None:
+        """Stop to count: the bucket may have to wait for those before it."""
+        self._due_ns += time.monotonic_ns() - self._copying_since_ns
+
+    def bucket_launching(self, bucket: int) -> None:
+        """Begin to count, as `bucket_packing`."""
+        self._copying_since_ns = time.monotonic_ns()
+
+    def bucket_launched(self, bucket: int, future: Future) -> None:
+        """Stop to count."""
+        self._due_ns += time.monotonic_ns() - self._copying_since_ns
 
 
 def least_timer_slack() -> None:

@@ -23,6 +23,9 @@ class Observer:
     def parameter_ready(self, index: int) -> None:
         """A gradient of a parameter has been accumulated, also under `no_sync`."""
 
+    def bucket_packing(self, bucket: int) -> None:
+        """The gradients of the bucket are about to be copied into its buffer."""
+
     def bucket_ready(self, bucket: int) -> None:
         """All gradients of the bucket are ready."""
 

@@ -351,6 +351,8 @@ class Reducer(ReducerNames):
         slots = bucket.waiting if self._gradient_check.thorough else bucket.waiting[:1]
         if problem := self._gradient_check.problem(bucket, number, slots):
             fail(self.observers, problem)
+        for observer in self.observers:
+            observer.bucket_packing(number)
         bucket.pack(scale)
 
     def _launch_ready_buckets(self, backward: BackwardPass) -> None:

@@ -7,6 +7,7 @@ process that holds them open exits, so nothing is left behind, even if the launc
 and the commands ip, tc and nsenter.
 """
 
+import contextlib
 import ctypes
 import os
 import re
@@ -25,8 +26,12 @@ MAX_RANKS = 250
 
 BURST_S = 0.0005
 """Burst that may exceed the rate, as seconds at that rate; short compared with the all-reduce of a large bucket."""
-LEAST_BURST_BYTES = 64 * 1024
-"""The largest segment that the kernel passes at once; a smaller burst would split it."""
+MTU_BYTES = 9000
+"""Jumbo frames, as in data centres: with 1500 bytes, the kernel would spend several times as long on packets."""
+LEAST_BURST_BYTES = 2 * MTU_BYTES
+TCP_SETTINGS = {"tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "0"}
+"""A link's rate is fixed, so TCP need not look for it: neither by reducing its rate from time to time, as BBR does,
+nor after a pause, as between two iterations."""
 QUEUE_S = 0.05
 """Length of the filter's queue, as seconds at the rate; TCP backs off when the queue is full."""
 
@@ -111,7 +116,9 @@ class Links:
 
     def _connect(self, hub: int, rank: int, rate: float, bridge: str) -> int:
         own, port = self._namespace(), f"rank{rank}"
-        _run(hub, f"ip link add {port} type veth peer name {DEVICE} netns {_path(own)}")
+        _run(
+            hub, f"ip link add {port} mtu {MTU_BYTES} type veth peer name {DEVICE} mtu {MTU_BYTES} netns {_path(own)}"
+        )
         _run(hub, f"ip link set {port} master {bridge} up")
         _run(own, f"ip address add 10.0.0.{rank + 1}/24 dev {DEVICE}")
         _run(own, f"ip link set {DEVICE} up")
@@ -144,7 +151,11 @@ def _new_namespace() -> int:
     def make() -> None:
         try:
             _call("unshare", CLONE_NEWNET)
-            made.append(os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY))
+            own = Path("/proc/self/task") / str(threading.get_native_id())
+            made.append(os.open(own / "ns/net", os.O_RDONLY))
+            for name, value in TCP_SETTINGS.items():
+                with contextlib.suppress(OSError):  # not compiled into this kernel, or not permitted in a container
+                    Path("/proc/sys/net/ipv4", name).write_text(value)
         except LinkError as error:
             made.append(error)
 
@@ -174,7 +185,7 @@ def _add_node(hub: int, bridge: str, rate: float) -> None:
     """Add the bridge of a node, and its uplink to the bridge in the middle."""
     _add_bridge(hub, bridge)
     up, down = f"{bridge}up", f"{bridge}down"
-    _run(hub, f"ip link add {up} type veth peer name {down}")
+    _run(hub, f"ip link add {up} mtu {MTU_BYTES} type veth peer name {down} mtu {MTU_BYTES}")
     for device, master in ((up, bridge), (down, "hub")):
         _run(hub, f"ip link set {device} master {master} up")
         _limit(hub, device, rate)

@@ -13,7 +13,7 @@ from reference import models
 from reference.launch import report_progress
 from reference.parameters import size_bytes, trainable_parameters
 
-from .timing import clock_ns, time_ns
+from .timing import clock_ns, meet, time_ns
 
 BUDGET_NS = 1_500_000_000
 """Time budget for the repetitions of one measurement; exceeded only to reach `LEAST_REPEATS`."""
@@ -71,7 +71,7 @@ def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: 
         for size in (size for size in every_size if done <= repeats_of[size]):
             messages, taken_ns = buffer.messages(size, QUEUE_LENGTH), 0
             for name in (name for name in measurements if size in times[name]):
-                dist.barrier()
+                meet()
                 times[name][size].append(measurements[name](messages))
                 taken_ns += times[name][size][-1]
             if done == 0:

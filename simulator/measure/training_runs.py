@@ -21,7 +21,7 @@ from reference.trace import Trace
 from ..schedule.comm_hooks import NO_HOOK
 from .hook_costs import real_hook
 from .report import Measurement, SpeedCheck
-from .timing import clock_ns, time_ns
+from .timing import clock_ns, meet, time_ns
 
 WARM_UP = 2
 RECORDED_ITERATIONS = 8
@@ -135,7 +135,7 @@ def time_iterations(trainer: Trainer, ddp: DistributedDataParallel) -> tuple[int
     A rank that finishes early waits for the others in its next iteration, so the sum of each iteration's longest time
     would exceed the time of the training. The ranks share one machine and so one clock.
     """
-    dist.barrier()
+    meet()
     ends_ns = [clock_ns()]
     for _ in range(MEASURED_ITERATIONS):
         trainer.step(ddp)

@@ -16,7 +16,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from reference.launch import Progress, RankPool, no_progress, report_progress
+from reference.launch import Progress, RankPool, let_network_threads_yield, no_progress, report_progress
 from reference.models import EMULATED
 from reference.trace import Trace
 
@@ -28,7 +28,7 @@ from .collectives import AllReduceQueue, MessageBuffer, MessageSizes
 from .conditions import Conditions
 from .reducer_costs import BUCKET_BYTES
 from .report import Configuration, Measurement, Report, Row, make_row, policy_of, predict_targets, summarize
-from .timing import ContentionTimes, slowdown_factor, time_ns
+from .timing import ContentionTimes, meet, slowdown_factor, time_ns
 from .training_runs import MEASURED_ITERATIONS, TargetRun, Trainer, time_iterations, warmed_up
 from .validate import target_run, write_predictions
 
@@ -96,6 +96,7 @@ def validate_emulated(
     model, name = f"{EMULATED}{out / 'trace.json.gz'}", trace.workload.model
     in_model = [replace(one, cap_mb=scale.cap_mb(one.cap_mb)) for one in configurations]
     sizes = message_sizes(model_trace, in_model)
+    pool.run(prepare_network)
     bucket_bytes = min(BUCKET_BYTES, sum(model_trace.sizes_bytes))
     fabric = measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=bucket_bytes)
     fabric = measure_hooks(pool, fabric, [one.hook for one in configurations], model, on_progress=on_progress)
@@ -189,6 +190,12 @@ def _in_original(row: Row, scale: ScaleModel) -> Row:
 # Rank bodies
 
 
+def prepare_network(_rank: int, _world_size: int) -> None:
+    """Connect this rank to the others, and keep its network threads from delaying the emulated devices."""
+    meet()
+    let_network_threads_yield()
+
+
 PASSES = 2
 """Passes of the device that a queue of all-reduces lasts for."""
 
@@ -210,13 +217,13 @@ def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int, ro
     pass_ns, all_reduce_ns = largest.tolist()
     messages = buffer.messages(size_bytes, max(4, PASSES * pass_ns // all_reduce_ns))
     for _ in range(rounds):
-        dist.barrier()
+        meet()
         times.passes.alone.append([time_ns(trainer.step, trainer.module) for _ in range(PASSES)])
-        dist.barrier()
+        meet()
         queue = AllReduceQueue(messages, all_at_once=True)
         queue.wait()
         times.collectives.alone.append([queue.ns_per_all_reduce()])
-        dist.barrier()
+        meet()
         queue = AllReduceQueue(messages, all_at_once=True)
         passes_ns = []
         while queue.running:
