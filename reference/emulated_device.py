@@ -39,10 +39,11 @@ class WallClock(Observer):
     """Sleeps until the emulated device would have finished, with absolute deadlines and without holding the GIL.
 
     As on a GPU's stream, the work of the host beside the device costs the device no time: within a backward pass,
-    each deadline follows from the one before, however late the host woke. At the start of a forward pass and of an
-    optimiser step the device has waited for the host, so these start at the present time if that is later. The stream
-    of a GPU also copies gradients into buckets. An observer of ddplab's reducer, the clock therefore counts the time
-    in which the host packs and launches buckets as time of the device.
+    each deadline follows from the one before, however late the host woke, and the host does not wait for the end of
+    the forward pass. At the start of a forward pass and of an optimiser step the device has waited for the host, so
+    these start at the present time if that is later. The stream of a GPU also copies gradients into buckets. An
+    observer of ddplab's reducer, the clock therefore counts the time in which the host packs and launches buckets as
+    time of the device.
 
     Attributes:
         overslept_ns: By how much each sleep ended after its deadline. A deadline that had passed before the sleep
@@ -57,12 +58,15 @@ class WallClock(Observer):
 
     @contextmanager
     def computing(self, duration_ns: int, activity: Activity) -> Iterator[None]:
-        """Sleep at the end of the context until `duration_ns` after the last deadline; see the class."""
+        """Sleep at the end of the context until `duration_ns` after the last deadline; see the class.
+
+        A forward pass only moves the deadline.
+        """
         if activity != "backward":
             self._due_ns = max(self._due_ns, time.monotonic_ns())
         self._due_ns += duration_ns
         yield
-        if duration_ns:
+        if duration_ns and activity != "forward":
             remaining_ns = self._due_ns - time.monotonic_ns()
             if remaining_ns > 0:
                 time.sleep(remaining_ns / 1e9)

@@ -13,7 +13,7 @@ from reference import models
 from reference.launch import report_progress
 from reference.parameters import size_bytes, trainable_parameters
 
-from .timing import clock_ns, meet, time_ns
+from .timing import clock_ns, meet, of_slowest_rank
 
 BUDGET_NS = 1_500_000_000
 """Time budget for the repetitions of one measurement; exceeded only to reach `LEAST_REPEATS`."""
@@ -59,7 +59,7 @@ def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: 
     every_size = sorted({*sizes.all_reduce, *sizes.two, *sizes.broadcast})
     buffer = MessageBuffer(2 * every_size[-1])
     measurements: dict[str, Callable[[list[Tensor]], int]] = {
-        "all_reduce": lambda messages: time_ns(dist.all_reduce, messages[0]),
+        "all_reduce": lambda messages: all_reduce_ns(messages[0]),
         "two": two_at_a_time_ns,
         "broadcast": lambda messages: broadcast_ns(messages[0]),
     }
@@ -80,24 +80,33 @@ def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: 
 
 
 def two_at_a_time_ns(messages: list[Tensor]) -> int:
-    """Return the nanoseconds of one all-reduce while two run at a time."""
+    """Return the nanoseconds of one all-reduce while two run at a time, on the slowest rank; equal on all ranks."""
     queue = AllReduceQueue(messages, all_at_once=True)
     queue.wait()
-    return 2 * queue.ns_per_all_reduce()
+    return of_slowest_rank([2 * queue.ns_per_all_reduce()])[0]
+
+
+def all_reduce_ns(message: Tensor) -> int:
+    """Return the nanoseconds of an all-reduce, from the last rank's call to the last rank's end; equal on all ranks.
+
+    Ranks do not finish at the same time: the time on one rank would be too short, because in training the next
+    iteration's collectives wait for the rank that finished last. The ranks share one machine and so one clock.
+    """
+    start = clock_ns()
+    dist.all_reduce(message)
+    return _last_to_last_ns(start)
 
 
 def broadcast_ns(message: Tensor) -> int:
-    """Return the nanoseconds of a broadcast, from the last rank's call to the last rank's end; equal on all ranks.
-
-    The time on the root, rank 0, would be too short, because the root finishes before the others have received the
-    message. The ranks share one machine and so one clock.
-    """
+    """Return the nanoseconds of a broadcast; see `all_reduce_ns`. The root, rank 0, finishes before the others."""
     start = clock_ns()
     dist.broadcast(message, 0)
-    last = torch.tensor([start, clock_ns()])
-    dist.all_reduce(last, op=dist.ReduceOp.MAX)
-    last_start, last_end = last.tolist()
-    return int(last_end - last_start)
+    return _last_to_last_ns(start)
+
+
+def _last_to_last_ns(start: int) -> int:
+    last_start, last_end = of_slowest_rank([start, clock_ns()])
+    return last_end - last_start
 
 
 def affordable_repeats(once_ns: int, repeats: int, budget_ns: int = BUDGET_NS) -> int:

@@ -1,5 +1,6 @@
 """Measures the reducer's own costs: packing, launching, copying out, the graph search, and the rebuild."""
 
+import time
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from reference.reducer import accumulators
 from reference.unused_parameters import reachable, tensors_in
 
 from .collectives import affordable_repeats
-from .timing import clock_ns, fit_linear, median_ns, time_ns, timed_collectives
+from .timing import clock_ns, fit_linear, median_ns, of_slowest_rank, time_ns, timed_collectives
 
 GRADIENT_BYTES = [1024, 64 * 1024, MIB, 8 * MIB]
 """Sizes of the gradients that are copied."""
@@ -24,6 +25,8 @@ BUCKET_BYTES = 64 * MIB
 
 def time_copies(_rank: int, _world_size: int, repeats: int, bucket_bytes: int = BUCKET_BYTES) -> dict[str, Any]:
     """Measure the costs of packing a gradient into its bucket, of launching a bucket and of copying a gradient out.
+
+    The times of the slowest rank count, because the others wait for it.
 
     Args:
         repeats: Largest number of repetitions of each measurement.
@@ -42,7 +45,7 @@ def time_copies(_rank: int, _world_size: int, repeats: int, bucket_bytes: int = 
         for parameter in parameters:
             parameter.grad = torch.ones_like(parameter)
         bucket = Bucket(range(len(parameters)), parameters)
-        packing[size], copying_out[size] = [], []
+        packed_ns, copied_ns = list[int](), list[int]()
         due, start_ns = repeats, clock_ns()
         for done in range(repeats + 1):
             if done == 1:
@@ -50,14 +53,42 @@ def time_copies(_rank: int, _world_size: int, repeats: int, bucket_bytes: int = 
             if done > due:
                 break
             bucket.reset()
-            packing[size].append(time_ns(pack_bucket, bucket) / len(parameters))
+            packed_ns.append(time_ns(pack_bucket, bucket))
             dist.barrier()
             start = clock_ns()
             future = bucket.all_reduce(group)
             launching.append(clock_ns() - start)
             future.wait()
-            copying_out[size].append(time_ns(bucket.copy_out) / len(parameters))
+            copied_ns.append(time_ns(bucket.copy_out))
+        packing[size] = [ns / len(parameters) for ns in of_slowest_rank(packed_ns)]
+        copying_out[size] = [ns / len(parameters) for ns in of_slowest_rank(copied_ns)]
     return {"pack": fit_linear(packing), "copy_out": fit_linear(copying_out), "launch_ns": median_ns(launching)}
+
+
+PAUSE_S = 0.003
+
+
+def time_launch_after_pause(_rank: int, _world_size: int, repeats: int) -> int:
+    """Return the nanoseconds to pack and launch a bucket with one small gradient on the slowest rank, after a pause.
+
+    After a pause, the processor's caches have lost the reducer's code and data, as between the gradients of a device
+    that leaves the host idle.
+    """
+    group = dist.group.WORLD
+    assert group is not None
+    parameter = nn.Parameter(torch.ones(GRADIENT_BYTES[0] // 4))
+    parameter.grad = torch.ones_like(parameter)
+    bucket = Bucket([0], [parameter])
+    launching = []
+    for _ in range(repeats):
+        time.sleep(PAUSE_S)
+        start = clock_ns()
+        bucket.reset()
+        pack_bucket(bucket)
+        future = bucket.all_reduce(group)
+        launching.append(clock_ns() - start)
+        future.wait()
+    return median_ns(of_slowest_rank(launching))
 
 
 def pack_bucket(bucket: Bucket, scale: float = 0.5) -> None:

@@ -34,6 +34,13 @@ def meet() -> None:
     dist.all_reduce(torch.ones(1))
 
 
+def of_slowest_rank(times_ns: Sequence[int]) -> tuple[int, ...]:
+    """Return the largest value of each entry over all ranks; equal on all ranks."""
+    slowest = torch.tensor(times_ns)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    return tuple(int(ns) for ns in slowest)
+
+
 @dataclass
 class TimedCollective:
     """Start and end of one collective on this rank.

@@ -21,7 +21,7 @@ from reference.trace import Trace
 from ..schedule.comm_hooks import NO_HOOK
 from .hook_costs import real_hook
 from .report import Measurement, SpeedCheck
-from .timing import clock_ns, meet, time_ns
+from .timing import clock_ns, meet, of_slowest_rank, time_ns
 
 WARM_UP = 2
 RECORDED_ITERATIONS = 8
@@ -140,7 +140,7 @@ def time_iterations(trainer: Trainer, ddp: DistributedDataParallel) -> tuple[int
     for _ in range(MEASURED_ITERATIONS):
         trainer.step(ddp)
         ends_ns.append(clock_ns())
-    return tuple(end - start for start, end in pairwise(_of_slowest_rank(ends_ns)))
+    return tuple(end - start for start, end in pairwise(of_slowest_rank(ends_ns)))
 
 
 def _check_speed(trainer: Trainer, all_gradients: Tensor) -> list[SpeedCheck]:
@@ -150,7 +150,7 @@ def _check_speed(trainer: Trainer, all_gradients: Tensor) -> list[SpeedCheck]:
         for action, *arguments in ((trainer.step, trainer.module), (dist.all_reduce, all_gradients)):
             dist.barrier()
             times_ns.append(time_ns(action, *arguments))
-    slowest = _of_slowest_rank(times_ns)
+    slowest = of_slowest_rank(times_ns)
     return [SpeedCheck(*slowest[start : start + 2]) for start in range(0, len(slowest), 2)]
 
 
@@ -159,10 +159,3 @@ def _median(checks: Sequence[SpeedCheck]) -> SpeedCheck:
         round(median(check.compute_ns for check in checks)),
         round(median(check.all_reduce_ns for check in checks)),
     )
-
-
-def _of_slowest_rank(times_ns: list[int]) -> tuple[int, ...]:
-    """Return the largest value of each entry over all ranks; equal on all ranks."""
-    slowest = torch.tensor(times_ns)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    return tuple(int(ns) for ns in slowest)

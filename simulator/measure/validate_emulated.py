@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
-import torch
 import torch.distributed as dist
 
 from reference.launch import Progress, RankPool, let_network_threads_yield, no_progress, report_progress
@@ -26,13 +25,15 @@ from ..workload.scale_model import ScaleModel
 from .calibrate import REPEATS, measure_collectives, measure_hooks
 from .collectives import AllReduceQueue, MessageBuffer, MessageSizes
 from .conditions import Conditions
-from .reducer_costs import BUCKET_BYTES
+from .reducer_costs import BUCKET_BYTES, time_launch_after_pause
 from .report import Configuration, Measurement, Report, Row, make_row, policy_of, predict_targets, summarize
-from .timing import ContentionTimes, meet, slowdown_factor, time_ns
+from .timing import ContentionTimes, meet, of_slowest_rank, slowdown_factor, time_ns
 from .training_runs import MEASURED_ITERATIONS, TargetRun, Trainer, time_iterations, warmed_up
 from .validate import target_run, write_predictions
 
 SLOW_DOWN_ROUNDS = 3
+LAUNCHES = 40
+"""Repetitions of the measurement of a launch."""
 SIZE_RATIO = 1.5
 """Least ratio of two message sizes that are calibrated; between them, costs are interpolated."""
 
@@ -99,6 +100,8 @@ def validate_emulated(
     pool.run(prepare_network)
     bucket_bytes = min(BUCKET_BYTES, sum(model_trace.sizes_bytes))
     fabric = measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=bucket_bytes)
+    launch_ns = pool.run(time_launch_after_pause, LAUNCHES)[0]
+    fabric = fabric.model_copy(update={"processor": fabric.processor.model_copy(update={"launch_ns": launch_ns})})
     fabric = measure_hooks(pool, fabric, [one.hook for one in configurations], model, on_progress=on_progress)
     fabric.save(out / "fabric.json")
     predicted = dict(
@@ -211,10 +214,9 @@ def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int, ro
     """
     trainer, times = Trainer(model, rank), SlowDownTimes(ContentionTimes([], []), ContentionTimes([], []))
     buffer = MessageBuffer(4 * size_bytes)
-    about_ns = [time_ns(trainer.step, trainer.module), time_ns(dist.all_reduce, buffer.messages(size_bytes, 1)[0])]
-    largest = torch.tensor(about_ns)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    pass_ns, all_reduce_ns = largest.tolist()
+    pass_ns, all_reduce_ns = of_slowest_rank(
+        [time_ns(trainer.step, trainer.module), time_ns(dist.all_reduce, buffer.messages(size_bytes, 1)[0])]
+    )
     messages = buffer.messages(size_bytes, max(4, PASSES * pass_ns // all_reduce_ns))
     for _ in range(rounds):
         meet()
