@@ -18,8 +18,12 @@ from .timing import clock_ns, meet, of_slowest_rank
 BUDGET_NS = 1_500_000_000
 """Time budget for the repetitions of one measurement; exceeded only to reach `LEAST_REPEATS`."""
 LEAST_REPEATS = 3
-QUEUE_LENGTH = 4
-"""Queue length for measuring two all-reduces at a time, so that the backend can always start the next one."""
+SHORTEST_QUEUE, LONGEST_QUEUE = 4, 16
+"""Queue length for measuring two all-reduces at a time: as many as fit into the largest message, within limits.
+
+In training, a queue is as long as there are buckets, and the first messages of a queue are faster than the others,
+because an idle link lets a burst pass.
+"""
 
 Samples = dict[str, dict[int, list[int]]]
 """Nanoseconds by measurement, which is named as in `MessageSizes`, and message size."""
@@ -69,11 +73,12 @@ def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: 
         if rank == 0:
             report_progress("calibrating collectives", done, repeats + 1)
         for size in (size for size in every_size if done <= repeats_of[size]):
-            messages, taken_ns = buffer.messages(size, QUEUE_LENGTH), 0
+            count = min(max(SHORTEST_QUEUE, every_size[-1] // size), LONGEST_QUEUE)
+            messages, taken_ns = buffer.messages(size, count), 0
             for name in (name for name in measurements if size in times[name]):
                 meet()
                 times[name][size].append(measurements[name](messages))
-                taken_ns += times[name][size][-1]
+                taken_ns += times[name][size][-1] * (count if name == "two" else 1)
             if done == 0:
                 repeats_of[size] = affordable_repeats(taken_ns, repeats)
     return {name: {size: taken[1:] for size, taken in by_size.items()} for name, by_size in times.items()}
@@ -83,7 +88,7 @@ def two_at_a_time_ns(messages: list[Tensor]) -> int:
     """Return the nanoseconds of one all-reduce while two run at a time, on the slowest rank; equal on all ranks."""
     queue = AllReduceQueue(messages, all_at_once=True)
     queue.wait()
-    return of_slowest_rank([2 * queue.ns_per_all_reduce()])[0]
+    return of_slowest_rank([2 * queue.steady_ns_per_all_reduce(2)])[0]
 
 
 def all_reduce_ns(message: Tensor) -> int:
@@ -175,6 +180,11 @@ class AllReduceQueue:
         ends_ns = sorted(self._ends_ns)
         counted = [end for end in ends_ns if end <= until_ns] or ends_ns[:1]
         return (counted[-1] - self._start_ns) // len(counted)
+
+    def steady_ns_per_all_reduce(self, in_flight: int) -> int:
+        """Return the mean nanoseconds between the ends of successive all-reduces, without the first `in_flight`."""
+        ends_ns = sorted(self._ends_ns)
+        return (ends_ns[-1] - ends_ns[in_flight - 1]) // (len(ends_ns) - in_flight)
 
     def _issue(self, message: Tensor) -> None:
         work = dist.all_reduce(message, async_op=True)
