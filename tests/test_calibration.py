@@ -266,6 +266,22 @@ def test_a_broadcast_lasts_until_the_slowest_rank_has_the_message(two_ranks):
     assert two_ranks.run(broadcasts_in_ticks) == [1000] * 2
 
 
+def queue_that_ends_at(ends_ns):
+    queue = object.__new__(collectives.AllReduceQueue)
+    queue._ends_ns, queue._start_ns = ends_ns, 0
+    return queue
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=3, max_size=20), st.data())
+def test_the_first_messages_of_a_queue_do_not_count(gaps, data):
+    """A link that was idle lets a burst pass, so the first messages are faster than the others."""
+    in_flight = data.draw(st.integers(1, len(gaps) - 1))
+    ends_ns = list(accumulate(gaps))
+    shuffled = data.draw(st.permutations(ends_ns))
+    steady_ns = queue_that_ends_at(shuffled).steady_ns_per_all_reduce(in_flight)
+    assert steady_ns == sum(gaps[in_flight:]) // (len(gaps) - in_flight)
+
+
 def recording_events(rank: int, world_size: int) -> list[str]:
     """What `record_computation` does, in order."""
     events = []

@@ -1,5 +1,6 @@
 """Validation on emulated devices: which sizes are calibrated, what is measured, and when nothing is reported."""
 
+import json
 from dataclasses import replace
 from itertools import pairwise
 from unittest import mock
@@ -13,7 +14,7 @@ from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
 from simulator.measure import conditions, validate_emulated
 from simulator.measure.conditions import Conditions, ConditionsError
 from simulator.measure.report import Configuration, policy_of
-from simulator.measure.validate_emulated import SIZE_RATIO, message_sizes, spaced
+from simulator.measure.validate_emulated import SIZE_RATIO, message_sizes, spaced, with_longer_steps
 from simulator.schedule.schedule import buckets_of, build_schedule
 from simulator.workload.compute_times import recorded_model
 from simulator.workload.scale_model import ScaleModel
@@ -86,6 +87,16 @@ def test_a_condition_that_does_not_hold_is_named(change, named):
         replace(GOOD, **change).check()
 
 
+@given(traces(), st.integers(0, 10**6))
+def test_the_work_of_the_host_prolongs_every_iteration_and_no_gradient(trace, host_ns):
+    prolonged = with_longer_steps(trace, host_ns)
+    Trace.model_validate_json(prolonged.model_dump_json())  # iterations still follow one another
+    before, after = recorded_model(trace), recorded_model(prolonged)
+    for times, longer in zip(before.compute_times, after.compute_times, strict=True):
+        assert (longer.ready_ns == times.ready_ns).all()
+        assert (longer.step_ns == times.step_ns + host_ns).all()
+
+
 def test_emulated_devices_are_measured_in_the_original_time_and_predictions_come_first(two_ranks, tmp_path):
     """The machine may be too busy for valid conditions while tests run, so these are not checked here."""
     trace, configurations = small_trace(), [Configuration(0.01), Configuration(float("inf"), "forward")]
@@ -110,7 +121,9 @@ def test_emulated_devices_are_measured_in_the_original_time_and_predictions_come
     saved = Trace.load(tmp_path / "trace.json.gz")
     assert [parameter.size_bytes for parameter in saved.workload.parameters] == [20_000, 20_000]
     assert (tmp_path / "predictions.json").stat().st_mtime_ns <= (tmp_path / "report.json").stat().st_mtime_ns
-    assert report.to_json()["scale_model"] == {"dilation": 2, "byte_scale": 0.5}
+    document = json.loads((tmp_path / "report.json").read_text())
+    assert document["conditions"]["shortest_ns"] == report.conditions.shortest_ns
+    assert document["scale_model"] == {"dilation": 2, "byte_scale": 0.5}
 
 
 def test_nothing_is_reported_under_bad_conditions(two_ranks, tmp_path):

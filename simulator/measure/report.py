@@ -217,8 +217,11 @@ class Report:
         return pd.DataFrame([{**asdict(row), "turns": len(row.turns)} for row in self.rows])
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields; an infinite cap becomes null."""
+        """Return all fields; an infinite cap becomes null. Real models have no `scale_model` and no `conditions`."""
         fields = asdict(self, dict_factory=_with_json_names)
+        for name in ("scale_model", "conditions"):
+            if fields[name] is None:
+                del fields[name]
         for row in fields["rows"]:
             row["cap_mb"] = None if math.isinf(row["cap_mb"]) else row["cap_mb"]
         return fields

@@ -8,6 +8,7 @@ measured too (`Conditions`); if it is not, nothing is reported.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +16,12 @@ import numpy as np
 import psutil
 import torch.distributed as dist
 
+from reference.data_parallel import DistributedDataParallel
 from reference.launch import Progress, RankPool, let_network_threads_yield, no_progress, report_progress
 from reference.models import EMULATED
 from reference.trace import Trace
 
+from ..fabric import Fabric, Timing
 from ..schedule.schedule import buckets_of, build_schedule
 from ..workload.compute_times import recorded_model
 from ..workload.scale_model import ScaleModel
@@ -26,8 +29,18 @@ from .calibrate import REPEATS, measure_collectives, measure_hooks
 from .collectives import AllReduceQueue, MessageBuffer, MessageSizes
 from .conditions import Conditions
 from .reducer_costs import BUCKET_BYTES, time_launch_after_pause
-from .report import Configuration, Measurement, Report, Row, make_row, policy_of, predict_targets, summarize
-from .timing import ContentionTimes, meet, of_slowest_rank, slowdown_factor, time_ns
+from .report import (
+    Configuration,
+    Measurement,
+    Report,
+    Row,
+    make_row,
+    policy_of,
+    predict_one,
+    predict_targets,
+    summarize,
+)
+from .timing import ContentionTimes, median_ns, meet, of_slowest_rank, slowdown_factor, time_ns
 from .training_runs import MEASURED_ITERATIONS, TargetRun, Trainer, time_iterations, warmed_up
 from .validate import target_run, write_predictions
 
@@ -104,8 +117,10 @@ def validate_emulated(
     fabric = fabric.model_copy(update={"processor": fabric.processor.model_copy(update={"launch_ns": launch_ns})})
     fabric = measure_hooks(pool, fabric, [one.hook for one in configurations], model, on_progress=on_progress)
     fabric.save(out / "fabric.json")
+    host_ns = _host_ns(pool, model, model_trace, fabric, on_progress)
+    predicted_trace = with_longer_steps(model_trace, host_ns)
     predicted = dict(
-        zip(configurations, predict_targets(model_trace, fabric, in_model, pool.world_size), strict=True)
+        zip(configurations, predict_targets(predicted_trace, fabric, in_model, pool.world_size), strict=True)
     )
     digest = write_predictions(
         out / "predictions.json", {(name, configuration): one for configuration, one in predicted.items()}
@@ -156,6 +171,33 @@ def spaced(sizes_bytes: Iterable[int]) -> tuple[int, ...]:
     return (*kept, *sizes[1:][-1:])
 
 
+def _host_ns(pool: RankPool, model: str, trace: Trace, fabric: Fabric, on_progress: Progress) -> int:
+    """Return the nanoseconds by which the host prolongs an iteration, apart from the copies and launches in `fabric`.
+
+    Measured with the real reducer in groups of one rank, so without any network, and compared with the prediction.
+    """
+    on_progress("measuring the work of the host", 0, 1)
+    measured_ns = pool.run(time_without_network, model)[0]
+    alone = fabric.model_copy(
+        update={"all_reduce": (Timing(world_size=1, size_bytes=0, ns=0),), "broadcast": (), "sharing": ()}
+    )
+    predicted_ns = predict_one(trace, alone, Configuration(float("inf")), 1).samples_ns
+    pairs = zip(measured_ns, cycle(predicted_ns), strict=False)  # iterations beyond the trace repeat its first ones
+    return max(0, median_ns(measured - predicted for measured, predicted in pairs))
+
+
+def with_longer_steps(trace: Trace, by_ns: int) -> Trace:
+    """Return a trace in which each iteration takes `by_ns` longer after its backward pass."""
+    ranks = []
+    for rank in trace.ranks:
+        longer = [
+            one.shifted(number * by_ns).model_copy(update={"end_ns": one.end_ns + (number + 1) * by_ns})
+            for number, one in enumerate(rank.iterations)
+        ]
+        ranks.append(rank.model_copy(update={"iterations": tuple(longer)}))
+    return trace.model_copy(update={"ranks": tuple(ranks)})
+
+
 def _slow_downs(pool: RankPool, model: str, sizes: MessageSizes, on_progress: Progress) -> tuple[float, float]:
     on_progress("checking slow-downs", 0, 1)
     size = sizes.all_reduce[len(sizes.all_reduce) // 2]
@@ -197,6 +239,26 @@ def prepare_network(_rank: int, _world_size: int) -> None:
     """Connect this rank to the others, and keep its network threads from delaying the emulated devices."""
     meet()
     let_network_threads_yield()
+
+
+ITERATIONS_WITHOUT_NETWORK = 6
+
+
+def time_without_network(rank: int, world_size: int, model: str) -> list[int]:
+    """Return the nanoseconds of each recorded iteration on the slowest rank, without communication between ranks."""
+    alone = [dist.new_group([member]) for member in range(world_size)][rank]
+    trainer = Trainer(model, rank)
+    assert trainer.device is not None
+    ddp = DistributedDataParallel(trainer.module, process_group=alone, bucket_cap_mb=float("inf"))
+    ddp.reducer.observers.append(trainer.device.observer)
+    trainer.device.next_iteration = -1
+    times_ns = []
+    for _ in range(1 + ITERATIONS_WITHOUT_NETWORK):
+        meet()
+        times_ns.append(time_ns(trainer.step, ddp))
+    ddp.reducer.detach()
+    dist.destroy_process_group(alone)
+    return list(of_slowest_rank(times_ns))[1:]
 
 
 PASSES = 2
