@@ -22,7 +22,7 @@ from simulator.workload.scale_model import ScaleModel
 from .strategies import traces
 
 MS = 1_000_000
-GOOD = Conditions(0.9, (1, 2, 3), 1000, 1.0, 1.0)
+GOOD = Conditions(0.9, (1, 2, 3), 1000, 1.0, 1.0, 0)
 
 
 def small_trace(iterations: int = 2) -> Trace:

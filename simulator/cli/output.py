@@ -195,7 +195,8 @@ def _show_conditions(conditions: Conditions) -> None:
     print(
         f"conditions: processor idle {conditions.idle:.0%}; sleeps ended late by {late[0]} ms (median), {late[1]} ms "
         f"(90 % quantile) and {late[2]} ms (99 %); slow-down of the device {conditions.device_slow_down:.3f}, of the "
-        f"network {conditions.network_slow_down:.3f}"
+        f"network {conditions.network_slow_down:.3f}; the host prolongs an iteration by "
+        f"{conditions.host_ns / 1e6:.1f} ms, which the predictions contain"
     )
 
 

@@ -26,6 +26,8 @@ class Conditions:
         shortest_ns: Shortest measured iteration, in real nanoseconds.
         device_slow_down: Factor by which all-reduces slow passes of the device down.
         network_slow_down: Factor by which passes of the device slow all-reduces down.
+        host_ns: By how much the work of the host prolongs an iteration, in real nanoseconds. It is part of the
+            predictions, so it invalidates nothing.
     """
 
     idle: float
@@ -33,6 +35,7 @@ class Conditions:
     shortest_ns: int
     device_slow_down: float
     network_slow_down: float
+    host_ns: int
 
     def check(self) -> None:
         """Check that the measurement is valid.

@@ -132,7 +132,8 @@ def validate_emulated(
         word = f"{name}: training emulated devices, turn {turn + 1} of {repeat}"
         first = turn * MEASURED_ITERATIONS
         turns.append(pool.run(train_emulated, model, target_runs, first, word, on_progress=on_progress))
-    conditions = _conditions([turn for by_rank in turns for of_rank in by_rank for turn in of_rank], slow_downs)
+    every_turn = [turn for by_rank in turns for of_rank in by_rank for turn in of_rank]
+    conditions = _conditions(every_turn, slow_downs, host_ns)
     conditions.check()
     rows = []
     for number, (configuration, prediction) in enumerate(predicted.items()):
@@ -207,11 +208,11 @@ def _slow_downs(pool: RankPool, model: str, sizes: MessageSizes, on_progress: Pr
     return device, network
 
 
-def _conditions(turns: Sequence[EmulatedTurn], slow_downs: tuple[float, float]) -> Conditions:
+def _conditions(turns: Sequence[EmulatedTurn], slow_downs: tuple[float, float], host_ns: int) -> Conditions:
     overslept = np.concatenate([turn.overslept_ns for turn in turns])
     p50, p90, p99 = (round(quantile) for quantile in np.quantile(overslept, [0.5, 0.9, 0.99]))
     shortest_ns = min(ns for turn in turns for ns in turn.times_ns)
-    return Conditions(min(turn.idle for turn in turns), (p50, p90, p99), shortest_ns, *slow_downs)
+    return Conditions(min(turn.idle for turn in turns), (p50, p90, p99), shortest_ns, *slow_downs, host_ns)
 
 
 def _in_original(row: Row, scale: ScaleModel) -> Row:
