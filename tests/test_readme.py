@@ -117,6 +117,9 @@ def test_fragments_are_python_and_files_are_yaml():
     assert [sorted(yaml.safe_load(text)) for text in blocks("yaml")] == [["steps"], ["levels", "source"]]
 
 
+NOTHING_REPORTED = ("ddplab: emulated devices: expected", "ddplab: links of a given rate: expected Linux")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_commands_and_programs_work_as_written(tmp_path):
@@ -134,6 +137,8 @@ def test_commands_and_programs_work_as_written(tmp_path):
             if command == "make setup" or command.startswith(". .venv"):
                 continue  # this environment is the one that they make
             ran = subprocess.run(["sh", "-ec", command], cwd=tmp_path, env=activated, capture_output=True, text=True)
+            if "--emulate" in command and any(line in ran.stderr for line in NOTHING_REPORTED):
+                continue  # as the page says, if the machine cannot keep up or has no links
             assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
     assert programs
     for program in programs:
