@@ -86,6 +86,7 @@ LAYERS = {  # each module imports only from those before it
         "measure.training_runs",
         "measure.calibrate",
         "measure.validate",
+        "measure.host_work",
         "measure.validate_emulated",
         "cli.output",
         "cli.options",

@@ -256,9 +256,9 @@ def broadcasts_in_ticks(rank: int, world_size: int) -> dict:
         return clock.now
 
     with mock.patch.object(dist, "broadcast", broadcast), mock.patch.object(collectives, "clock_ns", now):
-        assert collectives.broadcast_ns(torch.ones(1)) == 1000
+        assert collectives.last_to_last_ns(dist.broadcast, torch.ones(1), 0) == 1000
         clock.now = 7 * rank
-        return collectives.broadcast_ns(torch.ones(1))
+        return collectives.last_to_last_ns(dist.broadcast, torch.ones(1), 0)
 
 
 def test_a_broadcast_lasts_until_the_slowest_rank_has_the_message(two_ranks):

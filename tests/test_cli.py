@@ -379,6 +379,7 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
         "mape",
         "paired_mape",
         "worst_error",
+        "noise",
         "pairs_apart",
         "sign_errors",
         "fastest_found",

@@ -39,6 +39,7 @@ def row(cap_mb: float, measured: int, predicted: int, spread: int = 1) -> Row:
         turns=(Measurement((measured,), SpeedCheck(1, 1)),) * 3,
         measured_ns=2 * measured, quartiles_ns=(2 * measured - spread, 2 * measured + spread),
         paired_ns=measured, paired_quartiles_ns=(measured - spread, measured + spread),
+        paired_turns_ns=(measured,) * 3,
         predicted_ns=predicted, interval_ns=(predicted - 5, predicted + 5),
         coverage=float(abs(predicted - measured) <= 5), drift=measured / 100 - 1,
         error=predicted / (2 * measured) - 1, paired_error=predicted / measured - 1,
@@ -57,6 +58,17 @@ def test_a_report_counts_errors_as_it_says():
     assert report.sign_errors == 1  # 200 and 300 are ranked the wrong way round
     assert report.fastest_found == 1
     assert report.baselines == {"perfect_scaling": 0.5, "no_overlap": 0.5, "naive_overlap": 0.25}
+
+
+def test_turns_that_differ_are_noise_and_pairs_within_it_do_not_count():
+    rows = [
+        replace(row(cap_mb, measured, measured), paired_turns_ns=(measured - 4, measured, measured + 4))
+        for cap_mb, measured in ((1, 200), (5, 205), (25, 220))
+    ]
+    report = summarize(rows, "abc")
+    assert report.noise == pytest.approx(1.645 * (2 / 3) ** 0.5 * 4 / 208, rel=0.01)
+    assert report.pairs_apart == 2  # the quartiles of 200 and 205 do not overlap either
+    assert summarize([replace(one, paired_turns_ns=(one.paired_ns,)) for one in rows], "abc").noise is None
 
 
 def test_fastest_found_counts_models():

@@ -87,20 +87,23 @@ def test_a_condition_that_does_not_hold_is_named(change, named):
         replace(GOOD, **change).check()
 
 
-@given(traces(), st.integers(0, 10**6))
+@given(traces(), st.lists(st.integers(0, 10**6), min_size=1, max_size=4))
 def test_the_work_of_the_host_prolongs_every_iteration_and_no_gradient(trace, host_ns):
     prolonged = with_longer_steps(trace, host_ns)
     Trace.model_validate_json(prolonged.model_dump_json())  # iterations still follow one another
     before, after = recorded_model(trace), recorded_model(prolonged)
     for times, longer in zip(before.compute_times, after.compute_times, strict=True):
-        assert (longer.ready_ns == times.ready_ns).all()
-        assert (longer.step_ns == times.step_ns + host_ns).all()
+        assert (longer.ready_ns == times.ready_ns.repeat(len(host_ns), axis=0)).all()
+        assert (longer.step_ns == (times.step_ns[:, None] + host_ns).ravel()).all()
 
 
 def test_emulated_devices_are_measured_in_the_original_time_and_predictions_come_first(two_ranks, tmp_path):
     """The machine may be too busy for valid conditions while tests run, so these are not checked here."""
     trace, configurations = small_trace(), [Configuration(0.01), Configuration(float("inf"), "forward")]
-    with mock.patch.object(conditions.Conditions, "check"):
+    with (
+        mock.patch.object(conditions.Conditions, "check"),
+        mock.patch.object(conditions, "SLOW_DOWN_AT_MOST", float("inf")),
+    ):
         report = validate_emulated.validate_emulated(
             two_ranks,
             trace,
@@ -126,13 +129,18 @@ def test_emulated_devices_are_measured_in_the_original_time_and_predictions_come
     assert document["scale_model"] == {"dilation": 2, "byte_scale": 0.5}
 
 
-def test_nothing_is_reported_under_bad_conditions(two_ranks, tmp_path):
+@pytest.mark.parametrize(
+    ("limits", "predicted"),
+    [({"IDLE_AT_LEAST": 1.1, "SLOW_DOWN_AT_MOST": float("inf")}, True), ({"SLOW_DOWN_AT_MOST": 0.0}, False)],
+)
+def test_nothing_is_reported_under_bad_conditions(two_ranks, tmp_path, limits, predicted):
+    """Slow-downs are known before anything is predicted or trained."""
     with (
-        mock.patch.object(conditions, "IDLE_AT_LEAST", 1.1),
+        mock.patch.multiple(conditions, **limits),
         pytest.raises(ConditionsError, match="try a larger --dilation"),
     ):
         validate_emulated.validate_emulated(
             two_ranks, small_trace(), [Configuration(25.0)], scale=ScaleModel(), out=tmp_path, repeat=1
         )
-    assert (tmp_path / "predictions.json").exists()
+    assert (tmp_path / "predictions.json").exists() == predicted
     assert not (tmp_path / "report.json").exists()

@@ -1,7 +1,7 @@
 """`ddplab record`, `calibrate`, `validate` and `demo`: subcommands that run real ranks on this machine."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +21,7 @@ from .options import (
     WorldSize,
     check_outputs,
     read_caps,
+    read_counts,
     read_hooks,
     read_links,
     read_orders,
@@ -115,6 +116,13 @@ def validate(
         typer.Option(metavar="S", help="With --emulate: multiply tensors, caps and the rate of links by S."),
     ] = 1.0,
     world_size: WorldSize = 2,
+    calibrate_at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...",
+            help="With --emulate: calibrate the network with these numbers of ranks, and extrapolate it.",
+        ),
+    ] = None,
     caps: Caps = "0.5,1,5,25,single",
     orders: Orders = "ready",
     hooks: Hooks = "none",
@@ -143,12 +151,16 @@ def validate(
     from reference.launch import RankPool
 
     from ..measure.validate import validate as run
-    from ..measure.validate_emulated import validate_emulated
+    from ..measure.validate_emulated import calibrate_network, extrapolated, validate_emulated
 
     check_outputs(out / "report.json", json_path)
     if emulate is None:
-        for option, factor in (("--dilation", dilation), ("--byte-scale", byte_scale)):
-            if factor != 1:
+        for option, is_given in (
+            ("--dilation", dilation != 1),
+            ("--byte-scale", byte_scale != 1),
+            ("--calibrate-at", calibrate_at is not None),
+        ):
+            if is_given:
                 raise ValueError(
                     f"{option}: expected --emulate with it, because a real model has its own speed and size"
                 )
@@ -163,14 +175,22 @@ def validate(
     scale = read_scale(dilation, byte_scale)
     trace = None if emulate is None else Trace.load(emulate)
     rate, between_nodes = read_links(link_rate, uplinks, scale)
-    with progress() as on_progress, RankPool(world_size, link_rate=rate, uplinks=between_nodes) as pool:
-        if trace is None:
-            models = [model or "resnet50"]
-            result = run(pool, models, configurations, out=out, repeat=repeat, on_progress=on_progress)
-        else:
-            result = validate_emulated(
-                pool, trace, configurations, scale=scale, out=out, repeat=repeat, on_progress=on_progress
-            )
+    calibrated = [] if calibrate_at is None else read_counts("--calibrate-at", calibrate_at, least=2)
+    with progress() as on_progress:
+        settings: dict[str, Any] = {"out": out, "repeat": repeat, "on_progress": on_progress}
+        if trace is not None:
+            fabrics = []
+            for ranks in calibrated:
+                with RankPool(ranks, link_rate=rate, uplinks=between_nodes) as pool:
+                    fabrics.append(
+                        calibrate_network(pool, trace, configurations, scale=scale, on_progress=on_progress)
+                    )
+            settings |= {"scale": scale, "network": extrapolated(fabrics, world_size) if fabrics else None}
+        with RankPool(world_size, link_rate=rate, uplinks=between_nodes) as pool:
+            if trace is None:
+                result = run(pool, [model or "resnet50"], configurations, **settings)
+            else:
+                result = validate_emulated(pool, trace, configurations, **settings)
     show_report(result)
     write_json(json_path, result.to_json())
 

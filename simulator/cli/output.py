@@ -175,8 +175,9 @@ def show_report(report: Report) -> None:
             f"paired error, without the change of the machine's speed: {report.paired_mape:.1%} mean absolute "
             f"(baselines: {baselines})"
         )
+    noise = "" if report.noise is None else f" (two measurements of one configuration differ by {report.noise:.1%})"
     print(
-        f"ranked wrongly: {report.sign_errors} of {report.pairs_apart} pairs that differ by more than noise; "
+        f"ranked wrongly: {report.sign_errors} of {report.pairs_apart} pairs that differ by more than noise{noise}; "
         f"fastest configuration found: {report.fastest_found:.0%}; "
         f"iterations inside the interval: {report.coverage:.0%}"
     )

@@ -63,9 +63,9 @@ def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: 
     every_size = sorted({*sizes.all_reduce, *sizes.two, *sizes.broadcast})
     buffer = MessageBuffer(2 * every_size[-1])
     measurements: dict[str, Callable[[list[Tensor]], int]] = {
-        "all_reduce": lambda messages: all_reduce_ns(messages[0]),
+        "all_reduce": lambda messages: last_to_last_ns(dist.all_reduce, messages[0]),
         "two": two_at_a_time_ns,
-        "broadcast": lambda messages: broadcast_ns(messages[0]),
+        "broadcast": lambda messages: last_to_last_ns(dist.broadcast, messages[0], 0),
     }
     times: Samples = {name: {size: [] for size in getattr(sizes, name)} for name in measurements}
     repeats_of = dict.fromkeys(every_size, repeats)
@@ -91,38 +91,31 @@ def two_at_a_time_ns(messages: list[Tensor]) -> int:
     return of_slowest_rank([2 * queue.steady_ns_per_all_reduce(2)])[0]
 
 
-def all_reduce_ns(message: Tensor) -> int:
-    """Return the nanoseconds of an all-reduce, from the last rank's call to the last rank's end; equal on all ranks.
+def last_to_last_ns(action: Callable[..., object], *arguments: object) -> int:
+    """Return the nanoseconds of `action(*arguments)`, from the last rank's call to the last rank's end.
 
-    Ranks do not finish at the same time: the time on one rank would be too short, because in training the next
-    iteration's collectives wait for the rank that finished last. The ranks share one machine and so one clock.
+    The result is equal on all ranks. Ranks do not finish a collective at the same time: the time on one rank would be
+    too short, because in training the next iteration's collectives wait for the rank that finished last. The ranks
+    share one machine and so one clock.
     """
     start = clock_ns()
-    dist.all_reduce(message)
-    return _last_to_last_ns(start)
-
-
-def broadcast_ns(message: Tensor) -> int:
-    """Return the nanoseconds of a broadcast; see `all_reduce_ns`. The root, rank 0, finishes before the others."""
-    start = clock_ns()
-    dist.broadcast(message, 0)
-    return _last_to_last_ns(start)
-
-
-def _last_to_last_ns(start: int) -> int:
+    action(*arguments)
     last_start, last_end = of_slowest_rank([start, clock_ns()])
     return last_end - last_start
 
 
-def affordable_repeats(once_ns: int, repeats: int, budget_ns: int = BUDGET_NS) -> int:
-    """Return how many repetitions fit into `budget_ns`: the minimum over all ranks, at least `LEAST_REPEATS`.
+def affordable_repeats(
+    once_ns: int, repeats: int, budget_ns: int = BUDGET_NS, *, at_least: int = LEAST_REPEATS
+) -> int:
+    """Return how many repetitions fit into `budget_ns`: the minimum over all ranks.
 
     Args:
         once_ns: Nanoseconds that one repetition takes on this rank.
         repeats: Largest number of repetitions.
         budget_ns: Nanoseconds for all repetitions.
+        at_least: Smallest number of repetitions, whatever they take.
     """
-    affordable = torch.tensor(min(repeats, max(LEAST_REPEATS, budget_ns // once_ns)))
+    affordable = torch.tensor(min(repeats, max(at_least, budget_ns // once_ns)))
     dist.all_reduce(affordable, op=dist.ReduceOp.MIN)
     return int(affordable)
 

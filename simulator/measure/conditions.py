@@ -1,5 +1,6 @@
 """Conditions under which a measurement on emulated devices is valid: the machine keeps up with them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reference.errors import Error
@@ -51,11 +52,29 @@ class Conditions:
                 f"99 of 100 sleeps to end within {OVERSLEPT_AT_MOST:.0%} of the shortest iteration "
                 f"({self.shortest_ns / 1e6:.1f} ms) after their deadline, got {late / 1e6:.2f} ms"
             )
-        for what, factor in (("device", self.device_slow_down), ("network", self.network_slow_down)):
-            if factor > SLOW_DOWN_AT_MOST:
-                problems.append(f"the {what} to be slowed down by at most {SLOW_DOWN_AT_MOST}, got {factor:.3f}")
-        if problems:
-            raise ConditionsError(
-                f"emulated devices: expected {'; '.join(problems)}. This machine is too slow or too busy for these "
-                "ranks, so nothing is reported; try a larger --dilation or a smaller --byte-scale"
-            )
+        _refuse([*problems, *_slow_down_problems(self.device_slow_down, self.network_slow_down)])
+
+
+def check_slow_downs(device: float, network: float) -> None:
+    """Check, before anything is trained, that device and network do not slow each other down; see `Conditions`.
+
+    Raises:
+        ConditionsError: One of them does.
+    """
+    _refuse(_slow_down_problems(device, network))
+
+
+def _slow_down_problems(device: float, network: float) -> list[str]:
+    return [
+        f"the {what} to be slowed down by at most {SLOW_DOWN_AT_MOST}, got {factor:.3f}"
+        for what, factor in (("device", device), ("network", network))
+        if factor > SLOW_DOWN_AT_MOST
+    ]
+
+
+def _refuse(problems: Sequence[str]) -> None:
+    if problems:
+        raise ConditionsError(
+            f"emulated devices: expected {'; '.join(problems)}. This machine is too slow or too busy for these "
+            "ranks, so nothing is reported; try a larger --dilation or a smaller --byte-scale"
+        )

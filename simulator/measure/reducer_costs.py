@@ -14,8 +14,8 @@ from reference.parameters import bucket_key, size_bytes, sparse_parameters, trai
 from reference.reducer import accumulators
 from reference.unused_parameters import reachable, tensors_in
 
-from .collectives import affordable_repeats
-from .timing import clock_ns, fit_linear, median_ns, of_slowest_rank, time_ns, timed_collectives
+from .collectives import AllReduceQueue, MessageBuffer, affordable_repeats, last_to_last_ns
+from .timing import clock_ns, fit_linear, median_ns, meet, of_slowest_rank, time_ns, timed_collectives
 
 GRADIENT_BYTES = [1024, 64 * 1024, MIB, 8 * MIB]
 """Sizes of the gradients that are copied."""
@@ -65,30 +65,46 @@ def time_copies(_rank: int, _world_size: int, repeats: int, bucket_bytes: int = 
     return {"pack": fit_linear(packing), "copy_out": fit_linear(copying_out), "launch_ns": median_ns(launching)}
 
 
-PAUSE_S = 0.003
+PAUSE_NS = 3_000_000
+LAUNCHES_PER_ROUND = 10
 
 
-def time_launch_after_pause(_rank: int, _world_size: int, repeats: int) -> int:
-    """Return the nanoseconds to pack and launch a bucket with one small gradient on the slowest rank, after a pause.
+def time_launch_beside_network(_rank: int, _world_size: int, size_bytes: int, rounds: int) -> int:
+    """Return the nanoseconds to pack and launch a bucket with one small gradient.
 
-    After a pause, the processor's caches have lost the reducer's code and data, as between the gradients of a device
-    that leaves the host idle.
+    Each launch comes after a pause and while all-reduces are in flight, as between the gradients of a device that
+    leaves the host idle: the processor's caches have lost the reducer's code and data, and the threads of the network
+    take time from the launch. Of each round, the rank counts whose launches took longest in total, because ranks do
+    not wait for each other after every launch.
+
+    Args:
+        size_bytes: Bytes of an all-reduce in flight.
+        rounds: Number of rounds of `LAUNCHES_PER_ROUND` launches.
     """
     group = dist.group.WORLD
     assert group is not None
     parameter = nn.Parameter(torch.ones(GRADIENT_BYTES[0] // 4))
     parameter.grad = torch.ones_like(parameter)
-    bucket = Bucket([0], [parameter])
-    launching = []
-    for _ in range(repeats):
-        time.sleep(PAUSE_S)
-        start = clock_ns()
-        bucket.reset()
-        pack_bucket(bucket)
-        future = bucket.all_reduce(group)
-        launching.append(clock_ns() - start)
-        future.wait()
-    return median_ns(of_slowest_rank(launching))
+    buckets = [Bucket([0], [parameter]) for _ in range(LAUNCHES_PER_ROUND)]
+    buffer = MessageBuffer(4 * size_bytes)
+    all_reduce_ns = last_to_last_ns(dist.all_reduce, *buffer.messages(size_bytes, 1))
+    in_flight = buffer.messages(size_bytes, 1 + LAUNCHES_PER_ROUND * PAUSE_NS // all_reduce_ns)
+    launching_ns = []
+    for _ in range(rounds):
+        meet()
+        queue, launched, taken_ns = AllReduceQueue(in_flight, all_at_once=True), [], 0
+        for bucket in buckets:
+            time.sleep(PAUSE_NS / 1e9)
+            start = clock_ns()
+            bucket.reset()
+            pack_bucket(bucket)
+            launched.append(bucket.all_reduce(group))
+            taken_ns += clock_ns() - start
+        queue.wait()
+        for future in launched:
+            future.wait()
+        launching_ns.append(taken_ns // LAUNCHES_PER_ROUND)
+    return median_ns(of_slowest_rank(launching_ns))
 
 
 def pack_bucket(bucket: Bucket, scale: float = 0.5) -> None:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +142,7 @@ class Row:
         quartiles_ns: First and third quartile of the measured iterations.
         paired_ns: Median of the measured iterations, each multiplied by `TargetPrediction.speed`.
         paired_quartiles_ns: First and third quartile of the same.
+        paired_turns_ns: Median of the same, of each turn.
         predicted_ns: Median of the predicted iterations.
         interval_ns: Ends of the predicted 90 % interval.
         coverage: Fraction of the paired iterations that lie inside the interval.
@@ -164,6 +165,7 @@ class Row:
     quartiles_ns: tuple[int, int]
     paired_ns: int
     paired_quartiles_ns: tuple[int, int]
+    paired_turns_ns: tuple[int, ...]
     predicted_ns: int
     interval_ns: tuple[int, int]
     coverage: float
@@ -184,7 +186,10 @@ class Report:
         mape: Mean absolute error.
         paired_mape: Mean absolute paired error.
         worst_error: The error with the largest absolute value.
-        pairs_apart: Pairs of one model's configurations whose paired quartiles do not overlap.
+        noise: Half-width of the band that holds 90 % of the differences between two paired measurements of the same
+            configuration, as a fraction; from the differences between turns. None: there was one turn.
+        pairs_apart: Pairs of one model's configurations whose paired quartiles do not overlap, and whose paired times
+            differ by more than the noise.
         sign_errors: Number of these pairs whose order is predicted wrongly.
         fastest_found: Fraction of the models for which the configuration predicted to be the fastest is the fastest,
             or not measurably slower than the fastest.
@@ -202,6 +207,7 @@ class Report:
     mape: float
     paired_mape: float
     worst_error: float
+    noise: float | None
     pairs_apart: int
     sign_errors: int
     fastest_found: float
@@ -251,7 +257,8 @@ def make_row(
     """Make the row of a configuration from its prediction and all of its turns."""
     prediction = predicted.prediction
     low, middle, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
-    paired_times = [ns * predicted.speed(turn.speed_check) for turn in turns for ns in turn.times_ns]
+    by_turn = [[ns * predicted.speed(turn.speed_check) for ns in turn.times_ns] for turn in turns]
+    paired_times = list(chain(*by_turn))
     paired_low, paired, paired_high = _quartiles(paired_times)
     shortest, longest = prediction.interval_ns
     checks_ns = [turn.speed_check.total_ns for turn in turns if turn.speed_check is not None]
@@ -266,6 +273,7 @@ def make_row(
         quartiles_ns=(low, high),
         paired_ns=paired,
         paired_quartiles_ns=(paired_low, paired_high),
+        paired_turns_ns=tuple(round(statistics.median(of_turn)) for of_turn in by_turn),
         predicted_ns=prediction.iteration_ns,
         interval_ns=prediction.interval_ns,
         coverage=statistics.fmean(shortest <= ns <= longest for ns in paired_times),
@@ -280,7 +288,9 @@ def make_row(
 
 def summarize(rows: Sequence[Row], predictions_sha256: str) -> Report:
     """Make a report of these rows, with their summary."""
-    apart = [pair for pair in combinations(rows, 2) if pair[0].model == pair[1].model and _are_apart(*pair)]
+    noise = measurement_noise(rows)
+    pairs = [pair for pair in combinations(rows, 2) if pair[0].model == pair[1].model]
+    apart = [pair for pair in pairs if _are_apart(*pair, noise)]
     models = list(dict.fromkeys(row.model for row in rows))
     drifts = [row.drift for row in rows if row.drift is not None]
     return Report(
@@ -288,10 +298,11 @@ def summarize(rows: Sequence[Row], predictions_sha256: str) -> Report:
         mape=statistics.fmean(abs(row.error) for row in rows),
         paired_mape=statistics.fmean(abs(row.paired_error) for row in rows),
         worst_error=max((row.error for row in rows), key=abs),
+        noise=noise,
         pairs_apart=len(apart),
         sign_errors=sum(_ranked_wrongly(a, b) for a, b in apart),
         fastest_found=statistics.fmean(
-            _fastest_found([row for row in rows if row.model == model]) for model in models
+            _fastest_found([row for row in rows if row.model == model], noise) for model in models
         ),
         coverage=statistics.fmean(row.coverage for row in rows),
         drift=statistics.median(drifts) if drifts else None,
@@ -305,19 +316,35 @@ def _quartiles(times_ns: Sequence[float]) -> tuple[int, int, int]:
     return round(low), round(middle), round(high)
 
 
-def _are_apart(a: Row, b: Row) -> bool:
+def measurement_noise(rows: Sequence[Row]) -> float | None:
+    """Return `Report.noise` of these rows: the variance between the turns of a row, pooled over all rows."""
+    repeated = [row.paired_turns_ns for row in rows if len(row.paired_turns_ns) > 1]
+    if not repeated:
+        return None
+    squares = sum((ns / statistics.fmean(turns) - 1) ** 2 for turns in repeated for ns in turns)
+    variance = squares / sum(len(turns) - 1 for turns in repeated)
+    return HALF_BAND * math.sqrt(2 * variance / min(map(len, repeated)))
+
+
+HALF_BAND = 1.645
+"""Half-width of the band that holds 90 % of normally distributed values, in standard deviations."""
+
+
+def _are_apart(a: Row, b: Row, noise: float | None) -> bool:
     """Whether two measurements differ by more than noise."""
-    return a.paired_quartiles_ns[1] < b.paired_quartiles_ns[0] or b.paired_quartiles_ns[1] < a.paired_quartiles_ns[0]
+    low, high = sorted((a, b), key=lambda row: row.paired_ns)
+    quartiles_overlap = low.paired_quartiles_ns[1] >= high.paired_quartiles_ns[0]
+    return not quartiles_overlap and high.paired_ns > (1 + (noise or 0.0)) * low.paired_ns
 
 
 def _ranked_wrongly(a: Row, b: Row) -> bool:
     return (a.paired_ns < b.paired_ns) != (a.predicted_ns <= b.predicted_ns)
 
 
-def _fastest_found(rows: Sequence[Row]) -> bool:
+def _fastest_found(rows: Sequence[Row], noise: float | None) -> bool:
     chosen = min(rows, key=lambda row: row.predicted_ns)
     fastest = min(rows, key=lambda row: row.paired_ns)
-    return chosen is fastest or not _are_apart(chosen, fastest)
+    return chosen is fastest or not _are_apart(chosen, fastest, noise)
 
 
 def policy_of(configuration: Configuration) -> Policy:

@@ -8,7 +8,6 @@ measured too (`Conditions`); if it is not, nothing is reported.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,19 +15,19 @@ import numpy as np
 import psutil
 import torch.distributed as dist
 
-from reference.data_parallel import DistributedDataParallel
 from reference.launch import Progress, RankPool, let_network_threads_yield, no_progress, report_progress
 from reference.models import EMULATED
 from reference.trace import Trace
 
-from ..fabric import Fabric, Timing
+from ..fabric import Fabric, Processor, Sharing, Timing
 from ..schedule.schedule import buckets_of, build_schedule
 from ..workload.compute_times import recorded_model
 from ..workload.scale_model import ScaleModel
 from .calibrate import REPEATS, measure_collectives, measure_hooks
-from .collectives import AllReduceQueue, MessageBuffer, MessageSizes
-from .conditions import Conditions
-from .reducer_costs import BUCKET_BYTES, time_launch_after_pause
+from .collectives import AllReduceQueue, MessageBuffer, MessageSizes, affordable_repeats
+from .conditions import Conditions, check_slow_downs
+from .host_work import host_ns_by_iteration, time_without_all_reduces, with_longer_steps, with_packing
+from .reducer_costs import BUCKET_BYTES, time_copies, time_launch_beside_network
 from .report import (
     Configuration,
     Measurement,
@@ -36,7 +35,6 @@ from .report import (
     Row,
     make_row,
     policy_of,
-    predict_one,
     predict_targets,
     summarize,
 )
@@ -44,9 +42,7 @@ from .timing import ContentionTimes, median_ns, meet, of_slowest_rank, slowdown_
 from .training_runs import MEASURED_ITERATIONS, TargetRun, Trainer, time_iterations, warmed_up
 from .validate import target_run, write_predictions
 
-SLOW_DOWN_ROUNDS = 3
-LAUNCHES = 40
-"""Repetitions of the measurement of a launch."""
+LAUNCH_ROUNDS = 8
 SIZE_RATIO = 1.5
 """Least ratio of two message sizes that are calibrated; between them, costs are interpolated."""
 
@@ -85,6 +81,7 @@ def validate_emulated(
     scale: ScaleModel,
     out: Path,
     repeat: int = 3,
+    network: Fabric | None = None,
     on_progress: Progress = no_progress,
 ) -> Report:
     """Calibrate the collectives, write the predictions, and only then train emulated devices and measure.
@@ -98,26 +95,38 @@ def validate_emulated(
             `report.json` and `report.csv` with times of the original.
         repeat: Number of turns of each configuration; each trains the recorded iterations that follow on those of the
             turn before.
+        network: Costs of the collectives, such as those that `calibrate_network` measured on fewer ranks. None: they
+            are measured on these ranks. Everything else is always measured on these ranks.
         on_progress: Called with each step's name, the parts done and all parts.
 
     Raises:
-        ConditionsError: The machine is too slow, so there is no report; predictions were written.
+        ConditionsError: The machine is too slow, so there is no report.
         RankError: A rank failed.
         ValueError: There is no such hook, or some parameter got no gradient.
     """
     model_trace = scale.trace(trace, repeat * MEASURED_ITERATIONS)
     model_trace.save(out / "trace.json.gz")
     model, name = f"{EMULATED}{out / 'trace.json.gz'}", trace.workload.model
-    in_model = [replace(one, cap_mb=scale.cap_mb(one.cap_mb)) for one in configurations]
+    in_model = _in_model(configurations, scale)
     sizes = message_sizes(model_trace, in_model)
     pool.run(prepare_network)
-    bucket_bytes = min(BUCKET_BYTES, sum(model_trace.sizes_bytes))
-    fabric = measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=bucket_bytes)
-    launch_ns = pool.run(time_launch_after_pause, LAUNCHES)[0]
+    on_progress("measuring the work of the host", 0, 1)
+    without_all_reduces = pool.run(time_without_all_reduces, model)[0]
+    if network is None:
+        fabric = measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=_bucket_bytes(model_trace))
+    else:
+        copies = pool.run(time_copies, REPEATS, _bucket_bytes(model_trace))[0]
+        fabric = network.model_copy(update={"processor": Processor(**copies)})
+    launch_ns = pool.run(time_launch_beside_network, _middle(sizes.all_reduce), LAUNCH_ROUNDS)[0]
     fabric = fabric.model_copy(update={"processor": fabric.processor.model_copy(update={"launch_ns": launch_ns})})
     fabric = measure_hooks(pool, fabric, [one.hook for one in configurations], model, on_progress=on_progress)
+    slow_downs = _slow_downs(pool, model, sizes, on_progress)
+    check_slow_downs(*slow_downs)
+    on_progress("measuring the work of the host", 0, 1)
+    without_all_reduces += pool.run(time_without_all_reduces, model)[0]
+    fabric = with_packing(fabric, model_trace, without_all_reduces)
     fabric.save(out / "fabric.json")
-    host_ns = _host_ns(pool, model, model_trace, fabric, on_progress)
+    host_ns = host_ns_by_iteration(model_trace, fabric, pool.world_size, without_all_reduces)
     predicted_trace = with_longer_steps(model_trace, host_ns)
     predicted = dict(
         zip(configurations, predict_targets(predicted_trace, fabric, in_model, pool.world_size), strict=True)
@@ -125,7 +134,6 @@ def validate_emulated(
     digest = write_predictions(
         out / "predictions.json", {(name, configuration): one for configuration, one in predicted.items()}
     )
-    slow_downs = _slow_downs(pool, model, sizes, on_progress)
     target_runs = [target_run(model_trace, configuration) for configuration in in_model]
     turns: list[list[list[EmulatedTurn]]] = []
     for turn in range(repeat):
@@ -133,7 +141,7 @@ def validate_emulated(
         first = turn * MEASURED_ITERATIONS
         turns.append(pool.run(train_emulated, model, target_runs, first, word, on_progress=on_progress))
     every_turn = [turn for by_rank in turns for of_rank in by_rank for turn in of_rank]
-    conditions = _conditions(every_turn, slow_downs, host_ns)
+    conditions = _conditions(every_turn, slow_downs, median_ns(host_ns))
     conditions.check()
     rows = []
     for number, (configuration, prediction) in enumerate(predicted.items()):
@@ -142,6 +150,62 @@ def validate_emulated(
     report = replace(summarize(rows, digest), scale_model=scale, conditions=conditions)
     report.save(out)
     return report
+
+
+def calibrate_network(
+    pool: RankPool,
+    trace: Trace,
+    configurations: Sequence[Configuration],
+    *,
+    scale: ScaleModel,
+    on_progress: Progress = no_progress,
+) -> Fabric:
+    """Measure the collectives of these configurations on the ranks of `pool`; arguments as of `validate_emulated`.
+
+    `extrapolated` makes a fabric for a further world size from several results.
+    """
+    model_trace = scale.trace(trace, 1)
+    sizes = message_sizes(model_trace, _in_model(configurations, scale))
+    pool.run(prepare_network)
+    return measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=_bucket_bytes(model_trace))
+
+
+def extrapolated(calibrated: Sequence[Fabric], world_size: int) -> Fabric:
+    """Make a fabric for `world_size` ranks from calibrations of other numbers of ranks.
+
+    The time of two all-reduces at a time is extrapolated like that of one.
+
+    Args:
+        calibrated: Calibrations at the same message sizes.
+        world_size: Number of ranks.
+
+    Raises:
+        ValueError: Two calibrations have the same world size.
+    """
+    alone = Fabric.merged(*calibrated).model_copy(update={"extrapolate": True})
+    two_at_a_time = tuple(
+        Timing(
+            world_size=n, size_bytes=row.size_bytes, ns=round(row.factor * fabric.all_reduce_ns(row.size_bytes, n))
+        )
+        for fabric in calibrated
+        for n in fabric.world_sizes
+        for row in fabric.sharing
+    )
+    two = alone.model_copy(update={"all_reduce": two_at_a_time})
+    sharing = tuple(
+        Sharing(size_bytes=size, factor=two.all_reduce_ns(size, world_size) / alone.all_reduce_ns(size, world_size))
+        for size in sorted({row.size_bytes for row in two_at_a_time})
+    )
+    return alone.model_copy(update={"sharing": sharing})
+
+
+def _in_model(configurations: Sequence[Configuration], scale: ScaleModel) -> list[Configuration]:
+    return [replace(one, cap_mb=scale.cap_mb(one.cap_mb)) for one in configurations]
+
+
+def _bucket_bytes(trace: Trace) -> int:
+    """Return the size of the largest bucket whose copies are measured."""
+    return min(BUCKET_BYTES, sum(trace.sizes_bytes))
 
 
 def message_sizes(trace: Trace, configurations: Sequence[Configuration]) -> MessageSizes:
@@ -172,40 +236,16 @@ def spaced(sizes_bytes: Iterable[int]) -> tuple[int, ...]:
     return (*kept, *sizes[1:][-1:])
 
 
-def _host_ns(pool: RankPool, model: str, trace: Trace, fabric: Fabric, on_progress: Progress) -> int:
-    """Return the nanoseconds by which the host prolongs an iteration, apart from the copies and launches in `fabric`.
-
-    Measured with the real reducer in groups of one rank, so without any network, and compared with the prediction.
-    """
-    on_progress("measuring the work of the host", 0, 1)
-    measured_ns = pool.run(time_without_network, model)[0]
-    alone = fabric.model_copy(
-        update={"all_reduce": (Timing(world_size=1, size_bytes=0, ns=0),), "broadcast": (), "sharing": ()}
-    )
-    predicted_ns = predict_one(trace, alone, Configuration(float("inf")), 1).samples_ns
-    pairs = zip(measured_ns, cycle(predicted_ns), strict=False)  # iterations beyond the trace repeat its first ones
-    return max(0, median_ns(measured - predicted for measured, predicted in pairs))
-
-
-def with_longer_steps(trace: Trace, by_ns: int) -> Trace:
-    """Return a trace in which each iteration takes `by_ns` longer after its backward pass."""
-    ranks = []
-    for rank in trace.ranks:
-        longer = [
-            one.shifted(number * by_ns).model_copy(update={"end_ns": one.end_ns + (number + 1) * by_ns})
-            for number, one in enumerate(rank.iterations)
-        ]
-        ranks.append(rank.model_copy(update={"iterations": tuple(longer)}))
-    return trace.model_copy(update={"ranks": tuple(ranks)})
-
-
 def _slow_downs(pool: RankPool, model: str, sizes: MessageSizes, on_progress: Progress) -> tuple[float, float]:
     on_progress("checking slow-downs", 0, 1)
-    size = sizes.all_reduce[len(sizes.all_reduce) // 2]
-    by_rank = pool.run(time_slow_downs, model, size, SLOW_DOWN_ROUNDS)
+    by_rank = pool.run(time_slow_downs, model, _middle(sizes.all_reduce))
     device, _ = slowdown_factor([of_rank.passes for of_rank in by_rank])
     network, _ = slowdown_factor([of_rank.collectives for of_rank in by_rank])
     return device, network
+
+
+def _middle(sizes_bytes: Sequence[int]) -> int:
+    return sizes_bytes[len(sizes_bytes) // 2]
 
 
 def _conditions(turns: Sequence[EmulatedTurn], slow_downs: tuple[float, float], host_ns: int) -> Conditions:
@@ -228,6 +268,7 @@ def _in_original(row: Row, scale: ScaleModel) -> Row:
         quartiles_ns=both(row.quartiles_ns),
         paired_ns=scale.original_ns(row.paired_ns),
         paired_quartiles_ns=both(row.paired_quartiles_ns),
+        paired_turns_ns=tuple(map(scale.original_ns, row.paired_turns_ns)),
         predicted_ns=scale.original_ns(row.predicted_ns),
         interval_ns=both(row.interval_ns),
     )
@@ -242,38 +283,21 @@ def prepare_network(_rank: int, _world_size: int) -> None:
     let_network_threads_yield()
 
 
-ITERATIONS_WITHOUT_NETWORK = 6
-
-
-def time_without_network(rank: int, world_size: int, model: str) -> list[int]:
-    """Return the nanoseconds of each recorded iteration on the slowest rank, without communication between ranks."""
-    alone = [dist.new_group([member]) for member in range(world_size)][rank]
-    trainer = Trainer(model, rank)
-    assert trainer.device is not None
-    ddp = DistributedDataParallel(trainer.module, process_group=alone, bucket_cap_mb=float("inf"))
-    ddp.reducer.observers.append(trainer.device.observer)
-    trainer.device.next_iteration = -1
-    times_ns = []
-    for _ in range(1 + ITERATIONS_WITHOUT_NETWORK):
-        meet()
-        times_ns.append(time_ns(trainer.step, ddp))
-    ddp.reducer.detach()
-    dist.destroy_process_group(alone)
-    return list(of_slowest_rank(times_ns))[1:]
-
-
 PASSES = 2
 """Passes of the device that a queue of all-reduces lasts for."""
+ACTIVITIES = 3
+"""Passes alone, a queue alone, and both at the same time; each takes about `PASSES` passes."""
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
+SLOW_DOWN_BUDGET_NS = 3_000_000_000
 
 
-def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int, rounds: int) -> SlowDownTimes:
+def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int) -> SlowDownTimes:
     """Time this rank's passes and its all-reduces, alone and at the same time.
 
     Args:
         rank: This rank.
         model: As for `--model`: an emulated one.
         size_bytes: Bytes of an all-reduce.
-        rounds: Number of times that each is measured.
     """
     trainer, times = Trainer(model, rank), SlowDownTimes(ContentionTimes([], []), ContentionTimes([], []))
     buffer = MessageBuffer(4 * size_bytes)
@@ -281,7 +305,9 @@ def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int, ro
         [time_ns(trainer.step, trainer.module), time_ns(dist.all_reduce, buffer.messages(size_bytes, 1)[0])]
     )
     messages = buffer.messages(size_bytes, max(4, PASSES * pass_ns // all_reduce_ns))
-    for _ in range(rounds):
+    for _ in range(
+        affordable_repeats(ACTIVITIES * PASSES * pass_ns, MOST_ROUNDS, SLOW_DOWN_BUDGET_NS, at_least=FEWEST_ROUNDS)
+    ):
         meet()
         times.passes.alone.append([time_ns(trainer.step, trainer.module) for _ in range(PASSES)])
         meet()

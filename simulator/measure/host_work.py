@@ -1,0 +1,130 @@
+"""The work of an emulated device's host: measured without all-reduces between ranks, and added to predictions.
+
+On a GPU, the host prepares gradients and launches while the device computes. The host of an emulated device also
+broadcasts buffers, resets gradients and wakes late from sleeps. A prediction knows nothing of this work, which comes
+from the emulation, so the time that it takes is measured. All ranks share the machine, so they delay each other.
+"""
+
+from collections.abc import Sequence
+from itertools import product
+from typing import NamedTuple
+
+import torch.distributed as dist
+
+from reference.broadcast import broadcast_coalesced
+from reference.data_parallel import DistributedDataParallel
+from reference.observer import Observer
+from reference.trace import Iteration, Trace
+
+from ..fabric import Fabric, Timing
+from .collectives import affordable_repeats, last_to_last_ns
+from .report import Configuration, predict_one
+from .timing import clock_ns, median_ns, meet, of_slowest_rank, time_ns
+from .training_runs import Trainer
+
+
+class IterationWithoutAllReduces(NamedTuple):
+    """One iteration of the real reducer without all-reduces between ranks, and with one bucket.
+
+    Attributes:
+        number: Index of the recorded iteration.
+        iteration_ns: Sum of three durations, between which the ranks of a training run meet: of the broadcast of the
+            buffers, of the slowest rank until the bucket is packed, and of the slowest rank after that.
+        packing_ns: Time from the first rank that begins to pack its only bucket to the last rank that has packed it.
+    """
+
+    number: int
+    iteration_ns: int
+    packing_ns: int
+
+
+def with_packing(fabric: Fabric, trace: Trace, measured: Sequence[IterationWithoutAllReduces]) -> Fabric:
+    """Return the fabric with costs of packing as in training, where all ranks pack at the same moment.
+
+    If there are fewer cores than ranks, these then wait for each other.
+    """
+    pack = fabric.processor.pack
+    factor = median_ns(one.packing_ns for one in measured) / sum(map(pack, trace.sizes_bytes))
+    return fabric.model_copy(update={"processor": fabric.processor.model_copy(update={"pack": pack.times(factor)})})
+
+
+def host_ns_by_iteration(
+    trace: Trace, fabric: Fabric, world_size: int, measured: Sequence[IterationWithoutAllReduces]
+) -> list[int]:
+    """Return by how many nanoseconds the host prolonged each iteration, apart from the costs in `fabric`."""
+    free = Timing(world_size=world_size, size_bytes=0, ns=0)
+    only_broadcasts = fabric.model_copy(update={"all_reduce": (free,), "sharing": ()})
+    predicted_ns = predict_one(trace, only_broadcasts, Configuration(float("inf")), world_size).samples_ns
+    return [max(0, one.iteration_ns - predicted_ns[one.number % len(predicted_ns)]) for one in measured]
+
+
+def with_longer_steps(trace: Trace, by_ns: Sequence[int]) -> Trace:
+    """Return a trace with each iteration once per entry of `by_ns`, by which it takes longer after its backward pass.
+
+    Each iteration is followed by its own repetitions, so the first one still comes first and the last one last.
+    """
+    ranks = []
+    for rank in trace.ranks:
+        longer: list[Iteration] = []
+        for one, added_ns in product(rank.iterations, by_ns):
+            start_ns = longer[-1].end_ns if longer else one.forward_start_ns
+            moved = one.shifted(start_ns - one.forward_start_ns)
+            longer.append(moved.model_copy(update={"end_ns": moved.end_ns + added_ns}))
+        ranks.append(rank.model_copy(update={"iterations": tuple(longer)}))
+    return trace.model_copy(update={"ranks": tuple(ranks)})
+
+
+# Rank body
+
+WARM_UP = 2
+"""Iterations before those that are timed: in the second one, the reducer rebuilds its buckets."""
+FEWEST, MOST = 8, 24
+"""Limits of the iterations that are timed without all-reduces."""
+BUDGET_NS = 3_000_000_000
+"""Time budget for these iterations."""
+
+
+class PackingTimes(Observer):
+    """When the bucket was packed last, as nanoseconds of the clock; for a reducer with one bucket."""
+
+    def __init__(self) -> None:
+        self.start_ns = self.end_ns = 0
+
+    def bucket_packing(self, bucket: int) -> None:
+        """Note the start."""
+        self.start_ns = clock_ns()
+
+    def bucket_ready(self, bucket: int) -> None:
+        """Note the end."""
+        self.end_ns = clock_ns()
+
+
+def time_without_all_reduces(rank: int, world_size: int, model: str) -> list[IterationWithoutAllReduces]:
+    """Train the recorded iterations from the first on, with one bucket, in groups of one rank."""
+    alone = [dist.new_group([member]) for member in range(world_size)][rank]
+    everybody = dist.group.WORLD
+    trainer, packing = Trainer(model, rank), PackingTimes()
+    assert everybody is not None
+    assert trainer.device is not None
+    buffers = list(trainer.module.buffers())
+    ddp = DistributedDataParallel(
+        trainer.module, process_group=alone, bucket_cap_mb=float("inf"), broadcast_buffers=False
+    )
+    ddp.reducer.observers += [trainer.device.observer, packing]
+    warm_up_ns = [time_ns(trainer.step, ddp) for _ in range(WARM_UP)]
+    trainer.device.next_iteration = 0
+    iterations = []
+    for number in range(affordable_repeats(warm_up_ns[-1], MOST, BUDGET_NS, at_least=FEWEST)):
+        meet()
+        broadcast_ns = last_to_last_ns(broadcast_coalesced, buffers, everybody)
+        meet()
+        start_ns = clock_ns()
+        trainer.step(ddp)
+        before_ns, after_ns, packed_ns, minus_packing_ns = of_slowest_rank(
+            [packing.end_ns - start_ns, clock_ns() - packing.end_ns, packing.end_ns, -packing.start_ns]
+        )
+        iteration_ns = broadcast_ns + before_ns + after_ns
+        iterations.append(IterationWithoutAllReduces(number, iteration_ns, packed_ns + minus_packing_ns))
+    ddp.reducer.detach()
+    dist.destroy_process_group(alone)
+    return iterations
