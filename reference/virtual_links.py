@@ -32,8 +32,9 @@ LEAST_BURST_BYTES = 2 * MTU_BYTES
 TCP_SETTINGS = {"tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "0"}
 """A link's rate is fixed, so TCP need not look for it: neither by reducing its rate from time to time, as BBR does,
 nor after a pause, as between two iterations."""
-QUEUE_S = 0.05
-"""Length of the filter's queue, as seconds at the rate; TCP backs off when the queue is full."""
+QUEUE_BYTES = 64 * 2**20
+"""Length of the filter's queue: more than TCP has in flight, so no packet is lost, as in a network with flow control.
+An uplink is slower than the links that lead to it, so a short queue would overflow."""
 
 CLONE_NEWNET = 0x40000000
 FACTORS = {None: 1e9, "": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}
@@ -193,8 +194,7 @@ def _add_node(hub: int, bridge: str, rate: float) -> None:
 
 def _limit(namespace: int, device: str, rate: float) -> None:
     burst = max(LEAST_BURST_BYTES, round(rate / 8 * BURST_S))
-    queue = burst + round(rate / 8 * QUEUE_S)
-    _run(namespace, f"tc qdisc add dev {device} root tbf rate {rate:.0f}bit burst {burst} limit {queue}")
+    _run(namespace, f"tc qdisc add dev {device} root tbf rate {rate:.0f}bit burst {burst} limit {QUEUE_BYTES}")
 
 
 def _run(namespace: int, command: str) -> None:

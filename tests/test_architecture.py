@@ -81,6 +81,7 @@ LAYERS = {  # each module imports only from those before it
         "measure.hook_costs",
         "emulation.virtual_time",
         "emulation.modelled_network",
+        "emulation.wall_network",
         "emulation.virtual_training",
         "emulation.emulate",
         "measure.training_runs",

@@ -300,12 +300,7 @@ class ModelledGroup(dist.ProcessGroup):
         reduce = next((function for known, function in REDUCTIONS if operation == known), None)
         if reduce is None:
             raise NotImplementedError(f"modelled network: expected the operation SUM, MAX or MIN, got {operation}")
-        size = sum(map(tensor_bytes, tensors))
-        if tensors[0].is_sparse:
-            message = Message("all_gather", size + sum(tensor._nnz() for tensor in tensors) * INDEX_BYTES)
-        else:
-            message = Message("all_reduce", size)
-        return self._launch(message, tensors, tensors, partial(reduce, self._network))
+        return self._launch(all_reduce_message(tensors), tensors, tensors, partial(reduce, self._network))
 
     def broadcast(self, tensors: Any, opts: Any = None) -> VirtualWork:  # type: ignore[override]
         """Overwrite tensors with those of one rank."""
@@ -336,6 +331,14 @@ class ModelledGroup(dist.ProcessGroup):
         self._virtual_rank.launched(number)
         self.after_launch(number, future)
         return VirtualWork(future)
+
+
+def all_reduce_message(tensors: Sequence[Tensor]) -> Message:
+    """Return the message of an all-reduce; the rows of sparse tensors are gathered."""
+    size = sum(map(tensor_bytes, tensors))
+    if tensors[0].is_sparse:
+        return Message("all_gather", size + sum(tensor._nnz() for tensor in tensors) * INDEX_BYTES)
+    return Message("all_reduce", size)
 
 
 def tensor_bytes(tensor: Tensor) -> int:

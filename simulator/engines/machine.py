@@ -59,6 +59,9 @@ class RunningCollective:
         self.start_ns = self.done_ns = 0
         self.done = env.event()
 
+    def on_start(self) -> None:
+        """Called when it starts to run."""
+
 
 class Machine:
     """Computation of all ranks, which has one common speed, and the collectives between the ranks.
@@ -108,6 +111,7 @@ class Machine:
         with self._slots[collective.cost.queue].request() as slot:
             yield slot
             collective.start_ns = self.now_ns
+            collective.on_start()
             if collective.cost.cost_ns:
                 yield from self._transfer(collective)
         collective.done_ns = self.now_ns

@@ -80,16 +80,26 @@ def slowdowns_of(rows: Sequence[Contention], sizes_bytes: Sequence[int], most: i
     return Slowdowns(tuple(map(tuple, compute.tolist())), tuple(map(tuple, collective.tolist())))
 
 
+LEAST_FACTOR, LARGEST_FACTOR = 0.5, 4.0
+"""Limits of `Sharing.factor`; beyond them, a measurement of a short message is noise."""
+
+
 class Sharing(Schema):
     """How much longer a collective of `size_bytes` takes while another of the same size runs."""
 
     size_bytes: int = Field(ge=0, description="message of one rank, bytes; chosen in the calibration")
     factor: float = Field(
-        ge=0.5,
-        le=4.0,
+        ge=LEAST_FACTOR,
+        le=LARGEST_FACTOR,
         allow_inf_nan=False,
         description="time with two at a time as a multiple of the time alone; measured by the calibration",
     )
+
+    @classmethod
+    def of_times(cls, size_bytes: int, *, two_at_a_time_ns: float, alone_ns: float) -> Self:
+        """Make a row from two times, with a factor within the limits."""
+        factor = two_at_a_time_ns / alone_ns
+        return cls(size_bytes=size_bytes, factor=min(max(factor, LEAST_FACTOR), LARGEST_FACTOR))
 
 
 def sharing_factor(rows: Sequence[Sharing], size_bytes: int, running: int) -> float:

@@ -91,7 +91,14 @@ def measure_collectives(
         all_reduce=_timings(world_size, samples["all_reduce"]),
         broadcast=_timings(world_size, samples["broadcast"]),
         library=pool.backend,
-        sharing=tuple(_sharing(size, samples["two"][size], samples["all_reduce"][size]) for size in sizes.two),
+        sharing=tuple(
+            Sharing.of_times(
+                size,
+                two_at_a_time_ns=median_ns(samples["two"][size]),
+                alone_ns=median_ns(samples["all_reduce"][size]),
+            )
+            for size in sizes.two
+        ),
         processor=Processor(**copies),
         source=f"measured: {pool.backend}, {world_size} ranks on one {platform.machine()} machine{network}, "
         f"torch {torch.__version__}",
@@ -175,10 +182,6 @@ def _timings(world_size: int, samples: Mapping[int, Sequence[int]]) -> tuple[Tim
         )
         for size, times in samples.items()
     )
-
-
-def _sharing(size_bytes: int, two_at_a_time: Sequence[int], alone: Sequence[int]) -> Sharing:
-    return Sharing(size_bytes=size_bytes, factor=min(max(median_ns(two_at_a_time) / median_ns(alone), 0.5), 4.0))
 
 
 def _fit_part(buckets: Sequence[tuple[int, Sequence[HookParts]]], part: str) -> Linear:

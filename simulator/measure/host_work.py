@@ -101,14 +101,14 @@ class PackingTimes(Observer):
 
 def time_without_all_reduces(rank: int, world_size: int, model: str) -> list[IterationWithoutAllReduces]:
     """Train the recorded iterations from the first on, with one bucket, in groups of one rank."""
-    alone = [dist.new_group([member]) for member in range(world_size)][rank]
+    alone = [dist.new_group([member], backend="gloo") for member in range(world_size)][rank]
     everybody = dist.group.WORLD
     trainer, packing = Trainer(model, rank), PackingTimes()
     assert everybody is not None
     assert trainer.device is not None
     buffers = list(trainer.module.buffers())
     ddp = DistributedDataParallel(
-        trainer.module, process_group=alone, bucket_cap_mb=float("inf"), broadcast_buffers=False
+        trainer.module, process_group=alone, bucket_cap_mb=float("inf"), forward_sync_buffers=False
     )
     ddp.reducer.observers += [trainer.device.observer, packing]
     warm_up_ns = [time_ns(trainer.step, ddp) for _ in range(WARM_UP)]

@@ -6,10 +6,11 @@ training, and only the collectives are calibrated. Whether the machine is fast e
 measured too (`Conditions`); if it is not, nothing is reported.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import psutil
@@ -19,6 +20,7 @@ from reference.launch import Progress, RankPool, let_network_threads_yield, no_p
 from reference.models import EMULATED
 from reference.trace import Trace
 
+from ..emulation.wall_network import WallGroup, modelled_network
 from ..fabric import Fabric, Processor, Sharing, Timing
 from ..schedule.schedule import buckets_of, build_schedule
 from ..workload.compute_times import recorded_model
@@ -41,6 +43,8 @@ from .report import (
 from .timing import ContentionTimes, median_ns, meet, of_slowest_rank, slowdown_factor, time_ns
 from .training_runs import MEASURED_ITERATIONS, TargetRun, Trainer, time_iterations, warmed_up
 from .validate import target_run, write_predictions
+
+Result = TypeVar("Result")
 
 LAUNCH_ROUNDS = 8
 SIZE_RATIO = 1.5
@@ -65,7 +69,7 @@ class EmulatedTurn(NamedTuple):
     Attributes:
         times_ns: Nanoseconds of each measured iteration, from one slowest rank's end to the next.
         idle: Fraction of the machine's processor time in which it was idle.
-        overslept_ns: How late each sleep of this rank's device ended.
+        overslept_ns: How late each sleep of this rank's device, and each collective of a modelled network, ended.
     """
 
     times_ns: tuple[int, ...]
@@ -82,6 +86,7 @@ def validate_emulated(
     out: Path,
     repeat: int = 3,
     network: Fabric | None = None,
+    modelled: Fabric | None = None,
     on_progress: Progress = no_progress,
 ) -> Report:
     """Calibrate the collectives, write the predictions, and only then train emulated devices and measure.
@@ -97,6 +102,8 @@ def validate_emulated(
             turn before.
         network: Costs of the collectives, such as those that `calibrate_network` measured on fewer ranks. None: they
             are measured on these ranks. Everything else is always measured on these ranks.
+        modelled: Costs of the original's collectives for a modelled network; see `emulation.wall_network`. None: the
+            network is real.
         on_progress: Called with each step's name, the parts done and all parts.
 
     Raises:
@@ -109,21 +116,25 @@ def validate_emulated(
     model, name = f"{EMULATED}{out / 'trace.json.gz'}", trace.workload.model
     in_model = _in_model(configurations, scale)
     sizes = message_sizes(model_trace, in_model)
+    if modelled is not None:
+        modelled = network = _fabric_in_model(modelled, model_trace, in_model, scale, pool.world_size)
+    run_on_ranks = partial(pool.run, on_network, modelled)
     pool.run(prepare_network)
     on_progress("measuring the work of the host", 0, 1)
-    without_all_reduces = pool.run(time_without_all_reduces, model)[0]
+    without_all_reduces = run_on_ranks(time_without_all_reduces, model)[0]
     if network is None:
         fabric = measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=_bucket_bytes(model_trace))
     else:
         copies = pool.run(time_copies, REPEATS, _bucket_bytes(model_trace))[0]
         fabric = network.model_copy(update={"processor": Processor(**copies)})
-    launch_ns = pool.run(time_launch_beside_network, _middle(sizes.all_reduce), LAUNCH_ROUNDS)[0]
+    launch_ns = run_on_ranks(time_launch_beside_network, _middle(sizes.all_reduce), LAUNCH_ROUNDS)[0]
     fabric = fabric.model_copy(update={"processor": fabric.processor.model_copy(update={"launch_ns": launch_ns})})
     fabric = measure_hooks(pool, fabric, [one.hook for one in configurations], model, on_progress=on_progress)
-    slow_downs = _slow_downs(pool, model, sizes, on_progress)
+    on_progress("checking slow-downs", 0, 1)
+    slow_downs = _slow_downs(run_on_ranks(time_slow_downs, model, _middle(sizes.all_reduce)))
     check_slow_downs(*slow_downs)
     on_progress("measuring the work of the host", 0, 1)
-    without_all_reduces += pool.run(time_without_all_reduces, model)[0]
+    without_all_reduces += run_on_ranks(time_without_all_reduces, model)[0]
     fabric = with_packing(fabric, model_trace, without_all_reduces)
     fabric.save(out / "fabric.json")
     host_ns = host_ns_by_iteration(model_trace, fabric, pool.world_size, without_all_reduces)
@@ -139,7 +150,7 @@ def validate_emulated(
     for turn in range(repeat):
         word = f"{name}: training emulated devices, turn {turn + 1} of {repeat}"
         first = turn * MEASURED_ITERATIONS
-        turns.append(pool.run(train_emulated, model, target_runs, first, word, on_progress=on_progress))
+        turns.append(run_on_ranks(train_emulated, model, target_runs, first, word, on_progress=on_progress))
     every_turn = [turn for by_rank in turns for of_rank in by_rank for turn in of_rank]
     conditions = _conditions(every_turn, slow_downs, median_ns(host_ns))
     conditions.check()
@@ -193,7 +204,11 @@ def extrapolated(calibrated: Sequence[Fabric], world_size: int) -> Fabric:
     )
     two = alone.model_copy(update={"all_reduce": two_at_a_time})
     sharing = tuple(
-        Sharing(size_bytes=size, factor=two.all_reduce_ns(size, world_size) / alone.all_reduce_ns(size, world_size))
+        Sharing.of_times(
+            size,
+            two_at_a_time_ns=two.all_reduce_ns(size, world_size),
+            alone_ns=alone.all_reduce_ns(size, world_size),
+        )
         for size in sorted({row.size_bytes for row in two_at_a_time})
     )
     return alone.model_copy(update={"sharing": sharing})
@@ -208,8 +223,37 @@ def _bucket_bytes(trace: Trace) -> int:
     return min(BUCKET_BYTES, sum(trace.sizes_bytes))
 
 
-def message_sizes(trace: Trace, configurations: Sequence[Configuration]) -> MessageSizes:
-    """Return the message sizes to calibrate for these configurations; see `SIZE_RATIO`."""
+def _fabric_in_model(
+    original: Fabric, trace: Trace, configurations: Sequence[Configuration], scale: ScaleModel, world_size: int
+) -> Fabric:
+    """Return the costs of all messages of these configurations in the scale model, as a measured table."""
+
+    def costs(cost_ns: Callable[[int, int], int], sizes_bytes: Iterable[int]) -> tuple[Timing, ...]:
+        return tuple(
+            Timing(
+                world_size=world_size,
+                size_bytes=size,
+                ns=round(scale.dilation * cost_ns(scale.original_bytes(size), world_size)),
+            )
+            for size in sizes_bytes
+        )
+
+    sizes = every_message_size(trace, configurations)
+    return Fabric(
+        all_reduce=costs(original.all_reduce_ns, sizes.all_reduce),
+        broadcast=costs(original.broadcast_ns, sizes.broadcast),
+        sharing=tuple(
+            Sharing(size_bytes=size, factor=original.sharing_factor(scale.original_bytes(size), 2, world_size))
+            for size in sizes.two
+        ),
+        concurrency=original.concurrency,
+        library=original.library,
+        source=original.source,
+    )
+
+
+def every_message_size(trace: Trace, configurations: Sequence[Configuration]) -> MessageSizes:
+    """Return the sizes of all messages of these configurations."""
     all_reduce, two, broadcast = set[int](), set[int](), set[int]()
     recorded = recorded_model(trace)
     for policy in map(policy_of, configurations):
@@ -219,8 +263,14 @@ def message_sizes(trace: Trace, configurations: Sequence[Configuration]) -> Mess
         all_reduce.update(reduced)
         if len(reduced) > 1:
             two.update(reduced)
-    two_spaced = spaced(two)
-    return MessageSizes(tuple(sorted({*spaced(all_reduce), *two_spaced})), two_spaced, spaced(broadcast))
+    return MessageSizes(tuple(sorted(all_reduce)), tuple(sorted(two)), tuple(sorted(broadcast)))
+
+
+def message_sizes(trace: Trace, configurations: Sequence[Configuration]) -> MessageSizes:
+    """Return the message sizes to calibrate for these configurations; see `SIZE_RATIO`."""
+    sizes = every_message_size(trace, configurations)
+    two = spaced(sizes.two)
+    return MessageSizes(tuple(sorted({*spaced(sizes.all_reduce), *two})), two, spaced(sizes.broadcast))
 
 
 def spaced(sizes_bytes: Iterable[int]) -> tuple[int, ...]:
@@ -236,9 +286,8 @@ def spaced(sizes_bytes: Iterable[int]) -> tuple[int, ...]:
     return (*kept, *sizes[1:][-1:])
 
 
-def _slow_downs(pool: RankPool, model: str, sizes: MessageSizes, on_progress: Progress) -> tuple[float, float]:
-    on_progress("checking slow-downs", 0, 1)
-    by_rank = pool.run(time_slow_downs, model, _middle(sizes.all_reduce))
+def _slow_downs(by_rank: Sequence[SlowDownTimes]) -> tuple[float, float]:
+    """Return the factors by which the network slows the device down, and the device the network."""
     device, _ = slowdown_factor([of_rank.passes for of_rank in by_rank])
     network, _ = slowdown_factor([of_rank.collectives for of_rank in by_rank])
     return device, network
@@ -275,6 +324,16 @@ def _in_original(row: Row, scale: ScaleModel) -> Row:
 
 
 # Rank bodies
+
+
+def on_network(
+    rank: int, world_size: int, modelled: Fabric | None, body: Callable[..., Result], *arguments: Any
+) -> Result:
+    """Run a rank body on a modelled network, or on the real one if there is no fabric."""
+    if modelled is None:
+        return body(rank, world_size, *arguments)
+    with modelled_network(modelled):
+        return body(rank, world_size, *arguments)
 
 
 def prepare_network(_rank: int, _world_size: int) -> None:
@@ -340,6 +399,7 @@ def train_emulated(
     trainer = Trainer(model, rank)
     assert trainer.device is not None
     clock, turns = trainer.device.observer, []
+    late_ns = dist.group.WORLD.late_ns if isinstance(dist.group.WORLD, WallGroup) else []
     for done, run in enumerate(target_runs):
         if rank == 0:
             report_progress(progress_word, done, len(target_runs))
@@ -347,9 +407,10 @@ def train_emulated(
         with warmed_up(trainer, run) as ddp:
             trainer.device.next_iteration = first
             slept, before = len(clock.overslept_ns), psutil.cpu_times()
+            late_ns.clear()
             times_ns = time_iterations(trainer, ddp)
             idle = _idle(before, psutil.cpu_times())
-        turns.append(EmulatedTurn(times_ns, idle, clock.overslept_ns[slept:]))
+        turns.append(EmulatedTurn(times_ns, idle, clock.overslept_ns[slept:] + late_ns))
     return turns
 
 

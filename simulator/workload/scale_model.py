@@ -41,6 +41,10 @@ class ScaleModel:
         """Return a bucket cap in the model."""
         return original * self.byte_scale
 
+    def original_bytes(self, in_model_bytes: int) -> int:
+        """Return a size in the original."""
+        return round(in_model_bytes / self.byte_scale)
+
     def original_ns(self, in_model_ns: float) -> int:
         """Return a time in the original."""
         return round(in_model_ns / self.dilation)

@@ -1,0 +1,259 @@
+"""Modelled network between processes: Gloo moves the data, and collectives end by the clock when the fabric says.
+
+Every rank has a replica of the `Machine` on which simulations run too. All replicas learn when the last rank launched
+a collective, so they agree on its start, at which they begin to move the data, and on its end, at which its future
+gets the result. No links are needed, so this works without Linux, root or iproute2. A collective whose data arrives
+after its end is late, which is measured.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import simpy
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import GroupName
+
+from reference.emulated_device import least_timer_slack
+
+from ..engines.machine import CollectiveCost, Machine, RunningCollective
+from ..fabric import Fabric
+from ..schedule.costs import price
+from .modelled_network import Message, all_reduce_message, tensor_bytes
+
+
+class InFlight(RunningCollective):
+    """A collective on this rank's replica of the machine.
+
+    Args:
+        env: The replica's simulation.
+        cost: What the collective costs.
+        move: Begins to move the data.
+
+    Attributes:
+        moved: Done when the data has arrived; exists from the start on.
+    """
+
+    __slots__ = ("_move", "moved")
+
+    def __init__(self, env: simpy.Environment, cost: CollectiveCost, move: Callable[[], dist.Work]) -> None:
+        super().__init__(env, cost)
+        self._move = move
+
+    def on_start(self) -> None:
+        """Begin to move the data."""
+        self.moved = self._move().get_future()
+
+
+@dataclass(frozen=True, eq=False)
+class Launched:
+    """A collective that all ranks have launched.
+
+    Attributes:
+        number: Its place in launch order.
+        message: What each rank sends.
+        launched_ns: When the last rank launched it.
+        move: Begins to move the data.
+        future: Gets `result` when the collective ends.
+        result: What the caller of the collective gets.
+    """
+
+    number: int
+    message: Message
+    launched_ns: int
+    move: Callable[[], dist.Work]
+    future: "torch.futures.Future[Any]"
+    result: Any
+
+
+class WallWork(dist.Work):
+    """A collective in flight."""
+
+    def __init__(self, future: "torch.futures.Future[Any]") -> None:
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until the collective ends."""
+        self._future.wait()
+        return True
+
+    def get_future(self) -> "torch.futures.Future[Any]":
+        """The future of the tensors that the collective was given."""
+        return self._future
+
+    def is_completed(self) -> bool:
+        """Whether the collective has ended."""
+        return self._future.done()
+
+
+class WallGroup(dist.ProcessGroup):
+    """A process group of all ranks whose collectives take the time that a fabric gives.
+
+    Args:
+        gloo: A process group that moves the data; nothing else may use it meanwhile.
+        moments: One through which ranks agree on launch times; the same holds.
+        fabric: Costs of the collectives, in the time of the clock. Contention is left out, because devices sleep.
+
+    Attributes:
+        late_ns: How late each collective ended on this rank.
+    """
+
+    def __init__(self, gloo: dist.ProcessGroup, moments: dist.ProcessGroup, fabric: Fabric) -> None:
+        super().__init__(gloo.rank(), gloo.size())  # type: ignore[call-arg]  # the annotations have a store
+        self.late_ns: list[int] = []
+        self._gloo, self._moments, self._fabric = gloo, moments, fabric
+        self._ranks = gloo.size()
+        self._launching = threading.Lock()  # a hook may launch in a thread of Gloo
+        self._count = 0
+        self._arrivals: queue.SimpleQueue[Launched | None] = queue.SimpleQueue()
+        self._machine = Machine([0], concurrency=fabric.concurrency, slows_computation=False, lingers_ns=0)
+        origin = torch.tensor([time.monotonic_ns()])
+        moments.allreduce([origin], _options(dist.ReduceOp.MAX)).wait()
+        self._origin_ns = int(origin)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="modelled network")
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; collectives in flight never end."""
+        self._arrivals.put(None)
+        self._thread.join()
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Name of the backend."""
+        return "modelled"
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> WallWork:  # type: ignore[override]
+        """Reduce tensors over all ranks, in place."""
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        opts = _options(dist.ReduceOp.SUM) if opts is None else opts
+        return self._launch(all_reduce_message(tensors), tensors, lambda: self._gloo.allreduce(tensors, opts))
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> WallWork:  # type: ignore[override]
+        """Overwrite tensors with those of one rank."""
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        opts = dist.BroadcastOptions() if opts is None else opts
+        message = Message("broadcast", sum(map(tensor_bytes, tensors)))
+        return self._launch(message, tensors, lambda: self._gloo.broadcast(tensors, opts))
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> WallWork:
+        """Give every rank the tensors of all ranks."""
+        outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
+        opts = AllgatherOptions() if opts is None else opts
+        message = Message("all_gather", sum(map(tensor_bytes, inputs)))
+        return self._launch(message, outputs, lambda: self._gloo.allgather(outputs, inputs, opts))
+
+    def barrier(self, opts: Any = None) -> WallWork:
+        """Wait for all ranks."""
+        nothing = torch.zeros(0)
+        return self.allreduce([nothing])
+
+    def _launch(self, message: Message, result: Any, move: Callable[[], dist.Work]) -> WallWork:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        moment = torch.tensor([time.monotonic_ns()])
+        with self._launching:
+            number, self._count = self._count, self._count + 1
+            work = self._moments.allreduce([moment], _options(dist.ReduceOp.MAX))
+
+        def launched_by_all(done: "torch.futures.Future[Any]") -> None:
+            try:
+                done.value()
+            except RuntimeError as error:
+                future.set_exception(error)
+            else:
+                self._arrivals.put(Launched(number, message, int(moment), move, future, result))
+
+        work.get_future().add_done_callback(launched_by_all)
+        return WallWork(future)
+
+    def _run(self) -> None:
+        """Run the machine by the clock: start each collective when it was launched, and end it when it is due."""
+        least_timer_slack()
+        waiting: dict[int, Launched] = {}
+        started = 0
+        while True:
+            try:
+                arrival = self._arrivals.get(timeout=self._until_next_event_s())
+            except queue.Empty:
+                pass
+            else:
+                if arrival is None:
+                    return
+                waiting[arrival.number] = arrival
+                while started in waiting:
+                    self._start(waiting.pop(started))
+                    started += 1
+            self._advance(time.monotonic_ns())
+
+    def _until_next_event_s(self) -> float | None:
+        due_ns = self._machine.env.peek()
+        if due_ns == float("inf"):
+            return None
+        return max(0.0, (self._origin_ns + due_ns - time.monotonic_ns()) / 1e9)
+
+    def _start(self, launched: Launched) -> None:
+        collective = InFlight(self._machine.env, self._cost(launched.message), launched.move)
+
+        def finish(moved: "torch.futures.Future[Any]") -> None:
+            self.late_ns.append(time.monotonic_ns() - self._origin_ns - collective.done_ns)
+            try:
+                moved.value()
+            except RuntimeError as error:
+                launched.future.set_exception(error)
+            else:
+                launched.future.set_result(launched.result)
+
+        collective.done.callbacks.append(lambda _event: collective.moved.add_done_callback(finish))
+        env = self._machine.env
+        launch = env.timeout(max(0, launched.launched_ns - self._origin_ns - self._machine.now_ns))
+        launch.callbacks.append(lambda _event: self._machine.launched_by_all(collective))
+
+    def _advance(self, clock_ns: int) -> None:
+        """Process all events up to this moment."""
+        while self._machine.env.peek() <= clock_ns - self._origin_ns:
+            self._machine.env.step()
+
+    def _cost(self, message: Message) -> CollectiveCost:
+        cost_ns = int(price([message], self._fabric, self._ranks)[0])
+        sharing = 1.0
+        if self._fabric.concurrency > 1:
+            sharing = self._fabric.sharing_factor(message.size_bytes, 2, self._ranks)
+        return CollectiveCost(cost_ns, queue=0, sharing=sharing)
+
+
+def _options(operation: Any) -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.reduceOp = operation
+    return options
+
+
+@contextmanager
+def modelled_network(fabric: Fabric) -> Iterator[WallGroup]:
+    """Make a modelled network the default process group of this process, in place of Gloo's."""
+    world = distributed_c10d._world
+    gloo, moments = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
+    before = world.default_pg
+    assert before is not None
+    group = WallGroup(gloo, moments, fabric)
+    world.pg_map[group] = ("modelled", world.pg_map[before][1])
+    world.pg_names[group] = GroupName("modelled")
+    world.pg_group_ranks[group] = {rank: rank for rank in range(gloo.size())}
+    world.pg_backend_config[group] = "cpu:modelled"
+    world.default_pg = group
+    try:
+        yield group
+    finally:
+        world.default_pg = before
+        for of_group in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
+            del of_group[group]
+        group.close()
+        dist.destroy_process_group(gloo)
+        dist.destroy_process_group(moments)
