@@ -1,7 +1,7 @@
 """`ddplab emulate`: iteration times of a real reducer in virtual time, beside the predicted ones."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,16 +9,21 @@ import typer
 
 from reference.trace import Trace
 
+from ..fabric import Fabric
 from ..prediction import Prediction, predict
 from ..schedule.policy import Policy
+from ..workload.scale_model import ScaleModel
 from .options import (
     CAPS,
     FABRIC_FILE,
+    ByteScale,
     ChosenOrders,
+    Dilation,
     FabricSettings,
     Hooks,
     Json,
     ProcessorFile,
+    Repeat,
     Settings,
     Stragglers,
     VariationSettings,
@@ -29,10 +34,11 @@ from .options import (
     check_picture,
     read_counts,
     read_fabric,
+    read_scale,
     read_stragglers,
     read_variation,
 )
-from .output import progress, show_table, write_json
+from .output import progress, show_report, show_table, write_json
 from .predict import FABRIC, PREDICT_CAPS, read_policies, save_timelines, values_of_axes
 
 
@@ -80,6 +86,19 @@ def emulate(
             metavar="PATH", help="Plot the timeline of the fastest configuration to this file (.png, .svg, .pdf)."
         ),
     ] = None,
+    wall: Annotated[  # noqa: FBT002 - an option
+        bool,
+        typer.Option(
+            "--wall",
+            help="Use a wall clock: each rank is a process, which sleeps for the recorded times.",
+        ),
+    ] = False,
+    dilation: Dilation = 1.0,
+    byte_scale: ByteScale = 1.0,
+    repeat: Repeat = 3,
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="With --wall: folder for trace, fabric, predictions and report.")
+    ] = Path("out/emulate"),
     json_path: Json = None,
 ) -> None:
     """Run a real reducer on an emulated device and a modelled network, in virtual time.
@@ -89,7 +108,37 @@ def emulate(
     what the reducer takes and what `predict` says for each combination of bucket cap, order and comm hook. ddplab's
     and torch's reducers take the predicted time to the nanosecond (DESIGN.md lists the exceptions); a difference
     shows that a reducer behaves differently.
+
+    With --wall, the ranks are processes, devices and network sleep until an iteration would have gone on, and Gloo
+    moves the data. The report is that of `validate --emulate`, but no virtual links are needed.
     """
+    if wall:
+        for option, value in (
+            ("--class", None if reducer == "ddplab" else reducer),
+            ("--policy", policy),
+            ("--processor", processor),
+            ("--variation", variation),
+            ("--straggler", straggler),
+            ("--inputs", inputs),
+            ("--perfetto", perfetto),
+            ("--timeline", timeline),
+        ):
+            if value:
+                raise ValueError(f"{option}: expected virtual time, got --wall; leave one of them out")
+        _emulate_on_wall_clock(
+            trace,
+            read_fabric(fabric or [FABRIC], fabric_set, None),
+            world_size,
+            read_policies(None, caps, orders, hooks)[1],
+            scale=read_scale(dilation, byte_scale),
+            repeat=repeat,
+            out=out,
+            json_path=json_path,
+        )
+        return
+    for option, factor in (("--dilation", dilation), ("--byte-scale", byte_scale)):
+        if factor != 1:
+            raise ValueError(f"{option}: expected --wall with it, because virtual time needs no scale model")
     from ..emulation.emulate import emulate as run
     from ..emulation.emulate import emulated_fabric
 
@@ -121,6 +170,44 @@ def emulate(
     write_json(json_path, {"model": model, "world_size": world_size, "class": reducer, "rows": results})
     largest_ns = max(abs(row["emulated_ns"] - row["predicted_ns"]) for row in results)
     print(f"largest difference between emulated and predicted median iterations: {largest_ns} ns")
+
+
+def _emulate_on_wall_clock(
+    trace: Path,
+    fabric: Fabric,
+    world_size: int,
+    policies: Sequence[Policy],
+    *,
+    scale: ScaleModel,
+    repeat: int,
+    out: Path,
+    json_path: Path | None,
+) -> None:
+    from reference.launch import RankPool
+
+    from ..measure.report import Configuration
+    from ..measure.validate_emulated import validate_emulated
+
+    check_outputs(out / "report.json", json_path)
+    recorded = Trace.load(trace)
+    configurations = []
+    for one in policies:
+        if one.bucket_cap_mb is None:
+            raise ValueError("--caps: expected sizes in MB or `single` with --wall, got 'default'")
+        configurations.append(Configuration(one.bucket_cap_mb, one.order, one.hook.name))
+    with progress() as on_progress, RankPool(world_size) as pool:
+        report = validate_emulated(
+            pool,
+            recorded,
+            configurations,
+            scale=scale,
+            out=out,
+            repeat=repeat,
+            modelled=fabric,
+            on_progress=on_progress,
+        )
+    show_report(report)
+    write_json(json_path, report.to_json())
 
 
 def read_reducer(text: str) -> str | Callable[..., Any]:

@@ -9,13 +9,16 @@ from reference.trace import Trace
 
 from ..measure.report import Configuration
 from .options import (
+    ByteScale,
     Caps,
     ChosenModel,
+    Dilation,
     Hooks,
     Json,
     LinkRate,
     Model,
     Orders,
+    Repeat,
     TraceOut,
     UplinksText,
     WorldSize,
@@ -105,16 +108,8 @@ def validate(
             metavar="TRACE", help="Instead of a model, train emulated devices that take the times of a trace."
         ),
     ] = None,
-    dilation: Annotated[
-        float,
-        typer.Option(
-            metavar="K", help="With --emulate: run K times slower, links included; times are reported as 1."
-        ),
-    ] = 1.0,
-    byte_scale: Annotated[
-        float,
-        typer.Option(metavar="S", help="With --emulate: multiply tensors, caps and the rate of links by S."),
-    ] = 1.0,
+    dilation: Dilation = 1.0,
+    byte_scale: ByteScale = 1.0,
     world_size: WorldSize = 2,
     calibrate_at: Annotated[
         str | None,
@@ -126,10 +121,7 @@ def validate(
     caps: Caps = "0.5,1,5,25,single",
     orders: Orders = "ready",
     hooks: Hooks = "none",
-    repeat: Annotated[
-        int,
-        typer.Option(min=1, metavar="N", help="Turns of each configuration; a turn measures 3 iterations."),
-    ] = 3,
+    repeat: Repeat = 3,
     link_rate: LinkRate = None,
     uplinks: UplinksText = None,
     out: Annotated[

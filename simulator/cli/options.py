@@ -35,6 +35,17 @@ MODELS = (
 Model = Annotated[str, typer.Option(metavar="MODEL", help=MODELS)]
 ChosenModel = Annotated[str | None, typer.Option(metavar="MODEL", help=MODELS, show_default="resnet50")]
 WorldSize = Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks.")]
+Dilation = Annotated[
+    float,
+    typer.Option(metavar="K", help="On a wall clock: run K times slower, links included; times are reported as 1."),
+]
+ByteScale = Annotated[
+    float,
+    typer.Option(metavar="S", help="On a wall clock: multiply tensors, caps and the rate of links by S."),
+]
+Repeat = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Turns of each configuration; a turn measures 3 iterations.")
+]
 Caps = Annotated[str, typer.Option(metavar="MB,...", help="Bucket caps in MB; `single` is one bucket in total.")]
 Orders = Annotated[str, typer.Option(metavar="ORDER,...", help=f"Bucket orders: {', '.join(ORDERS)}.")]
 Hooks = Annotated[

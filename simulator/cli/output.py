@@ -17,7 +17,7 @@ from reference.trace import Trace
 
 from ..fabric import Fabric, Linear, Processor
 from ..measure.conditions import Conditions
-from ..measure.report import Report
+from ..measure.report import Report, Row
 
 notes = Console(stderr=True)
 PIPED_WIDTH = 120
@@ -140,28 +140,10 @@ NOISY_DRIFT = 0.1
 def show_report(report: Report) -> None:
     """Print a table per model, and a summary of all rows; times in milliseconds."""
     for model in dict.fromkeys(row.model for row in report.rows):
-        rows = [
-            {
-                "cap": cap_name(row.cap_mb),
-                "order": row.order,
-                "hook": row.hook,
-                "buckets": str(row.buckets),
-                "measured": f"{row.measured_ns / 1e6:.0f}",
-                "quartiles": f"{row.quartiles_ns[0] / 1e6:.0f}-{row.quartiles_ns[1] / 1e6:.0f}",
-                "paired": f"{row.paired_ns / 1e6:.0f}",
-                "predicted": f"{row.predicted_ns / 1e6:.0f}",
-                "error": f"{row.error:+.0%}",
-                "paired error": f"{row.paired_error:+.1%}",
-                "perfect scaling": f"{row.perfect_scaling_error:+.0%}",
-                "no overlap": f"{row.no_overlap_error:+.0%}",
-                "naive overlap": f"{row.naive_overlap_error:+.0%}",
-            }
-            for row in report.rows
-            if row.model == model
-        ]
+        rows = [_report_row(row) for row in report.rows if row.model == model]
         show_table(
             rows,
-            f"{model}: iteration in ms; errors of the prediction, and paired errors of three baselines",
+            f"{model}: iteration in ms; errors of the prediction, and of three baselines",
             optional=("hook", "buckets", "quartiles", "naive overlap", "perfect scaling", "no overlap", "paired"),
         )
     baselines = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.baselines.items())
@@ -188,6 +170,27 @@ def show_report(report: Report) -> None:
             "the machine's speed has changed since the calibration, so errors by the clock are mostly due to this "
             "change; run again while nothing else runs"
         )
+
+
+def _report_row(row: Row) -> dict[str, str]:
+    """Return a row of the printed table; emulated devices keep their speed and are not paired with speed checks."""
+    digits, is_paired = (0, True) if row.drift is not None else (1, False)
+    cells = {
+        "cap": cap_name(row.cap_mb),
+        "order": row.order,
+        "hook": row.hook,
+        "buckets": str(row.buckets),
+        "measured": f"{row.measured_ns / 1e6:.{digits}f}",
+        "quartiles": "-".join(f"{ns / 1e6:.{digits}f}" for ns in row.quartiles_ns),
+        "paired": f"{row.paired_ns / 1e6:.0f}",
+        "predicted": f"{row.predicted_ns / 1e6:.{digits}f}",
+        "error": f"{row.error:+.{digits}%}",
+        "paired error": f"{row.paired_error:+.1%}",
+        "perfect scaling": f"{row.perfect_scaling_error:+.0%}",
+        "no overlap": f"{row.no_overlap_error:+.0%}",
+        "naive overlap": f"{row.naive_overlap_error:+.{digits}%}",
+    }
+    return cells if is_paired else {name: cell for name, cell in cells.items() if not name.startswith("paired")}
 
 
 def _show_conditions(conditions: Conditions) -> None:
