@@ -1,4 +1,4 @@
-"""One run of `make demo`: two models with 13 bucket configurations each, predicted and then measured."""
+"""One run of `make demo`: predictions checked in virtual time, by the clock, and on the processor."""
 
 import gzip
 import json
@@ -8,67 +8,62 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from reference.bucketing import cap_name
-from simulator.measure.report import draw_validation
+from simulator.measure.demo import draw_rung, ladder_table
 
 from .drawing import DATA, render, save
 
 TITLE = "One run of `make demo`"
-SIZE = (8, 3.6)
-ERRORS = ("error", "paired_error", "perfect_scaling_error", "no_overlap_error", "naive_overlap_error")
-HEAD = """\
-| model | bucket cap | measured | predicted | error | paired: error | perfect scaling | no overlap | naive overlap |
-| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
-"""
+SIZE = (4.7, 3.9)
 
 
 @cache
-def report() -> dict[str, Any]:
-    """The `report.json` of the run."""
-    loaded: dict[str, Any] = json.loads(gzip.decompress((DATA / "demo.json.gz").read_bytes()))
+def reports() -> dict[str, dict[str, Any]]:
+    """The reports of the run by name, as in `Ladder`."""
+    loaded: dict[str, dict[str, Any]] = json.loads(gzip.decompress((DATA / "demo.json.gz").read_bytes()))
     return loaded
 
 
 @cache
 def panels() -> list[pd.DataFrame]:
-    """Rows of the report, one table for each model."""
-    rows = pd.DataFrame(report()["rows"]).fillna({"cap_mb": float("inf")})
-    return [of_model for _, of_model in rows.groupby("model", sort=False)]
+    """Rows of each report."""
+    return [pd.DataFrame(report["rows"]).fillna({"cap_mb": float("inf")}) for report in reports().values()]
 
 
 def draw(data: pd.DataFrame, ax: Axes) -> Axes:
     """Plot measured and predicted time of each configuration, as `make demo` does."""
-    return draw_validation(data, ax)
+    return draw_rung(data, ax)
 
 
 def table() -> str:
-    """Markdown table of the configurations in ready order, for the README."""
-    lines = [_line(row) for row in report()["rows"] if row["order"] == "ready"]
-    rows = pd.concat(panels())
-    means = " | ".join(f"{rows[error].abs().mean():.1%}" for error in ERRORS)
-    lines.append(f"| all {len(rows)} configurations | mean of absolute values | | | {means} |")
-    return HEAD + "\n".join(lines) + "\n"
+    """Markdown table of all configurations, for the README."""
+    rows = ladder_table(list(reports().values()))
+    lines = [" | ".join(rows[0]), " | ".join("---" if name in TEXT else "---:" for name in rows[0])]
+    lines += [" | ".join(row.values()) for row in rows]
+    return "".join(f"| {line} |\n" for line in lines)
 
 
-def _line(row: dict[str, Any]) -> str:
-    cap = cap_name(row["cap_mb"] or float("inf"))
-    times = [f"{row[column] / 1e6:.0f} ms" for column in ("measured_ns", "predicted_ns")]
-    return "| " + " | ".join([row["model"], cap, *times, *(f"{row[error]:+.0%}" for error in ERRORS)]) + " |"
+TEXT = ("run", "cap", "order")
+"""Columns of the table that are no numbers."""
 
 
 def caption() -> str:
     """Caption whose numbers are computed from the data."""
-    run, models = report(), len(panels())
-    low, high = max((row["quartiles_ns"] for row in run["rows"]), key=lambda quartiles: quartiles[1] / quartiles[0])
+    virtual, wall, processor = reports().values()
+    largest_ns = max(abs(row["predicted_ns"] - row["measured_ns"]) for row in virtual["rows"])
+    sentences = [
+        f"In virtual time the real reducer differs from the prediction by {largest_ns} ns at most.",
+        f"By the clock, the mean error is {_errors(wall)}.",
+        f"On the processor, it is {_errors(processor)}, after correction for the change of the machine's speed; two "
+        f"measurements of one configuration differ by {processor['noise']:.1%} there.",
+    ]
+    return " ".join(sentences)
+
+
+def _errors(report: dict[str, Any]) -> str:
+    baselines = report["yardsticks"]
     return (
-        f"Measured: {len(run['rows'])} configurations on two real Gloo ranks on two shared cores, with a speed check "
-        "beside each turn. Predicted: beforehand, from one trace and one calibration for each model. Mean absolute "
-        f"error {run['paired_mape']:.1%} paired, {run['mape']:.1%} by the clock. The speed check changed by "
-        f"{run['drift']:+.1%} since the calibration (median); the quartiles of the noisiest configuration were "
-        f"{low / 1e6:.0f} and {high / 1e6:.0f} ms. Of {run['pairs_apart']} pairs that differ by more than noise "
-        f"{run['sign_errors']} were ranked wrongly. For {round(models * run['fastest_found'])} of {models} models no "
-        f"configuration was faster than the predicted fastest by more than noise. {run['coverage']:.0%} of the "
-        "iterations lie inside the 90 % interval."
+        f"{report['paired_mape']:.1%} (no overlap: {baselines['no_overlap']:.1%}, perfect scaling: "
+        f"{baselines['perfect_scaling']:.1%})"
     )
 
 

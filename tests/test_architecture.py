@@ -89,6 +89,7 @@ LAYERS = {  # each module imports only from those before it
         "measure.validate",
         "measure.host_work",
         "measure.validate_emulated",
+        "measure.demo",
         "cli.output",
         "cli.options",
         "cli.inspect",

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.figure import Figure
 
 from reference.launch import RankPool
 from simulator import Fabric, predict
@@ -21,10 +22,10 @@ from simulator.measure.report import (
     Row,
     SpeedCheck,
     TargetPrediction,
+    draw_validation,
     make_row,
     predict_targets,
     summarize,
-    validation_figure,
 )
 
 from .strategies import iteration, trace_of
@@ -112,7 +113,8 @@ def test_a_report_warns_of_a_machine_that_changed_its_speed(capsys, measured, re
 
 def test_a_report_is_drawn_and_written(tmp_path):
     report = summarize([row(1, 100, 104), row(float("inf"), 200, 180)], "abc")
-    figure = validation_figure(report.to_frame())
+    figure = Figure()
+    draw_validation(report.to_frame(), figure.add_subplot())
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1 MB\nready", "single\nready"]
     assert figure.axes[0].get_title(loc="left") == "m: mean absolute error 7.0% paired, 51.5% by the clock"
     written = json.loads(json.dumps(report.to_json()))

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from reference.bucketing import Order, cap_name
 from reference.files import write_atomically
@@ -382,15 +381,6 @@ def predict_targets(
 
 
 MEASURED, PREDICTED, BASELINE = "#1b1b1b", "#d1495b", "#8d99ae"
-
-
-def validation_figure(rows: pd.DataFrame) -> Figure:
-    """Draw a figure with one panel per model, from the rows of `Report.to_frame`."""
-    models = list(dict.fromkeys(rows["model"]))
-    figure = Figure(figsize=(10, 3.6 * len(models)), layout="constrained")
-    for position, model in enumerate(models):
-        draw_validation(rows[rows["model"] == model], figure.add_subplot(len(models), 1, position + 1))
-    return figure
 
 
 def draw_validation(rows: pd.DataFrame, ax: Axes) -> Axes:

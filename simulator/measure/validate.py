@@ -13,7 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from reference.bucketing import Order
 from reference.files import write_atomically
 from reference.launch import Progress, RankPool, no_progress
 from reference.trace import Trace, join
@@ -31,10 +30,8 @@ from .report import (
     make_row,
     model_folder,
     policy_of,
-    predict_one,
     predict_targets,
     summarize,
-    validation_figure,
 )
 from .training_runs import TargetRun, measure_configurations, record_computation
 
@@ -153,33 +150,3 @@ def target_run(trace: Trace, configuration: Configuration) -> TargetRun:
     if configuration.order == "ready":
         return TargetRun({"bucket_cap_mb": configuration.cap_mb}, configuration.hook)
     return TargetRun({"plan": buckets_of(policy_of(configuration), recorded_model(trace))}, configuration.hook)
-
-
-MODELS = ("resnet50", "mlp")
-CAPS_MB = (0.5, 1.0, 5.0, 25.0)
-ORDERS: tuple[Order, ...] = ("ready", "reverse", "forward")
-SINGLE = Configuration(float("inf"), "ready")  # with one bucket, the order does not matter
-CONFIGURATIONS = [Configuration(cap, order) for cap in CAPS_MB for order in ORDERS] + [SINGLE]
-SHOWN = Configuration(25.0, "ready")
-
-
-def demo(
-    out: Path, *, models: Sequence[str] = MODELS, world_size: int = 2, repeat: int = 3, on_progress: Progress
-) -> Report:
-    """Validate each model on real ranks; write tables, a figure, timelines and traces to `out`.
-
-    Raises:
-        RankError: A rank failed.
-    """
-    with RankPool(world_size) as pool:
-        report = validate(pool, models, CONFIGURATIONS, out=out, repeat=repeat, on_progress=on_progress)
-    validation_figure(report.to_frame()).savefig(out / "demo.png", dpi=120)
-    for model in models:
-        _save_timeline(model_folder(out, model), world_size)
-    return report
-
-
-def _save_timeline(folder: Path, world_size: int) -> None:
-    trace = Trace.load(folder / "trace.json.gz")
-    prediction = predict_one(trace, Fabric.load(folder / "fabric.json"), SHOWN, world_size)
-    prediction.save_perfetto(folder / "perfetto.json")

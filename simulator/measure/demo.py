@@ -1,0 +1,185 @@
+"""The demo: three ways to check predictions, from exact ones to those that the noise of a machine blurs.
+
+1. In virtual time, the real reducer takes the predicted time to the nanosecond.
+2. By the clock, emulated V100s sleep for recorded times, while the reducer and the network are real.
+3. On the processor, a real model computes, on the cores that communication also needs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from reference.bucketing import cap_name
+from reference.errors import LinkError
+from reference.launch import Progress, RankPool
+from reference.trace import Trace
+
+from ..emulation.emulate import emulate
+from ..fabric import Fabric, Level, Topology
+from ..workload.scale_model import ScaleModel
+from .report import (
+    Configuration,
+    Measurement,
+    Report,
+    draw_validation,
+    make_row,
+    policy_of,
+    predict_targets,
+    summarize,
+)
+from .validate import validate
+from .validate_emulated import validate_emulated
+
+TRACE = Path(__file__).parent / "resnet50_v100.json.gz"
+"""Three iterations of ResNet-50 on one V100, batch 32, from the test data of HolisticTraceAnalysis."""
+RATE = 10e9
+"""Rate of the emulated network, in bits per second."""
+NETWORK = Topology(levels=(Level(name="ethernet", latency_ns=20_000, bytes_per_s=RATE / 8),))
+CONFIGURATIONS = (
+    *(Configuration(cap) for cap in (1.0, 5.0, 25.0)),
+    Configuration(25.0, "forward"),
+    Configuration(float("inf")),
+)
+VIRTUAL_RANKS, EMULATED_RANKS, REAL_RANKS = 8, 4, 2
+SCALE = ScaleModel(dilation=4, byte_scale=1 / 16)
+"""With it, four emulated devices fit two cores."""
+REAL_MODEL = "resnet18"
+REAL_CONFIGURATIONS = (Configuration(1.0), Configuration(25.0), Configuration(float("inf")))
+TURNS = 2
+
+
+class Ladder(NamedTuple):
+    """The reports of the demo. The model of each row says what was run.
+
+    Attributes:
+        virtual: Emulated V100s in virtual time.
+        wall: Emulated V100s by the clock.
+        processor: A real model.
+    """
+
+    virtual: Report
+    wall: Report
+    processor: Report
+
+
+def demo(out: Path, *, on_progress: Progress) -> Ladder:
+    """Predict and run all three; write the reports, a figure and a timeline to `out`.
+
+    Args:
+        out: Folder for a folder of each report, `demo.png`, and `perfetto.json`, the timeline in virtual time with
+            the default cap.
+        on_progress: Called with each step's name, the parts done and all parts.
+
+    Raises:
+        ConditionsError: The machine is too slow for the emulated devices.
+        RankError: A rank failed.
+    """
+    on_progress("virtual time: emulating 8 V100s", 0, 1)
+    virtual = _in_virtual_time(out)
+    ladder = Ladder(virtual, _by_the_clock(out / "2-wall", on_progress), _on_the_processor(out, on_progress))
+    for report, folder in zip(ladder, ("1-virtual", "2-wall", "3-processor"), strict=True):
+        report.save(out / folder)
+    ladder_figure(ladder.virtual, ladder.wall, ladder.processor).savefig(out / "demo.png", dpi=120)
+    return ladder
+
+
+def _in_virtual_time(out: Path) -> Report:
+    trace, fabric = Trace.load(TRACE), Fabric.from_topology(NETWORK)
+    title = f"virtual time: ResNet-50 on {VIRTUAL_RANKS} emulated V100s, 10 Gbit/s"
+    rows = []
+    targets = predict_targets(trace, fabric, CONFIGURATIONS, VIRTUAL_RANKS)
+    for configuration, target in zip(CONFIGURATIONS, targets, strict=True):
+        emulated = emulate(trace, fabric, world_size=VIRTUAL_RANKS, policy=policy_of(configuration))
+        rows.append(make_row(title, configuration, target, [Measurement(emulated.samples_ns)]))
+        if configuration == Configuration(25.0):
+            emulated.save_perfetto(out / "perfetto.json")
+    return summarize(rows, "")
+
+
+def _by_the_clock(out: Path, on_progress: Progress) -> Report:
+    """Validate over virtual links, or over a modelled network where these are not permitted."""
+    try:
+        with RankPool(EMULATED_RANKS, link_rate=SCALE.rate(RATE)) as pool:
+            network, report = "virtual links", _validate_emulated(pool, out, None, on_progress)
+    except LinkError:
+        with RankPool(EMULATED_RANKS) as pool:
+            modelled = Fabric.from_topology(NETWORK, library="gloo")
+            network, report = "a modelled network", _validate_emulated(pool, out, modelled, on_progress)
+    return _titled(report, f"by the clock: the same on {EMULATED_RANKS} ranks and {network}")
+
+
+def _validate_emulated(pool: RankPool, out: Path, modelled: Fabric | None, on_progress: Progress) -> Report:
+    return validate_emulated(
+        pool,
+        Trace.load(TRACE),
+        CONFIGURATIONS,
+        scale=SCALE,
+        out=out,
+        repeat=TURNS,
+        modelled=modelled,
+        on_progress=on_progress,
+    )
+
+
+def _on_the_processor(out: Path, on_progress: Progress) -> Report:
+    with RankPool(REAL_RANKS) as pool:
+        report = validate(
+            pool, [REAL_MODEL], REAL_CONFIGURATIONS, out=out / "3-processor", repeat=TURNS, on_progress=on_progress
+        )
+    return _titled(report, f"on the processor: ResNet-18 on {REAL_RANKS} ranks")
+
+
+def _titled(report: Report, title: str) -> Report:
+    return replace(report, rows=tuple(replace(row, model=title) for row in report.rows))
+
+
+def ladder_table(reports: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """Return one row of text for each configuration, from the JSON of the reports."""
+    return [
+        {
+            "run": row["model"].partition(":")[0],
+            "ranks": str(ranks),
+            "cap": cap_name(row["cap_mb"] or float("inf")),
+            "order": row["order"],
+            "measured ms": f"{row['paired_ns'] / 1e6:.1f}",
+            "predicted ms": f"{row['predicted_ns'] / 1e6:.1f}",
+            "error": f"{row['paired_error']:+.1%}",
+            "perfect scaling": f"{row['perfect_scaling_error']:+.0%}",
+            "no overlap": f"{row['no_overlap_error']:+.0%}",
+        }
+        for report, ranks in zip(reports, (VIRTUAL_RANKS, EMULATED_RANKS, REAL_RANKS), strict=True)
+        for row in report["rows"]
+    ]
+
+
+def ladder_sentences(ladder: Ladder) -> list[str]:
+    """Return a sentence about each report."""
+    largest_ns = max(abs(row.predicted_ns - row.measured_ns) for row in ladder.virtual.rows)
+    sentences = [f"in virtual time the real reducer differs from the prediction by at most {largest_ns} ns"]
+    for report in (ladder.wall, ladder.processor):
+        baselines = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.baselines.items())
+        sentences.append(f"{report.rows[0].model}: mean error {report.paired_mape:.1%} (baselines: {baselines})")
+    return sentences
+
+
+def ladder_figure(*reports: Report) -> Figure:
+    """Draw a figure with one panel per report."""
+    figure = Figure(figsize=(14, 4.2), layout="constrained")
+    for position, report in enumerate(reports):
+        draw_rung(report.to_frame(), figure.add_subplot(1, len(reports), position + 1))
+    return figure
+
+
+def draw_rung(rows: pd.DataFrame, ax: Axes) -> Axes:
+    """Draw the rows of one report; the title says what was run, and the mean absolute error."""
+    draw_validation(rows, ax)
+    ax.legend(ncols=2, fontsize=8, frameon=False, loc="lower left")
+    ax.set_title(
+        f"{rows['model'].iloc[0]}\nmean error {rows['paired_error'].abs().mean():.1%}", loc="left", fontsize=9
+    )
+    return ax
