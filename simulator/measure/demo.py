@@ -159,7 +159,7 @@ def ladder_table(reports: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
 
 def ladder_sentences(ladder: Ladder) -> list[str]:
     """Return a sentence about each report."""
-    largest_ns = max(abs(row.predicted_ns - row.measured_ns) for row in ladder.virtual.rows)
+    largest_ns = max(abs(row.predicted_ns - row.paired_ns) for row in ladder.virtual.rows)
     sentences = [f"in virtual time the real reducer differs from the prediction by at most {largest_ns} ns"]
     for report in (ladder.wall, ladder.processor):
         baselines = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.baselines.items())
