@@ -11,10 +11,20 @@ from hypothesis import strategies as st
 
 from reference.bucketing import ORDERS
 from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
+from simulator import Fabric
+from simulator.fabric import Sharing, Timing
 from simulator.measure import conditions, validate_emulated
 from simulator.measure.conditions import Conditions, ConditionsError
+from simulator.measure.host_work import with_longer_steps
 from simulator.measure.report import Configuration, policy_of
-from simulator.measure.validate_emulated import SIZE_RATIO, message_sizes, spaced, with_longer_steps
+from simulator.measure.validate_emulated import (
+    SIZE_RATIO,
+    every_message_size,
+    extrapolated,
+    fabric_in_model,
+    message_sizes,
+    spaced,
+)
 from simulator.schedule.schedule import buckets_of, build_schedule
 from simulator.workload.compute_times import recorded_model
 from simulator.workload.scale_model import ScaleModel
@@ -97,7 +107,46 @@ def test_the_work_of_the_host_prolongs_every_iteration_and_no_gradient(trace, ho
         assert (longer.step_ns == (times.step_ns[:, None] + host_ns).ravel()).all()
 
 
-def test_emulated_devices_are_measured_in_the_original_time_and_predictions_come_first(two_ranks, tmp_path):
+@given(st.floats(1.0, 20.0), st.integers(0, 10**6), st.floats(1.0, 3.0), st.sampled_from([8, 16, 64]))
+def test_the_network_of_more_ranks_follows_from_those_calibrated(ns_per_byte, alpha_ns, sharing, world_size):
+    """One at a time and two at a time, a ring's time of bytes grows with 2 (n - 1) / n, its latency with n - 1."""
+    sizes = (4, 400_000, 40_000_000)
+
+    def ns(size: int, ranks: int) -> float:
+        return alpha_ns * (ranks - 1) + ns_per_byte * size * 2 * (ranks - 1) / ranks
+
+    calibrated = [
+        Fabric(
+            all_reduce=tuple(Timing(world_size=n, size_bytes=size, ns=round(ns(size, n))) for size in sizes),
+            sharing=tuple(Sharing(size_bytes=size, factor=sharing) for size in sizes),
+            library="gloo",
+        )
+        for n in (2, 4)
+    ]
+    fabric = extrapolated(calibrated, world_size)
+    for size in sizes[1:]:
+        assert fabric.all_reduce_ns(size, world_size) == pytest.approx(ns(size, world_size), rel=0.01)
+        assert fabric.sharing_factor(size, 2, world_size) == pytest.approx(sharing, rel=0.01)
+
+
+@given(traces(), st.floats(0.1, 50), st.floats(1e-3, 1), st.integers(2, 64))
+def test_a_modelled_network_costs_in_the_scale_model_what_it_costs_in_the_original(
+    trace, dilation, byte_scale, ranks
+):
+    scale, original = ScaleModel(dilation=dilation, byte_scale=byte_scale), Fabric.from_alpha_beta(10**4, 1e9)
+    configurations = [Configuration(1e-3), Configuration(float("inf"))]
+    sizes = every_message_size(trace, configurations)
+    fabric = fabric_in_model(original, sizes, scale, ranks)
+    for cost_ns, original_ns, of_kind in (
+        (fabric.all_reduce_ns, original.all_reduce_ns, sizes.all_reduce),
+        (fabric.broadcast_ns, original.broadcast_ns, sizes.broadcast),
+    ):
+        for size in of_kind:
+            assert cost_ns(size, ranks) == round(dilation * original_ns(round(size / byte_scale), ranks))
+
+
+@pytest.mark.parametrize("modelled", [None, Fabric.from_alpha_beta(10**6, 1e9)], ids=["real network", "modelled"])
+def test_emulated_devices_are_measured_in_the_original_time_and_predictions_come_first(two_ranks, tmp_path, modelled):
     """The machine may be too busy for valid conditions while tests run, so these are not checked here."""
     trace, configurations = small_trace(), [Configuration(0.01), Configuration(float("inf"), "forward")]
     with (
@@ -111,12 +160,14 @@ def test_emulated_devices_are_measured_in_the_original_time_and_predictions_come
             scale=ScaleModel(dilation=2, byte_scale=0.5),
             out=tmp_path,
             repeat=1,
+            modelled=modelled,
         )
     assert [row.buckets for row in report.rows] == [2, 1]
     for row in report.rows:
         (turn,) = row.turns
         assert len(turn.times_ns) == 3
-        assert min(turn.times_ns) >= 20 * MS  # a device that sleeps is never faster than recorded
+        fastest_ns = 20 * MS if modelled is None else 21 * MS  # with a millisecond for the last bucket's all-reduce
+        assert min(turn.times_ns) >= fastest_ns  # what sleeps is never faster than it should be
         assert row.predicted_ns >= 20 * MS
         assert row.drift is None
     assert report.conditions.shortest_ns >= 2 * 20 * MS

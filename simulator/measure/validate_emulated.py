@@ -117,7 +117,8 @@ def validate_emulated(
     in_model = _in_model(configurations, scale)
     sizes = message_sizes(model_trace, in_model)
     if modelled is not None:
-        modelled = network = _fabric_in_model(modelled, model_trace, in_model, scale, pool.world_size)
+        exact_sizes = every_message_size(model_trace, in_model)
+        modelled = network = fabric_in_model(modelled, exact_sizes, scale, pool.world_size)
     run_on_ranks = partial(pool.run, on_network, modelled)
     pool.run(prepare_network)
     on_progress("measuring the work of the host", 0, 1)
@@ -223,10 +224,8 @@ def _bucket_bytes(trace: Trace) -> int:
     return min(BUCKET_BYTES, sum(trace.sizes_bytes))
 
 
-def _fabric_in_model(
-    original: Fabric, trace: Trace, configurations: Sequence[Configuration], scale: ScaleModel, world_size: int
-) -> Fabric:
-    """Return the costs of all messages of these configurations in the scale model, as a measured table."""
+def fabric_in_model(original: Fabric, sizes: MessageSizes, scale: ScaleModel, world_size: int) -> Fabric:
+    """Return the costs of messages of these sizes in the scale model, as a measured table."""
 
     def costs(cost_ns: Callable[[int, int], int], sizes_bytes: Iterable[int]) -> tuple[Timing, ...]:
         return tuple(
@@ -238,7 +237,6 @@ def _fabric_in_model(
             for size in sizes_bytes
         )
 
-    sizes = every_message_size(trace, configurations)
     return Fabric(
         all_reduce=costs(original.all_reduce_ns, sizes.all_reduce),
         broadcast=costs(original.broadcast_ns, sizes.broadcast),
