@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from simulator.measure.demo import draw_rung, ladder_table
+from simulator.measure.demo import draw_rung, ladder_sentences, ladder_table
 
 from .drawing import DATA, render, save
 
@@ -48,23 +48,7 @@ TEXT = ("run", "cap", "order")
 
 def caption() -> str:
     """Caption whose numbers are computed from the data."""
-    virtual, wall, processor = reports().values()
-    largest_ns = max(abs(row["predicted_ns"] - row["measured_ns"]) for row in virtual["rows"])
-    sentences = [
-        f"In virtual time the real reducer differs from the prediction by {largest_ns} ns at most.",
-        f"By the clock, the mean error is {_errors(wall)}.",
-        f"On the processor, it is {_errors(processor)}, after correction for the change of the machine's speed; two "
-        f"measurements of one configuration differ by {processor['noise']:.1%} there.",
-    ]
-    return " ".join(sentences)
-
-
-def _errors(report: dict[str, Any]) -> str:
-    baselines = report["yardsticks"]
-    return (
-        f"{report['paired_mape']:.1%} (no overlap: {baselines['no_overlap']:.1%}, perfect scaling: "
-        f"{baselines['perfect_scaling']:.1%})"
-    )
+    return " ".join(ladder_sentences(list(reports().values())))
 
 
 def main() -> None:

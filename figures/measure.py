@@ -128,7 +128,7 @@ def demo() -> None:
     """Write `demo.json.gz`: the reports of a run of `make demo`, about 3 minutes."""
     with TemporaryDirectory() as folder, progress() as on_progress:
         ladder = run_demo(Path(folder), on_progress=on_progress)
-    reports = {name: report.to_json() for name, report in ladder._asdict().items()}
+    reports = {name: report.to_json() for name, report in ladder._asdict().items() if report is not None}
     write_atomically(DATA / "demo.json.gz", gzip.compress(json.dumps(reports, allow_nan=False).encode(), mtime=0))
 
 

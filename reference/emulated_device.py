@@ -48,11 +48,12 @@ class WallClock(Observer):
     Attributes:
         overslept_ns: By how much each sleep ended after its deadline. A deadline that had passed before the sleep
             counts as well.
+        due_ns: When the device will have finished, or finished last, in nanoseconds of `time.monotonic_ns`.
     """
 
     def __init__(self) -> None:
         self.overslept_ns: list[int] = []
-        self._due_ns = 0
+        self.due_ns = 0
         self._copying_since_ns = 0
         least_timer_slack()
 
@@ -63,14 +64,14 @@ class WallClock(Observer):
         A forward pass only moves the deadline.
         """
         if activity != "backward":
-            self._due_ns = max(self._due_ns, time.monotonic_ns())
-        self._due_ns += duration_ns
+            self.due_ns = max(self.due_ns, time.monotonic_ns())
+        self.due_ns += duration_ns
         yield
         if duration_ns and activity != "forward":
-            remaining_ns = self._due_ns - time.monotonic_ns()
+            remaining_ns = self.due_ns - time.monotonic_ns()
             if remaining_ns > 0:
                 time.sleep(remaining_ns / 1e9)
-            self.overslept_ns.append(time.monotonic_ns() - self._due_ns)
+            self.overslept_ns.append(time.monotonic_ns() - self.due_ns)
 
     def bucket_packing(self, bucket: int) -> None:
         """Begin to count time of the host as time of the device."""
@@ -78,7 +79,7 @@ class WallClock(Observer):
 
     def bucket_ready(self, bucket: int) -> None:
         """Stop to count: the bucket may have to wait for those before it."""
-        self._due_ns += time.monotonic_ns() - self._copying_since_ns
+        self.due_ns += time.monotonic_ns() - self._copying_since_ns
 
     def bucket_launching(self, bucket: int) -> None:
         """Begin to count, as `bucket_packing`."""
@@ -86,7 +87,7 @@ class WallClock(Observer):
 
     def bucket_launched(self, bucket: int, future: Future) -> None:
         """Stop to count."""
-        self._due_ns += time.monotonic_ns() - self._copying_since_ns
+        self.due_ns += time.monotonic_ns() - self._copying_since_ns
 
 
 def least_timer_slack() -> None:

@@ -33,8 +33,8 @@ TCP_SETTINGS = {"tcp_congestion_control": "reno", "tcp_slow_start_after_idle": "
 """A link's rate is fixed, so TCP need not look for it: neither by reducing its rate from time to time, as BBR does,
 nor after a pause, as between two iterations."""
 QUEUE_BYTES = 64 * 2**20
-"""Length of the filter's queue: more than TCP has in flight, so no packet is lost, as in a network with flow control.
-An uplink is slower than the links that lead to it, so a short queue would overflow."""
+"""Length of the filter's queue: with it, no packet was lost with the ranks and rates tried, as in a network with flow
+control. Several links feed one uplink, whose queue would overflow if it were short."""
 
 CLONE_NEWNET = 0x40000000
 FACTORS = {None: 1e9, "": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}

@@ -137,7 +137,8 @@ def test_commands_and_programs_work_as_written(tmp_path):
             if command == "make setup" or command.startswith(". .venv"):
                 continue  # this environment is the one that they make
             ran = subprocess.run(["sh", "-ec", command], cwd=tmp_path, env=activated, capture_output=True, text=True)
-            if "--emulate" in command and any(line in ran.stderr for line in NOTHING_REPORTED):
+            by_the_clock = "--emulate" in command or "--wall" in command
+            if by_the_clock and any(line in ran.stderr for line in NOTHING_REPORTED):
                 continue  # as the page says, if the machine cannot keep up or has no links
             assert ran.returncode == 0, f"{command}\n{ran.stdout}\n{ran.stderr}"
     assert programs

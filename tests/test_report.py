@@ -62,14 +62,22 @@ def test_a_report_counts_errors_as_it_says():
 
 
 def test_turns_that_differ_are_noise_and_pairs_within_it_do_not_count():
+    changes = ((-4, 0, 4), (0, 4, -4), (4, -4, 0))
     rows = [
-        replace(row(cap_mb, measured, measured), paired_turns_ns=(measured - 4, measured, measured + 4))
-        for cap_mb, measured in ((1, 200), (5, 205), (25, 220))
+        replace(row(cap_mb, measured, measured), paired_turns_ns=tuple(measured + change for change in of_row))
+        for (cap_mb, measured), of_row in zip(((1, 200), (5, 205), (25, 220)), changes, strict=True)
     ]
     report = summarize(rows, "abc")
-    assert report.noise == pytest.approx(1.645 * (2 / 3) ** 0.5 * 4 / 208, rel=0.01)
+    assert report.noise == pytest.approx(1.645 * 4 / 208, rel=0.01)
     assert report.pairs_apart == 2  # the quartiles of 200 and 205 do not overlap either
     assert summarize([replace(one, paired_turns_ns=(one.paired_ns,)) for one in rows], "abc").noise is None
+
+
+def test_what_all_rows_of_a_turn_have_in_common_is_no_noise():
+    """Each turn of emulated devices trains other recorded iterations."""
+    rows = [replace(row(cap, 100 * cap, 1), paired_turns_ns=(90 * cap, 110 * cap)) for cap in (1, 2, 3)]
+    assert summarize(rows, "abc").noise == pytest.approx(0)
+    assert summarize(rows[:1], "abc").noise == pytest.approx(1.645 * (2 * 0.02 / 2) ** 0.5)
 
 
 def test_fastest_found_counts_models():

@@ -32,7 +32,7 @@ from simulator.workload.scale_model import ScaleModel
 from .strategies import traces
 
 MS = 1_000_000
-GOOD = Conditions(0.9, (1, 2, 3), 1000, 1.0, 1.0, 0)
+GOOD = Conditions(0.9, (1, 2, 3), 0, 1000, 1.0, 1.0, 0)
 
 
 def small_trace(iterations: int = 2) -> Trace:
@@ -87,6 +87,7 @@ def test_every_message_lies_within_the_calibrated_sizes(trace, configured):
     [
         ({"idle": 0.1}, "at least 30% of the processor idle, got 10%"),
         ({"overslept_ns": (1, 2, 11)}, "within 1% of the shortest iteration"),
+        ({"late_ns": 11}, "collectives of the modelled network to end within 1%"),
         ({"device_slow_down": 1.03}, "the device to be slowed down by at most 1.02, got 1.030"),
         ({"network_slow_down": 1.03}, "the network to be slowed down by at most 1.02, got 1.030"),
     ],

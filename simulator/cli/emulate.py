@@ -1,4 +1,4 @@
-"""`ddplab emulate`: iteration times of a real reducer in virtual time, beside the predicted ones."""
+"""`ddplab emulate`: iteration times of a real reducer in virtual time or by the clock, beside the predicted ones."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -23,7 +23,6 @@ from .options import (
     Hooks,
     Json,
     ProcessorFile,
-    Repeat,
     Settings,
     Stragglers,
     VariationSettings,
@@ -95,10 +94,23 @@ def emulate(
     ] = False,
     dilation: Dilation = 1.0,
     byte_scale: ByteScale = 1.0,
-    repeat: Repeat = 3,
+    repeat: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="With --wall: turns of each configuration; a turn measures 3 iterations.",
+            show_default="3",
+        ),
+    ] = None,
     out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="With --wall: folder for trace, fabric, predictions and report.")
-    ] = Path("out/emulate"),
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="With --wall: folder for trace, fabric, predictions and report.",
+            show_default="out/emulate",
+        ),
+    ] = None,
     json_path: Json = None,
 ) -> None:
     """Run a real reducer on an emulated device and a modelled network, in virtual time.
@@ -109,8 +121,9 @@ def emulate(
     and torch's reducers take the predicted time to the nanosecond (DESIGN.md lists the exceptions); a difference
     shows that a reducer behaves differently.
 
-    With --wall, the ranks are processes, devices and network sleep until an iteration would have gone on, and Gloo
-    moves the data. The report is that of `validate --emulate`, but no virtual links are needed.
+    With --wall, each rank is a process. Devices sleep for the recorded times, Gloo moves the data, and each
+    collective ends at the time that the fabric gives. The report is that of `validate --emulate`; no virtual links
+    are needed.
     """
     if wall:
         for option, value in (
@@ -124,21 +137,26 @@ def emulate(
             ("--timeline", timeline),
         ):
             if value:
-                raise ValueError(f"{option}: expected virtual time, got --wall; leave one of them out")
+                raise ValueError(f"{option}: not available with --wall")
         _emulate_on_wall_clock(
             trace,
             read_fabric(fabric or [FABRIC], fabric_set, None),
             world_size,
             read_policies(None, caps, orders, hooks)[1],
             scale=read_scale(dilation, byte_scale),
-            repeat=repeat,
-            out=out,
+            repeat=repeat or 3,
+            out=out or Path("out/emulate"),
             json_path=json_path,
         )
         return
-    for option, factor in (("--dilation", dilation), ("--byte-scale", byte_scale)):
-        if factor != 1:
-            raise ValueError(f"{option}: expected --wall with it, because virtual time needs no scale model")
+    for option, is_given in (
+        ("--dilation", dilation != 1),
+        ("--byte-scale", byte_scale != 1),
+        ("--repeat", repeat is not None),
+        ("--out", out is not None),
+    ):
+        if is_given:
+            raise ValueError(f"{option}: expected with --wall only")
     from ..emulation.emulate import emulate as run
     from ..emulation.emulate import emulated_fabric
 

@@ -51,7 +51,7 @@ SUMMARIES: Mapping[str, str] = {
     "emulate": "Run a real reducer in virtual time, and compare.",
     "knobs": "List every setting with its unit and source.",
     "validate": "Predict, then train, and compare.",
-    "demo": "Check predictions in three ways, in at most 5 minutes.",
+    "demo": "Check predictions in three ways, in about 3 minutes.",
 }
 """One line per subcommand, for the list in the help."""
 

@@ -1,7 +1,7 @@
 """`ddplab record`, `calibrate`, `validate` and `demo`: subcommands that run real ranks on this machine."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -167,22 +167,36 @@ def validate(
     scale = read_scale(dilation, byte_scale)
     trace = None if emulate is None else Trace.load(emulate)
     rate, between_nodes = read_links(link_rate, uplinks, scale)
-    calibrated = [] if calibrate_at is None else read_counts("--calibrate-at", calibrate_at, least=2)
+    calibrated_at = [] if calibrate_at is None else read_counts("--calibrate-at", calibrate_at, least=2)
+    if len(set(calibrated_at)) < len(calibrated_at):
+        raise ValueError(f"--calibrate-at: expected different numbers of ranks, got {calibrate_at}")
+
+    def pool(ranks: int) -> RankPool:
+        return RankPool(ranks, link_rate=rate, uplinks=between_nodes)
+
     with progress() as on_progress:
-        settings: dict[str, Any] = {"out": out, "repeat": repeat, "on_progress": on_progress}
-        if trace is not None:
+        if trace is None:
+            with pool(world_size) as ranks:
+                models = [model or "resnet50"]
+                result = run(ranks, models, configurations, out=out, repeat=repeat, on_progress=on_progress)
+        else:
             fabrics = []
-            for ranks in calibrated:
-                with RankPool(ranks, link_rate=rate, uplinks=between_nodes) as pool:
+            for count in calibrated_at:
+                with pool(count) as ranks:
                     fabrics.append(
-                        calibrate_network(pool, trace, configurations, scale=scale, on_progress=on_progress)
+                        calibrate_network(ranks, trace, configurations, scale=scale, on_progress=on_progress)
                     )
-            settings |= {"scale": scale, "network": extrapolated(fabrics, world_size) if fabrics else None}
-        with RankPool(world_size, link_rate=rate, uplinks=between_nodes) as pool:
-            if trace is None:
-                result = run(pool, [model or "resnet50"], configurations, **settings)
-            else:
-                result = validate_emulated(pool, trace, configurations, **settings)
+            with pool(world_size) as ranks:
+                result = validate_emulated(
+                    ranks,
+                    trace,
+                    configurations,
+                    scale=scale,
+                    out=out,
+                    repeat=repeat,
+                    calibrated=extrapolated(fabrics, world_size) if fabrics else None,
+                    on_progress=on_progress,
+                )
     show_report(result)
     write_json(json_path, result.to_json())
 
@@ -191,11 +205,11 @@ def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for all results.")] = Path("out/demo"),
     json_path: Json = None,
 ) -> None:
-    """Check predictions in three ways, from exact to noisy: at most 5 minutes on two cores.
+    """Check predictions in three ways, from exact to noisy: about 3 minutes on two cores.
 
-    First ResNet-50 on 8 emulated V100s in virtual time, which the prediction meets to the nanosecond. Then the same
-    by the clock on 4 ranks: devices sleep, the reducer and the network are real. Then a real ResNet-18 on 2 ranks,
-    computed by the processor. Predictions are written before anything is trained.
+    First ResNet-50 on 8 emulated V100s in virtual time: the reducer takes the predicted time to the nanosecond. Then
+    on 4 emulated V100s by the clock: the devices sleep, the reducer and the network are real. Then a real ResNet-18
+    on 2 ranks, which the processor computes.
     """
     from ..measure.demo import demo as run
     from ..measure.demo import ladder_sentences, ladder_table
@@ -203,16 +217,16 @@ def demo(
     check_outputs(out / "demo.png", json_path)
     with progress() as on_progress:
         ladder = run(out, on_progress=on_progress)
-    reports = [report.to_json() for report in ladder]
+    reports = [None if report is None else report.to_json() for report in ladder]
     show_table(
         ladder_table(reports),
-        "iteration in ms; errors of the prediction, and of two baselines",
+        "iteration of the real reducer and its prediction, in ms; errors of the prediction, and of two baselines",
         optional=("ranks", "order", "perfect scaling"),
     )
-    for sentence in ladder_sentences(ladder):
+    for sentence in ladder_sentences(reports):
         print(sentence)
     print(
-        f"written to {out}: demo.png, perfetto.json, and a folder for each of the three with report.csv, report.json "
-        "and what it was predicted from"
+        f"written to {out}: demo.png, perfetto.json, and a folder for each of the three with report.csv and "
+        "report.json"
     )
     write_json(json_path, dict(zip(ladder._fields, reports, strict=True)))

@@ -37,11 +37,16 @@ ChosenModel = Annotated[str | None, typer.Option(metavar="MODEL", help=MODELS, s
 WorldSize = Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks.")]
 Dilation = Annotated[
     float,
-    typer.Option(metavar="K", help="On a wall clock: run K times slower, links included; times are reported as 1."),
+    typer.Option(
+        metavar="K",
+        help="Emulated devices on a wall clock: run K times slower, links included. Reported times are divided by K.",
+    ),
 ]
 ByteScale = Annotated[
     float,
-    typer.Option(metavar="S", help="On a wall clock: multiply tensors, caps and the rate of links by S."),
+    typer.Option(
+        metavar="S", help="Emulated devices on a wall clock: multiply tensors, bucket caps and link rates by S."
+    ),
 ]
 Repeat = Annotated[
     int, typer.Option(min=1, metavar="N", help="Turns of each configuration; a turn measures 3 iterations.")

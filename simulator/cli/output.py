@@ -141,9 +141,10 @@ def show_report(report: Report) -> None:
     """Print a table per model, and a summary of all rows; times in milliseconds."""
     for model in dict.fromkeys(row.model for row in report.rows):
         rows = [_report_row(row) for row in report.rows if row.model == model]
+        paired = "" if report.drift is None else " (paired)"
         show_table(
             rows,
-            f"{model}: iteration in ms; errors of the prediction, and of three baselines",
+            f"{model}: iteration in ms; errors of the prediction, and of three baselines{paired}",
             optional=("hook", "buckets", "quartiles", "naive overlap", "perfect scaling", "no overlap", "paired"),
         )
     baselines = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.baselines.items())
@@ -157,7 +158,9 @@ def show_report(report: Report) -> None:
             f"paired error, without the change of the machine's speed: {report.paired_mape:.1%} mean absolute "
             f"(baselines: {baselines})"
         )
-    noise = "" if report.noise is None else f" (two measurements of one configuration differ by {report.noise:.1%})"
+    noise = ""
+    if report.noise is not None:
+        noise = f" (nine in ten repeated measurements differ by less than {report.noise:.1%})"
     print(
         f"ranked wrongly: {report.sign_errors} of {report.pairs_apart} pairs that differ by more than noise{noise}; "
         f"fastest configuration found: {report.fastest_found:.0%}; "

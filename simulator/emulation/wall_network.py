@@ -1,9 +1,11 @@
-"""Modelled network between processes: Gloo moves the data, and collectives end by the clock when the fabric says.
+"""Modelled network between processes: Gloo moves the data, and each collective takes the time that a fabric gives.
 
-Every rank has a replica of the `Machine` on which simulations run too. All replicas learn when the last rank launched
-a collective, so they agree on its start, at which they begin to move the data, and on its end, at which its future
-gets the result. No links are needed, so this works without Linux, root or iproute2. A collective whose data arrives
-after its end is late, which is measured.
+Each rank simulates the network by the clock, on a `Machine` of its own. When all ranks have launched a collective,
+they share the latest launch time. Each rank then begins to move the data, and completes the future, at the moments
+that its simulation gives. No links are needed, so this works without Linux, root or iproute2.
+
+A rank learns of a launch only after a message of Gloo. If its simulation has passed another event by then, the
+collective starts late on this rank, and its end may differ between ranks by the delay of that message.
 """
 
 import queue
@@ -12,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import simpy
@@ -114,6 +117,8 @@ class WallGroup(dist.ProcessGroup):
         self._ranks = gloo.size()
         self._launching = threading.Lock()  # a hook may launch in a thread of Gloo
         self._count = 0
+        self._unfinished: dict[int, torch.futures.Future[Any]] = {}
+        self._error: Exception | None = None
         self._arrivals: queue.SimpleQueue[Launched | None] = queue.SimpleQueue()
         self._machine = Machine([0], concurrency=fabric.concurrency, slows_computation=False, lingers_ns=0)
         origin = torch.tensor([time.monotonic_ns()])
@@ -123,9 +128,10 @@ class WallGroup(dist.ProcessGroup):
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread; collectives in flight never end."""
+        """End the thread; collectives in flight fail."""
         self._arrivals.put(None)
         self._thread.join()
+        self._fail(RuntimeError("modelled network: closed with collectives in flight"))
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Name of the backend."""
@@ -158,23 +164,42 @@ class WallGroup(dist.ProcessGroup):
 
     def _launch(self, message: Message, result: Any, move: Callable[[], dist.Work]) -> WallWork:
         future: torch.futures.Future[Any] = torch.futures.Future()
-        moment = torch.tensor([time.monotonic_ns()])
-        with self._launching:
+        with self._launching:  # so that launch times rise with the numbers, on every rank
+            if self._error is not None:
+                raise self._error
             number, self._count = self._count, self._count + 1
-            work = self._moments.allreduce([moment], _options(dist.ReduceOp.MAX))
+            self._unfinished[number] = future
+            latest = torch.tensor([time.monotonic_ns(), message.size_bytes])
+            work = self._moments.allreduce([latest], _options(dist.ReduceOp.MAX))
 
         def launched_by_all(done: "torch.futures.Future[Any]") -> None:
             try:
                 done.value()
-            except RuntimeError as error:
-                future.set_exception(error)
-            else:
-                self._arrivals.put(Launched(number, message, int(moment), move, future, result))
+                launched_ns, size_bytes = latest.tolist()  # ranks may gather different sizes; the largest counts
+                largest = message._replace(size_bytes=size_bytes)
+                self._arrivals.put(Launched(number, largest, launched_ns, move, future, result))
+            except Exception as error:  # noqa: BLE001 - the ranks that wait get it
+                self._fail(error)
 
         work.get_future().add_done_callback(launched_by_all)
         return WallWork(future)
 
     def _run(self) -> None:
+        """Run the machine; an error ends all collectives."""
+        try:
+            self._serve()
+        except Exception as error:  # noqa: BLE001 - the ranks that wait get it
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """Give unfinished and further collectives this error."""
+        with self._launching:
+            self._error = self._error or error
+            unfinished, self._unfinished = self._unfinished, {}
+        for future in unfinished.values():
+            future.set_exception(error)
+
+    def _serve(self) -> None:
         """Run the machine by the clock: start each collective when it was launched, and end it when it is due."""
         least_timer_slack()
         waiting: dict[int, Launched] = {}
@@ -206,10 +231,13 @@ class WallGroup(dist.ProcessGroup):
             self.late_ns.append(time.monotonic_ns() - self._origin_ns - collective.done_ns)
             try:
                 moved.value()
-            except RuntimeError as error:
-                launched.future.set_exception(error)
-            else:
-                launched.future.set_result(launched.result)
+            except Exception as error:  # noqa: BLE001 - the ranks that wait get it
+                self._fail(error)
+                return
+            with self._launching:
+                unfinished = self._unfinished.pop(launched.number, None)
+            if unfinished is not None:
+                unfinished.set_result(launched.result)
 
         collective.done.callbacks.append(lambda _event: collective.moved.add_done_callback(finish))
         env = self._machine.env
@@ -239,13 +267,12 @@ def _options(operation: Any) -> dist.AllreduceOptions:
 def modelled_network(fabric: Fabric) -> Iterator[WallGroup]:
     """Make a modelled network the default process group of this process, in place of Gloo's."""
     world = distributed_c10d._world
-    gloo, moments = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
     before = world.default_pg
     assert before is not None
-    group = WallGroup(gloo, moments, fabric)
+    group = WallGroup(*_gloo_groups(before), fabric)
     world.pg_map[group] = ("modelled", world.pg_map[before][1])
     world.pg_names[group] = GroupName("modelled")
-    world.pg_group_ranks[group] = {rank: rank for rank in range(gloo.size())}
+    world.pg_group_ranks[group] = {rank: rank for rank in range(before.size())}
     world.pg_backend_config[group] = "cpu:modelled"
     world.default_pg = group
     try:
@@ -255,5 +282,13 @@ def modelled_network(fabric: Fabric) -> Iterator[WallGroup]:
         for of_group in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
             del of_group[group]
         group.close()
-        dist.destroy_process_group(gloo)
-        dist.destroy_process_group(moments)
+
+
+@cache
+def _gloo_groups(_default: dist.ProcessGroup) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Return two groups of all ranks, which last as long as the process.
+
+    If a callback dropped the last reference to a group, the group would be destroyed in its own thread, which ends
+    the process.
+    """
+    return dist.new_group(backend="gloo"), dist.new_group(backend="gloo")

@@ -11,6 +11,8 @@ LINKS_ERROR = 0.14
 """Relative error of costs computed from links, and of a world size between two measured ones."""
 BAND = 0.9
 """Fraction of the costs that the error band contains."""
+NORMAL_HALF_BAND = 1.645
+"""Half-width of the band that holds 90 % of normally distributed values, in standard deviations."""
 LARGEST_ERROR = 0.9
 """Upper limit of the relative error, so that the band does not reach zero."""
 ERROR_PER_DOUBLING = 0.05

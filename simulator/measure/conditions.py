@@ -8,7 +8,8 @@ from reference.errors import Error
 IDLE_AT_LEAST = 0.3
 """Smallest fraction of the processor that must be idle: with less, threads wait for a core."""
 OVERSLEPT_AT_MOST = 0.01
-"""Largest 99 % quantile of oversleeping, as a fraction of the shortest measured iteration."""
+"""Largest 99 % quantile of oversleeping, and largest lateness of collectives, as a fraction of the shortest measured
+iteration."""
 SLOW_DOWN_AT_MOST = 1.02
 """Largest slow-down of the device by the network, and of the network by the device."""
 
@@ -24,6 +25,8 @@ class Conditions:
     Attributes:
         idle: Fraction of the machine's processor time in which it was idle; the least of all turns.
         overslept_ns: How late sleeps ended: 50 %, 90 % and 99 % quantile, in real nanoseconds.
+        late_ns: How late collectives of a modelled network ended, in real nanoseconds: the largest median of a turn.
+            0 on a real network.
         shortest_ns: Shortest measured iteration, in real nanoseconds.
         device_slow_down: Factor by which all-reduces slow passes of the device down.
         network_slow_down: Factor by which passes of the device slow all-reduces down.
@@ -33,6 +36,7 @@ class Conditions:
 
     idle: float
     overslept_ns: tuple[int, int, int]
+    late_ns: int
     shortest_ns: int
     device_slow_down: float
     network_slow_down: float
@@ -51,6 +55,11 @@ class Conditions:
             problems.append(
                 f"99 of 100 sleeps to end within {OVERSLEPT_AT_MOST:.0%} of the shortest iteration "
                 f"({self.shortest_ns / 1e6:.1f} ms) after their deadline, got {late / 1e6:.2f} ms"
+            )
+        if self.late_ns > OVERSLEPT_AT_MOST * self.shortest_ns:
+            problems.append(
+                f"collectives of the modelled network to end within {OVERSLEPT_AT_MOST:.0%} of the shortest "
+                f"iteration ({self.shortest_ns / 1e6:.1f} ms) after their moment, got {self.late_ns / 1e6:.2f} ms"
             )
         _refuse([*problems, *_slow_down_problems(self.device_slow_down, self.network_slow_down)])
 

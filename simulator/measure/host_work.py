@@ -1,11 +1,13 @@
 """The work of an emulated device's host: measured without all-reduces between ranks, and added to predictions.
 
 On a GPU, the host prepares gradients and launches while the device computes. The host of an emulated device also
-broadcasts buffers, resets gradients and wakes late from sleeps. A prediction knows nothing of this work, which comes
-from the emulation, so the time that it takes is measured. All ranks share the machine, so they delay each other.
+broadcasts buffers, resets gradients and wakes late from sleeps. Predictions do not include this work, because it
+exists only in the emulation; so it is measured and added. All ranks share the machine, so they delay each other.
 """
 
+import time
 from collections.abc import Sequence
+from functools import cache
 from itertools import product
 from typing import NamedTuple
 
@@ -13,13 +15,14 @@ import torch.distributed as dist
 
 from reference.broadcast import broadcast_coalesced
 from reference.data_parallel import DistributedDataParallel
+from reference.emulated_device import WallClock
 from reference.observer import Observer
 from reference.trace import Iteration, Trace
 
 from ..fabric import Fabric, Timing
 from .collectives import affordable_repeats, last_to_last_ns
 from .report import Configuration, predict_one
-from .timing import clock_ns, median_ns, meet, of_slowest_rank, time_ns
+from .timing import median_ns, meet, of_slowest_rank, time_ns
 from .training_runs import Trainer
 
 
@@ -27,10 +30,11 @@ class IterationWithoutAllReduces(NamedTuple):
     """One iteration of the real reducer without all-reduces between ranks, and with one bucket.
 
     Attributes:
-        number: Index of the recorded iteration.
-        iteration_ns: Sum of three durations, between which the ranks of a training run meet: of the broadcast of the
-            buffers, of the slowest rank until the bucket is packed, and of the slowest rank after that.
-        packing_ns: Time from the first rank that begins to pack its only bucket to the last rank that has packed it.
+        number: Position in the run; the recorded iterations repeat.
+        iteration_ns: Broadcast of the buffers, plus the slowest rank's time until its bucket is packed, plus the
+            slowest rank's time after that. In training, ranks meet between these parts.
+        packing_ns: Time from the moment at which the last gradient is due until the only bucket is packed, on the
+            slowest rank.
     """
 
     number: int
@@ -41,7 +45,7 @@ class IterationWithoutAllReduces(NamedTuple):
 def with_packing(fabric: Fabric, trace: Trace, measured: Sequence[IterationWithoutAllReduces]) -> Fabric:
     """Return the fabric with costs of packing as in training, where all ranks pack at the same moment.
 
-    If there are fewer cores than ranks, these then wait for each other.
+    With fewer cores than ranks, ranks that pack at the same moment wait for a core.
     """
     pack = fabric.processor.pack
     factor = median_ns(one.packing_ns for one in measured) / sum(map(pack, trace.sizes_bytes))
@@ -85,32 +89,38 @@ BUDGET_NS = 3_000_000_000
 
 
 class PackingTimes(Observer):
-    """When the bucket was packed last, as nanoseconds of the clock; for a reducer with one bucket."""
+    """When the only bucket of a reducer was due to be packed last, and when it was packed; nanoseconds of the clock.
 
-    def __init__(self) -> None:
-        self.start_ns = self.end_ns = 0
+    Args:
+        device: The clock of the emulated device; it must come later in the reducer's list of observers.
+    """
+
+    def __init__(self, device: WallClock) -> None:
+        self._device = device
+        self.due_ns = self.end_ns = 0
 
     def bucket_packing(self, bucket: int) -> None:
-        """Note the start."""
-        self.start_ns = clock_ns()
+        """Note when the last gradient was due."""
+        self.due_ns = self._device.due_ns
 
     def bucket_ready(self, bucket: int) -> None:
         """Note the end."""
-        self.end_ns = clock_ns()
+        self.end_ns = time.monotonic_ns()
 
 
 def time_without_all_reduces(rank: int, world_size: int, model: str) -> list[IterationWithoutAllReduces]:
     """Train the recorded iterations from the first on, with one bucket, in groups of one rank."""
-    alone = [dist.new_group([member], backend="gloo") for member in range(world_size)][rank]
+    alone = _groups_of_one(world_size)[rank]
     everybody = dist.group.WORLD
-    trainer, packing = Trainer(model, rank), PackingTimes()
+    trainer = Trainer(model, rank)
     assert everybody is not None
     assert trainer.device is not None
+    packing = PackingTimes(trainer.device.observer)
     buffers = list(trainer.module.buffers())
     ddp = DistributedDataParallel(
         trainer.module, process_group=alone, bucket_cap_mb=float("inf"), forward_sync_buffers=False
     )
-    ddp.reducer.observers += [trainer.device.observer, packing]
+    ddp.reducer.observers += [packing, trainer.device.observer]
     warm_up_ns = [time_ns(trainer.step, ddp) for _ in range(WARM_UP)]
     trainer.device.next_iteration = 0
     iterations = []
@@ -118,13 +128,18 @@ def time_without_all_reduces(rank: int, world_size: int, model: str) -> list[Ite
         meet()
         broadcast_ns = last_to_last_ns(broadcast_coalesced, buffers, everybody)
         meet()
-        start_ns = clock_ns()
+        start_ns = time.monotonic_ns()
         trainer.step(ddp)
-        before_ns, after_ns, packed_ns, minus_packing_ns = of_slowest_rank(
-            [packing.end_ns - start_ns, clock_ns() - packing.end_ns, packing.end_ns, -packing.start_ns]
+        end_ns = time.monotonic_ns()
+        before_ns, after_ns, packing_ns = of_slowest_rank(
+            [packing.end_ns - start_ns, end_ns - packing.end_ns, packing.end_ns - packing.due_ns]
         )
-        iteration_ns = broadcast_ns + before_ns + after_ns
-        iterations.append(IterationWithoutAllReduces(number, iteration_ns, packed_ns + minus_packing_ns))
+        iterations.append(IterationWithoutAllReduces(number, broadcast_ns + before_ns + after_ns, packing_ns))
     ddp.reducer.detach()
-    dist.destroy_process_group(alone)
     return iterations
+
+
+@cache
+def _groups_of_one(world_size: int) -> list[dist.ProcessGroup]:
+    """Return a group for each rank, which lasts as long as the process; see `emulation.wall_network`."""
+    return [dist.new_group([member], backend="gloo") for member in range(world_size)]

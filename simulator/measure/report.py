@@ -19,6 +19,7 @@ from reference.files import write_atomically
 from reference.trace import Trace
 
 from ..fabric import Fabric, Processor
+from ..fabric.uncertainty import NORMAL_HALF_BAND
 from ..prediction import Prediction, predict
 from ..schedule.comm_hooks import named_hook
 from ..schedule.policy import Policy
@@ -186,7 +187,7 @@ class Report:
         paired_mape: Mean absolute paired error.
         worst_error: The error with the largest absolute value.
         noise: Half-width of the band that holds 90 % of the differences between two paired measurements of the same
-            configuration, as a fraction; from the differences between turns. None: there was one turn.
+            configuration, as a fraction; from the differences between turns, of the noisiest model. None: one turn.
         pairs_apart: Pairs of one model's configurations whose paired quartiles do not overlap, and whose paired times
             differ by more than the noise.
         sign_errors: Number of these pairs whose order is predicted wrongly.
@@ -287,22 +288,25 @@ def make_row(
 
 def summarize(rows: Sequence[Row], predictions_sha256: str) -> Report:
     """Make a report of these rows, with their summary."""
-    noise = measurement_noise(rows)
-    pairs = [pair for pair in combinations(rows, 2) if pair[0].model == pair[1].model]
-    apart = [pair for pair in pairs if _are_apart(*pair, noise)]
     models = list(dict.fromkeys(row.model for row in rows))
+    by_model = [[row for row in rows if row.model == model] for model in models]
+    noises = [measurement_noise(of_model) for of_model in by_model]
+    apart = [
+        pair
+        for of_model, noise in zip(by_model, noises, strict=True)
+        for pair in combinations(of_model, 2)
+        if _are_apart(*pair, noise)
+    ]
     drifts = [row.drift for row in rows if row.drift is not None]
     return Report(
         predictions_sha256=predictions_sha256,
         mape=statistics.fmean(abs(row.error) for row in rows),
         paired_mape=statistics.fmean(abs(row.paired_error) for row in rows),
         worst_error=max((row.error for row in rows), key=abs),
-        noise=noise,
+        noise=max((noise for noise in noises if noise is not None), default=None),
         pairs_apart=len(apart),
         sign_errors=sum(_ranked_wrongly(a, b) for a, b in apart),
-        fastest_found=statistics.fmean(
-            _fastest_found([row for row in rows if row.model == model], noise) for model in models
-        ),
+        fastest_found=statistics.fmean(map(_fastest_found, by_model, noises)),
         coverage=statistics.fmean(row.coverage for row in rows),
         drift=statistics.median(drifts) if drifts else None,
         baselines={name: statistics.fmean(abs(getattr(row, f"{name}_error")) for row in rows) for name in BASELINES},
@@ -316,17 +320,23 @@ def _quartiles(times_ns: Sequence[float]) -> tuple[int, int, int]:
 
 
 def measurement_noise(rows: Sequence[Row]) -> float | None:
-    """Return `Report.noise` of these rows: the variance between the turns of a row, pooled over all rows."""
+    """Return `Report.noise` of these rows: the variance between the turns of a row, pooled over all rows.
+
+    What all rows of a turn have in common is left out: emulated devices train other recorded iterations in each turn.
+    """
     repeated = [row.paired_turns_ns for row in rows if len(row.paired_turns_ns) > 1]
     if not repeated:
         return None
-    squares = sum((ns / statistics.fmean(turns) - 1) ** 2 for turns in repeated for ns in turns)
-    variance = squares / sum(len(turns) - 1 for turns in repeated)
-    return HALF_BAND * math.sqrt(2 * variance / min(map(len, repeated)))
-
-
-HALF_BAND = 1.645
-"""Half-width of the band that holds 90 % of normally distributed values, in standard deviations."""
+    turns = min(map(len, repeated))
+    relative = np.array([of_row[:turns] for of_row in repeated], dtype=np.float64)
+    relative /= relative.mean(axis=1, keepdims=True)
+    freedom = turns - 1
+    if len(repeated) > 1:
+        relative -= relative.mean(axis=0)
+        freedom *= len(repeated) - 1
+    else:
+        relative -= 1
+    return NORMAL_HALF_BAND * float(np.sqrt(2 * (relative**2).sum() / freedom / turns))
 
 
 def _are_apart(a: Row, b: Row, noise: float | None) -> bool:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from scipy.optimize import nnls
 
 from ..fabric import Linear
+from ..fabric.uncertainty import NORMAL_HALF_BAND
 
 clock_ns = time.perf_counter_ns
 """Nanoseconds since an arbitrary moment that is the same for all processes of a machine."""
@@ -109,7 +110,7 @@ def _timed(collective: Callable[..., Any], calls: list[TimedCollective]) -> Call
 OUTLIER = 2.0
 """A measurement above this multiple of the median counts as an outlier."""
 
-BAND_OF_QUARTILES = 1.645 / (2 * 0.6745)
+BAND_OF_QUARTILES = NORMAL_HALF_BAND / (2 * 0.6745)
 """Half-width of the middle 90 % of a normal distribution, as a multiple of its interquartile range."""
 
 

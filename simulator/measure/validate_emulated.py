@@ -69,12 +69,14 @@ class EmulatedTurn(NamedTuple):
     Attributes:
         times_ns: Nanoseconds of each measured iteration, from one slowest rank's end to the next.
         idle: Fraction of the machine's processor time in which it was idle.
-        overslept_ns: How late each sleep of this rank's device, and each collective of a modelled network, ended.
+        overslept_ns: How late each sleep of this rank's device ended.
+        late_ns: How late collectives of a modelled network ended on this rank: the median. 0 on a real network.
     """
 
     times_ns: tuple[int, ...]
     idle: float
     overslept_ns: list[int]
+    late_ns: int
 
 
 def validate_emulated(
@@ -85,7 +87,7 @@ def validate_emulated(
     scale: ScaleModel,
     out: Path,
     repeat: int = 3,
-    network: Fabric | None = None,
+    calibrated: Fabric | None = None,
     modelled: Fabric | None = None,
     on_progress: Progress = no_progress,
 ) -> Report:
@@ -100,8 +102,8 @@ def validate_emulated(
             `report.json` and `report.csv` with times of the original.
         repeat: Number of turns of each configuration; each trains the recorded iterations that follow on those of the
             turn before.
-        network: Costs of the collectives, such as those that `calibrate_network` measured on fewer ranks. None: they
-            are measured on these ranks. Everything else is always measured on these ranks.
+        calibrated: Costs of the collectives in the scale model, such as `extrapolated` returns. None: they are
+            measured on these ranks. Everything else is always measured on these ranks.
         modelled: Costs of the original's collectives for a modelled network; see `emulation.wall_network`. None: the
             network is real.
         on_progress: Called with each step's name, the parts done and all parts.
@@ -117,17 +119,19 @@ def validate_emulated(
     in_model = _in_model(configurations, scale)
     sizes = message_sizes(model_trace, in_model)
     if modelled is not None:
+        if calibrated is not None:
+            raise ValueError("modelled: expected no calibrated costs with a modelled network, got both")
         exact_sizes = every_message_size(model_trace, in_model)
-        modelled = network = fabric_in_model(modelled, exact_sizes, scale, pool.world_size)
+        modelled = calibrated = fabric_in_model(modelled, exact_sizes, scale, pool.world_size)
     run_on_ranks = partial(pool.run, on_network, modelled)
     pool.run(prepare_network)
     on_progress("measuring the work of the host", 0, 1)
     without_all_reduces = run_on_ranks(time_without_all_reduces, model)[0]
-    if network is None:
+    if calibrated is None:
         fabric = measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=_bucket_bytes(model_trace))
     else:
         copies = pool.run(time_copies, REPEATS, _bucket_bytes(model_trace))[0]
-        fabric = network.model_copy(update={"processor": Processor(**copies)})
+        fabric = calibrated.model_copy(update={"processor": Processor(**copies)})
     launch_ns = run_on_ranks(time_launch_beside_network, _middle(sizes.all_reduce), LAUNCH_ROUNDS)[0]
     fabric = fabric.model_copy(update={"processor": fabric.processor.model_copy(update={"launch_ns": launch_ns})})
     fabric = measure_hooks(pool, fabric, [one.hook for one in configurations], model, on_progress=on_progress)
@@ -299,7 +303,8 @@ def _conditions(turns: Sequence[EmulatedTurn], slow_downs: tuple[float, float], 
     overslept = np.concatenate([turn.overslept_ns for turn in turns])
     p50, p90, p99 = (round(quantile) for quantile in np.quantile(overslept, [0.5, 0.9, 0.99]))
     shortest_ns = min(ns for turn in turns for ns in turn.times_ns)
-    return Conditions(min(turn.idle for turn in turns), (p50, p90, p99), shortest_ns, *slow_downs, host_ns)
+    late_ns = max(turn.late_ns for turn in turns)
+    return Conditions(min(turn.idle for turn in turns), (p50, p90, p99), late_ns, shortest_ns, *slow_downs, host_ns)
 
 
 def _in_original(row: Row, scale: ScaleModel) -> Row:
@@ -408,7 +413,7 @@ def train_emulated(
             late_ns.clear()
             times_ns = time_iterations(trainer, ddp)
             idle = _idle(before, psutil.cpu_times())
-        turns.append(EmulatedTurn(times_ns, idle, clock.overslept_ns[slept:] + late_ns))
+        turns.append(EmulatedTurn(times_ns, idle, clock.overslept_ns[slept:], median_ns(late_ns or [0])))
     return turns
 
 
