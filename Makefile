@@ -45,7 +45,7 @@ test-tutorials: .venv/.tutorials  ## run every tutorial from its first cell to i
 test-readme: $(READY)  ## run the README's commands and programs as they are written: about 3 minutes
 	$(BIN)/pytest -m slow tests/test_readme.py
 
-demo: $(READY)  ## check predictions in three ways, from exact to noisy: 3 minutes, results in out/demo/
+demo: $(READY)  ## check predictions in three ways, from exact to noisy: about 3 minutes, results in out/demo/
 	$(BIN)/ddplab demo --out out/demo
 
 test: $(READY) .venv/.links  ## run the tests
