@@ -69,7 +69,13 @@ def calibrate(
 
 
 def measure_collectives(
-    pool: RankPool, sizes: MessageSizes, repeats: int, on_progress: Progress, *, bucket_bytes: int = BUCKET_BYTES
+    pool: RankPool,
+    sizes: MessageSizes,
+    repeats: int,
+    on_progress: Progress,
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+    pause_s: float = 0.0,
 ) -> Fabric:
     """Measure the costs that do not depend on the model: collectives, copies and launches.
 
@@ -79,8 +85,9 @@ def measure_collectives(
         repeats: Repetitions of each measurement.
         on_progress: Called with a word, the repetitions done and all repetitions.
         bucket_bytes: Size of the largest bucket whose copies are measured.
+        pause_s: As for `time_collectives`.
     """
-    samples = pool.run(time_collectives, sizes, COLLECTIVE_REPEATS * repeats, on_progress=on_progress)[0]
+    samples = pool.run(time_collectives, sizes, COLLECTIVE_REPEATS * repeats, pause_s, on_progress=on_progress)[0]
     copies = pool.run(time_copies, repeats, bucket_bytes)[0]
     world_size = pool.world_size
     network = "" if pool.link_rate is None else f", links of {pool.link_rate / 1e9:g} Gbit/s"

@@ -1,6 +1,7 @@
 """Measures collectives by message size: single all-reduces, all-reduces two at a time, and broadcasts."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, Self
@@ -49,7 +50,7 @@ class MessageSizes(NamedTuple):
         return cls(sizes, sizes, sizes)
 
 
-def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: int) -> Samples:
+def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: int, pause_s: float = 0.0) -> Samples:
     """Time all-reduces alone, all-reduces two at a time and broadcasts repeatedly; drop the first time of each.
 
     Repetitions of all sizes are interleaved, so that a drift of the machine's speed affects every size alike. A size
@@ -59,6 +60,8 @@ def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: 
         rank: This rank.
         sizes: Message sizes.
         repeats: Repetitions of each measurement, unless the budget allows fewer.
+        pause_s: Seconds for which ranks sleep before each collective that runs alone. A processor that was idle
+            takes longer to react to messages.
     """
     every_size = sorted({*sizes.all_reduce, *sizes.two, *sizes.broadcast})
     buffer = MessageBuffer(2 * every_size[-1])
@@ -77,6 +80,8 @@ def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: 
             messages, taken_ns = buffer.messages(size, count), 0
             for name in (name for name in measurements if size in times[name]):
                 meet()
+                if name != "two":
+                    time.sleep(pause_s)
                 times[name][size].append(measurements[name](messages))
                 taken_ns += times[name][size][-1] * (count if name == "two" else 1)
             if done == 0:

@@ -47,6 +47,8 @@ from .validate import target_run, write_predictions
 Result = TypeVar("Result")
 
 LAUNCH_ROUNDS = 8
+PAUSE_S = 0.02
+"""Pause before a collective is calibrated; emulated devices leave the processor idle."""
 SIZE_RATIO = 1.5
 """Least ratio of two message sizes that are calibrated; between them, costs are interpolated."""
 
@@ -128,7 +130,7 @@ def validate_emulated(
     on_progress("measuring the work of the host", 0, 1)
     without_all_reduces = run_on_ranks(time_without_all_reduces, model)[0]
     if calibrated is None:
-        fabric = measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=_bucket_bytes(model_trace))
+        fabric = _measure_network(pool, model_trace, sizes, on_progress)
     else:
         copies = pool.run(time_copies, REPEATS, _bucket_bytes(model_trace))[0]
         fabric = calibrated.model_copy(update={"processor": Processor(**copies)})
@@ -183,7 +185,11 @@ def calibrate_network(
     model_trace = scale.trace(trace, 1)
     sizes = message_sizes(model_trace, _in_model(configurations, scale))
     pool.run(prepare_network)
-    return measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=_bucket_bytes(model_trace))
+    return _measure_network(pool, model_trace, sizes, on_progress)
+
+
+def _measure_network(pool: RankPool, trace: Trace, sizes: MessageSizes, on_progress: Progress) -> Fabric:
+    return measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=_bucket_bytes(trace), pause_s=PAUSE_S)
 
 
 def extrapolated(calibrated: Sequence[Fabric], world_size: int) -> Fabric:
