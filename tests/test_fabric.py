@@ -591,3 +591,21 @@ def test_where_costs_come_from():
     fabric = Fabric(all_reduce=TWO.all_reduce, topology=LINKS.topology)
     assert [fabric.origin(n) for n in (1, 2, 4)] == ["none", "measured", "described"]
     assert fabric.model_copy(update={"extrapolate": True}).origin(4) == "extrapolated"
+
+
+@given(st.integers(0, 30_000), st.floats(1.0, 700.0), st.sampled_from([8, 16, 64]))
+def test_what_an_idle_link_lets_pass_at_once_is_no_latency_that_grows_with_the_ranks(burst, ns_per_byte, world_size):
+    """After a pause, a token-bucket filter lets a burst pass for free, so times of small messages bend upwards."""
+    sizes = [16_000, 32_000, 64_000, 128_000, 256_000]
+
+    def timings(ranks: int) -> list[Timing]:
+        factor = 2 * (ranks - 1) / ranks * ns_per_byte
+        return [
+            Timing(world_size=ranks, size_bytes=size, ns=round(factor * max(size - burst, 1_000))) for size in sizes
+        ]
+
+    fabric = Fabric(all_reduce=(*timings(2), *timings(4)), library="gloo", extrapolate=True)
+    costs = [fabric.all_reduce_ns(size, world_size) for size in sizes[1:]]
+    ideal = [2 * (world_size - 1) / world_size * ns_per_byte * (size - burst) for size in sizes[1:]]
+    assert costs == sorted(costs)
+    assert costs[1:] == pytest.approx(ideal[1:], rel=0.25)

@@ -129,6 +129,8 @@ def segments(table: Table, noise: float = NOISE) -> tuple[Segment, ...]:
         ways = []
         for start in range(end):
             error, line = _fit(table.sizes_bytes[start:end], table.ns[start:end])
+            if end - start == 1 and start:  # one point fits any line; a larger message takes longer for its bytes
+                line = Segment(line.from_bytes, 0.0, float(table.ns[start] / table.sizes_bytes[start]))
             ways.append((best[start][0] + error + penalty, (*best[start][1], line)))
         best.append(min(ways, key=lambda way: way[0]))
     return best[-1][1]
