@@ -185,7 +185,8 @@ def fluid_fabrics(draw, world_size: int) -> Fabric:
     rows = draw(st.lists(contention, max_size=4, unique_by=lambda row: (row.size_bytes, row.running)))
     lingers_ns = draw(st.sampled_from([0, 1, 30, 400]))
     processor = steady.processor.model_copy(update={"contention": tuple(rows), "lingers_ns": lingers_ns})
-    sharing = (Sharing(size_bytes=0, factor=draw(factor)),)
+    weight = st.floats(1, 20)
+    sharing = tuple(Sharing(size_bytes=size, factor=draw(factor), weight=draw(weight)) for size in (4, 200))
     return steady.model_copy(update={"processor": processor, "sharing": sharing})
 
 

@@ -21,6 +21,7 @@ from simulator.fabric import (
     Topology,
     slowdowns_of,
 )
+from simulator.fabric.contention import relative_weights
 from simulator.fabric.measured_tables import (
     LATENCY_LAWS,
     Table,
@@ -105,6 +106,30 @@ def test_a_world_size_that_was_not_measured_is_named():
 def test_a_world_without_ranks_is_refused(world_size):
     with pytest.raises(ValueError, match=f"^world_size: expected at least 1, got {world_size}$"):
         Fabric.from_alpha_beta(1, 1.0).all_reduce_ns(8, world_size)
+
+
+def test_weights_between_the_measured_sizes_follow_a_power_of_the_size():
+    rows = tuple(Sharing(size_bytes=size, factor=2.0, weight=weight) for size, weight in [(100, 1.0), (10_000, 10.0)])
+    fabric = Fabric.from_alpha_beta(1, 1.0).model_copy(update={"sharing": rows})
+    weights = [fabric.link_share(size, 4).weight for size in (1, 100, 400, 10_000, 10**6)]
+    assert weights == pytest.approx([1.0, 1.0, 2.0, 10.0, 10.0])
+
+
+@given(
+    st.lists(st.integers(4, 10**8), max_size=6, unique=True).map(sorted),
+    st.floats(0, 1),
+    st.floats(1.25, 3),
+)
+def test_weights_are_found_from_the_slow_down_beside_a_larger_message(sizes, power, slow_down):
+    """Every message takes a share of the link in proportion to its size to some power."""
+    alone_ns = {size: 10.0 * size for size in sizes}
+    two_ns = {size: slow_down * alone_ns[size] for size in sizes}
+    beside_ns = {
+        size: (1 + (slow_down - 1) * (larger / size) ** power) * alone_ns[size]
+        for size, larger in itertools.pairwise(sizes)
+    }
+    expected = [(size / sizes[0]) ** power for size in sizes]
+    assert relative_weights(alone_ns, two_ns, beside_ns) == pytest.approx(expected)
 
 
 def test_sharing_slows_in_between_the_measured_sizes_too():

@@ -13,7 +13,8 @@ from simulator.answers.breakdown import PARTS, break_down
 from simulator.distribution import COMPUTATION
 from simulator.engines.closed_form import exposed_many, solve
 from simulator.engines.events import replay
-from simulator.fabric import Slowdowns, Timing
+from simulator.engines.machine import CollectiveCost, Machine, RunningCollective
+from simulator.fabric import LinkShare, Slowdowns, Timing
 from simulator.schedule.comm_hooks import CommHook, named_hook
 from simulator.schedule.costs import EngineInput
 from simulator.schedule.policy import Policy
@@ -185,11 +186,31 @@ def in_two_slots(p1_ns: int) -> list[str]:
         cost_ns=np.array([10, p1_ns, 30, 10]),
         queues=(0,) * 4,
         concurrency=2,
-        sharing=(1.0,) * 4,
+        sharing=(LinkShare(),) * 4,
         slowdowns=Slowdowns(((2.0, 2.0),) * 4, ((4.0, 4.0),) * 4),
     )
     spans = sorted(replay(engine_input).spans(), key=lambda span: (span.start_ns, span.end_ns))
     return [f"{s.start_ns}-{s.end_ns} {s.kind}" + ("" if s.bucket is None else f" {s.bucket}") for s in spans]
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=5), st.data())
+def test_collectives_that_only_share_a_link_together_take_as_long_as_one_after_the_other(costs_ns, data):
+    """Whatever their weights; and with weights in proportion to their durations, they end at the same time."""
+    weight = st.floats(0.01, 100)
+    weights = data.draw(st.just(costs_ns) | st.lists(weight, min_size=len(costs_ns), max_size=len(costs_ns)))
+    machine = Machine([0], concurrency=len(costs_ns), slows_computation=False, lingers_ns=0)
+    running = [
+        RunningCollective(machine.env, CollectiveCost(cost_ns, 0, LinkShare(2.0, weight)))
+        for cost_ns, weight in zip(costs_ns, weights, strict=True)
+    ]
+    for one in running:
+        machine.launched_by_all(one)
+    machine.env.run()
+    ends_ns = [one.done_ns for one in running]
+    rounding = len(costs_ns) + 1e-6 * sum(costs_ns)
+    assert abs(max(ends_ns) - sum(costs_ns)) <= rounding
+    if weights == costs_ns:
+        assert max(ends_ns) - min(ends_ns) <= rounding
 
 
 def test_a_collective_that_is_twice_as_fast_may_make_an_iteration_longer():
@@ -261,7 +282,7 @@ def test_the_closed_form_gives_the_exposed_communication_of_the_breakdown(engine
 def test_the_closed_form_refuses_exposed_communication_of_collectives_side_by_side():
     trace = trace_of([[iteration(0, (5, 5), 9, 0)]], [4, 4])
     engine_input = predict(trace, FREE.model_copy(update={"concurrency": 2}), world_size=2).timeline.engine_input
-    steady = replace(engine_input, sharing=(1.0,) * len(engine_input.sharing))
+    steady = replace(engine_input, sharing=(LinkShare(),) * len(engine_input.sharing))
     with pytest.raises(ValueError, match="closed form: expected one collective at a time, got up to 2"):
         exposed_many(steady)
 

@@ -14,7 +14,7 @@ from simulator import predict
 from simulator.engines.closed_form import solve
 from simulator.engines.events import latency_ns, replay
 from simulator.engines.machine import FULL_SPEED, PROGRESS_BITS, ProgressClock
-from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Slowdowns, Timing
+from simulator.fabric import Contention, Fabric, Linear, LinkShare, Processor, Sharing, Slowdowns, Timing
 from simulator.schedule.comm_hooks import PowerSGD
 from simulator.schedule.costs import EngineInput, price_schedule
 from simulator.schedule.policy import Policy
@@ -344,7 +344,7 @@ def two_buckets(durations_ns, costs_ns, compute: float, collective: float = 1.0)
         ranks=tuple(range(len(durations_ns))),
         cost_ns=np.array(costs_ns),
         queues=(0, 0),
-        sharing=(1.0, 1.0),
+        sharing=(LinkShare(),) * 2,
         slowdowns=Slowdowns(((compute,),) * 2, ((collective,),) * 2),
     )
 
@@ -417,7 +417,7 @@ def test_laws_of_every_iteration(engine_input):
     assert total >= engine_input.duration_ns.sum(axis=1).max()
     in_time = timeline.done_ns <= total  # under Join, nobody may wait for the counts of ranks
     assert total * engine_input.concurrency * len(set(engine_input.queues)) >= engine_input.cost_ns[in_time].sum()
-    steady = replace(engine_input, slowdowns=None, sharing=(1.0,) * len(engine_input.sharing))
+    steady = replace(engine_input, slowdowns=None, sharing=(LinkShare(),) * len(engine_input.sharing))
     assert total >= replay(steady).iteration_ns, "slower parts made a faster whole"
     assert (np.diff(timeline.end_ns, axis=1, prepend=0) >= 0).all(), "a step ended before the one before it"
     for number, cost in enumerate(engine_input.cost_ns):

@@ -21,7 +21,7 @@ from reference.trace import Trace
 from ..argument_checks import check_prediction, checked_policy
 from ..distribution import bounds_ns, place_of_median, summarize
 from ..engines.machine import CollectiveCost, Machine
-from ..fabric import Fabric, Linear, Slowdowns, slowdowns_of
+from ..fabric import Fabric, Linear, LinkShare, Slowdowns, slowdowns_of
 from ..prediction import Prediction, prediction_of
 from ..schedule.comm_hooks import CommHook, named_hook
 from ..schedule.costs import EngineInput, charged_fabric, counted_as_free, price
@@ -272,7 +272,7 @@ class _Emulation:
         return CollectiveCost(
             cost_ns=int(price([message], self._fabric, self._world_size)[0]),
             queue=0,
-            sharing=1.0 if self._at_a_time == 1 else self._fabric.sharing_factor(size, 2, self._world_size),
+            sharing=LinkShare() if self._at_a_time == 1 else self._fabric.link_share(size, self._world_size),
             slows_computation=() if slowdowns is None else slowdowns.compute[0],
             slowed_by_computation=() if slowdowns is None else slowdowns.collective[0],
         )

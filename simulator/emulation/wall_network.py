@@ -251,10 +251,7 @@ class WallGroup(dist.ProcessGroup):
 
     def _cost(self, message: Message) -> CollectiveCost:
         cost_ns = int(price([message], self._fabric, self._ranks)[0])
-        sharing = 1.0
-        if self._fabric.concurrency > 1:
-            sharing = self._fabric.sharing_factor(message.size_bytes, 2, self._ranks)
-        return CollectiveCost(cost_ns, queue=0, sharing=sharing)
+        return CollectiveCost(cost_ns, queue=0, sharing=self._fabric.link_share(message.size_bytes, self._ranks))
 
 
 def _options(operation: Any) -> dist.AllreduceOptions:

@@ -8,12 +8,14 @@ Computation and collectives progress at speeds that change whenever a collective
 
 from collections.abc import Collection, Generator
 from heapq import heappop, heappush
+from math import fsum
 from typing import Any, NamedTuple
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
 
+from ..fabric import LinkShare
 from ..schedule.costs import Nanoseconds
 
 Process = Generator[simpy.Event, Any, None]
@@ -27,7 +29,8 @@ class CollectiveCost(NamedTuple):
     Attributes:
         cost_ns: Duration while no other collective runs and no rank computes.
         queue: Its process group, as an index; the collectives of a group start in launch order.
-        sharing: Factor on the duration while one other collective runs; each further one adds as much.
+        sharing: How much the other collectives that run slow it down. A collective with twice its weight slows it
+            down by twice as much.
         slows_computation: Factor on computing, by the number of collectives that run, starting at one. Beside several
             collectives, the mean of their factors applies. Empty: no collective slows computing down.
         slowed_by_computation: Factor on the duration while a rank computes, by the same number. Empty: 1.
@@ -35,7 +38,7 @@ class CollectiveCost(NamedTuple):
 
     cost_ns: int
     queue: int
-    sharing: float
+    sharing: LinkShare
     slows_computation: tuple[float, ...] = ()
     slowed_by_computation: tuple[float, ...] = ()
 
@@ -147,9 +150,11 @@ class Machine:
     def _update_collective_speeds(self) -> None:
         """Set the speeds of the running collectives after a collective or computation has started or ended."""
         others = len(self._running) - 1
+        weights = fsum(one.cost.sharing.weight for one in self._running)  # the same in any order
         for collective, clock in self._running.items():
             cost = collective.cost
-            factor = max(1.0, 1.0 + (cost.sharing - 1.0) * others)
+            slow_down, weight = cost.sharing
+            factor = max(1.0, 1.0 + (slow_down - 1.0) * (weights / weight - 1.0))
             if self._computing_ranks and cost.slowed_by_computation:
                 factor *= cost.slowed_by_computation[others]
             clock.slow_down(factor)

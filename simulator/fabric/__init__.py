@@ -1,7 +1,7 @@
 """Costs of collectives on a network, and the processor costs of running them."""
 
 from .algorithms import CONCURRENCY
-from .contention import Contention, Sharing, Slowdowns, slowdowns_of
+from .contention import Contention, LinkShare, Sharing, Slowdowns, slowdowns_of
 from .fabric import Fabric
 from .measured_tables import Segment, Timing
 from .processor import Linear, Processor
@@ -14,6 +14,7 @@ __all__ = [
     "Level",
     "LevelEntry",
     "Linear",
+    "LinkShare",
     "Processor",
     "Segment",
     "Sharing",

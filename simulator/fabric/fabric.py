@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from reference.files import Schema, first_problem, read_schema, write_atomically
 
 from .algorithms import CONCURRENCY, AlgorithmCosts, AlgorithmSetting, Library
-from .contention import Sharing, sharing_factor
+from .contention import LinkShare, Sharing, sharing_factor, sharing_weight
 from .cost_curves import AdjustedCurve, CostCurve, CostCurves
 from .measured_tables import Segment, Table, Timing, segments, tables_by_world_size
 from .nccl_tests import read_log
@@ -299,6 +299,11 @@ class Fabric(Schema, strict=False):
             latency, alone = self._costs_ns(curve, np.array([0, size_bytes]))
             shared = alone + (running - 1) * max(0, alone - latency)
         return float(shared / alone) if alone else 1.0
+
+    def link_share(self, size_bytes: int, world_size: int) -> LinkShare:
+        """Return how a collective shares the link with others; without measurements, all take equally much of it."""
+        weight = sharing_weight(self.sharing, size_bytes) if self.sharing else 1.0
+        return LinkShare(self.sharing_factor(size_bytes, 2, world_size), weight)
 
     def relative_error(self, world_size: int) -> float:
         """Return the half-width of the 90 % error band of a collective's cost, as a fraction of the cost."""

@@ -15,9 +15,10 @@ from reference.bucketing import MIB
 from reference.launch import Progress, RankPool, no_progress
 
 from ..fabric import Fabric, Linear, Processor, Sharing, Timing
+from ..fabric.contention import relative_weights
 from ..fabric.processor import HookCost
 from ..schedule.comm_hooks import NO_HOOK, named_hook
-from .collectives import MessageSizes, gradient_bytes, time_collectives
+from .collectives import MessageSizes, Samples, gradient_bytes, time_collectives
 from .hook_costs import HookParts, time_hook
 from .reducer_costs import BUCKET_BYTES, time_copies, time_search_and_rebuild
 from .slow_downs import fit_contention, fit_lingering, time_contention
@@ -98,14 +99,7 @@ def measure_collectives(
         all_reduce=_timings(world_size, samples["all_reduce"]),
         broadcast=_timings(world_size, samples["broadcast"]),
         library=pool.backend,
-        sharing=tuple(
-            Sharing.of_times(
-                size,
-                two_at_a_time_ns=median_ns(samples["two"][size]),
-                alone_ns=median_ns(samples["all_reduce"][size]),
-            )
-            for size in sizes.two
-        ),
+        sharing=_sharing(samples),
         processor=Processor(**copies),
         source=f"measured: {pool.backend}, {world_size} ranks on one {platform.machine()} machine{network}, "
         f"torch {torch.__version__}",
@@ -175,6 +169,18 @@ def measure_hook(
     buckets = [bucket for of_rank in by_rank for bucket in of_rank]
     costs = {part: _fit_part(buckets, part) for part in HookParts._fields}
     return HookCost(name=name, world_size=pool.world_size, **costs)
+
+
+def _sharing(samples: Samples) -> tuple[Sharing, ...]:
+    alone_ns, two_ns, beside_larger_ns = (
+        {size: median_ns(taken) for size, taken in samples[name].items()}
+        for name in ("all_reduce", "two", "beside_larger")
+    )
+    weights = relative_weights(alone_ns, two_ns, beside_larger_ns)
+    return tuple(
+        Sharing.of_times(size, two_at_a_time_ns=two_ns[size], alone_ns=alone_ns[size], weight=weight)
+        for size, weight in zip(sorted(two_ns), weights, strict=True)
+    )
 
 
 def _timings(world_size: int, samples: Mapping[int, Sequence[int]]) -> tuple[Timing, ...]:

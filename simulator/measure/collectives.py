@@ -1,4 +1,4 @@
-"""Measures collectives by message size: single all-reduces, all-reduces two at a time, and broadcasts."""
+"""Measures collectives by message size: all-reduces alone, all-reduces two at a time, and broadcasts."""
 
 import threading
 import time
@@ -43,6 +43,15 @@ class MessageSizes(NamedTuple):
     two: tuple[int, ...]
     broadcast: tuple[int, ...]
 
+    @property
+    def beside_larger(self) -> tuple[int, ...]:
+        """Sizes of all-reduces that run beside one of the next larger size in `two`."""
+        return self.two[:-1]
+
+    def larger(self, size_bytes: int) -> int:
+        """Return the next larger size in `two`."""
+        return self.two[self.two.index(size_bytes) + 1]
+
     @classmethod
     def of_each(cls, sizes_bytes: Iterable[int]) -> Self:
         """Make the same sizes for each measurement."""
@@ -51,7 +60,7 @@ class MessageSizes(NamedTuple):
 
 
 def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: int, pause_s: float = 0.0) -> Samples:
-    """Time all-reduces alone, all-reduces two at a time and broadcasts repeatedly; drop the first time of each.
+    """Time the collectives of `sizes` repeatedly; drop the first time of each.
 
     Repetitions of all sizes are interleaved, so that a drift of the machine's speed affects every size alike. A size
     that takes long, as on a slow link, is repeated as `BUDGET_NS` allows, but at least `LEAST_REPEATS` times.
@@ -60,15 +69,17 @@ def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: 
         rank: This rank.
         sizes: Message sizes.
         repeats: Repetitions of each measurement, unless the budget allows fewer.
-        pause_s: Seconds for which ranks sleep before each collective that runs alone. A processor that was idle
-            takes longer to react to messages.
+        pause_s: Seconds for which ranks sleep before each measurement, except those of queues. A processor that
+            was idle takes longer to react to messages.
     """
     every_size = sorted({*sizes.all_reduce, *sizes.two, *sizes.broadcast})
     buffer = MessageBuffer(2 * every_size[-1])
-    measurements: dict[str, Callable[[list[Tensor]], int]] = {
-        "all_reduce": lambda messages: last_to_last_ns(dist.all_reduce, messages[0]),
-        "two": two_at_a_time_ns,
-        "broadcast": lambda messages: last_to_last_ns(dist.broadcast, messages[0], 0),
+    queued = {size: min(max(SHORTEST_QUEUE, every_size[-1] // size), LONGEST_QUEUE) for size in every_size}
+    measurements: dict[str, Callable[[int], int]] = {
+        "all_reduce": lambda size: last_to_last_ns(dist.all_reduce, *buffer.messages(size, 1)),
+        "two": lambda size: two_at_a_time_ns(buffer.messages(size, queued[size])),
+        "beside_larger": lambda size: beside_larger_ns(size, *buffer.messages(sizes.larger(size), 2)),
+        "broadcast": lambda size: last_to_last_ns(dist.broadcast, *buffer.messages(size, 1), 0),
     }
     times: Samples = {name: {size: [] for size in getattr(sizes, name)} for name in measurements}
     repeats_of = dict.fromkeys(every_size, repeats)
@@ -76,14 +87,13 @@ def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: 
         if rank == 0:
             report_progress("calibrating collectives", done, repeats + 1)
         for size in (size for size in every_size if done <= repeats_of[size]):
-            count = min(max(SHORTEST_QUEUE, every_size[-1] // size), LONGEST_QUEUE)
-            messages, taken_ns = buffer.messages(size, count), 0
+            taken_ns = 0
             for name in (name for name in measurements if size in times[name]):
                 meet()
                 if name != "two":
                     time.sleep(pause_s)
-                times[name][size].append(measurements[name](messages))
-                taken_ns += times[name][size][-1] * (count if name == "two" else 1)
+                times[name][size].append(measurements[name](size))
+                taken_ns += times[name][size][-1] * (queued[size] if name == "two" else 1)
             if done == 0:
                 repeats_of[size] = affordable_repeats(taken_ns, repeats)
     return {name: {size: taken[1:] for size, taken in by_size.items()} for name, by_size in times.items()}
@@ -94,6 +104,22 @@ def two_at_a_time_ns(messages: list[Tensor]) -> int:
     queue = AllReduceQueue(messages, all_at_once=True)
     queue.wait()
     return of_slowest_rank([2 * queue.steady_ns_per_all_reduce(2)])[0]
+
+
+def beside_larger_ns(size_bytes: int, message: Tensor, larger: Tensor) -> int:
+    """Return the nanoseconds of an all-reduce of the first `size_bytes` of `message` beside one of `larger`.
+
+    Both start at once; the time is that of the slowest rank, equal on all ranks.
+    """
+    start = clock_ns()
+    works = [dist.all_reduce(one, async_op=True) for one in (larger, message[: size_bytes // 4])]
+    ends = []
+    for work in reversed(works):
+        assert work is not None
+        work.wait()
+        ends.append(clock_ns())
+    last_start, last_end = of_slowest_rank([start, ends[0]])
+    return last_end - last_start
 
 
 def last_to_last_ns(action: Callable[..., object], *arguments: object) -> int:

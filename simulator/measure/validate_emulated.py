@@ -9,6 +9,7 @@ measured too (`Conditions`); if it is not, nothing is reported.
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -195,7 +196,8 @@ def _measure_network(pool: RankPool, trace: Trace, sizes: MessageSizes, on_progr
 def extrapolated(calibrated: Sequence[Fabric], world_size: int) -> Fabric:
     """Make a fabric for `world_size` ranks from calibrations of other numbers of ranks.
 
-    The time of two all-reduces at a time is extrapolated like that of one.
+    The time of two all-reduces at a time is extrapolated like that of one. Weights of sizes are those of the largest
+    calibrated world size.
 
     Args:
         calibrated: Calibrations at the same message sizes.
@@ -214,11 +216,13 @@ def extrapolated(calibrated: Sequence[Fabric], world_size: int) -> Fabric:
         for row in fabric.sharing
     )
     two = alone.model_copy(update={"all_reduce": two_at_a_time})
+    largest = max(calibrated, key=attrgetter("world_sizes"))
     sharing = tuple(
         Sharing.of_times(
             size,
             two_at_a_time_ns=two.all_reduce_ns(size, world_size),
             alone_ns=alone.all_reduce_ns(size, world_size),
+            weight=largest.link_share(size, world_size).weight,
         )
         for size in sorted({row.size_bytes for row in two_at_a_time})
     )
@@ -251,8 +255,9 @@ def fabric_in_model(original: Fabric, sizes: MessageSizes, scale: ScaleModel, wo
         all_reduce=costs(original.all_reduce_ns, sizes.all_reduce),
         broadcast=costs(original.broadcast_ns, sizes.broadcast),
         sharing=tuple(
-            Sharing(size_bytes=size, factor=original.sharing_factor(scale.original_bytes(size), 2, world_size))
+            Sharing(size_bytes=size, factor=share.slow_down, weight=share.weight)
             for size in sizes.two
+            for share in [original.link_share(scale.original_bytes(size), world_size)]
         ),
         concurrency=original.concurrency,
         library=original.library,

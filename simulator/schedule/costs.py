@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fabric import Fabric, Processor, Slowdowns, slowdowns_of
+from ..fabric import Fabric, LinkShare, Processor, Slowdowns, slowdowns_of
 from ..workload.compute_times import ComputeTimes, Floats, RecordedModel
 from ..workload.compute_times import Nanoseconds as Nanoseconds
 from .comm_hooks import Transport, gradient_bytes
@@ -41,8 +41,7 @@ class EngineInput:
             [collectives]. For the closed form there may be leading axes, for example one for the fabrics.
         queues: Process group of each collective, as an index; the collectives of a group start in launch order.
         concurrency: Collectives of one group that run at the same time.
-        sharing: Factor on the duration of each collective while one other collective runs. Each further collective
-            increases the factor by the same amount.
+        sharing: How each collective shares the link with others that run at the same time.
         slowdowns: Factors on computing while collectives run, and on collectives while a rank computes. While
             several collectives run, the factor on computing is the mean of their factors. None: all factors are 1.
         lingers_ns: Time for which computing stays slowed after the last collective has finished, unless another
@@ -58,7 +57,7 @@ class EngineInput:
     cost_ns: Nanoseconds
     queues: tuple[int, ...]
     concurrency: int = 1
-    sharing: tuple[float, ...]
+    sharing: tuple[LinkShare, ...]
     slowdowns: Slowdowns | None = None
     lingers_ns: int = 0
     meets: Mapping[Condition, NDArray[np.bool_]] = field(default_factory=dict)
@@ -80,7 +79,9 @@ class EngineInput:
     @property
     def is_fluid(self) -> bool:
         """Whether the speed of computing or of a collective depends on what else runs at the same time."""
-        return self.slowdowns is not None or (self.most_running > 1 and max(self.sharing, default=1.0) > 1)
+        return self.slowdowns is not None or (
+            self.most_running > 1 and any(share.slow_down > 1 for share in self.sharing)
+        )
 
     @property
     def most_running(self) -> int:
@@ -112,7 +113,7 @@ class ScheduleCosts:
             [..., collectives].
         relative_error: Half-width of the band that contains 90 % of a collective's costs, as a fraction of
             `cost_ns`; shape [...], the leading axes of `cost_ns`.
-        sharing: Factor on the duration of each collective while one other collective runs.
+        sharing: How each collective shares the link with others that run at the same time.
         contention: How collectives and computing slow each other down.
         contention_bounds: `contention` with all factors at the low, and at the high, end of their error bands.
         join_end: The collectives after the last iteration under Join; None without Join.
@@ -126,7 +127,7 @@ class ScheduleCosts:
     pack_ns: Nanoseconds
     cost_ns: Nanoseconds
     relative_error: Floats
-    sharing: tuple[float, ...]
+    sharing: tuple[LinkShare, ...]
     contention: "ScheduleContention"
     contention_bounds: "tuple[ScheduleContention, ScheduleContention]"
     join_end: EngineInput | None
@@ -316,10 +317,12 @@ def _queues(schedule: Schedule, policy: Policy) -> tuple[int, ...]:
     return tuple(number % policy.process_groups for number in range(len(schedule.collectives)))
 
 
-def _sharing(collectives: Sequence[Collective], fabric: Fabric, world_size: int, at_a_time: int) -> tuple[float, ...]:
+def _sharing(
+    collectives: Sequence[Collective], fabric: Fabric, world_size: int, at_a_time: int
+) -> tuple[LinkShare, ...]:
     if at_a_time == 1:
-        return (1.0,) * len(collectives)
-    return tuple(fabric.sharing_factor(collective.size_bytes, 2, world_size) for collective in collectives)
+        return (LinkShare(),) * len(collectives)
+    return tuple(fabric.link_share(collective.size_bytes, world_size) for collective in collectives)
 
 
 def _price_join_end(schedule: Schedule, fabric: Fabric, policy: Policy, world_size: int) -> EngineInput:
