@@ -269,6 +269,8 @@ def test_a_broadcast_lasts_until_the_slowest_rank_has_the_message(two_ranks):
 def queue_that_ends_at(ends_ns):
     queue = object.__new__(collectives.AllReduceQueue)
     queue._ends_ns, queue._start_ns = ends_ns, 0
+    queue._over, queue._error = threading.Event(), None
+    queue._over.set()
     return queue
 
 
@@ -278,8 +280,20 @@ def test_the_first_messages_of_a_queue_do_not_count(gaps, data):
     in_flight = data.draw(st.integers(1, len(gaps) - 1))
     ends_ns = list(accumulate(gaps))
     shuffled = data.draw(st.permutations(ends_ns))
-    steady_ns = queue_that_ends_at(shuffled).steady_ns_per_all_reduce(in_flight)
+    steady_ns = collectives.steady_ns_per_all_reduce(queue_that_ends_at(shuffled).ends_ns, in_flight)
     assert steady_ns == sum(gaps[in_flight:]) // (len(gaps) - in_flight)
+
+
+def two_at_a_time_in_ticks(rank: int, world_size: int) -> int:
+    """`two_at_a_time_ns` of ranks that end an all-reduce 40 ticks apart, and in turns."""
+    ends_ns = [100 * number + (40 if number % 2 == rank else 0) for number in range(1, 6)]
+    with mock.patch.object(collectives, "AllReduceQueue", lambda *_, **__: queue_that_ends_at(ends_ns)):
+        return collectives.two_at_a_time_ns([])
+
+
+def test_two_at_a_time_are_timed_by_the_rank_that_has_each_of_them_last(two_ranks):
+    """The last rank ends them 100 ticks apart; from the second to the fifth, rank 1 alone would take 340 for 300."""
+    assert two_ranks.run(two_at_a_time_in_ticks) == [200] * 2
 
 
 def recording_events(rank: int, world_size: int) -> list[str]:

@@ -100,10 +100,19 @@ def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: 
 
 
 def two_at_a_time_ns(messages: list[Tensor]) -> int:
-    """Return the nanoseconds of one all-reduce while two run at a time, on the slowest rank; equal on all ranks."""
+    """Return the nanoseconds of one all-reduce while two run at a time; equal on all ranks.
+
+    An all-reduce ends when its last rank has the result. Ranks end one all-reduce up to several milliseconds apart,
+    and in another order than the next, so the time between two ends on one rank may be longer than on all together.
+    """
     queue = AllReduceQueue(messages, all_at_once=True)
     queue.wait()
-    return of_slowest_rank([2 * queue.steady_ns_per_all_reduce(2)])[0]
+    return 2 * steady_ns_per_all_reduce(of_slowest_rank(queue.ends_ns), 2)
+
+
+def steady_ns_per_all_reduce(ends_ns: Sequence[int], in_flight: int) -> int:
+    """Return the mean nanoseconds between the ends of successive all-reduces, without the first `in_flight`."""
+    return (ends_ns[-1] - ends_ns[in_flight - 1]) // (len(ends_ns) - in_flight)
 
 
 def beside_larger_ns(size_bytes: int, message: Tensor, larger: Tensor) -> int:
@@ -191,6 +200,11 @@ class AllReduceQueue:
             raise self._error
 
     @property
+    def ends_ns(self) -> list[int]:
+        """When the all-reduces finished on this rank, in ascending order, by `clock_ns`."""
+        return sorted(self._ends_ns)
+
+    @property
     def running(self) -> bool:
         """Whether an all-reduce has not finished."""
         return not self._over.is_set()
@@ -201,14 +215,8 @@ class AllReduceQueue:
         Args:
             until_ns: Leave out all-reduces that end after this moment, except the first.
         """
-        ends_ns = sorted(self._ends_ns)
-        counted = [end for end in ends_ns if end <= until_ns] or ends_ns[:1]
+        counted = [end for end in self.ends_ns if end <= until_ns] or self.ends_ns[:1]
         return (counted[-1] - self._start_ns) // len(counted)
-
-    def steady_ns_per_all_reduce(self, in_flight: int) -> int:
-        """Return the mean nanoseconds between the ends of successive all-reduces, without the first `in_flight`."""
-        ends_ns = sorted(self._ends_ns)
-        return (ends_ns[-1] - ends_ns[in_flight - 1]) // (len(ends_ns) - in_flight)
 
     def _issue(self, message: Tensor) -> None:
         work = dist.all_reduce(message, async_op=True)

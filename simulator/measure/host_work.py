@@ -1,4 +1,4 @@
-"""The work of an emulated device's host: measured without all-reduces between ranks, and added to predictions.
+"""The work of an emulated device's host: measured with one all-reduce after each backward pass, added to predictions.
 
 On a GPU, the host prepares gradients and launches while the device computes. The host of an emulated device also
 broadcasts buffers, resets gradients and wakes late from sleeps. Predictions do not include this work, because it
@@ -11,6 +11,8 @@ from functools import cache
 from itertools import product
 from typing import NamedTuple
 
+import numpy as np
+import torch
 import torch.distributed as dist
 
 from reference.broadcast import broadcast_coalesced
@@ -20,29 +22,30 @@ from reference.observer import Observer
 from reference.trace import Iteration, Trace
 
 from ..fabric import Fabric, Timing
-from .collectives import affordable_repeats, last_to_last_ns
+from .collectives import affordable_repeats
 from .report import Configuration, predict_one
-from .timing import median_ns, meet, of_slowest_rank, time_ns
+from .timing import clock_ns, median_ns, meet, of_slowest_rank, time_ns
 from .training_runs import Trainer
 
 
-class IterationWithoutAllReduces(NamedTuple):
-    """One iteration of the real reducer without all-reduces between ranks, and with one bucket.
+class IterationWithOneAllReduce(NamedTuple):
+    """One iteration of the real reducer with one bucket, in whose place the ranks all-reduce another message.
 
     Attributes:
         number: Position in the run; the recorded iterations repeat.
-        iteration_ns: Broadcast of the buffers, plus the slowest rank's time until its bucket is packed, plus the
-            slowest rank's time after that. In training, ranks meet between these parts.
-        packing_ns: Time from the moment at which the last gradient is due until the only bucket is packed, on the
-            slowest rank.
+        size_bytes: Size of the message.
+        iteration_ns: Time from the previous iteration's end to this one's, each on the rank that ends last.
+        packing_ns: Time from the moment at which the last gradient is due until the bucket is packed, each on the
+            rank for which it comes last.
     """
 
     number: int
+    size_bytes: int
     iteration_ns: int
     packing_ns: int
 
 
-def with_packing(fabric: Fabric, trace: Trace, measured: Sequence[IterationWithoutAllReduces]) -> Fabric:
+def with_packing(fabric: Fabric, trace: Trace, measured: Sequence[IterationWithOneAllReduce]) -> Fabric:
     """Return the fabric with costs of packing as in training, where all ranks pack at the same moment.
 
     With fewer cores than ranks, ranks that pack at the same moment wait for a core.
@@ -53,13 +56,21 @@ def with_packing(fabric: Fabric, trace: Trace, measured: Sequence[IterationWitho
 
 
 def host_ns_by_iteration(
-    trace: Trace, fabric: Fabric, world_size: int, measured: Sequence[IterationWithoutAllReduces]
+    trace: Trace, fabric: Fabric, world_size: int, measured: Sequence[IterationWithOneAllReduce]
 ) -> list[int]:
     """Return by how many nanoseconds the host prolonged each iteration, apart from the costs in `fabric`."""
     free = Timing(world_size=world_size, size_bytes=0, ns=0)
     only_broadcasts = fabric.model_copy(update={"all_reduce": (free,), "sharing": ()})
     predicted_ns = predict_one(trace, only_broadcasts, Configuration(float("inf")), world_size).samples_ns
-    return [max(0, one.iteration_ns - predicted_ns[one.number % len(predicted_ns)]) for one in measured]
+    return [
+        max(
+            0,
+            one.iteration_ns
+            - predicted_ns[one.number % len(predicted_ns)]
+            - fabric.all_reduce_ns(one.size_bytes, world_size),
+        )
+        for one in measured
+    ]
 
 
 def with_longer_steps(trace: Trace, by_ns: Sequence[int]) -> Trace:
@@ -88,54 +99,73 @@ BUDGET_NS = 3_000_000_000
 """Time budget for these iterations."""
 
 
-class PackingTimes(Observer):
-    """When the only bucket of a reducer was due to be packed last, and when it was packed; nanoseconds of the clock.
+class AllReduceAfterBackward(Observer):
+    """All-reduces one message in each iteration, where a reducer with one bucket would wait for its all-reduce.
 
     Args:
+        size_bytes: Size of the message.
         device: The clock of the emulated device; it must come later in the reducer's list of observers.
+
+    Attributes:
+        due_ns: When the last gradient was due, by `clock_ns`.
+        packed_ns: When the bucket was packed, by `clock_ns`.
     """
 
-    def __init__(self, device: WallClock) -> None:
+    def __init__(self, size_bytes: int, device: WallClock) -> None:
+        self._message = torch.ones(size_bytes // 4)
         self._device = device
-        self.due_ns = self.end_ns = 0
+        self.due_ns = self.packed_ns = 0
 
     def bucket_packing(self, bucket: int) -> None:
         """Note when the last gradient was due."""
-        self.due_ns = self._device.due_ns
+        self.due_ns = self._device.due_ns - time.monotonic_ns() + clock_ns()
 
     def bucket_ready(self, bucket: int) -> None:
-        """Note the end."""
-        self.end_ns = time.monotonic_ns()
+        """Note the end of packing."""
+        self.packed_ns = clock_ns()
+
+    def backward_computed(self) -> None:
+        """All-reduce the message."""
+        dist.all_reduce(self._message)
 
 
-def time_without_all_reduces(rank: int, world_size: int, model: str) -> list[IterationWithoutAllReduces]:
-    """Train the recorded iterations from the first on, with one bucket, in groups of one rank."""
+def time_one_all_reduce_each(
+    rank: int, world_size: int, model: str, size_bytes: int
+) -> list[IterationWithOneAllReduce]:
+    """Train the recorded iterations from the first on, with one bucket, in groups of one rank.
+
+    Args:
+        rank: This rank.
+        world_size: Number of ranks.
+        model: As for `--model`: an emulated one.
+        size_bytes: Size of the message that the ranks all-reduce after each backward pass.
+    """
     alone = _groups_of_one(world_size)[rank]
     everybody = dist.group.WORLD
     trainer = Trainer(model, rank)
     assert everybody is not None
     assert trainer.device is not None
-    packing = PackingTimes(trainer.device.observer)
+    observer = AllReduceAfterBackward(size_bytes, trainer.device.observer)
     buffers = list(trainer.module.buffers())
     ddp = DistributedDataParallel(
         trainer.module, process_group=alone, bucket_cap_mb=float("inf"), forward_sync_buffers=False
     )
-    ddp.reducer.observers += [packing, trainer.device.observer]
+    ddp.reducer.observers += [observer, trainer.device.observer]
     warm_up_ns = [time_ns(trainer.step, ddp) for _ in range(WARM_UP)]
     trainer.device.next_iteration = 0
-    iterations = []
-    for number in range(affordable_repeats(warm_up_ns[-1], MOST, BUDGET_NS, at_least=FEWEST)):
-        meet()
-        broadcast_ns = last_to_last_ns(broadcast_coalesced, buffers, everybody)
-        meet()
-        start_ns = time.monotonic_ns()
+    count = affordable_repeats(warm_up_ns[-1], MOST, BUDGET_NS, at_least=FEWEST)
+    meet()
+    moments_ns = [clock_ns()]
+    for _ in range(count):
+        broadcast_coalesced(buffers, everybody)
         trainer.step(ddp)
-        end_ns = time.monotonic_ns()
-        before_ns, after_ns, packing_ns = of_slowest_rank(
-            [packing.end_ns - start_ns, end_ns - packing.end_ns, packing.end_ns - packing.due_ns]
-        )
-        iterations.append(IterationWithoutAllReduces(number, broadcast_ns + before_ns + after_ns, packing_ns))
+        moments_ns += [observer.due_ns, observer.packed_ns, clock_ns()]
     ddp.reducer.detach()
+    start_ns, *rest_ns = of_slowest_rank(moments_ns)
+    iterations = []
+    for number, (due_ns, packed_ns, end_ns) in enumerate(np.reshape(rest_ns, (-1, 3)).tolist()):
+        iterations.append(IterationWithOneAllReduce(number, size_bytes, end_ns - start_ns, packed_ns - due_ns))
+        start_ns = end_ns
     return iterations
 
 

@@ -29,7 +29,7 @@ from ..workload.scale_model import ScaleModel
 from .calibrate import REPEATS, measure_collectives, measure_hooks
 from .collectives import AllReduceQueue, MessageBuffer, MessageSizes, affordable_repeats
 from .conditions import Conditions, check_slow_downs
-from .host_work import host_ns_by_iteration, time_without_all_reduces, with_longer_steps, with_packing
+from .host_work import host_ns_by_iteration, time_one_all_reduce_each, with_longer_steps, with_packing
 from .reducer_costs import BUCKET_BYTES, time_copies, time_launch_beside_network
 from .report import (
     Configuration,
@@ -121,6 +121,7 @@ def validate_emulated(
     model, name = f"{EMULATED}{out / 'trace.json.gz'}", trace.workload.model
     in_model = _in_model(configurations, scale)
     sizes = message_sizes(model_trace, in_model)
+    message_bytes = _middle(sizes.all_reduce)
     if modelled is not None:
         if calibrated is not None:
             raise ValueError("modelled: expected no calibrated costs with a modelled network, got both")
@@ -129,23 +130,23 @@ def validate_emulated(
     run_on_ranks = partial(pool.run, on_network, modelled)
     pool.run(prepare_network)
     on_progress("measuring the work of the host", 0, 1)
-    without_all_reduces = run_on_ranks(time_without_all_reduces, model)[0]
+    one_all_reduce_each = run_on_ranks(time_one_all_reduce_each, model, message_bytes)[0]
     if calibrated is None:
         fabric = _measure_network(pool, model_trace, sizes, on_progress)
     else:
         copies = pool.run(time_copies, REPEATS, _bucket_bytes(model_trace))[0]
         fabric = calibrated.model_copy(update={"processor": Processor(**copies)})
-    launch_ns = run_on_ranks(time_launch_beside_network, _middle(sizes.all_reduce), LAUNCH_ROUNDS)[0]
+    launch_ns = run_on_ranks(time_launch_beside_network, message_bytes, LAUNCH_ROUNDS)[0]
     fabric = fabric.model_copy(update={"processor": fabric.processor.model_copy(update={"launch_ns": launch_ns})})
     fabric = measure_hooks(pool, fabric, [one.hook for one in configurations], model, on_progress=on_progress)
     on_progress("checking slow-downs", 0, 1)
-    slow_downs = _slow_downs(run_on_ranks(time_slow_downs, model, _middle(sizes.all_reduce)))
+    slow_downs = _slow_downs(run_on_ranks(time_slow_downs, model, message_bytes))
     check_slow_downs(*slow_downs)
     on_progress("measuring the work of the host", 0, 1)
-    without_all_reduces += run_on_ranks(time_without_all_reduces, model)[0]
-    fabric = with_packing(fabric, model_trace, without_all_reduces)
+    one_all_reduce_each += run_on_ranks(time_one_all_reduce_each, model, message_bytes)[0]
+    fabric = with_packing(fabric, model_trace, one_all_reduce_each)
     fabric.save(out / "fabric.json")
-    host_ns = host_ns_by_iteration(model_trace, fabric, pool.world_size, without_all_reduces)
+    host_ns = host_ns_by_iteration(model_trace, fabric, pool.world_size, one_all_reduce_each)
     predicted_trace = with_longer_steps(model_trace, host_ns)
     predicted = dict(
         zip(configurations, predict_targets(predicted_trace, fabric, in_model, pool.world_size), strict=True)
