@@ -287,7 +287,7 @@ def test_the_first_messages_of_a_queue_do_not_count(gaps, data):
 def two_at_a_time_in_ticks(rank: int, world_size: int) -> int:
     """`two_at_a_time_ns` of ranks that end an all-reduce 40 ticks apart, and in turns."""
     ends_ns = [100 * number + (40 if number % 2 == rank else 0) for number in range(1, 6)]
-    with mock.patch.object(collectives, "AllReduceQueue", lambda *_, **__: queue_that_ends_at(ends_ns)):
+    with mock.patch.object(collectives, "AllReduceQueue", return_value=queue_that_ends_at(ends_ns)):
         return collectives.two_at_a_time_ns([])
 
 
