@@ -73,6 +73,10 @@ class WallClock(Observer):
                 time.sleep(remaining_ns / 1e9)
             self.overslept_ns.append(time.monotonic_ns() - self.due_ns)
 
+    def due_by(self, clock: Callable[[], int]) -> int:
+        """Return `due_ns` by another clock of nanoseconds."""
+        return self.due_ns - time.monotonic_ns() + clock()
+
     def bucket_packing(self, bucket: int) -> None:
         """Begin to count time of the host as time of the device."""
         self._copying_since_ns = time.monotonic_ns()

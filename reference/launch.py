@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -286,6 +287,7 @@ def _serve(
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
     choose_network(namespace)
     keep_freed_memory()
+    threading.Thread(target=_end_with_launcher, daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):  # the launcher has exited
         while True:
             request = connection.recv_bytes()
@@ -304,6 +306,14 @@ def _serve(
                 _send(connection, _FAILURE, error)
             except Exception:  # noqa: BLE001 - any error of the body, or a result that cannot be pickled
                 _send(connection, _FAILURE, traceback.format_exc())
+
+
+def _end_with_launcher() -> None:
+    """End this rank when its launcher has ended, even if it was killed while the rank waits for other ranks."""
+    launcher = multiprocessing.parent_process()
+    assert launcher is not None
+    launcher.join()
+    os._exit(1)
 
 
 def _send(connection: Connection, kind: int, value: Any) -> None:

@@ -124,19 +124,14 @@ def save_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
     """Write the table of a sweep as CSV, Parquet or JSON, by the ending of the file name.
 
     Raises:
-        ValueError: Another ending, or Parquet without pyarrow.
+        ValueError: Another ending.
         OSError: The file cannot be written.
     """
     ending = Path(path).suffix
     if ending not in TABLE_WRITERS:
         raise ValueError(f"{path}: expected a name that ends in {', '.join(TABLE_WRITERS)}")
     data = BytesIO()
-    try:
-        TABLE_WRITERS[ending](table, data)
-    except ImportError:
-        raise ValueError(
-            f"{path}: Parquet needs pyarrow; run `pip install 'ddplab[parquet]'`, or choose .csv"
-        ) from None
+    TABLE_WRITERS[ending](table, data)
     write_atomically(path, data.getvalue())
 
 

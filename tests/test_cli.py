@@ -391,6 +391,16 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
     assert [(row["cap_mb"], row["hook"]) for row in report["rows"]] == [
         (0.01, "none"), (0.01, "fp16"), (None, "none"), (None, "fp16"),
     ]  # fmt: skip
+    explained = ddplab("explain", tmp_path, "--figure", tmp_path / "why.png", "--json", tmp_path / "why.json")
+    assert explained.returncode == 0, explained.stderr
+    assert "main cause" in explained.stdout
+    assert (tmp_path / "why.png").stat().st_size > 10_000
+    for row, one in zip(
+        report["rows"], json.loads((tmp_path / "why.json").read_text())["configurations"], strict=True
+    ):
+        assert (row["cap_mb"], row["hook"], row["predicted_ns"]) == (one["cap_mb"], one["hook"], one["predicted_ns"])
+        causes_ns = sum(one["causes_ns"].values()) + one["not_explained_ns"]
+        assert causes_ns == pytest.approx(one["measured_ns"] - one["predicted_ns"])
     for row in report["rows"]:
         assert row["error"] == pytest.approx(row["predicted_ns"] / row["measured_ns"] - 1)
         assert row["measured_ns"] > 0

@@ -27,6 +27,8 @@ from simulator.measure.report import (
     predict_targets,
     summarize,
 )
+from simulator.measure.training_runs import Turn
+from simulator.measure.watch import Moment
 
 from .strategies import iteration, trace_of
 
@@ -205,7 +207,8 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     def run(body, *arguments, **_):
         assert body is validate.measure_configurations
         seen.append(written.read_bytes())
-        return [[Measurement((measured_ns,), SpeedCheck(1, 1))] * len(arguments[1])]
+        ended = ((Moment("ended", None, measured_ns),),)
+        return [[Turn(Measurement((measured_ns,), SpeedCheck(1, 1)), ended)] * len(arguments[1])]
 
     seen: list[bytes] = []
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)
@@ -216,3 +219,4 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     assert [row.measured_ns for row in report.rows] == [measured_ns] * 2
     assert [row["iteration_ns"] for row in json.loads(seen[0])] == [row.predicted_ns for row in report.rows]
     assert report.predictions_sha256 == hashlib.sha256(seen[0]).hexdigest()
+    assert pd.read_parquet(tmp_path / "samples.parquet")["ns"].tolist() == [measured_ns] * 4

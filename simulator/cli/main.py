@@ -13,6 +13,7 @@ import typer
 from reference.errors import Error
 
 from .emulate import emulate
+from .explain import explain
 from .inspect import fabric, knobs
 from .measure import calibrate, demo, record, validate
 from .predict import predict, sweep
@@ -27,6 +28,7 @@ Typical workflow:
   calibrate   measure collectives on this machine            -> fabric.json
   predict     predict iteration times from these two files
   validate    do all of the above, then train and compare
+  explain     show where predictions and measurements differ
 
 To model hardware that you do not have, make a trace from a data sheet with `synthesize`, and use a YAML file of
 links or logs of nccl-tests as the fabric. `sweep` predicts all combinations of several settings, `emulate` runs a
@@ -51,6 +53,7 @@ SUMMARIES: Mapping[str, str] = {
     "emulate": "Run a real reducer in virtual time, and compare.",
     "knobs": "List every setting with its unit and source.",
     "validate": "Predict, then train, and compare.",
+    "explain": "Show why predictions and measurements of a run differ.",
     "demo": "Check predictions in three ways, in about 3 minutes.",
 }
 """One line per subcommand, for the list in the help."""
@@ -92,6 +95,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ddplab validate --model mlp --caps 1,25 --out out/mlp",
         "ddplab validate --model my_models:small --hooks none,bf16 --link-rate 1gbit",
     ),
+    "explain": ("ddplab explain out/mlp",),
     "demo": ("ddplab demo --out out/demo",),
 }
 """Command lines by subcommand, shown at the end of its help."""
@@ -111,7 +115,20 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (record, synthesize, rescale, calibrate, fabric, predict, sweep, emulate, knobs, validate, demo):
+for command in (
+    record,
+    synthesize,
+    rescale,
+    calibrate,
+    fabric,
+    predict,
+    sweep,
+    emulate,
+    knobs,
+    validate,
+    explain,
+    demo,
+):
     name = command.__name__
     app.command(short_help=SUMMARIES[name], epilog=epilog(name))(command)
 

@@ -5,7 +5,6 @@ broadcasts buffers, resets gradients and wakes late from sleeps. Predictions do 
 exists only in the emulation; so it is measured and added. All ranks share the machine, so they delay each other.
 """
 
-import time
 from collections.abc import Sequence
 from functools import cache
 from itertools import product
@@ -118,7 +117,7 @@ class AllReduceAfterBackward(Observer):
 
     def bucket_packing(self, bucket: int) -> None:
         """Note when the last gradient was due."""
-        self.due_ns = self._device.due_ns - time.monotonic_ns() + clock_ns()
+        self.due_ns = self._device.due_by(clock_ns)
 
     def bucket_ready(self, bucket: int) -> None:
         """Note the end of packing."""

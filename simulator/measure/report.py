@@ -33,6 +33,9 @@ PAIRS = ("quartiles_ns", "paired_quartiles_ns", "interval_ns")
 JSON_NAMES = {"baselines": "yardsticks", "speed_check": "reference"}
 """Fields with a different name in JSON files."""
 
+PREDICTED_TRACE_FILE = "predicted_from.json.gz"
+"""The trace from which the predictions for emulated devices are computed: with the work of the host."""
+
 
 @dataclass(frozen=True)
 class Configuration:

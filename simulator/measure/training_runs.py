@@ -22,6 +22,7 @@ from ..schedule.comm_hooks import NO_HOOK
 from .hook_costs import real_hook
 from .report import Measurement, SpeedCheck
 from .timing import clock_ns, meet, of_slowest_rank, time_ns
+from .watch import Iterations, by_iteration, watched
 
 WARM_UP = 2
 RECORDED_ITERATIONS = 8
@@ -78,9 +79,21 @@ class TargetRun(NamedTuple):
     hook_name: str = NO_HOOK.name
 
 
+class Turn(NamedTuple):
+    """One turn of a target run on one rank.
+
+    Attributes:
+        measurement: The times of the iterations, equal on all ranks.
+        iterations: What this rank did in each iteration.
+    """
+
+    measurement: Measurement
+    iterations: Iterations
+
+
 def measure_configurations(
     rank: int, _world_size: int, model: str, target_runs: Sequence[TargetRun], progress_word: str
-) -> list[Measurement]:
+) -> list[Turn]:
     """Train one turn of each target run, with speed checks between them.
 
     Args:
@@ -97,17 +110,12 @@ def measure_configurations(
     for done, target_run in enumerate(target_runs):
         if rank == 0:
             report_progress(progress_word, done, len(target_runs))
-        times_ns = _train(trainer, target_run)
+        with warmed_up(trainer, target_run) as ddp:
+            times_ns, iterations = time_iterations(trainer, ddp)
         after = _check_speed(trainer, all_gradients)
-        measured.append(Measurement(times_ns, _median([*before, *after])))
+        measured.append(Turn(Measurement(times_ns, _median([*before, *after])), iterations))
         before = after
     return measured
-
-
-def _train(trainer: Trainer, target_run: TargetRun) -> tuple[int, ...]:
-    """Train one turn; return the nanoseconds of each measured iteration."""
-    with warmed_up(trainer, target_run) as ddp:
-        return time_iterations(trainer, ddp)
 
 
 @contextmanager
@@ -129,18 +137,27 @@ def warmed_up(trainer: Trainer, target_run: TargetRun) -> Iterator[DistributedDa
         ddp.reducer.detach()
 
 
-def time_iterations(trainer: Trainer, ddp: DistributedDataParallel) -> tuple[int, ...]:
-    """Train; return the nanoseconds of each iteration, from one slowest rank's end to the next; equal on all ranks.
+def time_iterations(trainer: Trainer, ddp: DistributedDataParallel) -> tuple[tuple[int, ...], Iterations]:
+    """Train `MEASURED_ITERATIONS` iterations.
 
     A rank that finishes early waits for the others in its next iteration, so the sum of each iteration's longest time
     would exceed the time of the training. The ranks share one machine and so one clock.
+
+    Returns:
+        The nanoseconds of each iteration, from one slowest rank's end to the next, equal on all ranks; and what this
+        rank did in each.
     """
-    meet()
-    ends_ns = [clock_ns()]
-    for _ in range(MEASURED_ITERATIONS):
-        trainer.step(ddp)
-        ends_ns.append(clock_ns())
-    return tuple(end - start for start, end in pairwise(of_slowest_rank(ends_ns)))
+    clock = None if trainer.device is None else trainer.device.observer
+    with watched(ddp, clock) as watch:
+        meet()
+        ends_ns = [clock_ns()]
+        for _ in range(MEASURED_ITERATIONS):
+            trainer.step(ddp)
+            watch.take("ended")
+            ends_ns.append(watch.moments[-1].ns)
+    last_ends_ns = of_slowest_rank(ends_ns)
+    times_ns = tuple(end - start for start, end in pairwise(last_ends_ns))
+    return times_ns, by_iteration(watch.moments, last_ends_ns[:-1])
 
 
 def _check_speed(trainer: Trainer, all_gradients: Tensor) -> list[SpeedCheck]:

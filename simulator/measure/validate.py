@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import pandas as pd
+
 from reference.files import write_atomically
 from reference.launch import Progress, RankPool, no_progress
 from reference.trace import Trace, join
@@ -34,6 +36,7 @@ from .report import (
     summarize,
 )
 from .training_runs import TargetRun, measure_configurations, record_computation
+from .watch import save_samples, to_samples
 
 Target = tuple[str, Configuration]
 """A target run: a model and a configuration."""
@@ -54,8 +57,8 @@ def validate(
         pool: The ranks to train on.
         model_names: Models to train, as for `--model`.
         configurations: Configurations to predict and measure for each model.
-        out: Folder for `predictions.json`, `report.json` and `report.csv`, and for each model a folder with
-            its `trace.json.gz` and `fabric.json`.
+        out: Folder for `predictions.json`, `report.json`, `report.csv` and `samples.parquet`, and for each model a
+            folder with its `trace.json.gz` and `fabric.json`.
         repeat: Number of turns of each configuration.
         on_progress: Called with each step's name, the parts done and all parts.
 
@@ -78,7 +81,8 @@ def validate(
         )
     }
     digest = write_predictions(out / "predictions.json", predicted)
-    measured = _measure(pool, traces, predicted, repeat, on_progress)
+    measured, samples = _measure(pool, traces, predicted, repeat, on_progress)
+    save_samples(samples, out)
     rows = [make_row(*target, prediction, measured[target]) for target, prediction in predicted.items()]
     report = summarize(rows, digest)
     report.save(out)
@@ -131,18 +135,24 @@ def _measure(
     targets: Iterable[Target],
     repeat: int,
     on_progress: Progress,
-) -> dict[Target, list[Measurement]]:
-    """Return all turns of each target; each turn trains one model after the other in all its configurations."""
+) -> tuple[dict[Target, list[Measurement]], list[pd.DataFrame]]:
+    """Return all turns of each target, and the samples of all ranks.
+
+    Each turn trains one model after the other in all its configurations.
+    """
     measured: dict[Target, list[Measurement]] = {target: [] for target in targets}
+    samples = []
     for turn in range(repeat):
         for model, trace in traces.items():
             due = [configuration for name, configuration in measured if name == model]
             target_runs = [target_run(trace, configuration) for configuration in due]
             word = f"{model}: training, turn {turn + 1} of {repeat}"
-            one_turn = pool.run(measure_configurations, model, target_runs, word, on_progress=on_progress)[0]
-            for configuration, measurement in zip(due, one_turn, strict=True):
-                measured[model, configuration].append(measurement)
-    return measured
+            by_rank = pool.run(measure_configurations, model, target_runs, word, on_progress=on_progress)
+            for configuration, *of_ranks in zip(due, *by_rank, strict=True):
+                measured[model, configuration].append(of_ranks[0].measurement)
+                iterations = [of_rank.iterations for of_rank in of_ranks]
+                samples.append(to_samples(iterations, model=model, **asdict(configuration), turn=turn))
+    return measured, samples
 
 
 def target_run(trace: Trace, configuration: Configuration) -> TargetRun:

@@ -7,7 +7,7 @@ measured too (`Conditions`); if it is not, nothing is reported.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -28,10 +28,11 @@ from ..workload.compute_times import recorded_model
 from ..workload.scale_model import ScaleModel
 from .calibrate import REPEATS, measure_collectives, measure_hooks
 from .collectives import AllReduceQueue, MessageBuffer, MessageSizes, affordable_repeats
-from .conditions import Conditions, check_slow_downs
+from .conditions import Conditions, checked_slow_downs
 from .host_work import host_ns_by_iteration, time_one_all_reduce_each, with_longer_steps, with_packing
 from .reducer_costs import BUCKET_BYTES, time_copies, time_launch_beside_network
 from .report import (
+    PREDICTED_TRACE_FILE,
     Configuration,
     Measurement,
     Report,
@@ -44,6 +45,7 @@ from .report import (
 from .timing import ContentionTimes, median_ns, meet, of_slowest_rank, slowdown_factor, time_ns
 from .training_runs import MEASURED_ITERATIONS, TargetRun, Trainer, time_iterations, warmed_up
 from .validate import target_run, write_predictions
+from .watch import Iterations, save_samples, to_samples
 
 Result = TypeVar("Result")
 
@@ -71,12 +73,14 @@ class EmulatedTurn(NamedTuple):
 
     Attributes:
         times_ns: Nanoseconds of each measured iteration, from one slowest rank's end to the next.
+        iterations: What the rank did in each.
         idle: Fraction of the machine's processor time in which it was idle.
         overslept_ns: How late each sleep of this rank's device ended.
         late_ns: How late collectives of a modelled network ended on this rank: the median. 0 on a real network.
     """
 
     times_ns: tuple[int, ...]
+    iterations: Iterations
     idle: float
     overslept_ns: list[int]
     late_ns: int
@@ -101,8 +105,9 @@ def validate_emulated(
         trace: The computation to emulate. Rank r emulates its rank r, or starts again at rank 0 if there are more.
         configurations: Configurations of the original.
         scale: How the scale model that runs differs from the original.
-        out: Folder for `trace.json.gz` and `fabric.json` of the scale model, `predictions.json` with its times, and
-            `report.json` and `report.csv` with times of the original.
+        out: Folder for the files of the scale model, `trace.json.gz`, `predicted_from.json.gz` (with the work of the
+            host), `fabric.json`, `predictions.json` and `samples.parquet`, and for `report.json` and `report.csv`
+            with times of the original.
         repeat: Number of turns of each configuration; each trains the recorded iterations that follow on those of the
             turn before.
         calibrated: Costs of the collectives in the scale model, such as `extrapolated` returns. None: they are
@@ -140,14 +145,14 @@ def validate_emulated(
     fabric = fabric.model_copy(update={"processor": fabric.processor.model_copy(update={"launch_ns": launch_ns})})
     fabric = measure_hooks(pool, fabric, [one.hook for one in configurations], model, on_progress=on_progress)
     on_progress("checking slow-downs", 0, 1)
-    slow_downs = _slow_downs(run_on_ranks(time_slow_downs, model, message_bytes))
-    check_slow_downs(*slow_downs)
+    slow_downs = checked_slow_downs(lambda: _slow_downs(run_on_ranks(time_slow_downs, model, message_bytes)))
     on_progress("measuring the work of the host", 0, 1)
     one_all_reduce_each += run_on_ranks(time_one_all_reduce_each, model, message_bytes)[0]
     fabric = with_packing(fabric, model_trace, one_all_reduce_each)
     fabric.save(out / "fabric.json")
     host_ns = host_ns_by_iteration(model_trace, fabric, pool.world_size, one_all_reduce_each)
     predicted_trace = with_longer_steps(model_trace, host_ns)
+    predicted_trace.save(out / PREDICTED_TRACE_FILE)
     predicted = dict(
         zip(configurations, predict_targets(predicted_trace, fabric, in_model, pool.world_size), strict=True)
     )
@@ -160,6 +165,14 @@ def validate_emulated(
         word = f"{name}: training emulated devices, turn {turn + 1} of {repeat}"
         first = turn * MEASURED_ITERATIONS
         turns.append(run_on_ranks(train_emulated, model, target_runs, first, word, on_progress=on_progress))
+    save_samples(
+        [
+            to_samples([of_rank[number].iterations for of_rank in by_rank], model=name, **asdict(one), turn=turn)
+            for turn, by_rank in enumerate(turns)
+            for number, one in enumerate(configurations)
+        ],
+        out,
+    )
     every_turn = [turn for by_rank in turns for of_rank in by_rank for turn in of_rank]
     conditions = _conditions(every_turn, slow_downs, median_ns(host_ns))
     conditions.check()
@@ -423,9 +436,9 @@ def train_emulated(
             trainer.device.next_iteration = first
             slept, before = len(clock.overslept_ns), psutil.cpu_times()
             late_ns.clear()
-            times_ns = time_iterations(trainer, ddp)
+            times_ns, iterations = time_iterations(trainer, ddp)
             idle = _idle(before, psutil.cpu_times())
-        turns.append(EmulatedTurn(times_ns, idle, clock.overslept_ns[slept:], median_ns(late_ns or [0])))
+        turns.append(EmulatedTurn(times_ns, iterations, idle, clock.overslept_ns[slept:], median_ns(late_ns or [0])))
     return turns
 
 

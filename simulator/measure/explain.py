@@ -1,0 +1,487 @@
+"""Explain: where a prediction and its measurement part, in nanoseconds, by part and by bucket.
+
+Prediction and measurement become timelines of one schedule. Each has a fixed duration for every step of every rank
+and for every collective, whatever the cause; a replay of them gives the same iteration again. The causes of an error
+are found by replacing the predicted durations of one kind after the other by the measured ones. After each
+replacement the iteration is simulated again: a longer step that hides behind the network costs nothing.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from reference.bucketing import cap_name
+from reference.trace import Trace
+
+from ..distribution import simulate
+from ..fabric import Fabric, LinkShare
+from ..schedule.costs import EngineInput, Nanoseconds
+from ..schedule.schedule import Compute, ComputeKind, Launch, Wait
+from ..timeline import Timeline
+from ..workload.scale_model import ScaleModel
+from .report import PREDICTED_TRACE_FILE, Configuration, model_folder, predict_one
+from .watch import SAMPLES_FILE, Iterations, Moment, MomentKind, from_samples
+
+STEPS: dict[str, tuple[ComputeKind, ...]] = {
+    "forward": ("unsynchronized", "forward"),
+    "gaps between gradients": ("search", "backward"),
+    "packing": ("pack",),
+    "launch": ("compress", "launch"),
+    "copy-out": ("decompress", "copy_out"),
+    "optimiser": ("step",),
+}
+"""The kinds of computing steps in each part. What a comm hook computes before its collective counts as launch."""
+WAITS = ("broadcast", "slowest rank", "queue", "in flight", "waking up")
+"""The other parts: waiting for broadcasts of buffers and, for the collective of a bucket, until the last rank has
+launched it, until the process group has a free slot, until it is over, and until the reducer has been woken."""
+PARTS = (
+    "broadcast", "forward", "gaps between gradients", "packing", "launch",
+    "slowest rank", "queue", "in flight", "waking up", "copy-out", "optimiser",
+)  # fmt: skip
+"""All parts, which add up to the iteration of the slowest rank, in the order of an iteration."""
+CAUSES = tuple(part for part in PARTS if part not in ("slowest rank", "queue"))
+"""The parts that can be a cause; the others follow from them."""
+EXPLAINED_COLLECTIVES = ("broadcast", "all_reduce")
+
+MOMENT_OF_STEP: dict[ComputeKind, MomentKind] = {
+    "forward": "forward_computed",
+    "pack": "packed",
+    "compress": "launching",
+    "launch": "launched",
+    "decompress": "woken",
+    "copy_out": "copied_out",
+    "step": "ended",
+}
+"""The moment at which each kind of step ends; the backward pass up to a bucket ends when packing it begins."""
+
+
+def measured_timelines(predicted: Timeline, iterations_by_rank: Sequence[Iterations]) -> list[Timeline]:
+    """Return the timeline of each measured iteration, with the schedule of the prediction.
+
+    Args:
+        predicted: A timeline of the same configuration.
+        iterations_by_rank: What each rank did; see `watch`.
+
+    Raises:
+        ValueError: The schedule has collectives other than broadcasts and one all-reduce per bucket.
+    """
+    for collective in predicted.engine_input.schedule.collectives:
+        if collective.kind not in EXPLAINED_COLLECTIVES:
+            raise ValueError(
+                f"explain: expected only collectives of kind {' and '.join(EXPLAINED_COLLECTIVES)}, got "
+                f"{collective.kind}; its parts are not measured"
+            )
+    return [_measured_timeline(predicted, ranks) for ranks in zip(*iterations_by_rank, strict=True)]
+
+
+def _measured_timeline(predicted: Timeline, ranks: Sequence[Sequence[Moment]]) -> Timeline:
+    engine_input = predicted.engine_input
+    schedule = engine_input.schedule
+    moments = [{(one.kind, one.bucket): one.ns for one in of_rank} for of_rank in ranks]
+    end_ns = np.array([_ends(engine_input, of_rank) for of_rank in moments], np.int64)
+    launches = [place for place, one in enumerate(schedule.instructions) if isinstance(one, Launch)]
+    waits = {one.collective: place for place, one in enumerate(schedule.instructions) if isinstance(one, Wait)}
+    start_ns, done_ns = np.zeros((2, len(schedule.collectives)), np.int64)
+    free_ns: dict[int, list[int]] = {queue: [0] * engine_input.concurrency for queue in engine_input.queues}
+    for number, collective in enumerate(schedule.collectives):
+        slots = free_ns[engine_input.queues[number]]
+        start = max(int(end_ns[:, launches[number]].max()), slots.pop(0))
+        woken = end_ns[:, waits[number]].tolist()
+        done = [of_rank.get(("done", collective.bucket), end) for of_rank, end in zip(moments, woken, strict=True)]
+        start_ns[number] = start
+        done_ns[number] = max(start, *map(min, done, woken))
+        slots.append(int(done_ns[number]))
+        slots.sort()
+    is_step = [isinstance(one, Compute) for one in schedule.instructions]
+    elapsed_ns = np.diff(end_ns, axis=1, prepend=0)[:, is_step]
+    measured = replace(
+        engine_input,
+        duration_ns=elapsed_ns,
+        ranks=tuple(range(len(ranks))),
+        represented_by=None,
+        cost_ns=done_ns - start_ns,
+        meets={condition: np.zeros(len(ranks), bool) for condition in engine_input.meets},
+    )
+    return Timeline(measured, end_ns, start_ns, done_ns)
+
+
+def _ends(engine_input: EngineInput, moments: Mapping[tuple[MomentKind, int | None], int]) -> list[int]:
+    """Return when a rank ended each instruction; one without a moment ends with the one before."""
+    ends, now = [], 0
+    collectives = engine_input.schedule.collectives
+    for instruction in engine_input.schedule.instructions:
+        key: tuple[MomentKind, int | None] | None = None
+        if isinstance(instruction, Wait):
+            bucket = collectives[instruction.collective].bucket
+            key = ("buffers_received", None) if bucket is None else ("woken", bucket)
+        elif isinstance(instruction, Compute) and instruction.kind == "backward":
+            bucket = instruction.bucket
+            key = ("backward_computed", None) if bucket is None else ("packing", bucket)
+        elif isinstance(instruction, Compute) and instruction.kind in MOMENT_OF_STEP:
+            key = (MOMENT_OF_STEP[instruction.kind], instruction.bucket)
+        now = max(now, now if key is None else moments.get(key, now))
+        ends.append(now)
+    return ends
+
+
+@dataclass(frozen=True)
+class FixedDurations:
+    """The durations of an iteration that do not depend on what else runs.
+
+    Attributes:
+        engine_input: The iteration; one row for each rank.
+        step_ns: Elapsed time of each computing step; shape [ranks, steps].
+        in_flight_ns: Elapsed time of each collective; shape [collectives].
+        waking_ns: Time from the end of a collective until a rank that waits for it goes on; shape
+            [ranks, collectives].
+    """
+
+    engine_input: EngineInput
+    step_ns: Nanoseconds
+    in_flight_ns: Nanoseconds
+    waking_ns: Nanoseconds
+
+    @classmethod
+    def of(cls, timeline: Timeline) -> Self:
+        """Read the durations off a timeline."""
+        engine_input = timeline.engine_input
+        instructions = engine_input.schedule.instructions
+        rows = _row_of_each_rank(engine_input)
+        end_ns = timeline.end_ns[rows]
+        before_ns = np.concatenate([np.zeros((len(rows), 1), np.int64), end_ns[:, :-1]], axis=1)
+        is_step = [isinstance(one, Compute) for one in instructions]
+        waking_ns = np.zeros((len(rows), len(engine_input.schedule.collectives)), np.int64)
+        for place, one in enumerate(instructions):
+            if isinstance(one, Wait):
+                since_ns = np.maximum(timeline.done_ns[one.collective], before_ns[:, place])
+                waking_ns[:, one.collective] = np.maximum(0, end_ns[:, place] - since_ns)
+        fixed = replace(
+            engine_input,
+            ranks=tuple(range(len(rows))),
+            represented_by=None,
+            sharing=(LinkShare(),) * len(engine_input.queues),
+            slowdowns=None,
+            lingers_ns=0,
+            meets={condition: met[rows] for condition, met in engine_input.meets.items()},
+        )
+        return cls(fixed, (end_ns - before_ns)[:, is_step], timeline.done_ns - timeline.start_ns, waking_ns)
+
+    def iteration_ns(self) -> int:
+        """Simulate the iteration; return its duration."""
+        instructions = self.engine_input.schedule.instructions
+        step_ns = self.step_ns.copy()
+        column = 0
+        woken: NDArray[np.int64] = np.zeros(len(step_ns), np.int64)
+        for one in instructions:  # a rank that is being woken does not compute
+            if isinstance(one, Wait):
+                woken = woken + self.waking_ns[:, one.collective]
+            elif isinstance(one, Compute):
+                step_ns[:, column] += woken
+                woken = np.zeros_like(woken)
+                column += 1
+        frozen = replace(self.engine_input, duration_ns=step_ns, cost_ns=self.in_flight_ns)
+        return simulate(frozen, "auto").iteration_ns
+
+    def with_part(self, part: str, other: Self) -> Self:
+        """Return a copy with the durations of one part taken from another iteration of the same schedule."""
+        if part == "waking up":
+            return replace(self, waking_ns=other.waking_ns)
+        if part in STEPS:
+            taken = np.array([step.kind in STEPS[part] for step in self.engine_input.schedule.steps])
+            return replace(self, step_ns=np.where(taken, other.step_ns, self.step_ns))
+        kind = "broadcast" if part == "broadcast" else "all_reduce"
+        of_kind = np.array([one.kind == kind for one in self.engine_input.schedule.collectives], bool)
+        return replace(self, in_flight_ns=np.where(of_kind, other.in_flight_ns, self.in_flight_ns))
+
+
+def _row_of_each_rank(engine_input: EngineInput) -> list[int]:
+    row_of = {rank: row for row, rank in enumerate(engine_input.ranks)}
+    if engine_input.represented_by is None:
+        return list(row_of.values())
+    return [row_of[simulated] for simulated in engine_input.represented_by.tolist()]
+
+
+def part_times(timeline: Timeline) -> dict[str, int]:
+    """Divide the iteration of the slowest rank into `PARTS`, in nanoseconds; they add up to it."""
+    engine_input = timeline.engine_input
+    part_of = {kind: part for part, kinds in STEPS.items() for kind in kinds}
+    launched_ns = timeline.launched_ns.max(axis=0, initial=0).tolist()
+    parts = dict.fromkeys(PARTS, 0)
+    start = 0
+    for instruction, end in zip(
+        engine_input.schedule.instructions, timeline.end_ns[timeline.slowest_row].tolist(), strict=True
+    ):
+        if isinstance(instruction, Compute):
+            parts[part_of[instruction.kind]] += end - start
+        elif isinstance(instruction, Wait):
+            number = instruction.collective
+            if engine_input.schedule.collectives[number].kind == "broadcast":
+                parts["broadcast"] += end - start
+            else:
+                moments = (launched_ns[number], int(timeline.start_ns[number]), int(timeline.done_ns[number]), end)
+                reached = [start, *(min(max(start, moment), end) for moment in moments)]
+                for part, (begin, stop) in zip(WAITS[1:], pairwise(reached), strict=True):
+                    parts[part] += max(0, stop - begin)
+        start = end
+    return parts
+
+
+def bucket_times(timeline: Timeline) -> pd.DataFrame:
+    """Return a table of the buckets: when each was packed and launched by the last rank, started, and was done.
+
+    The columns are bucket, packed_ns, launched_ns, start_ns, done_ns and copied_out_ns; a row's moments are those of
+    the last rank, from the start of the iteration.
+    """
+    schedule = timeline.engine_input.schedule
+    ends = timeline.end_ns.max(axis=0).tolist()
+    steps = {one: end for one, end in zip(schedule.instructions, ends, strict=True) if isinstance(one, Compute)}
+    launched = timeline.launched_ns.max(axis=0, initial=0).tolist()
+    rows = [
+        {
+            "bucket": one.bucket,
+            "packed_ns": steps[Compute("pack", one.bucket)],
+            "launched_ns": launched[number],
+            "start_ns": int(timeline.start_ns[number]),
+            "done_ns": int(timeline.done_ns[number]),
+            "copied_out_ns": steps[Compute("copy_out", one.bucket)],
+        }
+        for number, one in enumerate(schedule.collectives)
+        if one.kind == "all_reduce"
+    ]
+    return pd.DataFrame(rows)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why a prediction and its measurement differ; all times in nanoseconds.
+
+    Attributes:
+        model: Name of the model.
+        cap_mb: Bucket cap in MiB; infinite for a single bucket.
+        order: Bucket order.
+        hook: Name of the comm hook.
+        predicted_ns: Predicted iteration.
+        measured_ns: Mean of the measured iterations.
+        causes_ns: By cause, how much longer the iteration becomes when the measured durations replace the predicted
+            ones, after the causes before it; mean over the measured iterations.
+        not_explained_ns: What remains; the causes and this add up to the difference.
+        predicted_parts_ns: `part_times` of the prediction.
+        measured_parts_ns: Mean of `part_times` of the measured iterations.
+        buckets: `bucket_times` of the prediction (`predicted_` before each name) and their means over the measured
+            iterations (`measured_`).
+    """
+
+    model: str
+    cap_mb: float
+    order: str
+    hook: str
+    predicted_ns: int
+    measured_ns: float
+    causes_ns: dict[str, float]
+    not_explained_ns: float
+    predicted_parts_ns: dict[str, int]
+    measured_parts_ns: dict[str, float]
+    buckets: pd.DataFrame
+
+    @property
+    def error(self) -> float:
+        """Predicted / measured - 1."""
+        return self.predicted_ns / self.measured_ns - 1
+
+    @property
+    def main_cause(self) -> tuple[str, float]:
+        """The cause that contributes most to the error, and its nanoseconds; "not explained" counts as one."""
+        sign = 1 if self.measured_ns >= self.predicted_ns else -1
+        causes = {**self.causes_ns, "not explained": self.not_explained_ns}
+        return max(causes.items(), key=lambda one: sign * one[1])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields; an infinite cap becomes null, and the buckets a list of rows."""
+        cap = None if np.isinf(self.cap_mb) else self.cap_mb
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {**fields, "cap_mb": cap, "error": self.error, "buckets": self.buckets.to_dict("records")}
+
+
+def causes_of(predicted: Timeline, measured: Timeline) -> dict[str, int]:
+    """Return by how much each cause changes the iteration, and what remains under "not explained"; nanoseconds."""
+    now, target = FixedDurations.of(predicted), FixedDurations.of(measured)
+    reached_ns, causes = predicted.iteration_ns, {}
+    for part in CAUSES:
+        now = now.with_part(part, target)
+        iteration_ns = now.iteration_ns()
+        causes[part] = iteration_ns - reached_ns
+        reached_ns = iteration_ns
+    return {**causes, "not explained": measured.iteration_ns - reached_ns}
+
+
+def explain(
+    predicted: Timeline,
+    iterations_by_rank: Sequence[Iterations],
+    *,
+    model: str,
+    cap_mb: float,
+    order: str,
+    hook: str,
+    dilation: float = 1.0,
+) -> Explanation:
+    """Explain one configuration.
+
+    Args:
+        predicted: Timeline of the predicted median iteration.
+        iterations_by_rank: What each rank did; see `watch`.
+        model: Name of the model.
+        cap_mb: Bucket cap in MiB.
+        order: Bucket order.
+        hook: Name of the comm hook.
+        dilation: How many times slower the iterations ran than what they stand for; all times are divided by it.
+
+    Raises:
+        ValueError: The configuration has collectives that are not measured.
+    """
+    timelines = measured_timelines(predicted, iterations_by_rank)
+    causes = _mean([causes_of(predicted, one) for one in timelines], dilation)
+    before, after = bucket_times(predicted), [bucket_times(one) for one in timelines]
+    means = sum(after[1:], start=after[0].astype(float)) / len(after)
+    moments = [name for name in before.columns if name != "bucket"]
+    buckets = pd.concat(
+        [
+            before["bucket"],
+            (before[moments] / dilation).add_prefix("predicted_"),
+            (means[moments] / dilation).add_prefix("measured_"),
+        ],
+        axis=1,
+    )
+    return Explanation(
+        model=model,
+        cap_mb=cap_mb,
+        order=order,
+        hook=hook,
+        predicted_ns=round(predicted.iteration_ns / dilation),
+        measured_ns=float(np.mean([one.iteration_ns for one in timelines])) / dilation,
+        not_explained_ns=causes.pop("not explained"),
+        causes_ns=causes,
+        predicted_parts_ns={part: round(ns / dilation) for part, ns in part_times(predicted).items()},
+        measured_parts_ns=_mean([part_times(one) for one in timelines], dilation),
+        buckets=buckets,
+    )
+
+
+def _mean(times_ns: Sequence[Mapping[str, int]], dilation: float) -> dict[str, float]:
+    return {name: float(np.mean([one[name] for one in times_ns])) / dilation for name in times_ns[0]}
+
+
+def explain_run(folder: Path) -> list[Explanation]:
+    """Explain every configuration of a run of `validate`, from the files in its folder.
+
+    The predictions are computed again, from the trace and the fabric file from which they were computed at first.
+
+    Raises:
+        ValueError: A file is missing or damaged; the message names the file, what is wrong with it and what to do.
+    """
+    report, samples = _read_report(folder), _read_samples(folder)
+    if not report.get("rows"):
+        raise ValueError(f"{folder / 'report.json'}: expected rows, got none; run `ddplab validate` again")
+    scale = ScaleModel(**report["scale_model"]) if "scale_model" in report else None
+    explanations = []
+    for row in report["rows"]:
+        cap_mb = math.inf if row["cap_mb"] is None else row["cap_mb"]
+        configuration = Configuration(cap_mb, row["order"], row["hook"])
+        own = samples[
+            (samples["model"] == row["model"])
+            & (samples["cap_mb"] == cap_mb)
+            & (samples["order"] == configuration.order)
+            & (samples["hook"] == configuration.hook)
+        ]
+        turns = [from_samples(turn) for _, turn in own.groupby("turn", sort=True)]
+        if not turns:
+            raise ValueError(
+                f"{folder / SAMPLES_FILE}: expected samples of {cap_name(cap_mb)} {configuration.order}, got none; "
+                "run `ddplab validate` again"
+            )
+        by_rank = [tuple(chain(*of_rank)) for of_rank in zip(*turns, strict=True)]
+        if scale is None:
+            files = model_folder(folder, row["model"])
+            trace = Trace.load(files / "trace.json.gz")
+        else:
+            files, trace = folder, Trace.load(folder / PREDICTED_TRACE_FILE)
+            configuration = replace(configuration, cap_mb=scale.cap_mb(cap_mb))
+        predicted = predict_one(trace, Fabric.load(files / "fabric.json"), configuration, len(by_rank))
+        explanations.append(
+            explain(
+                predicted.timeline,
+                by_rank,
+                model=row["model"],
+                cap_mb=cap_mb,
+                order=configuration.order,
+                hook=configuration.hook,
+                dilation=1.0 if scale is None else scale.dilation,
+            )
+        )
+    return explanations
+
+
+def _read_report(folder: Path) -> dict[str, Any]:
+    path = folder / "report.json"
+    try:
+        report: dict[str, Any] = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(
+            f"{path}: cannot be read: {error.strerror or error}; expected the folder of a run, which "
+            "`ddplab validate --out` names"
+        ) from None
+    except ValueError as error:
+        raise ValueError(f"{path}: expected a report as `ddplab validate` writes it, got {error}") from None
+    return report
+
+
+def _read_samples(folder: Path) -> pd.DataFrame:
+    path = folder / SAMPLES_FILE
+    try:
+        return pd.read_parquet(path)
+    except OSError as error:
+        raise ValueError(
+            f"{path}: cannot be read: {error.strerror or error}; run `ddplab validate` again, because earlier "
+            "versions kept no samples"
+        ) from None
+    except ValueError as error:  # includes pyarrow's errors
+        raise ValueError(f"{path}: expected samples as `ddplab validate` writes them, got {error}") from None
+
+
+LONGER, SHORTER, TOTAL = "#d1495b", "#219ebc", "#1b1b1b"
+
+
+def draw_waterfall(explanation: Explanation, ax: Axes) -> Axes:
+    """Draw the way from the predicted to the measured iteration, one bar for each cause, in milliseconds.
+
+    Args:
+        explanation: What to draw.
+        ax: The axes to draw on; returned.
+    """
+    causes = {**explanation.causes_ns, "not explained": explanation.not_explained_ns}
+    labels = ["predicted", *causes, "measured"]
+    reached = explanation.predicted_ns / 1e6
+    ax.axhline(reached, color=TOTAL, linewidth=0.6, linestyle=":")
+    ax.plot(0, reached, "D", color=TOTAL, markersize=6)
+    for place, ns in enumerate(causes.values(), start=1):
+        ax.bar(place, ns / 1e6, bottom=reached, color=LONGER if ns > 0 else SHORTER, width=0.7)
+        ax.plot([place - 0.35, place + 1.35], [reached + ns / 1e6] * 2, color=TOTAL, linewidth=0.6)
+        ax.annotate(
+            f"{ns / 1e6:+.2f}", (place, max(reached, reached + ns / 1e6)), (0, 3),
+            textcoords="offset points", ha="center", fontsize=7,
+        )  # fmt: skip
+        reached += ns / 1e6
+    ax.plot(len(labels) - 1, explanation.measured_ns / 1e6, "o", color=TOTAL, markersize=6)
+    ax.margins(y=0.25)
+    ax.set_xticks(range(len(labels)), labels, rotation=30, ha="right", fontsize=8)
+    ax.set_ylabel("iteration, ms")
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax

@@ -1,0 +1,229 @@
+"""Explain: the causes of an error are found, and they add up to it."""
+
+import json
+from itertools import pairwise
+
+import pandas as pd
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from simulator.engines.events import replay
+from simulator.fabric import Fabric, Linear
+from simulator.measure import training_runs
+from simulator.measure.explain import (
+    CAUSES,
+    PARTS,
+    FixedDurations,
+    causes_of,
+    draw_waterfall,
+    explain,
+    explain_run,
+    measured_timelines,
+    part_times,
+)
+from simulator.measure.training_runs import TargetRun, Trainer, time_iterations, warmed_up
+from simulator.measure.watch import Iterations, Moment, Watch, by_iteration, from_samples, to_samples
+from simulator.prediction import predict
+from simulator.schedule.policy import Policy
+from simulator.schedule.schedule import Compute, Wait
+from simulator.timeline import Timeline
+
+from .strategies import fluid_fabrics, iteration, partitions, steady_fabrics, trace_of, traces
+from .test_replay import engine_inputs
+
+STEP_MOMENTS = {
+    "forward": "forward_computed", "pack": "packed", "compress": "launching", "launch": "launched",
+    "copy_out": "copied_out", "step": "ended",
+}  # fmt: skip
+
+
+def as_measured(timeline: Timeline) -> list[Iterations]:
+    """What `watch` reads on each rank of an iteration that happens as in this timeline."""
+    schedule = timeline.engine_input.schedule
+    by_rank = []
+    for row in range(len(timeline.end_ns)):
+        moments = [
+            Moment("done", one.bucket, int(timeline.done_ns[number]))
+            for number, one in enumerate(schedule.collectives)
+            if one.bucket is not None
+        ]
+        for one, end_ns in zip(schedule.instructions, timeline.end_ns[row].tolist(), strict=True):
+            if isinstance(one, Wait):
+                bucket = schedule.collectives[one.collective].bucket
+                moments.append(Moment("buffers_received" if bucket is None else "woken", bucket, end_ns))
+            elif isinstance(one, Compute) and one.kind == "backward":
+                kind = "backward_computed" if one.bucket is None else "packing"
+                moments.append(Moment(kind, one.bucket, end_ns))
+            elif isinstance(one, Compute) and one.kind in STEP_MOMENTS:
+                moments.append(Moment(STEP_MOMENTS[one.kind], one.bucket, end_ns))
+        by_rank.append((tuple(moments),))
+    return by_rank
+
+
+@st.composite
+def pairs_of_timelines(draw) -> tuple[Timeline, Timeline]:
+    """Predictions of one plan on two fabrics, from the same computation."""
+    trace, ranks = draw(traces()), draw(st.integers(1, 4))
+    policy = Policy(plan=tuple(map(tuple, draw(partitions(len(trace.keys), tuple(trace.keys))))))
+    predicted, other = (
+        predict(trace, draw(steady_fabrics(ranks) | fluid_fabrics(ranks)), world_size=ranks, policy=policy)
+        for _ in range(2)
+    )
+    every_rank = range(ranks)
+    assume(tuple(other.timeline.engine_input.ranks) == tuple(every_rank))  # no rank stands for another
+    return predicted.timeline, other.timeline
+
+
+@given(engine_inputs(fluid_fabrics))
+def test_fixed_durations_give_the_same_iteration_again(engine_input):
+    timeline = replay(engine_input)
+    assert FixedDurations.of(timeline).iteration_ns() == timeline.iteration_ns
+
+
+@given(pairs_of_timelines())
+def test_causes_and_the_rest_add_up_to_the_error(timelines):
+    predicted, other = timelines
+    (measured,) = measured_timelines(predicted, as_measured(other))
+    assert measured.iteration_ns == other.iteration_ns
+    causes = causes_of(predicted, measured)
+    assert [*causes] == [*CAUSES, "not explained"]
+    assert sum(causes.values()) == other.iteration_ns - predicted.iteration_ns
+    assert causes["not explained"] == 0, "all durations are those of the measurement"
+
+
+@given(pairs_of_timelines())
+def test_parts_add_up_to_the_iteration(timelines):
+    predicted, other = timelines
+    for timeline in (predicted, *measured_timelines(predicted, as_measured(other))):
+        parts = part_times(timeline)
+        assert tuple(parts) == PARTS
+        assert sum(parts.values()) == timeline.iteration_ns
+        assert min(parts.values()) >= 0
+
+
+@pytest.mark.parametrize("cause", ["packing", "in flight", "copy-out", "launch"])
+def test_a_planted_error_is_found(cause):
+    """One cost is 7 ns higher than predicted, for each of two buckets; nothing else differs."""
+    right = Fabric.from_table([(2, 8, 30)])
+    pack, copy_out = Linear(fixed_ns=7 * (cause == "packing")), Linear(fixed_ns=7 * (cause == "copy-out"))
+    processor = right.processor.model_copy(
+        update={"pack": pack, "copy_out": copy_out, "launch_ns": 7 * (cause == "launch")}
+    )
+    other = right.model_copy(update={"processor": processor})
+    if cause == "in flight":
+        other = Fabric.from_table([(2, 8, 37)])
+    trace, policy = plain_trace(), Policy(plan=((1,), (0,)))
+    predicted, truth = (predict(trace, one, world_size=2, policy=policy).timeline for one in (right, other))
+    explanation = explain(
+        predicted,
+        as_measured(truth) * 2,  # one rank stands for both
+        model="m",
+        cap_mb=1.0,
+        order="ready",
+        hook="none",
+    )
+    assert explanation.main_cause[0] == cause
+    assert explanation.main_cause[1] == explanation.measured_ns - explanation.predicted_ns > 0
+    assert explanation.buckets["bucket"].tolist() == [0, 1]
+    json.dumps(explanation.to_json(), allow_nan=False)
+
+
+def plain_trace():
+    return trace_of([[iteration(10, (30, 20), 40, 5)]], [4, 4])
+
+
+def test_collectives_that_are_not_watched_are_refused():
+    timeline = predict(
+        plain_trace(), Fabric.from_table([(2, 8, 30)]), world_size=2, policy=Policy(find_unused_parameters=True)
+    ).timeline
+    with pytest.raises(ValueError, match=r"^explain: expected only collectives of kind .*, got bitmap"):
+        measured_timelines(timeline, as_measured(timeline))
+
+
+# Samples
+
+moments = st.builds(
+    Moment, st.sampled_from(["packed", "done"]), st.none() | st.integers(0, 9), st.integers(-(10**12), 10**12)
+)
+
+
+@given(st.data(), st.integers(1, 3), st.integers(1, 3))
+def test_samples_are_read_as_they_were_written(data, ranks, iterations):
+    some = st.lists(moments, min_size=1, max_size=5).map(tuple)
+    by_rank = [tuple(data.draw(some) for _ in range(iterations)) for _ in range(ranks)]
+    samples = to_samples(by_rank, model="m", turn=0)
+    assert from_samples(samples) == by_rank
+    assert set(samples["model"]) == {"m"}
+
+
+def test_a_callback_that_comes_after_its_iteration_is_left_out():
+    readings = [
+        Moment("launched", 0, 1), Moment("ended", None, 5), Moment("done", 0, 6), Moment("launched", 0, 7),
+        Moment("done", 0, 8), Moment("ended", None, 9),
+    ]  # fmt: skip
+    first, second = by_iteration(readings, [0, 5])
+    assert [(one.kind, one.ns) for one in first] == [("launched", 1), ("ended", 5)]
+    assert [(one.kind, one.ns) for one in second] == [("launched", 2), ("done", 3), ("ended", 4)]
+
+
+# Real ranks
+
+TINY = "tests.models_for_cli:tiny"
+
+
+def watched_iterations(rank: int, _world_size: int) -> tuple[tuple[int, ...], Iterations]:
+    trainer = Trainer(TINY, rank)
+    with warmed_up(trainer, TargetRun({"bucket_cap_mb": 1e-4})) as ddp:
+        result = time_iterations(trainer, ddp)
+        assert not any(isinstance(one, Watch) for one in ddp.reducer.observers), "the watch is not removed"
+    return result
+
+
+def test_ranks_are_watched_in_the_order_of_an_iteration(two_ranks):
+    by_rank = two_ranks.run(watched_iterations)
+    assert by_rank[0][0] == by_rank[1][0]
+    for number, times_ns in enumerate(by_rank[0][0]):
+        ends = []
+        for _, iterations in by_rank:
+            at = {(one.kind, one.bucket): one.ns for one in iterations[number]}
+            buckets = {bucket for kind, bucket in at if kind == "launched"}
+            assert len(buckets) > 1
+            for bucket in buckets:
+                order = ("packing", "packed", "launching", "launched", "woken", "copied_out")
+                assert all(at[a, bucket] <= at[b, bucket] for a, b in pairwise(order))
+            whole = ("buffers_received", "forward_computed", "backward_computed", "ended")
+            assert all(at[a, None] <= at[b, None] for a, b in pairwise(whole))
+            ends.append(at["ended", None])
+        assert max(ends) == times_ns
+    assert len(by_rank[0][1]) == training_runs.MEASURED_ITERATIONS
+
+
+def test_a_waterfall_ends_at_the_measured_iteration():
+    from matplotlib.figure import Figure
+
+    trace, policy = plain_trace(), Policy(plan=((1,), (0,)))
+    predicted, truth = (
+        predict(trace, Fabric.from_table([(2, 8, ns)]), world_size=2, policy=policy).timeline for ns in (30, 50)
+    )
+    explanation = explain(predicted, as_measured(truth) * 2, model="m", cap_mb=1.0, order="ready", hook="none")
+    ax = draw_waterfall(explanation, Figure().subplots())
+    last = ax.patches[-1]
+    assert (last.get_y() + last.get_height()) * 1e6 == pytest.approx(explanation.measured_ns)
+
+
+def test_a_folder_without_a_report_or_samples_is_told_in_one_line(tmp_path):
+    with pytest.raises(ValueError, match=r"report.json: cannot be read: .*expected the folder of a run"):
+        explain_run(tmp_path)
+    (tmp_path / "report.json").write_text("{")
+    with pytest.raises(ValueError, match=r"report.json: expected a report as `ddplab validate` writes it"):
+        explain_run(tmp_path)
+    (tmp_path / "report.json").write_text('{"rows": []}')
+    with pytest.raises(ValueError, match=r"samples.parquet: cannot be read: .*run `ddplab validate` again"):
+        explain_run(tmp_path)
+    (tmp_path / "samples.parquet").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match=r"samples.parquet: expected"):
+        explain_run(tmp_path)
+    pd.DataFrame({"model": []}).to_parquet(tmp_path / "samples.parquet")
+    with pytest.raises(ValueError, match=r"report.json: expected"):
+        explain_run(tmp_path)
