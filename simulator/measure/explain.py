@@ -42,7 +42,8 @@ STEPS: dict[str, tuple[ComputeKind, ...]] = {
 """The kinds of computing steps in each part. What a comm hook computes before its collective counts as launch."""
 WAITS = ("broadcast", "slowest rank", "queue", "in flight", "waking up")
 """The other parts: waiting for broadcasts of buffers and, for the collective of a bucket, until the last rank has
-launched it, until the process group has a free slot, until it is over, and until the reducer has been woken."""
+launched it, until the process group has a free slot, until it is over, and until the reducer has been woken. The end of
+a collective of a model that computes is not read (see `watch`); there, waking up counts as in flight."""
 PARTS = (
     "broadcast", "forward", "gaps between gradients", "packing", "launch",
     "slowest rank", "queue", "in flight", "waking up", "copy-out", "optimiser",
@@ -480,7 +481,8 @@ def draw_waterfall(explanation: Explanation, ax: Axes) -> Axes:
         )  # fmt: skip
         reached += ns / 1e6
     ax.plot(len(labels) - 1, explanation.measured_ns / 1e6, "o", color=TOTAL, markersize=6)
-    ax.margins(y=0.25)
+    ax.use_sticky_edges = False  # bars would otherwise cut off the markers at the ends
+    ax.margins(y=0.2)
     ax.set_xticks(range(len(labels)), labels, rotation=30, ha="right", fontsize=8)
     ax.set_ylabel("iteration, ms")
     ax.spines[["top", "right"]].set_visible(False)
