@@ -42,8 +42,10 @@ STEPS: dict[str, tuple[ComputeKind, ...]] = {
 """The kinds of computing steps in each part. What a comm hook computes before its collective counts as launch."""
 WAITS = ("broadcast", "slowest rank", "queue", "in flight", "waking up")
 """The other parts: waiting for broadcasts of buffers and, for the collective of a bucket, until the last rank has
-launched it, until the process group has a free slot, until it is over, and until the reducer has been woken. The end of
-a collective of a model that computes is not read (see `watch`); there, waking up counts as in flight."""
+launched it, until the process group has a free slot, until it is over, and until the reducer has been woken.
+
+The end of a collective of a model that computes is not read (see `watch`); there, waking up counts as in flight.
+"""
 PARTS = (
     "broadcast", "forward", "gaps between gradients", "packing", "launch",
     "slowest rank", "queue", "in flight", "waking up", "copy-out", "optimiser",
