@@ -309,7 +309,7 @@ def _serve(
 
 
 def _end_with_launcher() -> None:
-    """End this rank when its launcher has ended, even if it was killed while the rank waits for other ranks."""
+    """End this rank when its launcher has ended or was killed, even while the rank waits for other ranks."""
     launcher = multiprocessing.parent_process()
     assert launcher is not None
     launcher.join()

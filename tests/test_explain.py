@@ -3,7 +3,6 @@
 import json
 from itertools import pairwise
 
-import pandas as pd
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -105,7 +104,7 @@ def test_parts_add_up_to_the_iteration(timelines):
 @pytest.mark.parametrize("cause", ["packing", "in flight", "copy-out", "launch"])
 def test_a_planted_error_is_found(cause):
     """One cost is 7 ns higher than predicted, for each of two buckets; nothing else differs."""
-    right = Fabric.from_table([(2, 8, 30)])
+    right = TWO_RANKS
     pack, copy_out = Linear(fixed_ns=7 * (cause == "packing")), Linear(fixed_ns=7 * (cause == "copy-out"))
     processor = right.processor.model_copy(
         update={"pack": pack, "copy_out": copy_out, "launch_ns": 7 * (cause == "launch")}
@@ -129,8 +128,39 @@ def test_a_planted_error_is_found(cause):
     json.dumps(explanation.to_json(), allow_nan=False)
 
 
+TWO_RANKS = Fabric.from_table([(2, 8, 30)])
+
+
 def plain_trace():
     return trace_of([[iteration(10, (30, 20), 40, 5)]], [4, 4])
+
+
+def test_waking_up_late_is_found():
+    """Both ranks go on 9 ns after the end of the last collective for which they wait."""
+    predicted = predict(plain_trace(), TWO_RANKS, world_size=2, policy=Policy(plan=((1,), (0,)))).timeline
+    late = ("woken", "copied_out", "ended")
+    last = int(predicted.done_ns[-1])
+    by_rank = [
+        (tuple(one._replace(ns=one.ns + 9 * (one.kind in late and one.ns >= last)) for one in iteration),)
+        for (iteration,) in as_measured(predicted)
+    ]
+    explanation = explain(predicted, by_rank * 2, model="m", cap_mb=1.0, order="ready", hook="none")
+    assert explanation.main_cause == ("waking up", 9)
+    assert explanation.not_explained_ns == 0
+
+
+@given(pairs_of_timelines())
+def test_without_the_ends_of_collectives_causes_still_add_up(timelines):
+    """A collective for which no rank waits counts as done when it was predicted to be, and delays nothing."""
+    predicted, other = timelines
+    by_rank = [
+        tuple(tuple(one for one in iteration if one.kind != "done") for iteration in iterations)
+        for iterations in as_measured(other)
+    ]
+    (measured,) = measured_timelines(predicted, by_rank)
+    assert measured.iteration_ns == other.iteration_ns
+    causes = causes_of(predicted, measured)
+    assert sum(causes.values()) == other.iteration_ns - predicted.iteration_ns
 
 
 def test_collectives_that_are_not_watched_are_refused():
@@ -219,12 +249,21 @@ def test_a_folder_without_a_report_or_samples_is_told_in_one_line(tmp_path):
     (tmp_path / "report.json").write_text("{")
     with pytest.raises(ValueError, match=r"report.json: expected a report as `ddplab validate` writes it"):
         explain_run(tmp_path)
-    (tmp_path / "report.json").write_text('{"rows": []}')
+    row = {"model": "m", "cap_mb": 1, "order": "ready", "hook": "none", "predicted_ns": 1}
+    for wrong in ([], {}, {"rows": 5}, {"rows": [{}]}, {"rows": [row], "scale_model": {"other": 1}}, {"rows": []}):
+        (tmp_path / "report.json").write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match=r"report.json: expected .*run `ddplab validate` again"):
+            explain_run(tmp_path)
+    (tmp_path / "report.json").write_text(json.dumps({"rows": [row]}))
     with pytest.raises(ValueError, match=r"samples.parquet: cannot be read: .*run `ddplab validate` again"):
         explain_run(tmp_path)
     (tmp_path / "samples.parquet").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match=r"samples.parquet: expected"):
+    with pytest.raises(ValueError, match=r"samples.parquet: expected samples"):
         explain_run(tmp_path)
-    pd.DataFrame({"model": []}).to_parquet(tmp_path / "samples.parquet")
-    with pytest.raises(ValueError, match=r"report.json: expected"):
+    samples = to_samples(as_measured(predict(plain_trace(), TWO_RANKS, world_size=1).timeline), turn=0, **row)
+    samples.drop(columns="turn").to_parquet(tmp_path / "samples.parquet")
+    with pytest.raises(ValueError, match=r"samples.parquet: expected the columns .*, got none named turn"):
+        explain_run(tmp_path)
+    samples.assign(model="other").to_parquet(tmp_path / "samples.parquet")
+    with pytest.raises(ValueError, match=r"samples.parquet: expected samples of 1 MB ready, got none"):
         explain_run(tmp_path)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from itertools import pairwise
 from unittest import mock
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,8 @@ from simulator import Fabric
 from simulator.fabric import Sharing, Timing
 from simulator.measure import conditions, validate_emulated
 from simulator.measure.conditions import Conditions, ConditionsError
-from simulator.measure.host_work import with_longer_steps
+from simulator.measure.explain import explain_run
+from simulator.measure.host_work import IterationWithOneAllReduce, host_ns_by_iteration, with_longer_steps
 from simulator.measure.report import Configuration, policy_of
 from simulator.measure.validate_emulated import (
     SIZE_RATIO,
@@ -179,6 +181,28 @@ def test_emulated_devices_are_measured_in_the_original_time_and_predictions_come
     document = json.loads((tmp_path / "report.json").read_text())
     assert document["conditions"]["shortest_ns"] == report.conditions.shortest_ns
     assert document["scale_model"] == {"dilation": 2, "byte_scale": 0.5}
+    explained = explain_run(tmp_path)
+    assert [one.predicted_ns for one in explained] == [row.predicted_ns for row in report.rows]
+    assert [one.measured_ns for one in explained] == pytest.approx([row.measured_ns for row in report.rows], abs=1)
+    assert "done" in set(pd.read_parquet(tmp_path / "samples.parquet")["moment"])
+
+
+@given(traces(), st.integers(1, 10**6), st.sampled_from([2, 4]))
+def test_the_work_of_the_host_does_not_depend_on_the_costs_of_all_reduces(trace, alone_ns, ranks):
+    """An extrapolated fabric may be wrong about all-reduces; that must not become work of the host."""
+    one = IterationWithOneAllReduce(0, alone_ns, 10**12, 1)
+    longer = one._replace(alone_ns=alone_ns + 1)
+    broadcast = (Timing(world_size=ranks, size_bytes=0, ns=5),)
+    (host_ns,), *others = (
+        host_ns_by_iteration(
+            trace,
+            Fabric(all_reduce=(Timing(world_size=ranks, size_bytes=0, ns=ns),), broadcast=broadcast),
+            ranks,
+            [iteration],
+        )
+        for ns, iteration in ((10, one), (10**6, one), (10, longer))
+    )
+    assert others == [[host_ns], [host_ns - 1]]
 
 
 @given(st.lists(st.floats(1.0, 1.05), min_size=3, max_size=3))

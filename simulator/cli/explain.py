@@ -1,4 +1,4 @@
-"""`ddplab explain`: where the predictions of a run of `validate` and its measurements part."""
+"""`ddplab explain`: shows why predictions and measurements of a run of `validate` differ."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,9 +26,10 @@ def explain(
 ) -> None:
     """Show why predictions and measurements of a run differ.
 
-    For each configuration, the cause that contributes most: predicted durations of one part after the other are
-    replaced by the measured ones, and the iteration is simulated again each time. For the configuration with the
-    largest error also all causes, the parts of the iteration, and the buckets.
+    For each configuration, the table names the cause that contributes most. Causes are found by replacing the
+    predicted durations of one part after the other by the measured ones, and simulating the iteration each time. For
+    the configuration with the largest error, tables show all causes, all parts and the buckets. Errors are those by
+    the clock, not the paired errors.
     """
     from ..measure.explain import explain_run
 
@@ -42,7 +43,7 @@ def explain(
         "iteration in ms; the main cause of each error, and what it adds to the prediction in ms",
         optional=("hook", "not explained"),
     )
-    name = f"{worst.model}, {cap_name(worst.cap_mb)}, {worst.order} order"
+    name = f"{worst.model}, {worst.name}"
     show_table(_part_rows(worst), f"{name}: parts of the slowest rank's iteration, and causes of the error, in ms")
     title = f"{name}: buckets, predicted | measured, in ms"
     show_table(_bucket_rows(worst), title, optional=("packed", "copied out"))
@@ -119,7 +120,7 @@ def _waterfalls(explanations: "list[Explanation]") -> "Figure":
     panels = figure.subplots(rows, columns, squeeze=False).flat
     for one, ax in zip(explanations, panels, strict=False):
         draw_waterfall(one, ax)
-        ax.set_title(f"{cap_name(one.cap_mb)}, {one.order}: {one.error:+.1%}", loc="left", fontsize=10)
+        ax.set_title(f"{one.name}: {one.error:+.1%}", loc="left", fontsize=10)
     for ax in list(panels)[len(explanations) :]:
         ax.remove()
     figure.suptitle(f"{explanations[0].model}: from the predicted to the measured iteration", x=0.01, ha="left")

@@ -35,7 +35,7 @@ class MessageSizes(NamedTuple):
 
     Attributes:
         all_reduce: Sizes of single all-reduces.
-        two: Sizes of all-reduces that run two at a time.
+        two: Sizes of all-reduces that run two at a time, in ascending order.
         broadcast: Sizes of broadcasts.
     """
 

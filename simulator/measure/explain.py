@@ -1,4 +1,4 @@
-"""Explain: where a prediction and its measurement part, in nanoseconds, by part and by bucket.
+"""Explain: why a prediction and its measurement differ, in nanoseconds, by part and by bucket.
 
 Prediction and measurement become timelines of one schedule. Each has a fixed duration for every step of every rank
 and for every collective, whatever the cause; a replay of them gives the same iteration again. The causes of an error
@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Self
 
@@ -39,7 +40,8 @@ STEPS: dict[str, tuple[ComputeKind, ...]] = {
     "copy-out": ("decompress", "copy_out"),
     "optimiser": ("step",),
 }
-"""The kinds of computing steps in each part. What a comm hook computes before its collective counts as launch."""
+"""The kinds of computing steps in each part. What a comm hook computes before its collective counts as launch.
+What it computes afterwards is predicted as copy-out, but measured as in flight: its future completes later."""
 WAITS = ("broadcast", "slowest rank", "queue", "in flight", "waking up")
 """The other parts: waiting for broadcasts of buffers and, for the collective of a bucket, until the last rank has
 launched it, until the process group has a free slot, until it is over, and until the reducer has been woken.
@@ -54,6 +56,10 @@ PARTS = (
 CAUSES = tuple(part for part in PARTS if part not in ("slowest rank", "queue"))
 """The parts that can be a cause; the others follow from them."""
 EXPLAINED_COLLECTIVES = ("broadcast", "all_reduce")
+
+DONE_ALREADY_NS = 100_000
+"""A rank that waits for less found the collective done. If all ranks did, and its end was not read, the collective
+counts as in flight for as long as predicted, but at most until the last rank would have waited for it."""
 
 MOMENT_OF_STEP: dict[ComputeKind, MomentKind] = {
     "forward": "forward_computed",
@@ -99,9 +105,13 @@ def _measured_timeline(predicted: Timeline, ranks: Sequence[Sequence[Moment]]) -
         slots = free_ns[engine_input.queues[number]]
         start = max(int(end_ns[:, launches[number]].max()), slots.pop(0))
         woken = end_ns[:, waits[number]].tolist()
-        done = [of_rank.get(("done", collective.bucket), end) for of_rank, end in zip(moments, woken, strict=True)]
+        before = end_ns[:, max(0, waits[number] - 1)].tolist()
+        read = [ns for of_rank in moments if (ns := of_rank.get(("done", collective.bucket))) is not None]
+        if len(read) < len(moments):
+            read = [end for end, begin in zip(woken, before, strict=True) if end - begin > DONE_ALREADY_NS]
+        expected = start + int(predicted.done_ns[number] - predicted.start_ns[number])
+        done_ns[number] = max(start, min(max(read), max(woken)) if read else min(expected, max(before)))
         start_ns[number] = start
-        done_ns[number] = max(start, *map(min, done, woken))
         slots.append(int(done_ns[number]))
         slots.sort()
     is_step = [isinstance(one, Compute) for one in schedule.instructions]
@@ -273,14 +283,14 @@ class Explanation:
         order: Bucket order.
         hook: Name of the comm hook.
         predicted_ns: Predicted iteration.
-        measured_ns: Mean of the measured iterations.
+        measured_ns: Median of the measured iterations by the clock. Causes, parts and buckets are means over the one
+            or two iterations in the middle.
         causes_ns: By cause, how much longer the iteration becomes when the measured durations replace the predicted
-            ones, after the causes before it; mean over the measured iterations.
+            ones, after the causes before it.
         not_explained_ns: What remains; the causes and this add up to the difference.
         predicted_parts_ns: `part_times` of the prediction.
-        measured_parts_ns: Mean of `part_times` of the measured iterations.
-        buckets: `bucket_times` of the prediction (`predicted_` before each name) and their means over the measured
-            iterations (`measured_`).
+        measured_parts_ns: `part_times` of the measurement.
+        buckets: `bucket_times` of the prediction (`predicted_` before each name) and measurement (`measured_`).
     """
 
     model: str
@@ -294,6 +304,11 @@ class Explanation:
     predicted_parts_ns: dict[str, int]
     measured_parts_ns: dict[str, float]
     buckets: pd.DataFrame
+
+    @property
+    def name(self) -> str:
+        """Cap, order and, unless it is none, hook."""
+        return ", ".join([cap_name(self.cap_mb), f"{self.order} order", *[self.hook] * (self.hook != "none")])
 
     @property
     def error(self) -> float:
@@ -315,7 +330,10 @@ class Explanation:
 
 
 def causes_of(predicted: Timeline, measured: Timeline) -> dict[str, int]:
-    """Return by how much each cause changes the iteration, and what remains under "not explained"; nanoseconds."""
+    """Return by how much each cause changes the iteration, and what remains under "not explained"; nanoseconds.
+
+    Parts are replaced in the order of an iteration. If two parts only matter together, the later one is named.
+    """
     now, target = FixedDurations.of(predicted), FixedDurations.of(measured)
     reached_ns, causes = predicted.iteration_ns, {}
     for part in CAUSES:
@@ -350,7 +368,8 @@ def explain(
     Raises:
         ValueError: The configuration has collectives that are not measured.
     """
-    timelines = measured_timelines(predicted, iterations_by_rank)
+    timelines = sorted(measured_timelines(predicted, iterations_by_rank), key=attrgetter("iteration_ns"))
+    timelines = timelines[(len(timelines) - 1) // 2 : len(timelines) // 2 + 1]  # their mean is the median
     causes = _mean([causes_of(predicted, one) for one in timelines], dilation)
     before, after = bucket_times(predicted), [bucket_times(one) for one in timelines]
     means = sum(after[1:], start=after[0].astype(float)) / len(after)
@@ -390,12 +409,10 @@ def explain_run(folder: Path) -> list[Explanation]:
     Raises:
         ValueError: A file is missing or damaged; the message names the file, what is wrong with it and what to do.
     """
-    report, samples = _read_report(folder), _read_samples(folder)
-    if not report.get("rows"):
-        raise ValueError(f"{folder / 'report.json'}: expected rows, got none; run `ddplab validate` again")
-    scale = ScaleModel(**report["scale_model"]) if "scale_model" in report else None
+    rows, scale = _read_report(folder)
+    samples = _read_samples(folder)
     explanations = []
-    for row in report["rows"]:
+    for row in rows:
         cap_mb = math.inf if row["cap_mb"] is None else row["cap_mb"]
         configuration = Configuration(cap_mb, row["order"], row["hook"])
         own = samples[
@@ -418,38 +435,55 @@ def explain_run(folder: Path) -> list[Explanation]:
             files, trace = folder, Trace.load(folder / PREDICTED_TRACE_FILE)
             configuration = replace(configuration, cap_mb=scale.cap_mb(cap_mb))
         predicted = predict_one(trace, Fabric.load(files / "fabric.json"), configuration, len(by_rank))
-        explanations.append(
-            explain(
-                predicted.timeline,
-                by_rank,
-                model=row["model"],
-                cap_mb=cap_mb,
-                order=configuration.order,
-                hook=configuration.hook,
-                dilation=1.0 if scale is None else scale.dilation,
-            )
+        explanation = explain(
+            predicted.timeline,
+            by_rank,
+            model=row["model"],
+            cap_mb=cap_mb,
+            order=configuration.order,
+            hook=configuration.hook,
+            dilation=1.0 if scale is None else scale.dilation,
         )
+        if abs(explanation.predicted_ns - row["predicted_ns"]) > 1:
+            raise ValueError(
+                f"{folder}: {explanation.name}: expected the prediction of report.json, "
+                f"{row['predicted_ns'] / 1e6:.3f} ms, got {explanation.predicted_ns / 1e6:.3f} ms; the files are of "
+                "different runs or versions, so run `ddplab validate` again"
+            )
+        explanations.append(explanation)
     return explanations
 
 
-def _read_report(folder: Path) -> dict[str, Any]:
+REPORT_FIELDS = ("model", "cap_mb", "order", "hook", "predicted_ns")
+"""Fields of a report's row that are read."""
+SAMPLE_COLUMNS = ("model", "cap_mb", "order", "hook", "turn", "iteration", "rank", "moment", "bucket", "ns")
+
+
+def _read_report(folder: Path) -> tuple[list[dict[str, Any]], ScaleModel | None]:
     path = folder / "report.json"
     try:
         report: dict[str, Any] = json.loads(path.read_bytes())
+        rows = [{name: row[name] for name in REPORT_FIELDS} for row in report["rows"]]
+        scale = ScaleModel(**report["scale_model"]) if "scale_model" in report else None
     except OSError as error:
         raise ValueError(
             f"{path}: cannot be read: {error.strerror or error}; expected the folder of a run, which "
             "`ddplab validate --out` names"
         ) from None
-    except ValueError as error:
-        raise ValueError(f"{path}: expected a report as `ddplab validate` writes it, got {error}") from None
-    return report
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: expected a report as `ddplab validate` writes it, got {type(error).__name__}: {error}; run "
+            "`ddplab validate` again"
+        ) from None
+    if not rows:
+        raise ValueError(f"{path}: expected rows, got none; run `ddplab validate` again")
+    return rows, scale
 
 
 def _read_samples(folder: Path) -> pd.DataFrame:
     path = folder / SAMPLES_FILE
     try:
-        return pd.read_parquet(path)
+        samples = pd.read_parquet(path)
     except OSError as error:
         raise ValueError(
             f"{path}: cannot be read: {error.strerror or error}; run `ddplab validate` again, because earlier "
@@ -457,6 +491,9 @@ def _read_samples(folder: Path) -> pd.DataFrame:
         ) from None
     except ValueError as error:  # includes pyarrow's errors
         raise ValueError(f"{path}: expected samples as `ddplab validate` writes them, got {error}") from None
+    if missing := [name for name in SAMPLE_COLUMNS if name not in samples.columns]:
+        raise ValueError(f"{path}: expected the columns {', '.join(SAMPLE_COLUMNS)}, got none named {missing[0]}")
+    return samples
 
 
 LONGER, SHORTER, TOTAL = "#d1495b", "#219ebc", "#1b1b1b"

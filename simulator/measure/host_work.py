@@ -5,6 +5,7 @@ broadcasts buffers, resets gradients and wakes late from sleeps. Predictions do 
 exists only in the emulation; so it is measured and added. All ranks share the machine, so they delay each other.
 """
 
+import time
 from collections.abc import Sequence
 from functools import cache
 from itertools import product
@@ -21,7 +22,7 @@ from reference.observer import Observer
 from reference.trace import Iteration, Trace
 
 from ..fabric import Fabric, Timing
-from .collectives import affordable_repeats
+from .collectives import affordable_repeats, last_to_last_ns
 from .report import Configuration, predict_one
 from .timing import clock_ns, median_ns, meet, of_slowest_rank, time_ns
 from .training_runs import Trainer
@@ -32,14 +33,14 @@ class IterationWithOneAllReduce(NamedTuple):
 
     Attributes:
         number: Position in the run; the recorded iterations repeat.
-        size_bytes: Size of the message.
+        alone_ns: Time of the same all-reduce on these ranks without training: the median.
         iteration_ns: Time from the previous iteration's end to this one's, each on the rank that ends last.
         packing_ns: Time from the moment at which the last gradient is due until the bucket is packed, each on the
             rank for which it comes last.
     """
 
     number: int
-    size_bytes: int
+    alone_ns: int
     iteration_ns: int
     packing_ns: int
 
@@ -57,18 +58,15 @@ def with_packing(fabric: Fabric, trace: Trace, measured: Sequence[IterationWithO
 def host_ns_by_iteration(
     trace: Trace, fabric: Fabric, world_size: int, measured: Sequence[IterationWithOneAllReduce]
 ) -> list[int]:
-    """Return by how many nanoseconds the host prolonged each iteration, apart from the costs in `fabric`."""
+    """Return by how many nanoseconds the host prolonged each iteration, apart from the costs in `fabric`.
+
+    All-reduces in `fabric` do not count, so the host's work is that of these ranks also if `fabric` was extrapolated.
+    """
     free = Timing(world_size=world_size, size_bytes=0, ns=0)
     only_broadcasts = fabric.model_copy(update={"all_reduce": (free,), "sharing": ()})
     predicted_ns = predict_one(trace, only_broadcasts, Configuration(float("inf")), world_size).samples_ns
     return [
-        max(
-            0,
-            one.iteration_ns
-            - predicted_ns[one.number % len(predicted_ns)]
-            - fabric.all_reduce_ns(one.size_bytes, world_size),
-        )
-        for one in measured
+        max(0, one.iteration_ns - one.alone_ns - predicted_ns[one.number % len(predicted_ns)]) for one in measured
     ]
 
 
@@ -93,7 +91,7 @@ def with_longer_steps(trace: Trace, by_ns: Sequence[int]) -> Trace:
 WARM_UP = 2
 """Iterations before those that are timed: in the second one, the reducer rebuilds its buckets."""
 FEWEST, MOST = 8, 24
-"""Limits of the iterations that are timed without all-reduces."""
+"""Fewest and most iterations that are timed."""
 BUDGET_NS = 3_000_000_000
 """Time budget for these iterations."""
 
@@ -106,12 +104,13 @@ class AllReduceAfterBackward(Observer):
         device: The clock of the emulated device; it must come later in the reducer's list of observers.
 
     Attributes:
+        message: The message.
         due_ns: When the last gradient was due, by `clock_ns`.
         packed_ns: When the bucket was packed, by `clock_ns`.
     """
 
     def __init__(self, size_bytes: int, device: WallClock) -> None:
-        self._message = torch.ones(size_bytes // 4)
+        self.message = torch.ones(size_bytes // 4)
         self._device = device
         self.due_ns = self.packed_ns = 0
 
@@ -125,11 +124,11 @@ class AllReduceAfterBackward(Observer):
 
     def backward_computed(self) -> None:
         """All-reduce the message."""
-        dist.all_reduce(self._message)
+        dist.all_reduce(self.message)
 
 
 def time_one_all_reduce_each(
-    rank: int, world_size: int, model: str, size_bytes: int
+    rank: int, world_size: int, model: str, size_bytes: int, pause_s: float
 ) -> list[IterationWithOneAllReduce]:
     """Train the recorded iterations from the first on, with one bucket, in groups of one rank.
 
@@ -138,6 +137,7 @@ def time_one_all_reduce_each(
         world_size: Number of ranks.
         model: As for `--model`: an emulated one.
         size_bytes: Size of the message that the ranks all-reduce after each backward pass.
+        pause_s: Seconds for which ranks sleep before they all-reduce the message without training.
     """
     alone = _groups_of_one(world_size)[rank]
     everybody = dist.group.WORLD
@@ -152,6 +152,7 @@ def time_one_all_reduce_each(
     ddp.reducer.observers += [observer, trainer.device.observer]
     warm_up_ns = [time_ns(trainer.step, ddp) for _ in range(WARM_UP)]
     trainer.device.next_iteration = 0
+    alone_ns = median_ns(_time_alone(observer.message, pause_s) for _ in range(FEWEST))
     count = affordable_repeats(warm_up_ns[-1], MOST, BUDGET_NS, at_least=FEWEST)
     meet()
     moments_ns = [clock_ns()]
@@ -163,9 +164,15 @@ def time_one_all_reduce_each(
     start_ns, *rest_ns = of_slowest_rank(moments_ns)
     iterations = []
     for number, (due_ns, packed_ns, end_ns) in enumerate(np.reshape(rest_ns, (-1, 3)).tolist()):
-        iterations.append(IterationWithOneAllReduce(number, size_bytes, end_ns - start_ns, packed_ns - due_ns))
+        iterations.append(IterationWithOneAllReduce(number, alone_ns, end_ns - start_ns, packed_ns - due_ns))
         start_ns = end_ns
     return iterations
+
+
+def _time_alone(message: torch.Tensor, pause_s: float) -> int:
+    meet()
+    time.sleep(pause_s)
+    return last_to_last_ns(dist.all_reduce, message)
 
 
 @cache

@@ -153,8 +153,7 @@ def time_iterations(trainer: Trainer, ddp: DistributedDataParallel) -> tuple[tup
         ends_ns = [clock_ns()]
         for _ in range(MEASURED_ITERATIONS):
             trainer.step(ddp)
-            watch.take("ended")
-            ends_ns.append(watch.moments[-1].ns)
+            ends_ns.append(watch.take("ended"))
     last_ends_ns = of_slowest_rank(ends_ns)
     times_ns = tuple(end - start for start, end in pairwise(last_ends_ns))
     return times_ns, by_iteration(watch.moments, last_ends_ns[:-1])

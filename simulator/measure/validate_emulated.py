@@ -135,7 +135,7 @@ def validate_emulated(
     run_on_ranks = partial(pool.run, on_network, modelled)
     pool.run(prepare_network)
     on_progress("measuring the work of the host", 0, 1)
-    one_all_reduce_each = run_on_ranks(time_one_all_reduce_each, model, message_bytes)[0]
+    one_all_reduce_each = run_on_ranks(time_one_all_reduce_each, model, message_bytes, PAUSE_S)[0]
     if calibrated is None:
         fabric = _measure_network(pool, model_trace, sizes, on_progress)
     else:
@@ -147,7 +147,7 @@ def validate_emulated(
     on_progress("checking slow-downs", 0, 1)
     slow_downs = checked_slow_downs(lambda: _slow_downs(run_on_ranks(time_slow_downs, model, message_bytes)))
     on_progress("measuring the work of the host", 0, 1)
-    one_all_reduce_each += run_on_ranks(time_one_all_reduce_each, model, message_bytes)[0]
+    one_all_reduce_each += run_on_ranks(time_one_all_reduce_each, model, message_bytes, PAUSE_S)[0]
     fabric = with_packing(fabric, model_trace, one_all_reduce_each)
     fabric.save(out / "fabric.json")
     host_ns = host_ns_by_iteration(model_trace, fabric, pool.world_size, one_all_reduce_each)

@@ -1,7 +1,7 @@
 """Watches target runs: when each rank began and ended the steps that a prediction consists of.
 
-The readings of all ranks and iterations are kept as a table of samples, from which `explain` finds where a prediction
-and its measurement part.
+The readings of all ranks and iterations are kept as a table of samples, from which `explain` finds why a prediction
+and its measurement differ.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,15 +19,15 @@ from reference.observer import Future, Observer
 from .timing import clock_ns
 
 MomentKind = Literal[
-    "buffers_received", "forward_computed", "packing", "packed", "launching", "launched", "done", "woken",
-    "copied_out", "backward_computed", "ended",
+    "buffers_received", "forward_computed", "packing", "packed", "launching", "launched", "backward_computed",
+    "done", "woken", "copied_out", "ended",
 ]  # fmt: skip
 """What happened on a rank, in the order of an iteration.
 
 - *buffers_received*: the broadcasts of buffers are over, and the forward pass begins
 - *forward_computed*: the forward pass is over; of an emulated device: the device's, not that of its host
-- *packing*, *packed*: the gradients of a bucket are about to be copied into it, and have been
-- *launching*, *launched*: the collective of a bucket is about to be issued, and has been
+- *packing*, *packed*: copying the gradients of a bucket into it begins, and has ended
+- *launching*, *launched*: issuing the collective of a bucket begins, and has ended
 - *backward_computed*: all gradients have been computed, and all buckets launched
 - *done*: this rank's part of the collective is over; read on emulated devices only, see `Watch`
 - *woken*: the reducer has returned from waiting for the collective
@@ -54,20 +54,22 @@ class Watch(Observer):
     Args:
         calls_back: Whether callbacks read when collectives are done. They run in threads of the backend, which
             have to wait for the interpreter: on two ranks that compute on two cores, an iteration with 29 buckets
-            takes 2.5 % longer. The other readings cost nothing that can be measured; nor do callbacks beside
-            emulated devices, which sleep.
+            takes 2.5 % longer. The other readings have no measurable cost. Beside emulated devices, which sleep,
+            callbacks have none either.
 
     Attributes:
-        moments: The readings so far, in the order in which they were taken.
+        moments: The readings so far. Those of callbacks may be out of order.
     """
 
     def __init__(self, *, calls_back: bool) -> None:
         self._calls_back = calls_back
         self.moments: list[Moment] = []
 
-    def take(self, kind: MomentKind, bucket: int | None = None) -> None:
-        """Read the clock."""
-        self.moments.append(Moment(kind, bucket, clock_ns()))
+    def take(self, kind: MomentKind, bucket: int | None = None) -> int:
+        """Read the clock; return the reading."""
+        now = clock_ns()
+        self.moments.append(Moment(kind, bucket, now))
+        return now
 
     def bucket_packing(self, bucket: int) -> None:
         """See `MomentKind`."""
@@ -85,7 +87,10 @@ class Watch(Observer):
         """See `MomentKind`."""
         self.take("launched", bucket)
         if self._calls_back:
-            future.add_done_callback(lambda _future: self.take("done", bucket))
+            future.add_done_callback(lambda _future: self._done(bucket))
+
+    def _done(self, bucket: int) -> None:
+        self.take("done", bucket)
 
     def backward_computed(self) -> None:
         """See `MomentKind`."""
@@ -110,17 +115,20 @@ def watched(ddp: DistributedDataParallel, device: WallClock | None) -> Iterator[
     """
     watch = Watch(calls_back=device is not None)
 
-    def forward_computed() -> None:
+    def buffers_received(*_: object) -> None:  # a result would replace the module's inputs
+        watch.take("buffers_received")
+
+    def forward_computed(*_: object) -> None:  # and here its output
         if device is None:
             watch.take("forward_computed")
         else:
             watch.moments.append(Moment("forward_computed", None, device.due_by(clock_ns)))
 
     hooks = [
-        ddp.module.register_forward_pre_hook(lambda *_: watch.take("buffers_received")),
-        ddp.module.register_forward_hook(lambda *_: forward_computed()),
+        ddp.module.register_forward_pre_hook(buffers_received),
+        ddp.module.register_forward_hook(forward_computed),
     ]
-    ddp.reducer.observers.insert(0, watch)  # before the clock of a device, which counts from its own reading
+    ddp.reducer.observers.insert(0, watch)  # first: a device's clock starts and stops counting after the reading
     try:
         yield watch
     finally:
@@ -141,8 +149,7 @@ def by_iteration(moments: Sequence[Moment], starts_ns: Sequence[int]) -> Iterati
     iterations: list[tuple[Moment, ...]] = []
     current: list[Moment] = []
     for moment in moments:
-        unfinished = {one.bucket for one in current if one.kind == "launched"}
-        if moment.kind == "done" and moment.bucket not in unfinished:
+        if moment.kind == "done" and ("launched", moment.bucket) not in {one[:2] for one in current}:
             continue
         current.append(moment)
         if moment.kind == "ended":
