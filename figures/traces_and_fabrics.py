@@ -11,7 +11,7 @@ from simulator import Fabric
 from simulator.fabric import Contention, Level, Processor, Topology
 from validation.ready_times import read_gradients, trace_of
 
-from .drawing import DATA, FOLDER
+from .drawing import DATA
 
 SLOWED = Processor(contention=(Contention(compute=1.189),))
 """Computation beside a collective takes 18.9 % longer on average (arXiv 2507.03114, abstract)."""
@@ -54,8 +54,8 @@ def gloo() -> Fabric:
 
     Two collectives run at a time. An all-reduce of two ranks takes two steps, each with half of the message.
     """
-    run = FOLDER.parent / "validation" / "runs" / "resnet18-10gbit-2ranks" / "resnet18" / "fabric.json"
-    timings = sorted(Fabric.load(run).all_reduce, key=lambda timing: timing.size_bytes)
+    calibrated = Fabric.load(DATA / "gloo_10gbit_2ranks.json")
+    timings = sorted(calibrated.all_reduce, key=lambda timing: timing.size_bytes)
     smallest, largest = timings[0], timings[-1]
     ring = Fabric.from_alpha_beta(smallest.ns // 2, largest.size_bytes / largest.ns * 1e9, concurrency=2)
     return ring.model_copy(update={"processor": SLOWED})

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -91,6 +91,7 @@ class RankPool:
         link_rate: Rate of each rank's virtual link in bits per second; see `virtual_links`. None: ranks use the
             loopback interface.
         uplinks: With `link_rate`, the links between nodes. None: all ranks are in one node.
+        pinned: Whether each rank, with its network threads, runs on its own share of the processor's cores (Linux).
 
     Raises:
         LinkError: On the first `run`, if virtual links are not possible on this machine or for this user.
@@ -104,6 +105,7 @@ class RankPool:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         link_rate: float | None = None,
         uplinks: Uplinks | None = None,
+        pinned: bool = False,
     ) -> None:
         if world_size < 1:
             raise ValueError(f"world_size: expected at least 1, got {world_size}")
@@ -112,6 +114,7 @@ class RankPool:
         self.timeout_s = timeout_s
         self.link_rate = link_rate
         self.uplinks = uplinks
+        self.pinned = pinned
         self._links: Links | None = None
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._connections: list[Connection] = []
@@ -193,6 +196,7 @@ class RankPool:
                     theirs,
                     writes_stack,
                 ),
+                kwargs={"pinned": self.pinned},
                 name=f"rank {rank}",
             )
             with _ctrl_c_blocked():
@@ -279,11 +283,15 @@ def _serve(
     namespace: str | None,
     connection: Connection,
     writes_stack: Connection,
+    *,
+    pinned: bool,
 ) -> None:
     """Main function of a rank's process: run bodies, as members of one process group, until the pipe closes."""
     global _launcher
     _launcher = connection
     faulthandler.register(signal.SIGUSR1, file=writes_stack.fileno(), all_threads=False)
+    if pinned:
+        pin(rank, world_size)
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // world_size))
     choose_network(namespace)
     keep_freed_memory()
@@ -338,6 +346,26 @@ def _run_as_one_rank(body: Body, args: tuple[Any, ...], backend: str, timeout_s:
             dist.destroy_process_group()
 
 
+def pin(rank: int, world_size: int) -> None:
+    """Restrict this process to its rank's share of the cores; does nothing without Linux.
+
+    The scheduler otherwise moves ranks and network threads between cores, at a cost that differs from run to run.
+    """
+    if sys.platform == "linux":
+        os.sched_setaffinity(0, cores_of(rank, world_size, sorted(os.sched_getaffinity(0))))
+
+
+def cores_of(rank: int, world_size: int, available: Sequence[int]) -> list[int]:
+    """Return a rank's share of the available cores.
+
+    More ranks than cores take them in turn. If some cores would get more ranks than others, all ranks get all cores,
+    so that the scheduler can share them out evenly.
+    """
+    if world_size > len(available) and world_size % len(available):
+        return list(available)
+    return list(available[rank % len(available) :: world_size])
+
+
 def choose_network(namespace: str | None) -> None:
     """Make Gloo use the rank's virtual link or, without one, the loopback interface."""
     if namespace is not None:
@@ -358,11 +386,11 @@ def keep_freed_memory() -> None:
     again: with 120 MB of gradients the same iteration takes 110 or 165 ms by accident. Does nothing without glibc's
     mallopt(3).
     """
-    m_trim_threshold, m_mmap_threshold = -1, -3
+    m_trim_threshold, m_mmap_max = -1, -4
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         mallopt(m_trim_threshold, 2**31 - 1)
-        mallopt(m_mmap_threshold, 32 * 2**20)  # the largest value that glibc accepts
+        mallopt(m_mmap_max, 0)  # every tensor comes from memory that is kept, even those above 32 MiB
 
 
 def let_network_threads_yield() -> None:

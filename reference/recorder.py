@@ -117,6 +117,13 @@ class Recording:
                 stack.enter_context(watch_torch_buckets(parameters, self._timestamps))
             return stack.pop_all()
 
+    def end_iteration(self) -> None:
+        """End the current iteration now, if it is complete, instead of at the next forward pass.
+
+        Time until the next forward pass then belongs to no iteration: evaluation, a checkpoint, waiting for others.
+        """
+        self._timestamps.finish_iteration(now_ns())
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

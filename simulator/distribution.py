@@ -63,7 +63,7 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
 
     The median iteration is simulated again with every uncertain cost at the low and at the high end of its error
     band. The variation of the iterations and the errors of the costs are independent, so their distances from the
-    median are added in quadrature.
+    median are added in quadrature. A measured spread of iterations takes the place of both.
 
     Args:
         costs: The schedule and its costs; the closed form takes several costs of the collectives at once.
@@ -84,7 +84,7 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
     for cheaper, dearer in _extremes(medians, costs):
         below = below + np.maximum(0, median - _latencies(cheaper, "auto") / iterations) ** 2
         above = above + np.maximum(0, _latencies(dearer, "auto") / iterations - median) ** 2
-    return summarize(times_ns, medians, below=np.sqrt(below), above=np.sqrt(above))
+    return summarize(times_ns, medians, below=np.sqrt(below), above=np.sqrt(above), spread=costs.spread)
 
 
 def place_of_median(latency_ns: Floats) -> NDArray[np.int64]:
@@ -94,7 +94,12 @@ def place_of_median(latency_ns: Floats) -> NDArray[np.int64]:
 
 
 def summarize(
-    times_ns: Floats, median: EngineInput, *, below: Floats | float = 0.0, above: Floats | float = 0.0
+    times_ns: Floats,
+    median: EngineInput,
+    *,
+    below: Floats | float = 0.0,
+    above: Floats | float = 0.0,
+    spread: Floats | float = 0.0,
 ) -> Distribution:
     """Summarise many iterations.
 
@@ -103,12 +108,14 @@ def summarize(
         median: The median iteration.
         below: Distance from the median to the lower end of the interval that errors of the costs alone would give.
         above: The same for the upper end.
+        spread: Half-width of the interval as a fraction of the median, where it was measured; see `ScheduleCosts`.
     """
     latency, compute, no_overlap = times_ns
     middle = latency.shape[-1] // 2
     median_ns = np.take_along_axis(latency, place_of_median(latency)[..., None], axis=-1)[..., 0]
     low, high = np.quantile(latency, INTERVAL, axis=-1, method="nearest")
     below, above = np.hypot(np.maximum(0, median_ns - low), below), np.hypot(np.maximum(0, high - median_ns), above)
+    below, above = (np.where(spread, spread * median_ns, distance) for distance in (below, above))
     figures = {
         "samples_ns": latency,
         "iteration_ns": median_ns,

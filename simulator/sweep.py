@@ -309,6 +309,7 @@ class ClosedFormBatch:
         cost_ns = [[price(list(self._place), fabric, size) for size in self._sizes] for fabric in fabrics]
         self._cost_ns = np.array(cost_ns).reshape(len(fabrics), len(self._sizes), len(self._place))
         self._error = np.array([[fabric.relative_error(size) for size in self._sizes] for fabric in fabrics])
+        self._spread = np.array([[fabric.iteration_spread(size) for size in self._sizes] for fabric in fabrics])
 
     def predict(self, policy: Policy) -> tuple[int, Nanoseconds]:
         """Return the number of buckets, and `FIGURES` of shape [fabrics, world sizes, figures]."""
@@ -323,7 +324,12 @@ class ClosedFormBatch:
             costs = self._costs(policy, fabrics[0], sizes[0])
             places = [self._place[message] for message in messages_of(costs.schedule)]
             cells = np.ix_(fabrics, sizes)
-            costs = replace(costs, cost_ns=self._cost_ns[*cells][..., places], relative_error=self._error[cells])
+            costs = replace(
+                costs,
+                cost_ns=self._cost_ns[*cells][..., places],
+                relative_error=self._error[cells],
+                spread=self._spread[cells],
+            )
             distribution = simulate_many(costs, self._samplers[sizes[0]], "closed_form")
             exposed_ns = np.rint(exposed_many(distribution.median) / policy.sync_every).astype(np.int64)
             others = [getattr(distribution, name) for name in FIGURES[:-1]]

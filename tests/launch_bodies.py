@@ -12,6 +12,10 @@ def identify(rank: int, world_size: int, *args: object) -> tuple[object, ...]:
     return rank, world_size, dist.get_rank(), dist.get_world_size(), *args
 
 
+def cores(_rank: int, _world_size: int) -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
 def fail_on(rank: int, _world_size: int, failing: int) -> int:
     if rank == failing:
         raise ArithmeticError("the sums do not add up")

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from reference import buckets, models
+from reference.bucketing import MIB
 from reference.buckets import Bucket
 from reference.launch import RankPool
-from reference.trace import Parameter
+from reference.trace import Parameter, Trace
 from reference.unused_parameters import reachable
 from simulator import Fabric, predict
 from simulator.cli.output import show_calibration
@@ -27,6 +28,14 @@ from simulator.fabric.processor import HookCost
 from simulator.measure import collectives, hook_costs, reducer_costs, timing, training_runs
 from simulator.measure.calibrate import calibrate, measure_hook
 from simulator.measure.collectives import AllReduceQueue, MessageBuffer
+from simulator.measure.reference_runs import (
+    Fitter,
+    Reference,
+    reference_runs,
+    with_hook_costs,
+    with_slow_downs,
+)
+from simulator.measure.report import Configuration, Measurement, SpeedCheck, policy_of, predict_one
 from simulator.measure.slow_downs import ISOLATION_NS, IsolatedTimes, SlowdownTimes, choose_far_apart, fit_lingering
 from simulator.measure.timing import (
     ContentionTimes,
@@ -38,6 +47,8 @@ from simulator.measure.timing import (
     timed_collectives,
 )
 from simulator.schedule.comm_hooks import HALVES, HOOKS, named_hook
+from simulator.schedule.schedule import buckets_of
+from simulator.workload.compute_times import recorded_model
 
 from .explore import examples
 from .strategies import HOOK_COSTS, iteration, policies, trace_of, traces
@@ -299,7 +310,7 @@ def test_two_at_a_time_are_timed_by_the_rank_that_has_each_of_them_last(two_rank
 def recording_events(rank: int, world_size: int) -> list[str]:
     """What `record_computation` does, in order."""
     events = []
-    real_record, real_barrier, real_step = training_runs.record, dist.barrier, training_runs.Trainer.step
+    real_record, real_meet, real_step = training_runs.record, training_runs.meet, training_runs.Trainer.step
 
     @contextmanager
     def record(*arguments, **named):
@@ -307,26 +318,119 @@ def recording_events(rank: int, world_size: int) -> list[str]:
             events.append("open")
             yield recording
 
-    def barrier(*arguments):
-        events.append("barrier")
-        real_barrier(*arguments)
+    def meet():
+        events.append("meet")
+        real_meet()
 
     def step(trainer, module):
-        events.append("step")
+        events.append(type(module).__name__)
         real_step(trainer, module)
 
     with (
         mock.patch.object(training_runs, "record", record),
-        mock.patch.object(dist, "barrier", barrier),
+        mock.patch.object(training_runs, "meet", meet),
         mock.patch.object(training_runs.Trainer, "step", step),
     ):
         training_runs.record_computation(rank, world_size, TINY, iterations=2)
     return events
 
 
-def test_all_ranks_leave_a_barrier_right_before_the_first_recorded_iteration(two_ranks):
+def test_ranks_meet_before_each_recorded_iteration_which_runs_under_the_reducer(two_ranks):
     for events in two_ranks.run(recording_events):
-        assert events[events.index("open") + 1 :] == ["barrier", "step", "step"]
+        assert events[events.index("open") + 1 :] == ["meet", "DistributedDataParallel"] * (training_runs.WARM_UP + 2)
+
+
+def record_with_an_unused_parameter(rank: int, world_size: int) -> list[str]:
+    """The classes of the modules that `record_computation` trains."""
+    trained = []
+    real_step = training_runs.Trainer.step
+
+    def step(trainer, module):
+        trained.append(type(module).__name__)
+        real_step(trainer, module)
+
+    def build(_name):
+        module = nn.Linear(3, 3)
+        module.unused = nn.Parameter(torch.zeros(2))
+        return module, lambda called: called(torch.ones(1, 3)).sum()
+
+    with (
+        mock.patch.object(models, "build", build),
+        mock.patch.object(training_runs.Trainer, "step", step),
+    ):
+        trace = training_runs.record_computation(rank, world_size, "m", iterations=2)
+    assert all(iteration.ready_ns[2] is None for of_rank in trace.ranks for iteration in of_rank.iterations)
+    return trained
+
+
+def test_a_model_with_an_unused_parameter_is_recorded_without_the_reducer(two_ranks):
+    assert two_ranks.run(record_with_an_unused_parameter) == [["Linear"] * (training_runs.WARM_UP + 2)] * 2
+
+
+@given(traces(), st.integers(1, 3))
+def test_without_averaging_a_backward_pass_ends_with_its_last_gradient(trace, count):
+    count = min(count, *(len(rank.iterations) for rank in trace.ranks))
+    kept = Trace.model_validate(training_runs.without_averaging(trace, count).model_dump())
+    for before, after in zip(trace.ranks, kept.ranks, strict=True):
+        assert len(after.iterations) == count
+        for old, new in zip(before.iterations[-count:], after.iterations, strict=True):
+            assert new.backward_end_ns == max(ns for ns in new.ready_ns if ns is not None)
+            assert new.end_ns - new.backward_end_ns == old.end_ns - old.backward_end_ns
+            assert new.forward_end_ns - new.forward_start_ns == old.forward_end_ns - old.forward_start_ns
+
+
+# The reference run
+
+
+@given(traces(), st.floats(1e-5, 1e-3))
+def test_reference_runs_have_buckets_that_no_target_has(trace, cap_mb):
+    targets = [Configuration(cap) for cap in (cap_mb, 1e-5, 1e-4, float("inf"))]
+    model = recorded_model(trace, unused_allowed=True)
+    taken = [buckets_of(policy_of(target), model) for target in targets]
+    plans = [buckets_of(policy_of(run), model) for run in reference_runs(trace, targets)]
+    assert not [plan for plan in plans if plan in taken or len(plan) < 2]
+    assert all(len(many) >= 2 * len(few) for few, many in pairwise(plans))
+
+
+GRADIENTS = 24
+EVEN = trace_of(
+    [[iteration(10**7, tuple(10**7 + 2_000_000 * (GRADIENTS - n) for n in range(GRADIENTS)), 6 * 10**7, 0)]],
+    [MIB] * GRADIENTS,
+)
+"""Gradients 2 ms apart, whose all-reduces take 1 ms each."""
+SLOWED = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9).model_copy(
+    update={"processor": Processor(contention=(Contention(compute=1.5),))}
+)
+
+
+@given(st.floats(0, 4), st.floats(-0.05, 0.05))
+def test_slow_downs_are_fitted_to_the_reference_runs_on_average(factor, noise):
+    """One run was measured too long and the other too short by as much."""
+    runs = reference_runs(EVEN, [Configuration(1.0), Configuration(25.0)])
+    truth = with_slow_downs(SLOWED, factor)
+    measured = {
+        run: Reference((predict_one(EVEN, truth, run, 2).iteration_ns / (1 + error),) * 3, SpeedCheck(1, 1))
+        for run, error in zip(runs, (noise, -noise), strict=True)
+    }
+    fitted = Fitter(EVEN, 2).fit_slow_downs(SLOWED, measured)
+    for cap_mb in (1.0, 3.0, 25.0):
+        found, right = (predict_one(EVEN, one, Configuration(cap_mb), 2).iteration_ns for one in (fitted, truth))
+        assert found == pytest.approx(right, rel=0.02)
+
+
+@given(st.floats(0, 4))
+def test_a_comm_hook_is_fitted_to_its_reference_run(factor):
+    hook = HookCost(name="fp16", compress=Linear(ns_per_byte=1), decompress=Linear(fixed_ns=1000))
+    fabric = SLOWED.model_copy(update={"processor": Processor(hooks=(hook,))})
+    run = Configuration(1.0, hook="fp16")
+    measured_ns = predict_one(EVEN, with_hook_costs(fabric, "fp16", factor), run, 2).iteration_ns
+    fitted = Fitter(EVEN, 2).fit_hook(fabric, run, Reference((measured_ns,) * 3, SpeedCheck(1, 1)))
+    assert predict_one(EVEN, fitted, run, 2).iteration_ns == pytest.approx(measured_ns, rel=0.01)
+
+
+def test_turns_of_the_reference_run_are_compared_at_the_usual_speed():
+    turns = [Measurement((ns,), SpeedCheck(ns // 2, ns // 2)) for ns in (100, 110, 90)]
+    assert Reference.of(turns) == Reference((pytest.approx(100),) * 3, SpeedCheck(50, 50))
 
 
 # A hook's own work

@@ -22,16 +22,15 @@ from simulator.fabric import (
     slowdowns_of,
 )
 from simulator.fabric.contention import relative_weights
-from simulator.fabric.measured_tables import (
+from simulator.fabric.extrapolation import (
     LATENCY_LAWS,
-    Table,
     extrapolated_table,
+    growth_of,
     latency_law,
-    relative_squared_error,
-    segments,
     table_between,
     table_beyond,
 )
+from simulator.fabric.measured_tables import Table, relative_squared_error, segments
 from simulator.fabric.nccl_tests import read_log
 
 from .nccl_log import nccl_log
@@ -446,17 +445,64 @@ def of_law(law: str, world_size: int) -> Table:
     return Table(SIZES, np.rint(latency + SIZES * 2 * (world_size - 1) / world_size / 10))
 
 
+LIBRARY_OF = {"tree": "nccl", "ring": "gloo"}
+"""A library whose latency grows by the law if a single world size was measured."""
+
+
 @given(st.sampled_from(list(LATENCY_LAWS)), st.integers(2, 64), st.integers(2, 512))
 def test_a_fabric_that_follows_a_law_is_extrapolated(law, measured, world_size):
-    extrapolated = table_beyond(of_law(law, measured), measured, world_size, LATENCY_LAWS[law])
+    table = {measured: of_law(law, measured)}
+    extrapolated = table_beyond(table, measured, world_size, growth_of(table, LIBRARY_OF[law], None))
     np.testing.assert_allclose(extrapolated.ns, of_law(law, world_size).ns, rtol=1e-3)
 
 
-@given(st.sampled_from(list(LATENCY_LAWS)), st.sets(st.sampled_from([2, 3, 4, 8, 16]), min_size=2))
-def test_the_law_of_the_latency_is_read_from_the_data(law, world_sizes):
+@given(
+    st.sampled_from(list(LATENCY_LAWS)),
+    st.sampled_from(["nccl", "gloo"]),
+    st.sets(st.sampled_from([2, 3, 4, 8, 16]), min_size=2),
+)
+def test_the_law_of_the_latency_is_read_from_the_data(law, library, world_sizes):
+    """Tables that follow the law show its growth, so their weight changes nothing."""
     measured = {n: of_law(law, n) for n in sorted(world_sizes)}
     assert latency_law(measured, "neither") == law
-    np.testing.assert_allclose(extrapolated_table(measured, 64, "neither").ns, of_law(law, 64).ns, rtol=2e-3)
+    extrapolated = extrapolated_table(measured, 64, growth_of(measured, library, None))
+    np.testing.assert_allclose(extrapolated.ns, of_law(law, 64).ns, rtol=2e-3)
+
+
+NODES = Topology(
+    levels=(
+        Level(name="nvlink", members=8, latency_ns=3000, bytes_per_s=300e9),
+        Level(name="network", latency_ns=14_000, bytes_per_s=100e9),
+    )
+)
+
+
+@given(st.sampled_from([16, 32, 64]), st.integers(0, 10**9), st.floats(0.3, 3))
+def test_described_links_add_the_latency_of_their_hops_and_slow_bytes_by_the_ratio_of_their_rates(ranks, size, fast):
+    """The table of one node reaches `fast` times the described rate; trees over the nodes have log2(nodes) levels."""
+    alpha_ns, ns_per_byte = 20_000, 2 * 7 / 8 / 300 / fast
+    sizes = [2**exponent for exponent in range(10, 31, 2)]
+    table = Fabric.from_table([(8, each, round(alpha_ns + ns_per_byte * each)) for each in sizes])
+    fabric = table.model_copy(update={"extrapolate": True, "topology": NODES})
+    hops_ns = 2 * 14_000 * (ranks // 8).bit_length() - 2 * 14_000
+    slower = 3 * (1 - 1 / ranks) / (1 - 1 / 8)
+    size = max(size, sizes[0])
+    assert fabric.all_reduce_ns(size, ranks) == pytest.approx(
+        alpha_ns + hops_ns + ns_per_byte * slower * size, rel=0.02
+    )
+
+
+@given(st.floats(0.5, 2))
+def test_nccls_tables_count_as_much_as_the_law_and_gloos_not_at_all(shown):
+    """From 2 to 4 ranks the bytes grew `shown` times as much as on a ring: 1.5 times."""
+    small = of_law("ring", 4).ns / (1 + shown * 0.5)
+    measured = {2: Table(SIZES, small), 4: Table(SIZES, of_law("ring", 4).ns)}
+    large = [
+        extrapolated_table(measured, 8, growth_of(measured, library, None)).ns[-1] / measured[4].ns[-1]
+        for library in ("nccl", "gloo")
+    ]
+    relative = 1 - 1 / (1 + shown * 0.5)
+    assert large == [pytest.approx(1 + (0.5 + 0.5 * relative * 3) / 6, rel=1e-2), pytest.approx(7 / 6, rel=1e-2)]
 
 
 def test_with_one_world_size_measured_the_library_says_how_latency_grows():

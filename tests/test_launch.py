@@ -7,9 +7,11 @@ from pathlib import Path
 from subprocess import PIPE, Popen
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from reference.errors import RankError
-from reference.launch import RankPool, run_ranks
+from reference.launch import RankPool, cores_of, run_ranks
 
 from . import launch_bodies as bodies
 
@@ -111,3 +113,24 @@ def test_ranks_end_silently_when_their_launcher_is_gone():
 
 def test_ranks_share_the_cores(four_ranks):
     assert four_ranks.run(bodies.count_threads) == [max(1, (os.cpu_count() or 1) // 4)] * 4
+
+
+@given(st.integers(1, 20), st.integers(1, 16))
+def test_ranks_share_the_cores_evenly_or_not_at_all(world_size, count):
+    available = list(range(100, 100 + count))
+    shares = [cores_of(rank, world_size, available) for rank in range(world_size)]
+    used = [core for share in shares for core in share]
+    if world_size <= count:
+        assert sorted(used) == available
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    elif world_size % count == 0:
+        assert sorted(used) == sorted(available * (world_size // count))
+    else:
+        assert shares == [available] * world_size
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs sched_setaffinity")
+def test_a_pinned_rank_keeps_to_its_cores():
+    available = sorted(os.sched_getaffinity(0))
+    with RankPool(2, pinned=True) as pool:
+        assert pool.run(bodies.cores) == [cores_of(rank, 2, available) for rank in range(2)]

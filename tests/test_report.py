@@ -39,14 +39,14 @@ TRACE = trace_of([[iteration(300, (800,), 900, 100)]], [400])
 def row(cap_mb: float, measured: int, predicted: int, spread: int = 1) -> Row:
     return Row(
         model="m", cap_mb=cap_mb, order="ready", hook="none", buckets=2,
-        turns=(Measurement((measured,), SpeedCheck(1, 1)),) * 3,
+        turns=(Measurement((measured,), SpeedCheck(1, 1)),) * 3, speed_check=SpeedCheck(1, 1),
         measured_ns=2 * measured, quartiles_ns=(2 * measured - spread, 2 * measured + spread),
         paired_ns=measured, paired_quartiles_ns=(measured - spread, measured + spread),
-        paired_turns_ns=(measured,) * 3,
+        paired_turns_ns=(measured,) * 3, paired_times_ns=(measured,) * 3,
         predicted_ns=predicted, interval_ns=(predicted - 5, predicted + 5),
         coverage=float(abs(predicted - measured) <= 5), drift=measured / 100 - 1,
         error=predicted / (2 * measured) - 1, paired_error=predicted / measured - 1,
-        perfect_scaling_error=-0.5, no_overlap_error=0.5, naive_overlap_error=-0.25,
+        perfect_scaling_error=-0.5, no_overlap_error=0.5, naive_overlap_error=-0.25, pipelined_overlap_error=0.1,
     )  # fmt: skip
 
 
@@ -60,7 +60,12 @@ def test_a_report_counts_errors_as_it_says():
     assert report.pairs_apart == 5  # all of six but 300 and 302, which are within the noise
     assert report.sign_errors == 1  # 200 and 300 are ranked the wrong way round
     assert report.fastest_found == 1
-    assert report.baselines == {"perfect_scaling": 0.5, "no_overlap": 0.5, "naive_overlap": 0.25}
+    assert report.baselines == {
+        "perfect_scaling": 0.5,
+        "no_overlap": 0.5,
+        "naive_overlap": 0.25,
+        "pipelined_overlap": 0.1,
+    }
 
 
 def test_turns_that_differ_are_noise_and_pairs_within_it_do_not_count():
@@ -80,6 +85,17 @@ def test_what_all_rows_of_a_turn_have_in_common_is_no_noise():
     rows = [replace(row(cap, 100 * cap, 1), paired_turns_ns=(90 * cap, 110 * cap)) for cap in (1, 2, 3)]
     assert summarize(rows, "abc").noise == pytest.approx(0)
     assert summarize(rows[:1], "abc").noise == pytest.approx(1.645 * (2 * 0.02 / 2) ** 0.5)
+
+
+@given(st.integers(1, 99), st.integers(101, 300), st.lists(st.integers(1, 500), min_size=1, max_size=9))
+def test_an_interval_pays_for_its_width_and_twentyfold_for_what_lies_outside(low, high, times):
+    of_row = replace(row(1, 100, 100), paired_times_ns=tuple(times))
+    outside = [low - ns if ns < low else ns - high if ns > high else 0 for ns in times]
+    score = of_row.interval_score((low, high))
+    assert score == pytest.approx((high - low + 20 * sum(outside) / len(times)) / 100)
+    report = summarize([replace(of_row, interval_ns=(low, high))], "abc")
+    assert report.interval_score == pytest.approx(score)
+    assert report.half_width == pytest.approx((high - low) / 200)
 
 
 def test_fastest_found_counts_models():
@@ -130,7 +146,7 @@ def test_a_report_is_drawn_and_written(tmp_path):
     written = json.loads(json.dumps(report.to_json()))
     assert written["rows"][1]["cap_mb"] is None
     assert set(written["rows"][0]["turns"][0]) == {"times_ns", "reference"}
-    assert set(written["yardsticks"]) == {"perfect_scaling", "no_overlap", "naive_overlap"}
+    assert set(written["yardsticks"]) == {"perfect_scaling", "no_overlap", "naive_overlap", "pipelined_overlap"}
     report.save(tmp_path)
     assert json.loads((tmp_path / "report.json").read_text())["predictions_sha256"] == "abc"
     written = pd.read_csv(tmp_path / "report.csv")
@@ -192,7 +208,7 @@ def test_coverage_is_of_iterations(times):
     made = make_row(
         "m",
         Configuration(25.0),
-        TargetPrediction(prediction, 1, SpeedCheck(50, 50), lambda _: prediction.iteration_ns),
+        TargetPrediction(prediction, 1, 1, SpeedCheck(50, 50), lambda _: prediction.iteration_ns),
         [Measurement(tuple(times), SpeedCheck(50, 50))],
     )
     low, high = prediction.interval_ns
@@ -213,8 +229,8 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     seen: list[bytes] = []
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)
     pool.run.side_effect = run
-    with mock.patch.object(validate, "_calibrate", return_value=({"m": TRACE}, {"m": FABRIC})):
-        report = validate.validate(pool, ["m"], [Configuration(1.0), Configuration(25.0)], out=tmp_path, repeat=2)
+    with mock.patch.object(validate, "_calibrate", return_value=(TRACE, FABRIC, None)):
+        report = validate.validate(pool, "m", [Configuration(1.0), Configuration(25.0)], out=tmp_path, repeat=2)
     assert seen == [written.read_bytes()] * 2
     assert [row.measured_ns for row in report.rows] == [measured_ns] * 2
     assert [row["iteration_ns"] for row in json.loads(seen[0])] == [row.predicted_ns for row in report.rows]

@@ -64,11 +64,22 @@ def topologies(draw):
             members=members,
             latency_ns=draw(st.integers(0, 10**9)),
             bytes_per_s=float(draw(st.integers(1, 10**13))),
+            bytes_per_s_by_members=draw(st.dictionaries(st.integers(2, 9), st.integers(1, 10**13).map(float))),
             reduces=draw(st.booleans()),
         )
         for name, members in zip(names, [*inner, draw(st.none() | st.integers(1, 64))], strict=True)
     ]
     return Topology(levels=tuple(levels), source=draw(st.text(max_size=9)))
+
+
+@given(st.integers(2, 9), st.dictionaries(st.integers(2, 9), st.integers(1, 10**6)))
+def test_direct_links_have_the_rate_of_the_members_in_use(ranks, rates):
+    """Only ranks that take part send, on the links among them."""
+    by_members = {members: 1e6 * rate for members, rate in rates.items()}
+    level = Level(name="mesh", latency_ns=0, bytes_per_s=1e9, bytes_per_s_by_members=by_members)
+    fabric = Fabric.from_topology(Topology(levels=(level,)), algorithm="ring")
+    seconds = 2 * (ranks - 1) / ranks * 10**9 / by_members.get(ranks, 1e9)
+    assert fabric.all_reduce_ns(10**9, ranks) == pytest.approx(seconds * 1e9)
 
 
 @given(topologies())

@@ -1,8 +1,8 @@
 """Case files: published measurements, split into the inputs of a prediction and the truth it is compared with.
 
 One TOML file in `validation/cases` is one case, and its field `kind` selects the class here that defines all other
-fields: `AllReduceCase` for part (a) of the score, `IterationsCase` for (b), `SchedulesCase` for (c). Every constant
-carries its source.
+fields: `AllReduceCase` for part (a) of the score, `IterationsCase` for (b), `SchedulesCase` for (c), `ScalingCase`
+for (d), `BucketCapsCase` for (e). Every constant carries its source.
 """
 
 import json
@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from reference.files import Schema, first_problem
+from simulator.fabric import TopologyFile
 
 Positive = Field(gt=0, allow_inf_nan=False)
 Gpus = Field(ge=1, description="number of GPUs, one rank each")
@@ -36,34 +37,18 @@ class MeasuredTable(Schema):
         return self
 
 
-class LinkRate(Schema):
-    """Rate of the links between one GPU (across nodes: one node) and the rest, in one direction."""
-
-    gpus: int = Gpus
-    gb_per_s: float = Field(
-        gt=0, allow_inf_nan=False, description="10^9 bytes a second; across nodes, of a whole node"
-    )
-    source: str = Name
-
-
-class TreeLatency(Schema):
-    """Latency of an all-reduce along a tree over nodes, by NCCL's tuning model; microseconds a hop."""
-
-    node_gpus: int = Gpus
-    base_us: float = Positive
-    inside_us: float = Positive
-    across_us: float = Positive
-    source: str = Name
-
-
 class Question(Schema):
     """One prediction task: the tables that are inputs, and the tables to predict."""
 
     title: str = Name
     fit: tuple[int, ...] = Field(min_length=1, description="numbers of GPUs whose tables are inputs")
     predict: tuple[int, ...] = Field(min_length=1, description="numbers of GPUs whose tables are the truth")
-    rates: tuple[LinkRate, ...] = Field(default=(), description="if links differ; empty: every byte at one rate")
-    tree: TreeLatency | None = Field(default=None, description="absent: latency grows as between the input tables")
+    topology: TopologyFile | None = Field(
+        default=None, description="the links, as in a topology file; absent: all links are equal"
+    )
+    truth_below_bytes: int | None = Field(
+        default=None, ge=1, description="larger messages are an input, so they are not compared; absent: none is"
+    )
     counts: bool = Field(default=True, description="false: shown, but not compared with the limit")
 
     @model_validator(mode="after")
@@ -95,13 +80,6 @@ class AllReduceCase(Schema):
             for gpus in (*question.fit, *question.predict):
                 if gpus not in measured:
                     raise ValueError(f"questions[{number}]: expected tables of {measured} GPUs, got {gpus}")
-            rated = {rate.gpus for rate in question.rates}
-            needed = {max(question.fit), *question.predict}
-            if rated and not rated >= needed:
-                raise ValueError(
-                    f"questions[{number}].rates: expected rates for {sorted(needed)} GPUs (largest of fit, all of "
-                    f"predict), got {sorted(rated)}"
-                )
         return self
 
 
@@ -254,11 +232,162 @@ class SchedulesCase(Schema):
         return self
 
 
-Case = AllReduceCase | IterationsCase | SchedulesCase
+class NodeRate(Schema):
+    """Bus bandwidth of large all-reduces inside a node, by the number of GPUs that take part."""
+
+    gpus: int = Gpus
+    gb_per_s: float = Positive
+
+
+class Node(Schema):
+    """A node of equal GPUs."""
+
+    name: str = Name
+    memory_gb_per_s: float = Field(gt=0, allow_inf_nan=False, description="memory bandwidth of a GPU, data sheet")
+    rates: tuple[NodeRate, ...] = Field(default=(), description="of its links, one for each number of GPUs")
+    tables: tuple[MeasuredTable, ...] = Field(default=(), description="measured all-reduces, instead of rates")
+    source: str = Name
+
+
+class NodeInputs(Schema):
+    """Constants for predicting iterations on the GPUs of one node."""
+
+    nodes: tuple[Node, ...] = Field(min_length=1)
+    link_efficiency: SourcedValue = Field(description="part of a data sheet's rate that all-reduces reach")
+    hop_us: SourcedValue = Field(description="latency of one hop of a ring inside a node")
+    copy_us: SourcedValue = Field(description="time on the GPU to start the copies of one gradient, in and out")
+    compute_slowdown: SourcedValue
+    gpu_spread: SourcedValue = Field(description="standard deviation of the speeds of equal GPUs, as a fraction")
+
+    @model_validator(mode="after")
+    def _nodes_have_one_kind_of_figures(self) -> Self:
+        for node in self.nodes:
+            if bool(node.rates) == bool(node.tables):
+                raise ValueError(f"nodes.{node.name}: expected either rates or tables, got both or neither")
+        return self
+
+    def node(self, name: str) -> Node:
+        """The node of this name.
+
+        Raises:
+            ValueError: There is none.
+        """
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        raise ValueError(f"node: expected one of {', '.join(node.name for node in self.nodes)}, got {name}")
+
+
+class OneGpuRun(Schema):
+    """Training on one GPU without data parallelism."""
+
+    name: str = Name
+    node: str = Name
+    model: str = Field(description="module:callable, as for --model, with the batch of the training")
+    tflops: float = Field(gt=0, allow_inf_nan=False, description="peak rate in the precision used, data sheet")
+    samples: float = Field(gt=0, allow_inf_nan=False, description="samples (or tokens) on each GPU in an iteration")
+    per_s: float = Field(gt=0, allow_inf_nan=False, description="samples (or tokens) a second on one GPU")
+
+
+class ScalingInputs(NodeInputs):
+    """All inputs for predicting the speed on several GPUs from that on one."""
+
+    one_gpu: tuple[OneGpuRun, ...] = Field(min_length=1)
+
+
+class MeasuredScaling(Schema):
+    """Measured speed of the training of one name in `one_gpu` on several GPUs together."""
+
+    run: str = Name
+    gpus: int = Field(ge=2)
+    per_s: float = Positive
+
+
+class ScalingCase(Schema):
+    """torch's DDP on the GPUs of one node, compared with one of its GPUs."""
+
+    kind: Literal["scaling"]
+    name: str = Name
+    source: str = Name
+    inputs: ScalingInputs
+    truth: tuple[MeasuredScaling, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _truth_has_inputs(self) -> Self:
+        known = [run.name for run in self.inputs.one_gpu]
+        if len(set(known)) < len(known):
+            raise ValueError(f"inputs.one_gpu: expected different names, got {known}")
+        for run in self.inputs.one_gpu:
+            self.inputs.node(run.node)
+        for number, row in enumerate(self.truth):
+            if row.run not in known:
+                raise ValueError(f"truth[{number}].run: expected one of inputs.one_gpu, {known}, got {row.run}")
+        return self
+
+
+class BucketRule(Schema):
+    """A reducer of several GPUs that was run with several bucket caps."""
+
+    name: str = Name
+    node: str = Name
+    gpus: int = Field(ge=2)
+    model: str = Field(description="module:callable, as for --model, with the batch of the training")
+    tflops: float = Field(gt=0, allow_inf_nan=False, description="peak rate in the precision used, data sheet")
+    rule: Literal["at most the cap", "reaches the cap"] = Field(
+        description="when a bucket is full: before the gradient that would exceed the cap, or (torch) after the one "
+        "that reaches it"
+    )
+    compute_ms: float = Field(gt=0, allow_inf_nan=False, description="iteration without communication")
+    optimizer_ms: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="part of it after the backward pass; absent: SGD's"
+    )
+    source: str = Name
+
+
+class BucketCapsInputs(NodeInputs):
+    """All inputs for predicting the effect of the bucket cap."""
+
+    reducers: tuple[BucketRule, ...] = Field(min_length=1)
+
+
+class MeasuredCap(Schema):
+    """Measured iteration of a reducer with one bucket cap."""
+
+    reducer: str = Name
+    cap_mb: float = Positive
+    ms: float = Positive
+    spread_ms: float = Field(ge=0, allow_inf_nan=False, description="published standard deviation; 0: not published")
+
+
+class BucketCapsCase(Schema):
+    """Iterations of reducers with several bucket caps."""
+
+    kind: Literal["bucket_caps"]
+    name: str = Name
+    source: str = Name
+    inputs: BucketCapsInputs
+    truth: tuple[MeasuredCap, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _truth_has_inputs(self) -> Self:
+        known = [reducer.name for reducer in self.inputs.reducers]
+        for reducer in self.inputs.reducers:
+            self.inputs.node(reducer.node)
+        for number, row in enumerate(self.truth):
+            if row.reducer not in known:
+                raise ValueError(
+                    f"truth[{number}].reducer: expected one of inputs.reducers, {known}, got {row.reducer}"
+                )
+        return self
+
+
+Case = AllReduceCase | IterationsCase | SchedulesCase | ScalingCase | BucketCapsCase
 KINDS: dict[str, type[Case]] = {
     "all_reduce": AllReduceCase,
     "iterations": IterationsCase,
     "schedules": SchedulesCase,
+    "scaling": ScalingCase,
+    "bucket_caps": BucketCapsCase,
 }
 ADVICE = "see validation/README.md"
 

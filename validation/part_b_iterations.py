@@ -16,8 +16,9 @@ from reference.trace import Trace
 from simulator import Fabric, Straggler, predict
 from simulator.fabric import Contention, Level, Processor, Topology
 
+from .baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 from .cases import IterationInputs, IterationsCase, Link, MeasuredIteration, Model
-from .comparison import RANKING_BASELINES, CaseScore, Comparison, FastestChoice, TimesByMethod, fastest
+from .comparison import CaseScore, Comparison, FastestChoice, TimesByMethod, fastest
 from .part_a_all_reduces import fabric_of
 from .ready_times import read_gradients, repeat_block, trace_of
 
@@ -49,21 +50,15 @@ def _predict_cell(inputs: IterationInputs, fabric: Fabric, model: Model, cell: C
     trace = _trace(model, iteration_ns(inputs.batch, one_gpu_per_s))
     plan = plan_of(trace, cell.bucket_mb)
     slowest = Straggler(rank=0, factor=1 + inputs.gpu_spread.value * expected_slowest(cell.gpus))
-    slowed = Processor(contention=(Contention(compute=inputs.compute_slowdown.value),))
-    predicted = predict(
-        trace,
-        fabric.model_copy(update={"processor": slowed}),
-        world_size=cell.gpus,
-        plan=plan,
-        broadcast_buffers=False,
-        stragglers=[slowest],
-    )
-    naive = predict(trace, fabric, world_size=cell.gpus, plan=plan, broadcast_buffers=False)
+    processor = Processor(contention=(Contention(compute=inputs.compute_slowdown.value),))
+    slowed = fabric.model_copy(update={"processor": processor})
+    predicted = predict(trace, slowed, world_size=cell.gpus, plan=plan, broadcast_buffers=False, stragglers=[slowest])
+    baselines = baselines_ns(trace, slowed, world_size=cell.gpus, plan=plan, broadcast_buffers=False)
     return {
         "predicted": predicted.iteration_ns,
+        **baselines,
         "perfect scaling": iteration_ns(inputs.batch, model.no_ddp_per_s),
-        "no overlap": naive.no_overlap_ns,
-        "naive overlap": naive.iteration_ns,
+        FEWER_BUCKETS: len(plan),
     }
 
 
@@ -118,16 +113,15 @@ def _cell(row: MeasuredIteration) -> Cell:
 
 
 def _compare(case: IterationsCase, truth: MeasuredIteration, by_method: Mapping[str, float]) -> Comparison:
-    baselines = dict(by_method)
     return Comparison(
         part="b",
         case=case.name,
         group=truth.model,
         label=f"{truth.bucket_mb:g} MB, {truth.gpus} GPUs",
         calibrated_from="1 GPU",
-        predicted_ns=baselines.pop("predicted"),
+        predicted_ns=by_method["predicted"],
         measured_ns=iteration_ns(case.inputs.batch, truth.per_s),
-        baselines_ns=baselines,
+        baselines_ns={name: by_method[name] for name in BASELINES},
     )
 
 

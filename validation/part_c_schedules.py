@@ -13,8 +13,9 @@ from reference.trace import Trace
 from simulator import Fabric, predict
 from simulator.fabric import Contention, Linear, Processor
 
+from .baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 from .cases import MeasuredSchedule, MergingCosts, ScheduleInputs, SchedulesCase, Throughput
-from .comparison import RANKING_BASELINES, CaseScore, Comparison, FastestChoice, fastest
+from .comparison import CaseScore, Comparison, FastestChoice, fastest
 from .part_a_all_reduces import ring_share
 from .ready_times import read_gradients, trace_of
 
@@ -34,7 +35,7 @@ def score(case: SchedulesCase) -> CaseScore:
     predicted = predict_ns(case.inputs, [_cell(row) for row in case.truth])
     rows = []
     for truth in case.truth:
-        baselines = dict(predicted[_cell(truth)])
+        methods = predicted[_cell(truth)]
         rows.append(
             Comparison(
                 part="c",
@@ -42,9 +43,9 @@ def score(case: SchedulesCase) -> CaseScore:
                 group=truth.schedule,
                 label=f"{truth.gpus} GPUs",
                 calibrated_from=NO_OVERLAP,
-                predicted_ns=baselines.pop("predicted"),
+                predicted_ns=methods["predicted"],
                 measured_ns=iteration_ns(case.inputs, truth),
-                baselines_ns=baselines,
+                baselines_ns={name: methods[name] for name in BASELINES},
             )
         )
     return CaseScore(tuple(rows), tuple(_fastest_choices(case, predicted)))
@@ -59,16 +60,11 @@ def predict_ns(inputs: ScheduleInputs, cells: Sequence[Cell]) -> dict[Cell, dict
 def _predict_cell(inputs: ScheduleInputs, trace: Trace, cell: Cell) -> dict[str, float]:
     plan = plan_of(inputs, trace, cell)
     copies = Linear(fixed_ns=copy_ns(inputs) if cell.schedule == "merged" else 0.0)
-    slowed = Processor(pack=copies, contention=(Contention(compute=inputs.compute_slowdown.value),))
-    fabric = ring_of(inputs, trace, cell.gpus)
-    predicted = predict(trace, fabric.model_copy(update={"processor": slowed}), world_size=cell.gpus, plan=plan)
-    naive = predict(trace, fabric, world_size=cell.gpus, plan=plan)
-    return {
-        "predicted": predicted.iteration_ns,
-        "perfect scaling": naive.compute_ns,
-        "no overlap": naive.no_overlap_ns,
-        "naive overlap": naive.iteration_ns,
-    }
+    processor = Processor(pack=copies, contention=(Contention(compute=inputs.compute_slowdown.value),))
+    fabric = ring_of(inputs, trace, cell.gpus).model_copy(update={"processor": processor})
+    predicted = predict(trace, fabric, world_size=cell.gpus, plan=plan)
+    baselines = baselines_ns(trace, fabric, world_size=cell.gpus, plan=plan)
+    return {"predicted": predicted.iteration_ns, **baselines, FEWER_BUCKETS: len(plan)}
 
 
 def plan_of(inputs: ScheduleInputs, trace: Trace, cell: Cell) -> list[list[int]]:
@@ -174,7 +170,8 @@ def _fastest_choices(case: SchedulesCase, predicted: Mapping[Cell, Mapping[str, 
         if not measured:
             continue
         times = {schedule: predicted[Cell(no_overlap.gpus, schedule)] for schedule in measured}
-        times[NO_OVERLAP] = dict.fromkeys(("predicted", *RANKING_BASELINES), iteration_ns(case.inputs, no_overlap))
+        all_at_once_ns = iteration_ns(case.inputs, no_overlap)
+        times[NO_OVERLAP] = dict.fromkeys(("predicted", *RANKING_BASELINES), all_at_once_ns) | {FEWER_BUCKETS: 1}
         measured[NO_OVERLAP] = no_overlap
         first, second = sorted(measured, key=lambda schedule: -measured[schedule].per_s)[:2]
         lead = measured[first].per_s - measured[second].per_s

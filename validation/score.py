@@ -13,10 +13,18 @@ from typing import Any
 from reference.files import write_atomically
 from simulator.cli.output import show_table, write_json
 
-from . import part_a_all_reduces, part_b_iterations, part_c_schedules, part_d_runs, score_page
-from .cases import AllReduceCase, Case, IterationsCase, load_case
+from . import (
+    part_a_all_reduces,
+    part_b_iterations,
+    part_c_schedules,
+    part_d_scaling,
+    part_e_bucket_caps,
+    part_fg_runs,
+    score_page,
+)
+from .cases import AllReduceCase, Case, IterationsCase, ScalingCase, SchedulesCase, load_case
 from .comparison import LIMITS, TITLES, CaseScore, Comparison, FastestChoice, Verdict, verdict
-from .part_d_runs import CommittedRun, committed_runs
+from .part_fg_runs import CommittedRun, committed_runs
 
 FOLDER = Path(__file__).parent
 OUT_OF_SOME_CASES = Path("out/score")
@@ -42,7 +50,7 @@ class Score:
             "parts": {
                 verdict.part: {
                     "title": TITLES[verdict.part],
-                    "limit": LIMITS[verdict.part],
+                    "limits": LIMITS[verdict.part]._asdict(),
                     "figures": verdict.checked,
                     "within": verdict.within,
                     "mean_absolute_error": verdict.mean,
@@ -68,7 +76,11 @@ def score_case(case: Case) -> CaseScore:
         return part_a_all_reduces.score(case)
     if isinstance(case, IterationsCase):
         return part_b_iterations.score(case)
-    return part_c_schedules.score(case)
+    if isinstance(case, SchedulesCase):
+        return part_c_schedules.score(case)
+    if isinstance(case, ScalingCase):
+        return part_d_scaling.score(case)
+    return part_e_bucket_caps.score(case)
 
 
 def compute(paths: Sequence[Path], runs: Sequence[CommittedRun]) -> Score:
@@ -85,7 +97,7 @@ def compute(paths: Sequence[Path], runs: Sequence[CommittedRun]) -> Score:
             scored.append(score_case(case))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-    scored += [part_d_runs.score(run) for run in runs]
+    scored += [part_fg_runs.score(run) for run in runs]
     rows = tuple(row for one in scored for row in one.rows)
     choices = tuple(choice for one in scored for choice in one.choices)
     parts = [part for part in TITLES if any(row.part == part and row.counts for row in rows)]
@@ -107,7 +119,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         score = compute(options.cases or sorted((FOLDER / "cases").glob("*.toml")), runs)
         sections = score.sections()
         for section in reversed(sections):
-            show_table(section.table, f"\n{section.title}" + (f"\n{section.note}" if section.note else ""))
+            if section.table:
+                show_table(section.table, f"\n{section.title}" + (f"\n{section.note}" if section.note else ""))
         write_atomically(out / "score.md", score_page.as_markdown(sections).encode())
         write_atomically(out / "score.png", score_page.as_picture(score.rows))
         write_json(options.json, score.to_json())

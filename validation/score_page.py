@@ -3,13 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from statistics import fmean
+from statistics import fmean, median
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .comparison import LIMITS, TITLES, Comparison, FastestChoice, Part, Verdict, grouped, mean_absolute
-from .part_d_runs import CommittedRun
+from .comparison import (
+    LIMITS,
+    REGIMES,
+    TITLES,
+    Comparison,
+    FastestChoice,
+    Part,
+    Verdict,
+    grouped,
+    mean_absolute,
+)
+from .part_fg_runs import CommittedRun, Ranking, ranking
 
 Table = list[dict[str, str]]
 """Rows of cells by column title."""
@@ -20,33 +31,41 @@ INTRO = """\
 `make score` writes this page; [README.md](README.md) describes the method. An error is predicted / measured - 1; a
 mean error is a mean of absolute values.
 
+![Predicted against measured times of all rows](score.png)
+
 """
 NOTES: dict[Part, str] = {
-    "a": "Means are over messages of 256 KiB and more. *Ring factor* and *extrapolate* (the simulator's own growth)"
-    " are baselines. *: the input table of one node was measured on another system; the limit does not apply.",
-    "b": "*Perfect scaling* is one GPU without DDP; *no overlap* and *naive overlap* start from one GPU with DDP.",
-    "c": "*Perfect scaling* is one GPU; *naive overlap* is the same ring without slow-down and copies.",
-    "d": "Measured by the clock, on two shared cores whose speed changes by the minute; the baselines too.",
+    "a": "Means are over messages of 256 KiB and more. *Ring factor* is a baseline: the largest input table times"
+    " the ratio of 2 (n - 1) / n. *: the input table of one node is from another system, so no limit applies.",
+    "b": "*Perfect scaling* is one GPU without DDP; the other baselines start from one GPU with DDP.",
+    "c": "*Perfect scaling* is one GPU.",
+    "d": "The error is that of the ratio to one GPU, which is given.",
+    "e": "Errors contain that of the iteration without communication; only rankings have a limit.",
+    "f": "The reducer, its processes and their network are real; the devices sleep for recorded times.",
+    "g": "By the clock, on two shared cores whose speed changes by the minute.",
 }
 FASTEST_NOTE = (
     "*Lead* is how much longer the second fastest took. In a tie the measurements cannot separate the two, and no"
     " prediction counts as right or wrong."
 )
 RUN_NOTE = (
-    "*Error* compares with the clock. *Drift* is how much longer the speed check took during the target runs than the"
-    " calibration predicts. *Paired error* compares after the machine's speed beside each turn has been taken out"
-    " (DESIGN.md, Noise). *Errors as first predicted* belong to the predictions that were on disk before the first"
-    " target run. *Ranked wrongly* counts pairs of configurations that differ by more than noise."
+    "*Noise floor*: nine in ten repeated measurements of a configuration differ by less. *Half-width* is that of the"
+    " predicted 90 % interval, the median over the configurations. *Interval score*: mean width of the interval plus"
+    " 20 times the distance of each iteration outside it, over the measured time (Gneiting and Raftery, 2007);"
+    " *constant* is that of an interval of one width for all runs, which holds nine in ten iterations of the other"
+    " runs. *First error* is that of the predictions that were on disk before the first target run. *Paired error*"
+    " compares after the machine's speed beside each turn has been taken out (DESIGN.md, Noise)."
 )
-WORST_OF_RUN = 0.08
-"""Largest error that the target allows for a single configuration of a run."""
-STEADY_DRIFT = 0.03
-"""Drift up to which a machine counts as steady: the largest mean error that the target allows for a run."""
+NO_GPU_TRACES = "No run yet: no published trace of a GPU comes with iterations on another number of GPUs."
 SMALL, LARGE = "256 KiB-16 MiB", "above 16 MiB"
 BORDER_BYTES = 16 * 2**20
 
-COLORS: dict[Part, str] = {"a": "#8d99ae", "b": "#2a9d8f", "c": "#d1495b", "d": "#edae49"}
+COLORS: dict[Part, str] = {
+    "a": "#8d99ae", "b": "#2a9d8f", "c": "#d1495b", "d": "#264653", "e": "#b5838d", "f": "#4361ee", "g": "#edae49",
+}  # fmt: skip
 BAND = 0.1
+BAND_OF_INTERVALS = 0.9
+"""Part of the iterations that an interval should contain."""
 MS = 1e6
 
 
@@ -65,60 +84,83 @@ def sections(
     choices: Sequence[FastestChoice],
     runs: Sequence[CommittedRun],
 ) -> list[Section]:
-    """All sections of the page in reading order; parts without rows are left out."""
-    shown = [Section("Score", "", verdict_table(verdicts))]
-    for part, title in TITLES.items():
-        of_part = [row for row in rows if row.part == part]
-        if not of_part:
+    """All sections of the page in reading order, by regime; parts without rows are left out."""
+    shown = []
+    for regime, parts in REGIMES.items():
+        of_regime = [verdict for verdict in verdicts if verdict.part in parts]
+        if not of_regime:
             continue
-        table = all_reduce_table(of_part) if part == "a" else iteration_table(of_part)
-        shown.append(Section(f"({part}) {title}", NOTES[part], table))
-        if chosen := [choice for choice in choices if choice.part == part]:
-            shown.append(Section(f"({part}) which is fastest", FASTEST_NOTE, fastest_table(chosen)))
+        shown.append(Section(regime.capitalize(), "", [verdict_row(verdict, runs) for verdict in of_regime]))
+        for verdict in of_regime:
+            shown += _part_sections(verdict.part, rows, choices, runs)
     if runs:
-        shown.append(Section("(d) run by run", run_note(runs), run_table(runs)))
+        shown.append(Section("GPU traces", NO_GPU_TRACES, []))
+    return shown
+
+
+def _part_sections(
+    part: Part, rows: Sequence[Comparison], choices: Sequence[FastestChoice], runs: Sequence[CommittedRun]
+) -> list[Section]:
+    of_part = [row for row in rows if row.part == part]
+    table = all_reduce_table(of_part) if part == "a" else iteration_table(of_part)
+    shown = [Section(f"({part}) {TITLES[part]}", NOTES[part], table)]
+    if chosen := [choice for choice in choices if choice.part == part]:
+        shown.append(Section(f"({part}) which is fastest", FASTEST_NOTE, fastest_table(chosen)))
+    if of_runs := [run for run in runs if run.part == part]:
+        shown.append(Section(f"({part}) run by run", RUN_NOTE, run_table(of_runs)))
     return shown
 
 
 def as_markdown(shown: Sequence[Section]) -> str:
     """The whole page."""
     parts = [
-        f"## {section.title}\n\n" + (f"{section.note}\n\n" if section.note else "") + markdown(section.table)
+        f"{'###' if section.title.startswith('(') else '##'} {section.title}\n\n"
+        + (f"{section.note}\n\n" if section.note else "")
+        + markdown(section.table)
         for section in shown
     ]
-    return INTRO + "![Predicted against measured times of all rows](score.png)\n\n" + "\n".join(parts)
+    return INTRO + "\n".join(parts)
 
 
 def markdown(table: Table) -> str:
-    """A Markdown table of at least one row; its first column is left-aligned, the others are right-aligned."""
+    """A Markdown table; its first column is left-aligned, the others are right-aligned. Without rows: nothing."""
+    if not table:
+        return ""
     names = list(dict.fromkeys(name for row in table for name in row))
     lines = [names, ["---", *["---:"] * (len(names) - 1)], *([row.get(name, "") for name in names] for row in table)]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def verdict_table(verdicts: Sequence[Verdict]) -> Table:
-    """One row for each part."""
-    return [
-        {
-            "name": f"({verdict.part}) {TITLES[verdict.part]}",
-            "limit": f"{LIMITS[verdict.part]:.0%}",
-            "within the limit": f"{verdict.within} of {verdict.checked}",
-            "mean error": f"{verdict.mean:.1%}",
-            "worst error": f"{verdict.worst:+.1%}",
-            "baselines, mean error": ", ".join(f"{name} {error:.1%}" for name, error in verdict.baselines.items()),
-            "right winner": _right_winners(verdict),
-            "met": "yes" if verdict.is_met else "no",
-        }
-        for verdict in verdicts
-    ]
+def verdict_row(verdict: Verdict, runs: Sequence[CommittedRun]) -> dict[str, str]:
+    """One row for a part."""
+    of_part = [run for run in runs if run.part == verdict.part]
+    limit = LIMITS[verdict.part]
+    row = {
+        "name": f"({verdict.part}) {TITLES[verdict.part]}",
+        "mean error": f"{verdict.mean:.1%}" + _limit(limit.mean),
+        "worst error": f"{verdict.worst:+.1%}" + _limit(limit.worst),
+        "baselines, mean error": ", ".join(f"{name} {error:.1%}" for name, error in verdict.baselines.items()),
+        "right rankings": _right_rankings(verdict, ranking(of_part)),
+    }
+    if of_part:
+        row["noise floor"] = f"{median(run.current.noise or 0.0 for run in of_part):.1%}"
+        row["iterations inside the interval"] = f"{mean_absolute([run.current.coverage for run in of_part]):.0%}"
+    return row | {"met": "yes" if verdict.is_met else "no"}
 
 
-def _right_winners(verdict: Verdict) -> str:
-    if not verdict.choices:
+def _limit(limit: float | None) -> str:
+    return "" if limit is None else f" (limit {limit:.0%})"
+
+
+def _right_rankings(verdict: Verdict, pairs: Ranking) -> str:
+    """How often each method ranks rightly: pairs of committed runs, or fastest choices; "" if nearly all are ties."""
+    decided, wrong, by_baseline = verdict.choices - verdict.ties, verdict.wrong, verdict.wrong_by_baseline
+    if pairs.pairs:
+        decided, wrong, by_baseline = pairs.pairs, pairs.wrong, pairs.wrong_by_baseline
+    elif 2 * decided < verdict.choices or not decided:
         return ""
-    decided = verdict.choices - verdict.ties
-    baselines = ", ".join(f"{name} {decided - wrong}" for name, wrong in verdict.wrong_by_baseline.items())
-    return f"{decided - verdict.wrong} of {decided} ({baselines})"
+    baselines = ", ".join(f"{name} {decided - of_baseline}" for name, of_baseline in by_baseline.items())
+    return f"{decided - wrong} of {decided} ({baselines})"
 
 
 def all_reduce_table(rows: Sequence[Comparison]) -> Table:
@@ -136,7 +178,7 @@ def all_reduce_table(rows: Sequence[Comparison]) -> Table:
                 "worst error": f"{max((row.error for row in shown), key=abs):+.0%}",
                 **{
                     name: f"{mean_absolute([row.baseline_error(name) for row in shown]):.1%}"
-                    for name in ("ring factor", "extrapolate")
+                    for name in ("ring factor",)
                 },
             }
         )
@@ -183,34 +225,44 @@ def fastest_table(choices: Sequence[FastestChoice]) -> Table:
 
 def run_table(runs: Sequence[CommittedRun]) -> Table:
     """One row for each committed run."""
-    return [
-        {
+    table = []
+    for run in runs:
+        report = run.current
+        row = {
             "name": run.name,
             "calibrated from": run.source,
-            "mean error": f"{run.current.mape:.1%}",
-            "worst error": f"{run.current.worst_error:+.1%}",
-            "drift": f"{run.current.drift:+.0%}",
-            "mean paired error": f"{run.current.paired_mape:.1%}",
-            "errors as first predicted": f"{run.recorded.mape:.1%}, paired {run.recorded.paired_mape:.1%}",
-            "ranked wrongly": f"{run.current.sign_errors} of {run.current.pairs_apart}",
-            "iterations inside the interval": f"{run.current.coverage:.0%}",
+            "mean error": f"{report.mape:.1%}",
+            "worst error": f"{report.worst_error:+.1%}",
+            "noise floor": "" if report.noise is None else f"{report.noise:.1%}",
+            "first error": f"{run.recorded.mape:.1%}",
+            "ranked wrongly": f"{report.sign_errors} of {report.pairs_apart}",
+            "inside the interval": f"{report.coverage:.0%}",
+            "half-width": f"{report.half_width:.1%}",
+            "interval score": f"{report.interval_score:.0%}",
+            "constant": f"{constant_interval_score(run, runs):.0%}",
         }
-        for run in runs
-    ]
+        if report.drift is not None:
+            row["paired error"] = f"{report.paired_mape:.1%}"
+        table.append(row)
+    return table
 
 
-def run_note(runs: Sequence[CommittedRun]) -> str:
-    """Explains the columns of the table of runs, and gives the errors of the runs on a steady machine."""
-    steady = [run for run in runs if run.current.drift is not None and abs(run.current.drift) <= STEADY_DRIFT]
-    if not steady:
-        return RUN_NOTE
-    errors = [abs(row.error) for run in steady for row in run.current.rows]
-    within = sum(error <= WORST_OF_RUN for error in errors)
-    return (
-        f"{RUN_NOTE} In {len(steady)} of the {len(runs)} runs the drift is at most {STEADY_DRIFT:.0%}. In these runs"
-        f" the mean error by the clock is {fmean(run.current.mape for run in steady):.1%}, and {within} of"
-        f" {len(errors)} configurations are within {WORST_OF_RUN:.0%}."
-    )
+def constant_interval_score(run: CommittedRun, runs: Sequence[CommittedRun]) -> float:
+    """Return the interval score of a run for prediction +- x %, with the x that nine in ten of other iterations need.
+
+    Each other run has the same weight. A single run gets the x of its own iterations.
+    """
+    others = [other for other in runs if other.name != run.name] or [run]
+    distances, weights = [], []
+    for other in others:
+        of_run = [abs(ns / row.predicted_ns - 1) for row in other.current.rows for ns in row.paired_times_ns]
+        distances += of_run
+        weights += [1 / len(of_run)] * len(of_run)
+    order = np.argsort(distances)
+    reached = np.cumsum(np.array(weights)[order]) / sum(weights)
+    x = distances[order[int(reached.searchsorted(BAND_OF_INTERVALS))]]
+    rows = run.current.rows
+    return fmean(row.interval_score(((1 - x) * row.predicted_ns, (1 + x) * row.predicted_ns)) for row in rows)
 
 
 def as_picture(rows: Sequence[Comparison]) -> bytes:

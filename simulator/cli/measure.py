@@ -32,6 +32,9 @@ from .options import (
 )
 from .output import describe_trace, progress, show_report, show_table, write_json
 
+TURNS, EMULATED_TURNS = 10, 3
+"""Turns of each configuration by default; iterations of a processor that computes vary more."""
+
 
 def record(
     model: Model = "resnet50",
@@ -53,7 +56,7 @@ def record(
     from ..measure.training_runs import record_computation
 
     check_outputs(out, json_path)
-    with progress() as on_progress, RankPool(world_size) as pool:
+    with progress() as on_progress, RankPool(world_size, pinned=True) as pool:
         on_progress("recording", 0, 1)
         trace = pool.run(record_computation, model, iterations)[0]
     trace.save(out)
@@ -93,7 +96,7 @@ def calibrate(
 
     check_outputs(out, json_path)
     rate, between_nodes = read_links(link_rate, uplinks)
-    with progress() as on_progress, RankPool(world_size, link_rate=rate, uplinks=between_nodes) as pool:
+    with progress() as on_progress, RankPool(world_size, link_rate=rate, uplinks=between_nodes, pinned=True) as pool:
         fabric = measure(pool, model, hooks=hook or (), on_progress=on_progress)
     fabric.save(out)
     show_calibration(fabric, model, f"{world_size} ranks, saved as {out}")
@@ -121,7 +124,7 @@ def validate(
     caps: Caps = "0.5,1,5,25,single",
     orders: Orders = "ready",
     hooks: Hooks = "none",
-    repeat: Repeat = 3,
+    repeat: Repeat = None,
     link_rate: LinkRate = None,
     uplinks: UplinksText = None,
     out: Annotated[
@@ -131,7 +134,7 @@ def validate(
 ) -> None:
     """Record, calibrate, write predictions to disk, then train and compare.
 
-    The report has the errors of the prediction and of three baselines, the number of pairs of configurations that
+    The report has the errors of the prediction and of four baselines, the number of pairs of configurations that
     were ranked wrongly, and the fraction of iterations inside the predicted interval. Errors are given by the clock,
     and paired: after correction for the change of the machine's speed, which is measured next to each run. The folder
     contains the trace, the fabric file, predictions.json (written before the first run), report.json and report.csv.
@@ -172,13 +175,14 @@ def validate(
         raise ValueError(f"--calibrate-at: expected different numbers of ranks, got {calibrate_at}")
 
     def pool(ranks: int) -> RankPool:
-        return RankPool(ranks, link_rate=rate, uplinks=between_nodes)
+        # An emulated device hardly needs a core; ranks that compute keep theirs.
+        return RankPool(ranks, link_rate=rate, uplinks=between_nodes, pinned=trace is None)
 
     with progress() as on_progress:
         if trace is None:
             with pool(world_size) as ranks:
-                models = [model or "resnet50"]
-                result = run(ranks, models, configurations, out=out, repeat=repeat, on_progress=on_progress)
+                chosen, turns = model or "resnet50", repeat or TURNS
+                result = run(ranks, chosen, configurations, out=out, repeat=turns, on_progress=on_progress)
         else:
             fabrics = []
             for count in calibrated_at:
@@ -193,7 +197,7 @@ def validate(
                     configurations,
                     scale=scale,
                     out=out,
-                    repeat=repeat,
+                    repeat=repeat or EMULATED_TURNS,
                     calibrated=extrapolated(fabrics, world_size) if fabrics else None,
                     on_progress=on_progress,
                 )

@@ -49,7 +49,13 @@ ByteScale = Annotated[
     ),
 ]
 Repeat = Annotated[
-    int, typer.Option(min=1, metavar="N", help="Turns of each configuration; a turn measures 3 iterations.")
+    int | None,
+    typer.Option(
+        min=1,
+        metavar="N",
+        help="Turns of each configuration; a turn measures 3 iterations.",
+        show_default="10, or 3 with --emulate",
+    ),
 ]
 Caps = Annotated[str, typer.Option(metavar="MB,...", help="Bucket caps in MB; `single` is one bucket in total.")]
 Orders = Annotated[str, typer.Option(metavar="ORDER,...", help=f"Bucket orders: {', '.join(ORDERS)}.")]

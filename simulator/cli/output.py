@@ -22,7 +22,7 @@ from ..measure.report import Report, Row
 notes = Console(stderr=True)
 PIPED_WIDTH = 120
 """Width of tables, in characters, if the output is not a terminal."""
-TEXT = ("name", "default", "meaning", "order", "hook", "part", "trace", "fabric")
+TEXT = ("name", "default", "meaning", "order", "hook", "part", "main cause", "trace", "fabric")
 """Table columns that hold text; all others hold numbers."""
 
 
@@ -133,8 +133,16 @@ def describe_trace(trace: Trace) -> dict[str, str]:
 
 # Reports
 
+WIDE_INTERVAL = 0.08
+"""Half-width of predicted intervals above which they say little."""
 NOISY_DRIFT = 0.1
 """Change of the machine's speed since calibration above which errors by the clock are not meaningful."""
+
+
+OPTIONAL_CELLS = (
+    "hook", "buckets", "quartiles", "naive overlap", "perfect scaling", "no overlap", "pipelined overlap",
+)  # fmt: skip
+"""Cells of a report that narrow terminals leave out, the first ones first."""
 
 
 def show_report(report: Report) -> None:
@@ -144,8 +152,8 @@ def show_report(report: Report) -> None:
         paired = "" if report.drift is None else " (paired)"
         show_table(
             rows,
-            f"{model}: iteration in ms; errors of the prediction, and of three baselines{paired}",
-            optional=("hook", "buckets", "quartiles", "naive overlap", "perfect scaling", "no overlap", "paired"),
+            f"{model}: iteration in ms; errors of the prediction, and of four baselines{paired}",
+            optional=(*OPTIONAL_CELLS, "paired"),
         )
     baselines = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.baselines.items())
     errors = f"{report.mape:.1%} mean absolute, {report.worst_error:+.1%} worst"
@@ -164,7 +172,7 @@ def show_report(report: Report) -> None:
     print(
         f"ranked wrongly: {report.sign_errors} of {report.pairs_apart} pairs that differ by more than noise{noise}; "
         f"fastest configuration found: {report.fastest_found:.0%}; "
-        f"iterations inside the interval: {report.coverage:.0%}"
+        f"iterations inside the interval: {report.coverage:.0%}, which reaches {report.half_width:.1%} to either side"
     )
     if report.conditions is not None:
         _show_conditions(report.conditions)
@@ -172,6 +180,11 @@ def show_report(report: Report) -> None:
         print(
             "the machine's speed has changed since the calibration, so errors by the clock are mostly due to this "
             "change; run again while nothing else runs"
+        )
+    if report.half_width > WIDE_INTERVAL:
+        print(
+            f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side), because iterations of "
+            "the calibration varied; run again while nothing else runs"
         )
 
 
@@ -192,6 +205,7 @@ def _report_row(row: Row) -> dict[str, str]:
         "perfect scaling": f"{row.perfect_scaling_error:+.0%}",
         "no overlap": f"{row.no_overlap_error:+.0%}",
         "naive overlap": f"{row.naive_overlap_error:+.{digits}%}",
+        "pipelined overlap": f"{row.pipelined_overlap_error:+.{digits}%}",
     }
     return cells if is_paired else {name: cell for name, cell in cells.items() if not name.startswith("paired")}
 

@@ -5,7 +5,7 @@ from .contention import Contention, LinkShare, Sharing, Slowdowns, slowdowns_of
 from .fabric import Fabric
 from .measured_tables import Segment, Timing
 from .processor import Linear, Processor
-from .topology import Level, LevelEntry, Topology, TopologyFile, load_topology, save_topology
+from .topology import Level, LevelEntry, Topology, TopologyFile, load_topology, save_topology, topology_of
 
 __all__ = [
     "CONCURRENCY",
@@ -25,4 +25,5 @@ __all__ = [
     "load_topology",
     "save_topology",
     "slowdowns_of",
+    "topology_of",
 ]

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .algorithms import AlgorithmCosts, AlgorithmSetting, Library, all_reduce_costs, broadcast_cost, ring
-from .measured_tables import DEFAULT_LATENCY_LAW, FREE, Table, extrapolated_table
+from .extrapolation import extrapolated_table, growth_of
+from .measured_tables import FREE, Table
 from .topology import Level, Topology
 from .uncertainty import LINKS_ERROR, extrapolation_error, table_error
 
@@ -142,12 +143,13 @@ class CostCurves:
         if world_size in self.all_reduces:
             return self.all_reduces[world_size]
         if self.extrapolate and self._of_several_ranks:
-            return extrapolated_table(self._of_several_ranks, world_size, DEFAULT_LATENCY_LAW[self.library])
+            growth = growth_of(self._of_several_ranks, self.library, self.topology)
+            return extrapolated_table(self._of_several_ranks, world_size, growth)
         return all_reduce_costs(self._levels(world_size), self.library, self.algorithm)
 
     @cached_property
     def _extrapolation_error(self) -> float:
-        return extrapolation_error(self._of_several_ranks, DEFAULT_LATENCY_LAW[self.library])
+        return extrapolation_error(self._of_several_ranks, self.library, self.topology)
 
     @property
     def _of_several_ranks(self) -> Mapping[int, Table]:

@@ -1,10 +1,10 @@
-"""Measured tables of collective times by message size: interpolated, split into segments, and extrapolated.
+"""Measured tables of collective times by message size: interpolated, and split into segments.
 
 Times between neighbouring sizes are interpolated linearly. One line through all sizes would be off by 12 to 35 %,
 because libraries switch protocols at certain sizes.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -165,63 +165,3 @@ def _fit(sizes_bytes: NDArray[np.int64], ns: NDArray[np.float64]) -> tuple[float
         through_zero = weights @ (sizes * ns) / (weights @ sizes**2) if sizes.any() else 0.0
         lines = [Segment(start, float(level), 0.0), Segment(start, 0.0, float(through_zero))]
     return min((relative_squared_error(line, sizes_bytes, ns), line) for line in lines)
-
-
-LatencyLaw = Callable[[float], float]
-"""Relative latency by world size."""
-LATENCY_LAWS: dict[str, LatencyLaw] = {"tree": np.log2, "ring": lambda ranks: ranks - 1}
-"""Hops on the longest path by world size; the tree comes first and is used if both fit equally well."""
-DEFAULT_LATENCY_LAW = {"nccl": "tree", "gloo": "ring"}
-"""Law of each library if only one world size was measured: that of its algorithm for small messages."""
-
-
-def extrapolated_table(tables: Mapping[int, Table], world_size: int, default_law: str) -> Table:
-    """Make a table for `world_size` from tables of other world sizes.
-
-    Args:
-        tables: At least one measured table of several ranks, by world size.
-        world_size: A world size that was not measured.
-        default_law: Name of the latency law if the tables do not determine one.
-    """
-    below, above = (
-        max((n for n in tables if n < world_size), default=None),
-        min((n for n in tables if n > world_size), default=None),
-    )
-    if below is not None and above is not None:
-        return table_between(tables, below, above, world_size)
-    nearest = above if below is None else below
-    assert nearest is not None
-    return table_beyond(tables[nearest], nearest, world_size, LATENCY_LAWS[latency_law(tables, default_law)])
-
-
-def table_between(tables: Mapping[int, Table], below: int, above: int, world_size: int) -> Table:
-    """Make a table between two measured world sizes; at each message size, time follows a power of the ranks."""
-    small, large = tables[below], tables[above]
-    sizes = np.union1d(small.sizes_bytes, large.sizes_bytes)
-    share = np.log(world_size / below) / np.log(above / below)
-    logs = [np.log(np.maximum(table.costs_ns(sizes), 1)) for table in (small, large)]
-    return Table(sizes, np.rint(np.exp((1 - share) * logs[0] + share * logs[1])), max(small.spread, large.spread))
-
-
-def table_beyond(table: Table, measured: int, world_size: int, law: LatencyLaw) -> Table:
-    """Make a table for `world_size` ranks: latency grows by `law`, the time of bytes by a ring's 2 (n - 1) / n."""
-    pieces = segments(table)
-    shares = np.array([segment_at(pieces, size).latency_share(size) for size in table.sizes_bytes])
-    latency_growth = law(world_size) / law(measured)
-    bytes_growth = (1 - 1 / world_size) / (1 - 1 / measured)
-    ns = np.rint(table.ns * (shares * latency_growth + (1 - shares) * bytes_growth))
-    return Table(table.sizes_bytes, ns, table.spread)
-
-
-def latency_law(tables: Mapping[int, Table], default: str) -> str:
-    """Return the law that fits the latencies best; `default` for a single table, or if a latency is zero."""
-    latencies = np.array([segments(table)[0].alpha_ns for table in tables.values()])
-    if len(tables) < 2 or not latencies.all():
-        return default
-    hops = {name: np.array([law(world_size) for world_size in tables]) for name, law in LATENCY_LAWS.items()}
-    return min(LATENCY_LAWS, key=lambda name: _misfit(hops[name] / latencies))
-
-
-def _misfit(ratios: NDArray[np.float64]) -> float:
-    """Return the relative squared error of `latency = c * law` with the best c, given law / latency by world size."""
-    return float(len(ratios) - ratios.sum() ** 2 / (ratios @ ratios))

@@ -8,6 +8,9 @@ from reference.files import Schema
 
 from .contention import Contention
 
+MODEL_ERROR = 0.04
+"""The error of predicted medians after a reference run, from the committed runs of the public score."""
+
 
 class Linear(Schema):
     """A cost that grows linearly with the bytes handled."""
@@ -104,6 +107,20 @@ class Processor(Schema):
         ge=0,
         description="allocating new buckets and assigning parameters to them at the rebuild, nanoseconds; "
         "from `ddplab calibrate`, or from a profile, as the second iteration minus the third",
+    )
+    iteration_spread: float = Field(
+        default=0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="half-width of the band that holds 90 % of the iterations of one training run around their "
+        "median, a fraction; from the reference run of `ddplab validate`, 0 if none was measured",
+    )
+    model_error: float = Field(
+        default=MODEL_ERROR,
+        ge=0,
+        allow_inf_nan=False,
+        description="half-width of the band that holds 90 % of the errors of predicted medians, a fraction; added to "
+        "`iteration_spread` in quadrature; from the committed runs of the public score",
     )
     hooks: tuple[HookCost, ...] = Field(
         default=(), description="computation of comm hooks, nanoseconds; from `ddplab calibrate --hook`"

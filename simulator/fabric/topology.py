@@ -9,19 +9,23 @@ A topology file::
     in_network: [nic]
 
 Each level joins `members` groups of the level named by `of`; the level without `of` joins ranks. The outermost level
-may omit `members` and then joins as many groups as needed. 1 GB is 10^9 bytes.
+may omit `members` and then joins as many groups as needed. 1 GB is 10^9 bytes. Where direct links join the members
+instead of a switch, the rate depends on how many take part: `gb_per_s: 150, gb_per_s_by_members: {2: 25, 4: 100}`.
 """
 
 import os
 from collections.abc import Hashable, Mapping
 from math import inf, prod
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from reference.files import Schema, first_problem, write_atomically
+
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+GbPerS = Annotated[float, Field(ge=1e-9, allow_inf_nan=False)]
 
 
 class Level(Schema):
@@ -48,6 +52,11 @@ class Level(Schema):
         description="rate at which one member sends to the others while it receives as much, bytes per second; "
         "from a measured large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high",
     )
+    bytes_per_s_by_members: dict[int, Rate] = Field(
+        default={},
+        description="other rates where fewer members take part, as on direct links without a switch, bytes per "
+        "second by the number of members in use; from the machine's plan of links",
+    )
     reduces: bool = Field(
         default=False,
         description="whether its switches reduce (SHARP, NVLS), yes or no; from the switch's data sheet",
@@ -60,8 +69,8 @@ class Level(Schema):
 
     @property
     def ns_per_byte(self) -> float:
-        """Nanoseconds per byte on a member's link."""
-        return 1e9 / self.bytes_per_s
+        """Nanoseconds per byte on a member's links while all `members` are in use."""
+        return 1e9 / self.bytes_per_s_by_members.get(self.size, self.bytes_per_s)
 
 
 class Topology(Schema, strict=False):
@@ -140,6 +149,11 @@ class LevelEntry(Schema):
         description="rate at which one member sends while it receives as much, 10^9 bytes per second; from a large "
         "message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high",
     )
+    gb_per_s_by_members: dict[int, GbPerS] = Field(
+        default={},
+        description="other rates where fewer members take part, as on direct links without a switch, 10^9 bytes per "
+        "second by the number of members in use; from the machine's plan of links",
+    )
 
 
 class TopologyFile(Schema):
@@ -177,7 +191,7 @@ def load_topology(path: str | os.PathLike[str]) -> Topology:
     """
     try:
         written = yaml.load(Path(path).read_text(), _Loader)  # a subclass of SafeLoader
-        return _ordered(TopologyFile.model_validate(written))
+        return topology_of(TopologyFile.model_validate(written))
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror or error}; {ADVICE}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -207,12 +221,18 @@ def _entry(level: Level, below: Level | None) -> dict[str, object]:
         "members": level.members,
         "latency_us": level.latency_ns / 1000,
         "gb_per_s": level.bytes_per_s / 1e9,
+        "gb_per_s_by_members": {members: rate / 1e9 for members, rate in level.bytes_per_s_by_members.items()}
+        or None,
     }
     return {key: value for key, value in entry.items() if value is not None}
 
 
-def _ordered(written: TopologyFile) -> Topology:
-    """Convert the contents of a file to a topology."""
+def topology_of(written: TopologyFile) -> Topology:
+    """Convert the contents of a file to a topology.
+
+    Raises:
+        ValueError: The levels do not form a single chain.
+    """
     for name in written.in_network:
         if name not in written.levels:
             raise ValueError(f"in_network: expected names of levels ({', '.join(written.levels)}), got {name}")
@@ -227,6 +247,9 @@ def _level(name: str, written: TopologyFile) -> Level:
         members=entry.members,
         latency_ns=round(entry.latency_us * 1000),
         bytes_per_s=float(round(entry.gb_per_s * 1e9)),
+        bytes_per_s_by_members={
+            members: float(round(rate * 1e9)) for members, rate in entry.gb_per_s_by_members.items()
+        },
         reduces=name in written.in_network,
     )
 

@@ -5,7 +5,10 @@ from math import log2
 
 import numpy as np
 
-from .measured_tables import Table, extrapolated_table
+from .algorithms import Library
+from .extrapolation import extrapolated_table, growth_of
+from .measured_tables import Table
+from .topology import Topology
 
 LINKS_ERROR = 0.14
 """Relative error of costs computed from links, and of a world size between two measured ones."""
@@ -40,7 +43,7 @@ def table_error(tables: Mapping[int, Table], world_size: int, extrapolation_erro
     return min(error, LARGEST_ERROR)
 
 
-def extrapolation_error(tables: Mapping[int, Table], default_law: str) -> float:
+def extrapolation_error(tables: Mapping[int, Table], library: Library, topology: Topology | None) -> float:
     """Return the 90th percentile of the relative error of extrapolating to the largest measured world size.
 
     The costs at the largest world size are extrapolated from the smaller ones and compared with the measurements, at
@@ -49,7 +52,8 @@ def extrapolation_error(tables: Mapping[int, Table], default_law: str) -> float:
     *smaller, largest = sorted(tables)
     if not smaller:
         return 0.0
-    predicted = extrapolated_table({n: tables[n] for n in smaller}, largest, default_law)
+    inputs = {n: tables[n] for n in smaller}
+    predicted = extrapolated_table(inputs, largest, growth_of(inputs, library, topology))
     measured = tables[largest]
     common = (measured.sizes_bytes >= predicted.sizes_bytes[0]) & (measured.sizes_bytes <= predicted.sizes_bytes[-1])
     if not common.any():

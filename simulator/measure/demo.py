@@ -131,8 +131,8 @@ def _validate_emulated(pool: RankPool, out: Path, modelled: Fabric | None, on_pr
 
 
 def _on_the_processor(out: Path, on_progress: Progress) -> Report:
-    with RankPool(REAL_RANKS) as pool:
-        report = validate(pool, [REAL_MODEL], REAL_CONFIGURATIONS, out=out, repeat=TURNS, on_progress=on_progress)
+    with RankPool(REAL_RANKS, pinned=True) as pool:
+        report = validate(pool, REAL_MODEL, REAL_CONFIGURATIONS, out=out, repeat=TURNS, on_progress=on_progress)
     return _titled(report, f"on the processor: ResNet-18 on {REAL_RANKS} ranks")
 
 

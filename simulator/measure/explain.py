@@ -128,7 +128,10 @@ def _measured_timeline(predicted: Timeline, ranks: Sequence[Sequence[Moment]]) -
 
 
 def _ends(engine_input: EngineInput, moments: Mapping[tuple[MomentKind, int | None], int]) -> list[int]:
-    """Return when a rank ended each instruction; one without a moment ends with the one before."""
+    """Return when a rank ended each instruction; one without a moment ends with the one before.
+
+    Buckets that were packed before an earlier bucket was full count as packed together with that one, as predicted.
+    """
     ends, now = [], 0
     collectives = engine_input.schedule.collectives
     for instruction in engine_input.schedule.instructions:
@@ -141,9 +144,21 @@ def _ends(engine_input: EngineInput, moments: Mapping[tuple[MomentKind, int | No
             key = ("backward_computed", None) if bucket is None else ("packing", bucket)
         elif isinstance(instruction, Compute) and instruction.kind in MOMENT_OF_STEP:
             key = (MOMENT_OF_STEP[instruction.kind], instruction.bucket)
-        now = max(now, now if key is None else moments.get(key, now))
+        moment = now if key is None else moments.get(key, now)
+        if key is not None and key[0] == "packing":
+            moment -= _packing_ns(moments, now, moment)
+        now = max(now, moment)
         ends.append(now)
     return ends
+
+
+def _packing_ns(moments: Mapping[tuple[MomentKind, int | None], int], start_ns: int, end_ns: int) -> int:
+    """Return the time that a rank spent on packing between two moments."""
+    return sum(
+        moments[("packed", bucket)] - ns
+        for (kind, bucket), ns in moments.items()
+        if kind == "packing" and start_ns <= ns < end_ns and ("packed", bucket) in moments
+    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from reference import models
@@ -24,7 +23,7 @@ from reference.launch import report_progress
 from reference.parameters import bucket_key, size_bytes, sparse_parameters, trainable_parameters
 
 from .reducer_costs import pack_bucket
-from .timing import TimedCollective, clock_ns, timed_collectives
+from .timing import TimedCollective, clock_ns, meet, timed_collectives
 
 # Real hooks by name
 
@@ -109,7 +108,7 @@ def time_hook(rank: int, _world_size: int, name: str, model: str, repeats: int) 
         for (bucket, state), of_bucket in zip(buckets, calls, strict=True):
             bucket.reset()
             pack_bucket(bucket, scale=1.0)  # not divided by the world size, because hooks divide themselves
-            dist.barrier()
+            meet()
             of_bucket.append(time_parts(hook, state, bucket))
     return [(bucket.size_bytes, of_bucket[WARM_UP:]) for (bucket, _), of_bucket in zip(buckets, calls, strict=True)]
 

@@ -7,7 +7,6 @@ exists only in the emulation; so it is measured and added. All ranks share the m
 
 import time
 from collections.abc import Sequence
-from functools import cache
 from itertools import product
 from typing import NamedTuple
 
@@ -25,7 +24,7 @@ from ..fabric import Fabric, Timing
 from .collectives import affordable_repeats, last_to_last_ns
 from .report import Configuration, predict_one
 from .timing import clock_ns, median_ns, meet, of_slowest_rank, time_ns
-from .training_runs import Trainer
+from .training_runs import Trainer, groups_of_one
 
 
 class IterationWithOneAllReduce(NamedTuple):
@@ -139,7 +138,7 @@ def time_one_all_reduce_each(
         size_bytes: Size of the message that the ranks all-reduce after each backward pass.
         pause_s: Seconds for which ranks sleep before they all-reduce the message without training.
     """
-    alone = _groups_of_one(world_size)[rank]
+    alone = groups_of_one(world_size)[rank]
     everybody = dist.group.WORLD
     trainer = Trainer(model, rank)
     assert everybody is not None
@@ -173,9 +172,3 @@ def _time_alone(message: torch.Tensor, pause_s: float) -> int:
     meet()
     time.sleep(pause_s)
     return last_to_last_ns(dist.all_reduce, message)
-
-
-@cache
-def _groups_of_one(world_size: int) -> list[dist.ProcessGroup]:
-    """Return a group for each rank, which lasts as long as the process; see `emulation.wall_network`."""
-    return [dist.new_group([member], backend="gloo") for member in range(world_size)]

@@ -53,8 +53,9 @@ def time_copies(_rank: int, _world_size: int, repeats: int, bucket_bytes: int = 
             if done > due:
                 break
             bucket.reset()
+            meet()
             packed_ns.append(time_ns(pack_bucket, bucket))
-            dist.barrier()
+            meet()
             start = clock_ns()
             future = bucket.all_reduce(group)
             launching.append(clock_ns() - start)

@@ -4,11 +4,11 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pandas as pd
@@ -19,14 +19,14 @@ from reference.files import write_atomically
 from reference.trace import Trace
 
 from ..fabric import Fabric, Processor
-from ..fabric.uncertainty import NORMAL_HALF_BAND
+from ..fabric.uncertainty import BAND, NORMAL_HALF_BAND
 from ..prediction import Prediction, predict
 from ..schedule.comm_hooks import named_hook
 from ..schedule.policy import Policy
 from ..workload.scale_model import ScaleModel
 from .conditions import Conditions
 
-BASELINES = ("perfect_scaling", "no_overlap", "naive_overlap")
+BASELINES = ("perfect_scaling", "no_overlap", "naive_overlap", "pipelined_overlap")
 """Simpler predictions to compare with."""
 PAIRS = ("quartiles_ns", "paired_quartiles_ns", "interval_ns")
 """Fields of a row that hold two numbers."""
@@ -82,13 +82,15 @@ class TargetPrediction:
         prediction: The simulator's prediction.
         naive_overlap_ns: Nanoseconds of an iteration if collectives run one at a time, nothing slows anything down,
             and copies and launches are free.
-        speed_check: Times of a speed check according to the trace and the calibration.
+        pipelined_overlap_ns: Nanoseconds of an iteration with copies and launches, if nothing slows anything down.
+        speed_check: Times of a speed check at the calibration.
         with_slower_network: Function from a factor to the nanoseconds of an iteration in which every collective
             takes that many times as long.
     """
 
     prediction: Prediction
     naive_overlap_ns: int
+    pipelined_overlap_ns: int
     speed_check: SpeedCheck
     with_slower_network: Callable[[float], int]
 
@@ -141,11 +143,13 @@ class Row:
         hook: Name of the comm hook.
         buckets: Number of buckets.
         turns: The measurements.
+        speed_check: Times of a speed check at the calibration.
         measured_ns: Median of the measured iterations.
         quartiles_ns: First and third quartile of the measured iterations.
         paired_ns: Median of the measured iterations, each multiplied by `TargetPrediction.speed`.
         paired_quartiles_ns: First and third quartile of the same.
         paired_turns_ns: Median of the same, of each turn.
+        paired_times_ns: All of them.
         predicted_ns: Median of the predicted iterations.
         interval_ns: Ends of the predicted 90 % interval.
         coverage: Fraction of the paired iterations that lie inside the interval.
@@ -156,6 +160,7 @@ class Row:
         perfect_scaling_error: The same for the baseline "computation alone".
         no_overlap_error: The same for the baseline "all communication after the backward pass".
         naive_overlap_error: The same for the baseline `TargetPrediction.naive_overlap_ns`.
+        pipelined_overlap_error: The same for the baseline `TargetPrediction.pipelined_overlap_ns`.
     """
 
     model: str
@@ -164,11 +169,13 @@ class Row:
     hook: str
     buckets: int
     turns: tuple[Measurement, ...]
+    speed_check: SpeedCheck
     measured_ns: int
     quartiles_ns: tuple[int, int]
     paired_ns: int
     paired_quartiles_ns: tuple[int, int]
     paired_turns_ns: tuple[int, ...]
+    paired_times_ns: tuple[int, ...]
     predicted_ns: int
     interval_ns: tuple[int, int]
     coverage: float
@@ -178,6 +185,45 @@ class Row:
     perfect_scaling_error: float
     no_overlap_error: float
     naive_overlap_error: float
+    pipelined_overlap_error: float
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval's width, as a fraction of the prediction."""
+        low, high = self.interval_ns
+        return (high - low) / 2 / self.predicted_ns
+
+    def interval_score(self, interval_ns: tuple[float, float]) -> float:
+        """Return the mean interval score of the paired iterations, as a fraction of their median; less is better.
+
+        The score of an iteration is the width of the interval and, outside of it, 2 / 0.1 times the distance from it:
+        the proper score for an interval that should contain 90 % (Gneiting and Raftery 2007, equation 43).
+
+        Args:
+            interval_ns: The ends of the interval.
+        """
+        low, high = interval_ns
+        outside = [max(low - ns, ns - high, 0) for ns in self.paired_times_ns]
+        return (high - low + 2 / (1 - BAND) * statistics.fmean(outside)) / self.paired_ns
+
+    def in_original(self, scale: ScaleModel) -> Self:
+        """Convert the times of a row from those of a scale model."""
+
+        def both(times_ns: tuple[int, int]) -> tuple[int, int]:
+            return scale.original_ns(times_ns[0]), scale.original_ns(times_ns[1])
+
+        return replace(
+            self,
+            turns=tuple(Measurement(tuple(map(scale.original_ns, turn.times_ns))) for turn in self.turns),
+            measured_ns=scale.original_ns(self.measured_ns),
+            quartiles_ns=both(self.quartiles_ns),
+            paired_ns=scale.original_ns(self.paired_ns),
+            paired_quartiles_ns=both(self.paired_quartiles_ns),
+            paired_turns_ns=tuple(map(scale.original_ns, self.paired_turns_ns)),
+            paired_times_ns=tuple(map(scale.original_ns, self.paired_times_ns)),
+            predicted_ns=scale.original_ns(self.predicted_ns),
+            interval_ns=both(self.interval_ns),
+        )
 
 
 @dataclass(frozen=True)
@@ -197,10 +243,13 @@ class Report:
         fastest_found: Fraction of the models for which the configuration predicted to be the fastest is the fastest,
             or not measurably slower than the fastest.
         coverage: Mean coverage of the rows; the intervals should cover 90 % of the iterations.
+        half_width: Half of the interval's width as a fraction of the prediction, median of the rows.
+        interval_score: Mean interval score of the rows; see `Row.interval_score`.
         drift: Median drift of the rows: how much slower the machine became after the calibration, as a fraction.
             None: there were no speed checks.
         baselines: Mean absolute paired error of each baseline.
         rows: One per model and configuration.
+        world_size: Number of ranks. None: not written in earlier reports.
         scale_model: How the scale model of emulated devices differs from the original; times are those of the
             original. None: real models ran.
         conditions: Conditions of a measurement on emulated devices. None: real models ran.
@@ -215,9 +264,12 @@ class Report:
     sign_errors: int
     fastest_found: float
     coverage: float
+    half_width: float
+    interval_score: float
     drift: float | None
     baselines: dict[str, float]
     rows: tuple[Row, ...]
+    world_size: int | None = None
     scale_model: ScaleModel | None = None
     conditions: Conditions | None = None
 
@@ -272,11 +324,13 @@ def make_row(
         hook=configuration.hook,
         buckets=len(prediction.buckets),
         turns=tuple(turns),
+        speed_check=predicted.speed_check,
         measured_ns=middle,
         quartiles_ns=(low, high),
         paired_ns=paired,
         paired_quartiles_ns=(paired_low, paired_high),
         paired_turns_ns=tuple(round(statistics.median(of_turn)) for of_turn in by_turn),
+        paired_times_ns=tuple(map(round, paired_times)),
         predicted_ns=prediction.iteration_ns,
         interval_ns=prediction.interval_ns,
         coverage=statistics.fmean(shortest <= ns <= longest for ns in paired_times),
@@ -286,20 +340,15 @@ def make_row(
         perfect_scaling_error=prediction.compute_ns / paired - 1,
         no_overlap_error=prediction.no_overlap_ns / paired - 1,
         naive_overlap_error=predicted.naive_overlap_ns / paired - 1,
+        pipelined_overlap_error=predicted.pipelined_overlap_ns / paired - 1,
     )
 
 
-def summarize(rows: Sequence[Row], predictions_sha256: str) -> Report:
+def summarize(rows: Sequence[Row], predictions_sha256: str, *, world_size: int | None = None) -> Report:
     """Make a report of these rows, with their summary."""
-    models = list(dict.fromkeys(row.model for row in rows))
-    by_model = [[row for row in rows if row.model == model] for model in models]
+    by_model = _by_model(rows)
     noises = [measurement_noise(of_model) for of_model in by_model]
-    apart = [
-        pair
-        for of_model, noise in zip(by_model, noises, strict=True)
-        for pair in combinations(of_model, 2)
-        if _are_apart(*pair, noise)
-    ]
+    apart = pairs_apart(rows)
     drifts = [row.drift for row in rows if row.drift is not None]
     return Report(
         predictions_sha256=predictions_sha256,
@@ -311,10 +360,28 @@ def summarize(rows: Sequence[Row], predictions_sha256: str) -> Report:
         sign_errors=sum(_ranked_wrongly(a, b) for a, b in apart),
         fastest_found=statistics.fmean(map(_fastest_found, by_model, noises)),
         coverage=statistics.fmean(row.coverage for row in rows),
+        half_width=statistics.median(row.half_width for row in rows),
+        interval_score=statistics.fmean(row.interval_score(row.interval_ns) for row in rows),
         drift=statistics.median(drifts) if drifts else None,
         baselines={name: statistics.fmean(abs(getattr(row, f"{name}_error")) for row in rows) for name in BASELINES},
         rows=tuple(rows),
+        world_size=world_size,
     )
+
+
+def _by_model(rows: Sequence[Row]) -> list[list[Row]]:
+    return [[row for row in rows if row.model == model] for model in dict.fromkeys(row.model for row in rows)]
+
+
+def pairs_apart(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Return the pairs of one model's configurations that are counted in `Report.pairs_apart`."""
+    return [
+        pair
+        for of_model in _by_model(rows)
+        for noise in [measurement_noise(of_model)]
+        for pair in combinations(of_model, 2)
+        if _are_apart(*pair, noise)
+    ]
 
 
 def _quartiles(times_ns: Sequence[float]) -> tuple[int, int, int]:
@@ -370,11 +437,26 @@ def predict_one(trace: Trace, fabric: Fabric, configuration: Configuration, worl
 
 
 def predict_targets(
-    trace: Trace, fabric: Fabric, configurations: Sequence[Configuration], world_size: int
+    trace: Trace,
+    fabric: Fabric,
+    configurations: Sequence[Configuration],
+    world_size: int,
+    *,
+    speed_check: SpeedCheck | None = None,
 ) -> list[TargetPrediction]:
-    """Predict each configuration, with the naive-overlap baseline and the expected times of a speed check."""
+    """Predict each configuration, with two baselines.
+
+    Args:
+        trace: The recorded computation.
+        fabric: The calibrated fabric.
+        configurations: The configurations.
+        world_size: Number of ranks.
+        speed_check: The usual speed check of the calibration. None: its times according to trace and fabric.
+    """
     all_gradients_ns = fabric.all_reduce_ns(sum(trace.sizes_bytes), world_size)
     naive = fabric.model_copy(update={"processor": Processor(), "concurrency": 1, "sharing": ()})
+    without_slow_downs = fabric.processor.model_copy(update={"contention": (), "lingers_ns": 0})
+    pipelined = fabric.model_copy(update={"processor": without_slow_downs})
 
     def predict_target(configuration: Configuration) -> TargetPrediction:
         prediction = predict_one(trace, fabric, configuration, world_size)
@@ -386,7 +468,8 @@ def predict_targets(
         return TargetPrediction(
             prediction,
             naive_overlap_ns=predict_one(trace, naive, configuration, world_size).iteration_ns,
-            speed_check=SpeedCheck(prediction.compute_ns, all_gradients_ns),
+            pipelined_overlap_ns=predict_one(trace, pipelined, configuration, world_size).iteration_ns,
+            speed_check=speed_check or SpeedCheck(prediction.compute_ns, all_gradients_ns),
             with_slower_network=with_slower_network,
         )
 

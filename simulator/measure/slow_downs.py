@@ -27,6 +27,8 @@ from .timing import (
     clock_ns,
     half_band_of_median,
     median_ns,
+    meet,
+    of_slowest_rank,
     slowdown_factor,
     time_ns,
 )
@@ -130,7 +132,7 @@ def time_contention(rank: int, _world_size: int, model: str, rounds: int) -> Slo
                 after = contending.time_pass()
                 passes.alone.append([before, after])
                 before = after
-    dist.destroy_process_group(contending.barrier_group)
+    dist.destroy_process_group(contending.meeting_group)
     return SlowdownTimes(continuous, isolated)
 
 
@@ -205,11 +207,11 @@ class ContendingModel:
 
     Args:
         model: Name of the model, as for `--model`.
-        barrier_group: A separate group of all ranks for barriers, so that barriers do not queue behind collectives.
+        meeting_group: A separate group of all ranks, in which they meet without queueing behind collectives.
     """
 
-    def __init__(self, model: str, barrier_group: dist.ProcessGroup) -> None:
-        self.barrier_group = barrier_group
+    def __init__(self, model: str, meeting_group: dist.ProcessGroup) -> None:
+        self.meeting_group = meeting_group
         self._module, self._loss_fn = models.build(model)
         parameters = trainable_parameters(self._module)
         self._buckets = first_buckets(self._module, parameters)
@@ -226,7 +228,7 @@ class ContendingModel:
 
     def time_pass(self) -> int:
         """Return the nanoseconds of a pass without collectives, up to the end of the slowest rank."""
-        dist.barrier()
+        meet()
         return self._timed_pass()
 
     def time_with_continuous_collectives(self, case: Case) -> tuple[int, int, list[int]]:
@@ -246,7 +248,7 @@ class ContendingModel:
         """
         alone, ready = [], []
         for _ in range(TRIALS):
-            dist.barrier()
+            meet()
             alone.append(time_ns(dist.all_reduce, self._buffer.messages(size, 1)[0]))
             self.time_pass()
             ready.append(list(self._ready_ns))
@@ -267,7 +269,7 @@ class ContendingModel:
 
     def _time_queue(self, case: Case, count: int, *, passes: int = 0) -> tuple[int, list[int]]:
         """Return the mean nanoseconds of `count` collectives, and the nanoseconds of each pass during them."""
-        dist.barrier()
+        meet()
         queue = AllReduceQueue(self._buffer.messages(case.size_bytes, count), all_at_once=case.in_flight > 1)
         passes_ns = [self._timed_pass() for _ in range(passes)]
         until_ns = clock_ns() if passes else float("inf")
@@ -275,7 +277,7 @@ class ContendingModel:
         return queue.ns_per_all_reduce(until_ns), passes_ns
 
     def _timed_pass(self) -> int:
-        """Return the nanoseconds of a pass up to the end of the slowest rank.
+        """Return the nanoseconds of a pass from the start to the end of the slowest rank, equal on all ranks.
 
         Collectives rarely slow all ranks equally, because their threads use one core more than another for a while. A
         rank that finishes early waits for the others, as in training, and leaves its core to them.
@@ -288,8 +290,8 @@ class ContendingModel:
             bucket.reset()
             pack_bucket(bucket)
             bucket.copy_out()
-        dist.barrier(self.barrier_group)
-        return clock_ns() - start
+        last_start, last_end = of_slowest_rank([start, clock_ns()], self.meeting_group)
+        return last_end - last_start
 
     def _gradient_ready(self, index: int, _parameter: torch.Tensor) -> None:
         """Issue an isolated collective if due; equal on all ranks, because their ready order is equal."""

@@ -35,10 +35,10 @@ def meet() -> None:
     dist.all_reduce(torch.ones(1))
 
 
-def of_slowest_rank(times_ns: Sequence[int]) -> tuple[int, ...]:
-    """Return the largest value of each entry over all ranks; equal on all ranks."""
+def of_slowest_rank(times_ns: Sequence[int], group: dist.ProcessGroup | None = None) -> tuple[int, ...]:
+    """Return the largest value of each entry over all ranks of a group (None: all); equal on all of them."""
     slowest = torch.tensor(times_ns)
-    dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=group)
     return tuple(int(ns) for ns in slowest)
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from reference.emulated_device import EmulatedTraining
 from reference.launch import report_progress
 from reference.parameters import size_bytes, trainable_parameters
 from reference.recorder import record
-from reference.trace import Trace
+from reference.trace import Iteration, Trace
 
 from ..schedule.comm_hooks import NO_HOOK
 from .hook_costs import real_hook
@@ -43,6 +44,13 @@ class Trainer:
         self.batch: int | None = getattr(self._loss_fn, "batch", None)
         self._optimizer = models.optimizer_of(self.module, self._loss_fn)
 
+    def uses_all_parameters(self) -> bool:
+        """Run a forward and a backward pass, and return whether every parameter got a gradient."""
+        self._loss_fn(self.module).backward()
+        got_one = [parameter.grad is not None for parameter in trainable_parameters(self.module).values()]
+        self._optimizer.zero_grad()
+        return all(got_one)
+
     @property
     def device(self) -> EmulatedTraining | None:
         """The emulated device, or None if this rank computes."""
@@ -50,21 +58,59 @@ class Trainer:
 
     def step(self, module: nn.Module) -> None:
         """Train one iteration; `module` is the model itself or its data-parallel wrapper."""
-        self._optimizer.zero_grad()
         self._loss_fn(module).backward()
         self._optimizer.step()
+        self._optimizer.zero_grad()
 
 
-def record_computation(rank: int, _world_size: int, model: str, iterations: int = RECORDED_ITERATIONS) -> Trace:
-    """Record iterations without communication on all ranks at the same time, as in training."""
+@cache
+def groups_of_one(world_size: int) -> list[dist.ProcessGroup]:
+    """Return a group for each rank, which lasts as long as the process; see `emulation.wall_network`."""
+    return [dist.new_group([member], backend="gloo") for member in range(world_size)]
+
+
+def record_computation(rank: int, world_size: int, model: str, iterations: int = RECORDED_ITERATIONS) -> Trace:
+    """Record iterations without communication on all ranks at the same time, which start each one together.
+
+    Each rank trains under the reducer in a group of its own: its hooks take time for every gradient, and its buckets
+    leave less room in the caches, which makes a backward pass on a processor some percent slower. A model with unused
+    parameters is trained without it.
+    """
     trainer = Trainer(model, rank)
-    for _ in range(WARM_UP):
-        trainer.step(trainer.module)
+    alone = groups_of_one(world_size)[rank]
+    under_reducer = trainer.device is None and trainer.uses_all_parameters()
     with record(trainer.module, model=model, batch=trainer.batch, process_group=dist.group.WORLD) as recording:
-        dist.barrier()  # after `record`, because some ranks take longer than others to start recording
-        for _ in range(iterations):
-            trainer.step(trainer.module)
-    return recording.trace
+        module = trainer.module
+        if under_reducer:  # made here, so that packing comes after the recorder's hook on the last gradient
+            module = DistributedDataParallel(trainer.module, process_group=alone, bucket_cap_mb=float("inf"))
+        for _ in range(WARM_UP + iterations):
+            meet()  # as in training, where the slowest rank has the processor to itself at the end of an iteration
+            trainer.step(module)
+            recording.end_iteration()
+        if isinstance(module, DistributedDataParallel):
+            module.reducer.detach()
+    return without_averaging(recording.trace, iterations)
+
+
+AFTER_AVERAGING = ("backward_end_ns", "optimizer_start_ns", "optimizer_end_ns", "end_ns")
+"""Moments of an iteration after the averaging of gradients."""
+
+
+def without_averaging(trace: Trace, iterations: int) -> Trace:
+    """Return the last iterations of a trace, in which each backward pass ends with its last gradient."""
+    ranks = []
+    for rank in trace.ranks:
+        kept: list[Iteration] = []
+        for one in rank.iterations[-iterations:]:
+            start_ns = kept[-1].end_ns if kept else 0
+            ready_ns = [moment for moment in one.ready_ns if moment is not None]
+            averaging_ns = one.backward_end_ns - max(ready_ns, default=one.backward_end_ns)
+            moved = one.shifted(start_ns - one.forward_start_ns)
+            later = {name: getattr(moved, name) for name in AFTER_AVERAGING}
+            update = {name: None if moment is None else moment - averaging_ns for name, moment in later.items()}
+            kept.append(moved.model_copy(update=update))
+        ranks.append(rank.model_copy(update={"iterations": tuple(kept)}))
+    return trace.model_copy(update={"ranks": tuple(ranks)})
 
 
 class TargetRun(NamedTuple):
@@ -160,11 +206,11 @@ def time_iterations(trainer: Trainer, ddp: DistributedDataParallel) -> tuple[tup
 
 
 def _check_speed(trainer: Trainer, all_gradients: Tensor) -> list[SpeedCheck]:
-    """Run `SPEED_CHECKS` checks; each part starts after a barrier and is timed on the slowest rank."""
+    """Run `SPEED_CHECKS` checks; ranks start each part together, and the slowest one counts."""
     times_ns = []
     for _ in range(SPEED_CHECKS):
         for action, *arguments in ((trainer.step, trainer.module), (dist.all_reduce, all_gradients)):
-            dist.barrier()
+            meet()
             times_ns.append(time_ns(action, *arguments))
     slowest = of_slowest_rank(times_ns)
     return [SpeedCheck(*slowest[start : start + 2]) for start in range(0, len(slowest), 2)]

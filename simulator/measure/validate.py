@@ -1,16 +1,16 @@
 """Validate: predict real training runs, train, and compare.
 
 The predictions cannot depend on the measurements: computation is recorded without communication, the machine is
-calibrated, all predictions are written to disk, and only then the first target run begins. The inputs of
-`predict_targets` are a trace and a fabric.
+calibrated, all predictions are written to disk, and only then the first target run begins. The calibration includes
+training runs, the reference runs, with bucket caps that no target run has.
 
 Speed checks between the target runs measure how fast the machine is at that moment.
 """
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pandas as pd
@@ -20,14 +20,17 @@ from reference.launch import Progress, RankPool, no_progress
 from reference.trace import Trace, join
 
 from ..fabric import Fabric
+from ..schedule.comm_hooks import NO_HOOK
 from ..schedule.schedule import buckets_of
 from ..workload.compute_times import recorded_model
 from .calibrate import REPEATS, measure_collectives, measure_hooks, sizes_up_to, with_slowdowns
 from .collectives import MessageSizes
+from .reference_runs import Fitter, Reference, reference_runs, with_iteration_spread
 from .report import (
     Configuration,
     Measurement,
     Report,
+    SpeedCheck,
     TargetPrediction,
     make_row,
     model_folder,
@@ -38,27 +41,30 @@ from .report import (
 from .training_runs import TargetRun, measure_configurations, record_computation
 from .watch import save_samples, to_samples
 
-Target = tuple[str, Configuration]
-"""A target run: a model and a configuration."""
+TURNS_AT_A_TIME = 2
+"""Turns of each reference run after a recording."""
+MOST_TURNS = 12
+STEADY = 0.02
+"""Half-width of the 90 % band of the reference run's median, as a fraction, above which further turns are trained."""
 
 
 def validate(
     pool: RankPool,
-    model_names: Sequence[str],
+    model: str,
     configurations: Sequence[Configuration],
     *,
     out: Path,
-    repeat: int = 3,
+    repeat: int = 10,
     on_progress: Progress = no_progress,
 ) -> Report:
     """Record, calibrate, write the predictions, and only then train and measure.
 
     Args:
         pool: The ranks to train on.
-        model_names: Models to train, as for `--model`.
-        configurations: Configurations to predict and measure for each model.
-        out: Folder for `predictions.json`, `report.json`, `report.csv` and `samples.parquet`, and for each model a
-            folder with its `trace.json.gz` and `fabric.json`.
+        model: Model to train, as for `--model`.
+        configurations: Configurations to predict and measure.
+        out: Folder for `predictions.json`, `report.json`, `report.csv` and `samples.parquet`, and for a folder of the
+            model with `trace.json.gz` and `fabric.json`.
         repeat: Number of turns of each configuration.
         on_progress: Called with each step's name, the parts done and all parts.
 
@@ -67,52 +73,68 @@ def validate(
         ValueError: There is no such hook.
     """
     hooks = list(dict.fromkeys(configuration.hook for configuration in configurations))
-    traces, fabrics = _calibrate(pool, model_names, hooks, on_progress)
-    for model in model_names:
-        traces[model].save(model_folder(out, model) / "trace.json.gz")
-        fabrics[model].save(model_folder(out, model) / "fabric.json")
-    predicted = {
-        (model, configuration): prediction
-        for model in model_names
-        for configuration, prediction in zip(
-            configurations,
-            predict_targets(traces[model], fabrics[model], configurations, pool.world_size),
-            strict=True,
-        )
-    }
-    digest = write_predictions(out / "predictions.json", predicted)
-    measured, samples = _measure(pool, traces, predicted, repeat, on_progress)
+    trace, fabric, speed_check = _calibrate(pool, model, configurations, hooks, on_progress)
+    trace.save(model_folder(out, model) / "trace.json.gz")
+    fabric.save(model_folder(out, model) / "fabric.json")
+    predictions = predict_targets(trace, fabric, configurations, pool.world_size, speed_check=speed_check)
+    predicted = dict(zip(configurations, predictions, strict=True))
+    digest = write_predictions(out / "predictions.json", model, predicted)
+    measured, samples = _measure(pool, model, trace, configurations, repeat, on_progress)
     save_samples(samples, out)
-    rows = [make_row(*target, prediction, measured[target]) for target, prediction in predicted.items()]
-    report = summarize(rows, digest)
+    rows = [make_row(model, one, prediction, measured[one]) for one, prediction in predicted.items()]
+    report = summarize(rows, digest, world_size=pool.world_size)
     report.save(out)
     return report
 
 
 def _calibrate(
-    pool: RankPool, model_names: Sequence[str], hooks: Sequence[str], on_progress: Progress
-) -> tuple[dict[str, Trace], dict[str, Fabric]]:
-    """Record and calibrate; return traces and fabrics by model. Recordings are spread out because speed drifts."""
-    recordings: dict[str, list[Trace]] = {model: [] for model in model_names}
+    pool: RankPool,
+    model: str,
+    configurations: Sequence[Configuration],
+    hooks: Sequence[str],
+    on_progress: Progress,
+) -> tuple[Trace, Fabric, SpeedCheck | None]:
+    """Record and calibrate; return trace, fabric and the usual speed check of the calibration.
 
-    def record_all() -> None:
-        for model in model_names:
-            on_progress(f"{model}: recording computation", 0, 1)
-            recordings[model].append(pool.run(record_computation, model)[0])
+    Recordings and turns of the reference runs are spread out, because the machine's speed drifts.
+    """
+    recordings: list[Trace] = [pool.run(record_computation, model)[0]]
+    runs = reference_runs(recordings[0], configurations)
+    with_hooks = [replace(runs[0], hook=hook) for hook in hooks if runs and hook != NO_HOOK.name]
+    turns: dict[Configuration, list[Measurement]] = {configuration: [] for configuration in (*runs, *with_hooks)}
 
-    record_all()
-    most_bytes = max(sum(trace.sizes_bytes) for (trace,) in recordings.values())
-    collectives = measure_collectives(pool, MessageSizes.of_each(sizes_up_to(most_bytes)), REPEATS, on_progress)
-    record_all()
-    fabrics = {}
-    for model in model_names:
-        slowed = with_slowdowns(pool, model, collectives, on_progress=on_progress)
-        fabrics[model] = measure_hooks(pool, slowed, hooks, model, on_progress=on_progress)
-    record_all()
-    return {model: join(traces) for model, traces in recordings.items()}, fabrics
+    def record_and_train() -> None:
+        on_progress(f"{model}: recording computation", 0, 1)
+        recordings.append(pool.run(record_computation, model)[0])
+        due = [configuration for configuration in turns for _ in range(TURNS_AT_A_TIME)]
+        target_runs = [target_run(recordings[0], configuration) for configuration in due]
+        word = "training reference runs"
+        by_rank = pool.run(measure_configurations, model, target_runs, word, on_progress=on_progress)
+        for configuration, turn in zip(due, by_rank[0], strict=True):
+            turns[configuration].append(turn.measurement)
+
+    record_and_train()
+    sizes = MessageSizes.of_each(sizes_up_to(sum(recordings[0].sizes_bytes)))
+    collectives = measure_collectives(pool, sizes, REPEATS, on_progress)
+    record_and_train()
+    slowed = with_slowdowns(pool, model, collectives, on_progress=on_progress)
+    fabric = measure_hooks(pool, slowed, hooks, model, on_progress=on_progress)
+    record_and_train()
+    if not runs:
+        return join(recordings), fabric, None
+    while len(turns[runs[0]]) < MOST_TURNS and any(Reference.of(one).error > STEADY for one in turns.values()):
+        record_and_train()
+    trace = join(recordings)
+    references = {configuration: Reference.of(of_run) for configuration, of_run in turns.items()}
+    fitter = Fitter(trace, pool.world_size)
+    fabric = fitter.fit_slow_downs(fabric, {run: references[run] for run in runs})
+    for configuration in with_hooks:
+        fabric = fitter.fit_hook(fabric, configuration, references[configuration])
+    few = references[runs[0]]
+    return trace, with_iteration_spread(fabric, few), few.speed_check
 
 
-def write_predictions(path: Path, predicted: Mapping[Target, TargetPrediction]) -> str:
+def write_predictions(path: Path, model: str, predicted: Mapping[Configuration, TargetPrediction]) -> str:
     """Write all predictions as JSON, and return the file's sha256."""
     rows = [
         {
@@ -122,7 +144,7 @@ def write_predictions(path: Path, predicted: Mapping[Target, TargetPrediction]) 
             "reference": asdict(target.speed_check),
             **target.prediction.to_json(),
         }
-        for (model, configuration), target in predicted.items()
+        for configuration, target in predicted.items()
     ]
     data = json.dumps(rows, indent=1, allow_nan=False).encode()
     write_atomically(path, data)
@@ -131,27 +153,23 @@ def write_predictions(path: Path, predicted: Mapping[Target, TargetPrediction]) 
 
 def _measure(
     pool: RankPool,
-    traces: Mapping[str, Trace],
-    targets: Iterable[Target],
+    model: str,
+    trace: Trace,
+    configurations: Sequence[Configuration],
     repeat: int,
     on_progress: Progress,
-) -> tuple[dict[Target, list[Measurement]], list[pd.DataFrame]]:
-    """Return all turns of each target, and the samples of all ranks.
-
-    Each turn trains one model after the other in all its configurations.
-    """
-    measured: dict[Target, list[Measurement]] = {target: [] for target in targets}
+) -> tuple[dict[Configuration, list[Measurement]], list[pd.DataFrame]]:
+    """Return all turns of each configuration, and the samples of all ranks; a turn trains each configuration once."""
+    measured: dict[Configuration, list[Measurement]] = {configuration: [] for configuration in configurations}
     samples = []
+    target_runs = [target_run(trace, configuration) for configuration in measured]
     for turn in range(repeat):
-        for model, trace in traces.items():
-            due = [configuration for name, configuration in measured if name == model]
-            target_runs = [target_run(trace, configuration) for configuration in due]
-            word = f"{model}: training, turn {turn + 1} of {repeat}"
-            by_rank = pool.run(measure_configurations, model, target_runs, word, on_progress=on_progress)
-            for configuration, *of_ranks in zip(due, *by_rank, strict=True):
-                measured[model, configuration].append(of_ranks[0].measurement)
-                iterations = [of_rank.iterations for of_rank in of_ranks]
-                samples.append(to_samples(iterations, model=model, **asdict(configuration), turn=turn))
+        word = f"{model}: training, turn {turn + 1} of {repeat}"
+        by_rank = pool.run(measure_configurations, model, target_runs, word, on_progress=on_progress)
+        for configuration, *of_ranks in zip(measured, *by_rank, strict=True):
+            measured[configuration].append(of_ranks[0].measurement)
+            iterations = [of_rank.iterations for of_rank in of_ranks]
+            samples.append(to_samples(iterations, model=model, **asdict(configuration), turn=turn))
     return measured, samples
 
 

@@ -36,7 +36,6 @@ from .report import (
     Configuration,
     Measurement,
     Report,
-    Row,
     make_row,
     policy_of,
     predict_targets,
@@ -156,9 +155,7 @@ def validate_emulated(
     predicted = dict(
         zip(configurations, predict_targets(predicted_trace, fabric, in_model, pool.world_size), strict=True)
     )
-    digest = write_predictions(
-        out / "predictions.json", {(name, configuration): one for configuration, one in predicted.items()}
-    )
+    digest = write_predictions(out / "predictions.json", name, predicted)
     target_runs = [target_run(model_trace, configuration) for configuration in in_model]
     turns: list[list[list[EmulatedTurn]]] = []
     for turn in range(repeat):
@@ -179,8 +176,9 @@ def validate_emulated(
     rows = []
     for number, (configuration, prediction) in enumerate(predicted.items()):
         measured = [Measurement(by_rank[0][number].times_ns) for by_rank in turns]
-        rows.append(_in_original(make_row(name, configuration, prediction, measured), scale))
-    report = replace(summarize(rows, digest), scale_model=scale, conditions=conditions)
+        rows.append(make_row(name, configuration, prediction, measured).in_original(scale))
+    summary = summarize(rows, digest, world_size=pool.world_size)
+    report = replace(summary, scale_model=scale, conditions=conditions)
     report.save(out)
     return report
 
@@ -330,25 +328,6 @@ def _conditions(turns: Sequence[EmulatedTurn], slow_downs: tuple[float, float], 
     shortest_ns = min(ns for turn in turns for ns in turn.times_ns)
     late_ns = max(turn.late_ns for turn in turns)
     return Conditions(min(turn.idle for turn in turns), (p50, p90, p99), late_ns, shortest_ns, *slow_downs, host_ns)
-
-
-def _in_original(row: Row, scale: ScaleModel) -> Row:
-    """Convert a row's times from those of the scale model."""
-
-    def both(times_ns: tuple[int, int]) -> tuple[int, int]:
-        return scale.original_ns(times_ns[0]), scale.original_ns(times_ns[1])
-
-    return replace(
-        row,
-        turns=tuple(Measurement(tuple(map(scale.original_ns, turn.times_ns))) for turn in row.turns),
-        measured_ns=scale.original_ns(row.measured_ns),
-        quartiles_ns=both(row.quartiles_ns),
-        paired_ns=scale.original_ns(row.paired_ns),
-        paired_quartiles_ns=both(row.paired_quartiles_ns),
-        paired_turns_ns=tuple(map(scale.original_ns, row.paired_turns_ns)),
-        predicted_ns=scale.original_ns(row.predicted_ns),
-        interval_ns=both(row.interval_ns),
-    )
 
 
 # Rank bodies

@@ -113,6 +113,9 @@ class ScheduleCosts:
             [..., collectives].
         relative_error: Half-width of the band that contains 90 % of a collective's costs, as a fraction of
             `cost_ns`; shape [...], the leading axes of `cost_ns`.
+        spread: Half-width of the 90 % interval of iterations as a fraction of their median, if a training run on
+            this number of ranks was measured; shape [...] as `relative_error`. 0: from the variation of the recorded
+            iterations and the errors of the costs.
         sharing: How each collective shares the link with others that run at the same time.
         contention: How collectives and computing slow each other down.
         contention_bounds: `contention` with all factors at the low, and at the high, end of their error bands.
@@ -127,6 +130,7 @@ class ScheduleCosts:
     pack_ns: Nanoseconds
     cost_ns: Nanoseconds
     relative_error: Floats
+    spread: Floats
     sharing: tuple[LinkShare, ...]
     contention: "ScheduleContention"
     contention_bounds: "tuple[ScheduleContention, ScheduleContention]"
@@ -269,6 +273,7 @@ def price_schedule(
         pack_ns=np.array([sum(processor.pack(sizes[index]) for index in bucket) for bucket in buckets], np.int64),
         cost_ns=price(messages_of(schedule), fabric, world_size),
         relative_error=np.array(fabric.relative_error(world_size)),
+        spread=np.array(fabric.iteration_spread(world_size)),
         sharing=_sharing(schedule.collectives, fabric, world_size, at_a_time),
         contention=contention,
         contention_bounds=(least, most),

@@ -1,0 +1,47 @@
+"""Baselines: simpler predictions of an iteration, beside which those of the simulator stand.
+
+- *perfect scaling*: computation alone
+- *no overlap*: all communication after the backward pass
+- *naive overlap*: `end = max(ready, previous end) + cost` for each bucket; copies are free and nothing slows down
+- *pipelined overlap*: the simulator with copies, launches and as many collectives at a time as the library runs, but
+  without the slow-downs of computation and of collectives
+
+Rankings have one more: *fewer buckets*, the configuration with fewer buckets is the faster one.
+"""
+
+from typing import Unpack
+
+from reference.trace import Trace
+from simulator import Fabric, predict
+from simulator.fabric import Processor
+from simulator.schedule.policy import PolicySettings
+
+BASELINES = ("perfect scaling", "no overlap", "naive overlap", "pipelined overlap")
+FEWER_BUCKETS = "fewer buckets"
+RANKING_BASELINES = ("no overlap", "naive overlap", "pipelined overlap", FEWER_BUCKETS)
+"""Baselines that differ between configurations, and so predict which one is the fastest."""
+
+
+def baselines_ns(
+    trace: Trace, fabric: Fabric, *, world_size: int, **settings: Unpack[PolicySettings]
+) -> dict[str, int]:
+    """Nanoseconds of an iteration by baseline.
+
+    Args:
+        trace: As for `predict`.
+        fabric: The fabric of the prediction, with its processor costs.
+        world_size: Number of ranks.
+        settings: As for `predict`.
+    """
+    free = fabric.model_copy(update={"processor": Processor(), "concurrency": 1, "sharing": ()})
+    naive = predict(trace, free, world_size=world_size, **settings)
+    without_slow_downs = fabric.processor.model_copy(update={"contention": (), "lingers_ns": 0})
+    pipelined = predict(
+        trace, fabric.model_copy(update={"processor": without_slow_downs}), world_size=world_size, **settings
+    )
+    return {
+        "perfect scaling": naive.compute_ns,
+        "no overlap": naive.no_overlap_ns,
+        "naive overlap": naive.iteration_ns,
+        "pipelined overlap": pipelined.iteration_ns,
+    }

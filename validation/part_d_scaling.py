@@ -1,0 +1,44 @@
+"""Part (d): training under torch's DDP on the GPUs of one node, predicted from the speed of one of them.
+
+What counts is the ratio of an iteration on several GPUs to one on one GPU. The inputs are the speed on one GPU
+without data parallelism, the model, data sheets of GPU and links, and constants for copies, contention and the
+slowest GPU.
+"""
+
+from simulator import predict
+
+from .baselines import BASELINES, baselines_ns
+from .cases import MeasuredScaling, OneGpuRun, ScalingCase, ScalingInputs
+from .comparison import CaseScore, Comparison
+from .published_nodes import device_of, fabric_of_node, slowest_of, trace_of_model
+
+
+def score(case: ScalingCase) -> CaseScore:
+    """One row for each measured number of GPUs."""
+    runs = {run.name: run for run in case.inputs.one_gpu}
+    return CaseScore(tuple(_compare(case, runs[row.run], row) for row in case.truth))
+
+
+def predict_ns(inputs: ScalingInputs, run: OneGpuRun, gpus: int) -> dict[str, float]:
+    """Nanoseconds of an iteration on `gpus` GPUs, by method."""
+    one_gpu_ns = run.samples / run.per_s * 1e9
+    node = inputs.node(run.node)
+    trace = trace_of_model(run.model, device_of(node, run.tflops), one_gpu_ns)
+    fabric = fabric_of_node(node, inputs, gpus)
+    predicted = predict(trace, fabric, world_size=gpus, stragglers=[slowest_of(gpus, inputs)])
+    baselines = baselines_ns(trace, fabric, world_size=gpus)
+    return {"predicted": predicted.iteration_ns, **baselines, "perfect scaling": one_gpu_ns}
+
+
+def _compare(case: ScalingCase, run: OneGpuRun, row: MeasuredScaling) -> Comparison:
+    methods = predict_ns(case.inputs, run, row.gpus)
+    return Comparison(
+        part="d",
+        case=case.name,
+        group=run.name,
+        label=f"{row.gpus} GPUs",
+        calibrated_from="1 GPU",
+        predicted_ns=methods["predicted"],
+        measured_ns=run.samples * row.gpus / row.per_s * 1e9,
+        baselines_ns={name: methods[name] for name in BASELINES},
+    )

@@ -1,0 +1,125 @@
+"""Part (e): how the bucket cap changes the iteration time of published reducers on two GPUs.
+
+A reducer's iteration without communication is an input. Buckets follow the reducer's own rule. What counts is the
+sign of the effect: which of two caps is faster, wherever the difference exceeds the published spread.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+
+from reference.bucketing import MIB, BucketAssignment, assign_buckets, bucket_caps
+from reference.trace import Trace
+from simulator import Fabric, predict
+from simulator.fabric import Linear
+
+from .baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
+from .cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap
+from .comparison import CaseScore, Comparison, FastestChoice, TimesByMethod, fastest
+from .published_nodes import device_of, fabric_of_node, slowest_of, trace_of_model
+
+UNPUBLISHED_SPREAD = 0.01
+"""Least relative difference of two caps that counts if the spread was not published."""
+
+
+def score(case: BucketCapsCase) -> CaseScore:
+    """One row for each reducer and cap, and one choice for each pair of caps."""
+    rows, choices = [], []
+    for reducer in case.inputs.reducers:
+        measured = [row for row in case.truth if row.reducer == reducer.name]
+        predicted = {row.cap_mb: predict_ns(case.inputs, reducer, row.cap_mb) for row in measured}
+        rows += [_compare(case, reducer, row, predicted[row.cap_mb]) for row in measured]
+        choices += [_choose(case, reducer, one, other, predicted) for one, other in combinations(measured, 2)]
+    return CaseScore(tuple(rows), tuple(choices))
+
+
+def predict_ns(inputs: BucketCapsInputs, reducer: BucketRule, cap_mb: float) -> dict[str, float]:
+    """Nanoseconds of an iteration with one bucket cap, by method."""
+    optimizer_ns = None if reducer.optimizer_ms is None else reducer.optimizer_ms * 1e6
+    node = inputs.node(reducer.node)
+    trace = trace_of_model(reducer.model, device_of(node, reducer.tflops), reducer.compute_ms * 1e6, optimizer_ns)
+    plan = plan_of(trace, reducer, cap_mb)
+    fabric = fabric_of_node(node, inputs, reducer.gpus)
+    if reducer.rule == "at most the cap":
+        fabric = with_fewer_copies(fabric, copied_share(plan, trace.sizes_bytes))
+    predicted = predict(
+        trace, fabric, world_size=reducer.gpus, plan=plan, stragglers=[slowest_of(reducer.gpus, inputs)]
+    )
+    baselines = baselines_ns(trace, fabric, world_size=reducer.gpus, plan=plan)
+    return {"predicted": predicted.iteration_ns, **baselines, FEWER_BUCKETS: len(plan)}
+
+
+def plan_of(trace: Trace, reducer: BucketRule, cap_mb: float) -> BucketAssignment:
+    """Return parameter indices by bucket, in launch order."""
+    sizes = trace.sizes_bytes
+    order = range(len(sizes))[::-1]
+    if reducer.rule == "reaches the cap":
+        return assign_buckets(sizes, bucket_caps(cap_mb), order=order)
+    return at_most(sizes, order, round(cap_mb * MIB))
+
+
+def copied_share(plan: BucketAssignment, sizes_bytes: Sequence[int]) -> float:
+    """Part of the bytes that a reducer copies which flattens buckets with `torch._utils._flatten_dense_tensors`.
+
+    For a bucket of one gradient that function returns a view of the gradient (torch/csrc/utils/tensor_flatten.h).
+    """
+    copied = sum(sizes_bytes[index] for bucket in plan if len(bucket) > 1 for index in bucket)
+    return copied / sum(sizes_bytes)
+
+
+def with_fewer_copies(fabric: Fabric, share: float) -> Fabric:
+    """The fabric with copies that cost `share` of the time."""
+
+    def less(copy: Linear) -> Linear:
+        return Linear(fixed_ns=share * copy.fixed_ns, ns_per_byte=share * copy.ns_per_byte)
+
+    processor = fabric.processor
+    fewer = {"pack": less(processor.pack), "copy_out": less(processor.copy_out)}
+    return fabric.model_copy(update={"processor": processor.model_copy(update=fewer)})
+
+
+def at_most(sizes_bytes: Sequence[int], order: Sequence[int], cap_bytes: int) -> BucketAssignment:
+    """Assign parameters to buckets of at most the cap's size, or of one parameter, walking them in this order."""
+    buckets: BucketAssignment = []
+    free = 0
+    for index in order:
+        if not buckets or sizes_bytes[index] > free:
+            buckets.append([])
+            free = cap_bytes
+        buckets[-1].append(index)
+        free -= sizes_bytes[index]
+    return buckets
+
+
+def _compare(case: BucketCapsCase, reducer: BucketRule, row: MeasuredCap, methods: Mapping[str, float]) -> Comparison:
+    return Comparison(
+        part="e",
+        case=case.name,
+        group=reducer.name,
+        label=f"{row.cap_mb:g} MB",
+        calibrated_from="iteration without communication",
+        predicted_ns=methods["predicted"],
+        measured_ns=row.ms * 1e6,
+        baselines_ns={name: methods[name] for name in BASELINES},
+    )
+
+
+def _choose(
+    case: BucketCapsCase,
+    reducer: BucketRule,
+    one: MeasuredCap,
+    other: MeasuredCap,
+    predicted: Mapping[float, Mapping[str, float]],
+) -> FastestChoice:
+    times: TimesByMethod = {f"{row.cap_mb:g} MB": predicted[row.cap_mb] for row in (one, other)}
+    fast, slow = sorted((one, other), key=lambda row: row.ms)
+    spread_ms = fast.spread_ms + slow.spread_ms or UNPUBLISHED_SPREAD * fast.ms
+    return FastestChoice(
+        part="e",
+        case=case.name,
+        label=f"{reducer.name}, {one.cap_mb:g} or {other.cap_mb:g} MB",
+        predicted=fastest(times, "predicted"),
+        measured=f"{fast.cap_mb:g} MB",
+        lead=slow.ms / fast.ms - 1,
+        is_tie=slow.ms - fast.ms <= spread_ms,
+        baselines={name: fastest(times, name) for name in RANKING_BASELINES},
+    )

@@ -1,0 +1,237 @@
+"""Parts (f) and (g): the committed runs of `ddplab validate`, one folder of `validation/runs` each.
+
+Part (f) has the runs on emulated accelerators, (g) those in which the processor computed. Measurements are read from
+the report of a run. Predictions are computed again with the current simulator, from the trace and the calibration
+that were recorded before the target runs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from operator import attrgetter
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from reference.bucketing import Order, cap_name
+from reference.files import first_problem
+from reference.trace import Trace
+from simulator import Fabric
+from simulator.fabric.uncertainty import BAND
+from simulator.measure.report import (
+    PREDICTED_TRACE_FILE,
+    Configuration,
+    Measurement,
+    Report,
+    Row,
+    SpeedCheck,
+    make_row,
+    model_folder,
+    pairs_apart,
+    predict_targets,
+    summarize,
+)
+from simulator.workload.scale_model import ORIGINAL, ScaleModel
+
+from .baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES
+from .comparison import CaseScore, Comparison, Part
+
+RUNS = Path(__file__).parent / "runs"
+
+
+class _ReportPart(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class RecordedTurn(_ReportPart):
+    """A `Measurement` as written; emulated devices have no speed check."""
+
+    times_ns: tuple[int, ...]
+    reference: SpeedCheck | None = None
+
+    def in_model(self, scale: ScaleModel) -> Measurement:
+        """The turn with the times that the scale model took."""
+        return Measurement(tuple(round(ns * scale.dilation) for ns in self.times_ns), self.reference)
+
+
+class RecordedRow(_ReportPart):
+    """Configuration and measurements of a row of the report; an infinite cap is written as null."""
+
+    model: str
+    cap_mb: float | None
+    order: str = Field(pattern=f"^({'|'.join(get_args(Order))})$")
+    hook: str
+    turns: tuple[RecordedTurn, ...] = Field(min_length=1)
+    reference: SpeedCheck
+
+    @property
+    def configuration(self) -> Configuration:
+        """The predicted configuration."""
+        cap = float("inf") if self.cap_mb is None else self.cap_mb
+        return Configuration(cap, self.order, self.hook)  # type: ignore[arg-type]  # the pattern ensures an Order
+
+
+class RecordedReport(_ReportPart):
+    """The fields of a written report that are used here: its errors at the time, and all measurements."""
+
+    mape: float
+    paired_mape: float
+    predictions_sha256: str
+    rows: tuple[RecordedRow, ...] = Field(min_length=1)
+    world_size: int | None = None
+    scale_model: ScaleModel | None = None
+
+
+@dataclass(frozen=True)
+class CommittedRun:
+    """One committed run.
+
+    Attributes:
+        name: Name of its folder.
+        recorded: The report as it was written.
+        current: The same measurements beside predictions of the current simulator.
+        source: Source of the calibration.
+    """
+
+    name: str
+    recorded: RecordedReport
+    current: Report
+    source: str
+
+    @property
+    def part(self) -> Part:
+        """The part of the score to which the run belongs."""
+        return "g" if self.recorded.scale_model is None else "f"
+
+
+def load_runs(folder: Path = RUNS) -> list[CommittedRun]:
+    """Read all runs in a folder, in the order of their names, and predict them again.
+
+    The intervals of a run in which the processor computed are made with the error of the other such runs.
+
+    Raises:
+        ValueError: A file is missing or malformed. The message is one line with file, field and reason.
+    """
+    folders = [path.parent for path in sorted(folder.glob("*/report.json"))]
+    runs = [_load(one) for one in folders]
+    computed = [run for run in runs if run.part == "g"]
+    return [
+        _load(one, model_error([other for other in computed if other.name != run.name]))
+        if run.part == "g" and len(computed) > 1
+        else run
+        for one, run in zip(folders, runs, strict=True)
+    ]
+
+
+def model_error(runs: Sequence[CommittedRun]) -> float:
+    """Return the `model_error` of these runs: what nine in ten of their paired errors do not exceed."""
+    errors = [abs(row.paired_error) for run in runs for row in run.current.rows]
+    return float(np.quantile(errors, BAND))
+
+
+@cache
+def committed_runs() -> tuple[CommittedRun, ...]:
+    """The runs of this repository; they are predicted once in a process, in up to half a minute."""
+    return tuple(load_runs())
+
+
+def _load(folder: Path, error: float | None = None) -> CommittedRun:
+    recorded = _read(folder / "report.json")
+    rows: list[Row] = []
+    source = ""
+    for model in dict.fromkeys(row.model for row in recorded.rows):
+        of_model = [row for row in recorded.rows if row.model == model]
+        if recorded.scale_model is None:
+            files, trace_file = model_folder(folder, model), "trace.json.gz"
+        else:
+            files, trace_file = folder, PREDICTED_TRACE_FILE
+        trace, fabric = Trace.load(files / trace_file), Fabric.load(files / "fabric.json")
+        if error is not None:
+            processor = fabric.processor.model_copy(update={"model_error": error})
+            fabric = fabric.model_copy(update={"processor": processor})
+        rows += _predict_again(of_model, trace, fabric, recorded)
+        source = fabric.source.partition(";")[0].removeprefix("measured: ")
+    return CommittedRun(folder.name, recorded, summarize(rows, recorded.predictions_sha256), source)
+
+
+def _predict_again(rows: Sequence[RecordedRow], trace: Trace, fabric: Fabric, recorded: RecordedReport) -> list[Row]:
+    """Return the rows of one model with predictions of the current simulator; times are those of the original."""
+    scale = recorded.scale_model or ORIGINAL
+    in_model = [replace(row.configuration, cap_mb=scale.cap_mb(row.configuration.cap_mb)) for row in rows]
+    world_size = recorded.world_size or trace.workload.world_size
+    targets = predict_targets(trace, fabric, in_model, world_size, speed_check=rows[0].reference)
+    return [
+        make_row(row.model, row.configuration, target, [turn.in_model(scale) for turn in row.turns]).in_original(
+            scale
+        )
+        for row, target in zip(rows, targets, strict=True)
+    ]
+
+
+def _read(path: Path) -> RecordedReport:
+    try:
+        return RecordedReport.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValidationError as error:
+        raise ValueError(f"{path}: not a report of `ddplab validate`: {first_problem(error)}") from None
+
+
+def score(run: CommittedRun) -> CaseScore:
+    """Compare predictions with measured times.
+
+    Rankings are those of the report: pairs of configurations that differ by more than noise. The fastest of all is
+    seldom measurably faster than the second.
+    """
+    return CaseScore(
+        tuple(
+            Comparison(
+                part=run.part,
+                case=run.name,
+                group=row.model,
+                label=_name(row),
+                calibrated_from=run.source,
+                predicted_ns=row.predicted_ns,
+                measured_ns=row.measured_ns,
+                baselines_ns={name: _baseline_ns(row, name) for name in BASELINES},
+            )
+            for row in run.current.rows
+        )
+    )
+
+
+def _name(row: Row) -> str:
+    return f"{cap_name(row.cap_mb)} {row.order}" + ("" if row.hook == "none" else f", {row.hook}")
+
+
+def _baseline_ns(row: Row, name: str) -> float:
+    """The time that a baseline predicts, computed from its error, which the report compares with the paired time."""
+    error: float = getattr(row, f"{name.replace(' ', '_')}_error")
+    return (1 + error) * row.paired_ns
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Pairs of configurations that differ by more than noise, and how many of them each method ranks wrongly."""
+
+    pairs: int
+    wrong: int
+    wrong_by_baseline: Mapping[str, int]
+
+
+def ranking(runs: Sequence[CommittedRun]) -> Ranking:
+    """Count the pairs of several runs."""
+    pairs = [pair for run in runs for pair in pairs_apart(run.current.rows)]
+
+    def wrong(predicted: Callable[[Row], float]) -> int:
+        return sum((a.paired_ns < b.paired_ns) != (predicted(a) <= predicted(b)) for a, b in pairs)
+
+    by_baseline: dict[str, Callable[[Row], float]] = {
+        name: partial(_baseline_ns, name=name) for name in BASELINES if name in RANKING_BASELINES
+    }
+    by_baseline[FEWER_BUCKETS] = attrgetter("buckets")
+    return Ranking(
+        len(pairs), wrong(attrgetter("predicted_ns")), {name: wrong(ns) for name, ns in by_baseline.items()}
+    )
