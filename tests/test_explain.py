@@ -1,8 +1,10 @@
 """Explain: the causes of an error are found, and they add up to it."""
 
 import json
+import re
 from itertools import pairwise
 
+import pandas as pd
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -21,6 +23,7 @@ from simulator.measure.explain import (
     measured_timelines,
     part_times,
 )
+from simulator.measure.report import Configuration, model_folder, predict_one
 from simulator.measure.training_runs import TargetRun, Trainer, time_iterations, warmed_up
 from simulator.measure.watch import Iterations, Moment, Watch, by_iteration, from_samples, to_samples
 from simulator.prediction import predict
@@ -101,9 +104,18 @@ def test_parts_add_up_to_the_iteration(timelines):
         assert min(parts.values()) >= 0
 
 
-@pytest.mark.parametrize("cause", ["packing", "in flight", "copy-out", "launch"])
+PLANTED_COSTS = ("packing", "in flight", "copy-out", "launch")
+PLANTED_TIMES = {
+    "forward": (17, (37, 27), 47, 5),
+    "gaps between gradients": (10, (37, 27), 47, 5),
+    "optimiser": (10, (30, 20), 40, 12),
+}
+"""The iteration of `plain_trace`, with 7 ns more in one part."""
+
+
+@pytest.mark.parametrize("cause", [*PLANTED_COSTS, *PLANTED_TIMES])
 def test_a_planted_error_is_found(cause):
-    """One cost is 7 ns higher than predicted, for each of two buckets; nothing else differs."""
+    """One cost is 7 ns higher than predicted for each of two buckets, or one computing part takes 7 ns longer."""
     right = TWO_RANKS
     pack, copy_out = Linear(fixed_ns=7 * (cause == "packing")), Linear(fixed_ns=7 * (cause == "copy-out"))
     processor = right.processor.model_copy(
@@ -112,8 +124,12 @@ def test_a_planted_error_is_found(cause):
     other = right.model_copy(update={"processor": processor})
     if cause == "in flight":
         other = Fabric.from_table([(2, 8, 37)])
-    trace, policy = plain_trace(), Policy(plan=((1,), (0,)))
-    predicted, truth = (predict(trace, one, world_size=2, policy=policy).timeline for one in (right, other))
+    slower = trace_of([[iteration(*PLANTED_TIMES[cause])]], [4, 4]) if cause in PLANTED_TIMES else plain_trace()
+    policy = Policy(plan=((1,), (0,)))
+    predicted, truth = (
+        predict(trace, one, world_size=2, policy=policy).timeline
+        for trace, one in ((plain_trace(), right), (slower, other))
+    )
     explanation = explain(
         predicted,
         as_measured(truth) * 2,  # one rank stands for both
@@ -266,4 +282,26 @@ def test_a_folder_without_a_report_or_samples_is_told_in_one_line(tmp_path):
         explain_run(tmp_path)
     samples.assign(model="other").to_parquet(tmp_path / "samples.parquet")
     with pytest.raises(ValueError, match=r"samples.parquet: expected samples of 1 MB ready, got none"):
+        explain_run(tmp_path)
+
+
+def test_a_configuration_that_is_not_watched_is_left_out_with_its_reason(tmp_path):
+    """The second collectives of PowerSGD are not watched; the other configuration is explained nevertheless."""
+    configurations = [Configuration(25.0), Configuration(25.0, hook="batched_power_sgd:1")]
+    trace = plain_trace()
+    TWO_RANKS.save(model_folder(tmp_path, "m") / "fabric.json")
+    trace.save(model_folder(tmp_path, "m") / "trace.json.gz")
+    rows, samples = [], []
+    for one in configurations:
+        prediction = predict_one(trace, TWO_RANKS, one, 2)
+        row = {"model": "m", "cap_mb": one.cap_mb, "order": one.order, "hook": one.hook}
+        rows.append(row | {"predicted_ns": prediction.iteration_ns})
+        samples.append(to_samples(as_measured(prediction.timeline) * 2, turn=0, **row))
+    (tmp_path / "report.json").write_text(json.dumps({"rows": rows}))
+    pd.concat(samples).to_parquet(tmp_path / "samples.parquet")
+    explanations, left_out = explain_run(tmp_path)
+    assert [one.hook for one in explanations] == ["none"]
+    assert re.match(r"left out 25 MB ready, batched_power_sgd:1: explain: expected only", *left_out)
+    (tmp_path / "report.json").write_text(json.dumps({"rows": rows[1:]}))
+    with pytest.raises(ValueError, match=r"no configuration can be explained; left out 25 MB ready, batched"):
         explain_run(tmp_path)

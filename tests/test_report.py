@@ -137,6 +137,18 @@ def test_a_report_warns_of_a_machine_that_changed_its_speed(capsys, measured, re
     assert ("run again while nothing else runs" in capsys.readouterr().out) == restless
 
 
+@pytest.mark.parametrize(
+    ("extrapolated", "advice"),
+    [(False, "iterations of the calibration varied; run again"), (True, "calibrated with fewer ranks; calibrate it")],
+)
+def test_a_report_says_why_its_intervals_are_wide(capsys, extrapolated, advice):
+    show_report(summarize([row(1, 100, 100)], "abc"), extrapolated=extrapolated)
+    assert "intervals are wide" not in capsys.readouterr().out
+    wide = replace(row(1, 100, 100), interval_ns=(80, 120))
+    show_report(summarize([wide], "abc"), extrapolated=extrapolated)
+    assert advice in capsys.readouterr().out
+
+
 def test_a_report_is_drawn_and_written(tmp_path):
     report = summarize([row(1, 100, 104), row(float("inf"), 200, 180)], "abc")
     figure = Figure()

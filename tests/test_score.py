@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from simulator import Fabric, predict
 from simulator.fabric import Processor
-from simulator.fabric.processor import MODEL_ERROR
+from simulator.fabric.processor import EMULATED_MODEL_ERROR, MODEL_ERROR
 from simulator.measure.report import summarize
 from validation import (
     part_a_all_reduces,
@@ -429,9 +429,10 @@ def test_the_intervals_of_a_run_use_the_errors_of_the_other_runs_only(tmp_path):
     assert widths == [pytest.approx(np.hypot(0.01, 1 - 1 / times), rel=0.01) for times in (4, 2)]
 
 
-def test_the_model_error_of_the_product_is_that_of_all_committed_runs():
-    computed = [run for run in committed_runs() if run.part == "g"]
-    assert part_fg_runs.model_error(computed) == pytest.approx(MODEL_ERROR, abs=0.005)
+def test_the_model_errors_of_the_product_are_those_of_all_committed_runs():
+    for part, error, tolerance in (("g", MODEL_ERROR, 0.005), ("f", EMULATED_MODEL_ERROR, 0.001)):
+        of_part = [run for run in committed_runs() if run.part == part]
+        assert part_fg_runs.model_error(of_part) == pytest.approx(error, abs=tolerance)
 
 
 def test_the_picture_has_a_dot_for_each_row_that_counts():

@@ -181,7 +181,8 @@ def test_emulated_devices_are_measured_in_the_original_time_and_predictions_come
     document = json.loads((tmp_path / "report.json").read_text())
     assert document["conditions"]["shortest_ns"] == report.conditions.shortest_ns
     assert document["scale_model"] == {"dilation": 2, "byte_scale": 0.5}
-    explained = explain_run(tmp_path)
+    explained, left_out = explain_run(tmp_path)
+    assert left_out == []
     assert [one.predicted_ns for one in explained] == [row.predicted_ns for row in report.rows]
     assert [one.measured_ns for one in explained] == pytest.approx([row.measured_ns for row in report.rows], abs=1)
     assert "done" in set(pd.read_parquet(tmp_path / "samples.parquet")["moment"])

@@ -10,7 +10,6 @@ from itertools import combinations
 from reference.bucketing import MIB, BucketAssignment, assign_buckets, bucket_caps
 from reference.trace import Trace
 from simulator import Fabric, predict
-from simulator.fabric import Linear
 
 from .baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 from .cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap
@@ -68,13 +67,8 @@ def copied_share(plan: BucketAssignment, sizes_bytes: Sequence[int]) -> float:
 
 def with_fewer_copies(fabric: Fabric, share: float) -> Fabric:
     """The fabric with copies that cost `share` of the time."""
-
-    def less(copy: Linear) -> Linear:
-        return Linear(fixed_ns=share * copy.fixed_ns, ns_per_byte=share * copy.ns_per_byte)
-
     processor = fabric.processor
-    fewer = {"pack": less(processor.pack), "copy_out": less(processor.copy_out)}
-    return fabric.model_copy(update={"processor": processor.model_copy(update=fewer)})
+    return fabric.with_processor(pack=processor.pack.times(share), copy_out=processor.copy_out.times(share))
 
 
 def at_most(sizes_bytes: Sequence[int], order: Sequence[int], cap_bytes: int) -> BucketAssignment:

@@ -109,19 +109,17 @@ class CommittedRun:
 def load_runs(folder: Path = RUNS) -> list[CommittedRun]:
     """Read all runs in a folder, in the order of their names, and predict them again.
 
-    The intervals of a run in which the processor computed are made with the error of the other such runs.
+    The intervals of each run are made with the error of the other runs in the same part of the score.
 
     Raises:
         ValueError: A file is missing or malformed. The message is one line with file, field and reason.
     """
     folders = [path.parent for path in sorted(folder.glob("*/report.json"))]
     runs = [_load(one) for one in folders]
-    computed = [run for run in runs if run.part == "g"]
+    others = [[other for other in runs if other.part == run.part and other.name != run.name] for run in runs]
     return [
-        _load(one, model_error([other for other in computed if other.name != run.name]))
-        if run.part == "g" and len(computed) > 1
-        else run
-        for one, run in zip(folders, runs, strict=True)
+        _load(folder, model_error(of_part)) if of_part else run
+        for folder, of_part, run in zip(folders, others, runs, strict=True)
     ]
 
 
@@ -149,8 +147,7 @@ def _load(folder: Path, error: float | None = None) -> CommittedRun:
             files, trace_file = folder, PREDICTED_TRACE_FILE
         trace, fabric = Trace.load(files / trace_file), Fabric.load(files / "fabric.json")
         if error is not None:
-            processor = fabric.processor.model_copy(update={"model_error": error})
-            fabric = fabric.model_copy(update={"processor": processor})
+            fabric = fabric.with_processor(model_error=error)
         rows += _predict_again(of_model, trace, fabric, recorded)
         source = fabric.source.partition(";")[0].removeprefix("measured: ")
     return CommittedRun(folder.name, recorded, summarize(rows, recorded.predictions_sha256), source)

@@ -36,7 +36,7 @@ def explain(
     picture = figure or folder / "explain.png"
     check_picture("--figure", picture)
     check_outputs(picture, json_path)
-    explanations = explain_run(folder)
+    explanations, left_out = explain_run(folder)
     worst = max(explanations, key=lambda one: abs(one.error))
     show_table(
         [_summary(one) for one in explanations],
@@ -47,8 +47,10 @@ def explain(
     show_table(_part_rows(worst), f"{name}: parts of the slowest rank's iteration, and causes of the error, in ms")
     title = f"{name}: buckets, predicted | measured, in ms"
     show_table(_bucket_rows(worst), title, optional=("packed", "copied out"))
+    for reason in left_out:
+        typer.echo(reason)
     save_picture(_waterfalls(explanations), picture)
-    write_json(json_path, {"configurations": [one.to_json() for one in explanations]})
+    write_json(json_path, {"configurations": [one.to_json() for one in explanations], "left_out": left_out})
 
 
 def _summary(one: "Explanation") -> dict[str, str]:

@@ -201,7 +201,7 @@ def validate(
                     calibrated=extrapolated(fabrics, world_size) if fabrics else None,
                     on_progress=on_progress,
                 )
-    show_report(result)
+    show_report(result, extrapolated=bool(calibrated_at))
     write_json(json_path, result.to_json())
 
 

@@ -145,8 +145,13 @@ OPTIONAL_CELLS = (
 """Cells of a report that narrow terminals leave out, the first ones first."""
 
 
-def show_report(report: Report) -> None:
-    """Print a table per model, and a summary of all rows; times in milliseconds."""
+def show_report(report: Report, *, extrapolated: bool = False) -> None:
+    """Print a table per model, and a summary of all rows; times in milliseconds.
+
+    Args:
+        report: The report.
+        extrapolated: Whether the network was calibrated with other numbers of ranks.
+    """
     for model in dict.fromkeys(row.model for row in report.rows):
         rows = [_report_row(row) for row in report.rows if row.model == model]
         paired = "" if report.drift is None else " (paired)"
@@ -182,10 +187,12 @@ def show_report(report: Report) -> None:
             "change; run again while nothing else runs"
         )
     if report.half_width > WIDE_INTERVAL:
-        print(
-            f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side), because iterations of "
-            "the calibration varied; run again while nothing else runs"
+        reason = (
+            "the network was calibrated with fewer ranks; calibrate it with more"
+            if extrapolated
+            else "iterations of the calibration varied; run again while nothing else runs"
         )
+        print(f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side), because {reason}")
 
 
 def _report_row(row: Row) -> dict[str, str]:

@@ -155,14 +155,9 @@ def emulated_fabric(fabric: Fabric, reducer: str | Callable[..., nn.Module]) -> 
     make = _class_of(reducer)
     if isinstance(make, type) and issubclass(make, DistributedDataParallel):
         return fabric
-    unknown = {
-        "pack": Linear(),
-        "copy_out": Linear(),
-        "launch_ns": 0,
-        "search_ns_per_parameter": 0.0,
-        "rebuild_ns": 0,
-    }
-    return fabric.model_copy(update={"processor": fabric.processor.model_copy(update=unknown)})
+    return fabric.with_processor(
+        pack=Linear(), copy_out=Linear(), launch_ns=0, search_ns_per_parameter=0.0, rebuild_ns=0
+    )
 
 
 def _class_of(reducer: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]:

@@ -335,8 +335,11 @@ class Fabric(Schema, strict=False):
         contention = tuple(
             row.model_copy(update={"compute": 1.0, "compute_error": 0.0}) for row in self.processor.contention
         )
-        update = {"pack": Linear(), "launch_ns": 0, "contention": contention}
-        return self.model_copy(update={"processor": self.processor.model_copy(update=update)})
+        return self.with_processor(pack=Linear(), launch_ns=0, contention=contention)
+
+    def with_processor(self, **changed: object) -> Self:
+        """Return a copy with these fields of `processor` changed."""
+        return self.model_copy(update={"processor": self.processor.model_copy(update=changed)})
 
     def _costs_ns(self, curve: CostCurve, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.rint(self._adjusted(curve).costs_ns(sizes_bytes)).astype(np.int64)

@@ -10,6 +10,8 @@ from .contention import Contention
 
 MODEL_ERROR = 0.04
 """The error of predicted medians after a reference run, from the committed runs of the public score."""
+EMULATED_MODEL_ERROR = 0.009
+"""The same with emulated devices, whose computation takes the recorded times."""
 
 
 class Linear(Schema):
@@ -113,7 +115,7 @@ class Processor(Schema):
         ge=0,
         allow_inf_nan=False,
         description="half-width of the band that holds 90 % of the iterations of one training run around their "
-        "median, a fraction; from the reference run of `ddplab validate`, 0 if none was measured",
+        "median, a fraction; from a training run of `ddplab validate` before the predictions, 0 if none was measured",
     )
     model_error: float = Field(
         default=MODEL_ERROR,

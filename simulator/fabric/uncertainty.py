@@ -47,10 +47,11 @@ def extrapolation_error(tables: Mapping[int, Table], library: Library, topology:
     """Return the 90th percentile of the relative error of extrapolating to the largest measured world size.
 
     The costs at the largest world size are extrapolated from the smaller ones and compared with the measurements, at
-    message sizes within the range of both. 0 if there are no smaller world sizes or no common sizes.
+    message sizes within the range of both. 0 if there are no common sizes, or fewer than two smaller world sizes: one
+    of them does not show how costs grow, so its error would say nothing of an extrapolation from both.
     """
     *smaller, largest = sorted(tables)
-    if not smaller:
+    if len(smaller) < 2:
         return 0.0
     inputs = {n: tables[n] for n in smaller}
     predicted = extrapolated_table(inputs, largest, growth_of(inputs, library, topology))

@@ -123,11 +123,8 @@ def with_slowdowns(
         "search_ns_per_parameter": median(chain(*searching)),
         "rebuild_ns": median_ns(chain(*rebuilding)),
     }
-    return fabric.model_copy(
-        update={
-            "processor": fabric.processor.model_copy(update=measured),
-            "source": f"{fabric.source}; slow-downs, search and rebuild of {model}",
-        }
+    return fabric.with_processor(**measured).model_copy(
+        update={"source": f"{fabric.source}; slow-downs, search and rebuild of {model}"}
     )
 
 
@@ -143,7 +140,7 @@ def measure_hooks(
     """Measure the costs of comm hooks; return the fabric with these costs. A repeated name is measured once."""
     names = dict.fromkeys(named_hook(name).name for name in hooks)
     costs = tuple(measure_hook(pool, name, model, repeats=repeats, on_progress=on_progress) for name in names)
-    return fabric.model_copy(update={"processor": fabric.processor.model_copy(update={"hooks": costs})})
+    return fabric.with_processor(hooks=costs)
 
 
 def measure_hook(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pandas as pd
@@ -73,6 +73,10 @@ MOMENT_OF_STEP: dict[ComputeKind, MomentKind] = {
 """The moment at which each kind of step ends; the backward pass up to a bucket ends when packing it begins."""
 
 
+class NotWatchedError(ValueError):
+    """A configuration has collectives whose parts `watch` does not measure."""
+
+
 def measured_timelines(predicted: Timeline, iterations_by_rank: Sequence[Iterations]) -> list[Timeline]:
     """Return the timeline of each measured iteration, with the schedule of the prediction.
 
@@ -81,11 +85,11 @@ def measured_timelines(predicted: Timeline, iterations_by_rank: Sequence[Iterati
         iterations_by_rank: What each rank did; see `watch`.
 
     Raises:
-        ValueError: The schedule has collectives other than broadcasts and one all-reduce per bucket.
+        NotWatchedError: The schedule has collectives other than broadcasts and one all-reduce per bucket.
     """
     for collective in predicted.engine_input.schedule.collectives:
         if collective.kind not in EXPLAINED_COLLECTIVES:
-            raise ValueError(
+            raise NotWatchedError(
                 f"explain: expected only collectives of kind {' and '.join(EXPLAINED_COLLECTIVES)}, got "
                 f"{collective.kind}; its parts are not measured"
             )
@@ -416,17 +420,30 @@ def _mean(times_ns: Sequence[Mapping[str, int]], dilation: float) -> dict[str, f
     return {name: float(np.mean([one[name] for one in times_ns])) / dilation for name in times_ns[0]}
 
 
-def explain_run(folder: Path) -> list[Explanation]:
+class ExplainedRun(NamedTuple):
+    """A run of `validate`, explained.
+
+    Attributes:
+        explanations: One for each configuration, in the order of the report, but for those left out.
+        left_out: For each configuration that cannot be explained, a sentence that names the reason.
+    """
+
+    explanations: list[Explanation]
+    left_out: list[str]
+
+
+def explain_run(folder: Path) -> ExplainedRun:
     """Explain every configuration of a run of `validate`, from the files in its folder.
 
     The predictions are computed again, from the trace and the fabric file from which they were computed at first.
 
     Raises:
-        ValueError: A file is missing or damaged; the message names the file, what is wrong with it and what to do.
+        ValueError: A file is missing or damaged, or no configuration can be explained; the message names the file,
+            what is wrong with it and what to do.
     """
     rows, scale = _read_report(folder)
     samples = _read_samples(folder)
-    explanations = []
+    explanations, left_out = list[Explanation](), list[str]()
     for row in rows:
         cap_mb = math.inf if row["cap_mb"] is None else row["cap_mb"]
         configuration = Configuration(cap_mb, row["order"], row["hook"])
@@ -450,15 +467,19 @@ def explain_run(folder: Path) -> list[Explanation]:
             files, trace = folder, Trace.load(folder / PREDICTED_TRACE_FILE)
             configuration = replace(configuration, cap_mb=scale.cap_mb(cap_mb))
         predicted = predict_one(trace, Fabric.load(files / "fabric.json"), configuration, len(by_rank))
-        explanation = explain(
-            predicted.timeline,
-            by_rank,
-            model=row["model"],
-            cap_mb=cap_mb,
-            order=configuration.order,
-            hook=configuration.hook,
-            dilation=1.0 if scale is None else scale.dilation,
-        )
+        try:
+            explanation = explain(
+                predicted.timeline,
+                by_rank,
+                model=row["model"],
+                cap_mb=cap_mb,
+                order=configuration.order,
+                hook=configuration.hook,
+                dilation=1.0 if scale is None else scale.dilation,
+            )
+        except NotWatchedError as error:
+            left_out.append(f"left out {cap_name(cap_mb)} {configuration.order}, {configuration.hook}: {error}")
+            continue
         if abs(explanation.predicted_ns - row["predicted_ns"]) > 1:
             raise ValueError(
                 f"{folder}: {explanation.name}: expected the prediction of report.json, "
@@ -466,7 +487,9 @@ def explain_run(folder: Path) -> list[Explanation]:
                 "different runs or versions, so run `ddplab validate` again"
             )
         explanations.append(explanation)
-    return explanations
+    if not explanations:
+        raise ValueError(f"{folder}: no configuration can be explained; {left_out[0]}")
+    return ExplainedRun(explanations, left_out)
 
 
 REPORT_FIELDS = ("model", "cap_mb", "order", "hook", "predicted_ns")

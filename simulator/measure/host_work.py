@@ -51,7 +51,7 @@ def with_packing(fabric: Fabric, trace: Trace, measured: Sequence[IterationWithO
     """
     pack = fabric.processor.pack
     factor = median_ns(one.packing_ns for one in measured) / sum(map(pack, trace.sizes_bytes))
-    return fabric.model_copy(update={"processor": fabric.processor.model_copy(update={"pack": pack.times(factor)})})
+    return fabric.with_processor(pack=pack.times(factor))
 
 
 def host_ns_by_iteration(

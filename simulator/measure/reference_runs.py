@@ -28,7 +28,7 @@ from ..fabric import Fabric
 from ..schedule.schedule import buckets_of
 from ..workload.compute_times import recorded_model
 from .report import Configuration, Measurement, SpeedCheck, policy_of, predict_one
-from .timing import half_band_of_median, median_ns, relative_spread
+from .timing import half_band_of_median, median_ns
 
 FEW_BUCKETS, MANY_BUCKETS = (5, 4, 6, 3, 8, 2), (24, 20, 28, 16, 12, 10)
 """Numbers of buckets of the two runs; the first that gives other buckets than the target runs is used."""
@@ -153,15 +153,10 @@ class Fitter:
         return with_factor(float(brentq(mean_error, 0.0, LARGEST_FACTOR, xtol=TOLERANCE)))
 
 
-def with_iteration_spread(fabric: Fabric, reference: Reference) -> Fabric:
-    """Return the fabric with the spread of a reference run's iterations."""
-    return _with_processor(fabric, iteration_spread=relative_spread(reference.times_ns))
-
-
 def with_slow_downs(fabric: Fabric, factor: float) -> Fabric:
     """Return the fabric with the time multiplied by which collectives prolong computation."""
     rows = [row.model_copy(update={"compute": 1 + factor * (row.compute - 1)}) for row in fabric.processor.contention]
-    return _with_processor(fabric, contention=tuple(rows))
+    return fabric.with_processor(contention=tuple(rows))
 
 
 def with_hook_costs(fabric: Fabric, name: str, factor: float) -> Fabric:
@@ -174,8 +169,4 @@ def with_hook_costs(fabric: Fabric, name: str, factor: float) -> Fabric:
         else hook
         for hook in fabric.processor.hooks
     ]
-    return _with_processor(fabric, hooks=tuple(hooks))
-
-
-def _with_processor(fabric: Fabric, **changed: object) -> Fabric:
-    return fabric.model_copy(update={"processor": fabric.processor.model_copy(update=changed)})
+    return fabric.with_processor(hooks=tuple(hooks))

@@ -25,7 +25,7 @@ from ..schedule.schedule import buckets_of
 from ..workload.compute_times import recorded_model
 from .calibrate import REPEATS, measure_collectives, measure_hooks, sizes_up_to, with_slowdowns
 from .collectives import MessageSizes
-from .reference_runs import Fitter, Reference, reference_runs, with_iteration_spread
+from .reference_runs import Fitter, Reference, reference_runs
 from .report import (
     Configuration,
     Measurement,
@@ -38,6 +38,7 @@ from .report import (
     predict_targets,
     summarize,
 )
+from .timing import relative_spread
 from .training_runs import TargetRun, measure_configurations, record_computation
 from .watch import save_samples, to_samples
 
@@ -131,7 +132,7 @@ def _calibrate(
     for configuration in with_hooks:
         fabric = fitter.fit_hook(fabric, configuration, references[configuration])
     few = references[runs[0]]
-    return trace, with_iteration_spread(fabric, few), few.speed_check
+    return trace, fabric.with_processor(iteration_spread=relative_spread(few.times_ns)), few.speed_check
 
 
 def write_predictions(path: Path, model: str, predicted: Mapping[Configuration, TargetPrediction]) -> str:

@@ -23,6 +23,7 @@ from reference.trace import Trace
 
 from ..emulation.wall_network import WallGroup, modelled_network
 from ..fabric import Fabric, Processor, Sharing, Timing
+from ..fabric.processor import EMULATED_MODEL_ERROR
 from ..schedule.schedule import buckets_of, build_schedule
 from ..workload.compute_times import recorded_model
 from ..workload.scale_model import ScaleModel
@@ -41,7 +42,7 @@ from .report import (
     predict_targets,
     summarize,
 )
-from .timing import ContentionTimes, median_ns, meet, of_slowest_rank, slowdown_factor, time_ns
+from .timing import ContentionTimes, median_ns, meet, of_slowest_rank, relative_spread, slowdown_factor, time_ns
 from .training_runs import MEASURED_ITERATIONS, TargetRun, Trainer, time_iterations, warmed_up
 from .validate import target_run, write_predictions
 from .watch import Iterations, save_samples, to_samples
@@ -141,13 +142,16 @@ def validate_emulated(
         copies = pool.run(time_copies, REPEATS, _bucket_bytes(model_trace))[0]
         fabric = calibrated.model_copy(update={"processor": Processor(**copies)})
     launch_ns = run_on_ranks(time_launch_beside_network, message_bytes, LAUNCH_ROUNDS)[0]
-    fabric = fabric.model_copy(update={"processor": fabric.processor.model_copy(update={"launch_ns": launch_ns})})
+    fabric = fabric.with_processor(launch_ns=launch_ns)
     fabric = measure_hooks(pool, fabric, [one.hook for one in configurations], model, on_progress=on_progress)
     on_progress("checking slow-downs", 0, 1)
     slow_downs = checked_slow_downs(lambda: _slow_downs(run_on_ranks(time_slow_downs, model, message_bytes)))
     on_progress("measuring the work of the host", 0, 1)
     one_all_reduce_each += run_on_ranks(time_one_all_reduce_each, model, message_bytes, PAUSE_S)[0]
-    fabric = with_packing(fabric, model_trace, one_all_reduce_each)
+    fabric = with_packing(fabric, model_trace, one_all_reduce_each).with_processor(
+        iteration_spread=relative_spread([one.iteration_ns for one in one_all_reduce_each]),
+        model_error=EMULATED_MODEL_ERROR,
+    )
     fabric.save(out / "fabric.json")
     host_ns = host_ns_by_iteration(model_trace, fabric, pool.world_size, one_all_reduce_each)
     predicted_trace = with_longer_steps(model_trace, host_ns)
