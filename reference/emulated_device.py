@@ -124,14 +124,13 @@ class IterationTimes:
 
     @classmethod
     def recorded(cls, iteration: Iteration, *, with_communication: bool) -> "IterationTimes":
-        """Make the times of a recorded iteration; one recorded with communication ends its pass at the last gradient.
+        """Make the times of a recorded iteration.
 
-        After that, the rank only waited.
+        One recorded with communication ends its backward pass when everything is computed; then the rank only waited.
         """
         start = iteration.forward_start_ns
         ready = [None if moment is None else moment - start for moment in iteration.ready_ns]
-        last = max((moment for moment in ready if moment is not None), default=iteration.backward_end_ns - start)
-        end = last if with_communication else iteration.backward_end_ns - start
+        end = iteration.end_of_computation_ns(with_communication=with_communication) - start
         return cls.of(iteration.forward_end_ns - start, ready, end, iteration.end_ns - iteration.backward_end_ns)
 
     @classmethod

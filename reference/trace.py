@@ -135,6 +135,11 @@ class Iteration(Schema):
     forward_start_ns: int
     forward_end_ns: int
     backward_start_ns: int = Field(description="when the first gradient of the model's output was computed")
+    computed_ns: int | None = Field(
+        default=None,
+        description="when a backward pass with communication had computed everything, parameters outside the data "
+        "parallelism included; None: with its last gradient",
+    )
     backward_end_ns: int
     optimizer_start_ns: int | None = None
     optimizer_end_ns: int | None = None
@@ -156,6 +161,11 @@ class Iteration(Schema):
                     f"ready_ns[{index}]: expected a time within the backward pass "
                     f"({self.backward_start_ns} to {self.backward_end_ns}), got {ready}"
                 )
+        if self.computed_ns is not None and not self.backward_start_ns <= self.computed_ns <= self.backward_end_ns:
+            raise ValueError(
+                f"computed_ns: expected a time within the backward pass ({self.backward_start_ns} to "
+                f"{self.backward_end_ns}), got {self.computed_ns}"
+            )
         launches = [bucket.launched_ns for bucket in self.buckets]
         if launches != sorted(launches):
             raise ValueError(f"buckets: expected launches in bucket order, got {launches}")
@@ -166,9 +176,17 @@ class Iteration(Schema):
         """Time from the start of the forward pass to the end of the iteration."""
         return self.end_ns - self.forward_start_ns
 
+    def end_of_computation_ns(self, *, with_communication: bool) -> int:
+        """When the backward pass had computed everything: its end, without the wait for collectives."""
+        if not with_communication:
+            return self.backward_end_ns
+        if self.computed_ns is not None:
+            return self.computed_ns
+        return max((moment for moment in self.ready_ns if moment is not None), default=self.backward_end_ns)
+
     def shifted(self, by_ns: int) -> Self:
         """The same iteration, `by_ns` later."""
-        moments = {name: getattr(self, name) for name in PHASES}
+        moments = {name: getattr(self, name) for name in (*PHASES, "computed_ns")}
         return self.model_copy(
             update={name: None if moment is None else moment + by_ns for name, moment in moments.items()}
             | {
@@ -198,7 +216,7 @@ class RankTrace(Schema):
 
 
 class Trace(Schema):
-    """The recording of all ranks; inconsistent fields are a validation error."""
+    """The recording of all ranks, or of some of them; inconsistent fields are a validation error."""
 
     schema_version: Literal[1] = SCHEMA_VERSION
     workload: Workload
@@ -214,8 +232,10 @@ class Trace(Schema):
             except ValueError as error:
                 raise ValueError(f"layouts[{index}]: {error}") from None
         ranks = [rank.rank for rank in self.ranks]
-        if ranks != list(range(self.workload.world_size)):
-            raise ValueError(f"ranks: expected ranks 0 to {self.workload.world_size - 1} in order, got {ranks}")
+        if ranks != sorted(set(ranks)) or ranks[-1] >= self.workload.world_size:
+            raise ValueError(
+                f"ranks: expected ranks below {self.workload.world_size} in order, each once, got {ranks}"
+            )
         for rank in self.ranks:
             for number, iteration in enumerate(rank.iterations):
                 self._check_iteration(f"ranks[{rank.rank}].iterations[{number}]", iteration)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from reference.trace import Trace
 
 from .fabric import Fabric, Topology
+from .kineto.trace_of_profile import import_profile
 from .prediction import Prediction, predict
 from .schedule.comm_hooks import CommHook
 from .schedule.policy import Policy
@@ -26,6 +27,7 @@ __all__ = [
     "Trace",
     "Variation",
     "emulate",
+    "import_profile",
     "predict",
     "sweep",
 ]

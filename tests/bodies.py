@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from reference.data_parallel import DistributedDataParallel, NaiveDataParallel
 from reference.observer import Observer
@@ -20,6 +21,7 @@ from . import scenarios
 from .strategies import ModelSpec
 
 TorchDDP = nn.parallel.DistributedDataParallel
+RECORD = ProfilerAction.RECORD
 BATCH = 4  # per rank; a power of two, so that means over integers are exact
 
 Gradients = list[list[Tensor]]
@@ -347,6 +349,32 @@ def record_training(
             trace = recording.trace
         together.append(gradients)
     return trace, *together
+
+
+def profile_and_record(rank: int, world_size: int, wrapper: str, folder: str) -> Trace:
+    """A recording of some iterations, which torch's profiler watches too and writes into the folder."""
+    model = mlp((8, 16, 16, 4), torch.float32, 0)
+    if wrapper == "torch":
+        model = TorchDDP(model, bucket_cap_mb=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = mlp_batch((8,), torch.float32, rank, BATCH)
+
+    def step() -> None:
+        model(batch).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(3):  # torch's class rebuilds its buckets
+        step()
+    with (
+        record(model, process_group=dist.group.WORLD) as recording,
+        profile(activities=[ProfilerActivity.CPU], record_shapes=True, schedule=lambda _: RECORD) as profiler,
+    ):
+        for _ in range(4):
+            step()
+            profiler.step()
+    profiler.export_chrome_trace(f"{folder}/rank{rank}.json")
+    return recording.trace
 
 
 def import_everything(_rank: int, _world_size: int) -> None:

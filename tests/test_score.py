@@ -21,6 +21,7 @@ from validation import (
     part_c_schedules,
     part_e_bucket_caps,
     part_fg_runs,
+    part_h_profiles,
     published_nodes,
     ready_times,
 )
@@ -72,7 +73,7 @@ us = [16, 45, 160]
 
 @pytest.fixture(scope="module")
 def score():
-    return compute(CASES, committed_runs())
+    return compute(CASES, committed_runs(), part_h_profiles.profiles())
 
 
 def written(tmp_path, text):

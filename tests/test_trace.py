@@ -105,7 +105,7 @@ ITERATION_PATH = ("ranks", 0, "iterations", 0)
         (("workload", "parameters", 0, "size_bytes"), -8, "workload.parameters[0].size_bytes"),
         (("workload", "parameters", 0, "size_bytes"), 8.5, "workload.parameters[0].size_bytes"),
         (("workload", "colour"), "red", "workload.colour: extra inputs are not permitted"),
-        (("workload", "world_size"), 2, "ranks: expected ranks 0 to 1 in order, got [0]"),
+        (("ranks", 0, "rank"), 1, "ranks: expected ranks below 1 in order, each once, got [1]"),
         (("layouts", 0), [[0], [0]], "layouts[0]: buckets: parameters [0] are in more than one bucket"),
         (("layouts", 0), [[1]], "layouts[0]: buckets: expected parameter indices 0 to 0, got [1]"),
         (("ranks",), [], "ranks: tuple should have at least 1 item"),

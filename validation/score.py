@@ -20,6 +20,7 @@ from . import (
     part_d_scaling,
     part_e_bucket_caps,
     part_fg_runs,
+    part_h_profiles,
     score_page,
 )
 from .cases import AllReduceCase, Case, IterationsCase, ScalingCase, SchedulesCase, load_case
@@ -83,8 +84,8 @@ def score_case(case: Case) -> CaseScore:
     return part_e_bucket_caps.score(case)
 
 
-def compute(paths: Sequence[Path], runs: Sequence[CommittedRun]) -> Score:
-    """Compute the score of case files and committed runs.
+def compute(paths: Sequence[Path], runs: Sequence[CommittedRun], profiles: Sequence[Path] = ()) -> Score:
+    """Compute the score of case files, committed runs and files of torch's profiler.
 
     Raises:
         ValueError: A file is not a valid case, or a case cannot be predicted. The message is one line that starts
@@ -98,6 +99,7 @@ def compute(paths: Sequence[Path], runs: Sequence[CommittedRun]) -> Score:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
     scored += [part_fg_runs.score(run) for run in runs]
+    scored += [part_h_profiles.score(path) for path in profiles]
     rows = tuple(row for one in scored for row in one.rows)
     choices = tuple(choice for one in scored for choice in one.choices)
     parts = [part for part in TITLES if any(row.part == part and row.counts for row in rows)]
@@ -115,8 +117,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     out: Path = options.out or (OUT_OF_SOME_CASES if options.cases else FOLDER)
     try:
-        runs = [] if options.cases else committed_runs()
-        score = compute(options.cases or sorted((FOLDER / "cases").glob("*.toml")), runs)
+        if options.cases:
+            score = compute(options.cases, [])
+        else:
+            score = compute(sorted((FOLDER / "cases").glob("*.toml")), committed_runs(), part_h_profiles.profiles())
         sections = score.sections()
         for section in reversed(sections):
             if section.table:

@@ -14,6 +14,7 @@ from reference.errors import Error
 
 from .emulate import emulate
 from .explain import explain
+from .import_traces import import_app
 from .inspect import fabric, knobs
 from .measure import calibrate, demo, record, validate
 from .predict import predict, sweep
@@ -30,9 +31,10 @@ Typical workflow:
   validate    do all of the above, then train and compare
   explain     show where predictions and measurements differ
 
-To model hardware that you do not have, make a trace from a data sheet with `synthesize`, and use a YAML file of
-links or logs of nccl-tests as the fabric. `sweep` predicts all combinations of several settings, `emulate` runs a
-real reducer in virtual time beside the prediction, and `knobs` lists every setting.
+A trace of a GPU comes from a file of torch's profiler: see `import`. To model hardware that you do not have, make a
+trace from a data sheet with `synthesize`, and use a YAML file of links or logs of nccl-tests as the fabric. `sweep`
+predicts all combinations of several settings, `emulate` runs a real reducer in virtual time beside the prediction,
+and `knobs` lists every setting.
 
 MODEL is resnet50, resnet18, mlp, transformer, small-tensors, emulated:TRACE (which sleeps for the times of a trace
 instead of computing) or MODULE:CALLABLE. The callable returns (model, loss_fn), and loss_fn(model) runs one batch and
@@ -44,6 +46,7 @@ an error and 2 for an invalid command line; every error is one line.
 
 SUMMARIES: Mapping[str, str] = {
     "record": "Record when each gradient of a model is ready.",
+    "import": "Make a trace from files of torch's profiler.",
     "synthesize": "Make a trace from a model and a data sheet.",
     "rescale": "Rescale a recorded trace to another device.",
     "calibrate": "Measure collectives and their costs on this machine.",
@@ -62,6 +65,10 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "record": (
         "ddplab record --model resnet18 --out out/resnet18.json.gz",
         "ddplab record --model my_models:small --world-size 2 --iterations 20",
+    ),
+    "import": (
+        "ddplab import kineto rank0.json.gz --out trace.json.gz",
+        "ddplab import kineto rank*.json --model resnet50",
     ),
     "synthesize": (
         "ddplab synthesize --model resnet50 --device a100-40gb-tf32",
@@ -131,6 +138,9 @@ for command in (
 ):
     name = command.__name__
     app.command(short_help=SUMMARIES[name], epilog=epilog(name))(command)
+
+
+app.add_typer(import_app, name="import", short_help=SUMMARIES["import"], epilog=epilog("import"))
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..fabric import Fabric, LinkShare, Processor, Slowdowns, slowdowns_of
+from ..fabric import Fabric, Linear, LinkShare, Processor, Slowdowns, slowdowns_of
 from ..workload.compute_times import ComputeTimes, Floats, RecordedModel
 from ..workload.compute_times import Nanoseconds as Nanoseconds
 from .comm_hooks import Transport, gradient_bytes
@@ -283,7 +283,10 @@ def price_schedule(
 
 def charged_fabric(fabric: Fabric, model: RecordedModel) -> Fabric:
     """Return the fabric without the costs that the model's compute times already include."""
-    return fabric.for_ddp_trace() if model.has_communication else fabric
+    if not model.has_communication:
+        return fabric
+    charged = fabric.for_ddp_trace()
+    return charged.with_processor(copy_out=Linear()) if model.includes_copy_out else charged
 
 
 def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:

@@ -87,6 +87,8 @@ class RecordedModel:
         buffers: In the order in which they are broadcast.
         has_communication: Whether the trace was recorded with communication, so that its times already include
             packing, launches, broadcasts and slow-downs.
+        includes_copy_out: Whether the copies out of buckets count as part of `ComputeTimes.step_ns`. On a GPU they
+            all come after the backward pass, because the host launches them after the last bucket.
         ready_order: Parameter indices in the order in which gradients became ready in rank 0's last recorded
             iteration. The rebuild assigns buckets in this order.
         without_gradient: Parameter indices that got no gradient in that iteration.
@@ -97,6 +99,7 @@ class RecordedModel:
     parameters: tuple[Parameter, ...]
     buffers: tuple[Buffer, ...]
     has_communication: bool
+    includes_copy_out: bool
     ready_order: tuple[int, ...]
     without_gradient: tuple[int, ...]
     never_used: frozenset[int]
@@ -106,8 +109,8 @@ class RecordedModel:
 def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedModel:
     """Extract the model and its compute times from a trace.
 
-    In a trace recorded with communication, the backward pass counts as ended at its last gradient, because the rest
-    of the pass is waiting for all-reduces.
+    In a trace recorded with communication, the backward pass counts as ended when everything is computed, because the
+    rest of the pass is waiting for all-reduces.
 
     Args:
         trace: Any recording.
@@ -142,6 +145,7 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedMod
         parameters=workload.parameters,
         buffers=workload.buffers,
         has_communication=has_communication,
+        includes_copy_out=has_communication and any(map(_copies_after_backward, trace.ranks[0].iterations)),
         ready_order=tuple(sorted(moments, key=moments.__getitem__)),
         without_gradient=tuple(sorted(every_index - moments.keys())),
         never_used=never_used,
@@ -149,11 +153,15 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedMod
     )
 
 
+def _copies_after_backward(recorded: Iteration) -> bool:
+    return any((bucket.copied_out_ns or 0) > recorded.backward_end_ns for bucket in recorded.buckets)
+
+
 def _times_of(recorded: Iteration, *, has_communication: bool) -> ComputeTimes:
     start = recorded.forward_start_ns
     first = min((moment for moment in recorded.ready_ns if moment is not None), default=recorded.backward_start_ns)
     ready = np.array([first if moment is None else moment for moment in recorded.ready_ns], dtype=np.int64)
-    backward_end = int(ready.max()) if has_communication else recorded.backward_end_ns
+    backward_end = recorded.end_of_computation_ns(with_communication=has_communication)
     optimizer = (recorded.optimizer_end_ns or 0) - (recorded.optimizer_start_ns or 0)
     unused = np.array([moment is None for moment in recorded.ready_ns])
     return ComputeTimes(

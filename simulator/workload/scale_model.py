@@ -56,7 +56,7 @@ class ScaleModel:
         each tensor is scaled (the rows of one with sparse gradients), to at least 1.
 
         Args:
-            original: A trace; if it was recorded with communication, its backward passes end at their last gradients.
+            original: A trace; if it was recorded with communication, its backward passes end with their computation.
             iterations: Number of iterations to keep at most, from the first.
         """
         waits = original.workload.source != "module"
@@ -106,9 +106,7 @@ class ScaleModel:
             return start_ns + round((moment - recorded.forward_start_ns) * self.dilation)
 
         ready = tuple(None if moment is None else scaled(moment) for moment in recorded.ready_ns)
-        end = scaled(recorded.backward_end_ns)
-        if with_communication:
-            end = max((moment for moment in ready if moment is not None), default=end)
+        end = scaled(recorded.end_of_computation_ns(with_communication=with_communication))
         return Iteration(
             forward_start_ns=start_ns,
             forward_end_ns=scaled(recorded.forward_end_ns),

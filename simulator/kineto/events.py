@@ -1,0 +1,290 @@
+"""Events of a file of torch's profiler: what the host called, and what the GPU ran because of it.
+
+The profiler writes Chrome's trace format. A call of the GPU's runtime and the activity that it launched (a kernel, a
+copy, a memset) have the same correlation id. So every activity has two times: when the host launched it, and when the
+GPU ran it. The names of the categories differ between versions of torch and vendors of GPUs; they are matched by the
+words that all of them have in common.
+"""
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from reference.errors import TraceError
+
+LONGEST_US = 1e12
+"""Longest time between two events of a file, in microseconds; more is damage."""
+RUNTIME = re.compile("runtime|driver")
+"""In the category of a call of the GPU's runtime, such as `cuda_runtime`."""
+ACTIVITIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"})
+"""Categories of what a GPU runs."""
+HOST_OPERATIONS = frozenset({"cpu_op", "user_annotation", "operator"})
+"""Categories of operators and annotations on the host."""
+COMMUNICATION = re.compile("nccl|rccl|oneccl|xccl|hccl", re.IGNORECASE)
+"""In the name of a kernel of a communication library."""
+
+
+class RawDevice(msgspec.Struct):
+    """A GPU in the file."""
+
+    name: str = ""
+
+
+class RawDistributed(msgspec.Struct):
+    """The process group in the file."""
+
+    backend: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+
+
+class RawArguments(msgspec.Struct, gc=False):
+    """The arguments of an event that are read."""
+
+    correlation: int | None = None
+    stream: int | str | None = None
+    device: int | str | None = None
+    bytes: int | None = None
+    grid: Any = None
+    block: Any = None
+    dims: Any = msgspec.field(default=None, name="Input Dims")
+    types: Any = msgspec.field(default=None, name="Input type")
+    elements: int | None = msgspec.field(default=None, name="In msg nelems")
+    dtype: str | None = None
+    collective: str | None = msgspec.field(default=None, name="Collective name")
+
+
+class RawEvent(msgspec.Struct, gc=False):
+    """An event in the file; times in microseconds."""
+
+    ph: str = ""
+    cat: str | None = None
+    name: str | None = None
+    pid: int | float | str | None = None
+    tid: int | float | str | None = None
+    ts: float | str | None = None
+    dur: float | str | None = None
+    args: RawArguments | None = None
+
+
+class RawFile(msgspec.Struct):
+    """The parts of the file that are read."""
+
+    traceEvents: list[RawEvent]  # noqa: N815  # the field's name in the file
+    deviceProperties: list[RawDevice] = []  # noqa: N815
+    distributedInfo: RawDistributed | None = None  # noqa: N815
+
+
+Thread = tuple[int | float | str | None, int | float | str | None]
+"""Process and thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostOperation:
+    """An operator or an annotation on the host.
+
+    Attributes:
+        name: Its name.
+        thread: The thread that ran it.
+        start_ns: Its start, in nanoseconds from the first event of the file.
+        end_ns: Its end.
+        arguments: What the profiler noted of it.
+    """
+
+    name: str
+    thread: Thread
+    start_ns: int
+    end_ns: int
+    arguments: RawArguments
+
+    def contains(self, thread: Thread, moment_ns: int) -> bool:
+        """Return whether this thread was inside the operation at this moment."""
+        return self.thread == thread and self.start_ns <= moment_ns <= self.end_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """A kernel, a copy or a memset on the GPU.
+
+    Attributes:
+        name: Its name.
+        kind: Its category in the file, in lower case.
+        stream: The stream that ran it.
+        start_ns: Its start, in nanoseconds from the first event of the file.
+        end_ns: Its end.
+        launched_ns: Start of the call that launched it.
+        launching_ns: End of that call.
+        thread: The host thread that launched it.
+        size_bytes: Bytes of a copy, if they were noted.
+        shape: Grid and block of a kernel, as text; kernels of one name and shape do the same work.
+    """
+
+    name: str
+    kind: str
+    stream: tuple[int | str | None, int | str | None]
+    start_ns: int
+    end_ns: int
+    launched_ns: int
+    launching_ns: int
+    thread: Thread
+    size_bytes: int | None
+    shape: str
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it belongs to a communication library."""
+        return self.kind == "kernel" and COMMUNICATION.search(self.name) is not None
+
+
+@dataclass(frozen=True)
+class ProfilerFile:
+    """One file of torch's profiler, of one rank.
+
+    Attributes:
+        path: The file.
+        gpu: Name of the GPU; None if there was none or it was not noted.
+        rank: This rank, if it was noted.
+        world_size: Number of ranks, if it was noted.
+        backend: Name of the backend for collectives, if it was noted.
+        operations: Operators and annotations of the host, by start; of two that start together, the longer first.
+        activities: What the GPU ran, by launch.
+        lost: Number of activities of which no launch was noted; they are left out.
+        start_us: Time of the first event on the profiler's clock, in microseconds.
+    """
+
+    path: Path
+    gpu: str | None
+    rank: int | None
+    world_size: int | None
+    backend: str | None
+    operations: Sequence[HostOperation]
+    activities: Sequence[Activity]
+    lost: int
+    start_us: float
+
+    @cached_property
+    def by_name(self) -> dict[str, list[HostOperation]]:
+        """Operations by name, each in the order of `operations`."""
+        named: dict[str, list[HostOperation]] = {}
+        for one in self.operations:
+            named.setdefault(one.name, []).append(one)
+        return named
+
+
+def read_profiler_file(path: Path) -> ProfilerFile:
+    """Read a file of torch's profiler: JSON in Chrome's format, gzipped or not.
+
+    Raises:
+        TraceError: The file is missing, damaged, or no file of the profiler; the message is one line.
+    """
+    data = _bytes_of(path)
+    try:
+        raw = msgspec.json.decode(data, type=RawFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TraceError(
+            f"{path}: expected the JSON of torch's profiler (`export_chrome_trace`), got {_reason(error, data)}; "
+            "export it again"
+        ) from None
+    del data
+    events = [event for event in raw.traceEvents if event.ph == "X" and event.name and event.cat]
+    if not events:
+        raise TraceError(
+            f"{path}: expected events of torch's profiler, got {len(raw.traceEvents)} events and none with a "
+            "category and a duration; profile some training steps"
+        )
+    start_us, spans = _spans(path, events)
+    calls: dict[int, tuple[int, int, Thread]] = {}
+    operations: list[HostOperation] = []
+    ran: list[tuple[RawEvent, str, tuple[int, int]]] = []
+    for event, span in zip(events, spans, strict=True):
+        category = (event.cat or "").lower()
+        if category in ACTIVITIES:
+            ran.append((event, category, span))
+        elif category in HOST_OPERATIONS:
+            thread = event.pid, event.tid
+            operations.append(HostOperation(event.name or "", thread, *span, event.args or NO_ARGUMENTS))
+        elif RUNTIME.search(category) and event.args is not None and event.args.correlation:
+            calls[event.args.correlation] = (*span, (event.pid, event.tid))
+    operations.sort(key=lambda one: (one.start_ns, -one.end_ns))
+    activities = list(_launched(ran, calls))
+    info = raw.distributedInfo or RawDistributed()
+    devices = {one.arguments.device for one in operations} | {event.args.device for event, *_ in ran if event.args}
+    return ProfilerFile(
+        path=path,
+        gpu=_gpu_name(raw.deviceProperties, devices),
+        rank=info.rank,
+        world_size=info.world_size,
+        backend=info.backend,
+        operations=operations,
+        activities=activities,
+        lost=len(ran) - len(activities),
+        start_us=start_us,
+    )
+
+
+NO_ARGUMENTS = RawArguments()
+
+
+def _bytes_of(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+        return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
+    except OSError as error:  # includes gzip.BadGzipFile
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except (EOFError, zlib.error) as error:
+        raise TraceError(f"{path}: truncated or corrupt gzip data: {error}; copy or export it again") from None
+
+
+def _reason(error: Exception, data: bytes) -> str:
+    if not data.strip():
+        return "an empty file"
+    return str(error).splitlines()[0]
+
+
+def _spans(path: Path, events: Sequence[RawEvent]) -> tuple[float, list[tuple[int, int]]]:
+    """Return the time of the first event in microseconds, and start and end of each in nanoseconds from there."""
+    try:
+        starts = [float(event.ts) for event in events]  # type: ignore[arg-type]  # None raises TypeError
+        durations = [max(0.0, float(event.dur or 0.0)) for event in events]
+    except (TypeError, ValueError):
+        raise TraceError(f"{path}: expected a number as `ts` and `dur` of every event; export it again") from None
+    first = min(starts)
+    if not max(map(float.__add__, starts, durations)) - first < LONGEST_US:  # also if a time is not a number
+        raise TraceError(
+            f"{path}: expected events within {LONGEST_US / 1e6:.0f} seconds, got some further apart; export it again"
+        )
+    return first, [
+        (round((start - first) * 1e3), round((start - first + duration) * 1e3))
+        for start, duration in zip(starts, durations, strict=True)
+    ]
+
+
+def _launched(
+    ran: Iterable[tuple[RawEvent, str, tuple[int, int]]], calls: dict[int, tuple[int, int, Thread]]
+) -> Iterable[Activity]:
+    found = []
+    for event, kind, (start_ns, end_ns) in ran:
+        arguments = event.args or NO_ARGUMENTS
+        call = calls.get(arguments.correlation or 0)
+        if call is not None:
+            launched_ns, launching_ns, thread = call
+            stream = arguments.device, arguments.stream
+            shape = f"{arguments.grid} {arguments.block}"
+            moments = start_ns, end_ns, launched_ns, launching_ns
+            found.append(Activity(event.name or "", kind, stream, *moments, thread, arguments.bytes, shape))
+    return sorted(found, key=lambda one: (one.launched_ns, one.start_ns))
+
+
+def _gpu_name(devices: Sequence[RawDevice], used: set[int | str | None]) -> str | None:
+    """Return the name of the first device that ran something, or of the first device."""
+    for index, device in enumerate(devices):
+        if index in used and device.name:
+            return device.name
+    return next((device.name for device in devices if device.name), None)
