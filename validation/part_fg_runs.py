@@ -27,6 +27,7 @@ from simulator.measure.report import (
     Report,
     Row,
     SpeedCheck,
+    TargetPrediction,
     make_row,
     model_folder,
     pairs_apart,
@@ -114,12 +115,12 @@ def load_runs(folder: Path = RUNS) -> list[CommittedRun]:
     Raises:
         ValueError: A file is missing or malformed. The message is one line with file, field and reason.
     """
-    folders = [path.parent for path in sorted(folder.glob("*/report.json"))]
-    runs = [_load(one) for one in folders]
+    predicted = [_predict_again(path.parent) for path in sorted(folder.glob("*/report.json"))]
+    runs = [one.run() for one in predicted]
     others = [[other for other in runs if other.part == run.part and other.name != run.name] for run in runs]
     return [
-        _load(folder, model_error(of_part)) if of_part else run
-        for folder, of_part, run in zip(folders, others, runs, strict=True)
+        one.run(model_error(of_part)) if of_part else run
+        for one, of_part, run in zip(predicted, others, runs, strict=True)
     ]
 
 
@@ -135,36 +136,60 @@ def committed_runs() -> tuple[CommittedRun, ...]:
     return tuple(load_runs())
 
 
-def _load(folder: Path, error: float | None = None) -> CommittedRun:
+@dataclass(frozen=True)
+class _PredictedRun:
+    """A committed run and the predictions of the current simulator, by model.
+
+    Attributes:
+        name: Name of its folder.
+        recorded: The report as it was written.
+        world_size: Number of ranks.
+        models: For each model its rows, their predictions, and the fabric of the predictions.
+    """
+
+    name: str
+    recorded: RecordedReport
+    world_size: int
+    models: list[tuple[list[RecordedRow], list[TargetPrediction], Fabric]]
+
+    def run(self, error: float | None = None) -> CommittedRun:
+        """Compare with the measurements; intervals are made with this `model_error`, or that of the fabric."""
+        scale = self.recorded.scale_model or ORIGINAL
+        rows: list[Row] = []
+        for recorded, targets, fabric in self.models:
+            with_error = fabric if error is None else fabric.with_processor(model_error=error)
+            spread = with_error.iteration_spread(self.world_size)
+            for row, target in zip(recorded, targets, strict=True):
+                turns = [turn.in_model(scale) for turn in row.turns]
+                in_model = make_row(row.model, row.configuration, _with_spread(target, spread), turns)
+                rows.append(in_model.in_original(scale))
+        source = self.models[-1][2].source.partition(";")[0].removeprefix("measured: ")
+        return CommittedRun(self.name, self.recorded, summarize(rows, self.recorded.predictions_sha256), source)
+
+
+def _with_spread(target: TargetPrediction, spread: float) -> TargetPrediction:
+    """Return the prediction with an interval of this half-width, a fraction; unchanged if it is 0."""
+    median_ns = target.prediction.iteration_ns
+    interval_ns = round(max(0.0, median_ns * (1 - spread))), round(median_ns * (1 + spread))
+    return replace(target, prediction=replace(target.prediction, interval_ns=interval_ns)) if spread else target
+
+
+def _predict_again(folder: Path) -> _PredictedRun:
     recorded = _read(folder / "report.json")
-    rows: list[Row] = []
-    source = ""
+    scale = recorded.scale_model or ORIGINAL
+    models, world_size = [], 1
     for model in dict.fromkeys(row.model for row in recorded.rows):
-        of_model = [row for row in recorded.rows if row.model == model]
+        rows = [row for row in recorded.rows if row.model == model]
         if recorded.scale_model is None:
             files, trace_file = model_folder(folder, model), "trace.json.gz"
         else:
             files, trace_file = folder, PREDICTED_TRACE_FILE
         trace, fabric = Trace.load(files / trace_file), Fabric.load(files / "fabric.json")
-        if error is not None:
-            fabric = fabric.with_processor(model_error=error)
-        rows += _predict_again(of_model, trace, fabric, recorded)
-        source = fabric.source.partition(";")[0].removeprefix("measured: ")
-    return CommittedRun(folder.name, recorded, summarize(rows, recorded.predictions_sha256), source)
-
-
-def _predict_again(rows: Sequence[RecordedRow], trace: Trace, fabric: Fabric, recorded: RecordedReport) -> list[Row]:
-    """Return the rows of one model with predictions of the current simulator; times are those of the original."""
-    scale = recorded.scale_model or ORIGINAL
-    in_model = [replace(row.configuration, cap_mb=scale.cap_mb(row.configuration.cap_mb)) for row in rows]
-    world_size = recorded.world_size or trace.workload.world_size
-    targets = predict_targets(trace, fabric, in_model, world_size, speed_check=rows[0].reference)
-    return [
-        make_row(row.model, row.configuration, target, [turn.in_model(scale) for turn in row.turns]).in_original(
-            scale
-        )
-        for row, target in zip(rows, targets, strict=True)
-    ]
+        in_model = [replace(row.configuration, cap_mb=scale.cap_mb(row.configuration.cap_mb)) for row in rows]
+        world_size = recorded.world_size or trace.workload.world_size
+        targets = predict_targets(trace, fabric, in_model, world_size, speed_check=rows[0].reference)
+        models.append((rows, targets, fabric))
+    return _PredictedRun(folder.name, recorded, world_size, models)
 
 
 def _read(path: Path) -> RecordedReport:
