@@ -27,6 +27,10 @@ from .files import Schema, first_problem, write_atomically
 
 SCHEMA_VERSION: Literal[1] = 1
 GZIP_MAGIC = b"\x1f\x8b"
+FIRST_FIELDS = b'{"schema_version":1,"workload":'
+"""How the JSON of a trace begins."""
+PROFILER_FIELD = b'"traceEvents"'
+"""A field in the JSON of torch's profiler."""
 
 PHASES = (
     *("forward_start_ns", "forward_end_ns", "backward_start_ns", "backward_end_ns"),
@@ -297,6 +301,11 @@ class Trace(Schema):
                 )
             return cls.model_validate_json(data)
         except ValidationError as error:
+            if PROFILER_FIELD in data:
+                raise TraceError(
+                    f"{path}: expected a trace, got a file of torch's profiler; make a trace of it with "
+                    f"`ddplab import kineto {path} --out trace.json.gz`"
+                ) from None
             raise TraceError(
                 f"{path}: {first_problem(error)}; expected a trace as `ddplab record` writes it"
             ) from None
@@ -327,6 +336,14 @@ def join(traces: Sequence[Trace]) -> Trace:
         for rank, mine in zip(first.ranks, iterations, strict=True)
     )
     return first.model_copy(update={"ranks": tuple(ranks)})
+
+
+def looks_like_a_trace(path: str | os.PathLike[str]) -> bool:
+    """Whether a file can be read and has the fields with which every trace begins."""
+    try:
+        return _read(Path(path)).startswith(FIRST_FIELDS)
+    except TraceError:
+        return False
 
 
 class _Header(BaseModel):

@@ -71,6 +71,7 @@ LAYERS = {  # each module imports only from those before it
         "answers.breakdown",
         "answers.perfetto",
         "answers.timeline_plot",
+        "answers.verdict",
         "argument_checks",
         "prediction",
         "sweep",

@@ -94,11 +94,15 @@ def test_predict_prints_a_table_and_writes_json_and_timeline(here, trace, fabric
     assert done.returncode == 0, done.stderr
     assert "single" in done.stdout
     assert "iteration ms" in done.stdout
-    last = done.stdout.splitlines()[-1]
+    *_, fastest, verdict = done.stdout.splitlines()
     assert re.fullmatch(
-        r"fastest: cap .*, order .*, hook none, .* ms, limited by .*; its lead of .* ms over cap .*", last
+        r"fastest: cap .*, order .*, hook none, .* ms, limited by .*; (.*its lead of .* ms over|.*a tie .* with) .*",
+        fastest,
     )
-    rows = json.loads((tmp_path / "p.json").read_text())["rows"]
+    assert re.fullmatch(r"verdict: 8 ranks do the work of .* without communication \(.*%\); 90% .*", verdict)
+    written = json.loads((tmp_path / "p.json").read_text())
+    assert 0 < written["verdict"]["efficiency"] <= 1
+    rows = written["rows"]
     assert [(row["cap_mb"], row["order"]) for row in rows] == [
         (0.01, "ready"), (0.01, "forward"), (None, "ready"), (None, "forward"),
     ]  # fmt: skip
@@ -111,8 +115,8 @@ def test_predict_prints_a_table_and_writes_json_and_timeline(here, trace, fabric
     [
         (1e12, 1.0, "limited by computation (100 %)"),
         (1e12, 3.0, "limited by stragglers (67 %), then by computation (33 %)"),
-        (1e9, 1.0, "limited by computation (69 %), then by exposed communication of buckets 0, 1 (31 %)"),
-        (1e8, 1.0, "limited by exposed communication of buckets 0, 1 (89 %), then by computation (11 %)"),
+        (1e9, 1.0, "limited by computation (69 %), then by exposed communication of 2 of 2 buckets (0-1) (31 %)"),
+        (1e8, 1.0, "limited by exposed communication of 2 of 2 buckets (0-1) (89 %), then by computation (11 %)"),
     ],
 )
 def test_the_last_sentence_names_the_fastest_its_limit_and_its_lead(bytes_per_s, slow_rank, limit):
@@ -124,9 +128,18 @@ def test_the_last_sentence_names_the_fastest_its_limit_and_its_lead(bytes_per_s,
     predictions = [predict(trace, fabric, world_size=2, policy=one, stragglers=stragglers) for one in policies]
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
     sentence = conclusion(policies, predictions)
-    assert f", {fastest.iteration_ns / 1e6:.1f} ms, {limit}; its lead" in sentence
-    assert sentence.endswith("so either may be faster") == predictions[0].compare(predictions[1]).intervals_overlap
-    assert "its lead" not in conclusion(policies[:1], predictions[:1])
+    tie = predictions[0].compare(predictions[1]).intervals_overlap
+    rest = "a tie within the 90 % intervals with" if tie else "its lead of"
+    assert f", {fastest.iteration_ns / 1e6:.1f} ms, {limit}; {rest}" in sentence
+    assert conclusion(policies[:1], predictions[:1]).endswith(")")
+
+
+def test_configurations_with_equal_buckets_are_no_tie():
+    trace = trace_of([[iteration(20, (60, 40), 80, 10)]], [4, 4])
+    policies = [Policy(bucket_cap_mb=cap) for cap in (1.0, 25.0)]
+    fabric = Fabric.from_alpha_beta(alpha_ns=10, bytes_per_s=1e9)
+    predictions = [predict(trace, fabric, world_size=2, policy=one) for one in policies]
+    assert conclusion(policies, predictions).endswith("; 1 others have the same buckets")
 
 
 @examples(30)
@@ -449,7 +462,7 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
         ),
         (["record", "--out", "/dev/null/trace.json"], "cannot be written: /dev/null is not a folder"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--json", "."], "cannot be written: it is a folder"),
-        (["predict", "{trace}", "--fabric", "{trace}"], "not a fabric file"),
+        (["predict", "{trace}", "--fabric", "{trace}"], "expected a fabric file, got a trace"),
         (["predict", "{fabric}"], "schema_version: field required"),
         (["validate", "--caps", ""], "ddplab: --caps: expected sizes in MB"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--hooks", "gzip"], "--hooks: hook: expected one of none"),

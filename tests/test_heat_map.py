@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from simulator.answers.heat_map import draw_heat_map
+from simulator.answers.heat_map import GIVEN, draw_heat_map, draw_heat_maps
 from simulator.sweep import AXES
 
 from .explore import examples
@@ -42,20 +42,41 @@ def same(one: object, other: object) -> bool:
 
 @examples(30)
 @given(sweeps_tables(), st.permutations(AXES), st.sampled_from(["iteration_ns", "exposed_comm_ns", "efficiency"]))
-def test_a_cell_shows_the_value_of_its_fastest_configuration(table, axes, value):
+def test_a_cell_shows_the_value_of_its_fastest_settings(table, axes, value):
+    """And no cell of any map chooses a trace, a fabric or a number of ranks."""
     rows, columns = axes[:2]
-    ax = draw_heat_map(table, Figure().add_subplot(), rows=rows, columns=columns, value=value)
-    cells = np.ma.filled(ax.images[0].get_array(), np.nan)
-    down, along = (list(dict.fromkeys(map(str, table[axis]))) for axis in (rows, columns))
-    assert cells.shape == (len(down), len(along))
-    for (row, column), cell in np.ndenumerate(cells):
-        here = table[(table[rows].map(str) == down[row]) & (table[columns].map(str) == along[column])]
-        if here.empty:
-            assert np.isnan(cell)
-        else:
-            fastest = here[here["iteration_ns"] == here["iteration_ns"].min()].iloc[0]
-            assert cell == fastest[value] / (1 if value == "efficiency" else 10**6)
-    assert len(ax.texts) == np.count_nonzero(~np.isnan(cells))
+    hidden = [axis for axis in GIVEN if axis not in (rows, columns)]
+    parts = [part for _, part in table.groupby(hidden, sort=False)] if hidden else [table]
+    maps = draw_heat_maps(table, Figure(), rows=rows, columns=columns, value=value)
+    assert len(maps) == len(parts)
+    for ax, part in zip(maps, parts, strict=True):
+        cells = np.ma.filled(ax.images[0].get_array(), np.nan)
+        down, along = (list(dict.fromkeys(map(str, part[axis]))) for axis in (rows, columns))
+        assert cells.shape == (len(down), len(along))
+        for (row, column), cell in np.ndenumerate(cells):
+            here = part[(part[rows].map(str) == down[row]) & (part[columns].map(str) == along[column])]
+            if here.empty:
+                assert np.isnan(cell)
+            else:
+                fastest = here[here["iteration_ns"] == here["iteration_ns"].min()].iloc[0]
+                assert cell == fastest[value] / (1 if value == "efficiency" else 10**6)
+        assert len(ax.texts) == np.count_nonzero(~np.isnan(cells))
+        if value == "efficiency":
+            assert ax.images[0].get_clim() == (0, 1)
+
+
+def test_world_sizes_that_are_not_shown_get_a_map_each_and_chosen_settings_their_name():
+    table = pd.DataFrame(
+        [("a", "x", ranks, cap, "ready", "none", 5 + cap, 1 / ranks) for ranks in (8, 64) for cap in (1.0, 25.0)],
+        columns=[*AXES, "iteration_ns", "efficiency"],
+    )
+    small, large = draw_heat_maps(table, Figure(), rows="fabric", columns="trace")
+    assert [text.get_text() for ax in (small, large) for text in ax.texts] == ["12%\n1 MB", "2%\n1 MB"]
+    assert large.get_title(loc="left") == "64 ranks: efficiency, with the fastest bucket cap"
+    with pytest.raises(
+        ValueError, match=r"^table: expected one value of ranks beside rows and columns, got 2 combinations"
+    ):
+        draw_heat_map(table, Figure().add_subplot(), rows="fabric", columns="trace")
 
 
 def test_axes_are_labelled_as_tables_are():
@@ -67,8 +88,9 @@ def test_axes_are_labelled_as_tables_are():
     assert [label.get_text() for label in ax.get_yticklabels()] == ["1 MB", "single", "default"]
     assert [label.get_text() for label in ax.get_xticklabels()] == ["2", "4"]
     assert (ax.get_ylabel(), ax.get_xlabel()) == ("bucket cap", "ranks")
-    assert ax.get_title(loc="left") == "efficiency: of the fastest configuration in each cell"
-    planned = draw_heat_map(table.assign(bucket_cap_mb="plan"), Figure().add_subplot(), columns="hook")
+    assert ax.get_title(loc="left") == "efficiency"
+    planned = table[table["world_size"] == 2].assign(bucket_cap_mb="plan")
+    planned = draw_heat_map(planned, Figure().add_subplot(), columns="hook")
     assert [label.get_text() for label in planned.get_yticklabels()] == ["plan"]
 
 

@@ -294,6 +294,19 @@ def test_a_file_without_training_steps_is_told_in_one_line(tmp_path, text, messa
     assert str(raised.value).startswith(str(path))
 
 
+def test_files_that_were_mixed_up_are_told_with_what_to_do(tmp_path):
+    document, _ = profiler_files.profile(SMALL)
+    path = write(document, tmp_path / "rank0.json")
+    with pytest.raises(TraceError, match=r"rank0.json: expected a trace, got a file of torch's profiler; .*import"):
+        Trace.load(path)
+    for name in ("trace.json", "trace.json.gz"):
+        import_profile([path]).trace.save(tmp_path / name)
+        with pytest.raises(ValueError, match=rf"{name}: expected a fabric file, got a trace"):
+            Fabric.load(tmp_path / name)
+    with pytest.raises(TraceError, match="missing required field `traceEvents`"):
+        import_profile([tmp_path / "trace.json"])
+
+
 def test_the_command_writes_trace_and_report(tmp_path, capsys, monkeypatch):
     document, _ = profiler_files.profile(SMALL)
     path = write(document, tmp_path / "rank0.json")

@@ -1,11 +1,16 @@
-"""Heat map of a sweep: shows two axes, and in each cell the fastest configuration along all other axes."""
+"""Heat map of a sweep: shows two axes, and in each cell the fastest settings of the reducer.
+
+Trace, fabric and world size are given; no cell chooses one of them. Bucket cap, order and comm hook can be chosen, so
+cells that are not on their axes name the fastest.
+"""
 
 import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
+from matplotlib.figure import Figure
 
 from reference.bucketing import cap_name
 
@@ -17,6 +22,30 @@ NAMES = {
     "order": "order",
     "hook": "comm hook",
 }
+GIVEN = ("trace", "fabric", "world_size")
+"""Axes that are not a choice: each of their values needs a map of its own, unless it is shown as rows or columns."""
+
+
+def draw_heat_maps(
+    table: pd.DataFrame,
+    figure: Figure,
+    *,
+    rows: str = "bucket_cap_mb",
+    columns: str = "world_size",
+    value: str = "efficiency",
+) -> list[Axes]:
+    """Draw one map for each combination of trace, fabric and world size that is not shown as rows or columns.
+
+    Arguments and errors are those of `draw_heat_map`; the axes are added to `figure`.
+    """
+    _check(table, rows, columns, value)
+    parts = list(_maps(table, rows, columns))
+    panels = figure.subplots(len(parts), 1, squeeze=False)[:, 0]
+    for ax, (title, part) in zip(panels, parts, strict=True):
+        draw_heat_map(part, ax, rows=rows, columns=columns, value=value)
+        if title:
+            ax.set_title(f"{title}: {ax.get_title(loc='left')}", loc="left", fontsize=10)
+    return list(panels)
 
 
 def draw_heat_map(
@@ -29,8 +58,8 @@ def draw_heat_map(
 ) -> Axes:
     """Draw the table of a sweep.
 
-    Each cell shows the configuration with the least `iteration_ns`, or the first of several with the same. A cell
-    without configurations stays empty.
+    Each cell shows the configuration with the least `iteration_ns`, or the first of several with the same, and names
+    its settings that are not on an axis and were swept. A cell without configurations stays empty.
 
     Args:
         table: The table that `simulator.sweep` returned, or some of its rows.
@@ -41,20 +70,37 @@ def draw_heat_map(
 
     Raises:
         ValueError: `rows` or `columns` is not an axis of a sweep, both are the same, `value` is not a column of the
-            table, or the table has no rows.
+            table, the table has no rows, or several traces, fabrics or world sizes that are on neither axis.
     """
     _check(table, rows, columns, value)
+    maps = len(list(_maps(table, rows, columns)))
+    if maps > 1:
+        hidden = [NAMES[axis] for axis in GIVEN if axis not in (rows, columns) and table[axis].nunique() > 1]
+        raise ValueError(
+            f"table: expected one value of {' and '.join(hidden)} beside rows and columns, got {maps} combinations; "
+            "select the rows of one, or call draw_heat_maps"
+        )
     is_time = value.endswith("_ns")
-    cells, row_labels, column_labels = _fastest(table, rows, columns, value)
-    cells = cells / 1e6 if is_time else cells
-    image = ax.imshow(cells, aspect="auto", cmap="viridis_r" if is_time else "viridis")
-    _write_cells(ax, cells, shows_share=value == "efficiency", dark_is_high=is_time)
+    fastest, row_labels, column_labels = _fastest(table, rows, columns)
+    cells = np.full((len(row_labels), len(column_labels)), np.nan)
+    for (row, column), one in fastest.items():
+        cells[row, column] = one[value] / 1e6 if is_time else one[value]
+    limits = (0.0, 1.0) if value == "efficiency" else (None, None)
+    colors = "viridis_r" if is_time else "viridis"
+    image = ax.imshow(cells, aspect="auto", cmap=colors, vmin=limits[0], vmax=limits[1])
+    chosen = [axis for axis in NAMES if axis not in (rows, columns, *GIVEN) and table[axis].map(str).nunique() > 1]
+    for (row, column), one in fastest.items():
+        text = f"{cells[row, column]:.0%}" if value == "efficiency" else f"{cells[row, column]:.4g}"
+        settings = "".join(f"\n{_label(axis, one[axis])}" for axis in chosen)
+        color = "black" if sum(image.cmap(image.norm(cells[row, column]))[:3]) > 1.5 else "white"
+        ax.text(column, row, text + settings, ha="center", va="center", fontsize=7, color=color)
     ax.set_xticks(range(len(column_labels)), [_label(columns, label) for label in column_labels], fontsize=8)
     ax.set_yticks(range(len(row_labels)), [_label(rows, label) for label in row_labels], fontsize=8)
     ax.set_xlabel(NAMES[columns])
     ax.set_ylabel(NAMES[rows])
     shown = f"{value.removesuffix('_ns').replace('_', ' ')}, ms" if is_time else value
-    ax.set_title(f"{shown}: of the fastest configuration in each cell", loc="left", fontsize=10)
+    names = " and ".join(NAMES[axis] for axis in chosen)
+    ax.set_title(f"{shown}, with the fastest {names}" if chosen else shown, loc="left", fontsize=10)
     ax.figure.colorbar(image, ax=ax, fraction=0.04)
     return ax
 
@@ -69,28 +115,27 @@ def _check(table: pd.DataFrame, rows: str, columns: str, value: str) -> None:
         raise ValueError("table: expected at least one row to draw, got none")
 
 
+def _maps(table: pd.DataFrame, rows: str, columns: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Split the table by the given axes that are not shown; each part has a title if there are several."""
+    hidden = [axis for axis in GIVEN if axis not in (rows, columns) and table[axis].nunique() > 1]
+    if not hidden:
+        yield "", table
+        return
+    for values, part in table.groupby(hidden, sort=False):
+        names = zip(hidden, values, strict=True)
+        yield ", ".join(f"{value} ranks" if axis == "world_size" else str(value) for axis, value in names), part
+
+
 def _fastest(
-    table: pd.DataFrame, rows: str, columns: str, value: str
-) -> tuple[NDArray[np.float64], pd.Index, pd.Index]:
-    """Return the value of each cell (NaN if empty), and the labels of rows and columns in the order of the table."""
+    table: pd.DataFrame, rows: str, columns: str
+) -> tuple[dict[tuple[int, int], pd.Series], Sequence[object], Sequence[object]]:
+    """Return the row of the table for each cell that has one, and the labels of rows and columns in table order."""
     row_of, row_labels = pd.factorize(pd.Index(table[rows]), use_na_sentinel=False)
     column_of, column_labels = pd.factorize(pd.Index(table[columns]), use_na_sentinel=False)
-    cells = np.full((len(row_labels), len(column_labels)), np.nan)
     by_time = table.reset_index(drop=True).sort_values("iteration_ns", kind="stable")
     first = by_time.drop_duplicates([rows, columns])
-    cells[row_of[first.index], column_of[first.index]] = first[value]
-    return cells, row_labels, column_labels
-
-
-def _write_cells(ax: Axes, cells: NDArray[np.float64], *, shows_share: bool, dark_is_high: bool) -> None:
-    """Write the value of each cell in black or white, whichever contrasts with the cell's colour."""
-    middle = (np.nanmin(cells) + np.nanmax(cells)) / 2
-    for (row, column), cell in np.ndenumerate(cells):
-        if not np.isnan(cell):
-            is_dark = (cell > middle) == dark_is_high
-            text = f"{cell:.0%}" if shows_share else f"{cell:.4g}"
-            color = "white" if is_dark else "black"
-            ax.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
+    cells = {(int(row_of[place]), int(column_of[place])): one for place, one in first.iterrows()}
+    return cells, list(row_labels), list(column_labels)
 
 
 def _label(axis: str, value: object) -> str:

@@ -135,15 +135,19 @@ OPTIONS = {"bucket_cap_mb": "--caps", "order": "--orders", "hook": "--hooks"}
 
 
 def read_caps(text: str) -> list[float]:
-    """Parse bucket caps in MB; `single` becomes infinite."""
+    """Parse bucket caps in MB, with or without the unit; `single` becomes infinite."""
     caps = []
     for word in text.split(","):
+        number = word.strip().lower().removesuffix("mb").removesuffix("mib")
         try:
-            cap = math.inf if word.strip() == "single" else float(word)
+            cap = math.inf if number == "single" else float(number)
         except ValueError:
             cap = math.nan
         if not cap > 0:
-            raise ValueError(f"--caps: expected sizes in MB above 0 or `single`, separated by commas, got {word!r}")
+            raise ValueError(
+                "--caps: expected sizes in MB above 0 or `single`, separated by commas, such as 1,25,single; "
+                f"got {word!r}"
+            )
         caps.append(cap)
     return caps
 

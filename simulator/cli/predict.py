@@ -1,6 +1,6 @@
 """`ddplab predict` and `ddplab sweep`: predict iteration times for several settings, or for all combinations."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -14,10 +14,12 @@ from matplotlib.figure import Figure
 from reference.trace import Trace
 
 from ..answers.breakdown import PARTS
-from ..answers.heat_map import draw_heat_map
+from ..answers.heat_map import draw_heat_maps
 from ..answers.timeline_plot import draw_timeline
+from ..answers.verdict import NetworkNeed, counted, network_need
 from ..argument_checks import overruled
 from ..distribution import COMPUTATION
+from ..fabric import Fabric
 from ..prediction import Prediction
 from ..prediction import predict as predict_one
 from ..schedule.policy import Policy
@@ -101,8 +103,9 @@ def predict(
     The table shows the median iteration time, an interval that contains 90 % of the iterations, the time of
     computation alone, the time that data parallelism adds (copies, slower computation, waiting), and the buckets on
     the critical path. Costs that are unknown and count as free are listed below the table, followed by a breakdown of
-    the fastest configuration, the two largest parts of its iteration, and whether its lead over the next one exceeds
-    the intervals. A trace of one rank is enough for any world size.
+    the fastest configuration, the two largest parts of its iteration, and the configurations that are as fast within
+    the intervals. The verdict says how much of the ranks' time becomes training, and how fast the network must be for
+    90 %. A trace of one rank is enough for any world size.
     """
     check_picture("--timeline", timeline)
     check_outputs(perfetto, timeline, json_path)
@@ -111,7 +114,7 @@ def predict(
     predict_policy = partial(
         predict_one,
         recorded,
-        costs,
+        fabric=costs,
         world_size=world_size,
         variation=read_variation(variation),
         stragglers=read_stragglers(straggler),
@@ -130,8 +133,25 @@ def predict(
     _show_breakdown(fastest, base.sync_every)
     save_timelines(fastest, perfetto, timeline)
     rows = list(map(_row_json, policies, predictions))
-    write_json(json_path, {"model": model, "world_size": world_size, "rows": rows})
     print(conclusion(policies, predictions))
+    result: dict[str, Any] = {"model": model, "world_size": world_size, "rows": rows}
+    if world_size > 1:
+        need = _network_need(
+            recorded, costs, predict_policy, policies[predictions.index(fastest)], fastest, world_size
+        )
+        efficiency = _efficiency(fastest)
+        print(
+            f"verdict: {world_size} ranks do the work of {efficiency * world_size:.4g} without communication "
+            f"({efficiency:.0%}); {need.sentence()}"
+        )
+        result["verdict"] = {
+            "efficiency": efficiency,
+            "target": need.target,
+            "network_may_take_times_as_long": need.factor,
+            "bus_gb_per_s": need.bus_gb_per_s,
+            "needed_bus_gb_per_s": need.needed_gb_per_s,
+        }
+    write_json(json_path, result)
 
 
 def read_policies(
@@ -161,7 +181,7 @@ def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
         "90 % ms": f"{prediction.interval_ns[0] / 1e6:.1f} - {prediction.interval_ns[1] / 1e6:.1f}",
         "computation ms": f"{prediction.compute_ns / 1e6:.1f}",
         "added ms": f"{(prediction.iteration_ns - prediction.compute_ns) / 1e6:.1f}",
-        "critical buckets": ", ".join(map(str, prediction.critical_buckets)) or "none",
+        "critical buckets": counted(prediction.critical_buckets, len(prediction.buckets)),
     }
 
 
@@ -180,19 +200,54 @@ def _show_breakdown(prediction: Prediction, cycle: int) -> None:
         print(f"after the last iteration, all ranks receive one rank's model: {prediction.epoch_end_ns / 1e6:.1f} ms")
 
 
+def _efficiency(prediction: Prediction) -> float:
+    return prediction.compute_ns / max(1, prediction.iteration_ns)
+
+
+def _network_need(
+    trace: Trace,
+    fabric: Fabric,
+    predict_policy: Callable[..., Prediction],
+    policy: Policy,
+    prediction: Prediction,
+    world_size: int,
+) -> NetworkNeed:
+    """Find how fast the network must be for these settings."""
+
+    def efficiency_at(factor: float) -> float:
+        return _efficiency(predict_policy(fabric=fabric.scaled(factor), policy=policy))
+
+    return network_need(
+        efficiency_at,
+        bucket_bytes=[sum(trace.sizes_bytes[index] for index in bucket) for bucket in prediction.buckets],
+        all_reduce_ns=partial(fabric.all_reduce_ns, world_size=world_size),
+        world_size=world_size,
+    )
+
+
 def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) -> str:
-    """Describe the fastest configuration, its largest parts, and whether its lead exceeds the 90 % intervals."""
+    """Describe the fastest configuration, its largest parts, and which others tie with it within the intervals."""
     ranked = sorted(zip(policies, predictions, strict=True), key=lambda pair: pair[1].iteration_ns)
     policy, fastest = ranked[0]
     sentences = [f"fastest: {_in_words(policy)}, {fastest.iteration_ns / 1e6:.1f} ms, limited by {_limits(fastest)}"]
-    if len(ranked) > 1:
-        next_policy, following = ranked[1]
-        comparison = fastest.compare(following)
-        lead = f"its lead of {comparison.difference_ns / 1e6:.1f} ms over {_in_words(next_policy)}"
+    compared = [
+        (_in_words(other), fastest.compare(prediction))
+        for other, prediction in ranked[1:]
+        if prediction.buckets != fastest.buckets or other.hook != policy.hook
+    ]
+    ties = [
+        f"{name} (+{comparison.difference_ns / 1e6:.1f} ms)"
+        for name, comparison in compared
+        if comparison.intervals_overlap
+    ]
+    if len(compared) < len(ranked) - 1:
+        sentences.append(f"{len(ranked) - 1 - len(compared)} others have the same buckets")
+    if ties:
+        sentences.append(f"a tie within the 90 % intervals with {'; '.join(ties)}")
+    elif compared:
+        name, comparison = compared[0]
         sentences.append(
-            f"{lead} lies within the 90 % intervals, so either may be faster"
-            if comparison.intervals_overlap
-            else f"{lead} exceeds the 90 % intervals"
+            f"its lead of {comparison.difference_ns / 1e6:.1f} ms over {name} exceeds the 90 % intervals"
         )
     return "; ".join(sentences)
 
@@ -218,8 +273,7 @@ def _limits(prediction: Prediction) -> str:
     shares["stragglers"] += slowest_ns - shares["computation"]
     largest = sorted(((ns, part) for part, ns in shares.items() if ns), reverse=True)[:2]
 
-    buckets = ", ".join(map(str, prediction.critical_buckets))
-    of_buckets = f" of bucket{'s' if len(prediction.critical_buckets) > 1 else ''} {buckets}" if buckets else ""
+    of_buckets = f" of {counted(prediction.critical_buckets, len(prediction.buckets), 'buckets')}"
     words = {"exposed_comm": f"exposed communication{of_buckets}", "slowdown": "slow-downs beside collectives"}
     whole_ns = max(1, prediction.timeline.iteration_ns)
     sentence = ", then by ".join(f"{words.get(part, part)} ({100 * ns / whole_ns:.0f} %)" for ns, part in largest)
@@ -282,8 +336,9 @@ def sweep(
 ) -> None:
     """Predict all combinations of traces, fabrics, world sizes, bucket caps, orders and comm hooks as one table.
 
-    Fabrics are compared with each other, not merged. The heat map shows two axes of the table; each cell shows the
-    fastest configuration along all other axes. If speeds are constant, thousands of combinations take about a second;
+    Fabrics are compared with each other, not merged. The heat map shows two axes of the table, and each cell the
+    fastest bucket cap, order and comm hook of those that are not on an axis. There is one map for each trace, fabric
+    and world size that is not on an axis. If speeds are constant, thousands of combinations take about a second;
     other combinations are simulated on all cores.
     """
     if out.suffix not in TABLE_WRITERS:
@@ -308,8 +363,9 @@ def sweep(
     table = table.assign(**overruled(base))
     save_table(table, out)
     if heat_map is not None:
-        figure = Figure(figsize=(8, 4.5), layout="constrained")
-        draw_heat_map(table, figure.add_subplot(), rows=rows, columns=columns, value=value)
+        figure = Figure(layout="constrained")
+        maps = draw_heat_maps(table, figure, rows=rows, columns=columns, value=value)
+        figure.set_size_inches(8, 4.5 * len(maps))
         save_picture(figure, heat_map)
     _show_fastest(table)
     print(f"{len(table)} configurations written to {out}")

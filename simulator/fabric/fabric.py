@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from reference.files import Schema, first_problem, read_schema, write_atomically
+from reference.trace import looks_like_a_trace
 
 from .algorithms import CONCURRENCY, AlgorithmCosts, AlgorithmSetting, Library
 from .contention import LinkShare, Sharing, sharing_factor, sharing_weight
@@ -206,6 +207,8 @@ class Fabric(Schema, strict=False):
             return cls.from_topology(path)
         if ending in (".log", ".txt"):
             return cls.from_nccl_tests(path)
+        if looks_like_a_trace(path):
+            raise ValueError(f"{path}: expected a fabric file, got a trace; traces are arguments without an option")
         return read_schema(cls, path, what="a fabric file", cure="run `ddplab calibrate`")
 
     def save(self, path: str | os.PathLike[str]) -> None:
