@@ -148,6 +148,9 @@ class Iteration(Schema):
     optimizer_start_ns: int | None = None
     optimizer_end_ns: int | None = None
     end_ns: int
+    host_bound_ns: int | None = Field(
+        default=None, ge=0, description="how long a GPU waited for its host to launch something; None: not recorded"
+    )
     synchronized: bool = Field(description="whether gradients were averaged over the ranks")
     layout: int | None = Field(default=None, description="index into Trace.layouts; None: no buckets")
     ready_ns: tuple[int | None, ...] = Field(description="by parameter index; None: the parameter got no gradient")
@@ -291,7 +294,7 @@ class Trace(Schema):
         Raises:
             TraceError: The file is missing, corrupt, truncated, of an unknown version or inconsistent.
         """
-        data = _read(Path(path))
+        data = read_gzipped(Path(path))
         try:
             version = _Header.model_validate_json(data).schema_version
             if version != SCHEMA_VERSION:
@@ -341,7 +344,7 @@ def join(traces: Sequence[Trace]) -> Trace:
 def looks_like_a_trace(path: str | os.PathLike[str]) -> bool:
     """Whether a file can be read and has the fields with which every trace begins."""
     try:
-        return _read(Path(path)).startswith(FIRST_FIELDS)
+        return read_gzipped(Path(path)).startswith(FIRST_FIELDS)
     except TraceError:
         return False
 
@@ -350,11 +353,16 @@ class _Header(BaseModel):
     schema_version: int
 
 
-def _read(path: Path) -> bytes:
+def read_gzipped(path: Path) -> bytes:
+    """Read a file that may be gzipped.
+
+    Raises:
+        TraceError: The file cannot be read, or is truncated or corrupt.
+    """
     try:
         data = path.read_bytes()
         return gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data
     except OSError as error:  # includes gzip.BadGzipFile
         raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
     except (EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: truncated or corrupt gzip data: {error}; copy or record it again") from None
+        raise TraceError(f"{path}: truncated or corrupt gzip data: {error}; copy or write it again") from None

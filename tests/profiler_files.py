@@ -65,7 +65,7 @@ class Script:
     Attributes:
         shapes: Shapes of the gradients, in the order in which they become ready.
         buckets: Number of gradients of each bucket, in launch order.
-        kernel_ns: Duration of each gradient's kernel.
+        kernel_ns: Duration of each gradient's kernel; 0: the kernel of the gradient before computes both.
         host_ns: Time between two calls of the host.
         all_reduce_ns: Duration of each bucket's all-reduce.
         steps: Number of steps.
@@ -96,7 +96,7 @@ def scripts(draw: st.DrawFn) -> Script:
     return Script(
         shapes=tuple(shapes),
         buckets=buckets,
-        kernel_ns=tuple(draw(st.lists(times, min_size=count, max_size=count))),
+        kernel_ns=(draw(times), *draw(st.lists(times | st.just(0), min_size=count - 1, max_size=count - 1))),
         host_ns=draw(st.integers(10_000, 1_000_000)),
         all_reduce_ns=tuple(draw(st.lists(times, min_size=len(buckets), max_size=len(buckets)))),
         steps=draw(st.integers(1, 3)),
@@ -141,12 +141,13 @@ def _step(gpu: Gpu, script: Script, number: int, begin: int, start_ns: int) -> t
     now += script.host_ns
     sizes = [4 * prod(shape) for shape in script.shapes]
     last = [sum(script.buckets[: bucket + 1]) - 1 for bucket in range(len(script.buckets))]
-    ready, reduced = [], []
+    end_ns, ready, reduced = 0, [], []
     for place, (shape, kernel_ns) in enumerate(zip(script.shapes, script.kernel_ns, strict=True)):
-        gpu.host("autograd::engine::evaluate_function: MmBackward0", AUTOGRAD, now, now + CALL_NS)
-        _, end_ns = gpu.launch(f"gradient {place}", AUTOGRAD, now, kernel_ns)
+        if kernel_ns:
+            gpu.host("autograd::engine::evaluate_function: MmBackward0", AUTOGRAD, now, now + CALL_NS)
+            _, end_ns = gpu.launch(f"gradient {place}", AUTOGRAD, now, kernel_ns)
+            now += CALL_NS + script.host_ns
         ready.append(end_ns - start_ns)
-        now += CALL_NS + script.host_ns
         outer, noted = now, {"Input Dims": [list(shape)], "Input type": ["float"]} if script.noted_shapes else {}
         gpu.host("torch::autograd::AccumulateGrad", AUTOGRAD, now + 1_000, now + 2_000, **noted)
         now += 3_000

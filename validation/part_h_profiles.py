@@ -1,8 +1,8 @@
 """Part (h): steps of profiled training on GPUs, replayed with the all-reduces of the other steps.
 
 The trace comes from a file of torch's profiler. A bucket's all-reduce takes the median of its durations in the other
-steps, with its wait for other ranks and for other collectives. So the part checks what the importer reads and how the
-engine puts it together, not the costs of a network.
+steps, with its wait for other ranks and for other collectives. So the part checks the import and the replay, not the
+costs of a network.
 """
 
 from functools import cache
@@ -19,10 +19,10 @@ PROFILES = Path(__file__).parent / "profiler"
 
 
 def score(path: Path) -> CaseScore:
-    """Replay every step of a file; files of one rank alone have no all-reduces and are left out."""
+    """Replay every step of a file; one of a single rank, without buckets or of a single step has no rows."""
     trace = import_profile([path]).trace
     world_size = trace.workload.world_size
-    if world_size == 1:
+    if world_size == 1 or not trace.layouts or len(trace.ranks[0].iterations) < 2:
         return CaseScore(())
     plan, (rank,) = trace.layouts[0], trace.ranks
     rows = []

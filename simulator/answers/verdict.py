@@ -52,8 +52,8 @@ class NetworkNeed:
             return f"the network hardly matters: {self.target:.0%} would remain on one that is {slower}"
         needed = f"{self.needed_gb_per_s:.3g} GB/s of bus bandwidth {bucket} instead of {self.bus_gb_per_s:.3g}"
         if self.factor >= 1:
-            return f"{self.target:.0%} would remain if collectives took {self.factor:.2g} times as long: {needed}"
-        return f"{self.target:.0%} needs collectives {1 / self.factor:.2g} times as fast: {needed}"
+            return f"{self.target:.0%} would remain if collectives took {self.factor:.3g} times as long: {needed}"
+        return f"{self.target:.0%} needs collectives {1 / self.factor:.3g} times as fast: {needed}"
 
 
 def network_need(

@@ -8,12 +8,10 @@ import typer
 from reference.trace import Parameter
 
 from ..kineto.trace_of_profile import ImportedProfile, import_profile
-from .options import MODELS, Json, TraceOut, check_outputs
+from .options import Json, TraceOut, check_outputs
 from .output import describe_trace, progress, show_table, write_json
 
-import_app = typer.Typer(
-    help="Make a trace from files of other tools.", rich_markup_mode=None, no_args_is_help=True, add_completion=False
-)
+import_app = typer.Typer(help="Make a trace from files of other tools.", rich_markup_mode=None, add_completion=False)
 
 
 @import_app.callback()
@@ -25,15 +23,15 @@ def importing() -> None:
 def kineto(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="Files of torch's profiler (Chrome JSON, .gz too), one per rank."),
+        typer.Argument(metavar="FILE", help="Files of torch's profiler (Chrome JSON, .gz too), one per rank."),
     ],
     out: TraceOut = Path("out/imported.json.gz"),
     model: Annotated[
         str | None,
         typer.Option(
             metavar="MODEL",
-            help=f"The profiled model, for names and shapes of its parameters: {MODELS}",
-            show_default="parameters are numbered",
+            help="The profiled model, for names and shapes of its parameters: a built-in one, or MODULE:CALLABLE. "
+            "Without it, parameters are numbered.",
         ),
     ] = None,
     json_path: Json = None,
@@ -43,16 +41,23 @@ def kineto(
     Profile with the CPU and the GPU among the activities, call `step()` of the profiler after each training step, and
     write the file with `export_chrome_trace`. With record_shapes=True the file has the shapes of the gradients.
 
-    The script may use DistributedDataParallel or a plain module. Times are those of the GPU, if there is one: a
-    gradient is ready when the last kernel ended that the host had launched before it accumulated the gradient.
+    The script may use DistributedDataParallel or a plain module. Times are those of the GPU, if there is one. A
+    gradient counts as ready when the last kernel that was launched before its accumulation has ended.
     """
+    for option, path in (("--out", out), ("--json", json_path)):
+        if path is not None and path.resolve() in {file.resolve() for file in files}:
+            raise ValueError(f"{option}: expected another file than those to import, got {path}")
     check_outputs(out, json_path)
     parameters = None if model is None else _parameters_of(model)
     with progress("reading files") as on_progress:
         on_progress(f"reading {', '.join(path.name for path in files[:3])}", 0, 1)
         profile = import_profile(files, parameters=parameters, model=model)
     profile.trace.save(out)
-    show_table(_step_rows(profile), f"{profile.gpu or 'no GPU'}: steps of rank {profile.trace.ranks[0].rank}, in ms")
+    show_table(
+        _step_rows(profile),
+        f"{profile.gpu or 'no GPU'}: steps of rank {profile.trace.ranks[0].rank}, in ms",
+        optional=("buckets", "forward", "optimiser", "all-reduces", "GPU busy"),
+    )
     show_table([describe_trace(profile.trace)], f"saved as {out}")
     for note in profile.notes:
         print(f"- {note}")
@@ -68,17 +73,17 @@ def _parameters_of(model: str) -> tuple[Parameter, ...]:
 def _step_rows(profile: ImportedProfile) -> list[dict[str, str]]:
     return [
         {
-            "step": str(number),
+            "step": one.name,
             "iteration": _ms(one.end_ns - one.start_ns),
             "forward": _ms(one.forward_end_ns - one.start_ns),
             "backward": _ms(one.last_ready_ns - one.backward_start_ns),
-            "of it computing": _ms(one.computing_ns),
+            **({"GPU busy": _ms(one.computing_ns)} if one.on_gpu else {}),
             "all-reduces": _ms(sum(each.end_ns - each.start_ns for each in one.all_reduces)),
             "buckets": str(len(one.buckets)),
             "optimiser": "-" if one.optimizer is None else _ms(one.optimizer[1] - one.optimizer[0]),
-            "waiting for the host": _ms(one.host_bound_ns),
+            **({"waiting for the host": _ms(one.host_bound_ns)} if one.on_gpu else {}),
         }
-        for number, one in enumerate(profile.steps)
+        for one in profile.steps
     ]
 
 

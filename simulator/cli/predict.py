@@ -20,6 +20,7 @@ from ..answers.verdict import NetworkNeed, counted, network_need
 from ..argument_checks import overruled
 from ..distribution import COMPUTATION
 from ..fabric import Fabric
+from ..kineto.trace_of_profile import HOST_BOUND, host_bound
 from ..prediction import Prediction
 from ..prediction import predict as predict_one
 from ..schedule.policy import Policy
@@ -127,6 +128,10 @@ def predict(
         f"{model} on {world_size} ranks, predicted",
         optional=SPARED,
     )
+    if (share := host_bound(recorded)) > HOST_BOUND:
+        print(
+            f"the trace is host-bound: its GPU waited {share:.0%} of the time for its host, which counts as computation"
+        )
     for sentence in dict.fromkeys(sentence for one in predictions for sentence in one.counted_as_free):
         print(sentence)
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)

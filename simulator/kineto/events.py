@@ -6,9 +6,7 @@ GPU ran it. The names of the categories differ between versions of torch and ven
 words that all of them have in common.
 """
 
-import gzip
 import re
-import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,6 +16,7 @@ from typing import Any
 import msgspec
 
 from reference.errors import TraceError
+from reference.trace import FIRST_FIELDS, read_gzipped
 
 LONGEST_US = 1e12
 """Longest time between two events of a file, in microseconds; more is damage."""
@@ -27,38 +26,38 @@ ACTIVITIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset"
 """Categories of what a GPU runs."""
 HOST_OPERATIONS = frozenset({"cpu_op", "user_annotation", "operator"})
 """Categories of operators and annotations on the host."""
-COMMUNICATION = re.compile("nccl|rccl|oneccl|xccl|hccl", re.IGNORECASE)
-"""In the name of a kernel of a communication library."""
+COMMUNICATION = re.compile("ccl", re.IGNORECASE)
+"""In the name of a kernel of a communication library: NCCL, RCCL, MSCCL, oneCCL, HCCL."""
 
 
 class RawDevice(msgspec.Struct):
     """A GPU in the file."""
 
-    name: str = ""
+    name: Any = None
 
 
 class RawDistributed(msgspec.Struct):
     """The process group in the file."""
 
-    backend: str | None = None
-    rank: int | None = None
-    world_size: int | None = None
+    backend: Any = None
+    rank: Any = None
+    world_size: Any = None
 
 
 class RawArguments(msgspec.Struct, gc=False):
     """The arguments of an event that are read."""
 
-    correlation: int | None = None
-    stream: int | str | None = None
-    device: int | str | None = None
-    bytes: int | None = None
+    correlation: Any = None
+    stream: Any = None
+    device: Any = None
+    bytes: Any = None
     grid: Any = None
     block: Any = None
     dims: Any = msgspec.field(default=None, name="Input Dims")
     types: Any = msgspec.field(default=None, name="Input type")
-    elements: int | None = msgspec.field(default=None, name="In msg nelems")
-    dtype: str | None = None
-    collective: str | None = msgspec.field(default=None, name="Collective name")
+    elements: Any = msgspec.field(default=None, name="In msg nelems")
+    dtype: Any = None
+    group_size: Any = msgspec.field(default=None, name="Group size")
 
 
 class RawEvent(msgspec.Struct, gc=False):
@@ -78,12 +77,14 @@ class RawFile(msgspec.Struct):
     """The parts of the file that are read."""
 
     traceEvents: list[RawEvent]  # noqa: N815  # the field's name in the file
-    deviceProperties: list[RawDevice] = []  # noqa: N815
+    deviceProperties: list[RawDevice] | None = None  # noqa: N815
     distributedInfo: RawDistributed | None = None  # noqa: N815
 
 
 Thread = tuple[int | float | str | None, int | float | str | None]
 """Process and thread."""
+Stream = tuple[str, str]
+"""Device and stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +120,8 @@ class Activity:
         stream: The stream that ran it.
         start_ns: Its start, in nanoseconds from the first event of the file.
         end_ns: Its end.
-        launched_ns: Start of the call that launched it.
-        launching_ns: End of that call.
+        launch_start_ns: Start of the call that launched it.
+        launch_end_ns: End of that call.
         thread: The host thread that launched it.
         size_bytes: Bytes of a copy, if they were noted.
         shape: Grid and block of a kernel, as text; kernels of one name and shape do the same work.
@@ -128,11 +129,11 @@ class Activity:
 
     name: str
     kind: str
-    stream: tuple[int | str | None, int | str | None]
+    stream: Stream
     start_ns: int
     end_ns: int
-    launched_ns: int
-    launching_ns: int
+    launch_start_ns: int
+    launch_end_ns: int
     thread: Thread
     size_bytes: int | None
     shape: str
@@ -156,7 +157,6 @@ class ProfilerFile:
         operations: Operators and annotations of the host, by start; of two that start together, the longer first.
         activities: What the GPU ran, by launch.
         lost: Number of activities of which no launch was noted; they are left out.
-        start_us: Time of the first event on the profiler's clock, in microseconds.
     """
 
     path: Path
@@ -167,7 +167,6 @@ class ProfilerFile:
     operations: Sequence[HostOperation]
     activities: Sequence[Activity]
     lost: int
-    start_us: float
 
     @cached_property
     def by_name(self) -> dict[str, list[HostOperation]]:
@@ -184,10 +183,10 @@ def read_profiler_file(path: Path) -> ProfilerFile:
     Raises:
         TraceError: The file is missing, damaged, or no file of the profiler; the message is one line.
     """
-    data = _bytes_of(path)
+    data = read_gzipped(path)
     try:
         raw = msgspec.json.decode(data, type=RawFile)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(
             f"{path}: expected the JSON of torch's profiler (`export_chrome_trace`), got {_reason(error, data)}; "
             "export it again"
@@ -199,7 +198,7 @@ def read_profiler_file(path: Path) -> ProfilerFile:
             f"{path}: expected events of torch's profiler, got {len(raw.traceEvents)} events and none with a "
             "category and a duration; profile some training steps"
         )
-    start_us, spans = _spans(path, events)
+    spans = _spans(path, events)
     calls: dict[int, tuple[int, int, Thread]] = {}
     operations: list[HostOperation] = []
     ran: list[tuple[RawEvent, str, tuple[int, int]]] = []
@@ -210,46 +209,39 @@ def read_profiler_file(path: Path) -> ProfilerFile:
         elif category in HOST_OPERATIONS:
             thread = event.pid, event.tid
             operations.append(HostOperation(event.name or "", thread, *span, event.args or NO_ARGUMENTS))
-        elif RUNTIME.search(category) and event.args is not None and event.args.correlation:
+        elif RUNTIME.search(category) and event.args is not None and isinstance(event.args.correlation, int):
             calls[event.args.correlation] = (*span, (event.pid, event.tid))
     operations.sort(key=lambda one: (one.start_ns, -one.end_ns))
     activities = list(_launched(ran, calls))
     info = raw.distributedInfo or RawDistributed()
-    devices = {one.arguments.device for one in operations} | {event.args.device for event, *_ in ran if event.args}
+    used = {event.args.device for event, *_ in ran if event.args and isinstance(event.args.device, int)}
+    groups = [one.arguments.group_size for one in operations if isinstance(one.arguments.group_size, int)]
+    world_size = _positive(info.world_size) or _positive(max(groups, default=None))
     return ProfilerFile(
         path=path,
-        gpu=_gpu_name(raw.deviceProperties, devices),
-        rank=info.rank,
-        world_size=info.world_size,
-        backend=info.backend,
+        gpu=_gpu_name(raw.deviceProperties or [], used),
+        rank=info.rank if isinstance(info.rank, int) and info.rank >= 0 else None,
+        world_size=world_size,
+        backend=info.backend if isinstance(info.backend, str) else None,
         operations=operations,
         activities=activities,
         lost=len(ran) - len(activities),
-        start_us=start_us,
     )
 
 
 NO_ARGUMENTS = RawArguments()
 
 
-def _bytes_of(path: Path) -> bytes:
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-    except OSError as error:  # includes gzip.BadGzipFile
-        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: truncated or corrupt gzip data: {error}; copy or export it again") from None
-
-
 def _reason(error: Exception, data: bytes) -> str:
     if not data.strip():
         return "an empty file"
+    if data.startswith(FIRST_FIELDS):
+        return "a trace of ddplab, which `ddplab predict` takes"
     return str(error).splitlines()[0]
 
 
-def _spans(path: Path, events: Sequence[RawEvent]) -> tuple[float, list[tuple[int, int]]]:
-    """Return the time of the first event in microseconds, and start and end of each in nanoseconds from there."""
+def _spans(path: Path, events: Sequence[RawEvent]) -> list[tuple[int, int]]:
+    """Return start and end of each event, in nanoseconds from the first one."""
     try:
         starts = [float(event.ts) for event in events]  # type: ignore[arg-type]  # None raises TypeError
         durations = [max(0.0, float(event.dur or 0.0)) for event in events]
@@ -260,7 +252,7 @@ def _spans(path: Path, events: Sequence[RawEvent]) -> tuple[float, list[tuple[in
         raise TraceError(
             f"{path}: expected events within {LONGEST_US / 1e6:.0f} seconds, got some further apart; export it again"
         )
-    return first, [
+    return [
         (round((start - first) * 1e3), round((start - first + duration) * 1e3))
         for start, duration in zip(starts, durations, strict=True)
     ]
@@ -272,19 +264,24 @@ def _launched(
     found = []
     for event, kind, (start_ns, end_ns) in ran:
         arguments = event.args or NO_ARGUMENTS
-        call = calls.get(arguments.correlation or 0)
+        call = calls.get(arguments.correlation) if isinstance(arguments.correlation, int) else None
         if call is not None:
-            launched_ns, launching_ns, thread = call
-            stream = arguments.device, arguments.stream
+            launch_start_ns, launch_end_ns, thread = call
+            stream = str(arguments.device), str(arguments.stream)
             shape = f"{arguments.grid} {arguments.block}"
-            moments = start_ns, end_ns, launched_ns, launching_ns
-            found.append(Activity(event.name or "", kind, stream, *moments, thread, arguments.bytes, shape))
-    return sorted(found, key=lambda one: (one.launched_ns, one.start_ns))
+            moments = start_ns, end_ns, launch_start_ns, launch_end_ns
+            size = arguments.bytes if isinstance(arguments.bytes, int) else None
+            found.append(Activity(event.name or "", kind, stream, *moments, thread, size, shape))
+    return sorted(found, key=lambda one: (one.launch_start_ns, one.start_ns))
 
 
-def _gpu_name(devices: Sequence[RawDevice], used: set[int | str | None]) -> str | None:
+def _positive(number: object) -> int | None:
+    return number if isinstance(number, int) and number > 0 else None
+
+
+def _gpu_name(devices: Sequence[RawDevice], used: set[int]) -> str | None:
     """Return the name of the first device that ran something, or of the first device."""
-    for index, device in enumerate(devices):
-        if index in used and device.name:
-            return device.name
-    return next((device.name for device in devices if device.name), None)
+    named = [(index not in used, index, device.name) for index, device in enumerate(devices)]
+    return next(
+        (name for _, _, name in sorted(named, key=lambda one: one[:2]) if isinstance(name, str) and name), None
+    )

@@ -1,7 +1,7 @@
 """Which gradients a training step has, how large they are, and which bucket each belongs to.
 
-A file of the profiler says little of this directly: shapes only if they were recorded, buckets only by their bytes.
-Everything else is derived, and every derivation is a sentence in the result.
+A file of the profiler holds little of this: shapes only if they were recorded, buckets only as numbers of bytes.
+Everything else is derived, and each derivation is a sentence in the result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,6 +13,8 @@ from reference.trace import Parameter
 
 from .steps import ELEMENT_BYTES, Gradient, Step
 
+MOST_CANDIDATES = 300
+"""Most gradients of which pairs are tried; of triples half as many."""
 MOST_MISPLACED = 3
 """Most gradients that became ready before a bucket was launched and belong to a later one."""
 DTYPES = {
@@ -34,7 +36,7 @@ class ModelGradients(NamedTuple):
             ready, or as the given model defines them.
         places: Place of each parameter's gradient among the gradients of the last step, by parameter index.
         buckets: Parameter indices by bucket, in launch order; empty if there are no buckets or they are unknown.
-        derived: What was not in the file and how it was derived; one sentence each.
+        derived: How values were derived that are not in the file; one sentence each.
     """
 
     parameters: tuple[Parameter, ...]
@@ -58,17 +60,21 @@ def model_gradients(steps: Sequence[Step], given: Sequence[Parameter] | None = N
     count = last.buckets[-1].gradients if last.buckets else len(last.gradients)
     if outside := len(last.gradients) - count:
         derived.append(
-            f"{outside} gradients were accumulated after the last bucket had been launched; they belong to no bucket "
-            "and count as computation"
+            f"{outside} gradients were accumulated after the last bucket was launched; they are in no bucket and "
+            "count as computation"
         )
     gradients = last.gradients[:count]
     sizes, dtypes = _sizes(steps, gradients, derived)
+    if given is None and None in sizes:
+        sizes = _guessed(steps, gradients, dtypes, derived)
     indices = list(reversed(range(count)))
     if given is None:
         parameters = _unnamed(gradients, sizes, dtypes, derived)
     else:
         indices = _match(gradients, sizes, given)
         parameters = tuple(given)
+        if None in sizes:
+            derived.append("sizes of gradients: those of the given model, in the reverse of its registration order")
         sizes = [given[index].size_bytes for index in indices]
     if None in sizes:
         raise ValueError(
@@ -76,7 +82,7 @@ def model_gradients(steps: Sequence[Step], given: Sequence[Parameter] | None = N
             "or give the model with --model"
         )
     known = [size for size in sizes if size is not None]
-    buckets = _buckets(last, known, derived)
+    buckets = _buckets(last, known, [parameters[index].dtype for index in indices], derived)
     return ModelGradients(
         parameters=parameters,
         places=tuple(sorted(range(count), key=indices.__getitem__)),
@@ -105,15 +111,23 @@ def _sizes(
     if len(copied) == len(sizes) and None not in copied and _fits(last, [size or 0 for size in copied]):
         derived.append("sizes of gradients: bytes of the copies out of the buckets, which come in the same order")
         return list(copied), dtypes
-    if not last.buckets and len(last.all_reduces) == len(sizes):
+    return sizes, dtypes
+
+
+def _guessed(
+    steps: Sequence[Step], gradients: Sequence[Gradient], dtypes: Sequence[str], derived: list[str]
+) -> list[int | None]:
+    """Return bytes of gradients from the all-reduces, where neither shapes nor copies were noted; None: unknown."""
+    last = steps[-1]
+    if not last.buckets and len(last.all_reduces) == len(gradients):
         derived.append(
             "sizes of gradients: bytes of the all-reduces, of which there is one for each gradient, in the same order"
         )
-        return _reduced(steps, derived), dtypes
-    if last.buckets and all(size is None for size in sizes) and all(one.size_bytes for one in last.buckets):
+        return _reduced(steps, derived)
+    if last.buckets and all(one.size_bytes for one in last.buckets):
         derived.append("sizes of gradients: the bytes of each bucket, divided equally among its gradients")
-        return list(_divided(last, BYTES_OF_DTYPE[usual])), dtypes
-    return sizes, dtypes
+        return list(_divided(last, BYTES_OF_DTYPE[dtypes[0]]))
+    return [None] * len(gradients)
 
 
 def _reduced(steps: Sequence[Step], derived: list[str]) -> list[int | None]:
@@ -162,8 +176,7 @@ def _unnamed(
     gradients: Sequence[Gradient], sizes: Sequence[int | None], dtypes: Sequence[str], derived: list[str]
 ) -> tuple[Parameter, ...]:
     derived.append(
-        "names of parameters are unknown without --model; they are numbered against the order in which their "
-        "gradients became ready"
+        "names of parameters are unknown without --model; they are numbered in reverse gradient-ready order"
     )
     parameters: list[Parameter] = []
     for gradient, size, dtype in zip(gradients, sizes, dtypes, strict=True):
@@ -203,11 +216,11 @@ def _match(gradients: Sequence[Gradient], sizes: Sequence[int | None], given: Se
     return indices
 
 
-def _buckets(last: Step, sizes: Sequence[int], derived: list[str]) -> list[list[int]]:
+def _buckets(last: Step, sizes: Sequence[int], dtypes: Sequence[str], derived: list[str]) -> list[list[int]]:
     """Return the places of the gradients in each bucket; empty if the bytes of the buckets do not fit.
 
-    A bucket is launched when its last gradient is ready. A gradient that was ready by then belongs to a later bucket
-    if the bytes say so; of several that fit, the one that was ready last.
+    A bucket holds gradients of one element type and is launched when its last gradient is ready. If those that were
+    ready by then have more bytes, some belong to a later bucket; of several that fit, those that were ready last.
     """
     buckets: list[list[int]] = []
     waiting: list[int] = []
@@ -215,25 +228,29 @@ def _buckets(last: Step, sizes: Sequence[int], derived: list[str]) -> list[list[
     for number, one in enumerate(last.buckets):
         waiting += range(accumulated, one.gradients)
         accumulated = one.gradients
-        if one.size_bytes is None:
-            later: tuple[int, ...] | None = ()
-        else:
-            later = _with_sum(waiting[:-1][::-1], sizes, sum(sizes[place] for place in waiting) - one.size_bytes)
+        dtype = DTYPES.get((one.dtype or "").lower(), one.dtype)
+        alike = [place for place in waiting if dtypes[place] == dtype]
+        if not alike:  # the element type of the bucket is unknown
+            alike = waiting
+        later: tuple[int, ...] | None = ()
+        if one.size_bytes is not None:
+            later = _with_sum(alike[:-1][::-1], sizes, sum(sizes[place] for place in alike) - one.size_bytes)
         if later is None:
             derived.append(
-                f"bucket {number} has {one.size_bytes} bytes, to which no gradients that were ready add up; the "
-                "trace has no buckets"
+                f"bucket {number} has {one.size_bytes} bytes, to which no gradients that were ready add up, as with "
+                "a comm hook that compresses, or with unused or sparse gradients; the trace has no buckets"
             )
             return []
         if later:
             derived.append(
-                f"{len(later)} gradients that were ready before the launch of bucket {number} belong to a later "
-                "bucket by its bytes; of gradients of equal size, those that were ready last"
+                f"bucket {number} has fewer bytes than the gradients that were ready when it was launched; "
+                f"{len(later)} of them count to a later bucket, of those of equal size the last ones"
             )
-        buckets.append([place for place in waiting if place not in later])
-        waiting = [place for place in waiting if place in later]
+        members = [place for place in alike if place not in later]
+        buckets.append(members)
+        waiting = [place for place in waiting if place not in members]
     if waiting:
-        derived.append(f"{len(waiting)} gradients belong to no bucket by their bytes; the trace has no buckets")
+        derived.append(f"{len(waiting)} gradients are in no bucket, by its bytes; the trace has no buckets")
         return []
     return buckets
 
@@ -244,8 +261,8 @@ def _with_sum(places: Sequence[int], sizes: Sequence[int], total: int) -> tuple[
         return None
     candidates = [place for place in places if sizes[place] <= total]
     for count in range(MOST_MISPLACED + 1):
-        if count == MOST_MISPLACED:
-            candidates = candidates[:100]
+        if count > 1:
+            candidates = candidates[: MOST_CANDIDATES // count]
         for some in combinations(candidates, count):
             if sum(sizes[place] for place in some) == total:
                 return some

@@ -31,7 +31,7 @@ class ImportedProfile:
         gpu: Name of the GPU; None: there was none, or its name was not noted.
         slow_down: How many times as long kernels take beside collectives, and the number of kernels compared; None:
             there were no equal kernels to compare.
-        notes: What could not be determined, was derived or left out; one sentence each.
+        notes: Values that are missing, derived or left out; one sentence each.
     """
 
     trace: Trace
@@ -39,13 +39,6 @@ class ImportedProfile:
     gpu: str | None
     slow_down: tuple[float, int] | None
     notes: tuple[str, ...]
-
-    @property
-    def host_bound(self) -> float:
-        """Fraction of the steps in which the GPU waits for the host to launch something."""
-        return sum(one.host_bound_ns for one in self.steps) / max(
-            1, sum(one.end_ns - one.start_ns for one in self.steps)
-        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as a JSON document: durations in nanoseconds, moments from the start of their step."""
@@ -73,7 +66,7 @@ class ImportedProfile:
                 max((each.end_ns - one.start_ns for each in one.copies), default=None) for one in steps
             ],
             "optimizer_ns": [None if one.optimizer is None else one.optimizer[1] - one.optimizer[0] for one in steps],
-            "host_bound": self.host_bound,
+            "host_bound": host_bound(self.trace),
             "host_bound_ns": [one.host_bound_ns for one in steps],
             "backward_host_bound_ns": [one.backward_host_bound_ns for one in steps],
             "slow_down_beside_collectives": None if self.slow_down is None else self.slow_down[0],
@@ -98,33 +91,17 @@ def import_profile(
     files = _in_order([read_profiler_file(Path(path)) for path in paths])
     first = files[0]
     notes: list[str] = []
-    steps_by_rank = [_alike(file, read_steps(file), notes) for file in files]
-    last = steps_by_rank[0][-1]
+    steps_by_rank = _of_all_ranks(files, [_alike(file, read_steps(file, notes), notes) for file in files], notes)
+    steps, last = steps_by_rank[0], steps_by_rank[0][-1]
     try:
-        found = model_gradients(steps_by_rank[0], parameters)
+        found = model_gradients(steps, parameters)
     except ValueError as error:
-        raise type(error)(f"{first.path}: {error}") from None
-    notes += found.derived
-    for file, steps in zip(files[1:], steps_by_rank[1:], strict=True):
-        if _signature(steps[-1]) != _signature(last):
-            raise TraceError(
-                f"{file.path}: expected the {len(last.gradients)} gradients and {len(last.buckets)} buckets of "
-                f"{first.path}, got {len(steps[-1].gradients)} and {len(steps[-1].buckets)}, or of other sizes; give "
-                "files of one training run"
-            )
-    count = min(len(steps) for steps in steps_by_rank)
-    steps_by_rank = [steps[-count:] for steps in steps_by_rank]
-    offsets = [_clock_offset(steps_by_rank[0], steps) for steps in steps_by_rank]
+        raise ValueError(f"{first.path}: {error}") from None
     under_ddp = bool(last.buckets) or FORWARD in first.by_name
     try:
         ranks = tuple(
-            RankTrace(
-                rank=file.rank or 0,
-                clock_offset_ns=offset,
-                clock_uncertainty_ns=uncertainty,
-                iterations=tuple(_iteration(step, last, found) for step in steps),
-            )
-            for file, steps, (offset, uncertainty) in zip(files, steps_by_rank, offsets, strict=True)
+            _rank_trace(file, reference=steps, steps=of_rank, found=found)
+            for file, of_rank in zip(files, steps_by_rank, strict=True)
         )
         workload = Workload(
             model=model or first.path.name.partition(".")[0],
@@ -142,10 +119,15 @@ def import_profile(
             f"{first.path}: the events contradict each other: {first_problem(error)}; export the file again"
         ) from None
     slow_down = slow_down_beside_collectives(first)
-    profile = ImportedProfile(trace, tuple(steps_by_rank[0]), first.gpu, slow_down, ())
-    return ImportedProfile(
-        trace, profile.steps, first.gpu, slow_down, (*notes, *_observations(files, profile, under_ddp=under_ddp))
-    )
+    notes += found.derived
+    notes += _observations(files, trace, steps, slow_down, under_ddp=under_ddp)
+    return ImportedProfile(trace, tuple(steps), first.gpu, slow_down, tuple(notes))
+
+
+def host_bound(trace: Trace) -> float:
+    """Return the fraction of the recorded iterations in which the GPU waited for its host; 0 if not recorded."""
+    iterations = [one for rank in trace.ranks for one in rank.iterations]
+    return sum(one.host_bound_ns or 0 for one in iterations) / max(1, sum(one.duration_ns for one in iterations))
 
 
 def _in_order(files: Sequence[ProfilerFile]) -> list[ProfilerFile]:
@@ -154,13 +136,14 @@ def _in_order(files: Sequence[ProfilerFile]) -> list[ProfilerFile]:
         raise TraceError("import: expected at least one file of torch's profiler, got none")
     sizes = {file.world_size for file in files}
     if len(sizes) > 1:
-        raise TraceError(f"import: expected files of one training run, got world sizes {sorted(map(str, sizes))}")
+        raise TraceError(f"import: expected files of one training run, got {len(sizes)} different numbers of ranks")
     by_rank: dict[int, ProfilerFile] = {}
     for file in files:
         rank = file.rank or 0
         if rank in by_rank:
             raise TraceError(
-                f"{file.path}: expected one file per rank, got another one of rank {rank}: {by_rank[rank].path}"
+                f"{file.path}: expected one file per rank, got another one of rank {rank}: {by_rank[rank].path}; "
+                "files of processes that do not use torch.distributed have no rank"
             )
         if rank >= (file.world_size or 1):
             raise TraceError(f"{file.path}: expected a rank below the world size {file.world_size or 1}, got {rank}")
@@ -168,30 +151,75 @@ def _in_order(files: Sequence[ProfilerFile]) -> list[ProfilerFile]:
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-Signature = tuple[tuple[tuple[int, ...] | None, ...], tuple[int | None, ...]]
-"""Shapes of the gradients, sorted, and bytes of the buckets."""
+Signature = tuple[tuple[str, ...], tuple[int | None, ...]]
+"""Shapes of the gradients that were accumulated up to the last bucket, sorted, and bytes of the buckets."""
 
 
 def _signature(step: Step) -> Signature:
-    shapes = sorted((one.shape for one in step.gradients), key=str)
-    return tuple(shapes), tuple(one.size_bytes for one in step.buckets)
+    count = step.buckets[-1].gradients if step.buckets else len(step.gradients)
+    return tuple(sorted(str(one.shape) for one in step.gradients[:count])), tuple(
+        one.size_bytes for one in step.buckets
+    )
 
 
 def _alike(file: ProfilerFile, steps: Sequence[Step], notes: list[str]) -> list[Step]:
-    """Return the steps that have the gradients and buckets that most steps have."""
-    usual, _ = Counter(map(_signature, reversed(steps))).most_common(1)[0]
-    kept = [step for step in steps if _signature(step) == usual]
-    if len(kept) < len(steps):
+    """Return the steps with all-reduces, if there are any, that have the gradients and buckets of most of them."""
+    averaging = [step for step in steps if step.buckets] or list(steps)
+    usual, _ = Counter(map(_signature, reversed(averaging))).most_common(1)[0]
+    kept = [step for step in averaging if _signature(step) == usual]
+    if alone := len(steps) - len(averaging):
         notes.append(
-            f"{file.path.name}: {len(steps) - len(kept)} of {len(steps)} steps have other gradients or buckets than "
-            "the others and were left out"
+            f"{file.path.name}: {alone} of {len(steps)} steps have no all-reduce, as with no_sync; left out, so if "
+            f"gradients are accumulated, predict with --policy sync_every={round(len(steps) / len(averaging))}"
+        )
+    if differing := len(averaging) - len(kept):
+        notes.append(
+            f"{file.path.name}: {differing} of {len(steps)} steps differ from most steps in gradients or buckets; "
+            "left out"
         )
     if file.lost:
         notes.append(
-            f"{file.path.name}: {file.lost} activities of the GPU were left out, because the file does not say what "
-            "launched them"
+            f"{file.path.name}: {file.lost} activities of the GPU were left out, because their launch was not "
+            "recorded"
         )
     return kept
+
+
+def _of_all_ranks(
+    files: Sequence[ProfilerFile], steps_by_rank: Sequence[Sequence[Step]], notes: list[str]
+) -> list[list[Step]]:
+    """Return the steps that all ranks have, by their numbers.
+
+    Raises:
+        TraceError: The ranks have other gradients or buckets, or no step in common.
+    """
+    first, reference = files[0], steps_by_rank[0][-1]
+    for file, steps in zip(files[1:], steps_by_rank[1:], strict=True):
+        if _signature(steps[-1]) != _signature(reference):
+            raise TraceError(
+                f"{file.path}: expected the {len(reference.gradients)} gradients and {len(reference.buckets)} "
+                f"buckets of {first.path}, got {len(steps[-1].gradients)} and {len(steps[-1].buckets)}, or of other "
+                "sizes; give files of one training run"
+            )
+    common = set.intersection(*({step.name for step in steps} for steps in steps_by_rank))
+    if not common:
+        raise TraceError(f"{first.path}: expected a step whose number the files of all ranks have, got none")
+    missing = max(len(steps) for steps in steps_by_rank) - len(common)
+    if missing:
+        notes.append(f"{_plural(missing, 'step')} that not all ranks have; left out")
+    return [[step for step in steps if step.name in common] for steps in steps_by_rank]
+
+
+def _rank_trace(
+    file: ProfilerFile, *, reference: Sequence[Step], steps: Sequence[Step], found: ModelGradients
+) -> RankTrace:
+    offset_ns, uncertainty_ns = _clock_offset(reference, steps)
+    return RankTrace(
+        rank=file.rank or 0,
+        clock_offset_ns=offset_ns,
+        clock_uncertainty_ns=uncertainty_ns,
+        iterations=tuple(_iteration(step, reference[-1], found) for step in steps),
+    )
 
 
 def _clock_offset(reference: Sequence[Step], steps: Sequence[Step]) -> tuple[int, int]:
@@ -209,11 +237,13 @@ def _clock_offset(reference: Sequence[Step], steps: Sequence[Step]) -> tuple[int
 
 
 def _iteration(step: Step, last: Step, found: ModelGradients) -> Iteration:
-    gradients = _in_order_of(last.gradients, step.gradients)
+    count = len(found.places)
+    gradients = _in_order_of(last.gradients[:count], step.gradients[:count])
     ready_ns = [gradients[place].ready_ns for place in found.places]
     buckets = tuple(_bucket_times(step, found, ready_ns))
     computed_ns = step.last_ready_ns
-    backward_end_ns = max([computed_ns, *(bucket.done_ns for bucket in buckets)])
+    averaged_ns = [bucket.done_ns for bucket in buckets] or [one.end_ns for one in step.buckets]
+    backward_end_ns = max([computed_ns, *averaged_ns])
     optimizer = None if step.optimizer is None else (max(step.optimizer[0], backward_end_ns), step.optimizer[1])
     if optimizer is not None and optimizer[1] < optimizer[0]:
         optimizer = None
@@ -226,6 +256,7 @@ def _iteration(step: Step, last: Step, found: ModelGradients) -> Iteration:
         optimizer_start_ns=None if optimizer is None else optimizer[0],
         optimizer_end_ns=None if optimizer is None else optimizer[1],
         end_ns=max([step.end_ns, backward_end_ns, *(optimizer or ())]),
+        host_bound_ns=step.host_bound_ns if step.on_gpu else None,
         synchronized=bool(buckets),
         layout=0 if buckets else None,
         ready_ns=tuple(ready_ns),
@@ -244,8 +275,8 @@ def _in_order_of(reference: Sequence[Gradient], gradients: Sequence[Gradient]) -
 def _bucket_times(step: Step, found: ModelGradients, ready_ns: Sequence[int]) -> list[BucketTimes]:
     """Return the times of the buckets.
 
-    An all-reduce is over at the latest when the first gradient of its bucket is copied out or the optimiser begins:
-    Gloo's threads note their ends later than the reducer goes on.
+    Without a GPU, an all-reduce is over at the latest when the first gradient of its bucket is copied out or the
+    optimiser begins: Gloo's threads note its end later than the reducer goes on.
     """
     if not found.buckets:
         return []
@@ -255,8 +286,10 @@ def _bucket_times(step: Step, found: ModelGradients, ready_ns: Sequence[int]) ->
         last_ns = max(ready_ns[index] for index in members)
         launched_ns = max(launched_ns, last_ns, all_reduce.issued_ns)
         copies = step.copies[copied : copied + len(members)] if len(step.copies) == len(ready_ns) else ()
-        over_ns = [copies[0].start_ns] if copies else [] if step.optimizer is None else [step.optimizer[0]]
-        done_ns = max(launched_ns, min([all_reduce.end_ns, step.end_ns, *over_ns]))
+        done_ns = max(launched_ns, min(all_reduce.end_ns, step.end_ns))
+        if not step.on_gpu and (copies or step.optimizer):
+            went_on_ns = copies[0].start_ns if copies else step.optimizer[0] if step.optimizer else done_ns
+            done_ns = max(launched_ns, min(done_ns, went_on_ns))
         copied += len(members)
         copied_out_ns = max((done_ns, *(copy.end_ns for copy in copies))) if copies else None
         times.append(
@@ -265,27 +298,54 @@ def _bucket_times(step: Step, found: ModelGradients, ready_ns: Sequence[int]) ->
     return times
 
 
-def _observations(files: Sequence[ProfilerFile], profile: ImportedProfile, *, under_ddp: bool) -> list[str]:
+def _observations(
+    files: Sequence[ProfilerFile],
+    trace: Trace,
+    steps: Sequence[Step],
+    slow_down: tuple[float, int] | None,
+    *,
+    under_ddp: bool,
+) -> list[str]:
     """Return what a reader of the result must know, one sentence each."""
     notes = []
-    last, world_size = profile.steps[-1], profile.trace.workload.world_size
+    last, world_size = steps[-1], trace.workload.world_size
     if not files[0].activities:
         notes.append("the file has no activities of a GPU; times are those of the host")
+    if files[0].world_size is None and last.all_reduces:
+        notes.append("the file does not contain the number of ranks; it counts as 1")
     if len(files) < world_size:
-        notes.append(f"{len(files)} of {world_size} ranks have a file; the others count as equal to these")
+        notes.append(
+            f"only {len(files)} of {world_size} ranks {'has' if len(files) == 1 else 'have'} a file; the others are "
+            "assumed to be the same"
+        )
+    if len(files) > 1:
+        uncertainty_ns = max(rank.clock_uncertainty_ns for rank in trace.ranks)
+        notes.append(f"clocks of the ranks are aligned at the ends of all-reduces, to {uncertainty_ns / 1e6:.3f} ms")
     if world_size > 1 and last.all_reduces:
         notes.append("all-reduces include the wait for the other ranks, so no bandwidth follows from their durations")
-    others = len(last.all_reduces) - len(last.buckets)
-    if others:
+    if others := len(last.all_reduces) - len(last.buckets):
         notes.append(
-            f"{others} all-reduces of a step were not called from the hooks of gradients, so they belong to no "
-            "bucket and count as computation"
+            f"{_plural(others, 'all-reduce')} of a step averaged no gradients from their hooks; the time that they "
+            "take counts as computation"
         )
-    if world_size > 1 and not under_ddp:
+    if last.other_collectives:
+        kinds = ", ".join(_plural(count, name) for name, count in sorted(last.other_collectives.items()))
+        notes.append(f"other collectives of a step: {kinds}; the time that they take counts as computation")
+    if last.all_reduces and not under_ddp:
         notes.append("the file shows no DistributedDataParallel; gradient times may include communication")
-    if profile.host_bound > HOST_BOUND:
+    if slow_down is not None:
         notes.append(
-            f"the GPU waits for the host in {profile.host_bound:.0%} of the time (host-bound); on a faster host or "
-            "with larger batches, computation takes another time"
+            f"beside collectives, kernels took {slow_down[0]:.2f} times as long as alone ({slow_down[1]} kernels); "
+            "ready times include this"
+        )
+    share = host_bound(trace)
+    if share > HOST_BOUND:
+        notes.append(
+            f"the GPU waited for its host {share:.0%} of the time (host-bound); on a faster host or with larger "
+            "batches, computation times would differ"
         )
     return notes
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
