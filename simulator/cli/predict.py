@@ -129,9 +129,7 @@ def predict(
         optional=SPARED,
     )
     if (share := host_bound(recorded)) > HOST_BOUND:
-        print(
-            f"the trace is host-bound: its GPU waited {share:.0%} of the time for its host, which counts as computation"
-        )
+        print(f"the trace is host-bound: its GPU waited for its host {share:.0%} of the time; counted as computation")
     for sentence in dict.fromkeys(sentence for one in predictions for sentence in one.counted_as_free):
         print(sentence)
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
