@@ -86,6 +86,27 @@ def transformer() -> Model:
     return module, _Classification(tokens[:, :-1], tokens[:, 1:])
 
 
+def resnet50_224() -> Model:
+    """ResNet-50 on 64 images of 224 x 224, as in published training."""
+    return _ResNet(_Bottleneck, (3, 4, 6, 3)), _classify(torch.randn(64, 3, 224, 224), 1000)
+
+
+def bert_large() -> Model:
+    """BERT-Large with its language-model head, 335 million parameters, on 32 sequences of 128 tokens."""
+    vocabulary, context, batch = 30522, 512, 32
+    module = _MaskedLanguageModel(vocabulary, context, width=1024, heads=16, layers=24)
+    tokens = torch.randint(vocabulary, (batch, 128))
+    return module, _Classification(tokens, tokens)
+
+
+def gpt2() -> Model:
+    """GPT-2 with 124 million parameters in 148 tensors, on 8 sequences of 1,024 tokens."""
+    vocabulary, context, batch = 50257, 1024, 8
+    module = _Transformer(vocabulary, context, width=768, heads=12, layers=12)
+    tokens = torch.randint(vocabulary, (batch, context + 1))
+    return module, _Classification(tokens[:, :-1], tokens[:, 1:])
+
+
 def small_tensors() -> Model:
     """400 tensors of at most 256 elements in 200 layers: the cost of hooks and launches dominates."""
     width, depth, batch = 16, 200, 16
@@ -126,7 +147,12 @@ BUILT_IN: dict[str, Callable[[], Model]] = {
     "mlp": mlp,
     "transformer": transformer,
     "small-tensors": small_tensors,
+    "resnet50-224": resnet50_224,
+    "bert-large": bert_large,
+    "gpt2": gpt2,
 }
+LARGE = ("resnet50-224", "bert-large", "gpt2")
+"""Built-in models of the size that GPUs train; a processor takes seconds to minutes for an iteration."""
 
 
 @dataclass(frozen=True)
@@ -247,3 +273,30 @@ class _Transformer(nn.Module):
         for block in self.blocks:
             x = block(x, src_mask=mask, is_causal=True)
         return self.head(self.norm(x))  # type: ignore[no-any-return]
+
+
+class _MaskedLanguageModel(nn.Module):
+    """BERT (Devlin et al. 2019): a post-norm encoder and a head whose output projection is tied to the embedding."""
+
+    def __init__(self, vocabulary: int, context: int, *, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocabulary, width)
+        self.position = nn.Embedding(context, width)
+        self.segment = nn.Embedding(2, width)
+        for embedding in (self.token, self.position, self.segment):
+            nn.init.normal_(embedding.weight, std=0.02)
+        self.norm = nn.LayerNorm(width)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True)
+            for _ in range(layers)
+        )
+        self.dense, self.head_norm = nn.Linear(width, width), nn.LayerNorm(width)
+        self.head = nn.Linear(width, vocabulary)
+        self.head.weight = self.token.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.token(tokens) + self.position(torch.arange(tokens.shape[1])) + self.segment(torch.zeros_like(tokens))
+        x = self.norm(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.head_norm(functional.gelu(self.dense(x))))  # type: ignore[no-any-return]

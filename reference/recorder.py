@@ -14,6 +14,7 @@ rank waits for the slowest, and the trace does not show which rank was slow.
 """
 
 import platform
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -95,6 +96,7 @@ class Recording:
             self._source, self._inner, self._group = "module", module, process_group
         self._model = model or type(self._inner).__name__
         self._batch = batch
+        self._input_shape: tuple[int, ...] | None = None
         self._parameters = trainable_parameters(self._inner)
         _check(self._model, self._parameters)
 
@@ -107,6 +109,7 @@ class Recording:
     def _attach_hooks(self) -> ExitStack:
         parameters = list(self._parameters.values())
         with ExitStack() as stack:
+            stack.callback(self._module.register_forward_pre_hook(self._note_input).remove)
             stack.enter_context(watch_passes(self._module, self._timestamps))
             stack.enter_context(watch_optimizers(parameters, self._timestamps))
             if isinstance(self._module, DistributedDataParallel):
@@ -116,6 +119,10 @@ class Recording:
             if self._source == "torch":
                 stack.enter_context(watch_torch_buckets(parameters, self._timestamps))
             return stack.pop_all()
+
+    def _note_input(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if self._input_shape is None:
+            self._input_shape = shape_of_input(inputs)
 
     def end_iteration(self) -> None:
         """End the current iteration now, if it is complete, instead of at the next forward pass.
@@ -160,7 +167,13 @@ class Recording:
             world_size=world_size,
             torch_version=torch.__version__,
             batch=self._batch,
+            input_shape=self._input_shape,
         )
+
+
+def shape_of_input(inputs: Sequence[Any]) -> tuple[int, ...] | None:
+    """Return the shape of the first tensor among the inputs of a module; None if there is none."""
+    return next((tuple(one.shape) for one in inputs if isinstance(one, torch.Tensor)), None)
 
 
 def _check(model: str, parameters: dict[str, nn.Parameter]) -> None:

@@ -92,6 +92,15 @@ class Workload(Schema):
     world_size: int = Field(ge=1)
     torch_version: str
     batch: int | None = Field(default=None, ge=1, description="samples per rank and iteration, where known")
+    input_shape: tuple[int, ...] | None = Field(
+        default=None, description="shape of the first tensor that the module took as input, where known"
+    )
+
+    @property
+    def described(self) -> str:
+        """The model's name with the shape of its input, where known."""
+        shape = "" if self.input_shape is None else f", input {' x '.join(map(str, self.input_shape))}"
+        return f"{self.model}{shape}"
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:

@@ -436,7 +436,8 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
     [
         (
             ["record", "--model", "alexnet"],
-            "ddplab: --model: expected resnet50, resnet18, mlp, transformer, small-tensors, emulated:TRACE or module",
+            "ddplab: --model: expected resnet50, resnet18, mlp, transformer, small-tensors, resnet50-224, "
+            "bert-large, gpt2, emulated:TRACE or module",
         ),
         (["record", "--model", "no_such:thing"], "No module named 'no_such'"),
         (

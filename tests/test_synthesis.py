@@ -16,6 +16,7 @@ from reference.errors import ModelError
 from reference.recorder import record
 from reference.trace import PHASES, Parameter, Trace
 from simulator import Fabric, predict
+from simulator.cli.synthesize import judgement
 from simulator.measure.device_rates import measure_device
 from simulator.measure.operation_counter import count_operations, measure_operations
 from simulator.workload.roofline import DEVICES, Device, Gradient, Operation, Operations, find_device, merge, sgd_step
@@ -523,3 +524,18 @@ def test_this_machine_has_rates():
 def test_a_step_reads_parameter_and_gradient_and_writes_the_parameter():
     parameter = Parameter(name="w", shape=(5,), dtype="float32", size_bytes=20)
     assert of(sgd_step([parameter, parameter])) == (0, 120)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "says"),
+    [
+        (None, "no --step-ms: the iteration takes 10 ms"),
+        (20.0, "data sheet"),
+        (9.0, "usual, so check"),
+        (90.0, "check"),
+    ],
+)
+def test_a_step_far_from_the_roofline_is_doubted(step_ms, says):
+    sentence = judgement(10_000_000, step_ms)
+    assert says in sentence
+    assert ("check" in sentence) == (step_ms in (9.0, 90.0))

@@ -29,8 +29,8 @@ R = TypeVar("R", bound=Schema)
 FABRIC_FILE = "A fabric file of `calibrate`, a topology file (.yaml, .yml), or a log of nccl-tests (.log, .txt)"
 
 MODELS = (
-    "resnet50, resnet18, mlp, transformer, small-tensors, emulated:TRACE (sleeps for the times of a trace), or "
-    "MODULE:CALLABLE of your own."
+    "resnet50, resnet18, mlp, transformer, small-tensors, resnet50-224, bert-large, gpt2, emulated:TRACE (sleeps for "
+    "the times of a trace), or MODULE:CALLABLE of your own."
 )
 Model = Annotated[str, typer.Option(metavar="MODEL", help=MODELS)]
 ChosenModel = Annotated[str | None, typer.Option(metavar="MODEL", help=MODELS, show_default="resnet50")]

@@ -22,7 +22,7 @@ from ..measure.report import Report, Row
 notes = Console(stderr=True)
 PIPED_WIDTH = 120
 """Width of tables, in characters, if the output is not a terminal."""
-TEXT = ("name", "default", "meaning", "order", "hook", "part", "main cause", "trace", "fabric")
+TEXT = ("name", "input", "default", "meaning", "order", "hook", "part", "main cause", "trace", "fabric")
 """Table columns that hold text; all others hold numbers."""
 
 
@@ -122,7 +122,9 @@ def describe_trace(trace: Trace) -> dict[str, str]:
     """Return sizes and times of a trace as a row of a table."""
     iterations = trace.ranks[0].iterations
     times = sorted(iteration.duration_ns for iteration in iterations)
+    shape = trace.workload.input_shape
     return {
+        "input": "unknown" if shape is None else " x ".join(map(str, shape)),
         "parameters": f"{len(trace.workload.parameters)}",
         "gradient MB": f"{sum(trace.sizes_bytes) / 2**20:.1f}",
         "ranks": str(len(trace.ranks)),

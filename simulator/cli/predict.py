@@ -16,7 +16,7 @@ from reference.trace import Trace
 from ..answers.breakdown import PARTS
 from ..answers.heat_map import draw_heat_maps
 from ..answers.timeline_plot import draw_timeline
-from ..answers.verdict import NetworkNeed, counted, network_need
+from ..answers.verdict import TARGET, NetworkNeed, counted, network_need
 from ..argument_checks import overruled
 from ..distribution import COMPUTATION
 from ..fabric import Fabric
@@ -125,7 +125,7 @@ def predict(
     model = recorded.workload.model
     show_table(
         list(map(_prediction_row, policies, predictions)),
-        f"{model} on {world_size} ranks, predicted",
+        f"{recorded.workload.described}, on {world_size} ranks, predicted",
         optional=SPARED,
     )
     if (share := host_bound(recorded)) > HOST_BOUND:
@@ -371,6 +371,8 @@ def sweep(
         figure.set_size_inches(8, 4.5 * len(maps))
         save_picture(figure, heat_map)
     _show_fastest(table)
+    for sentence in sweep_verdicts(table):
+        print(sentence)
     print(f"{len(table)} configurations written to {out}")
     write_json(json_path, {"rows": _rows_json(table)})
 
@@ -388,6 +390,21 @@ def _show_fastest(table: pd.DataFrame) -> None:
     best = table.loc[table.groupby(list(AXES[:3]), sort=False)["iteration_ns"].idxmin()]
     rows = [_sweep_row(row) for row in best.head(SHOWN_ROWS).to_dict("records")]
     show_table(rows, "the fastest configuration at each world size")
+
+
+def sweep_verdicts(table: pd.DataFrame) -> list[str]:
+    """Return on which fabrics each trace reaches the target efficiency at each world size; at most `SHOWN_ROWS`."""
+    sentences = []
+    for (trace, ranks), part in table.groupby(["trace", "world_size"], sort=False):
+        best = part.groupby("fabric", sort=False)["efficiency"].max()
+        reached, missed = best[best >= TARGET], best[best < TARGET]
+        parts = [
+            f"{words} {', '.join(f'{Path(str(fabric)).name} ({share:.0%})' for fabric, share in some.items())}"
+            for words, some in ((f"at least {TARGET:.0%} on", reached), ("less on", missed))
+            if len(some)
+        ]
+        sentences.append(f"verdict: {Path(str(trace)).name} on {ranks} ranks has an efficiency of {'; '.join(parts)}")
+    return sentences[:SHOWN_ROWS]
 
 
 def _sweep_row(row: Mapping[Hashable, Any]) -> dict[str, str]:

@@ -40,10 +40,36 @@ def synthesize(
     """
     check_outputs(out, json_path)
     operations = _count(model)
-    trace = synthesize_trace(
-        operations, find_device(device), step_ns=None if step_ms is None else round(step_ms * 1e6)
-    )
+    sheet = find_device(device)
+    by_roofline = synthesize_trace(operations, sheet)
+    roofline_ns = by_roofline.ranks[0].iterations[0].duration_ns
+    trace = by_roofline if step_ms is None else synthesize_trace(operations, sheet, step_ns=round(step_ms * 1e6))
     _save(trace, out, f"{model} on {device}", json_path)
+    print(judgement(roofline_ns, step_ms))
+
+
+def judgement(roofline_ns: int, step_ms: float | None) -> str:
+    """Say how far the step time is from the roofline, which no device reaches.
+
+    Args:
+        roofline_ns: Time of an iteration by the data sheet's peak rates, in nanoseconds.
+        step_ms: Measured time of an iteration, in milliseconds. None: not given.
+    """
+    roofline_ms, usual = roofline_ns / 1e6, f"{USUAL[0]:.1f} to {USUAL[1]:.0f} times"
+    if step_ms is None:
+        return (
+            f"no --step-ms: the iteration takes {roofline_ms:.3g} ms at the peak rates of the data sheet; real ones "
+            f"take {usual} as long, so measure one and give its time"
+        )
+    ratio = step_ms / roofline_ms
+    sentence = f"the step of {step_ms:.4g} ms is {ratio:.2g} times the time at the peak rates of the data sheet"
+    if USUAL[0] <= ratio <= USUAL[1]:
+        return sentence
+    return f"{sentence}; {usual} are usual, so check the batch, the precision and the device"
+
+
+USUAL = (1.2, 6.0)
+"""Usual times of iterations, as multiples of the roofline time."""
 
 
 def rescale(

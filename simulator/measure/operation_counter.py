@@ -19,6 +19,7 @@ from torch.utils.flop_counter import conv_flop_count, flop_registry
 from reference import models
 from reference.errors import ModelError
 from reference.parameters import described_buffers, described_parameters, trainable_parameters
+from reference.recorder import shape_of_input
 
 from ..workload.roofline import Gradient, Operation, Operations, merge, sgd_step
 
@@ -71,7 +72,11 @@ def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Ope
     if not parameters:
         raise ModelError(f"--model {model}: expected at least one trainable parameter, got none")
     counter = _Counter()
+    shapes: list[tuple[int, ...] | None] = []
     with ExitStack() as hooks:
+        hooks.callback(
+            module.register_forward_pre_hook(lambda _, inputs: shapes.append(shape_of_input(inputs))).remove
+        )
         hooks.callback(module.register_forward_hook(counter.forward_ended).remove)
         for index, parameter in enumerate(parameters.values()):
             hook = partial(counter.gradient_ready, index)
@@ -83,7 +88,8 @@ def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Ope
             f"--model {model}: expected the loss to use every parameter, {', '.join(missing[:5])} "
             f"{'and more ' if len(missing) > 5 else ''}got no gradient; freeze them (requires_grad_(False))"
         )
-    return _summarize(counter, module, model, getattr(loss_fn, "batch", None))
+    operations = _summarize(counter, module, model, getattr(loss_fn, "batch", None))
+    return operations.model_copy(update={"input_shape": shapes[0] if shapes else None})
 
 
 class _Counter(TorchDispatchMode):

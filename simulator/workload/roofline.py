@@ -71,6 +71,7 @@ class Operations(Schema):
 
     model: str
     batch: int | None = Field(default=None, ge=1, description="samples per iteration, where known")
+    input_shape: tuple[int, ...] | None = Field(default=None, description="shape of the input, where known")
     torch_version: str
     parameters: tuple[Parameter, ...] = Field(min_length=1)
     buffers: tuple[Buffer, ...] = ()

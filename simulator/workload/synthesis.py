@@ -210,4 +210,5 @@ def _workload(operations: Operations, device_name: str) -> Workload:
         world_size=1,
         torch_version=operations.torch_version,
         batch=operations.batch,
+        input_shape=operations.input_shape,
     )
