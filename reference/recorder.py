@@ -14,6 +14,7 @@ rank waits for the slowest, and the trace does not show which rank was slow.
 """
 
 import platform
+import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -66,6 +67,9 @@ def record(
         ValueError: The module has no trainable parameters, or is not on the CPU: GPU work would have to be timed by
             events on its streams, which this recorder does not support yet.
         RuntimeError: On exit, if there was no complete iteration (forward and backward pass).
+
+    Warns:
+        UserWarning: The module runs inside a data-parallel module, so its times contain communication.
     """
     return Recording(module, model=model, batch=batch, process_group=process_group)
 
@@ -97,6 +101,7 @@ class Recording:
         self._model = model or type(self._inner).__name__
         self._batch = batch
         self._input_shape: tuple[int, ...] | None = None
+        self._warned = False
         self._parameters = trainable_parameters(self._inner)
         _check(self._model, self._parameters)
 
@@ -123,6 +128,15 @@ class Recording:
     def _note_input(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self._input_shape is None:
             self._input_shape = shape_of_input(inputs)
+        wrapper = TorchDDP._active_ddp_module
+        if self._source == "module" and wrapper is not None and not self._warned:
+            self._warned = True
+            if dist.get_world_size(wrapper.process_group) > 1:
+                warnings.warn(
+                    f"recording: {self._model} runs inside a DistributedDataParallel, so its times contain "
+                    "communication, and the trace does not say so; record the wrapped module, or train it alone",
+                    stacklevel=2,
+                )
 
     def end_iteration(self) -> None:
         """End the current iteration now, if it is complete, instead of at the next forward pass.

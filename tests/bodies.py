@@ -351,6 +351,17 @@ def record_training(
     return trace, *together
 
 
+def record_inside(rank: int, world_size: int, wrapper: str) -> list[str]:
+    """Record the module inside a data-parallel one, by mistake; returns the warnings."""
+    model = mlp((8, 16, 4), torch.float32, 0)
+    wrapped = {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](model)
+    with warnings.catch_warnings(record=True) as caught, record(model):
+        warnings.simplefilter("always")
+        for _ in range(2):
+            wrapped(mlp_batch((8,), torch.float32, rank, BATCH)).square().mean().backward()
+    return [str(one.message) for one in caught]
+
+
 def profile_and_record(rank: int, world_size: int, wrapper: str, folder: str) -> Trace:
     """A recording of some iterations, which torch's profiler watches too and writes into the folder."""
     model = mlp((512, 1024, 1024, 64), torch.float32, 0)

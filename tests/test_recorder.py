@@ -184,6 +184,13 @@ def test_hooks_are_gone_after_the_recording():
     assert not module.weight._post_accumulate_grad_hooks
 
 
+@pytest.mark.parametrize("wrapper", ["ours", "torch"])
+def test_a_module_inside_a_data_parallel_one_gets_a_warning(two_ranks, wrapper):
+    for warned in two_ranks.run(bodies.record_inside, wrapper):
+        (message,) = warned
+        assert message.startswith("recording: Sequential runs inside a DistributedDataParallel, so its times contain")
+
+
 def test_an_error_in_training_comes_through_and_detaches():
     module = nn.Linear(2, 1)
     with pytest.raises(ZeroDivisionError), record(module):

@@ -25,6 +25,7 @@ from ..schedule.schedule import buckets_of
 from ..workload.compute_times import recorded_model
 from .calibrate import REPEATS, measure_collectives, measure_hooks, sizes_up_to, with_slowdowns
 from .collectives import MessageSizes
+from .reducer_costs import BUCKET_BYTES
 from .reference_runs import Fitter, Reference, reference_runs
 from .report import (
     Configuration,
@@ -115,8 +116,10 @@ def _calibrate(
             turns[configuration].append(turn.measurement)
 
     record_and_train()
-    sizes = MessageSizes.of_each(sizes_up_to(sum(recordings[0].sizes_bytes)))
-    collectives = measure_collectives(pool, sizes, REPEATS, on_progress)
+    gradient_bytes = sum(recordings[0].sizes_bytes)
+    sizes = MessageSizes.of_each(sizes_up_to(gradient_bytes))
+    largest = min(BUCKET_BYTES, gradient_bytes)
+    collectives = measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=largest)
     record_and_train()
     slowed = with_slowdowns(pool, model, collectives, on_progress=on_progress)
     fabric = measure_hooks(pool, slowed, hooks, model, on_progress=on_progress)
