@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 MAIN, AUTOGRAD, LIBRARY = 1, 2, 20
 """Two threads of the host, and the stream of the communication library."""
 COMPUTE = 7
+COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
 CALL_NS = 5_000
 """Duration of every call of the host."""
 
@@ -164,7 +165,7 @@ def _step(gpu: Gpu, script: Script, number: int, begin: int, start_ns: int) -> t
     copied_ns = 0
     for place, size in enumerate(sizes):
         bucket = next(bucket for bucket, end in enumerate(last) if place <= end)
-        gpu.host("torch.distributed.ddp.reducer::copy_bucket_to_grad", AUTOGRAD, now, now + 2 * CALL_NS)
+        gpu.host(COPY_OUT, AUTOGRAD, now, now + 2 * CALL_NS)
         _, copied_ns = gpu.launch(
             "Memcpy DtoD", AUTOGRAD, now + 1_000, 1_500, after_ns=reduced[bucket][1], bytes=size
         )

@@ -153,6 +153,52 @@ def test_steps_that_differ_are_left_out_and_told(tmp_path):
     )
 
 
+def without(document, *names):
+    """The document without the events whose names begin like this."""
+    events = [one for one in document["traceEvents"] if not one["name"].startswith(names)]
+    return document | {"traceEvents": events}
+
+
+@given(scripts())
+def test_without_shapes_and_copies_a_bucket_is_divided_equally(tmp_path, script):
+    document, _ = profiler_files.profile(replace(script, noted_shapes=False))
+    document = without(document, profiler_files.COPY_OUT)
+    imported = import_profile([write(document, tmp_path / "rank0.json")])
+    sizes, buckets = imported.trace.sizes_bytes, imported.to_json()["buckets_bytes"]
+    assert [sum(sizes[index] for index in bucket) for bucket in imported.trace.layouts[0]] == buckets
+    for bucket in imported.trace.layouts[0]:
+        assert max(sizes[index] for index in bucket) - min(sizes[index] for index in bucket) <= 4
+    assert any("divided equally among its gradients" in note for note in imported.notes)
+
+
+@given(scripts())
+def test_all_reduces_of_single_gradients_outside_hooks_give_the_sizes(tmp_path, script):
+    """As with functional collectives: the calls are not inside a hook, so there are no buckets."""
+    script = replace(
+        script, noted_shapes=False, buckets=(1,) * len(script.shapes), all_reduce_ns=(1_000_000,) * len(script.shapes)
+    )
+    document, _ = profiler_files.profile(script)
+    document = without(document, profiler_files.COPY_OUT, "autograd::engine::evaluate_function: torch")
+    imported = import_profile([write(document, tmp_path / "rank0.json")])
+    assert imported.trace.sizes_bytes[::-1] == [4 * int(np.prod(shape)) for shape in script.shapes]
+    assert imported.trace.layouts == ()
+    assert imported.to_json()["buckets_bytes"] == []
+    assert any(f"{len(script.shapes)} all-reduce" in note for note in imported.notes)
+
+
+@given(scripts())
+def test_without_marks_steps_are_those_of_the_data_parallel_module_or_the_optimiser(tmp_path, script):
+    document, truths = profiler_files.profile(script)
+    for names in (("ProfilerStep",), ("ProfilerStep", "DistributedDataParallel")):
+        imported = import_profile([write(without(document, *names), tmp_path / "rank0.json")])
+        durations = [truth.iteration_ns for truth in truths[:-1]]
+        found = imported.to_json()["iteration_ns"][:-1]
+        assert len(found) == len(durations)
+        assert imported.to_json()["all_reduce_ns"] == [
+            pytest.approx([end - start for start, end in truth.all_reduces_ns], abs=3) for truth in truths
+        ]
+
+
 def test_kernels_beside_collectives_are_compared_with_equal_ones_alone(tmp_path):
     """Of two equal kernels of 100 us, the one beside a collective takes 150 us."""
     gpu = profiler_files.Gpu()
