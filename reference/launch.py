@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import math
 import multiprocessing
 import os
 import pickle
@@ -20,6 +21,7 @@ import tempfile
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from multiprocessing import resource_tracker
@@ -48,6 +50,9 @@ def no_progress(_step: str, _done: int, _total: int) -> None:
 
 DEFAULT_TIMEOUT_S = 600.0
 
+REMINDER_S = 20.0
+"""Time after the last return of a rank after which the launcher says that others are still running."""
+UNEVEN = "if they had fewer batches, the others wait for them in a collective: train inside `with model.join():`"
 STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.1
 """How long to wait for the first and for each further piece of a stack, because a stack has no end mark."""
 STACK_LINES = 8
@@ -209,19 +214,30 @@ class RankPool:
 
     def _collect(self, timeout_s: float, on_progress: Progress) -> list[Any]:
         deadline = time.monotonic() + timeout_s
+        remind_at = math.inf
         results: dict[int, Any] = {}
         while waiting := {
             connection: rank for rank, connection in enumerate(self._connections) if rank not in results
         }:
-            answered = wait(list(waiting), timeout=max(0.0, deadline - time.monotonic()))
+            answered = wait(list(waiting), timeout=max(0.0, min(deadline, remind_at) - time.monotonic()))
+            late = sorted(waiting.values())
+            if not answered and time.monotonic() < deadline:
+                remind_at = math.inf
+                warnings.warn(
+                    f"ranks {late} are still running {REMINDER_S:g} s after ranks {sorted(results)} have returned; "
+                    f"{UNEVEN}; otherwise this ends at the time-out of {timeout_s:g} s",
+                    stacklevel=3,
+                )
+                continue
             if not answered:
-                late = sorted(waiting.values())
+                hint = f" Ranks {sorted(results)} had returned: {UNEVEN}." if results else ""
                 stacks = "".join(
                     f"\n\nStack of rank {rank}, innermost call first:\n{self._stack(rank)}" for rank in late
                 )
                 raise RankError(
                     late[0],
-                    f"ranks {late} were still running at the time-out of {timeout_s:g} s; all were ended.{stacks}",
+                    f"ranks {late} were still running at the time-out of {timeout_s:g} s; all were ended."
+                    f"{hint}{stacks}",
                 )
             for rank in (waiting[connection] for connection in answered if isinstance(connection, Connection)):
                 kind, value = self._receive(rank)
@@ -229,6 +245,7 @@ class RankPool:
                     on_progress(*value)
                 else:
                     results[rank] = value
+                    remind_at = time.monotonic() + REMINDER_S if len(results) < self.world_size else math.inf
         return [results[rank] for rank in range(self.world_size)]
 
     def _stack(self, rank: int) -> str:

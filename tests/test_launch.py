@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference import launch
 from reference.errors import RankError
 from reference.launch import RankPool, cores_of, run_ranks
 
@@ -42,7 +43,8 @@ def mortal_ranks() -> Iterator[RankPool]:
         (
             bodies.hang_on,
             1,
-            r"(?s)ranks \[1\] were still running at the time-out.*Stack of rank 1.*bodies.py.* in hang_on",
+            r"(?s)ranks \[1\] were still running at the time-out.*Ranks \[0\] had returned.*Stack of rank 1.*"
+            r"bodies.py.* in hang_on",
         ),
     ],
 )
@@ -53,6 +55,16 @@ def test_a_rank_that_goes_wrong_ends_the_others_and_tells_why(mortal_ranks, body
     assert caught.value.rank == rank
     again = mortal_ranks.run(bodies.identify, "again")
     assert again == [(0, 2, 0, 2, "again"), (1, 2, 1, 2, "again")]
+
+
+def test_a_rank_that_waits_for_one_that_has_returned_is_named_before_the_time_out(mortal_ranks, monkeypatch):
+    mortal_ranks.run(bodies.identify)
+    monkeypatch.setattr(launch, "REMINDER_S", 0.2)
+    with (
+        pytest.warns(UserWarning, match=r"^ranks \[1\] are still running 0.2 s after ranks \[0\] .*model.join\(\)"),
+        pytest.raises(RankError),
+    ):
+        mortal_ranks.run(bodies.hang_on, 1, timeout_s=1)
 
 
 def test_every_rank_that_hangs_shows_where(mortal_ranks):
