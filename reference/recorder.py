@@ -131,7 +131,8 @@ class Recording:
         wrapper = TorchDDP._active_ddp_module
         if self._source == "module" and wrapper is not None and not self._warned:
             self._warned = True
-            if dist.get_world_size(wrapper.process_group) > 1:
+            is_inside = any(module is self._module for module in wrapper.modules())
+            if is_inside and dist.get_world_size(wrapper.process_group) > 1:
                 warnings.warn(
                     f"recording: {self._model} runs inside a DistributedDataParallel, so its times contain "
                     "communication, and the trace does not say so; record the wrapped module, or train it alone",
