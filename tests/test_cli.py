@@ -466,6 +466,11 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
         (["predict", "{trace}", "--fabric", "{trace}"], "expected a fabric file, got a trace"),
         (["predict", "{fabric}"], "schema_version: field required"),
         (["validate", "--caps", ""], "ddplab: --caps: expected sizes in MB"),
+        (["validate", "--calibrations", "11"], "--calibrations: expected at most --repeat, which is 10, got 11"),
+        (
+            ["validate", "--emulate", "{trace}", "--calibrations", "2"],
+            "--calibrations: expected 1 with --emulate, because the speed of an emulated device",
+        ),
         (["predict", "{trace}", "--fabric", "{fabric}", "--hooks", "gzip"], "--hooks: hook: expected one of none"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--policy", "sync=2"], "--policy: expected NAME=VALUE"),
         (

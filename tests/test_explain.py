@@ -271,6 +271,10 @@ def test_a_folder_without_a_report_or_samples_is_told_in_one_line(tmp_path):
         with pytest.raises(ValueError, match=r"report.json: expected .*run `ddplab validate` again"):
             explain_run(tmp_path)
     (tmp_path / "report.json").write_text(json.dumps({"rows": [row]}))
+    (tmp_path / "calibration-1").mkdir()
+    with pytest.raises(ValueError, match=r"several calibrations .*run `ddplab explain .*calibration-1`"):
+        explain_run(tmp_path)
+    (tmp_path / "calibration-1").rmdir()
     with pytest.raises(ValueError, match=r"samples.parquet: cannot be read: .*run `ddplab validate` again"):
         explain_run(tmp_path)
     (tmp_path / "samples.parquet").write_bytes(b"nothing")

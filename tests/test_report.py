@@ -23,6 +23,7 @@ from simulator.measure.report import (
     SpeedCheck,
     TargetPrediction,
     draw_validation,
+    join_rows,
     make_row,
     predict_targets,
     summarize,
@@ -248,3 +249,59 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     assert [row["iteration_ns"] for row in json.loads(seen[0])] == [row.predicted_ns for row in report.rows]
     assert report.predictions_sha256 == hashlib.sha256(seen[0]).hexdigest()
     assert pd.read_parquet(tmp_path / "samples.parquet")["ns"].tolist() == [measured_ns] * 4
+
+
+@given(st.lists(st.tuples(st.integers(50, 150), st.integers(50, 150), st.integers(1, 3)), min_size=1, max_size=4))
+def test_a_joined_row_compares_the_mean_prediction_with_all_turns(shares):
+    rows = [
+        replace(
+            row(1, measured, predicted),
+            turns=(Measurement((measured,), SpeedCheck(1, 1)),) * turns,
+            paired_turns_ns=(measured,) * turns,
+            paired_times_ns=(measured,) * turns,
+        )
+        for measured, predicted, turns in shares
+    ]
+    joined = join_rows(rows)
+    each_turn = [share for share in shares for _ in range(share[2])]
+    measured_ns, predicted_ns = (
+        round(np.median([turn[0] for turn in each_turn])),
+        np.mean([turn[1] for turn in each_turn]),
+    )
+    assert joined.paired_times_ns == tuple(turn[0] for turn in each_turn)
+    assert joined.paired_ns == joined.measured_ns == measured_ns
+    assert joined.predicted_ns == pytest.approx(predicted_ns, abs=0.51)
+    assert joined.error == joined.paired_error == joined.predicted_ns / measured_ns - 1
+    assert joined.coverage == pytest.approx(np.mean([abs(one - other) <= 5 for one, other, _ in each_turn]))
+    assert joined.no_overlap_error == pytest.approx(1.5 * np.mean([turn[0] for turn in each_turn]) / measured_ns - 1)
+
+
+def test_with_several_calibrations_each_share_of_the_turns_is_predicted_by_its_own(tmp_path):
+    """The second calibration finds a network that is twice as slow; the ranks measure 100 ns throughout."""
+
+    def run(_body, *arguments, **_):
+        ended = ((Moment("ended", None, 100),),)
+        return [[Turn(Measurement((100,), SpeedCheck(1, 1)), ended)] * len(arguments[1])]
+
+    pool = mock.create_autospec(RankPool, instance=True, world_size=2)
+    pool.run.side_effect = run
+    found = [(TRACE, FABRIC, None), (TRACE, FABRIC.scaled(2), None)]
+    with mock.patch.object(validate, "_calibrate", side_effect=found):
+        report = validate.validate(pool, "m", [Configuration(1.0)], out=tmp_path, repeat=5, calibrations=2)
+    shares = [json.loads((tmp_path / f"calibration-{number}" / "report.json").read_text()) for number in (1, 2)]
+    assert [len(share["rows"][0]["turns"]) for share in shares] == [3, 2]
+    first, second = (share["rows"][0]["predicted_ns"] for share in shares)
+    assert first < second
+    (joined,) = report.rows
+    assert len(joined.turns) == 5
+    assert joined.predicted_ns == round((3 * first + 2 * second) / 5)
+    for share in shares:
+        assert share["predictions_sha256"] != report.predictions_sha256
+    assert json.loads((tmp_path / "report.json").read_text())["predictions_sha256"] == report.predictions_sha256
+
+
+def test_more_calibrations_than_turns_are_refused_before_anything_runs(tmp_path):
+    pool = mock.create_autospec(RankPool, instance=True, world_size=2)
+    with pytest.raises(ValueError, match="at most one before each of 2 turns, got 3"):
+        validate.validate(pool, "m", [Configuration(1.0)], out=tmp_path, repeat=2, calibrations=3)
+    pool.run.assert_not_called()

@@ -125,6 +125,14 @@ def validate(
     orders: Orders = "ready",
     hooks: Hooks = "none",
     repeat: Repeat = None,
+    calibrations: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Calibrate N times, each time before an equal share of the turns; the prediction is the mean of N.",
+        ),
+    ] = 1,
     link_rate: LinkRate = None,
     uplinks: UplinksText = None,
     out: Annotated[
@@ -159,8 +167,16 @@ def validate(
                 raise ValueError(
                     f"{option}: expected --emulate with it, because a real model has its own speed and size"
                 )
+    elif calibrations > 1:
+        raise ValueError(
+            "--calibrations: expected 1 with --emulate, because the speed of an emulated device does not change; "
+            f"got {calibrations}"
+        )
     elif model is not None:
         raise ValueError(f"--model: expected either --model or --emulate, got both {model} and {emulate}")
+    turns = repeat or (TURNS if emulate is None else EMULATED_TURNS)
+    if calibrations > turns:
+        raise ValueError(f"--calibrations: expected at most --repeat, which is {turns}, got {calibrations}")
     configurations = [
         Configuration(cap, order, hook.name)
         for cap in read_caps(caps)
@@ -181,8 +197,15 @@ def validate(
     with progress() as on_progress:
         if trace is None:
             with pool(world_size) as ranks:
-                chosen, turns = model or "resnet50", repeat or TURNS
-                result = run(ranks, chosen, configurations, out=out, repeat=turns, on_progress=on_progress)
+                result = run(
+                    ranks,
+                    model or "resnet50",
+                    configurations,
+                    out=out,
+                    repeat=turns,
+                    calibrations=calibrations,
+                    on_progress=on_progress,
+                )
         else:
             fabrics = []
             for count in calibrated_at:
@@ -197,7 +220,7 @@ def validate(
                     configurations,
                     scale=scale,
                     out=out,
-                    repeat=repeat or EMULATED_TURNS,
+                    repeat=turns,
                     calibrated=extrapolated(fabrics, world_size) if fabrics else None,
                     on_progress=on_progress,
                 )

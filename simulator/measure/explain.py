@@ -29,7 +29,7 @@ from ..schedule.costs import EngineInput, Nanoseconds
 from ..schedule.schedule import Compute, ComputeKind, Launch, Wait
 from ..timeline import Timeline
 from ..workload.scale_model import ScaleModel
-from .report import PREDICTED_TRACE_FILE, Configuration, model_folder, predict_one
+from .report import PREDICTED_TRACE_FILE, Configuration, model_folder, predict_one, share_folder
 from .watch import SAMPLES_FILE, Iterations, Moment, MomentKind, from_samples
 
 STEPS: dict[str, tuple[ComputeKind, ...]] = {
@@ -520,6 +520,11 @@ def _read_report(folder: Path) -> tuple[list[dict[str, Any]], ScaleModel | None]
 
 def _read_samples(folder: Path) -> pd.DataFrame:
     path = folder / SAMPLES_FILE
+    if not path.exists() and (share := share_folder(folder, 1)).exists():
+        raise ValueError(
+            f"{path}: a run with several calibrations has its samples in a folder for each of them; "
+            f"run `ddplab explain {share}`"
+        )
     try:
         samples = pd.read_parquet(path)
     except OSError as error:

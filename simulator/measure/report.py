@@ -3,7 +3,7 @@
 import json
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import chain, combinations
@@ -231,7 +231,8 @@ class Report:
     """All rows and their summary.
 
     Attributes:
-        predictions_sha256: Hash of the predictions file, which was written before the first target run.
+        predictions_sha256: Hash of the predictions file, which was written before the first target run. With several
+            calibrations: the hash of their hashes, one a line.
         mape: Mean absolute error.
         paired_mape: Mean absolute paired error.
         worst_error: The error with the largest absolute value.
@@ -306,6 +307,11 @@ def model_folder(out: Path, model: str) -> Path:
     return out / model.replace(":", ".")
 
 
+def share_folder(out: Path, number: int) -> Path:
+    """Return the folder of the turns that one of several calibrations predicts; numbers start at 1."""
+    return out / f"calibration-{number}"
+
+
 def make_row(
     model: str, configuration: Configuration, predicted: TargetPrediction, turns: Sequence[Measurement]
 ) -> Row:
@@ -341,6 +347,51 @@ def make_row(
         no_overlap_error=prediction.no_overlap_ns / paired - 1,
         naive_overlap_error=predicted.naive_overlap_ns / paired - 1,
         pipelined_overlap_error=predicted.pipelined_overlap_ns / paired - 1,
+    )
+
+
+def join_rows(rows: Sequence[Row]) -> Row:
+    """Join the rows of a configuration that was predicted anew before each share of its turns.
+
+    Predictions, also those of baselines, count by the number of turns that they were made for. `coverage` compares
+    each iteration with the interval of its own share.
+    """
+
+    def mean(values: Iterable[float]) -> float:
+        return statistics.fmean(values, weights=[len(row.turns) for row in rows])
+
+    low, middle, high = _quartiles([ns for row in rows for turn in row.turns for ns in turn.times_ns])
+    paired_times = tuple(chain.from_iterable(row.paired_times_ns for row in rows))
+    paired_low, paired, paired_high = _quartiles(paired_times)
+    predicted = round(mean(row.predicted_ns for row in rows))
+    drifts = [row.drift for row in rows if row.drift is not None]
+    baseline_errors: dict[str, Any] = {
+        error: mean((1 + getattr(row, error)) * row.paired_ns for row in rows) / paired - 1
+        for error in (f"{name}_error" for name in BASELINES)
+    }
+    return replace(
+        rows[0],
+        **baseline_errors,
+        turns=tuple(chain.from_iterable(row.turns for row in rows)),
+        speed_check=SpeedCheck(
+            round(mean(row.speed_check.compute_ns for row in rows)),
+            round(mean(row.speed_check.all_reduce_ns for row in rows)),
+        ),
+        measured_ns=middle,
+        quartiles_ns=(low, high),
+        paired_ns=paired,
+        paired_quartiles_ns=(paired_low, paired_high),
+        paired_turns_ns=tuple(chain.from_iterable(row.paired_turns_ns for row in rows)),
+        paired_times_ns=paired_times,
+        predicted_ns=predicted,
+        interval_ns=(
+            round(mean(row.interval_ns[0] for row in rows)),
+            round(mean(row.interval_ns[1] for row in rows)),
+        ),
+        coverage=mean(row.coverage for row in rows),
+        drift=mean(drifts) if len(drifts) == len(rows) else None,
+        error=predicted / middle - 1,
+        paired_error=predicted / paired - 1,
     )
 
 

@@ -101,7 +101,7 @@ def time_contention(rank: int, _world_size: int, model: str, rounds: int) -> Slo
     contending = ContendingModel(model, dist.new_group())
     sizes = [size for size in SIZES_BYTES if size <= contending.gradient_bytes] or [contending.gradient_bytes]
     most = CONCURRENCY[dist.get_backend()]
-    cases = dict.fromkeys([*(Case(size, most) for size in sizes), Case(sizes[-1], 1)])
+    cases = dict.fromkeys(Case(size, in_flight) for size in sizes for in_flight in (most, 1))
     continuous = {case: ContinuousTimes(ContentionTimes([], []), ContentionTimes([], [])) for case in cases}
     far_apart = {
         size: contending.gradients_far_apart(size, ISOLATION_NS) for size in sizes if size <= LARGEST_ISOLATED_BYTES

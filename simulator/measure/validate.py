@@ -33,10 +33,12 @@ from .report import (
     Report,
     SpeedCheck,
     TargetPrediction,
+    join_rows,
     make_row,
     model_folder,
     policy_of,
     predict_targets,
+    share_folder,
     summarize,
 )
 from .timing import relative_spread
@@ -57,9 +59,14 @@ def validate(
     *,
     out: Path,
     repeat: int = 10,
+    calibrations: int = 1,
     on_progress: Progress = no_progress,
 ) -> Report:
     """Record, calibrate, write the predictions, and only then train and measure.
+
+    One calibration is one sample of a machine whose speed drifts: the errors of all configurations have its error in
+    common. With more calibrations, each is followed by an equal share of the turns, which it predicts. The report
+    compares the mean prediction of a configuration with all of its turns.
 
     Args:
         pool: The ranks to train on.
@@ -67,13 +74,39 @@ def validate(
         configurations: Configurations to predict and measure.
         out: Folder for `predictions.json`, `report.json`, `report.csv` and `samples.parquet`, and for a folder of the
             model with `trace.json.gz` and `fabric.json`.
-        repeat: Number of turns of each configuration.
+        repeat: Number of turns of each configuration, in total.
+        calibrations: Number of calibrations. With more than one, the folders `calibration-1`, `calibration-2`, ... of
+            `out` have the files of each, and `out` itself has `report.json` and `report.csv`.
         on_progress: Called with each step's name, the parts done and all parts.
 
     Raises:
         RankError: A rank failed.
-        ValueError: There is no such hook.
+        ValueError: There is no such hook, or there are more calibrations than turns.
     """
+    if calibrations > repeat:
+        raise ValueError(f"calibrations: expected at most one before each of {repeat} turns, got {calibrations}")
+    if calibrations == 1:
+        return _validate_once(pool, model, configurations, out, repeat, on_progress)
+    reports = []
+    for number in range(calibrations):
+        turns = repeat // calibrations + (number < repeat % calibrations)
+        folder = share_folder(out, number + 1)
+        reports.append(_validate_once(pool, model, configurations, folder, turns, on_progress))
+    hashes = "".join(f"{report.predictions_sha256}\n" for report in reports)
+    rows = [join_rows(of_configuration) for of_configuration in zip(*(one.rows for one in reports), strict=True)]
+    joined = summarize(rows, hashlib.sha256(hashes.encode()).hexdigest(), world_size=pool.world_size)
+    joined.save(out)
+    return joined
+
+
+def _validate_once(
+    pool: RankPool,
+    model: str,
+    configurations: Sequence[Configuration],
+    out: Path,
+    repeat: int,
+    on_progress: Progress,
+) -> Report:
     hooks = list(dict.fromkeys(configuration.hook for configuration in configurations))
     trace, fabric, speed_check = _calibrate(pool, model, configurations, hooks, on_progress)
     trace.save(model_folder(out, model) / "trace.json.gz")
