@@ -81,7 +81,7 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
     medians = _engine_input(costs, sampler, cycles.tolist())
     medians = medians.at(which.reshape(place.shape))
     below, above = np.zeros(median.shape), np.zeros(median.shape)
-    for cheaper, dearer in _extremes(medians, costs):
+    for cheaper, dearer in _extremes(medians, costs, sampler.speed_error):
         below = below + np.maximum(0, median - _latencies(cheaper, "auto") / iterations) ** 2
         above = above + np.maximum(0, _latencies(dearer, "auto") / iterations - median) ** 2
     return summarize(times_ns, medians, below=np.sqrt(below), above=np.sqrt(above), spread=costs.spread)
@@ -147,15 +147,22 @@ def _simulate_batch(costs: ScheduleCosts, sampler: IterationSampler, engine: Eng
     """Return duration, computation alone and duration without overlap; shape [3, axes of the costs, cycles]."""
     engine_input = _engine_input(costs, sampler, cycles)
     engine_input = replace(engine_input, cost_ns=engine_input.cost_ns[..., None, :])
-    bounds = bounds_ns(engine_input)
+    bounds = bounds_ns(engine_input, sampler.of_usual_speed)
     return np.stack(np.broadcast_arrays(_latencies(engine_input, engine), *bounds))
 
 
-def bounds_ns(engine_input: EngineInput) -> tuple[Nanoseconds, Nanoseconds]:
-    """Return the duration of computation alone, and that of an iteration without overlap."""
+def bounds_ns(
+    engine_input: EngineInput, of_usual_speed: NDArray[np.int64] | None = None
+) -> tuple[Nanoseconds, Nanoseconds]:
+    """Return the duration of computation alone, and that of an iteration without overlap.
+
+    Args:
+        engine_input: One iteration or many.
+        of_usual_speed: Indices of the ranks whose computation alone counts. None: all.
+    """
     duration_ns = engine_input.duration_ns
-    is_computation = [step.kind in COMPUTATION for step in engine_input.schedule.steps]
-    compute = duration_ns[..., is_computation].sum(axis=-1).max(axis=-1)
+    alone_ns = duration_ns[..., _is_computation(engine_input)].sum(axis=-1)
+    compute = (alone_ns if of_usual_speed is None else alone_ns[..., of_usual_speed]).max(axis=-1)
     no_overlap = duration_ns.sum(axis=-1).max(axis=-1) + engine_input.cost_ns.sum(axis=-1)
     return compute, no_overlap
 
@@ -179,7 +186,12 @@ def _takes_closed_form(engine_input: EngineInput, engine: Engine) -> bool:
     return engine == "closed_form" or (engine == "auto" and not engine_input.is_fluid)
 
 
-def _extremes(median: EngineInput, costs: ScheduleCosts) -> list[tuple[EngineInput, EngineInput]]:
+def _is_computation(engine_input: EngineInput) -> NDArray[np.bool_]:
+    """Return whether each computing step belongs to training without data parallelism."""
+    return np.array([step.kind in COMPUTATION for step in engine_input.schedule.steps])
+
+
+def _extremes(median: EngineInput, costs: ScheduleCosts, speed_error: float) -> list[tuple[EngineInput, EngineInput]]:
     """Return pairs of the median iteration with one kind of cost at the low and at the high end of its error band."""
 
     def with_costs(factor: Floats) -> EngineInput:
@@ -190,4 +202,12 @@ def _extremes(median: EngineInput, costs: ScheduleCosts) -> list[tuple[EngineInp
     least, most = costs.contention_bounds
     if least != most:
         extremes.append((replace(median, **least._asdict()), replace(median, **most._asdict())))
+    if speed_error:
+        computation = _is_computation(median)
+
+        def at_speed(factor: float) -> EngineInput:
+            factors = np.where(computation, factor, 1.0)
+            return replace(median, duration_ns=np.rint(median.duration_ns * factors).astype(np.int64))
+
+        extremes.append((at_speed(1 - speed_error), at_speed(1 + speed_error)))
     return extremes

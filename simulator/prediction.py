@@ -36,8 +36,8 @@ class Prediction:
 
     Attributes:
         iteration_ns: Median iteration time.
-        interval_ns: Interval that contains 90 % of the iterations, given the variation of the recorded iterations
-            and the measurement errors of the fabric.
+        interval_ns: Interval that contains 90 % of the iterations, given the variation of the recorded iterations,
+            the measurement errors of the fabric, and the spread of the devices' speeds.
         mean_ns: Mean iteration time. Multiplied by the number of iterations, it is the duration of an epoch.
         p95_ns: 95th percentile of the iteration time.
         p99_ns: 99th percentile of the iteration time.

@@ -272,6 +272,7 @@ def variations(*, kinds: Sequence[Kind] = ("recorded", "resampled", "correlated"
         kind=st.sampled_from(kinds),
         iterations=st.integers(1, 4),
         correlation=st.none() | st.floats(-1, 1),
+        device_spread=st.sampled_from([0.0, 0.0, 0.02]),
         seed=st.integers(0, 2**31 - 1),
     )
 

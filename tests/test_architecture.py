@@ -54,6 +54,7 @@ LAYERS = {  # each module imports only from those before it
         "workload.compute_times",
         "workload.roofline",
         "workload.synthesis",
+        "workload.gpu_costs",
         "workload.scale_model",
         "kineto.events",
         "kineto.steps",

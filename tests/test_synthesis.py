@@ -4,6 +4,7 @@ import json
 import re
 from itertools import pairwise
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
@@ -20,7 +21,7 @@ from simulator.cli.synthesize import judgement
 from simulator.measure.device_rates import measure_device
 from simulator.measure.operation_counter import count_operations, measure_operations
 from simulator.workload.roofline import DEVICES, Device, Gradient, Operation, Operations, find_device, merge, sgd_step
-from simulator.workload.synthesis import rescale, synthesize
+from simulator.workload.synthesis import _paced, rescale, synthesize
 
 from .strategies import traces
 
@@ -526,6 +527,43 @@ def test_a_step_reads_parameter_and_gradient_and_writes_the_parameter():
     assert of(sgd_step([parameter, parameter])) == (0, 120)
 
 
+@given(intervals=st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 9)), min_size=1, max_size=9))
+def test_no_interval_ends_before_its_kernels_were_launched_and_had_run(intervals):
+    times, kernels = (list(some) for some in zip(*intervals, strict=True))
+    assert _paced(times, kernels, 0) == pytest.approx(np.cumsum(times))
+    paced = np.array(_paced(times, kernels, 10_000))
+    launched = 10_000 * np.cumsum(kernels)
+    assert (paced >= np.cumsum(times) - 1e-6).all()
+    assert (paced >= np.where(kernels, launched, 0)).all()
+    assert paced[-1] <= np.sum(times) + launched[-1] + 1e-6
+    assert (np.diff(paced) >= np.array(times[1:]) - 1e-6).all()
+
+
+def test_many_small_kernels_take_the_hosts_time():
+    """1000 kernels of 1 us each, of which the host launches one every 5 us; one of them has 1 ms of work."""
+    small = (Operation(flops=0, bytes_moved=1000 * 1000, kernels=1000),)
+    large = (Operation(flops=0, bytes_moved=10**6),)
+    operations = Operations(
+        model="m", torch_version="", parameters=(Parameter(name="w", shape=(1,), dtype="float32", size_bytes=4),),
+        forward=small, gradients=(Gradient(parameter=0, operations=large),), step=(),
+    )  # fmt: skip
+    device = Device(name="d", flops_per_s=1e12, bytes_per_s=1e9)
+    (at_once,) = synthesize(operations, device).ranks[0].iterations
+    (paced,) = synthesize(operations, device.model_copy(update={"pace_ns": 5000})).ranks[0].iterations
+    assert (at_once.forward_end_ns, at_once.duration_ns) == (1_000_000, 2_000_001)
+    assert (paced.forward_end_ns, paced.duration_ns) == (5_001_000, 6_005_001)
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "says"),
+    [(None, "measure an iteration"), (5.0, "needs CUDA graphs"), (20.0, "the step takes 20 ms")],
+)
+def test_a_host_that_limits_the_iteration_is_named(step_ms, says):
+    sentence = judgement(1_000_000, 12_000_000, step_ms)
+    assert sentence.startswith("the host needs 12 ms to launch the kernels")
+    assert says in sentence
+
+
 @pytest.mark.parametrize(
     ("step_ms", "says"),
     [
@@ -536,6 +574,6 @@ def test_a_step_reads_parameter_and_gradient_and_writes_the_parameter():
     ],
 )
 def test_a_step_far_from_the_roofline_is_doubted(step_ms, says):
-    sentence = judgement(10_000_000, step_ms)
+    sentence = judgement(10_000_000, 10_000_000, step_ms)
     assert says in sentence
     assert ("check" in sentence) == (step_ms in (9.0, 90.0))

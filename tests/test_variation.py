@@ -4,13 +4,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import spearmanr
+from scipy.integrate import quad
+from scipy.stats import norm, spearmanr
 
 from reference.trace import Trace
 from simulator import Fabric, Straggler, Variation, predict
 from simulator.fabric import Linear, Processor
 from simulator.schedule.comm_hooks import named_hook
 from simulator.workload.compute_times import ComputeTimes, IterationSampler, recorded_model
+from simulator.workload.gpu_costs import DEVICE_SPREAD, LAUNCH_NS, assume_gpu, memory_of
 
 from .explore import examples
 from .strategies import iteration, trace_of, traces, variations
@@ -411,3 +413,94 @@ def test_mistakes_are_named_in_one_line(arguments, says):
 def test_a_record_refuses_what_makes_no_sense(kind, fields, field):
     with pytest.raises(ValueError, match=f"^{field}: input should be"):
         kind(**fields)
+
+
+# Devices of unequal speed
+
+
+@pytest.mark.parametrize("world_size", [2, 8, 64, 1024])
+def test_an_iteration_waits_for_the_slowest_of_all_devices(world_size):
+    """Without communication, the mean is that of the maximum of as many normal variables, which is never negative."""
+    trace = trace_of([[iteration(10**6, (2 * 10**6,), 3 * 10**6, 0)] * 400], [4])
+    prediction = predict(trace, FREE, world_size=world_size, variation=Variation(device_spread=0.01))
+    expected, _ = quad(lambda z: z * world_size * norm.pdf(z) * norm.cdf(z) ** (world_size - 1), 0, 10)
+    assert prediction.mean_ns == pytest.approx(3e6 * (1 + 0.01 * expected), rel=1e-4)
+    assert prediction.compute_ns == 3 * 10**6  # the other devices, which wait
+    assert prediction.iteration_ns < prediction.p95_ns < prediction.p99_ns
+
+
+def test_the_interval_allows_for_the_speed_of_the_recorded_device():
+    """One device: it is itself one of those that differ, and 90 % of them lie within 1.645 standard deviations."""
+    trace = trace_of([[iteration(10**6, (2 * 10**6,), 3 * 10**6, 0)]], [4])
+    assert predict(trace, FREE, world_size=1).interval_ns == (3 * 10**6, 3 * 10**6)
+    prediction = predict(trace, FREE, world_size=1, variation=Variation(device_spread=0.02))
+    assert prediction.iteration_ns == 3 * 10**6
+    low, high = prediction.interval_ns
+    assert (3 * 10**6 - low, high - 3 * 10**6) == pytest.approx((98_700, 98_700), abs=2)
+
+
+@examples(30)
+@given(traces(), st.integers(1, 5), st.integers(0, 3))
+def test_unequal_devices_change_the_last_rank_alone(trace, world_size, number):
+    by_rank = recorded_times(trace)
+    equal = IterationSampler(by_rank, world_size, Variation())
+    unequal = IterationSampler(by_rank, world_size, Variation(device_spread=0.05))
+    if world_size == 1:
+        assert same(unequal.draw_iteration(number), equal.draw_iteration(number))
+        return
+    usual, slowed = equal.draw_iteration(number), unequal.draw_iteration(number)
+    for row in unequal.of_usual_speed:
+        assert unequal.ranks[row] < world_size - 1
+        source = int(equal.ranks.tolist().index(equal.represented_by[unequal.ranks[row]]))
+        assert same(slowed[row], usual[source])
+    last = unequal.ranks.tolist().index(world_size - 1)
+    assert slowed.compute_ns[last] >= usual.compute_ns[equal.ranks.tolist().index(equal.represented_by[-1])] - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "gb_per_s"),
+    [
+        ("Tesla V100-SXM2-32GB", 900),
+        ("NVIDIA A100-PG509-200", 1555),
+        ("NVIDIA A100-SXM4-80GB", 2039),
+        ("NVIDIA A100 SXM 80GB, bf16 by its roofline", 2039),
+        ("NVIDIA H100 80GB HBM3", 3350),
+        ("NVIDIA GH200 480GB", 4000),
+        ("Tesla T4", 320),
+        ("AMD Instinct MI300X", 5300),
+        ("Intel(R) Xeon(R) Platinum 8481C", None),
+        ("Quadro T400", None),
+        ("unknown", None),
+    ],
+)
+def test_a_gpu_is_found_by_its_name(name, gb_per_s):
+    assert memory_of(name) == (None if gb_per_s is None else gb_per_s * 1e9)
+
+
+def gpu_trace(name: str) -> Trace:
+    """16 gradients of 1 MB, one every millisecond."""
+    trace = trace_of(
+        [[iteration(10**7, tuple(10**7 + n * 10**6 for n in range(1, 17)), 28 * 10**6, 10**6)]], [2**20] * 16
+    )
+    return trace.model_copy(update={"workload": trace.workload.model_copy(update={"device_name": name})})
+
+
+def test_on_a_gpu_copies_launches_and_slow_devices_are_not_free():
+    """On a network that costs nothing, 16 buckets used to be as fast as one; now each costs a launch."""
+    trace = gpu_trace("NVIDIA A100-PG509-200")
+    fabric, variation, sentences = assume_gpu(trace, FREE, Variation())
+    assert variation.device_spread == DEVICE_SPREAD
+    assert len(sentences) == 2
+    equal = Variation(device_spread=0)
+    many, one = (predict(trace, fabric, world_size=8, bucket_cap_mb=cap, variation=equal) for cap in (1, 100))
+    assert many.iteration_ns - one.iteration_ns == 15 * LAUNCH_NS
+    assert one.iteration_ns > one.compute_ns + LAUNCH_NS
+
+
+def test_what_the_user_gave_is_not_replaced_by_assumptions():
+    measured = FREE.with_processor(launch_ns=5)
+    chosen = Variation(device_spread=0)
+    for device in ("NVIDIA A100-PG509-200", "some processor"):
+        assert assume_gpu(gpu_trace(device), measured, chosen) == (measured, chosen, ())
+        assert assume_gpu(gpu_trace(device), FREE, chosen, keep_processor=True) == (FREE, chosen, ())
+    assert assume_gpu(gpu_trace("some processor"), FREE, Variation()) == (FREE, Variation(), ())

@@ -88,8 +88,8 @@ ProcessorFile = Annotated[
     typer.Option(
         "--processor",
         metavar="PATH",
-        help="Take the costs of copies, launches, hooks and slow-downs from this fabric file; topology files and "
-        "logs have none.",
+        help="Take the costs of copies, launches, hooks and slow-downs from this fabric file, or count them as free "
+        "with `none`. Topology files and logs have none; traces of GPUs then get the usual costs of the GPU.",
     ),
 ]
 VariationSettings = Annotated[
@@ -98,7 +98,7 @@ VariationSettings = Annotated[
         "--variation",
         metavar="NAME=VALUE",
         help="How iterations vary; may be repeated: kind=recorded|resampled|correlated|fitted, iterations=, seed=, "
-        "correlation=.",
+        "correlation=, device_spread=.",
     ),
 ]
 Stragglers = Annotated[
@@ -263,6 +263,8 @@ def check_outputs(*paths: Path | None) -> None:
 
 
 def _processor_of(path: Path) -> Processor:
+    if str(path) == "none":
+        return Processor()
     processor = Fabric.load(path).processor
     if processor == Processor():
         raise ValueError(

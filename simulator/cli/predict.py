@@ -26,6 +26,7 @@ from ..prediction import predict as predict_one
 from ..schedule.policy import Policy
 from ..sweep import AXES, COLUMNS, TABLE_WRITERS, save_table
 from ..sweep import sweep as sweep_all
+from ..workload.gpu_costs import assume_gpu
 from .options import (
     CAPS,
     FABRIC_FILE,
@@ -111,13 +112,17 @@ def predict(
     check_picture("--timeline", timeline)
     check_outputs(perfetto, timeline, json_path)
     base, policies = read_policies(policy, caps, orders, hooks)
-    recorded, costs = Trace.load(trace), read_fabric(fabric or [FABRIC], fabric_set, processor)
+    recorded = Trace.load(trace)
+    given = read_fabric(fabric or [FABRIC], fabric_set, processor)
+    costs, varied, assumed = assume_gpu(
+        recorded, given, read_variation(variation), keep_processor=processor is not None
+    )
     predict_policy = partial(
         predict_one,
         recorded,
         fabric=costs,
         world_size=world_size,
-        variation=read_variation(variation),
+        variation=varied,
         stragglers=read_stragglers(straggler),
         inputs=None if inputs is None else read_counts("--inputs", inputs, least=0),
     )
@@ -130,14 +135,14 @@ def predict(
     )
     if (share := host_bound(recorded)) > HOST_BOUND:
         print(f"the trace is host-bound: its GPU waited for its host {share:.0%} of the time; counted as computation")
-    for sentence in dict.fromkeys(sentence for one in predictions for sentence in one.counted_as_free):
+    for sentence in dict.fromkeys([*assumed, *(free for one in predictions for free in one.counted_as_free)]):
         print(sentence)
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
     _show_breakdown(fastest, base.sync_every)
     save_timelines(fastest, perfetto, timeline)
     rows = list(map(_row_json, policies, predictions))
     print(conclusion(policies, predictions))
-    result: dict[str, Any] = {"model": model, "world_size": world_size, "rows": rows}
+    result: dict[str, Any] = {"model": model, "world_size": world_size, "rows": rows, "assumed": list(assumed)}
     if world_size > 1:
         need = _network_need(
             recorded, costs, predict_policy, policies[predictions.index(fastest)], fastest, world_size
@@ -350,19 +355,30 @@ def sweep(
     check_outputs(out, heat_map, json_path)
     base = read_policy(policy)
     with progress("sweeping") as on_progress:
-        table = sweep_all(
-            {str(path): Trace.load(path) for path in traces},
-            {str(path): read_fabric([path], fabric_set, processor) for path in fabric},
-            world_sizes=read_counts("--world-sizes", world_sizes),
-            bucket_caps_mb=choose_caps(caps, base, SWEEP_CAPS),
-            orders=choose_orders(orders, base),
-            hooks=read_hooks(hooks),
-            policy=base,
-            variation=read_variation(variation),
-            stragglers=read_stragglers(straggler),
-            n_jobs=jobs,
-            on_progress=on_progress,
-        )
+        fabrics = {str(path): read_fabric([path], fabric_set, processor) for path in fabric}
+        chosen, tables, assumed = read_variation(variation), [], list[str]()
+        for path, recorded in {str(path): Trace.load(path) for path in traces}.items():
+            completed = {
+                name: assume_gpu(recorded, one, chosen, keep_processor=processor is not None)
+                for name, one in fabrics.items()
+            }
+            assumed += [sentence for one in completed.values() for sentence in one.sentences]
+            tables.append(
+                sweep_all(
+                    {path: recorded},
+                    {name: one.fabric for name, one in completed.items()},
+                    world_sizes=read_counts("--world-sizes", world_sizes),
+                    bucket_caps_mb=choose_caps(caps, base, SWEEP_CAPS),
+                    orders=choose_orders(orders, base),
+                    hooks=read_hooks(hooks),
+                    policy=base,
+                    variation=next(iter(completed.values())).variation,
+                    stragglers=read_stragglers(straggler),
+                    n_jobs=jobs,
+                    on_progress=on_progress,
+                )
+            )
+        table = pd.concat(tables, ignore_index=True)
     table = table.assign(**overruled(base))
     save_table(table, out)
     if heat_map is not None:
@@ -371,7 +387,7 @@ def sweep(
         figure.set_size_inches(8, 4.5 * len(maps))
         save_picture(figure, heat_map)
     _show_fastest(table)
-    for sentence in sweep_verdicts(table):
+    for sentence in (*dict.fromkeys(assumed), *sweep_verdicts(table)):
         print(sentence)
     print(f"{len(table)} configurations written to {out}")
     write_json(json_path, {"rows": _rows_json(table)})

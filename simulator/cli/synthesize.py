@@ -42,19 +42,34 @@ def synthesize(
     operations = _count(model)
     sheet = find_device(device)
     by_roofline = synthesize_trace(operations, sheet)
-    roofline_ns = by_roofline.ranks[0].iterations[0].duration_ns
+    at_peak = synthesize_trace(operations, sheet.model_copy(update={"pace_ns": 0}))
     trace = by_roofline if step_ms is None else synthesize_trace(operations, sheet, step_ns=round(step_ms * 1e6))
     _save(trace, out, f"{model} on {device}", json_path)
-    print(judgement(roofline_ns, step_ms))
+    print(judgement(_duration_ns(at_peak), _duration_ns(by_roofline), step_ms))
 
 
-def judgement(roofline_ns: int, step_ms: float | None) -> str:
-    """Say how far the step time is from the roofline, which no device reaches.
+def _duration_ns(trace: Trace) -> int:
+    return trace.ranks[0].iterations[0].duration_ns
+
+
+def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None) -> str:
+    """Say how far the step time is from the roofline, which no device reaches, or from the pace of the host.
 
     Args:
         roofline_ns: Time of an iteration by the data sheet's peak rates, in nanoseconds.
+        paced_ns: The same if each kernel waits for the host to launch it.
         step_ms: Measured time of an iteration, in milliseconds. None: not given.
     """
+    if paced_ns > HOST_BOUND * roofline_ns:
+        host = (
+            f"the host needs {paced_ns / 1e6:.3g} ms to launch the kernels of an iteration one by one, and the "
+            f"device {roofline_ns / 1e6:.3g} ms to run them at the peak rates of its data sheet"
+        )
+        if step_ms is None:
+            return f"{host}; measure an iteration and give its time with --step-ms"
+        if step_ms * 1e6 < paced_ns:
+            return f"{host}; a step of {step_ms:.4g} ms needs CUDA graphs, torch.compile or a faster host"
+        return f"{host}; the step takes {step_ms:.4g} ms"
     roofline_ms, usual = roofline_ns / 1e6, f"{USUAL[0]:.1f} to {USUAL[1]:.0f} times"
     if step_ms is None:
         return (
@@ -70,6 +85,8 @@ def judgement(roofline_ns: int, step_ms: float | None) -> str:
 
 USUAL = (1.2, 6.0)
 """Usual times of iterations, as multiples of the roofline time."""
+HOST_BOUND = 1.2
+"""Ratio of the host's time to the roofline time above which the host limits an iteration."""
 
 
 def rescale(

@@ -16,6 +16,8 @@ from scipy.special import ndtr, ndtri
 from reference.files import Settings
 from reference.trace import Buffer, Iteration, Parameter, Trace
 
+from ..fabric.uncertainty import NORMAL_HALF_BAND
+
 Nanoseconds = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
@@ -202,6 +204,13 @@ class Variation(Settings):
         description="for `correlated`, correlation of successive gaps, from -1 to 1 (1: the whole iteration is fast "
         "or slow, None: as in the trace); chosen by the user",
     )
+    device_spread: float = Field(
+        default=0.0,
+        ge=0,
+        le=0.2,
+        description="standard deviation of the speeds of equal devices, a fraction: the last rank is as slow as the "
+        "slowest of all ranks, and the recorded device is one of them; from measurements of many devices",
+    )
     seed: int = Field(default=0, ge=0, description="seed of all random numbers, no unit; chosen by the user")
 
 
@@ -229,6 +238,10 @@ class IterationSampler:
 
     Of ranks whose compute times are always equal, only one is sampled.
 
+    With `device_spread`, an iteration waits for the slowest of `world_size` normally distributed devices. All others
+    are faster, so only the last rank is slowed, by a factor that follows the distribution of that maximum over the
+    iterations.
+
     Args:
         recorded: Recorded iterations by rank, as `RecordedModel.compute_times`.
         world_size: Number of ranks; recorded ranks are repeated in turn.
@@ -242,6 +255,9 @@ class IterationSampler:
         represented_by: For every rank, the sampled rank with equal compute times; shape [world size].
         count: Number of cycles; equal to the number of iterations if `sync_every` is 1.
         sync_every: As given.
+        speed_error: Half-width of the band that holds 90 % of the devices' speeds around that of the recorded device,
+            as a fraction.
+        of_usual_speed: Indices into `ranks` of those that `device_spread` does not slow.
         parameters: Number of parameters.
 
     Raises:
@@ -277,18 +293,26 @@ class IterationSampler:
         self._variation, self._stragglers = variation, stragglers
         self._inputs = None if inputs is None else np.array(inputs)
         at_random = any(straggler.rank is None for straggler in stragglers)
+        self.speed_error = NORMAL_HALF_BAND * variation.device_spread
+        self._slowest = world_size - 1 if variation.device_spread and world_size > 1 else None
         if variation.kind == "recorded" and not at_random:
-            self.ranks, self.represented_by = _distinct_ranks(world_size, len(recorded), stragglers, inputs)
+            slow = {straggler.rank for straggler in stragglers if straggler.rank is not None}
+            unlike = slow if self._slowest is None else slow | {self._slowest}
+            self.ranks, self.represented_by = _distinct_ranks(world_size, len(recorded), sorted(unlike), inputs)
         else:
             self.ranks = self.represented_by = np.arange(world_size)
         recorded = recorded[:world_size]
         counts = np.array([len(times.forward_ns) for times in recorded])
         self.count = int(counts.min()) if variation.kind == "recorded" else variation.iterations
+        if variation.kind == "recorded" and self._slowest is not None:
+            self.count *= -(-LEAST_SLOWEST // self.count)
         if inputs is not None:
             self.count = max(inputs)
         self.sync_every = sync_every
         self.count = max(1, self.count // sync_every)
         source = self.ranks % len(recorded)
+        self.of_usual_speed = np.flatnonzero(self.ranks != self._slowest) if self._slowest else np.arange(len(source))
+        self._world_size = world_size
         self._pool = ComputeTimes.concatenated(recorded)
         self.parameters = self._pool.ready_ns.shape[-1]
         self._counts, self._first = counts[source], (np.cumsum(counts) - counts)[source]
@@ -341,6 +365,9 @@ class IterationSampler:
             case "fitted":
                 factors = np.exp(rng.standard_normal(len(self.ranks)) * self._spread)
                 times = self._pool[self._first + self._typical].scaled(factors)
+        if self._slowest is not None:
+            factor = 1 + self._variation.device_spread * slowest_of(self._world_size, number)
+            times = times.scaled(np.where(self.ranks == self._slowest, factor, 1.0))
         for straggler in self._stragglers:
             slow = int(rng.integers(len(self.ranks))) if straggler.rank is None else straggler.rank
             times = times.scaled(np.where(self.ranks == slow, straggler.factor, 1.0))
@@ -351,16 +378,30 @@ class IterationSampler:
         return [GapSampler(times, self._variation.correlation) for times in self._recorded]
 
 
+LEAST_SLOWEST = 21
+"""Least number of iterations, each with another speed of the slowest device."""
+GOLDEN = (5**0.5 - 1) / 2
+"""Multiples of it, without their whole part, fill the range from 0 to 1 evenly, however many there are."""
+
+
+def slowest_of(count: int, number: int) -> float:
+    """Return the largest of `count` standard normal variables at the `number`-th of evenly spread quantiles.
+
+    Never negative: the slowest device is not faster than the recorded one.
+    """
+    level = (0.5 + number * GOLDEN) % 1
+    return max(0.0, float(ndtri(level ** (1 / count))))
+
+
 def _distinct_ranks(
-    world_size: int, recorded: int, stragglers: Sequence[Straggler], inputs: Sequence[int] | None
+    world_size: int, recorded: int, slow: Sequence[int], inputs: Sequence[int] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the first of each set of ranks with equal times and inputs, and for every rank the first of its set."""
     turns = -(-world_size // recorded)
     kind = np.tile(np.arange(recorded), turns)[:world_size]
-    if not stragglers and inputs is None:
+    if not slow and inputs is None:
         return kind[:recorded], kind
-    slow = np.array([straggler.rank for straggler in stragglers], np.int64)
-    kind[slow] = recorded + slow  # unlike any other rank
+    kind[slow] = recorded + np.array(slow, np.int64)  # unlike any other rank
     if inputs is not None:
         kind = kind * (max(inputs) + 1) + np.array(inputs)
     _, first, place = np.unique(kind, return_index=True, return_inverse=True)

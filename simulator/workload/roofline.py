@@ -147,6 +147,12 @@ class Device(Schema):
         description="fixed cost of every kernel, nanoseconds; from timing a chain of tiny kernels (data sheets do "
         "not have it)",
     )
+    pace_ns: int = Field(
+        default=0,
+        ge=0,
+        description="time in which the host launches one kernel, nanoseconds; hidden while the device is behind its "
+        "host, unlike `launch_ns`; from a profile",
+    )
     efficiency: float = Field(
         default=1.0,
         gt=0,
@@ -186,9 +192,21 @@ def find_device(name: str) -> Device:
     raise ValueError(f"device: expected {', '.join(DEVICES)} or a data sheet's .json file, got {name!r}")
 
 
+EAGER_PACE_NS = 30_000
+"""Pace of eager torch: medians of 29 to 33 us from one launch to the next in profiles of a ResNet-50 on one V100, of
+one on two V100s and of a recommendation model on A100s (HolisticTraceAnalysis, test data). The profiler slows the
+host, so this is an upper value; CUDA graphs and `torch.compile` launch faster."""
+
+
 def _sheet(name: str, bytes_per_s: float, flops_per_s: dict[str, float], source: str) -> dict[str, Device]:
     return {
-        precision: Device(name=f"{name}, {precision}", flops_per_s=rate, bytes_per_s=bytes_per_s, source=source)
+        precision: Device(
+            name=f"{name}, {precision}",
+            flops_per_s=rate,
+            bytes_per_s=bytes_per_s,
+            pace_ns=EAGER_PACE_NS,
+            source=source,
+        )
         for precision, rate in flops_per_s.items()
     }
 

@@ -13,18 +13,23 @@ from reference.trace import Iteration, RankTrace, Trace, Workload
 
 from .roofline import Device, Operation, Operations
 
+BY_ROOFLINE = " by its roofline"
+"""Follows the device's name in traces whose times come from its data sheet alone."""
+
 
 def synthesize(operations: Operations, device: Device, *, step_ns: int | None = None) -> Trace:
     """Make a trace of one iteration of one rank, without communication, from the roofline times on `device`.
+
+    No kernel starts before the host has launched it: with many small kernels, the host's pace determines the times.
 
     Each gradient gets an additional nanosecond, so that gradients of one operation keep their order in the trace.
 
     Args:
         operations: Operations of the model.
         device: Data sheet of the device.
-        step_ns: Measured duration of the iteration. If it is longer than the roofline time, forward and backward pass
-            are lengthened; otherwise all intervals are shortened. None: the roofline time, which real kernels seldom
-            reach.
+        step_ns: Measured duration of the iteration, which includes all waiting for the host. If it is longer than the
+            roofline time, forward and backward pass are lengthened; otherwise all intervals are shortened. None: the
+            roofline time, which real kernels seldom reach.
 
     Raises:
         ValueError: No operation takes any time, or `step_ns` is less than one nanosecond per gradient.
@@ -35,10 +40,14 @@ def synthesize(operations: Operations, device: Device, *, step_ns: int | None = 
     times = [device.time_ns(interval) for interval in intervals]
     if not any(times):
         raise ValueError(f"operations: expected operations that take time on {device.name}, got none")
-    duration_ns = round(sum(times)) + count if step_ns is None else step_ns
+    if step_ns is None:
+        kernels = [sum(operation.kernels for operation in interval) for interval in intervals]
+        elapsed = _paced(times, kernels, device.pace_ns)
+        duration_ns = round(elapsed[-1]) + count
+    else:
+        elapsed, duration_ns = list(accumulate(_lengthened(times, step_ns - count))), step_ns
     if duration_ns < count:
         raise ValueError(f"step_ns: expected at least {count}, one nanosecond per gradient, got {step_ns}")
-    elapsed = list(accumulate(_lengthened(times, duration_ns - count)))
     moments = [round((duration_ns - count) * (ns / elapsed[-1])) for ns in elapsed]
     ready = [moment + number for number, moment in enumerate(moments[2:-2], start=1)]
     by_index = dict(zip(operations.ready_order, ready, strict=True))
@@ -55,9 +64,24 @@ def synthesize(operations: Operations, device: Device, *, step_ns: int | None = 
     )
     scaled = "" if step_ns is None else f", scaled to a measured step of {step_ns / 1e6:.3f} ms"
     return Trace(
-        workload=_workload(operations, f"{device.name} by its roofline{scaled}"),
+        workload=_workload(operations, f"{device.name}{BY_ROOFLINE}{scaled}"),
         ranks=(RankTrace(rank=0, iterations=(iteration,)),),
     )
+
+
+def _paced(times_ns: Sequence[float], kernels: Sequence[int], pace_ns: int) -> list[float]:
+    """Return when each interval ends, if the host launches one kernel every `pace_ns` from the start on.
+
+    An interval ends after the previous one and its own kernels, but not before its last kernel was launched and has
+    run. Kernels of one interval count as equally long.
+    """
+    launched, ended = 0.0, 0.0
+    ends = []
+    for ns, count in zip(times_ns, kernels, strict=True):
+        launched += count * pace_ns
+        ended = max(ended + ns, launched + ns / count) if count else ended + ns
+        ends.append(ended)
+    return ends
 
 
 def _lengthened(times_ns: Sequence[float], duration_ns: int) -> list[float]:
