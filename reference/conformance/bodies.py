@@ -1,0 +1,312 @@
+"""Bodies of checks that run on every rank; importable functions, because a rank's process must find them.
+
+A body that compares returns what is wrong, and an empty text if nothing is.
+"""
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .local_training import describe_difference
+from .programs import Net, Program, Seen, look, loss_of
+from .subject import Subject
+
+METHODS = ("no_sync", "register_comm_hook", "join")
+
+
+def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
+    """Return which of `METHODS` a wrapped module has."""
+    wrapped = subject.wrap(nn.Linear(2, 1))
+    return [name for name in METHODS if callable(getattr(wrapped, name, None))]
+
+
+def after_construction(
+    rank: int, _world_size: int, subject: Subject, program: Program
+) -> tuple[Seen, dict[str, Tensor]]:
+    """Return what a rank has after construction, and its parameters before."""
+    net = Net(program, rank)
+    own = {name: one.detach().clone() for name, one in net.named_parameters()}
+    return look(net, subject.wrap(net)), own
+
+
+# Real models: equal up to the rounding of the average
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+class _Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(1, 3, 2), nn.GroupNorm(1, 3), nn.ReLU(), nn.Conv2d(3, 2, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x.reshape(-1, 1, 3, 2).repeat(1, 1, 1, 2))  # type: ignore[no-any-return]
+
+
+class _Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(2, 4, batch_first=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(x.reshape(-1, 3, 2))[0])  # type: ignore[no-any-return]
+
+
+class _Words(nn.Module):
+    """An embedding whose weights also compute the output, as in language models."""
+
+    def __init__(self, *, sparse: bool = False) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4, sparse=sparse)
+        self.inner = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 7, bias=False)
+        if not sparse:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.inner(self.embedding(x.abs().mul(3).long() % 7)).tanh())  # type: ignore[no-any-return]
+
+
+REAL_MODELS: dict[str, Callable[[], nn.Module]] = {
+    "multi-layer perceptron": _mlp,
+    "convolutions": _Convolutions,
+    "recurrent network": _Recurrent,
+    "language model with tied weights": _Words,
+}
+"""Models with real-valued weights that take inputs of shape [rows, 6]."""
+MODELS = {**REAL_MODELS, "sparse embedding": lambda: _Words(sparse=True)}
+STEPS = 3
+
+
+def _batch(step: int, rank: int) -> Tensor:
+    return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def _build(model: str, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return MODELS[model]()
+
+
+def compare_real(rank: int, world_size: int, subject: Subject, model: str, options: dict[str, Any]) -> str:
+    """Train a real model; compare each average with those of the ranks' own gradients at the same parameters.
+
+    Only the average rounds: each of its additions and divisions by at most one unit of the sum of absolute values.
+    """
+    module = _build(model, seed=rank)
+    wrapped = subject.wrap(module, bucket_cap_mb=1e-4, **options)
+    dense = not any(getattr(part, "sparse", False) for part in module.modules())
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9 if dense else 0)
+    twin = _build(model, seed=0)
+    for step in range(STEPS):
+        twin.load_state_dict(module.state_dict())
+        local = [_gradients(twin, _batch(step, one)) for one in range(world_size)]
+        optimizer.zero_grad()
+        wrapped(_batch(step, rank)).square().mean().backward()
+        subject.finish(wrapped, optimizer)
+        for name, parameter in module.named_parameters():
+            parts = torch.stack([of_rank[name].double() for of_rank in local])
+            if problem := _outside(parameter.grad, parts, parameter.dtype):
+                return f"iteration {step}, rank {rank}: gradient of {name!r}: {problem}"
+        before = [parameter.detach().clone() for parameter in module.parameters()]
+        optimizer.step()
+        if all(map(torch.equal, before, module.parameters())):
+            return f"iteration {step}, rank {rank}: the optimiser changed nothing"
+        digest = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+        others = [torch.empty_like(digest) for _ in range(world_size)]
+        dist.all_gather(others, digest)
+        if not all(torch.equal(one, digest) for one in others):
+            return f"iteration {step}: parameters differ between the ranks"
+    return ""
+
+
+def _gradients(module: nn.Module, batch: Tensor) -> dict[str, Tensor]:
+    module.zero_grad()
+    module(batch).square().mean().backward()
+    return {name: one.grad.to_dense() for name, one in module.named_parameters() if one.grad is not None}
+
+
+def _outside(got: Tensor | None, parts: Tensor, dtype: torch.dtype) -> str:
+    """Say how a gradient differs from the average of these parts by more than the average may round."""
+    if got is None:
+        return "got None, expected a tensor"
+    got = got.to_dense().double()
+    expected = parts.mean(dim=0)
+    bound = (len(parts) + 2) * torch.finfo(dtype).eps * parts.abs().sum(dim=0)
+    if bool(((got - expected).abs() <= bound).all()):
+        return ""
+    ratio = (got.flatten() @ expected.flatten() / expected.square().sum()).item()
+    if bool(((got - ratio * expected).abs() <= 10 * bound).all()):
+        return f"{ratio:.4g} of the expected"
+    return describe_difference(got, expected)
+
+
+# Hooks, Join, special values
+
+
+def compare_hooks(rank: int, world_size: int, subject: Subject) -> str:
+    """Train with comm hooks that average, and that halve what was averaged."""
+    for factor in (1.0, 0.5):
+        module = _build("multi-layer perceptron", seed=0)
+        wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4)
+        seen: list[tuple[int, int, bool]] = []
+
+        def hook(state, bucket, factor=factor):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - torch's class
+            # accepts no other annotation than its own bucket's
+            buffer = bucket.buffer()
+            state.append((bucket.index(), buffer.numel(), bucket.is_last()))
+            future = dist.all_reduce(buffer.div_(world_size), async_op=True).get_future()
+            return future.then(lambda done: done.value()[0].mul_(factor))
+
+        wrapped.register_comm_hook(seen, hook)
+        elements = sum(parameter.numel() for parameter in module.parameters())
+        for step in range(STEPS):
+            seen.clear()
+            module.zero_grad()
+            wrapped(_batch(step, rank)).square().mean().backward()
+            subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
+            local = [_gradients(_build("multi-layer perceptron", 0), _batch(step, one)) for one in range(world_size)]
+            for name, parameter in module.named_parameters():
+                parts = factor * torch.stack([of_rank[name].double() for of_rank in local])
+                if problem := _outside(parameter.grad, parts, parameter.dtype):
+                    return f"iteration {step}, rank {rank}, hook that multiplies by {factor}: {name!r}: {problem}"
+            if sum(size for _, size, _ in seen) != elements:
+                return f"iteration {step}: hooks got {sum(size for _, size, _ in seen)} of {elements} elements"
+            if [is_last for _, _, is_last in seen].count(True) != 1:
+                return f"iteration {step}: expected one last bucket, got {seen}"
+    return ""
+
+
+def compare_join(rank: int, world_size: int, subject: Subject) -> str:
+    """Train with one batch more on each rank than on the one before."""
+    module = _build("multi-layer perceptron", seed=rank)
+    wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    twin = _build("multi-layer perceptron", seed=0)
+    with wrapped.join():
+        for step in range(1 + rank):
+            twin.load_state_dict(module.state_dict())
+            zeros = {name: torch.zeros_like(one) for name, one in twin.named_parameters()}
+            local = [_gradients(twin, _batch(step, one)) if step <= one else zeros for one in range(world_size)]
+            optimizer.zero_grad()
+            wrapped(_batch(step, rank)).square().mean().backward()
+            for name, parameter in module.named_parameters():
+                parts = torch.stack([of_rank[name].double() for of_rank in local])
+                if problem := _outside(parameter.grad, parts, parameter.dtype):
+                    return f"iteration {step}, rank {rank}: gradient of {name!r}: {problem}"
+            optimizer.step()
+    digest = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+    others = [torch.empty_like(digest) for _ in range(world_size)]
+    dist.all_gather(others, digest)
+    differing = [number for number, one in enumerate(others) if not torch.equal(one, others[-1])]
+    return f"after the last input, ranks {differing} have other parameters than the last rank" if differing else ""
+
+
+def compare_special_values(rank: int, world_size: int, subject: Subject) -> str:
+    """Average gradients of which one is NaN and others are infinite, on one rank each."""
+    module = nn.ParameterList(nn.Parameter(torch.ones(4)) for _ in range(3))
+    factors = [torch.ones(4) for _ in range(world_size)]
+    factors[0] = torch.tensor([float("nan"), float("inf"), 1.0, float("inf")])
+    factors[-1] = torch.tensor([1.0, 1.0, 1.0, float("-inf")])
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = module
+
+        def forward(self, factor: Tensor) -> Tensor:
+            return torch.stack([(self.weights[0] * factor).sum(), *(one.sum() for one in list(self.weights)[1:])]).sum()
+
+    wrapped = subject.wrap(Scaled(), bucket_cap_mb=1e-6)
+    wrapped(factors[rank]).backward()
+    subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
+    wanted = [torch.stack(factors).mean(dim=0), torch.ones(4), torch.ones(4)]
+    for index, (parameter, want) in enumerate(zip(module, wanted, strict=True)):
+        if not _close(parameter.grad, want):
+            return f"rank {rank}: gradient {index}: {describe_difference(parameter.grad, want)}"
+    return ""
+
+
+def _close(got: Tensor | None, want: Tensor) -> bool:
+    """Whether a gradient is another one up to rounding, with NaN and infinities at the same places."""
+    return got is not None and torch.allclose(got, want, rtol=1e-6, atol=0, equal_nan=True)
+
+
+# Faults
+
+FAULTS = ("forward", "between buckets", "after backward")
+"""Where a rank dies."""
+
+
+def train_until(rank: int, world_size: int, subject: Subject, where: str, kind: str) -> None:
+    """Train; in the second iteration the last rank is killed, or raises an error in its backward pass."""
+    module = nn.Sequential(*(nn.Linear(6, 6) for _ in range(6)))
+    wrapped = subject.wrap(module, bucket_cap_mb=1e-4)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for step in range(4):
+        is_time = step == 1 and rank == world_size - 1
+        if is_time and where == "forward":
+            fail(kind)
+        output = wrapped(_batch(step, rank))
+        hooked = module[3].weight.register_hook(lambda _: fail(kind)) if is_time and where == "between buckets" else None
+        output.square().mean().backward()
+        subject.finish(wrapped, optimizer)
+        if hooked is not None:
+            hooked.remove()
+        if is_time and where == "after backward":
+            fail(kind)
+        optimizer.step()
+
+
+def fail(kind: str) -> None:
+    """Kill this process, or raise an error."""
+    if kind == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ArithmeticError("this rank fails on purpose")
+
+
+
+
+def run_script(
+    rank: int, world_size: int, subject: Subject, program: Program
+) -> tuple[list[Seen], str]:
+    """Run a program on a rank; returns what it saw, and the kind of the error that ended it."""
+    from .programs import optimizer_of, run_step
+
+    net = Net(program, rank)
+    seen: list[Seen] = []
+    try:
+        wrapped = subject.wrap(net, **program.options)
+        optimizer = optimizer_of(program, net)
+        for number in range(len(program.steps)):
+            run_step(subject, wrapped, optimizer, program, number, rank, world_size)
+            seen.append(look(net, wrapped))
+    except (RuntimeError, ValueError, TypeError) as error:
+        return seen, type(error).__name__
+    return seen, ""
+
+
+def layout_of(
+    rank: int, world_size: int, subject: Subject, sizes: tuple[int, ...], cap_mb: float, steps: int
+) -> tuple[tuple[int, ...], ...] | None:
+    """Return the buckets after some iterations of a model whose gradients become ready in reverse order."""
+    from .programs import Step, Weight
+    from .subject import buckets_of
+
+    every = tuple(range(len(sizes)))
+    step = Step("train", (every,) * world_size, (1,) * world_size)
+    program = Program(tuple(Weight((size,)) for size in sizes), (step,) * steps, {"bucket_cap_mb": cap_mb})
+    net = Net(program)
+    wrapped = subject.wrap(net, bucket_cap_mb=cap_mb)
+    for number in range(steps):
+        loss_of(wrapped, program, number, rank, world_size).backward()  # type: ignore[no-untyped-call]
+        subject.finish(wrapped, torch.optim.SGD(net.parameters(), lr=0.1))
+    return buckets_of(wrapped)
+
+

@@ -1,0 +1,66 @@
+"""Kit: runs all checks on a class, one after the other, on ranks that are started once."""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from ..launch import RankPool
+from .checks import CHECKS, Bench, Check, Effort, Result, run_check
+from .report import Expectation, Report
+from .subject import Subject
+
+WORLD_SIZE = 3
+"""Two ranks add in one order only, and powers of two hide wrong divisors."""
+
+
+def all_checks() -> dict[str, Check]:
+    """Return the checks on real ranks, and those that other packages add under `ddplab.conformance`."""
+    found = dict(CHECKS)
+    for entry in entry_points(group="ddplab.conformance"):
+        found.update(entry.load())
+    return found
+
+
+def conform(
+    name: str,
+    effort: Effort,
+    *,
+    world_size: int = WORLD_SIZE,
+    backend: str = "gloo",
+    against: str | None = None,
+    expected: Mapping[str, Expectation] | None = None,
+    on_result: Callable[[Result], None] = lambda _result: None,
+) -> Report:
+    """Run all checks on a class.
+
+    Args:
+        name: `module:class`; see `subject`.
+        effort: How much is tried.
+        world_size: Number of ranks.
+        backend: Backend of the process group.
+        against: A class whose results must be equal. None: none.
+        expected: By check, what is expected; checks to be skipped do not run.
+        on_result: Called after each check.
+
+    Raises:
+        ValueError: There is no such class.
+        RankError: The class cannot be constructed.
+    """
+    subject, other = Subject(name), None if against is None else Subject(against)
+    for one in (subject, other):
+        if one is not None:
+            assert one.make
+    expected = expected or {}
+    results = []
+    with tempfile.TemporaryDirectory() as folder, RankPool(world_size, backend=backend) as pool:
+        bench = Bench(subject, pool, effort, against=other, scratch=Path(folder))
+        bench.start()
+        for check_name, check in all_checks().items():
+            if expected.get(check_name) != "skip":
+                result = run_check(check_name, check, bench)
+                results.append(result)
+                on_result(result)
+    return Report(name, tuple(results), expected)
+
+

@@ -1,0 +1,120 @@
+"""Bucket layouts: the two rules by which reducers fill buckets, and comparison of two classes on random programs."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from . import bodies
+from .local_training import FindingError, WeakProgramError, describe_difference, run_locally, same
+from .programs import Program, Seen
+from .subject import NotSupportedError, Subject
+
+if TYPE_CHECKING:
+    from .checks import Bench
+
+Layout = tuple[tuple[int, ...], ...]
+BYTES = 4
+MIB = 2**20
+SIZES = ((3, 5, 2, 9, 1, 4), (8, 8, 8, 8, 8), (1, 40, 1, 1, 40, 1, 1), (7,))
+"""Elements of each parameter of the models whose layouts are checked."""
+CAPS = (16, 33, 64, 1 << 20)
+"""Bucket caps in bytes."""
+
+
+def closed_when_reached(order: Sequence[int], sizes: Sequence[int], cap: int) -> Layout:
+    """Return the buckets of torch's rule: a bucket is closed when its bytes reach the cap."""
+    buckets: list[tuple[int, ...]] = []
+    open_bucket: list[int] = []
+    for index in order:
+        open_bucket.append(index)
+        if BYTES * sum(sizes[one] for one in open_bucket) >= cap:
+            buckets.append(tuple(open_bucket))
+            open_bucket = []
+    return (*buckets, tuple(open_bucket)) if open_bucket else tuple(buckets)
+
+
+def at_most(order: Sequence[int], sizes: Sequence[int], cap: int) -> Layout:
+    """Return the buckets of the other rule: a bucket never exceeds the cap, unless a single parameter does."""
+    buckets: list[tuple[int, ...]] = []
+    open_bucket: list[int] = []
+    for index in order:
+        if open_bucket and BYTES * (sum(sizes[one] for one in open_bucket) + sizes[index]) > cap:
+            buckets.append(tuple(open_bucket))
+            open_bucket = []
+        open_bucket.append(index)
+    return (*buckets, tuple(open_bucket)) if open_bucket else tuple(buckets)
+
+
+def check(bench: "Bench") -> None:
+    """Check the layouts of several models and caps, which all have to follow one rule, on every rank alike.
+
+    Raises:
+        NotSupportedError: The class does not report its buckets, or takes no cap.
+        FindingError: A layout follows neither rule, or not that of the others; or ranks differ.
+    """
+    bench.needs("bucket_cap_mb")
+    rules = {"closed when the cap is reached": closed_when_reached, "at most the cap": at_most}
+    possible = set(rules)
+    for sizes in SIZES:
+        for cap in CAPS:
+            by_rank = bench.run(bodies.layout_of, bench.subject, sizes, (cap + 0.5) / MIB, 3)
+            got = by_rank[0]
+            if got is None:
+                raise NotSupportedError("it does not report its buckets")
+            words = f"parameters of {[BYTES * size for size in sizes]} bytes, cap {cap} bytes"
+            if any(one != got for one in by_rank):
+                raise FindingError(f"{words}: ranks have different buckets: {by_rank}")
+            order = range(len(sizes) - 1, -1, -1)
+            possible &= {name for name, rule in rules.items() if rule(order, sizes, cap) == got}
+            if not possible:
+                wanted = {name: rule(order, sizes, cap) for name, rule in rules.items()}
+                raise FindingError(f"{words}: got buckets {got}, expected those of one rule throughout: {wanted}")
+
+
+def check_against(bench: "Bench", other: Subject) -> None:
+    """Check that two classes see the same on random programs, errors and missing gradients included.
+
+    Raises:
+        FaultyProgramError: They differ on a program.
+    """
+    from hypothesis import HealthCheck, Phase, assume, given, settings
+
+    from .checks import FaultyProgramError
+    from .strategies import programs
+
+    def run(program: Program) -> None:
+        try:
+            run_locally(program, bench.pool.world_size)
+        except WeakProgramError:
+            assume(condition=False)
+        mine = bench.run(bodies.run_script, bench.subject, program)
+        theirs = bench.run(bodies.run_script, other, program)
+        for rank, (got, expected) in enumerate(zip(mine, theirs, strict=True)):
+            if problem := difference(got, expected):
+                raise FaultyProgramError(f"rank {rank}, unlike {other.name}: {problem}", program)
+
+    wanted = settings(
+        max_examples=2 * bench.effort.examples,
+        derandomize=bench.effort.derandomized,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        report_multiple_bugs=False,
+        suppress_health_check=list(HealthCheck),
+    )
+    wanted(given(programs(bench.pool.world_size))(run))()
+
+
+def difference(got: tuple[list[Seen], str], expected: tuple[list[Seen], str]) -> str:
+    """Say how two runs of a program on a rank differ; empty if they do not."""
+    (mine, error), (theirs, other_error) = got, expected
+    if error != other_error:
+        return f"ended with {error or 'no error'}, the other with {other_error or 'no error'}"
+    for number, (one, two) in enumerate(zip(mine, theirs, strict=True)):
+        for kind in ("gradients", "parameters", "buffers"):
+            for name, want in getattr(two, kind).items():
+                have = getattr(one, kind)[name]
+                if not same(have, want):
+                    return f"iteration {number}: {kind} {name!r}: {describe_difference(have, want)}"
+        if one.buckets and two.buckets and one.buckets != two.buckets:
+            return f"iteration {number}: buckets {one.buckets}, the other's {two.buckets}"
+    return ""

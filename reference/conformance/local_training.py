@@ -1,0 +1,214 @@
+"""Local training: what a program does on a single process with the batches of all ranks, and comparison with it.
+
+Each rank's loss is computed on the same weights, one rank after the other, and the gradients are averaged as data
+parallelism must: what a rank accumulated under `no_sync` counts in the next average, a weight that one rank did not
+use counts as zero there, and a gradient that no rank used stays as it was.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..launch import RankPool
+from .programs import Net, Program, Seen, loss_of, optimizer_of, run_on_rank, zero_gradients
+from .subject import Subject
+
+
+class FindingError(Exception):
+    """The subject is wrong; the message says where and by how much."""
+
+
+class WeakProgramError(Exception):
+    """A program that could not show a fault, because all of its gradients are zero."""
+
+
+@dataclass
+class _Rank:
+    """What one rank would have: gradients that may differ between the ranks, and its buffer."""
+
+    gradients: dict[str, Tensor | None]
+    samples: int = 0
+
+
+def run_locally(program: Program, world_size: int) -> list[list[Seen]]:
+    """Run a program on this process alone; returns what each rank must see after each step, by step and rank.
+
+    Raises:
+        WeakProgramError: All gradients are zero.
+    """
+    net = Net(program)
+    optimizer = optimizer_of(program, net)
+    names = [name for name, _ in net.named_parameters()]
+    ranks = [_Rank(dict.fromkeys(names)) for _ in range(world_size)]
+    expected = []
+    is_broadcast = False  # as torch: the pass before was one with averaging
+    largest = 0.0
+    for number, step in enumerate(program.steps):
+        if step.kind == "change_lr":
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+        elif step.kind in ("train", "accumulate"):
+            used = []
+            for rank, state in enumerate(ranks):
+                local = _local_gradients(net, program, number, rank, world_size)
+                used.append({name for name, gradient in local.items() if gradient is not None})
+                state.gradients = {name: _zeroed(one, step.zero) for name, one in state.gradients.items()}
+                state.gradients = {name: _sum(state.gradients[name], local[name]) for name in names}
+            if step.kind == "train":
+                _average(ranks, set().union(*used))
+                largest = max([largest, *(_size(one) for one in ranks[0].gradients.values())])
+                if step.optimize:
+                    for name, parameter in net.named_parameters():
+                        parameter.grad = ranks[0].gradients[name]
+                    optimizer.step()
+                    zero_gradients(net, "none")
+        elif step.kind == "forward":
+            for state in ranks:
+                state.gradients = {name: _zeroed(one, step.zero) for name, one in state.gradients.items()}
+        if step.kind != "change_lr":
+            if is_broadcast:
+                for state in ranks:
+                    state.samples = ranks[0].samples
+            if step.kind != "evaluate":
+                for rank, state in enumerate(ranks):
+                    state.samples += step.rows[rank]
+            is_broadcast = step.kind in ("train", "forward")
+        expected.append([_expected(net, program, state) for state in ranks])
+    if not largest:
+        raise WeakProgramError
+    return expected
+
+
+def check_program(subject: Subject, program: Program, pool: RankPool) -> None:
+    """Run a program on ranks and compare every rank with local training, exactly.
+
+    Raises:
+        FindingError: They differ.
+        WeakProgramError: The program could not show a fault.
+        RankError: A rank failed or hung.
+    """
+    expected = run_locally(program, pool.world_size)
+    seen: list[list[Seen]] = pool.run(run_on_rank, subject, program)
+    for number in range(len(program.steps)):
+        for rank in range(pool.world_size):
+            compare(seen[rank][number], expected[number][rank], iteration=number, rank=rank)
+
+
+def compare(got: Seen, expected: Seen, *, iteration: int, rank: int) -> None:
+    """Compare what a rank saw with what it must see, exactly.
+
+    Raises:
+        FindingError: They differ; the message names iteration, parameter, bucket and ratio.
+    """
+    where = f"iteration {iteration}, rank {rank}"
+    names = list(expected.parameters)
+    for kind, mine, theirs in (
+        ("gradient", got.gradients, expected.gradients),
+        ("parameter", got.parameters, expected.parameters),
+        ("buffer", got.buffers, expected.buffers),
+    ):
+        for name, want in theirs.items():
+            have = mine.get(name)
+            if same(have, want):
+                continue
+            bucket = _bucket_of(names.index(name), got.buckets) if kind == "gradient" else ""
+            raise FindingError(f"{where}: {kind} of {name!r}{bucket}: {describe_difference(have, want)}")
+
+
+def same(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether two tensors are equal bit for bit, NaN included; also two that are missing."""
+    if a is None or b is None:
+        return a is b
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) and (
+        torch.equal(a.isnan(), b.isnan())
+    )
+
+
+def describe_difference(got: Tensor | None, expected: Tensor | None) -> str:
+    """Say how two tensors differ; by a ratio, if that is all."""
+    if got is None:
+        return "got None, expected a tensor"
+    if expected is None:
+        return "got a tensor, expected None"
+    if got.shape != expected.shape or got.dtype != expected.dtype:
+        return f"got {got.dtype} {tuple(got.shape)}, expected {expected.dtype} {tuple(expected.shape)}"
+    wrong = (got != expected) & ~(got.isnan() & expected.isnan())
+    ratios = (got[wrong].double() / expected[wrong].double()).unique()
+    if len(ratios) == 1 and bool(ratios.isfinite()):
+        share = "" if bool(wrong.all()) else f" at {int(wrong.sum())} of {wrong.numel()} elements"
+        return f"{float(ratios[0]):.6g} of the expected{share}"
+    first = tuple(wrong.nonzero()[0].tolist())
+    at = f" at {list(first)}" if first else ""
+    return (
+        f"{int(wrong.sum())} of {wrong.numel()} elements differ; got {got[first].item():.9g}{at}, "
+        f"expected {expected[first].item():.9g}"
+    )
+
+
+def check_ranks_equal(seen: Sequence[Seen], *, iteration: int) -> None:
+    """Check that all ranks have equal parameters.
+
+    Raises:
+        FindingError: They differ.
+    """
+    for rank, other in enumerate(seen):
+        for name, value in seen[0].parameters.items():
+            if not same(other.parameters[name], value):
+                raise FindingError(
+                    f"iteration {iteration}: parameter {name!r} on rank {rank} is not that of rank 0: "
+                    f"{describe_difference(other.parameters[name], value)}"
+                )
+
+
+def _local_gradients(
+    net: Net, program: Program, number: int, rank: int, world_size: int
+) -> dict[str, Tensor | None]:
+    counted, net.counts = net.counts, False
+    loss = loss_of(net, program, number, rank, world_size)
+    net.counts = counted
+    trainable = {name: one for name, one in net.named_parameters() if one.requires_grad}
+    found = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
+    by_name = dict(zip(trainable, found, strict=True))
+    return {name: by_name.get(name) for name, _ in net.named_parameters()}
+
+
+def _average(ranks: Sequence[_Rank], used: set[str]) -> None:
+    for name in used:
+        total = sum(one for rank in ranks if (one := rank.gradients[name]) is not None)
+        assert isinstance(total, Tensor)  # at least one rank used it
+        for rank in ranks:
+            rank.gradients[name] = total / len(ranks)
+
+
+def _zeroed(gradient: Tensor | None, zero: str) -> Tensor | None:
+    if zero == "keep" or gradient is None:
+        return gradient
+    return None if zero == "none" else torch.zeros_like(gradient)
+
+
+def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+def _size(tensor: Tensor | None) -> float:
+    return float(tensor.abs().sum()) if tensor is not None else 0.0
+
+
+def _expected(net: Net, program: Program, state: _Rank) -> Seen:
+    return Seen(
+        {name: None if one is None else one.clone() for name, one in state.gradients.items()},
+        {name: one.detach().clone() for name, one in net.named_parameters()},
+        {"samples": torch.tensor(state.samples)} if program.buffer else {},
+        None,
+    )
+
+
+def _bucket_of(index: int, buckets: Sequence[Sequence[int]] | None) -> str:
+    for number, bucket in enumerate(buckets or ()):
+        if index in bucket:
+            return f" (bucket {number} of {len(buckets or ())})"
+    return ""

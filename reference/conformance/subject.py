@@ -1,0 +1,157 @@
+"""Subject: the data-parallel class under test, by its name, and how a training script uses it.
+
+A subject is named `module:name`. The name is that of a class or a function that wraps a module:
+
+- with the constructor of torch's `DistributedDataParallel`, or a part of its arguments;
+- `make_ddp(module, bucket_cap_mb)`; beside it, a function `finish(wrapped)` is called after each backward pass;
+- as in the assignment of Stanford's CS336: a class with the method `finish_gradient_synchronization`, or the function
+  `get_ddp_bucketed` (or `get_ddp_individual_parameters`) of its adapters, whose `..._on_after_backward` is called.
+
+Options that the class does not take are not supported, which is no failure.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+CAP_NAMES = ("bucket_cap_mb", "bucket_size_mb")
+"""Names of the argument with the bucket cap in MB."""
+AFTER_BACKWARD = {
+    "get_ddp_bucketed": "ddp_bucketed_on_after_backward",
+    "get_ddp_individual_parameters": "ddp_individual_parameters_on_after_backward",
+}
+"""Functions of CS336's adapters that wrap a module, with those to be called after a backward pass."""
+
+
+class NotSupportedError(Exception):
+    """The subject does not offer an option or a method; nothing failed."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A data-parallel class under test.
+
+    Attributes:
+        name: `module:name`; importable on every rank.
+
+    Raises:
+        ValueError: The name is malformed, or nothing callable has this name; on the first use.
+    """
+
+    name: str
+
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return type(self), (self.name,)  # each rank imports the class by itself
+
+    @cached_property
+    def make(self) -> Callable[..., nn.Module]:
+        """The class or function that wraps a module."""
+        found = getattr(self._module, self._attribute, None)
+        if not callable(found):
+            raise ValueError(
+                f"{self.name}: expected a class or a function named {self._attribute} in {self._module.__name__}, "
+                f"got {'nothing' if found is None else type(found).__name__}"
+            )
+        return found  # type: ignore[no-any-return]
+
+    @cached_property
+    def options(self) -> frozenset[str]:
+        """Names of the arguments that it takes, bucket caps as `bucket_cap_mb`."""
+        names = set(self._arguments)
+        return frozenset(names | {"bucket_cap_mb"} if self._cap_name else names)
+
+    def wrap(self, module: nn.Module, **options: Any) -> nn.Module:
+        """Wrap a module.
+
+        Args:
+            module: The module to train.
+            options: Arguments of torch's constructor. A bucket cap is left out if the subject has no buckets.
+
+        Raises:
+            NotSupportedError: The subject does not take one of the options.
+        """
+        cap_mb = options.pop("bucket_cap_mb", None)
+        for option in options:
+            if option not in self.options:
+                raise NotSupportedError(f"it does not take {option}")
+        if self._cap_name is not None and cap_mb is not None:
+            options[self._cap_name] = cap_mb
+        elif self._cap_name in self._required:
+            options[str(self._cap_name)] = 25.0
+        return self.make(module, **options)
+
+    def finish(self, wrapped: nn.Module, optimizer: Optimizer) -> None:
+        """Call what must follow a backward pass, if anything must."""
+        if (after := getattr(self._module, AFTER_BACKWARD.get(self._attribute, ""), None)) is not None:
+            after(wrapped, optimizer)
+        elif (method := getattr(wrapped, "finish_gradient_synchronization", None)) is not None:
+            method()
+        elif not isinstance(self.make, type) and (function := getattr(self._module, "finish", None)) is not None:
+            function(wrapped)
+
+    def no_sync(self, wrapped: nn.Module) -> AbstractContextManager[Any]:
+        """Return a context in which gradients are accumulated without being averaged.
+
+        Raises:
+            NotSupportedError: The subject has no `no_sync`.
+        """
+        if not hasattr(wrapped, "no_sync"):
+            raise NotSupportedError("it has no no_sync()")
+        return wrapped.no_sync()  # type: ignore[no-any-return, operator]
+
+    @cached_property
+    def _attribute(self) -> str:
+        return self.name.partition(":")[2] or "make_ddp"
+
+    @cached_property
+    def _module(self) -> ModuleType:
+        path, colon, attribute = self.name.partition(":")
+        if not path or (colon and not attribute.isidentifier()):
+            raise ValueError(
+                f"--ddp: expected MODULE:CLASS, such as torch.nn.parallel:DistributedDataParallel, got {self.name!r}"
+            )
+        try:
+            return importlib.import_module(path)
+        except ImportError as error:
+            raise ValueError(
+                f"{self.name}: expected the name of an importable module before the colon: {error}"
+            ) from None
+
+    @cached_property
+    def _parameters(self) -> dict[str, inspect.Parameter]:
+        return dict(list(inspect.signature(self.make).parameters.items())[1:])
+
+    @cached_property
+    def _arguments(self) -> frozenset[str]:
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        return frozenset(name for name, parameter in self._parameters.items() if parameter.kind in kinds)
+
+    @cached_property
+    def _required(self) -> frozenset[str]:
+        empty = inspect.Parameter.empty
+        return frozenset(name for name in self._arguments if self._parameters[name].default is empty)
+
+    @cached_property
+    def _cap_name(self) -> str | None:
+        return next((name for name in CAP_NAMES if name in self._arguments), None)
+
+
+def buckets_of(wrapped: Any) -> tuple[tuple[int, ...], ...] | None:
+    """Return the buckets in force as parameter indices in launch order; None if the class does not report them."""
+    reducer = getattr(wrapped, "reducer", None)
+    if (assignment := getattr(getattr(reducer, "buckets", None), "assignment", None)) is not None:
+        return tuple(map(tuple, assignment))
+    if not hasattr(wrapped, "_get_ddp_logging_data"):
+        return None
+    data = wrapped._get_ddp_logging_data()
+    listed = data.get("rebuilt_per_bucket_param_indices") or data.get("initial_per_bucket_param_indices") or ""
+    buckets = tuple(tuple(map(int, bucket.split())) for bucket in listed.split(",") if bucket.strip())
+    return buckets or None
