@@ -6,6 +6,7 @@ A body that compares returns what is wrong, and an empty text if nothing is.
 import os
 import signal
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -81,7 +82,7 @@ REAL_MODELS: dict[str, Callable[[], nn.Module]] = {
     "language model with tied weights": _Words,
 }
 """Models with real-valued weights that take inputs of shape [rows, 6]."""
-MODELS = {**REAL_MODELS, "sparse embedding": lambda: _Words(sparse=True)}
+MODELS: dict[str, Callable[[], nn.Module]] = {**REAL_MODELS, "sparse embedding": partial(_Words, sparse=True)}
 STEPS = 3
 
 
@@ -221,7 +222,9 @@ def compare_special_values(rank: int, world_size: int, subject: Subject) -> str:
             self.weights = module
 
         def forward(self, factor: Tensor) -> Tensor:
-            return torch.stack([(self.weights[0] * factor).sum(), *(one.sum() for one in list(self.weights)[1:])]).sum()
+            return torch.stack(
+                [(self.weights[0] * factor).sum(), *(one.sum() for one in list(self.weights)[1:])]
+            ).sum()
 
     wrapped = subject.wrap(Scaled(), bucket_cap_mb=1e-6)
     wrapped(factors[rank]).backward()
@@ -246,7 +249,8 @@ FAULTS = ("forward", "between buckets", "after backward")
 
 def train_until(rank: int, world_size: int, subject: Subject, where: str, kind: str) -> None:
     """Train; in the second iteration the last rank is killed, or raises an error in its backward pass."""
-    module = nn.Sequential(*(nn.Linear(6, 6) for _ in range(6)))
+    layers = [nn.Linear(6, 6) for _ in range(6)]
+    module = nn.Sequential(*layers)
     wrapped = subject.wrap(module, bucket_cap_mb=1e-4)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
     for step in range(4):
@@ -254,7 +258,9 @@ def train_until(rank: int, world_size: int, subject: Subject, where: str, kind: 
         if is_time and where == "forward":
             fail(kind)
         output = wrapped(_batch(step, rank))
-        hooked = module[3].weight.register_hook(lambda _: fail(kind)) if is_time and where == "between buckets" else None
+        hooked = (
+            layers[3].weight.register_hook(lambda _: fail(kind)) if is_time and where == "between buckets" else None
+        )
         output.square().mean().backward()
         subject.finish(wrapped, optimizer)
         if hooked is not None:
@@ -271,11 +277,7 @@ def fail(kind: str) -> None:
     raise ArithmeticError("this rank fails on purpose")
 
 
-
-
-def run_script(
-    rank: int, world_size: int, subject: Subject, program: Program
-) -> tuple[list[Seen], str]:
+def run_script(rank: int, world_size: int, subject: Subject, program: Program) -> tuple[list[Seen], str]:
     """Run a program on a rank; returns what it saw, and the kind of the error that ended it."""
     from .programs import optimizer_of, run_step
 
@@ -305,8 +307,6 @@ def layout_of(
     net = Net(program)
     wrapped = subject.wrap(net, bucket_cap_mb=cap_mb)
     for number in range(steps):
-        loss_of(wrapped, program, number, rank, world_size).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss_of(wrapped, program, number, rank, world_size))
         subject.finish(wrapped, torch.optim.SGD(net.parameters(), lr=0.1))
     return buckets_of(wrapped)
-
-

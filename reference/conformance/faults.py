@@ -3,6 +3,7 @@
 The ranks are processes without a launcher that watches over them, as on a cluster: what ends them is the class.
 """
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,11 @@ PATIENCE_S = 10.0
 """How long the others may live on."""
 START_S = 60.0
 WORDS = {"killed": "was killed", "raises": "raised an error"}
-PLACES = {"forward": "before its forward pass", "between buckets": "during its backward pass", "after backward": "after its backward pass"}
+PLACES = {
+    "forward": "before its forward pass",
+    "between buckets": "during its backward pass",
+    "after backward": "after its backward pass",
+}
 
 
 def check(bench: "Bench", kind: str, places: tuple[str, ...]) -> None:
@@ -49,8 +54,11 @@ def outcome_of(subject: Subject, kind: str, place: str) -> int | None:
     """
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", __name__, subject.name, kind, place, str(Path(folder) / "store")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         ranks = [
-            subprocess.Popen([*command, str(rank)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            subprocess.Popen(
+                [*command, str(rank)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+            )
             for rank in range(WORLD_SIZE)
         ]
         try:

@@ -50,7 +50,7 @@ def conform(
     subject, other = Subject(name), None if against is None else Subject(against)
     for one in (subject, other):
         if one is not None:
-            assert one.make
+            one.check()
     expected = expected or {}
     results = []
     with tempfile.TemporaryDirectory() as folder, RankPool(world_size, backend=backend) as pool:
@@ -62,5 +62,3 @@ def conform(
                 results.append(result)
                 on_result(result)
     return Report(name, tuple(results), expected)
-
-

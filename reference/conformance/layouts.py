@@ -76,7 +76,7 @@ def check_against(bench: "Bench", other: Subject) -> None:
     Raises:
         FaultyProgramError: They differ on a program.
     """
-    from hypothesis import HealthCheck, Phase, assume, given, settings
+    from hypothesis import assume, given
 
     from .checks import FaultyProgramError
     from .strategies import programs
@@ -92,16 +92,8 @@ def check_against(bench: "Bench", other: Subject) -> None:
             if problem := difference(got, expected):
                 raise FaultyProgramError(f"rank {rank}, unlike {other.name}: {problem}", program)
 
-    wanted = settings(
-        max_examples=2 * bench.effort.examples,
-        derandomize=bench.effort.derandomized,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    wanted(given(programs(bench.pool.world_size))(run))()
+    settings = bench.settings(max_examples=2 * bench.effort.examples)
+    settings(given(programs(bench.pool.world_size))(run))()
 
 
 def difference(got: tuple[list[Seen], str], expected: tuple[list[Seen], str]) -> str:

@@ -121,8 +121,11 @@ def same(a: Tensor | None, b: Tensor | None) -> bool:
     """Whether two tensors are equal bit for bit, NaN included; also two that are missing."""
     if a is None or b is None:
         return a is b
-    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b)) and (
-        torch.equal(a.isnan(), b.isnan())
+    return (
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
+        and (torch.equal(a.isnan(), b.isnan()))
     )
 
 
@@ -162,9 +165,7 @@ def check_ranks_equal(seen: Sequence[Seen], *, iteration: int) -> None:
                 )
 
 
-def _local_gradients(
-    net: Net, program: Program, number: int, rank: int, world_size: int
-) -> dict[str, Tensor | None]:
+def _local_gradients(net: Net, program: Program, number: int, rank: int, world_size: int) -> dict[str, Tensor | None]:
     counted, net.counts = net.counts, False
     loss = loss_of(net, program, number, rank, world_size)
     net.counts = counted

@@ -124,8 +124,8 @@ class Net(nn.Module):
     def forward(self, x: Tensor, used: Sequence[int]) -> Tensor:
         """Return one value for each row of `x`; shape [rows]."""
         if self.counts and self.training:
-            self.samples += len(x)
-        h = torch.zeros(len(x), dtype=torch.float64)
+            self.get_buffer("samples").add_(len(x))
+        h: Tensor = torch.zeros(len(x), dtype=torch.float64)
         for index in used:
             constant: Tensor = getattr(self, f"constant{index}")
             h = torch.abs(h + x[:, index] * (self.weight(index) * constant).sum().double())
@@ -137,7 +137,8 @@ def loss_of(module: nn.Module, program: Program, number: int, rank: int, world_s
     step = program.steps[number]
     generator = torch.Generator().manual_seed(1_000_003 * program.seed + 1_009 * number + rank)
     x = torch.randint(1, 4, (step.rows[rank], len(program.weights)), generator=generator, dtype=torch.float64)
-    return world_size**MOST_PASSES * module(x, step.used[rank]).sum()
+    output: Tensor = module(x, step.used[rank])
+    return output.sum().mul(world_size**MOST_PASSES)
 
 
 def optimizer_of(program: Program, module: nn.Module) -> torch.optim.Optimizer:
@@ -212,7 +213,7 @@ def run_step(
         loss_of(wrapped, program, number, rank, world_size)
         return
     with nullcontext() if step.kind == "train" else subject.no_sync(wrapped):
-        loss_of(wrapped, program, number, rank, world_size).backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward(loss_of(wrapped, program, number, rank, world_size))
     if step.kind == "train":
         subject.finish(wrapped, optimizer)
         if step.optimize:

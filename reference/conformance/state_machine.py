@@ -35,7 +35,6 @@ def check(bench: "Bench") -> None:
     Raises:
         FaultyProgramError: The class is wrong; the message names the step, the program has all of them.
     """
-    from hypothesis import HealthCheck, Phase, settings
     from hypothesis import strategies as st
     from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
@@ -80,9 +79,7 @@ def check(bench: "Bench") -> None:
 
         def _go_on(self, kind: Kind, used: Any, rows: Any, zero: Zero, *, optimize: bool) -> None:
             step = Step(kind, used, rows, zero, optimize)
-            self.program = Program(
-                WEIGHTS, (*self.program.steps, step), self.program.options, seed=self.program.seed
-            )
+            self.program = Program(WEIGHTS, (*self.program.steps, step), self.program.options, seed=self.program.seed)
             try:
                 seen = bench.run(continue_with, bench.subject, self.program)
                 expected = run_locally(self.program, world_size)[-1]
@@ -93,14 +90,5 @@ def check(bench: "Bench") -> None:
             except (FindingError, RankError) as error:
                 raise FaultyProgramError(str(error), self.program) from None
 
-    wanted = settings(
-        max_examples=max(3, bench.effort.examples // 3),
-        stateful_step_count=12,
-        derandomize=bench.effort.derandomized,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck),
-    )
-    run_state_machine_as_test(Training, settings=wanted)  # type: ignore[no-untyped-call]
+    wanted = bench.settings(max_examples=max(3, bench.effort.examples // 3), stateful_step_count=12)
+    run_state_machine_as_test(Training, settings=wanted)

@@ -51,6 +51,14 @@ class Subject:
     def __reduce__(self) -> tuple[type, tuple[str]]:
         return type(self), (self.name,)  # each rank imports the class by itself
 
+    def check(self) -> None:
+        """Check that the class can be imported.
+
+        Raises:
+            ValueError: It cannot.
+        """
+        _ = self.make
+
     @cached_property
     def make(self) -> Callable[..., nn.Module]:
         """The class or function that wraps a module."""

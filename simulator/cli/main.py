@@ -12,6 +12,7 @@ import typer
 
 from reference.errors import Error
 
+from .conform import conform
 from .emulate import emulate
 from .explain import explain
 from .import_traces import import_app
@@ -58,6 +59,7 @@ SUMMARIES: Mapping[str, str] = {
     "knobs": "List every setting with its unit and source.",
     "validate": "Predict, then train, and compare.",
     "explain": "Show why predictions and measurements of a run differ.",
+    "conform": "Check that a data-parallel class is local training.",
     "demo": "Check predictions in three ways, in about 3 minutes.",
 }
 """One line per subcommand, for the list in the help."""
@@ -104,6 +106,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ddplab validate --model my_models:small --hooks none,bf16 --link-rate 1gbit",
     ),
     "explain": ("ddplab explain out/mlp",),
+    "conform": (
+        "ddplab conform torch",
+        "ddplab conform my_package.ddp:MyDDP --against torch --junit conform.xml",
+        "ddplab conform ddplab --baseline main",
+    ),
     "demo": ("ddplab demo --out out/demo",),
 }
 """Command lines by subcommand, shown at the end of its help."""
@@ -135,6 +142,7 @@ for command in (
     knobs,
     validate,
     explain,
+    conform,
     demo,
 ):
     name = command.__name__
