@@ -18,6 +18,7 @@ from reference.recorder import record
 from reference.trace import Trace
 
 from . import scenarios
+from .simulated_gpu import SimulatedGpu, SimulatedLayer
 from .strategies import ModelSpec
 
 TorchDDP = nn.parallel.DistributedDataParallel
@@ -813,3 +814,17 @@ def items_read_under_join(rank: int, _world_size: int) -> int:
             in_forward = len(read) - before
             output.sum().backward()
     return in_forward
+
+
+def record_on_simulated_gpu(rank: int, world_size: int, wrapper: str, layers_ns: list) -> tuple[Trace, int, int]:
+    """A recording of layers on a simulated GPU, how often the host waited in training, and the number of events."""
+    gpu = SimulatedGpu()
+    model = torch.nn.Sequential(*(SimulatedLayer(gpu, *ns) for ns in layers_ns))
+    model = {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](model, bucket_cap_mb=1e-5)
+    with mock.patch("reference.recorder.clock_of", return_value=gpu.clock()), record(model) as recording:
+        waits = gpu.synchronizations
+        for _ in range(6):
+            model(torch.ones(1, 2)).sum().backward()
+            gpu.spend(10**7)
+        waits = gpu.synchronizations - waits
+    return recording.trace, waits, gpu.events
