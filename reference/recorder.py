@@ -20,7 +20,7 @@ import platform
 import time
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -110,7 +110,8 @@ class Recording:
         self._device = _device_of(self._model, self._parameters)
 
     def __enter__(self) -> Self:
-        offset_ns, uncertainty_ns = _clock_offset_ns(self._group)
+        with _current(self._device):
+            offset_ns, uncertainty_ns = _clock_offset_ns(self._group)
         clock = clock_of(self._device)
         self._offset = offset_ns, uncertainty_ns + clock.uncertainty_ns
         self._timestamps = Timestamps(len(self._parameters), clock)
@@ -166,7 +167,8 @@ class Recording:
             return [(0, *self._offset, timestamps)]
         everyone: list[Any] = [None] * dist.get_world_size(self._group)
         mine = (dist.get_rank(self._group), *self._offset, timestamps)
-        dist.all_gather_object(everyone, mine, group=self._group)
+        with _current(self._device):
+            dist.all_gather_object(everyone, mine, group=self._group)
         return everyone
 
     def _trace(self, everyone: list[tuple[int, int, int, NsTimestamps]]) -> Trace:
@@ -217,6 +219,11 @@ def _device_of(model: str, parameters: dict[str, nn.Parameter]) -> torch.device:
             f"recording: expected all parameters on one device, got {found}; record each part of the module by itself"
         )
     return next(iter(devices))
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one: NCCL's barrier and gathering of objects use the current GPU, by default GPU 0."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _device_name(device: torch.device) -> str:
