@@ -823,6 +823,16 @@ def items_read_under_join(rank: int, _world_size: int) -> int:
     return in_forward
 
 
+class CopiesOut(Observer):
+    """Runs the copies out of the buckets on a simulated GPU."""
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self._gpu = gpu
+
+    def bucket_done(self, bucket: int) -> None:
+        self._gpu.launch(20_000)
+
+
 def record_on_simulated_gpu(rank: int, world_size: int, wrapper: str, layers_ns: list) -> tuple[Trace, int, int]:
     """A recording of layers on a simulated GPU, how often the host waited in training, and the number of events."""
     gpu = SimulatedGpu()
@@ -830,6 +840,8 @@ def record_on_simulated_gpu(rank: int, world_size: int, wrapper: str, layers_ns:
     model = {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](model, bucket_cap_mb=1e-5)
     with mock.patch("reference.recorder.clock_of", return_value=gpu.clock()), record(model) as recording:
         waits = gpu.synchronizations
+        if wrapper == "ours":
+            model.reducer.observers.append(CopiesOut(gpu))
         for _ in range(6):
             model(torch.ones(1, 2)).sum().backward()
             gpu.spend(10**7)

@@ -44,7 +44,7 @@ def device_clock(_rank: int, _world_size: int) -> tuple[list[int], float, int]:
     stream = torch.cuda.current_stream()
     start.record(stream)
     readings = [clock.now()]
-    torch.cuda._sleep(50_000_000)
+    torch.cuda._sleep(400_000_000)  # longer than `ANCHOR_MS`, so that the end becomes the anchor
     readings.append(clock.now())
     end.record(stream)
     side = torch.cuda.Stream()

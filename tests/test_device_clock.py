@@ -13,6 +13,7 @@ import reference.recorder
 from reference.device_clock import HostClock, clock_of
 from reference.recorder import record
 from reference.torch_compat import LoggingData
+from simulator.workload.compute_times import recorded_model
 
 from . import bodies
 from .simulated_gpu import SimulatedGpu, SimulatedLayer, Stream
@@ -182,6 +183,8 @@ def test_buckets_on_a_gpu_end_with_the_last_all_reduce(two_ranks, wrapper):
     for trace, waits, events in two_ranks.run(bodies.record_on_simulated_gpu, wrapper, LAYERS_NS):
         assert waits == 0
         assert events < 150
+        if wrapper == "ours":  # only there the simulated GPU copies
+            assert recorded_model(trace).includes_copy_out
         for rank in trace.ranks:
             assert len(rank.iterations) == 6
             for one in rank.iterations:

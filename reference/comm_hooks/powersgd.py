@@ -242,6 +242,7 @@ def _compress(
             if not averaging.finite:
                 return buffer
         elif averaging.finite is not None:
+            used_on_this_stream(averaging.finite)
             keep_where(averaging.finite, errors, last_errors)
             keep_where(averaging.finite, averaging.qs, last_qs)
         state.remember(dict(zip(names, errors, strict=False)), dict(zip(names, averaging.qs, strict=True)))
