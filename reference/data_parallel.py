@@ -70,7 +70,7 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         forward_sync_buffers: Whether to broadcast rank 0's buffers in each synchronised forward pass. None: True.
         plan: Parameter indices or names by bucket, in launch order; such buckets are never rebuilt.
         debug: Whether each rank writes its launches to the process group's store, so that the error of a failed
-            collective names the rank that left the launch order.
+            collective names the rank that left the launch order. With NCCL only its watchdog sees failures.
 
     Raises:
         RuntimeError: No process group, nothing to train, or parameters that differ between ranks.

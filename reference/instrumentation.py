@@ -1,17 +1,17 @@
-"""Instrumentation: hooks that read the clock during training, and the conversion of their readings to a trace.
+"""Instrumentation: hooks that read a clock during training, and the conversion of their readings to a trace.
 
-1. `Timestamps` collects the readings of one rank, iteration by iteration.
+1. `Timestamps` collects the readings of one rank, iteration by iteration, and converts them to nanoseconds.
 2. The context managers `watch_*` attach hooks that take the readings, and remove the hooks at the end.
-3. `rank_trace` converts the readings to the `RankTrace` that is written to a file.
+3. `rank_trace` converts the nanoseconds to the `RankTrace` that is written to a file.
 """
 
-import time
+import copy
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,39 +21,41 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 from .data_parallel import DistributedDataParallel
+from .device_clock import Clock, HostClock, Reading, nanoseconds
 from .observer import Future, Observer
 from .trace import BucketLayout, BucketTimes, Iteration, RankTrace
 
 TorchDDP = nn.parallel.DistributedDataParallel
 _engine: Any = torch.autograd.Variable._execution_engine
 
-now_ns = time.perf_counter_ns
+R = TypeVar("R")
+"""`Reading` while the training runs; int, in nanoseconds, once the readings are converted."""
 
 
 # 1. Readings
 
 
 @dataclass(slots=True)
-class BucketTimestamps:
+class BucketTimestamps(Generic[R]):
     """Readings of one bucket in one iteration.
 
     Attributes:
-        ready: When its last gradient was ready.
+        ready: When its last gradient was ready. None: not observed; that of its last gradient counts.
         launched: When its all-reduce was issued.
         done: When the completion callback of the all-reduce ran.
         waited: When the reducer returned from waiting for the all-reduce.
         copied_out: When the averages had been copied into the gradients.
     """
 
-    ready: int
-    launched: int
-    done: int | None = None
-    waited: int | None = None
-    copied_out: int | None = None
+    ready: R | None
+    launched: R
+    done: R | None = None
+    waited: R | None = None
+    copied_out: R | None = None
 
 
 @dataclass(slots=True)
-class IterationTimestamps:
+class IterationTimestamps(Generic[R]):
     """Readings of one iteration; None: not yet taken.
 
     Attributes:
@@ -61,51 +63,67 @@ class IterationTimestamps:
         in_backward: Whether a backward pass is running.
         synchronized: Whether gradients are averaged.
         layout: Bucket layout of a synchronised iteration.
-        end: When the next iteration began or, for the last one, when its last optimiser step or backward pass ended.
+        end: When the next iteration began. None: there is none; the iteration ends with its last optimiser step or
+            backward pass.
         buckets: In launch order.
     """
 
-    forward_start: int
-    ready: list[int | None]
+    forward_start: R
+    ready: list[R | None]
     in_backward: bool = False
     synchronized: bool = False
     layout: BucketLayout | None = None
-    forward_end: int | None = None
-    backward_start: int | None = None
-    backward_end: int | None = None
-    optimizer_start: int | None = None
-    optimizer_end: int | None = None
-    end: int | None = None
-    buckets: list[BucketTimestamps] = field(default_factory=list)
+    forward_end: R | None = None
+    backward_start: R | None = None
+    backward_end: R | None = None
+    optimizer_start: R | None = None
+    optimizer_end: R | None = None
+    end: R | None = None
+    buckets: list[BucketTimestamps[R]] = field(default_factory=list)
+
+
+BUCKET_READINGS = ("ready", "launched", "done", "waited", "copied_out")
+ITERATION_READINGS = (
+    *("forward_start", "forward_end", "backward_start", "backward_end"),
+    *("optimizer_start", "optimizer_end", "end"),
+)
 
 
 class Timestamps:
-    """Readings of one rank, in nanoseconds of `now_ns`.
+    """Readings of one rank.
 
     An iteration begins with the first forward pass after a backward pass and ends when the next iteration begins.
 
+    Args:
+        parameter_count: Number of parameters.
+        clock: The clock to read.
+
     Attributes:
+        now: Takes a reading.
         zero: When the recording began.
         iterations: The complete iterations.
         current: The iteration that is running.
     """
 
-    def __init__(self, parameter_count: int) -> None:
+    def __init__(self, parameter_count: int, clock: Clock | None = None) -> None:
         self._parameter_count = parameter_count
-        self.zero = now_ns()
-        self.iterations: list[IterationTimestamps] = []
+        self._clock = clock or HostClock()
+        self.now: Callable[[], Reading] = self._clock.now
+        self.zero = self.now()
+        self.iterations: list[IterationTimestamps[Reading]] = []
         self.current = self._blank(self.zero)
 
-    def _blank(self, now: int) -> IterationTimestamps:
+    def _blank(self, now: Reading) -> IterationTimestamps[Reading]:
         return IterationTimestamps(now, [None] * self._parameter_count)
 
     def forward_started(self) -> None:
         """A forward pass begins."""
-        now = now_ns()
+        now = self.now()
         if self.current.backward_end is not None:
             self.finish_iteration(now)
         if self.current.forward_end is None or self.current.in_backward:  # the latter: autograd raised an error
             self.current = self._blank(now)
+        self._clock.settle()
 
     def forward_ended(self, *, synchronized: bool, layout: BucketLayout | None) -> None:
         """A forward pass has ended.
@@ -114,7 +132,7 @@ class Timestamps:
             synchronized: Whether its gradients will be averaged.
             layout: The buckets in which they will be averaged.
         """
-        self.current.forward_end = now_ns()
+        self.current.forward_end = self.now()
         self.current.synchronized = synchronized
         self.current.layout = layout if synchronized else None
 
@@ -122,20 +140,55 @@ class Timestamps:
         """A backward pass begins; several in one iteration count as one, from the first start to the last end."""
         self.current.in_backward = True
         if self.current.backward_start is None:
-            self.current.backward_start = now_ns()
+            self.current.backward_start = self.now()
 
     def backward_ended(self) -> None:
         """A backward pass has ended."""
         self.current.in_backward = False
-        self.current.backward_end = now_ns()
+        self.current.backward_end = self.now()
 
-    def finish_iteration(self, now: int | None = None) -> None:
+    def finish_iteration(self, now: Reading | None = None) -> None:
         """Keep the current iteration if it is complete; `now` is when the next one begins, None: there is none."""
-        current = self.current
-        if current.forward_end is not None and current.backward_end is not None:
-            current.end = now or max(current.optimizer_end or 0, current.backward_end)
-            self.iterations.append(current)
-        self.current = self._blank(now_ns() if now is None else now)
+        if self.current.forward_end is not None and self.current.backward_end is not None:
+            self.current.end = now
+            self.iterations.append(self.current)
+        self.current = self._blank(self.now() if now is None else now)
+
+    def in_ns(self) -> "NsTimestamps":
+        """All complete iterations in nanoseconds; waits until a device has reached the last reading."""
+        self._clock.settle(wait=True)
+        zero = nanoseconds(self.zero)
+        assert zero is not None
+        return NsTimestamps(zero, list(map(_in_ns, self.iterations)), on_device=self._clock.on_device)
+
+
+@dataclass(frozen=True)
+class NsTimestamps:
+    """Readings of one rank in nanoseconds.
+
+    Attributes:
+        zero: When the recording began.
+        iterations: The complete iterations.
+        on_device: Whether the readings are moments of a device.
+    """
+
+    zero: int
+    iterations: list[IterationTimestamps[int]]
+    on_device: bool
+
+
+def _in_ns(iteration: IterationTimestamps[Reading]) -> IterationTimestamps[int]:
+    converted: Any = copy.copy(iteration)
+    converted.ready = list(map(_ns, iteration.ready))
+    converted.buckets = [copy.copy(bucket) for bucket in iteration.buckets]
+    for timestamps, names in ((converted, ITERATION_READINGS), *((b, BUCKET_READINGS) for b in converted.buckets)):
+        for name in names:
+            setattr(timestamps, name, _ns(getattr(timestamps, name)))
+    return converted  # type: ignore[no-any-return]
+
+
+def _ns(reading: Reading | None) -> int | None:
+    return None if reading is None else nanoseconds(reading)
 
 
 # 2. Hooks
@@ -216,11 +269,11 @@ def watch_optimizers(parameters: Sequence[nn.Parameter], timestamps: Timestamps)
 
     def before_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if updates_watched(optimizer) and timestamps.current.optimizer_start is None:
-            timestamps.current.optimizer_start = now_ns()
+            timestamps.current.optimizer_start = timestamps.now()
 
     def after_step(optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         if updates_watched(optimizer):
-            timestamps.current.optimizer_end = now_ns()
+            timestamps.current.optimizer_end = timestamps.now()
 
     handles = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
     try:
@@ -236,7 +289,7 @@ def watch_gradients(parameters: Sequence[nn.Parameter], timestamps: Timestamps) 
 
     def ready(index: int, _parameter: Tensor) -> None:
         _in_backward(timestamps)
-        timestamps.current.ready[index] = now_ns()
+        timestamps.current.ready[index] = timestamps.now()
 
     handles = [
         parameter.register_post_accumulate_grad_hook(partial(ready, index))
@@ -265,27 +318,28 @@ class _BucketObserver(Observer):
 
     def __init__(self, timestamps: Timestamps) -> None:
         self._timestamps = timestamps
-        self._ready: dict[int, int] = {}
+        self._now = timestamps.now
+        self._ready: dict[int, Reading] = {}
 
     def parameter_ready(self, index: int) -> None:
         _in_backward(self._timestamps)
-        self._timestamps.current.ready[index] = now_ns()
+        self._timestamps.current.ready[index] = self._now()
 
     def bucket_ready(self, bucket: int) -> None:
-        self._ready[bucket] = now_ns()
+        self._ready[bucket] = self._now()
 
     def bucket_launching(self, bucket: int) -> None:
-        self._timestamps.current.buckets.append(BucketTimestamps(self._ready[bucket], now_ns()))
+        self._timestamps.current.buckets.append(BucketTimestamps(self._ready[bucket], self._now()))
 
     def bucket_launched(self, bucket: int, future: Future) -> None:
         times = self._timestamps.current.buckets[bucket]
-        future.add_done_callback(lambda _future: setattr(times, "done", now_ns()))
+        future.add_done_callback(lambda _future: setattr(times, "done", self._now()))
 
     def bucket_done(self, bucket: int) -> None:
-        self._timestamps.current.buckets[bucket].waited = now_ns()
+        self._timestamps.current.buckets[bucket].waited = self._now()
 
     def bucket_copied_out(self, bucket: int) -> None:
-        self._timestamps.current.buckets[bucket].copied_out = now_ns()
+        self._timestamps.current.buckets[bucket].copied_out = self._now()
 
 
 @contextmanager
@@ -296,22 +350,25 @@ def watch_torch_buckets(parameters: Sequence[nn.Parameter], timestamps: Timestam
     where a kernel can read the clock. A comm hook would change the arithmetic and could not be removed.
     """
     sizes = [parameter.numel() for parameter in parameters]
-    with _all_reduces.watched_by(lambda numel: _launched_bucket(timestamps.current, numel, sizes)):
+    with _all_reduces.watched_by(lambda numel: _launched_bucket(timestamps, numel, sizes)):
         yield
 
 
-def _launched_bucket(iteration: IterationTimestamps, numel: int, sizes: Sequence[int]) -> BucketTimestamps | None:
-    """Add the bucket that an all-reduce of `numel` elements belongs to; None: it is not a bucket's all-reduce."""
+def _launched_bucket(timestamps: Timestamps, numel: int, sizes: Sequence[int]) -> Callable[[Future], None] | None:
+    """Add the bucket that an all-reduce of `numel` elements belongs to.
+
+    Returns:
+        A function to call when the all-reduce is done. None: it is not a bucket's all-reduce.
+    """
+    iteration = timestamps.current
     number = len(iteration.buckets)
     if iteration.backward_start is None or iteration.layout is None or number == len(iteration.layout):
         return None
-    indices = iteration.layout[number]
-    if numel != sum(sizes[index] for index in indices):
+    if numel != sum(sizes[index] for index in iteration.layout[number]):
         return None
-    now = now_ns()
-    bucket = BucketTimestamps(max((iteration.ready[index] or now for index in indices), default=now), now)
+    bucket = BucketTimestamps(None, timestamps.now())
     iteration.buckets.append(bucket)
-    return bucket
+    return lambda _future: setattr(bucket, "done", timestamps.now())
 
 
 class _AllReduceKernel:
@@ -322,12 +379,12 @@ class _AllReduceKernel:
     """
 
     def __init__(self) -> None:
-        self._watchers: list[Callable[[int], BucketTimestamps | None]] = []
+        self._watchers: list[Callable[[int], Callable[[Future], None] | None]] = []
         self._library: Any = None
 
     @contextmanager
-    def watched_by(self, launched: Callable[[int], BucketTimestamps | None]) -> Iterator[None]:
-        """Call `launched(elements)` for every all-reduce; set `done` of the bucket that the call returns."""
+    def watched_by(self, launched: Callable[[int], Callable[[Future], None] | None]) -> Iterator[None]:
+        """Call `launched(elements)` for every all-reduce, and what it returns when the all-reduce is done."""
         if not self._watchers:
             self._library = torch.library.Library("c10d", "IMPL")
             self._library.impl("allreduce_", self._all_reduce, "ADInplaceOrView", with_keyset=True)
@@ -343,14 +400,9 @@ class _AllReduceKernel:
         launched = [watcher(tensors[0].numel()) for watcher in self._watchers]
         all_reduce = torch.ops.c10d.allreduce_.default
         result = all_reduce.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, tensors, *args, **kwargs)
-        for bucket in filter(None, launched):
-            future = dist.Work.unbox(result[1]).get_future()
-            future.add_done_callback(partial(self._done, bucket))
+        for done in filter(None, launched):
+            dist.Work.unbox(result[1]).get_future().add_done_callback(done)
         return result
-
-    @staticmethod
-    def _done(bucket: BucketTimestamps, _future: Future) -> None:
-        bucket.done = now_ns()
 
 
 _all_reduces = _AllReduceKernel()
@@ -363,7 +415,7 @@ def rank_trace(
     rank: int,
     offset_ns: int,
     uncertainty_ns: int,
-    timestamps: Timestamps,
+    timestamps: NsTimestamps,
     *,
     zero: int,
     layouts: dict[BucketLayout, int],
@@ -386,7 +438,10 @@ def rank_trace(
             "nothing was recorded: expected at least one forward pass of the recorded module and its backward "
             "pass inside the `with record(...)` block, with gradients enabled"
         )
-    iterations = tuple(_iteration(iteration, timestamps.zero, layouts) for iteration in timestamps.iterations)
+    iterations = tuple(
+        _iteration(iteration, timestamps.zero, layouts, on_device=timestamps.on_device)
+        for iteration in timestamps.iterations
+    )
     return RankTrace(
         rank=rank,
         clock_offset_ns=offset_ns + timestamps.zero - zero,  # a rank's times count from its own zero
@@ -395,7 +450,9 @@ def rank_trace(
     )
 
 
-def _iteration(timestamps: IterationTimestamps, zero: int, layouts: dict[BucketLayout, int]) -> Iteration:
+def _iteration(
+    timestamps: IterationTimestamps[int], zero: int, layouts: dict[BucketLayout, int], *, on_device: bool
+) -> Iteration:
     def since_zero(reading: int | None) -> int | None:
         return None if reading is None else reading - zero
 
@@ -403,7 +460,6 @@ def _iteration(timestamps: IterationTimestamps, zero: int, layouts: dict[BucketL
     assert start is not None
     assert end is not None
     assert timestamps.forward_end is not None
-    assert timestamps.end is not None
     # Hooks of outputs run in graph order, so a gradient may be ready shortly before the hook records the start.
     start = min([start, *(ready for ready in timestamps.ready if ready is not None)])
     # A comm hook may launch any collectives. Without exactly one all-reduce per bucket, bucket times are unknown.
@@ -411,6 +467,13 @@ def _iteration(timestamps: IterationTimestamps, zero: int, layouts: dict[BucketL
     if layout is not None and len(layout) != len(timestamps.buckets):
         layout = None
     optimizer_start, optimizer_end = _after_backward(timestamps, end)
+    last = max(timestamps.optimizer_end or end, end) if timestamps.end is None else timestamps.end
+    buckets: list[BucketTimes] = []
+    if layout is not None:
+        ready = [[timestamps.ready[index] for index in indices] for indices in layout]
+        buckets = [_bucket(*one, end, zero) for one in zip(timestamps.buckets, ready, strict=True)]
+    if on_device and buckets:
+        buckets, end = _copies_after_backward(buckets, timestamps.ready, end, zero)
     return Iteration(
         forward_start_ns=timestamps.forward_start - zero,
         forward_end_ns=min(timestamps.forward_end, start) - zero,
@@ -418,15 +481,29 @@ def _iteration(timestamps: IterationTimestamps, zero: int, layouts: dict[BucketL
         backward_end_ns=end - zero,
         optimizer_start_ns=since_zero(optimizer_start),
         optimizer_end_ns=since_zero(optimizer_end),
-        end_ns=timestamps.end - zero,
+        end_ns=last - zero,
         synchronized=timestamps.synchronized,
         layout=None if layout is None else layouts.setdefault(layout, len(layouts)),
         ready_ns=tuple(since_zero(ready) for ready in timestamps.ready),
-        buckets=() if layout is None else tuple(_bucket(bucket, end, zero) for bucket in timestamps.buckets),
+        buckets=tuple(buckets),
     )
 
 
-def _after_backward(timestamps: IterationTimestamps, backward_end: int) -> tuple[int | None, int | None]:
+def _copies_after_backward(
+    buckets: list[BucketTimes], ready: Sequence[int | None], backward_end: int, zero: int
+) -> tuple[list[BucketTimes], int]:
+    """On a device the backward pass ends with its last all-reduce or gradient, as in files of torch's profiler.
+
+    The host launches the copies out of the buckets after the last bucket, so they belong to the time after the pass.
+    torch's reducer reports none of them; the last one is over where the recorded pass ends.
+    """
+    if buckets[-1].copied_out_ns is None:
+        buckets = [*buckets[:-1], buckets[-1].model_copy(update={"copied_out_ns": backward_end - zero})]
+    computed = [moment - zero for moment in ready if moment is not None]
+    return buckets, zero + max([*computed, *(bucket.done_ns for bucket in buckets)])
+
+
+def _after_backward(timestamps: IterationTimestamps[int], backward_end: int) -> tuple[int | None, int | None]:
     """Start and end of the optimiser steps; steps within the backward pass, or between two, are part of it."""
     start, end = timestamps.optimizer_start, timestamps.optimizer_end
     if start is None or end is None or end <= backward_end:
@@ -434,11 +511,16 @@ def _after_backward(timestamps: IterationTimestamps, backward_end: int) -> tuple
     return max(start, backward_end), end
 
 
-def _bucket(timestamps: BucketTimestamps, backward_end: int, zero: int) -> BucketTimes:
+def _bucket(
+    timestamps: BucketTimestamps[int], ready: Sequence[int | None], backward_end: int, zero: int
+) -> BucketTimes:
     # The completion callback needs the interpreter lock, and may get it later than the waiting thread.
     seen = [moment for moment in (timestamps.done, timestamps.waited, backward_end) if moment is not None]
+    last = timestamps.ready
+    if last is None:  # a further backward pass may have produced some of these gradients again
+        last = min(max((moment for moment in ready if moment is not None), default=backward_end), timestamps.launched)
     return BucketTimes(
-        ready_ns=timestamps.ready - zero,
+        ready_ns=last - zero,
         launched_ns=timestamps.launched - zero,
         done_ns=min(seen) - zero,
         copied_out_ns=None if timestamps.copied_out is None else timestamps.copied_out - zero,

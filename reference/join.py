@@ -122,7 +122,9 @@ class JoinableModule(Joinable):
 
     def announce_averaging(self, *, wanted: bool) -> None:
         """On a rank with inputs: contribute to `any_rank_averages` of the others; does not wait for the result."""
-        self._ranks_that_average = torch.tensor([float(wanted)], device=self.device)
+        self._ranks_that_average = torch.full(
+            (1,), float(wanted), device=self.device
+        )  # on CUDA the host does not wait
         dist.all_reduce(self._ranks_that_average, group=self.process_group, async_op=True)
 
     def any_rank_averages(self) -> bool:

@@ -9,14 +9,18 @@ Example::
 While the context is open, hooks append clock readings to lists and do nothing else. When it closes, the hooks are
 removed, the ranks exchange their readings, and each of them converts all readings to one trace.
 
+On a CPU the readings are those of the host's clock. On CUDA each is an event on the current stream, whose time is
+known once the device has reached it. The host never waits for the device inside an iteration (`device_clock`).
+
 A prediction should start from a plain module, recorded without communication: with all-reduces every
 rank waits for the slowest, and the trace does not show which rank was slow.
 """
 
 import platform
+import time
 import warnings
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -26,10 +30,11 @@ import torch.distributed as dist
 from torch import nn
 
 from .data_parallel import DistributedDataParallel
+from .device_clock import clock_of
 from .instrumentation import (
+    NsTimestamps,
     Timestamps,
     TorchDDP,
-    now_ns,
     rank_trace,
     watch_gradients,
     watch_optimizers,
@@ -64,8 +69,7 @@ def record(
         A context manager. On exit each rank's `trace` holds the recording of all ranks.
 
     Raises:
-        ValueError: The module has no trainable parameters, or is not on the CPU: GPU work would have to be timed by
-            events on its streams, which this recorder does not support yet.
+        ValueError: The module has no trainable parameters, or they are not all on the CPU or one CUDA device.
         RuntimeError: On exit, if there was no complete iteration (forward and backward pass).
 
     Warns:
@@ -103,11 +107,14 @@ class Recording:
         self._input_shape: tuple[int, ...] | None = None
         self._warned = False
         self._parameters = trainable_parameters(self._inner)
-        _check(self._model, self._parameters)
+        self._device = _device_of(self._model, self._parameters)
 
     def __enter__(self) -> Self:
-        self._offset = _clock_offset_ns(self._group)
-        self._timestamps = Timestamps(len(self._parameters))
+        with _current(self._device):
+            offset_ns, uncertainty_ns = _clock_offset_ns(self._group)
+        clock = clock_of(self._device)
+        self._offset = offset_ns, uncertainty_ns + clock.uncertainty_ns
+        self._timestamps = Timestamps(len(self._parameters), clock)
         self._hooks = self._attach_hooks()
         return self
 
@@ -144,7 +151,7 @@ class Recording:
 
         Time until the next forward pass then belongs to no iteration: evaluation, a checkpoint, waiting for others.
         """
-        self._timestamps.finish_iteration(now_ns())
+        self._timestamps.finish_iteration(self._timestamps.now())
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -152,32 +159,32 @@ class Recording:
         self._timestamps.finish_iteration()
         self._hooks.close()
         if kind is None:  # after an error the other ranks may never reach the gathering
-            self.trace = self._trace(self._gather())
+            self.trace = self._trace(self._gather(self._timestamps.in_ns()))
 
-    def _gather(self) -> list[tuple[int, int, int, Timestamps]]:
+    def _gather(self, timestamps: NsTimestamps) -> list[tuple[int, int, int, NsTimestamps]]:
         """Rank, clock offset, uncertainty of the offset, and readings, of every rank."""
         if self._group is None:
-            return [(0, *self._offset, self._timestamps)]
+            return [(0, *self._offset, timestamps)]
         everyone: list[Any] = [None] * dist.get_world_size(self._group)
-        mine = (dist.get_rank(self._group), *self._offset, self._timestamps)
-        dist.all_gather_object(everyone, mine, group=self._group)
+        mine = (dist.get_rank(self._group), *self._offset, timestamps)
+        with _current(self._device):
+            dist.all_gather_object(everyone, mine, group=self._group)
         return everyone
 
-    def _trace(self, everyone: list[tuple[int, int, int, Timestamps]]) -> Trace:
+    def _trace(self, everyone: list[tuple[int, int, int, NsTimestamps]]) -> Trace:
         layouts: dict[BucketLayout, int] = {}
         zero = everyone[0][-1].zero
         ranks = tuple(rank_trace(*one_rank, zero=zero, layouts=layouts) for one_rank in everyone)
         return Trace(workload=self._workload(len(ranks)), layouts=tuple(layouts), ranks=ranks)
 
     def _workload(self, world_size: int) -> Workload:
-        device = next(iter(self._parameters.values())).device
         return Workload(
             model=self._model,
             source=self._source,
             parameters=described_parameters(self._inner),
             buffers=described_buffers(self._inner),
-            device=device.type,
-            device_name=_processor_name(),
+            device=self._device.type,
+            device_name=_device_name(self._device),
             backend=None if self._group is None else dist.get_backend(self._group),
             world_size=world_size,
             torch_version=torch.__version__,
@@ -191,15 +198,38 @@ def shape_of_input(inputs: Sequence[Any]) -> tuple[int, ...] | None:
     return next((tuple(one.shape) for one in inputs if isinstance(one, torch.Tensor)), None)
 
 
-def _check(model: str, parameters: dict[str, nn.Parameter]) -> None:
+def _device_of(model: str, parameters: dict[str, nn.Parameter]) -> torch.device:
+    """The one device of all parameters.
+
+    Raises:
+        ValueError: There are no parameters, or the recorder cannot time work on their devices.
+    """
     if not parameters:
         raise ValueError(f"recording: expected at least one trainable parameter, {model} has none")
-    for name, parameter in parameters.items():
-        if parameter.device.type != "cpu":
+    devices = {parameter.device: name for name, parameter in reversed(parameters.items())}
+    for device, name in devices.items():
+        if device.type not in ("cpu", "cuda"):
             raise ValueError(
-                f"recording: expected all parameters on the CPU, {name} is on {parameter.device}; "
-                "record the module on the CPU, as GPU timing is not supported yet"
+                f"recording: expected all parameters on the CPU or on a CUDA device, {name} is on {device}; "
+                "record the module there"
             )
+    if len(devices) > 1:
+        found = ", ".join(f"{name} on {device}" for device, name in devices.items())
+        raise ValueError(
+            f"recording: expected all parameters on one device, got {found}; record each part of the module by itself"
+        )
+    return next(iter(devices))
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a GPU the current one: NCCL's barrier and gathering of objects use the current GPU, by default GPU 0."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cpu":
+        return _processor_name()
+    return torch.cuda.get_device_name(device)
 
 
 def _processor_name() -> str:
@@ -223,7 +253,7 @@ def _clock_offset_ns(group: dist.ProcessGroup | None) -> tuple[int, int]:
     readings = []
     for _ in range(OFFSET_ROUNDS):
         dist.barrier(group)
-        readings.append(now_ns())
+        readings.append(time.perf_counter_ns())
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, readings, group=group)
     distances = sorted(zero - mine for zero, mine in zip(everyone[0], readings, strict=True))

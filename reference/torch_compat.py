@@ -8,9 +8,10 @@ import os
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum, auto
 from typing import Any
 
@@ -28,6 +29,7 @@ from .broadcast import PIECE_BYTES, BufferHook, broadcast_coalesced
 from .bucketing import MIB, bucket_caps
 from .comm_hooks.allreduce import allreduce
 from .comm_hooks.compress import fp16_compress
+from .device_clock import Clock, Reading, clock_of, nanoseconds
 from .observer import Observer
 from .parameters import size_bytes, sparse_parameters, trainable_parameters
 
@@ -307,37 +309,6 @@ _DTYPES = {
 """Names of dtypes in torch's logging data."""
 
 
-class HostClock:
-    """Readings of the host's clock, for modules on the CPU."""
-
-    def read(self) -> Any:
-        """Nanoseconds since the epoch."""
-        return time.time_ns()
-
-    def elapsed_ns(self, start: Any, end: Any) -> int:
-        """Nanoseconds from one reading to another."""
-        return int(end - start)
-
-
-class CudaClock:
-    """Readings of a GPU's clock: events on its current stream, because the host runs ahead of the GPU."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def read(self) -> Any:
-        """A recorded event."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-    def elapsed_ns(self, start: Any, end: Any) -> int:
-        """Nanoseconds from one event to another; waits for the later one."""
-        end.synchronize()
-        elapsed_ns: int = round(start.elapsed_time(end) * 1e6)
-        return elapsed_ns
-
-
 class Moment(StrEnum):
     """A moment of an iteration that is timed."""
 
@@ -365,11 +336,29 @@ STARTS_AND_ENDS = {
 """The moment of each reading, by torch's key."""
 
 
+@dataclass(frozen=True)
+class SampledIteration:
+    """The readings of an iteration that is to be timed, and its number."""
+
+    number: int
+    readings: dict[Moment, Reading]
+
+    def moments_ns(self) -> dict[Moment, int] | None:
+        """The times of the readings; None: the device has not reached all of them."""
+        found = {moment: nanoseconds(reading) for moment, reading in self.readings.items()}
+        settled = {moment: ns for moment, ns in found.items() if ns is not None}
+        return settled if len(settled) == len(found) else None
+
+
 class LoggingData(Observer):
     """Times sampled iterations and keeps the last error.
 
+    A GPU is timed by events on its streams. Their times are read in a later iteration, once the GPU has reached them,
+    so training never waits for them; only `runtime` does. (torch's class waits in `forward`.)
+
     Args:
-        device: The module's device; a GPU is timed by its own clock.
+        device: The module's device.
+        clock: The clock to read. None: that of the device, since the epoch.
 
     Attributes:
         sample_rate: After the first ten iterations, one in `sample_rate` is timed.
@@ -379,59 +368,65 @@ class LoggingData(Observer):
         iteration: Number of the last timed iteration; 0 before the first.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, clock: Clock | None = None) -> None:
         self.sample_rate = SAMPLE_RATE
         self.error: str | None = None
         self.uneven_inputs = False
         self.comm_hook: str | None = None
         self.iteration = 0
-        self._clock = CudaClock(device) if device.type == "cuda" else HostClock()
+        self._clock = clock or clock_of(device, time.time_ns)
         self._finished = 0
-        self._started_ns = 0
-        self._readings: dict[Moment, Any] = {}
+        self._averaged = False  # whether the reducer has waited for a bucket since the last forward pass began
+        self._samples = False  # whether the iteration is to be timed
+        self._readings: dict[Moment, Reading] = {}
+        self._sampled: deque[SampledIteration] = deque()  # the device has not reached all of their events
         self._moments_ns: dict[Moment, int] = {}  # of the last timed iteration, since the epoch
         self._timed = 0
         self._totals_ns = dict.fromkeys(DURATIONS, 0)
 
     def forward_started(self) -> None:
-        """Time the last iteration if it is among the sampled ones, and start a new one."""
-        if Moment.LAST_DONE in self._readings:
+        """Keep the readings of the last iteration if it was sampled, and start a new one."""
+        if self._averaged:
             self._finished += 1
-            if self._finished <= ALWAYS_SAMPLED or self._finished % self.sample_rate == 0:
-                self._time_last_iteration()
-        self._readings = {Moment.FORWARD_STARTED: self._clock.read()}
-        self._started_ns = time.time_ns()
+            if self._samples:
+                self._sampled.append(SampledIteration(self._finished, self._readings))
+        self._settle()
+        self._readings, self._averaged = {}, False
+        self._samples = self._finished < ALWAYS_SAMPLED or (self._finished + 1) % self.sample_rate == 0
+        self._read(Moment.FORWARD_STARTED)
 
-    def _time_last_iteration(self) -> None:
-        start = self._readings[Moment.FORWARD_STARTED]
-        self._moments_ns = {
-            moment: self._started_ns + self._clock.elapsed_ns(start, reading)
-            for moment, reading in self._readings.items()
-        }
-        self.iteration = self._finished
-        self._timed += 1
-        for name, duration_ns in self._durations_ns().items():
-            self._totals_ns[name] += duration_ns
+    def _read(self, moment: Moment) -> None:
+        if self._samples:
+            self._readings[moment] = self._clock.now()
+
+    def _settle(self, *, wait: bool = False) -> None:
+        self._clock.settle(wait=wait)
+        while self._sampled and (moments_ns := self._sampled[0].moments_ns()):
+            self.iteration, self._moments_ns = self._sampled.popleft().number, moments_ns
+            self._timed += 1
+            for name, duration_ns in self._durations_ns().items():
+                self._totals_ns[name] += duration_ns
 
     def _durations_ns(self) -> dict[str, int]:
         return {name: self._moments_ns[end] - self._moments_ns[start] for name, (start, end) in DURATIONS.items()}
 
     def backward_started(self) -> None:
         """See `Observer`."""
-        self._readings[Moment.BACKWARD_STARTED] = self._clock.read()
+        self._read(Moment.BACKWARD_STARTED)
 
     def bucket_launching(self, bucket: int) -> None:
         """See `Observer`."""
         if Moment.FIRST_LAUNCH not in self._readings:
-            self._readings[Moment.FIRST_LAUNCH] = self._clock.read()
+            self._read(Moment.FIRST_LAUNCH)
 
     def backward_computed(self) -> None:
         """See `Observer`."""
-        self._readings[Moment.BACKWARD_COMPUTED] = self._clock.read()
+        self._read(Moment.BACKWARD_COMPUTED)
 
     def bucket_done(self, bucket: int) -> None:
         """See `Observer`."""
-        self._readings[Moment.LAST_DONE] = self._clock.read()
+        self._averaged = True
+        self._read(Moment.LAST_DONE)
 
     def failed(self, message: str) -> None:
         """See `Observer`."""
@@ -447,7 +442,11 @@ class LoggingData(Observer):
             raise
 
     def runtime(self) -> Data:
-        """Times of the last sampled iteration, and averages over all sampled ones, in nanoseconds."""
+        """Times of the last sampled iteration, and averages over all sampled ones, in nanoseconds.
+
+        Waits until a GPU has reached the end of that iteration.
+        """
+        self._settle(wait=bool(self._sampled))
         if not self.iteration:
             return {}
         averages = {f"avg_{name}": round(total / self._timed) for name, total in self._totals_ns.items()}

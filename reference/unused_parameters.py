@@ -107,17 +107,17 @@ class UsedParameterMap:
         A gradient that was accumulated under `no_sync` and then set to None does not count as a use.
         """
         self._used = {index for index in self._used if self._parameters[index].grad is not None}
-        used = torch.zeros(len(self.tensor), dtype=torch.int32)
+        used = torch.zeros(len(self.tensor), dtype=torch.int32, pin_memory=self.tensor.is_cuda)
         used[sorted(self._used)] = 1
-        self.tensor.copy_(used)
+        self.tensor.copy_(used, non_blocking=True)  # on CUDA from pinned memory, as in torch: the host does not wait
         self._work = dist.all_reduce(self.tensor, group=self._group, async_op=True)
 
     def unused(self) -> frozenset[int]:
-        """Parameters that no rank used. Waits for the exchange unless this rank used all of them."""
+        """Parameters that no rank used. As in torch, the host waits for the exchange unless this rank used all."""
         if len(self._used) == len(self.tensor):
             return frozenset()
         self.wait()
-        return frozenset(torch.nonzero(self.tensor == 0).flatten().tolist())
+        return frozenset(index for index, count in enumerate(self.tensor.tolist()) if not count)
 
     def wait(self) -> None:
         """Wait for the exchange."""

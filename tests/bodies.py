@@ -18,6 +18,7 @@ from reference.recorder import record
 from reference.trace import Trace
 
 from . import scenarios
+from .simulated_gpu import SimulatedGpu, SimulatedLayer
 from .strategies import ModelSpec
 
 TorchDDP = nn.parallel.DistributedDataParallel
@@ -591,7 +592,12 @@ def backward_after_the_next_forward(rank: int, _world_size: int) -> bool:
 
 
 def _on_gpu(wrapper: type[nn.Module], rank: int, options: dict, steps: int = 4) -> list:
-    ddp = wrapper(mlp((64, 64, 300, 64), torch.float32, 0).cuda(), device_ids=[0], bucket_cap_mb=0.05, **options)
+    ddp = wrapper(
+        mlp((64, 64, 300, 64), torch.float32, 0).cuda(),
+        device_ids=[torch.cuda.current_device()],
+        bucket_cap_mb=0.05,
+        **options,
+    )
     return scenarios.train(ddp, rank, steps=steps, shape=(8, 64))
 
 
@@ -609,7 +615,7 @@ def count_kernels(rank: int, _world_size: int, options: dict) -> tuple[int, int]
     """Kernels and copies that one iteration launches on the device, after the rebuild."""
     counts = []
     for wrapper in (DistributedDataParallel, TorchDDP):
-        ddp = wrapper(mlp((64,) * 9, torch.float32, 0).cuda(), device_ids=[0], **options)
+        ddp = wrapper(mlp((64,) * 9, torch.float32, 0).cuda(), device_ids=[torch.cuda.current_device()], **options)
         x = torch.ones(8, 64, device="cuda")
         for _ in range(3):
             ddp.zero_grad()
@@ -641,7 +647,9 @@ def train_sync_batch_norm(rank: int, _world_size: int) -> tuple[list, list]:
     both = []
     for wrapper in (DistributedDataParallel, TorchDDP):
         module = nn.Sequential(*mlp((4, 4), torch.float32, 0), nn.BatchNorm1d(4))
-        ddp = wrapper(nn.SyncBatchNorm.convert_sync_batchnorm(module).cuda(), device_ids=[0])
+        ddp = wrapper(
+            nn.SyncBatchNorm.convert_sync_batchnorm(module).cuda(), device_ids=[torch.cuda.current_device()]
+        )
         both.append(_to_cpu([*scenarios.train(ddp, rank), *ddp.buffers()]))
     return tuple(both)
 
@@ -654,7 +662,7 @@ def train_without_set_device(rank: int, _world_size: int) -> bool:
 
 
 def inputs_on_cpu(rank: int, _world_size: int) -> bool:
-    ddp = DistributedDataParallel(mlp((4, 4), torch.float32, 0).cuda(), device_ids=[0])
+    ddp = DistributedDataParallel(mlp((4, 4), torch.float32, 0).cuda(), device_ids=[torch.cuda.current_device()])
     return ddp(torch.ones(1, 4)).device.type == "cuda"
 
 
@@ -813,3 +821,29 @@ def items_read_under_join(rank: int, _world_size: int) -> int:
             in_forward = len(read) - before
             output.sum().backward()
     return in_forward
+
+
+class CopiesOut(Observer):
+    """Runs the copies out of the buckets on a simulated GPU."""
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self._gpu = gpu
+
+    def bucket_done(self, bucket: int) -> None:
+        self._gpu.launch(20_000)
+
+
+def record_on_simulated_gpu(rank: int, world_size: int, wrapper: str, layers_ns: list) -> tuple[Trace, int, int]:
+    """A recording of layers on a simulated GPU, how often the host waited in training, and the number of events."""
+    gpu = SimulatedGpu()
+    model = torch.nn.Sequential(*(SimulatedLayer(gpu, *ns) for ns in layers_ns))
+    model = {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](model, bucket_cap_mb=1e-5)
+    with mock.patch("reference.recorder.clock_of", return_value=gpu.clock()), record(model) as recording:
+        waits = gpu.synchronizations
+        if wrapper == "ours":
+            model.reducer.observers.append(CopiesOut(gpu))
+        for _ in range(6):
+            model(torch.ones(1, 2)).sum().backward()
+            gpu.spend(10**7)
+        waits = gpu.synchronizations - waits
+    return recording.trace, waits, gpu.events

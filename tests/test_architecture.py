@@ -16,6 +16,7 @@ LAYERS = {  # each module imports only from those before it
         "trace",
         "parameters",
         "observer",
+        "device_clock",
         "emulated_device",
         "checks.launch_order",
         "broadcast",

@@ -274,7 +274,7 @@ def test_logging_data_averages_without_keeping_every_iteration(gaps):
     timed = []
     for number, (forward, launch, rest, wait) in enumerate(gaps, start=1):
         readings = accumulate([number * 10**12, forward, launch, rest, wait])
-        log._clock = SimpleNamespace(read=partial(next, readings), elapsed_ns=lambda start, end: end - start)
+        log._clock = SimpleNamespace(now=partial(next, readings), settle=lambda wait: None)
         log.forward_started()
         log.backward_started()
         log.bucket_launching(0)

@@ -9,7 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.comm_hooks.powersgd import PowerSGDState, orthogonalize, rows_and_columns, square, worth_compressing
+from reference.comm_hooks.powersgd import (
+    PowerSGDState,
+    keep_where,
+    orthogonalize,
+    rows_and_columns,
+    square,
+    worth_compressing,
+)
 from reference.comm_hooks.quantization import dequantize, quantize, quantize_per_channel, quantize_per_tensor
 from reference.launch import RankPool
 
@@ -330,6 +337,18 @@ def test_powersgd_recovers_from_gradients_of_zeros_and_of_infinity(two_ranks, ep
         (mean,) = hook_bodies.mean_gradients(2, ((9, 9),), 0, 0)
         assert last.isfinite().all()
         assert float((last * mean).sum()) > 0.1 * float(mean.norm() ** 2)
+
+
+@pytest.mark.parametrize("finite", [False, True])
+def test_what_powersgd_keeps_is_chosen_in_place_without_the_host(finite):
+    """On a CPU the host decides instead, to save a pass over memory, so only this test runs the choice here."""
+    new, last = [torch.tensor([1.0, float("nan")]), torch.ones(2, 3)], [torch.zeros(2), torch.zeros(2, 3)]
+    expected = [one.clone() for one in (new if finite else last)]
+    memory = [one.data_ptr() for one in new]
+    keep_where(torch.tensor(finite), new, last)
+    for got, wanted in zip(new, expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
+    assert [one.data_ptr() for one in new] == memory
 
 
 @pytest.mark.parametrize(

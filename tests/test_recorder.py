@@ -81,7 +81,8 @@ def test_a_ranks_offset_counts_from_its_own_start():
     timestamps.backward_started()
     timestamps.backward_ended()
     timestamps.finish_iteration()
-    trace = rank_trace(1, 7, 0, timestamps, zero=timestamps.zero - 100, layouts={})
+    in_ns = timestamps.in_ns()
+    trace = rank_trace(1, 7, 0, in_ns, zero=in_ns.zero - 100, layouts={})
     assert trace.clock_offset_ns == 107
 
 
@@ -218,6 +219,6 @@ def test_a_module_without_parameters_is_refused():
         record(nn.ReLU())
 
 
-def test_a_module_elsewhere_than_on_the_cpu_is_refused():
-    with pytest.raises(ValueError, match="expected all parameters on the CPU, weight is on meta"):
+def test_a_module_elsewhere_than_on_the_cpu_or_a_gpu_is_refused():
+    with pytest.raises(ValueError, match="expected all parameters on the CPU or on a CUDA device, weight is on meta"):
         record(nn.Linear(1, 1, device="meta"))

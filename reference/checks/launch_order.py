@@ -1,4 +1,8 @@
-"""Checked launch order (`debug=True`): after a failed collective, names the rank that launched something else."""
+"""Checked launch order (`debug=True`): after a failed collective, names the rank that launched something else.
+
+The ranks are compared when waiting for a collective raises, as with Gloo. With NCCL the host does not wait. After a
+hang or an asynchronous error its watchdog ends the process; torch's flight recorder has the launches of each rank.
+"""
 
 from collections import Counter
 from dataclasses import dataclass

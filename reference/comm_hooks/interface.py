@@ -96,6 +96,17 @@ def only_tensor(future: "torch.futures.Future[Any]") -> Any:
     return value
 
 
+def used_on_this_stream(*tensors: Tensor) -> None:
+    """On CUDA: keep memory that was allocated on another stream until the current stream has finished using it.
+
+    Callbacks of futures run on streams of their own. torch keeps the memory of the tensors in the future's value; a
+    callback must keep that of all other tensors that it uses.
+    """
+    for tensor in tensors:
+        if tensor.is_cuda:
+            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+
+
 class HookState:
     """Base class of hook states, which can be saved and loaded (`torch.save`, pickle) without their process groups.
 
@@ -185,7 +196,7 @@ class HookCaller:
             TypeError: The future holds something other than a tensor as long as the bucket.
         """
         timeout_s = self._timeout_s(bucket)
-        if timeout_s is not None and not _is_done_within(timeout_s, future):
+        if timeout_s is not None and not future.done() and not _is_done_within(timeout_s, future):
             raise RuntimeError(
                 f"{self._where(number)}: its future had no result after {timeout_s:g} s. Either the hook never sets "
                 "a result, or another rank does not take part in its collectives"

@@ -7,6 +7,10 @@ error-feedback SGD; `LowRankAverage` is Algorithm 1, rank-r compression; warm st
 A bucket takes two all-reduces, one after the other. The second one is issued when the next bucket arrives, always
 from the thread that calls the hook. Issued from the completion callback of the first one, in a thread of the process
 group, it would run in a different order on each rank.
+
+On CUDA the hook never waits for the device. NCCL's futures are done once their collectives are enqueued, and their
+callbacks run at once, on streams that wait for the collectives. What depends on numbers, such as whether they are
+finite, stays on the device.
 """
 
 import logging
@@ -24,7 +28,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .allreduce import average
-from .interface import HookState
+from .interface import HookState, used_on_this_stream
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +140,7 @@ class PowerSGDState(HookState):
     def q(self, name: str, matrix: Tensor) -> Tensor:
         """The last Q of this matrix, or a random one that is the same on all ranks; shape [columns, rank]."""
         rank = min(*matrix.shape, self.matrix_approximation_rank)
-        last = self._qs.get(name, torch.empty(0)).to(matrix)
+        last = self._qs.get(name, matrix.new_empty(0)).to(matrix)
         known = last.shape == (matrix.shape[1], rank)
         if known and not self.orthogonalization_epsilon:
             return last
@@ -145,12 +149,7 @@ class PowerSGDState(HookState):
         return torch.where(last.any(0), last, fresh) if known else fresh
 
     def remember(self, errors: dict[str, Tensor], qs: dict[str, Tensor]) -> None:
-        """Keep errors and Qs for the next iteration, unless the gradients of some rank were not finite.
-
-        A gradient scaler skips such an iteration, but an error of NaN would stay in all later gradients.
-        """
-        if qs and not torch.stack([q.isfinite().all() for q in qs.values()]).all():
-            return
+        """Keep errors and Qs for the next iteration."""
         if self.use_error_feedback:
             self._errors |= errors
         if self.warm_start:
@@ -217,14 +216,17 @@ def _compress(
     """
     buffer = bucket.buffer()
     names, inputs = list(matrices), list(matrices.values())
+    last_errors: list[Tensor] = []
     errors: list[Tensor] = []
+    last_qs = [state.q(name, matrix) for name, matrix in matrices.items()]
     if state.use_error_feedback and inputs:
-        kept = [state.error(name, matrix) for name, matrix in matrices.items()]
-        errors = list(torch._foreach_add(inputs, kept))  # Delta <- g + e  (Algorithm 2)
+        last_errors = [state.error(name, matrix) for name, matrix in matrices.items()]
+        errors = list(torch._foreach_add(inputs, last_errors))  # Delta <- g + e  (Algorithm 2)
         torch._foreach_copy_(inputs, errors)
+    used_on_this_stream(*last_errors, *last_qs)
     averaging = LowRankAverage(
         inputs,
-        [state.q(name, matrix) for name, matrix in matrices.items()],
+        last_qs,
         rest,
         stacks=stacks([tuple(m.shape) for m in inputs], batched=state.batch_tensors_with_same_shape),
         group=state.process_group,
@@ -233,9 +235,16 @@ def _compress(
 
     def remember(done: torch.futures.Future[list[Tensor]]) -> Tensor:
         done.value()
-        used_on_this_stream(*errors, *averaging.qs)
+        used_on_this_stream(*errors, *last_errors, *averaging.qs, *last_qs)
         if errors:
             torch._foreach_sub_(errors, inputs)  # e <- Delta - Delta'  (Algorithm 2)
+        if averaging.finite is not None and averaging.finite.is_cpu:
+            if not averaging.finite:
+                return buffer
+        elif averaging.finite is not None:
+            used_on_this_stream(averaging.finite)
+            keep_where(averaging.finite, errors, last_errors)
+            keep_where(averaging.finite, averaging.qs, last_qs)
         state.remember(dict(zip(names, errors, strict=False)), dict(zip(names, averaging.qs, strict=True)))
         return buffer
 
@@ -243,6 +252,15 @@ def _compress(
     _send_second_collectives(state, bucket, averaging)
     state.count(bucket, averaging.elements_sent)
     return result
+
+
+def keep_where(finite: Tensor, new: Sequence[Tensor], last: Sequence[Tensor]) -> None:
+    """Overwrite `new` by `last` unless `finite`, a tensor of one bool, is True; the host does not read it.
+
+    A gradient scaler skips an iteration with infinite gradients, but an error of NaN would stay in later gradients.
+    """
+    for one, other in zip(new, last, strict=True):
+        torch.where(finite, one, other, out=one)
 
 
 def _send_second_collectives(state: PowerSGDState, bucket: GradBucket, averaging: "LowRankAverage") -> None:
@@ -273,6 +291,8 @@ class LowRankAverage:
     Attributes:
         done: Future of `matrices` and `rest`, which holds an error if a collective fails.
         qs: The new Q of each matrix, once `done` has its result.
+        finite: Whether all elements of all new Qs are finite, a tensor on their device, once `done` has its result.
+            None: there are no matrices.
         elements_sent: Number of elements that this rank passes to the two collectives.
     """
 
@@ -293,6 +313,7 @@ class LowRankAverage:
         p_shapes = [(*m.shape[:2], q.shape[2]) for m, q in zip(self._ms, unit_qs, strict=True)]
         self._q_shapes = [q.shape for q in unit_qs]
         self._q_stacks: list[Tensor] = []
+        self.finite: Tensor | None = None
         self._first, pieces = _flat([*(tensor.shape for tensor in rest), *p_shapes], like=(*matrices, *rest)[0])
         self._averaged_rest, self._ps = pieces[: len(rest)], pieces[len(rest) :]
         if rest:
@@ -301,26 +322,40 @@ class LowRankAverage:
             torch.bmm(m, q, out=p)  # P <- M Q; only the span of Q matters, and with unit columns P stays in range
         self._first_sent = average(self._first, group)  # P <- all-reduce mean (P)
         self.elements_sent = self._first.numel() + sum(shape.numel() for shape in self._q_shapes)
-        devices: list[int | str | torch.device] = [] if self._first.is_cpu else [self._first.device]
+        devices: list[int | str | torch.device] = [self._first.device] if self._first.is_cuda else []
         self.done: torch.futures.Future[list[Tensor]] = torch.futures.Future(devices=devices)
 
     def send_qs(self) -> None:
-        """Wait for the first collective and issue the second."""
+        """Issue the second collective, which depends on the first."""
         if not self._stacks:
             self._first_sent.add_done_callback(self._finish)
             return
-        self._first_sent.wait()
-        self._ps = [orthogonalize(p, self._epsilon) for p in self._ps]  # P^ <- orthogonalize(P)
-        second, self._q_stacks = _flat(self._q_shapes, like=self._first)
-        for m, p, q in zip(self._ms, self._ps, self._q_stacks, strict=True):
-            torch.bmm(m.mH, p, out=q)  # Q <- M^T P^
-        average(second, self._group).add_done_callback(self._finish)  # Q <- all-reduce mean (Q)
+        # On CUDA a future that is done may belong to a collective that still runs. To wait for it would make the
+        # current stream wait, on which the backward pass goes on. The callback runs at once, on a stream of its own.
+        if self._first.is_cpu or not self._first_sent.done():
+            self._first_sent.wait()
+        self._first_sent.add_done_callback(self._send_qs)
 
-    def _finish(self, sent: torch.futures.Future[Tensor]) -> None:
-        """Replace the tensors; runs in a thread of the process group."""
+    def _send_qs(self, sent: torch.futures.Future[Tensor]) -> None:
+        """Called by `send_qs`, in the thread that calls the hook."""
         try:
             sent.value()
+            used_on_this_stream(*self._ms)
+            self._ps = [orthogonalize(p, self._epsilon) for p in self._ps]  # P^ <- orthogonalize(P)
+            second, self._q_stacks = _flat(self._q_shapes, like=self._first)
+            for m, p, q in zip(self._ms, self._ps, self._q_stacks, strict=True):
+                torch.bmm(m.mH, p, out=q)  # Q <- M^T P^
+            average(second, self._group).add_done_callback(self._finish)  # Q <- all-reduce mean (Q)
+        except Exception as error:  # noqa: BLE001 - raised where `done` is waited for
+            self.done.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
+
+    def _finish(self, sent: torch.futures.Future[Tensor]) -> None:
+        """Replace the tensors; runs in a thread of the process group, or with NCCL at once on a stream of its own."""
+        try:
+            averaged = sent.value()
             used_on_this_stream(*self._ms, *self._ps, *self._averaged_rest)
+            if self._stacks:
+                self.finite = averaged.isfinite().all()
             self.qs = [torch.empty(0)] * len(self._matrices)
             for stack, m, p, qs in zip(self._stacks, self._ms, self._ps, self._q_stacks, strict=True):
                 torch.bmm(p, qs.mH, out=m)  # M' <- P^ Q^T
@@ -400,11 +435,7 @@ def stacks(shapes: Sequence[tuple[int, ...]], *, batched: bool) -> list[list[int
 def random_q(columns: int, rank: int, seed: str, *, like: Tensor) -> Tensor:
     """Standard normal numbers that depend only on the seed; shape [columns, rank]."""
     generator = torch.Generator().manual_seed(int.from_bytes(sha256(seed.encode()).digest()[:8]))
-    return torch.randn(columns, rank, generator=generator).to(like.device, like.dtype)
-
-
-def used_on_this_stream(*tensors: Tensor) -> None:
-    """On CUDA: keep memory that was allocated on another stream until the current stream has finished using it."""
-    for tensor in tensors:
-        if tensor.is_cuda:
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    numbers = torch.randn(columns, rank, generator=generator)
+    if like.is_cuda:
+        numbers = numbers.pin_memory()  # from other memory the copy would wait for the device
+    return numbers.to(like.device, like.dtype, non_blocking=True)

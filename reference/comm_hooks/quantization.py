@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
+from .interface import used_on_this_stream
+
 CHANNEL_ELEMENTS = 512
 LEVELS = 256
 
@@ -69,6 +71,7 @@ def _average(flat: Tensor, group: dist.ProcessGroup | None, *, channel_elements:
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
 
     def add(_gathered: torch.futures.Future[Any]) -> Tensor:
+        used_on_this_stream(*everyones)
         total = torch.zeros_like(padded).view(count, channel_elements)
         for data in everyones:
             total += dequantize(data, count)

@@ -1,0 +1,167 @@
+"""Clocks that recordings and logs read: the host's, and a GPU's through events on its streams.
+
+The host runs ahead of a GPU, so the host's clock shows when work was launched, not when it ran. `DeviceClock` records
+an event on the current stream instead. The reading has its time once the GPU has reached the event; until then nobody
+waits for it.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+
+ANCHOR_MS = 100.0
+"""An event that is further from the anchor than this becomes the anchor. `elapsed_time` is a 32-bit float, which at
+this distance is exact to 4 ns."""
+
+
+class Event(Protocol):
+    """The methods of `torch.Event` that a device clock uses."""
+
+    def record(self, stream: Any) -> None:
+        """Record on a stream; an event may be recorded again."""
+
+    def query(self) -> bool:
+        """Whether the device has reached the event."""
+
+    def synchronize(self) -> None:
+        """Block the host until the device has reached the event."""
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds from this event to a later one; the device must have reached both."""
+
+
+@dataclass(slots=True, eq=False)
+class DeviceReading:
+    """A reading of a device's clock; `ns` is None until the clock has settled it."""
+
+    event: Event | None
+    ns: int | None = None
+
+
+Reading = int | DeviceReading
+"""Nanoseconds on the host's clock, at once or once the clock has settled the reading."""
+
+
+class Clock(Protocol):
+    """A clock whose readings may get their times later."""
+
+    on_device: bool
+    """Whether readings are moments of a device, which may lie after the host's."""
+
+    uncertainty_ns: int
+    """How far a reading may be from the host's clock."""
+
+    @property
+    def now(self) -> Callable[[], Reading]:
+        """Takes a reading; on a device, on the current stream."""
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Give past readings their times; without `wait` only those that the device has reached."""
+
+
+class HostClock:
+    """Reads the host's clock: every reading is an int, in nanoseconds."""
+
+    on_device = False
+    uncertainty_ns = 0
+
+    def __init__(self, host_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.now = host_ns
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Do nothing: readings have their times from the start."""
+
+
+class DeviceClock:
+    """Reads a device's clock, in nanoseconds on the host's axis.
+
+    Events are settled in the order in which the host recorded them, each by its distance from the *anchor*, an event
+    whose time is known. Settled events are recorded again for later readings, so there are as many events as readings
+    that the device has not reached. Only the constructor and `settle(wait=True)` block the host.
+
+    Args:
+        new_event: Makes an event that measures time.
+        current_stream: Returns the stream to record on.
+        host_ns: The host's clock.
+
+    Attributes:
+        uncertainty_ns: How far the first anchor, and with it every reading, may be from the host's clock. The clocks
+            may drift apart after that.
+    """
+
+    on_device = True
+
+    def __init__(
+        self,
+        new_event: Callable[[], Event],
+        current_stream: Callable[[], Any],
+        host_ns: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        self._new_event, self._current_stream = new_event, current_stream
+        self._free: list[Event] = []
+        self._pending: deque[DeviceReading] = deque()
+        self._anchor = new_event()
+        for _ in range(2):  # the second time the stream is idle, so the device reaches the event at once
+            before_ns = host_ns()
+            self._anchor.record(current_stream())
+            self._anchor.synchronize()
+            after_ns = host_ns()
+        self._anchor_ns = (before_ns + after_ns) // 2
+        self.uncertainty_ns = (after_ns - before_ns + 1) // 2
+
+    def now(self) -> DeviceReading:
+        """Record an event on the current stream; never waits for the device."""
+        try:
+            event = self._free.pop()
+        except IndexError:
+            event = self._new_event()
+        event.record(self._current_stream())
+        reading = DeviceReading(event)
+        self._pending.append(reading)
+        return reading
+
+    def settle(self, *, wait: bool = False) -> None:
+        """Give readings their times and reuse their events; stops at the first event that the device has not reached.
+
+        Args:
+            wait: Whether to block until the device has reached all of them.
+        """
+        pending = self._pending
+        while pending:
+            event = pending[0].event
+            assert event is not None
+            if wait:
+                event.synchronize()
+            elif not event.query():
+                return
+            self._settle(pending.popleft(), event)
+
+    def _settle(self, reading: DeviceReading, event: Event) -> None:
+        elapsed_ms = self._anchor.elapsed_time(event)
+        reading.ns = self._anchor_ns + round(elapsed_ms * 1e6)
+        reading.event = None
+        if elapsed_ms > ANCHOR_MS:
+            event, self._anchor = self._anchor, event
+            self._anchor_ns = reading.ns
+        self._free.append(event)
+
+
+def clock_of(device: torch.device, host_ns: Callable[[], int] = time.perf_counter_ns) -> Clock:
+    """The clock by which work on a device is timed."""
+    if device.type != "cuda":
+        return HostClock(host_ns)
+    return DeviceClock(
+        partial(torch.Event, device=device, enable_timing=True),
+        partial(torch.accelerator.current_stream, device),  # the current device may be another one
+        host_ns,
+    )
+
+
+def nanoseconds(reading: Reading) -> int | None:
+    """The time of a reading; None: its clock has not settled it."""
+    return reading if isinstance(reading, int) else reading.ns
