@@ -30,6 +30,7 @@ def conform(
     backend: str = "gloo",
     against: str | None = None,
     expected: Mapping[str, Expectation] | None = None,
+    stop: bool = False,
     on_result: Callable[[Result], None] = lambda _result: None,
 ) -> Report:
     """Run all checks on a class.
@@ -41,6 +42,7 @@ def conform(
         backend: Backend of the process group.
         against: A class whose results must be equal. None: none.
         expected: By check, what is expected; checks to be skipped do not run.
+        stop: Whether to stop after the first check that fails and was not expected to.
         on_result: Called after each check.
 
     Raises:
@@ -61,4 +63,6 @@ def conform(
                 result = run_check(check_name, check, bench)
                 results.append(result)
                 on_result(result)
+                if stop and result.outcome == "failed" and expected.get(check_name) != "expected-fail":
+                    break
     return Report(name, tuple(results), expected)

@@ -37,6 +37,9 @@ def conform(
         str | None,
         typer.Option(metavar="CLASS", help="Also compare with this class: equal gradients, errors and buckets."),
     ] = None,
+    stop: Annotated[  # noqa: FBT002 - a flag of the command line
+        bool, typer.Option("--exitfirst", "-x", help="Stop after the first check that fails unexpectedly.")
+    ] = False,
     expect: Annotated[
         Path | None,
         typer.Option(metavar="PATH", help="YAML file with the lists must-pass, expected-fail and skip of checks."),
@@ -86,6 +89,7 @@ def conform(
         backend=backend,
         against=other,
         expected=expected,
+        stop=stop,
         on_result=show,
     )
     outcomes = {result.check: result.outcome for result in report.results}
