@@ -40,6 +40,20 @@ LAYERS = {  # each module imports only from those before it
         "models",
         "virtual_links",
         "launch",
+        "conformance.subject",
+        "conformance.programs",
+        "conformance.strategies",
+        "conformance.local_training",
+        "conformance.bodies",
+        "conformance.bench",
+        "conformance.layouts",
+        "conformance.faults",
+        "conformance.state_machine",
+        "conformance.checks",
+        "conformance.report",
+        "conformance.kit",
+        "conformance.pytest_options",
+        "conformance.test_conformance",
     ],
     "simulator": [
         "fabric.topology",
@@ -92,6 +106,8 @@ LAYERS = {  # each module imports only from those before it
         "emulation.wall_network",
         "emulation.virtual_training",
         "emulation.emulate",
+        "conformance.timing",
+        "conformance.overlap",
         "measure.reference_runs",
         "measure.watch",
         "measure.training_runs",
@@ -110,10 +126,11 @@ LAYERS = {  # each module imports only from those before it
         "cli.predict",
         "cli.emulate",
         "cli.explain",
+        "cli.conform",
         "cli.main",
     ],
 }
-NEEDS_TORCH = {"emulation", "measure", "cli"}
+NEEDS_TORCH = {"conformance", "emulation", "measure", "cli"}
 """Folders of `simulator` that drive real ranks or models; everything else in it is pure."""
 
 

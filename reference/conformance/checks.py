@@ -5,210 +5,15 @@ stops at its first finding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 from ..errors import RankError
-from ..launch import RankPool
-from . import bodies, faults, layouts
-from .local_training import (
-    FindingError,
-    WeakProgramError,
-    check_program,
-    check_ranks_equal,
-    describe_difference,
-    same,
-)
+from . import bodies, faults, layouts, state_machine
+from .bench import FULL, Bench, Check, first_lines
+from .local_training import FindingError, check_ranks_equal, describe_difference, same
 from .programs import Kind, Program, Step, Weight, Zero
-from .subject import NotSupportedError, Subject
-
-if TYPE_CHECKING:
-    from hypothesis import settings
-
-Outcome = Literal["passed", "failed", "not supported"]
-TIMEOUT_S = 10.0
-"""Time-out of each program on the ranks; a class that hangs is reported then."""
-START_TIMEOUT_S = 60.0
-"""Time-out of the first program, which starts the ranks."""
-
-
-class HangError(BaseException):
-    """A program hung. Not an `Exception`, so that Hypothesis does not repeat it to find a smaller one."""
-
-
-class Effort(NamedTuple):
-    """How much is tried.
-
-    Attributes:
-        examples: Random programs of each kind.
-        derandomized: Whether every run tries the same ones.
-    """
-
-    examples: int
-    derandomized: bool
-
-
-QUICK, FULL = Effort(60, derandomized=True), Effort(1000, derandomized=True)
-
-
-@dataclass(frozen=True)
-class Result:
-    """Outcome of a check.
-
-    Attributes:
-        check: Name of the check.
-        outcome: Whether the class passed.
-        message: What was found, or why the check does not apply; empty if it passed.
-        program: The program that shows the fault. None: there is none.
-    """
-
-    check: str
-    outcome: Outcome
-    message: str = ""
-    program: Program | None = None
-
-
-class Bench:
-    """The subject, the ranks on which it is tried, and the effort.
-
-    Args:
-        subject: The class under test.
-        pool: Ranks.
-        effort: How much is tried.
-        against: A class whose results must be equal. None: none.
-        scratch: Folder for files of checks.
-    """
-
-    def __init__(
-        self, subject: Subject, pool: RankPool, effort: Effort, *, against: Subject | None = None, scratch: Path
-    ) -> None:
-        self.subject, self.pool, self.effort, self.against, self.scratch = subject, pool, effort, against, scratch
-        self.methods: frozenset[str] = frozenset()
-
-    def start(self) -> None:
-        """Start the ranks and find out which methods the class has."""
-        found = self.run(bodies.methods_of, self.subject, timeout_s=START_TIMEOUT_S)
-        self.methods = frozenset(found[0])
-
-    def run(self, body: Callable[..., Any], *arguments: Any, timeout_s: float | None = None) -> list[Any]:
-        """Run a body on all ranks.
-
-        Raises:
-            HangError: It did not end in time.
-            RankError: A rank failed.
-        """
-        first = not self.pool._processes
-        try:
-            return self.pool.run(body, *arguments, timeout_s=timeout_s or (START_TIMEOUT_S if first else TIMEOUT_S))
-        except RankError as error:
-            if "still running at the time-out" in str(error):
-                raise HangError(str(error)) from None
-            raise
-
-    def needs(self, *names: str) -> None:
-        """Check that the class has these methods and options.
-
-        Raises:
-            NotSupportedError: It lacks one.
-        """
-        for name in names:
-            if name not in self.methods and name not in self.subject.options:
-                raise NotSupportedError(f"it has no {name}")
-
-    def try_program(self, program: Program) -> None:
-        """Run a program and compare it with local training.
-
-        Raises:
-            FaultyProgramError: The class is wrong, or a rank failed.
-            HangError: It did not end in time.
-            WeakProgramError: The program could not show a fault.
-        """
-        try:
-            check_program(self.subject, program, _Guarded(self))  # type: ignore[arg-type]
-        except (FindingError, RankError) as error:
-            raise FaultyProgramError(str(error), program) from None
-
-    def try_random(self, **how: Any) -> None:
-        """Run random programs, and shrink the first one that shows a fault; arguments as for `programs`.
-
-        Raises:
-            FaultyProgramError: The class is wrong.
-        """
-        from hypothesis import assume, given
-
-        from .strategies import programs
-
-        def run(program: Program) -> None:
-            try:
-                self.try_program(program)
-            except WeakProgramError:
-                assume(condition=False)
-
-        self.settings()(given(programs(self.pool.world_size, **how))(run))()
-
-    def settings(self, **further: Any) -> "settings":
-        """Return settings of Hypothesis for a random check; `further` replaces single ones."""
-        from hypothesis import HealthCheck, Phase, settings
-
-        usual: dict[str, Any] = {
-            "max_examples": self.effort.examples,
-            "derandomize": self.effort.derandomized,
-            "deadline": None,
-            "database": None,
-            "phases": [Phase.generate, Phase.shrink],
-            "report_multiple_bugs": False,
-            "suppress_health_check": list(HealthCheck),
-        }
-        return settings(**usual | further)
-
-
-class _Guarded(NamedTuple):
-    """A pool whose runs have the time-out of conformance checks."""
-
-    bench: Bench
-
-    @property
-    def world_size(self) -> int:
-        return self.bench.pool.world_size
-
-    def run(self, *arguments: Any) -> list[Any]:
-        return self.bench.run(*arguments)
-
-
-class FaultyProgramError(Exception):
-    """A program that shows a fault.
-
-    Attributes:
-        program: The program.
-    """
-
-    def __init__(self, message: str, program: Program) -> None:
-        super().__init__(message)
-        self.program = program
-
-
-Check = Callable[[Bench], None]
-"""Returns if the class passed; raises FindingError, FaultyProgramError, RankError, HangError or NotSupportedError."""
-
-
-def run_check(name: str, check: Check, bench: Bench) -> Result:
-    """Run one check."""
-    try:
-        check(bench)
-    except NotSupportedError as reason:
-        return Result(name, "not supported", str(reason))
-    except FaultyProgramError as fault:
-        return Result(name, "failed", first_lines(str(fault)), fault.program)
-    except (FindingError, RankError, HangError) as fault:
-        return Result(name, "failed", first_lines(str(fault)))
-    return Result(name, "passed")
-
-
-def first_lines(message: str) -> str:
-    """Shorten the message of a failed rank: its cause without the traceback."""
-    return message.partition(" Traceback:\n")[0]
-
+from .subject import NotSupportedError
 
 # Fixed scenarios
 
@@ -447,13 +252,6 @@ def a_lost_rank(bench: Bench) -> None:
     faults.check(bench, "killed", bodies.FAULTS if bench.effort == FULL else bodies.FAULTS[1:2])
 
 
-def state_machine(bench: Bench) -> None:
-    """Any sequence of training steps, against plain lists."""
-    from .state_machine import check
-
-    check(bench)
-
-
 CHECKS: Mapping[str, Check] = {
     "one weight": one_weight,
     "construction": construction,
@@ -475,7 +273,7 @@ CHECKS: Mapping[str, Check] = {
     "bucket layout": bucket_layout,
     "same as another": same_as_another,
     "random programs": random_programs,
-    "state machine": state_machine,
+    "state machine": state_machine.check,
     "a failing rank": a_failing_rank,
     "a lost rank": a_lost_rank,
 }

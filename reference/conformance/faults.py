@@ -9,13 +9,10 @@ import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from .bench import Bench
 from .local_training import FindingError
 from .subject import Subject
-
-if TYPE_CHECKING:
-    from .checks import Bench
 
 WORLD_SIZE = 2
 COLLECTIVES_S = 8.0
@@ -31,7 +28,7 @@ PLACES = {
 }
 
 
-def check(bench: "Bench", kind: str, places: tuple[str, ...]) -> None:
+def check(bench: Bench, kind: str, places: tuple[str, ...]) -> None:
     """Let the last rank die at these places, in this way.
 
     Raises:

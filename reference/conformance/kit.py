@@ -6,7 +6,8 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from ..launch import RankPool
-from .checks import CHECKS, Bench, Check, Effort, Result, run_check
+from .bench import Bench, Check, Effort, Result, run_check
+from .checks import CHECKS
 from .report import Expectation, Report
 from .subject import Subject
 

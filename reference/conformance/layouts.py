@@ -1,15 +1,12 @@
 """Bucket layouts: the two rules by which reducers fill buckets, and comparison of two classes on random programs."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from . import bodies
+from .bench import Bench, FaultyProgramError
 from .local_training import FindingError, WeakProgramError, describe_difference, run_locally, same
 from .programs import Program, Seen
 from .subject import NotSupportedError, Subject
-
-if TYPE_CHECKING:
-    from .checks import Bench
 
 Layout = tuple[tuple[int, ...], ...]
 BYTES = 4
@@ -44,7 +41,7 @@ def at_most(order: Sequence[int], sizes: Sequence[int], cap: int) -> Layout:
     return (*buckets, tuple(open_bucket)) if open_bucket else tuple(buckets)
 
 
-def check(bench: "Bench") -> None:
+def check(bench: Bench) -> None:
     """Check the layouts of several models and caps, which all have to follow one rule, on every rank alike.
 
     Raises:
@@ -70,7 +67,7 @@ def check(bench: "Bench") -> None:
                 raise FindingError(f"{words}: got buckets {got}, expected those of one rule throughout: {wanted}")
 
 
-def check_against(bench: "Bench", other: Subject) -> None:
+def check_against(bench: Bench, other: Subject) -> None:
     """Check that two classes see the same on random programs, errors and missing gradients included.
 
     Raises:
@@ -78,7 +75,6 @@ def check_against(bench: "Bench", other: Subject) -> None:
     """
     from hypothesis import assume, given
 
-    from .checks import FaultyProgramError
     from .strategies import programs
 
     def run(program: Program) -> None:

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import yaml
 
 from ..files import write_atomically
-from .checks import Result
+from .bench import Result
 
 Expectation = Literal["must-pass", "expected-fail", "skip"]
 EXPECTATIONS: tuple[Expectation, ...] = ("must-pass", "expected-fail", "skip")
@@ -129,7 +129,7 @@ def write_script(path: Path, subject: str, world_size: int, result: Result) -> N
 from pathlib import Path
 from tempfile import gettempdir
 
-from reference.conformance.checks import QUICK, Bench
+from reference.conformance.bench import QUICK, Bench
 from reference.conformance.programs import Program, Step, Weight
 from reference.conformance.subject import Subject
 from reference.launch import RankPool

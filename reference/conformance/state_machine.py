@@ -1,15 +1,14 @@
 """State machine: any sequence of training steps on a class that lives on the ranks, against plain lists."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
-from .local_training import WeakProgramError, compare, run_locally
+from ..errors import RankError
+from .bench import Bench, FaultyProgramError
+from .local_training import FindingError, WeakProgramError, compare, run_locally
 from .programs import MOST_PASSES, Kind, Net, Program, Seen, Step, Weight, Zero, look, optimizer_of, run_step
 from .subject import Subject
-
-if TYPE_CHECKING:
-    from .checks import Bench
 
 WEIGHTS = (Weight((2,)), Weight((3, 2), depth=1), Weight((), "float64"), Weight((4,)))
 _session: dict[str, Any] = {}
@@ -29,7 +28,7 @@ def continue_with(rank: int, world_size: int, subject: Subject, program: Program
     return look(_session["net"], wrapped)
 
 
-def check(bench: "Bench") -> None:
+def check(bench: Bench) -> None:
     """Run random sequences of steps, comparing after each.
 
     Raises:
@@ -38,9 +37,6 @@ def check(bench: "Bench") -> None:
     from hypothesis import strategies as st
     from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-    from ..errors import RankError
-    from .checks import FaultyProgramError
-    from .local_training import FindingError
     from .strategies import CAPS_MB
 
     world_size = bench.pool.world_size

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ..launch import RankPool
-from .checks import FULL, QUICK, Bench, run_check
+from .bench import FULL, QUICK, Bench, run_check
 from .kit import all_checks
 from .subject import Subject
 

@@ -70,7 +70,7 @@ def conform(
     devices: how many all-reduces it launches, when, and how much communication is exposed, exactly. What a class does
     not offer is not a failure. The exit status is 1 if a check fails.
     """
-    from reference.conformance.checks import FULL, QUICK, Result
+    from reference.conformance.bench import FULL, QUICK, Result
     from reference.conformance.kit import all_checks
     from reference.conformance.kit import conform as run
     from reference.conformance.report import read_expectations, write_script

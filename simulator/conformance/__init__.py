@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 
-from reference.conformance.checks import Check
+from reference.conformance.bench import Check
 
 from .overlap import check_overlap
 from .timing import check_timing

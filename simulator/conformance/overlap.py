@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Self
 
 from torch import nn
 
-from reference.conformance.checks import Bench
+from reference.conformance.bench import Bench
 from reference.conformance.local_training import FindingError
 from reference.conformance.subject import NotSupportedError, Subject
 from reference.errors import RankError

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Reducer as TorchReducer
 
-from reference.conformance.checks import Bench, FaultyProgramError
+from reference.conformance.bench import Bench, FaultyProgramError
 from reference.conformance.local_training import FindingError, WeakProgramError, compare, run_locally
 from reference.conformance.programs import Net, Program, Seen, look, optimizer_of, run_step
 from reference.conformance.subject import Subject
