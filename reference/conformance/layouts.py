@@ -103,6 +103,7 @@ def difference(got: tuple[list[Seen], str], expected: tuple[list[Seen], str]) ->
                 have = getattr(one, kind)[name]
                 if not same(have, want):
                     return f"iteration {number}: {kind} {name!r}: {describe_difference(have, want)}"
-        if one.buckets and two.buckets and one.buckets != two.buckets:
+        # torch orders the last buckets of different dtypes by a hash, so their order is no part of the layout.
+        if one.buckets and two.buckets and sorted(one.buckets) != sorted(two.buckets):
             return f"iteration {number}: buckets {one.buckets}, the other's {two.buckets}"
     return ""

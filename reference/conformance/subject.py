@@ -4,6 +4,7 @@ A subject is named `module:name`. The name is that of a class or a function that
 
 - with the constructor of torch's `DistributedDataParallel`, or a part of its arguments;
 - `make_ddp(module, bucket_cap_mb)`; beside it, a function `finish(wrapped)` is called after each backward pass;
+- a class with the method `average_gradients`, which is called after each backward pass;
 - as in the assignment of Stanford's CS336: a class with the method `finish_gradient_synchronization`, or the function
   `get_ddp_bucketed` (or `get_ddp_individual_parameters`) of its adapters, whose `..._on_after_backward` is called.
 
@@ -24,6 +25,8 @@ from torch.optim import Optimizer
 
 CAP_NAMES = ("bucket_cap_mb", "bucket_size_mb")
 """Names of the argument with the bucket cap in MB."""
+FINISHING = ("finish_gradient_synchronization", "average_gradients")
+"""Methods that a script calls after each backward pass."""
 AFTER_BACKWARD = {
     "get_ddp_bucketed": "ddp_bucketed_on_after_backward",
     "get_ddp_individual_parameters": "ddp_individual_parameters_on_after_backward",
@@ -100,8 +103,8 @@ class Subject:
         """Call what must follow a backward pass, if anything must."""
         if (after := getattr(self._module, AFTER_BACKWARD.get(self._attribute, ""), None)) is not None:
             after(wrapped, optimizer)
-        elif (method := getattr(wrapped, "finish_gradient_synchronization", None)) is not None:
-            method()
+        elif (method := next((name for name in FINISHING if hasattr(wrapped, name)), None)) is not None:
+            getattr(wrapped, method)()
         elif not isinstance(self.make, type) and (function := getattr(self._module, "finish", None)) is not None:
             function(wrapped)
 

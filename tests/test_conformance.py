@@ -1,0 +1,307 @@
+"""Conformance: correct classes pass, and each faulty class fails the check that is meant for its fault."""
+
+import json
+import runpy
+from dataclasses import replace
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.conformance.bench import QUICK, Bench, Effort, Result, run_check
+from reference.conformance.checks import CHECKS, PLAIN, program_of
+from reference.conformance.kit import all_checks
+from reference.conformance.local_training import FindingError, compare, describe_difference, run_locally, same
+from reference.conformance.report import EXPECTATIONS, Report, read_expectations, write_script
+from reference.conformance.strategies import programs
+from reference.conformance.subject import Subject
+from simulator.conformance import overlap
+from simulator.conformance.timing import run_in_virtual_time
+
+from .explore import examples
+
+OURS = "reference.data_parallel:DistributedDataParallel"
+TORCHS = "torch.nn.parallel:DistributedDataParallel"
+NAIVE = "reference.naive:NaiveDataParallel"
+CORRECT = ("Bucketed", "get_ddp_bucketed", "make_ddp")
+LITTLE = Effort(4, derandomized=True)
+SLOW = {"a failing rank", "a lost rank", "state machine", "overlap"}
+"""Checks that start processes or take seconds; `ddplab conform` runs them in CI."""
+
+
+def faulty(name: str) -> str:
+    return f"tests.faulty_reducers:{name}"
+
+
+@pytest.fixture
+def bench_of(four_ranks, tmp_path):
+    """Makes a bench on the session's ranks."""
+
+    def make(name: str, *, against: str | None = None) -> Bench:
+        bench = Bench(
+            Subject(name), four_ranks, LITTLE, against=None if against is None else Subject(against), scratch=tmp_path
+        )
+        bench.start()
+        return bench
+
+    return make
+
+
+def outcomes(bench: Bench, checks=None) -> dict[str, Result]:
+    names = [name for name in all_checks() if name not in SLOW] if checks is None else checks
+    return {name: run_check(name, all_checks()[name], bench) for name in names}
+
+
+@pytest.mark.parametrize("name", [OURS, TORCHS])
+def test_ours_and_torchs_pass_everything_that_they_support(bench_of, name):
+    found = outcomes(bench_of(name, against=TORCHS))
+    assert {one.check: one.message for one in found.values() if one.outcome == "failed"} == {}
+    unsupported = {one.check for one in found.values() if one.outcome == "not supported"}
+    assert unsupported == (set() if name == OURS else {"plans"})
+
+
+@pytest.mark.parametrize("name", [NAIVE, *map(faulty, CORRECT)])
+def test_classes_of_others_pass_and_what_they_lack_is_no_failure(bench_of, name):
+    found = outcomes(bench_of(name), ["bucket caps", "real models", "accumulation", "random programs", "any timing"])
+    assert {one.check: one.message for one in found.values() if one.outcome == "failed"} == {}
+    assert [one.check for one in found.values() if one.outcome == "not supported"] == ["accumulation"]
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "says"),
+    [
+        ("Sums", "one weight", "iteration 0, rank 0: gradient of 'w0': 4 of the expected"),
+        ("DividesByTwo", "one weight", "2 of the expected"),
+        ("KeepsItsLastBucket", "bucket caps", "gradient of 'w0'"),
+        ("OnlyRankZeroIsRight", "one weight", "rank 1: gradient of 'w0': 0.5 of the expected"),
+        ("StartsUnequal", "construction", "on rank 1 is not that of rank 0"),
+    ],
+)
+def test_a_faulty_class_fails_where_its_fault_is(bench_of, name, check, says):
+    result = outcomes(bench_of(faulty(name)), [check])[check]
+    assert result.outcome == "failed"
+    assert says in result.message
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("DoesNotWait", "gradient of"), ("LaunchesAsReady", "expected its collective")]
+)
+def test_faults_of_timing_are_found_without_a_clock(bench_of, name, says):
+    result = outcomes(bench_of(faulty(name)), ["any timing"])["any timing"]
+    assert result.outcome == "failed"
+    assert says in result.message
+    assert result.program is not None
+
+
+@pytest.mark.parametrize("name", [NAIVE, faulty("LaunchesAtTheEnd"), faulty("Flat")])
+def test_a_class_that_launches_nothing_before_backward_ends_does_not_overlap(name):
+    schedule = overlap.schedule_of(Subject(name), overlap.MODELS[0], overlap.NETWORKS[1])
+    assert "after the last gradient was ready" in overlap.late_launches(schedule)
+
+
+def test_a_class_that_overlaps_does(tmp_path):
+    schedules = [
+        overlap.schedule_of(Subject(name), overlap.MODELS[0], overlap.NETWORKS[1]) for name in (OURS, TORCHS)
+    ]
+    assert list(map(overlap.late_launches, schedules)) == ["", ""]
+    assert schedules[0] == schedules[1]  # copies and launches cost nothing here
+    overlap.save(tmp_path / "s.json", OURS, schedules)
+    assert overlap.load(tmp_path / "s.json") == schedules
+
+
+# Schedules
+
+
+@pytest.fixture(scope="module")
+def schedule() -> overlap.Schedule:
+    return overlap.schedule_of(Subject(OURS), overlap.MODELS[2], overlap.NETWORKS[1])
+
+
+def test_a_slower_schedule_is_named_by_its_first_late_bucket(schedule):
+    def later(number: int, ns: int) -> overlap.Schedule:
+        launches = list(schedule.launches)
+        launches[number] = replace(launches[number], launched_ns=launches[number].launched_ns + ns)
+        slower = schedule.iteration_ns + schedule.iteration_ns // 50
+        return replace(schedule, launches=tuple(launches), iteration_ns=slower)
+
+    def says(now: overlap.Schedule) -> str:
+        (sentence,) = overlap.compare([now], [schedule])
+        return sentence
+
+    assert overlap.compare([schedule], [schedule]) == []
+    assert overlap.compare([schedule], []) == []
+    gap = schedule.launches[2].launched_ns - schedule.launches[1].launched_ns
+    assert says(later(1, gap)).startswith("bucket 1 waits for bucket 2: +2.0% on 64 ranks at 100 Gbit/s")
+    assert says(later(1, 10**6)).startswith("bucket 1 is launched 1 ms later")
+    assert says(later(1, 10**9)).startswith("bucket 1 waits for the end of the backward pass")
+    assert "2 collectives beside" in says(replace(later(1, 5), other_collectives=2))
+    assert "1 buckets instead of" in says(replace(later(1, 5), launches=schedule.launches[:1]))
+    by_a_nanosecond = replace(schedule, iteration_ns=schedule.iteration_ns + 1)
+    assert says(by_a_nanosecond).startswith("the same launches, but the iteration ends later: +1 ns")
+
+
+@given(
+    st.binary(max_size=40) | st.text(max_size=40).map(str.encode) | st.sampled_from([b'{"schedules": [{}]}', b"[]"])
+)
+def test_a_damaged_file_of_schedules_is_told_in_one_line(tmp_path_factory, data):
+    path = tmp_path_factory.getbasetemp() / "schedules.json"
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="expected schedules as") as error:
+        overlap.load(path)
+    assert str(error.value).count("\n") == 0
+
+
+# Local training
+
+
+@examples(30)
+@given(programs(3))
+def test_local_training_of_a_program_is_what_one_process_computes(program):
+    """Without `no_sync` and with cleared gradients, the average is the gradient of the ranks' mean loss."""
+    from reference.conformance.local_training import WeakProgramError
+    from reference.conformance.programs import Net, loss_of, optimizer_of
+
+    steps = tuple(replace(step, zero="none") for step in program.steps)
+    program = replace(program, steps=steps)
+    try:
+        expected = run_locally(program, 3)
+    except WeakProgramError:
+        return
+    net = Net(program)
+    optimizer = optimizer_of(program, net)
+    for number, step in enumerate(program.steps):
+        if step.kind == "change_lr":
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+        if step.kind == "train":
+            net.zero_grad()
+            sum(loss_of(net, program, number, rank, 3) for rank in range(3)).div(3).backward()
+            for name, parameter in net.named_parameters():
+                for rank in range(3):
+                    assert same(expected[number][rank].gradients[name], parameter.grad)
+            if step.optimize:
+                optimizer.step()
+
+
+@examples(10)
+@given(programs(2), st.integers(0, 99))
+def test_a_seed_determines_all_timing(program, seed):
+    first, second = (run_in_virtual_time(Subject(faulty("DoesNotWait")), program, 2, seed) for _ in range(2))
+    for one, two in zip(first, second, strict=True):
+        for a, b in zip(one, two, strict=True):
+            assert all(same(a.gradients[name], b.gradients[name]) for name in a.gradients)
+
+
+def test_a_difference_names_parameter_bucket_and_ratio():
+    program = program_of(PLAIN, ["train"], 2)
+    (expected,) = run_locally(program, 2)
+    wrong = dict(expected[0].gradients)
+    name = next(iter(wrong))
+    wrong[name] = wrong[name] * 0.5
+    got = expected[0]._replace(gradients=wrong, buckets=((1,), (0, 2)))
+    with pytest.raises(
+        FindingError, match=r"iteration 7, rank 1: gradient of 'w0' \(bucket 1 of 2\): 0.5 of the expec"
+    ):
+        compare(got, expected[0], iteration=7, rank=1)
+    assert describe_difference(None, torch.ones(1)) == "got None, expected a tensor"
+    assert describe_difference(torch.tensor([1.0, 5.0]), torch.tensor([1.0, 2.0])) == (
+        "2.5 of the expected at 1 of 2 elements"
+    )
+    assert describe_difference(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 2.0])) == (
+        "2 of 2 elements differ; got 1 at [0], expected 2"
+    )
+
+
+@examples(20)
+@given(programs(3))
+def test_the_text_of_a_program_is_the_program(program):
+    from reference.conformance import programs as module
+
+    assert eval(repr(program), vars(module)) == program
+
+
+# Reports
+
+
+def report(expected, *results: Result) -> Report:
+    return Report("m:C", results, expected)
+
+
+PASSED, FAILED, LACKS = (
+    Result("a", "passed"),
+    Result("b", "failed", "0.5 of the expected"),
+    Result("c", "not supported", "no"),
+)
+
+
+def test_a_report_conforms_if_everything_is_as_expected(tmp_path):
+    assert report({}, PASSED, LACKS).problems == []
+    assert report({}, PASSED, FAILED).problems == ["b: 0.5 of the expected"]
+    assert report({"b": "expected-fail"}, PASSED, FAILED).problems == []
+    assert "but was expected to fail" in report({"a": "expected-fail"}, PASSED).problems[0]
+    assert "must pass, but is not supported" in report({"c": "must-pass"}, PASSED, LACKS).problems[0]
+    assert "no check ran" in report({}, LACKS).problems[0]
+    assert "no check ran" in report({}).problems[0]
+    whole = report({"b": "expected-fail"}, PASSED, FAILED, LACKS)
+    whole.save_json(tmp_path / "r.json")
+    whole.save_junit(tmp_path / "r.xml")
+    assert json.loads((tmp_path / "r.json").read_text())["conforms"] is True
+    suite = ElementTree.parse(tmp_path / "r.xml").getroot()
+    assert suite.attrib == {"name": "conformance of m:C", "tests": "3", "failures": "0", "skipped": "2"}
+    report({}, FAILED).save_junit(tmp_path / "r.xml")
+    assert len(ElementTree.parse(tmp_path / "r.xml").getroot().findall("testcase/failure")) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a", "expected the lists must-pass, expected-fail, skip, got list"),
+        ("a: 3", "expected the lists"),
+        ("must: [a]", "got one named 'must'"),
+        ("skip: [z]", "skip: expected one of a, b; got 'z'"),
+        ("skip: [a]\nmust-pass: [a]", "a is in two lists"),
+        ("skip: [", "expected YAML"),
+        ("\x00", "expected YAML"),
+    ],
+)
+def test_expectations_that_make_no_sense_are_told_in_one_line(tmp_path, text, message):
+    path = tmp_path / "expect.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        read_expectations(path, ["a", "b"])
+    assert "\n" not in str(error.value)
+
+
+def test_expectations_are_read(tmp_path):
+    path = tmp_path / "expect.yaml"
+    path.write_text("must-pass: [a]\nexpected-fail: [b]\nskip: []\n")
+    assert read_expectations(path, ["a", "b"]) == {"a": "must-pass", "b": "expected-fail"}
+    assert set(EXPECTATIONS) == {"must-pass", "expected-fail", "skip"}
+
+
+def test_the_script_of_a_fault_has_its_program(tmp_path):
+    program = program_of(PLAIN, ["train", "accumulate"], 3, options={"bucket_cap_mb": 1e-6})
+    write_script(tmp_path / "fault.py", "m:C", 3, Result("b", "failed", "wrong", program))
+    assert runpy.run_path(str(tmp_path / "fault.py"))["PROGRAM"] == program
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.at_all:DDP", "expected the name of an importable module"),
+        ("torch.nn:nothing_of_this_name", "expected a class or a function named nothing_of_this_name"),
+        ("torch.nn:a b", "expected MODULE:CLASS"),
+        (":C", "expected MODULE:CLASS"),
+    ],
+)
+def test_a_class_that_does_not_exist_is_told_in_one_line(name, message):
+    with pytest.raises(ValueError, match=message) as error:
+        Subject(name).check()
+    assert "\n" not in str(error.value)
+
+
+def test_quick_mode_runs_every_check():
+    assert set(all_checks()) == {*CHECKS, "any timing", "overlap"}
+    assert QUICK.derandomized
