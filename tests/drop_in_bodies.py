@@ -384,7 +384,10 @@ class Fails(torch.autograd.Function):
 def update_groups(
     rank: int, _world_size: int, groups: list[tuple[int, ...]], options: dict, fails: bool
 ) -> tuple[list, list, bool]:
-    """Gradients of both classes, in one process group after the other, and whether the last rebuilt its buckets."""
+    """Gradients of both classes in one process group after the other, and whether ours rebuilt its last buckets.
+
+    With `fails`, each group's last backward pass raises an error under our class.
+    """
     made = [dist.new_group(list(ranks)) for ranks in groups]
     both = []
     for wrap in (DistributedDataParallel, TorchDDP):
@@ -399,12 +402,14 @@ def update_groups(
                 ddp.zero_grad()
                 ddp(batch(rank, 4, 4, step=step)).square().mean().backward()
                 seen.append(gradients(ddp))
-            if fails:
+            if fails and wrap is DistributedDataParallel:
                 with suppress(ArithmeticError):
                     Fails.apply(ddp(batch(rank, 4, 4))).sum().backward()
         both.append(seen)
         if wrap is DistributedDataParallel:
             rebuilt = ddp._has_rebuilt_buckets
+        del ddp  # torch's may hang when it is freed after its group
+    dist.barrier()
     for group, ranks in zip(made, groups, strict=True):
         if rank in ranks:
             dist.destroy_process_group(group)

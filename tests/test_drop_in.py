@@ -155,7 +155,6 @@ def test_tensor_parallelism_and_mixed_precision_go_together(four_ranks):
 )
 def test_a_module_trains_on_in_a_new_process_group(four_ranks, groups, options, fails):
     """As under torch's class, to rounding: its buckets are rebuilt later than ours. Also after an exception."""
-    fails = fails and options["find_unused_parameters"]
     for rank, (ours, torchs, rebuilt) in enumerate(
         four_ranks.run(drop_in_bodies.update_groups, groups, options, fails)
     ):
