@@ -120,7 +120,7 @@ class ForwardParameters:
 
     def _put_back(self, module: nn.Module) -> None:
         for owner, name, parameter in self._slots_in(module):
-            owner._parameters[name] = parameter
+            setattr(owner, name, parameter)  # recurrent layers then drop their references to the stand-in
 
     def _slots_in(self, module: nn.Module) -> Iterator[Slot]:
         for part in module.modules():

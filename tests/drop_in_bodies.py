@@ -1,5 +1,6 @@
 """Rank bodies for what torch's class does beyond averaging: mixed precision, delayed all-reduces, meshes, groups."""
 
+import copy
 import functools
 import io
 import logging
@@ -194,17 +195,65 @@ def mixed_details(rank: int, _world_size: int) -> dict[str, object]:
     return seen
 
 
+def _with_norm(norm: Any) -> nn.Module:
+    module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
+    norm(module[0])
+    return module
+
+
+LAYERS: dict[str, Any] = {
+    "LSTM": lambda: nn.LSTM(4, 6, num_layers=2),
+    "attention": lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0),
+    "weight norm": lambda: _with_norm(nn.utils.parametrizations.weight_norm),
+    "weight norm in hooks": lambda: _with_norm(nn.utils.weight_norm),
+    "convolution": lambda: nn.Conv1d(3, 3, 3, padding=1),
+}
+
+
+def mixed_layers(rank: int, world_size: int, kind: str) -> tuple[list, list]:
+    """Averages of two passes through one of torch's layers, then the same without data parallelism."""
+    warnings.simplefilter("ignore", FutureWarning)  # of weight norm in hooks
+    dtype = torch.bfloat16
+    torch.manual_seed(0)
+    module = LAYERS[kind]()
+    alone = [copy.deepcopy(module) if kind != "weight norm in hooks" else None for _ in range(world_size)]
+    if kind == "weight norm in hooks":
+        for other in range(world_size):
+            torch.manual_seed(0)
+            alone[other] = LAYERS[kind]()
+    ddp = DistributedDataParallel(module, mixed_precision=_MixedPrecision(dtype, torch.float32))
+
+    def loss(output: Any) -> Tensor:
+        return (output if isinstance(output, Tensor) else output[0]).square().mean()
+
+    got, expected = [], []
+    for step in range(2):
+        for model in (ddp, *alone):
+            model.zero_grad()
+        loss(ddp(batch(rank, 2, 3, 4, step=step))).backward()
+        for other, model in enumerate(alone):
+            named = {name: p.to(dtype) for name, p in model.named_parameters()}
+            x = batch(other, 2, 3, 4, step=step).to(dtype)
+            loss(torch.func.functional_call(model, named, (x,))).backward()
+        got.append(gradients(ddp))
+        expected.append([(a + b) / world_size for a, b in zip(*map(gradients, alone), strict=True)])
+    copied = copy.deepcopy(ddp.module) if kind != "weight norm in hooks" else ddp.module
+    assert {parameter.dtype for parameter in copied.parameters()} == {torch.float32}
+    loss(copied(batch(rank, 2, 3, 4).to(dtype)))
+    return got, expected
+
+
 def mixed_after_pickling(rank: int, _world_size: int) -> tuple[list, list]:
     ddp = DistributedDataParallel(Mixture((6,)), mixed_precision=Precision("bfloat16", "float16", "float16").config())
     file = io.BytesIO()
     torch.save(ddp, file)
     copies = [ddp, torch.load(io.BytesIO(file.getvalue()), weights_only=False), pickle.loads(pickle.dumps(ddp))]
     seen = []
-    for copy in copies:
+    for ddp in copies:
         for step in range(3):
-            copy.zero_grad()
-            copy(batch(rank, 3, 4, step=step)).square().mean().backward()
-        seen.append(gradients(copy))
+            ddp.zero_grad()
+            ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
+        seen.append(gradients(ddp))
     return seen[0], seen[1:]
 
 
@@ -300,13 +349,13 @@ def delayed_details(rank: int, _world_size: int) -> dict[str, object]:
         param_to_hook_all_reduce=first,
     )
     ddp(batch(rank, 3, 4)).sum().backward()
-    copy = pickle.loads(pickle.dumps(ddp))
-    copy.zero_grad()
-    copy(batch(rank, 3, 4)).sum().backward()
+    other = pickle.loads(pickle.dumps(ddp))
+    other.zero_grad()
+    other(batch(rank, 3, 4)).sum().backward()
     return {
         "bucketed": list(ddp.bucketed_parameters()),
         "unused": unused.grad.tolist(),
-        "copy": torch.equal(copy.module.scale.grad, module.scale.grad),
+        "copy": torch.equal(other.module.scale.grad, module.scale.grad),
     }
 
 

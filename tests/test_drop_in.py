@@ -54,6 +54,13 @@ def test_mixed_precision_averages_what_each_rank_computes_in_low_precision(
         bodies.assert_same(got, expected)
 
 
+@pytest.mark.parametrize("kind", drop_in_bodies.LAYERS)
+def test_mixed_precision_reaches_the_weights_of_torchs_layers(two_ranks, kind):
+    """Some keep references to their weights, or compute them in hooks; copies of the module work too."""
+    for got, expected in two_ranks.run(drop_in_bodies.mixed_layers, kind):
+        bodies.assert_same(got, expected)
+
+
 def test_only_forward_sees_low_precision(two_ranks):
     """Not integers, ignored parameters, the state dict, a script after an error, the module without its wrapper."""
     low, full = torch.bfloat16, torch.float32
