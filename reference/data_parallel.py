@@ -270,7 +270,7 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
         self.require_forward_param_sync = averaging
         if self.delayed is not None and torch.is_grad_enabled():
-            self.delayed.wanted = averaging
+            self.delayed.forward_done(averaged=averaging)
         if averaging:
             outputs = list(tensors_in(output))
             self.reducer.prepare_for_backward(outputs, self.rank_counter(self._presence))

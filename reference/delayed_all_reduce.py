@@ -33,14 +33,11 @@ class DelayedAllReduce:
             one of `parameters`.
         group: The ranks.
 
-    Attributes:
-        wanted: Whether the coming backward pass averages; set after each forward pass.
-        group: As given; may be replaced between iterations.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], trigger: nn.Parameter, group: dist.ProcessGroup) -> None:
-        self.group = group
-        self.wanted = False
+        self._group = group
+        self._wanted = False
         together = assign_buckets(
             [size_bytes(parameter) for parameter in parameters],
             [ONE_BUCKET],
@@ -51,15 +48,36 @@ class DelayedAllReduce:
         hook = trigger.register_post_accumulate_grad_hook(partial(_call, weakref.WeakMethod(self._launch)))
         weakref.finalize(self, hook.remove)
 
+    def set_group(self, group: dist.ProcessGroup) -> None:
+        """Average over other ranks from now on; a backward pass that is under way is forgotten."""
+        self._group = group
+        self._wanted = False
+        self._in_flight.clear()
+
+    def forward_done(self, *, averaged: bool) -> None:
+        """Note whether the coming backward pass averages.
+
+        Raises:
+            RuntimeError: An exception ended the last backward pass after the all-reduce was launched.
+        """
+        if self._in_flight and dist.get_world_size(self._group) > 1:
+            raise RuntimeError(
+                f"rank {dist.get_rank(self._group)}: an exception ended the last backward pass after its delayed "
+                "all-reduce was launched, so the ranks may have issued different collectives. Start again from a "
+                "checkpoint, on all ranks"
+            )
+        self._in_flight.clear()
+        self._wanted = averaged
+
     def _launch(self) -> None:
-        if not self.wanted:
+        if not self._wanted:
             return
-        self.wanted = False
+        self._wanted = False
         for bucket in self._buckets:
             bucket.reset()
             bucket.put(range(len(bucket.indices)))
-            bucket.pack(1.0 / dist.get_world_size(self.group))
-            self._in_flight.append(bucket.all_reduce(self.group))
+            bucket.pack(1.0 / dist.get_world_size(self._group))
+            self._in_flight.append(bucket.all_reduce(self._group))
         _engine.queue_callback(self._finish)
 
     def _finish(self) -> None:

@@ -231,6 +231,12 @@ class DataParallelNames:
             return
         self.reducer.set_features(replace(self.features, static_graph=True))
         self.features = self.reducer.features
+        if self.find_unused_parameters:
+            warnings.warn(
+                "You passed find_unused_parameters=true to DistributedDataParallel; a static graph needs no search, "
+                "because its first iteration shows which parameters are unused. Leave the argument out",
+                stacklevel=2,
+            )
 
     def _set_ddp_sink_clone(self: Any, val: bool) -> None:  # noqa: FBT001 - torch's signature
         self.sink_clones = val
@@ -246,7 +252,7 @@ class DataParallelNames:
             self.process_group = new_process_group or dist.group.WORLD
         self.reducer.set_group(self.process_group)
         if self.delayed is not None:
-            self.delayed.group = self.process_group
+            self.delayed.set_group(self.process_group)
         if self.debug and not left_out:
             self.launch_series = new_series(self.process_group)
             self.reducer.launch_order = CheckedLaunchOrder(self.process_group, self.launch_series)

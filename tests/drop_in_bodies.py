@@ -481,6 +481,29 @@ def update_with_a_comm_hook(rank: int, _world_size: int) -> list[float]:
     return averages
 
 
+# Features switched on after construction
+
+
+def static_graph_later(rank: int, _world_size: int, options: dict) -> tuple[list, list]:
+    """Gradients under both classes, which learn after construction that the graph is static."""
+    both = []
+    for wrap in (DistributedDataParallel, TorchDDP):
+        module = Tower(3)
+        module.register_parameter("unused", nn.Parameter(torch.ones(2)))
+        ddp = wrap(module, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ddp._set_static_graph()
+            ddp._set_static_graph()
+        seen = [ddp.static_graph, len(caught)]
+        for step in range(3):
+            ddp.zero_grad()
+            ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
+            seen.append(gradients(ddp))
+        both.append(seen)
+    return tuple(both)
+
+
 # torch.compile
 
 

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
@@ -238,6 +239,21 @@ def frozen_trigger(_rank: int) -> None:
     module.bias.requires_grad_(False)
     delayed = [("weight", module.weight)]
     DistributedDataParallel(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.bias)
+
+
+def exception_after_a_delayed_all_reduce(_rank: int) -> None:
+    def fail(_gradient: Tensor) -> None:
+        raise ArithmeticError
+
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    delayed = list(module[1].named_parameters(prefix="1"))
+    ddp = DistributedDataParallel(
+        module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module[1].weight
+    )
+    module[0].weight.register_hook(fail)
+    with suppress(ArithmeticError):
+        ddp(x()).sum().backward()
+    ddp(x())
 
 
 def join_with_delayed_all_reduces(_rank: int) -> None:

@@ -20,7 +20,7 @@ modes = st.fixed_dictionaries({"bucket_cap_mb": caps_mb(), "gradient_as_bucket_v
 # Mixed precision
 
 
-@examples(25)
+@examples(12)
 @given(widths, st.builds(Precision, LOW, ANY, ANY), caps_mb())
 def test_mixed_precision_is_torchs(two_ranks, layers, precision, cap_mb):
     """Bit for bit. Torch's class runs without streams here, and its views keep old averages, so without views."""
@@ -31,7 +31,7 @@ def test_mixed_precision_is_torchs(two_ranks, layers, precision, cap_mb):
         assert torch.equal(ours[-3], torchs[-3])
 
 
-@examples(40)
+@examples(25)
 @given(
     widths,
     st.builds(Precision, ANY, ANY, ANY),
@@ -99,7 +99,7 @@ def delays(draw) -> tuple[int, list[str]]:
     return count, draw(st.lists(st.sampled_from([*tower_names(count), "scale"]), min_size=1, unique=True))
 
 
-@examples(40)
+@examples(25)
 @given(delays(), st.sampled_from(["some", "with the trigger", "all"]), modes, st.integers(1, 2), st.booleans())
 def test_delayed_all_reduces_change_no_bits(two_ranks, delay, which, mode, accumulate, set_to_none):
     """Whichever parameters are delayed; with no_sync and with gradients that are zeroed in place."""
@@ -113,7 +113,7 @@ def test_delayed_all_reduces_change_no_bits(two_ranks, delay, which, mode, accum
         bodies.assert_same(ours, torchs)
 
 
-@examples(15)
+@examples(10)
 @given(delays(), modes)
 def test_delayed_all_reduces_are_torchs(two_ranks, delay, mode):
     """Torch's class delays no parameter of the outermost module, and never waits; here it is made to."""
@@ -134,7 +134,7 @@ def test_delayed_parameters_leave_the_buckets(two_ranks):
 # Meshes
 
 
-@examples(8)
+@examples(5)
 @given(st.sampled_from([2, 6, 16]), modes)
 def test_a_tensor_parallel_module_trains_as_under_torchs_class(four_ranks, hidden, mode):
     """On a slice of a mesh; torch's class loses its parameters in the first forward pass, ours keeps its shards."""
@@ -152,7 +152,7 @@ def test_tensor_parallelism_and_mixed_precision_go_together(four_ranks):
 # Process groups
 
 
-@examples(6)
+@examples(5)
 @given(
     st.lists(st.sampled_from([(0, 1), (2, 3), (1, 2, 3), (0, 1, 2, 3), (3,)]), min_size=1, max_size=3),
     st.fixed_dictionaries(
@@ -174,6 +174,18 @@ def test_a_module_trains_on_in_a_new_process_group(four_ranks, groups, options, 
 
 def test_reductions_in_low_precision_follow_the_module_into_a_new_group(four_ranks):
     assert four_ranks.run(drop_in_bodies.update_with_a_comm_hook) == [[1.5, 0.5]] * 2 + [[1.5]] * 2
+
+
+# Features switched on after construction
+
+
+@examples(8)
+@given(modes, st.booleans())
+def test_a_graph_that_is_declared_static_after_construction(two_ranks, mode, search):
+    """One parameter is unused, which the first iteration shows; the second declaration is one too many."""
+    body = drop_in_bodies.static_graph_later
+    for ours, torchs in two_ranks.run(body, mode | {"find_unused_parameters": search}):
+        bodies.assert_same(ours, torchs)
 
 
 # torch.compile

@@ -92,6 +92,9 @@ EXPECTED = {
         "ValueError: delay_all_reduce_named_params: weight has sparse gradients; leave it out"
     ],
     "frozen_trigger": ["ValueError: param_to_hook_all_reduce: expected a parameter that requires a gradient"],
+    "exception_after_a_delayed_all_reduce": [
+        "RuntimeError: rank {rank}: an exception ended the last backward pass after its delayed all-reduce"
+    ],
     "join_with_delayed_all_reduces": [
         "NotImplementedError: delay_all_reduce_named_params is not supported under Join"
     ],
