@@ -24,7 +24,7 @@ from torch.distributed.utils import _cast_forward_inputs
 
 from .comm_hooks.interface import only_tensor
 from .forward_parameters import StandIn
-from .parameters import ignored_names
+from .parameters import ignored_names, sparse_parameters
 
 DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype")
 """Attributes of torch's `_MixedPrecision`; each is a dtype or None: as it is."""
@@ -75,8 +75,32 @@ def casts(module: nn.Module, config: Any) -> dict[nn.Parameter, StandIn]:
     for parameter in chosen:
         low: Any = torch.empty_like(parameter, dtype=config.param_dtype, device="meta")
         parameter._mp_param, parameter._fp_param = low, parameter.data  # type: ignore[attr-defined]
-    cast: StandIn = partial(Tensor.to, dtype=config.param_dtype)
-    return dict.fromkeys(chosen, cast)
+    sparse = sparse_parameters(module)
+    with_sparse_gradients = {parameter for name, parameter in named if name in sparse}
+    return {
+        parameter: partial(
+            _cast_sparse if parameter in with_sparse_gradients else Tensor.to, dtype=config.param_dtype
+        )
+        for parameter in chosen
+    }
+
+
+def _cast_sparse(parameter: Tensor, dtype: torch.dtype) -> Tensor:
+    low: Tensor = _CastOfSparseGradient.apply(parameter, dtype)  # type: ignore[no-untyped-call]
+    return low
+
+
+class _CastOfSparseGradient(torch.autograd.Function):
+    """`Tensor.to` for a parameter with sparse gradients, which autograd's own cast refuses."""
+
+    @staticmethod
+    def forward(context: Any, parameter: Tensor, dtype: torch.dtype) -> Tensor:
+        context.dtype = parameter.dtype
+        return parameter.to(dtype)
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0].to(context.dtype), None
 
 
 def cast_buffers(module: nn.Module, config: Any) -> None:

@@ -243,6 +243,18 @@ def mixed_layers(rank: int, world_size: int, kind: str) -> tuple[list, list]:
     return got, expected
 
 
+def mixed_sparse(rank: int, _world_size: int, precision: Precision) -> tuple[list, list]:
+    """Averages of an embedding's gradients, sparse and dense."""
+    both = []
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Embedding(6, 3, sparse=sparse), nn.Linear(3, 2))
+        ddp = DistributedDataParallel(module, mixed_precision=precision.config())
+        ddp(torch.tensor([rank, 3])).square().sum().backward()
+        both.append([(g.to_dense() if g.is_sparse else g) for g in gradients(ddp)])
+    return tuple(both)
+
+
 def mixed_after_pickling(rank: int, _world_size: int) -> tuple[list, list]:
     ddp = DistributedDataParallel(Mixture((6,)), mixed_precision=Precision("bfloat16", "float16", "float16").config())
     file = io.BytesIO()

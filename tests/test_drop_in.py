@@ -31,7 +31,7 @@ def test_mixed_precision_is_torchs(two_ranks, layers, precision, cap_mb):
         assert torch.equal(ours[-3], torchs[-3])
 
 
-@examples(25)
+@examples(20)
 @given(
     widths,
     st.builds(Precision, ANY, ANY, ANY),
@@ -59,6 +59,12 @@ def test_mixed_precision_reaches_the_weights_of_torchs_layers(two_ranks, kind):
     """Some keep references to their weights, or compute them in hooks; copies of the module work too."""
     for got, expected in two_ranks.run(drop_in_bodies.mixed_layers, kind):
         bodies.assert_same(got, expected)
+
+
+@pytest.mark.parametrize("reduce", [None, "float32"])
+def test_sparse_gradients_are_averaged_in_mixed_precision(two_ranks, reduce):
+    for sparse, dense in two_ranks.run(drop_in_bodies.mixed_sparse, Precision("bfloat16", reduce)):
+        bodies.assert_same(sparse, dense)
 
 
 def test_only_forward_sees_low_precision(two_ranks):
@@ -99,7 +105,7 @@ def delays(draw) -> tuple[int, list[str]]:
     return count, draw(st.lists(st.sampled_from([*tower_names(count), "scale"]), min_size=1, unique=True))
 
 
-@examples(25)
+@examples(15)
 @given(delays(), st.sampled_from(["some", "with the trigger", "all"]), modes, st.integers(1, 2), st.booleans())
 def test_delayed_all_reduces_change_no_bits(two_ranks, delay, which, mode, accumulate, set_to_none):
     """Whichever parameters are delayed; with no_sync and with gradients that are zeroed in place."""
@@ -113,7 +119,7 @@ def test_delayed_all_reduces_change_no_bits(two_ranks, delay, which, mode, accum
         bodies.assert_same(ours, torchs)
 
 
-@examples(10)
+@examples(6)
 @given(delays(), modes)
 def test_delayed_all_reduces_are_torchs(two_ranks, delay, mode):
     """Torch's class delays no parameter of the outermost module, and never waits; here it is made to."""
