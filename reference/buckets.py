@@ -342,8 +342,8 @@ class Buckets(Sequence[Bucket]):
         self._rebuild_caps = rebuild_caps_bytes
         self._sparse = sparse
         self.features = features
-        self.rebuilt = False
-        self._allocate(assignment)
+        self._initial = assignment
+        self.reset()
         self.initial_sizes_bytes = [bucket.size_bytes for bucket in self]
 
     def __len__(self) -> int:
@@ -359,6 +359,12 @@ class Buckets(Sequence[Bucket]):
     def assignment(self) -> tuple[tuple[int, ...], ...]:
         """Parameter indices by bucket, in launch order."""
         return tuple(bucket.indices for bucket in self)
+
+    def reset(self) -> None:
+        """Return to the buckets of construction, which will be rebuilt once."""
+        self._buckets: list[Bucket] = []  # frees the old buffers before the new ones are allocated
+        self.rebuilt = False
+        self._allocate(self._initial)
 
     def _allocate(self, assignment: Sequence[Sequence[int]]) -> None:
         check_partition(assignment, len(self._parameters))

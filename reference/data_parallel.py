@@ -16,6 +16,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.algorithms.join import Join
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.utils import _to_kwargs
+from torch.nn.parallel.distributed import _MixedPrecision
 
 from .broadcast import BufferHook, broadcast_coalesced
 from .bucketing import bucket_caps, first_iteration_caps
@@ -24,12 +25,27 @@ from .checks import construction
 from .checks.construction import Setup, set_up, verify_setup
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.interface import Hook, check_hook
+from .delayed_all_reduce import DelayedAllReduce, resolve_delayed
+from .forward_parameters import ForwardParameters, compose
 from .join import JoinableModule
+from .mixed_precision import (
+    ReductionState,
+    cast_buffers,
+    cast_inputs,
+    casts,
+    check_config,
+    reduction_dtype,
+    sum_in_low_precision,
+)
 from .naive import NaiveDataParallel as NaiveDataParallel
 from .parameters import sparse_parameters, synchronized_buffers, synchronized_tensors, trainable_parameters
 from .reducer import Reducer
+from .tensor_parallel import is_slice, localize
 from .torch_compat import DataParallelNames, LoggingData
 from .unused_parameters import call_at_backward, tensors_in, through_sink
+
+PROCESS_LOCAL = ("process_group", "reducer", "log", "delayed", "_presence")
+"""Attributes that are not pickled."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _not_compiled = cast("Callable[[_Method], _Method]", torch.compiler.disable)
@@ -59,10 +75,12 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         gradient_as_bucket_view: Whether gradients are views of the buckets: saves memory and the copy out.
         static_graph: Whether every iteration uses the same parameters, each equally often: permits re-entrant and
             repeated activation checkpoints, and makes the search for unused parameters unnecessary.
-        delay_all_reduce_named_params: Not supported.
-        param_to_hook_all_reduce: Not supported.
-        mixed_precision: Not supported.
-        device_mesh: The ranks as a one-dimensional mesh, instead of `process_group`.
+        delay_all_reduce_named_params: Pairs of name and parameter that leave the buckets; see `delayed_all_reduce`.
+        param_to_hook_all_reduce: The parameter whose gradient launches the all-reduce of those.
+        mixed_precision: torch's `_MixedPrecision`: dtypes of computation, all-reduces and buffers; see
+            `mixed_precision`. None: everything in the parameters' dtype.
+        device_mesh: The ranks as a one-dimensional mesh, instead of `process_group`. If it is a slice of a larger
+            mesh, the module may be tensor-parallel over the others; see `tensor_parallel`.
         skip_all_reduce_unused_params: Whether to skip the all-reduce of buckets in which every parameter is unused;
             the same parameters must be unused on all ranks.
         bucket_cap_mb_list: Size in MiB of each bucket, the last for all further ones; overrides `bucket_cap_mb`.
@@ -74,8 +92,9 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
 
     Raises:
         RuntimeError: No process group, nothing to train, or parameters that differ between ranks.
-        ValueError: Devices that make no sense, or a plan that is not a partition of the parameters.
-        NotImplementedError: An argument that is not supported; the message says what to use instead.
+        ValueError: Devices that make no sense, a plan that is not a partition of the parameters, or parameters that
+            cannot be delayed.
+        TypeError: `mixed_precision` is not a configuration of mixed precision.
     """
 
     def __init__(
@@ -92,9 +111,9 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         check_reduction: bool = False,  # noqa: FBT001, FBT002
         gradient_as_bucket_view: bool = False,  # noqa: FBT001, FBT002
         static_graph: bool = False,  # noqa: FBT001, FBT002
-        delay_all_reduce_named_params: None = None,
-        param_to_hook_all_reduce: None = None,
-        mixed_precision: None = None,
+        delay_all_reduce_named_params: Sequence[tuple[str, nn.Parameter]] | None = None,
+        param_to_hook_all_reduce: nn.Parameter | None = None,
+        mixed_precision: _MixedPrecision | None = None,
         device_mesh: DeviceMesh | None = None,
         skip_all_reduce_unused_params: bool = False,  # noqa: FBT001, FBT002
         bucket_cap_mb_list: Sequence[float] | None = None,
@@ -106,11 +125,6 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
     ) -> None:
         super().__init__()
         JoinableModule.__init__(self)
-        construction.refuse_out_of_scope(
-            mixed_precision=mixed_precision,
-            delay_all_reduce_named_params=delay_all_reduce_named_params,
-            param_to_hook_all_reduce=param_to_hook_all_reduce,
-        )
         construction.warn_of_check_reduction(check_reduction=check_reduction)
         self.forward_sync_buffers, sync_buffers_now = construction.resolve_buffer_sync(
             broadcast_buffers=broadcast_buffers, forward_sync_buffers=forward_sync_buffers
@@ -119,6 +133,9 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         if device_mesh is not None:
             self.device_mesh = device_mesh
         self.module = module
+        self.mixed_precision = mixed_precision
+        self._sharded = localize(module) if is_slice(device_mesh) else {}
+        self._delay = delay_all_reduce_named_params, param_to_hook_all_reduce
         self.dim = dim
         self.bucket_cap_mb, self.bucket_cap_mb_list, self.plan = bucket_cap_mb, bucket_cap_mb_list, plan
         self.features = Features(
@@ -138,6 +155,7 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         self._make_reducer(exchange=init_sync, with_buffers=sync_buffers_now)
         if init_sync:
             self.send_state(source=0, with_buffers=sync_buffers_now)
+        self._replace_in_forward()
 
     # Construction
 
@@ -145,8 +163,8 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         setup = verify_setup(
             lambda: self._set_up(with_buffers=with_buffers), self.process_group, self.module, exchange=exchange
         )
-        trainable = trainable_parameters(self.module)
-        self.device = next(iter(trainable.values())).device
+        trainable = self.bucketed_parameters()
+        self.device = next(iter(trainable_parameters(self.module).values())).device
         sparse = sparse_parameters(self.module)
         this = weakref.ref(self)
         self.reducer = Reducer(
@@ -164,13 +182,38 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         self._forward_ran = False
         self.log = LoggingData(self.device)
         self.reducer.observers.append(self.log)
+        if self.mixed_precision is not None and (dtype := reduction_dtype(self.mixed_precision)) is not None:
+            self.register_comm_hook(ReductionState(dtype, this), sum_in_low_precision)
+        self.delayed: DelayedAllReduce | None = None
+        _, trigger = self._delay
+        if trigger is not None:
+            parameters = list(dict.fromkeys(self.delayed_parameters.values()))
+            self.delayed = DelayedAllReduce(parameters, trigger, self.process_group)
+
+    def bucketed_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters in the buckets by name, in the order of the parameter index: all but the delayed ones."""
+        return trainable_parameters(self.module, without=self.delayed_parameters)
+
+    def _replace_in_forward(self) -> None:
+        """Have forward compute with low-precision copies, sharded tensors or both instead of the parameters."""
+        stand_ins = self._sharded
+        if self.mixed_precision is not None:
+            cast_buffers(self.module, self.mixed_precision)
+            stand_ins = compose(casts(self.module, self.mixed_precision), self._sharded)
+        self.forward_parameters = ForwardParameters(self.module, stand_ins) if stand_ins else None
+        if self.forward_parameters is not None and not self._sharded:  # a sharded module cannot do without
+            weakref.finalize(self, self.forward_parameters.detach)
 
     def _set_up(self, *, with_buffers: bool) -> Setup:
+        check_config(self.mixed_precision)
+        self.delayed_parameters = resolve_delayed(self.module, *self._delay)
         caps = bucket_caps(self.bucket_cap_mb, self.bucket_cap_mb_list)
         first_caps = first_iteration_caps(
             caps, listed=self.bucket_cap_mb_list is not None, graph_may_change=self.features.graph_may_change
         )
-        setup = set_up(self.module, self.plan, first_caps, caps, with_buffers=with_buffers)
+        setup = set_up(
+            self.module, self.plan, first_caps, caps, with_buffers=with_buffers, delayed=self.delayed_parameters
+        )
         trainable = list(trainable_parameters(self.module).values())
         self.device_ids, self.output_device = construction.resolve_devices(trainable, *self._given_devices)
         return setup
@@ -213,6 +256,10 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         if self.device_ids:
             device = torch.device(self.device.type, self.device_ids[0])
             (inputs,), (kwargs,) = _to_kwargs(inputs, kwargs, device, use_side_stream_for_tensor_copies=True)
+        if self.mixed_precision is not None:
+            inputs, kwargs = cast_inputs(self.mixed_precision, inputs, kwargs)
+        if self.forward_parameters is not None:
+            self.forward_parameters.restore()
         return inputs, kwargs
 
     @_not_compiled
@@ -222,6 +269,8 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         averaging = torch.is_grad_enabled() and self.require_backward_grad_sync
         # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
         self.require_forward_param_sync = averaging
+        if self.delayed is not None and torch.is_grad_enabled():
+            self.delayed.forward_done(averaged=averaging)
         if averaging:
             outputs = list(tensors_in(output))
             self.reducer.prepare_for_backward(outputs, self.rank_counter(self._presence))
@@ -294,7 +343,7 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
                 "module has another, which cannot be pickled"
             )
         state = self.__dict__.copy()
-        for process_local in ("process_group", "reducer", "log", "_presence", "torch_logger", "torch_reducer"):
+        for process_local in (*PROCESS_LOCAL, "torch_logger", "torch_reducer"):
             state.pop(process_local, None)
         return state
 

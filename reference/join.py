@@ -56,6 +56,7 @@ class JoinableModule(Joinable):
     sends_buffers: Callable[..., bool]
     send_buffers: Callable[..., None]
     send_state: Callable[..., None]
+    delayed: Any
     log: Any
 
     def join(
@@ -83,8 +84,13 @@ class JoinableModule(Joinable):
         """The hook that a rank without inputs runs; takes `divide_by_initial_world_size` as `join` does.
 
         Raises:
-            NotImplementedError: With `skip_all_reduce_unused_params`.
+            NotImplementedError: With `skip_all_reduce_unused_params` or delayed all-reduces.
         """
+        if self.delayed is not None:
+            raise NotImplementedError(
+                "delay_all_reduce_named_params is not supported under Join: a rank without inputs cannot know "
+                "between which buckets the others launch the delayed all-reduce. Construct the module without it"
+            )
         if self.features.skip_all_reduce_unused_params:
             raise NotImplementedError(
                 "skip_all_reduce_unused_params is not supported under Join: a rank without inputs cannot know which "

@@ -1,5 +1,7 @@
 """A module's synchronised parameters and buffers, in the order of the parameter index."""
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor, nn
 
@@ -11,9 +13,14 @@ def ignored_names(module: nn.Module) -> frozenset[str]:
     return frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
-def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Trainable parameters by name, in registration order; a shared parameter counts once, under its first name."""
-    ignored = ignored_names(module)
+def trainable_parameters(module: nn.Module, *, without: Collection[str] = ()) -> dict[str, nn.Parameter]:
+    """Trainable parameters by name, in registration order; a shared parameter counts once, under its first name.
+
+    Args:
+        module: The module.
+        without: Names that are left out, beside the ignored ones.
+    """
+    ignored = ignored_names(module) | set(without)
     found: dict[nn.Parameter, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if parameter.requires_grad and name not in ignored:

@@ -69,7 +69,8 @@ def record(
         A context manager. On exit each rank's `trace` holds the recording of all ranks.
 
     Raises:
-        ValueError: The module has no trainable parameters, or they are not all on the CPU or one CUDA device.
+        ValueError: The module has no trainable parameters, delays all-reduces, or its parameters are not all on the
+            CPU or one CUDA device.
         RuntimeError: On exit, if there was no complete iteration (forward and backward pass).
 
     Warns:
@@ -102,6 +103,11 @@ class Recording:
             self._source, self._inner, self._group = "torch", module.module, module.process_group
         else:
             self._source, self._inner, self._group = "module", module, process_group
+        if getattr(module, "_delay_all_reduce_params", None):
+            raise ValueError(
+                "record: expected every parameter in a bucket, got a module with delay_all_reduce_named_params: a "
+                "trace cannot hold its delayed all-reduce. Record the module without it"
+            )
         self._model = model or type(self._inner).__name__
         self._batch = batch
         self._input_shape: tuple[int, ...] | None = None

@@ -206,6 +206,24 @@ class Reducer(ReducerNames):
         self.features = self.buckets.features = features
         self.tracker = make_tracker(features, self._parameters, self._accumulators, self._group)
 
+    def set_group(self, group: dist.ProcessGroup) -> None:
+        """Average over other ranks from now on, as if the reducer had just been constructed.
+
+        The buckets are those of construction again, because ranks that come from different groups may have rebuilt
+        theirs at different times. A backward pass that is under way is forgotten.
+        """
+        self._group = self._collective.group = group
+        self._messages.rank = dist.get_rank(group)
+        self._pass = None
+        self._in_backward = False
+        self.iterations = self._joined_iterations = 0
+        self.ready_order = []
+        self.after_backward.clear()
+        self.inbox.reset()
+        self.buckets.reset()
+        self.tracker = make_tracker(self.features, self._parameters, self._accumulators, group)
+        self._gradient_check.thorough = True
+
     # Forward pass
 
     def prepare_for_forward(self, *, synchronized: bool) -> None:
@@ -553,11 +571,11 @@ class AllReduce:
     """Averages a bucket without a comm hook; has the methods of `HookCaller`."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group = group
+        self.group = group
 
     def call(self, bucket: Bucket, _number: int, *, is_last: bool) -> Future:
         """Start to sum a bucket over the ranks, in place."""
-        return bucket.all_reduce(self._group)
+        return bucket.all_reduce(self.group)
 
     def wait(self, future: Future, _bucket: Bucket, _number: int) -> Tensor | None:
         """Block until the sums are in the bucket's own buffer."""

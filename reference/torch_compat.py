@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import BuiltinCommHookType, Logger, Reducer
 from torch.distributed.algorithms.ddp_comm_hooks import optimizer_overlap_hooks
+from torch.distributed.distributed_c10d import _rank_not_in_group
 from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHookLocation
@@ -27,11 +28,12 @@ from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from .broadcast import PIECE_BYTES, BufferHook, broadcast_coalesced
 from .bucketing import MIB, bucket_caps
+from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.allreduce import allreduce
 from .comm_hooks.compress import fp16_compress
 from .device_clock import Clock, Reading, clock_of, nanoseconds
 from .observer import Observer
-from .parameters import size_bytes, sparse_parameters, trainable_parameters
+from .parameters import size_bytes, sparse_parameters, synchronized_buffers
 
 
 class ReducerNames:
@@ -66,6 +68,7 @@ class DataParallelNames:
     """Names of torch's module class."""
 
     buffer_hook: BufferHook | None
+    process_group: Any
 
     @property
     def broadcast_buffers(self: Any) -> bool:
@@ -127,11 +130,66 @@ class DataParallelNames:
         device = torch.device(self.device.type, device_id)
         return _to_kwargs(inputs, kwargs, device, use_side_stream_for_tensor_copies=True)
 
+    @property
+    def device_type(self: Any) -> str:
+        """Type of the module's device."""
+        return self.device.type  # type: ignore[no-any-return]
+
+    @property
+    def is_multi_device_module(self: Any) -> bool:
+        """Whether the module's parameters are on several devices."""
+        return len({parameter.device for parameter in self._module_parameters}) > 1
+
+    @property
+    def modules_buffers(self: Any) -> list[Tensor]:
+        """Buffers that are synchronised."""
+        return list(self.named_module_buffers.values())
+
+    @property
+    def named_module_buffers(self: Any) -> dict[str, Tensor]:
+        """Buffers that are synchronised, by name."""
+        return synchronized_buffers(self.module)
+
+    @property
+    def _module_parameters(self: Any) -> list[nn.Parameter]:
+        """All parameters but those that are ignored or whose all-reduce is delayed."""
+        skipped = self.parameters_to_ignore | set(self.delayed_parameters)
+        return [parameter for name, parameter in self.module.named_parameters() if name not in skipped]
+
+    @property
+    def _delay_all_reduce_params(self: Any) -> list[nn.Parameter]:
+        return list(dict.fromkeys(self.delayed_parameters.values()))
+
+    @property
+    def _delay_all_reduce_all_params(self: Any) -> bool:
+        return not self.bucketed_parameters()
+
+    @property
+    def _distributed_rank(self: Any) -> int:
+        return dist.get_rank(self.process_group)
+
+    @property
+    def _ddp_sink_clone(self: Any) -> bool:
+        return self.sink_clones  # type: ignore[no-any-return]
+
+    def _pre_forward(self: Any, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self._before_forward(inputs, kwargs)  # type: ignore[no-any-return]
+
+    def _post_forward(self: Any, output: Any) -> Any:
+        return self._after_forward(output)
+
+    def _sync_buffers(self: Any) -> None:
+        self.send_buffers()
+
     def _remove_autograd_hooks(self: Any) -> None:
         self.reducer.detach()
 
     def _check_reducer_finalized(self: Any) -> None:
         self.reducer.check_finished()
+
+    @classmethod
+    def _get_active_ddp_module(cls) -> Any:
+        return TorchDDP._active_ddp_module
 
     @contextmanager
     def _inside_ddp_forward(self) -> Iterator[None]:
@@ -175,9 +233,33 @@ class DataParallelNames:
             return
         self.reducer.set_features(replace(self.features, static_graph=True))
         self.features = self.reducer.features
+        if self.find_unused_parameters:
+            warnings.warn(
+                "You passed find_unused_parameters=true to DistributedDataParallel; a static graph needs no search, "
+                "because its first iteration shows which parameters are unused. Leave the argument out",
+                stacklevel=2,
+            )
 
     def _set_ddp_sink_clone(self: Any, val: bool) -> None:  # noqa: FBT001 - torch's signature
         self.sink_clones = val
+
+    def _update_process_group(self: Any, new_process_group: dist.ProcessGroup | None) -> None:
+        """Average over other ranks from the next forward pass on; states of comm hooks keep their own groups.
+
+        All ranks of the new group call this between two iterations. Ranks outside of it, for which
+        `dist.new_group` returned no group, keep the old one. Parameters are not sent again.
+        """
+        left_out = _rank_not_in_group(new_process_group)
+        if not left_out:
+            self.process_group = new_process_group or dist.group.WORLD
+        self.reducer.set_group(self.process_group)
+        if self.delayed is not None:
+            self.delayed.set_group(self.process_group)
+        if self.debug and not left_out:
+            self.launch_series = new_series(self.process_group)
+            self.reducer.launch_order = CheckedLaunchOrder(self.process_group, self.launch_series)
+        for of_the_old_group in ("torch_logger", "torch_reducer"):
+            self.__dict__.pop(of_the_old_group, None)
 
     def _register_builtin_comm_hook(self: Any, comm_hook_type: BuiltinCommHookType) -> None:
         hooks: dict[BuiltinCommHookType, Callable[..., Any]] = {
@@ -217,7 +299,7 @@ class DataParallelNames:
 
     def _setup_in_backward_optimizers(self: Any) -> None:
         """Make optimisers that run in the backward pass step after averaging instead of after accumulation."""
-        parameters = [p for p in trainable_parameters(self.module).values() if hasattr(p, "_in_backward_optimizers")]
+        parameters = [p for p in self.bucketed_parameters().values() if hasattr(p, "_in_backward_optimizers")]
         if not parameters:
             return
         # Imported here, because the import takes a second and warns; the user's script has done it already.
@@ -255,12 +337,12 @@ class DataParallelNames:
                 yield (name, parameter) if named_params else parameter
 
     def _build_params_for_reducer(self: Any) -> tuple[list[nn.Parameter], list[bool]]:
-        trainable = trainable_parameters(self.module)
+        trainable = self.bucketed_parameters()
         sparse = sparse_parameters(self.module)
         return list(trainable.values()), [name in sparse for name in trainable]
 
     def _build_debug_param_to_name_mapping(self: Any, parameters: list[nn.Parameter]) -> dict[int, str]:
-        names = {parameter: name for name, parameter in trainable_parameters(self.module).items()}
+        names = {parameter: name for name, parameter in self.bucketed_parameters().items()}
         for parameter, name in names.items():
             if not any(parameter is given for given in parameters):
                 raise ValueError(f"Param with name {name} found in module parameters, but not DDP parameters.")
@@ -467,7 +549,7 @@ class LoggingData(Observer):
 
 
 def _construction(ddp: Any) -> Data:
-    parameters = trainable_parameters(ddp.module).values()
+    parameters = ddp.bucketed_parameters().values()
     backend = dist.get_backend(ddp.process_group)
     environment = {**_ENVIRONMENT, **({"gloo": _GLOO_ENVIRONMENT, "nccl": _NCCL_ENVIRONMENT}.get(backend, {}))}
     return {

@@ -91,7 +91,8 @@ class UsedParameterMap:
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
         self._parameters = parameters
-        self.tensor = torch.zeros(len(parameters), dtype=torch.int32, device=parameters[0].device)
+        device = parameters[0].device if parameters else None  # none: the all-reduce of each one is delayed
+        self.tensor = torch.zeros(len(parameters), dtype=torch.int32, device=device)
         """Number of ranks that used each parameter, int32, as of the last exchange."""
         self._group = group
         self._used: set[int] = set()

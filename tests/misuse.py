@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 
@@ -10,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel.distributed import _MixedPrecision
 
+from reference.comm_hooks.allreduce import allreduce
 from reference.comm_hooks.compress import compress
 from reference.data_parallel import DistributedDataParallel
 
@@ -195,13 +198,70 @@ def dense_where_sparse(_rank: int) -> None:
     ddp(torch.tensor([1])).sum().backward()
 
 
-def mixed_precision(_rank: int) -> None:
-    DistributedDataParallel(line(), mixed_precision=object())
+def mixed_precision_is_no_configuration(_rank: int) -> None:
+    DistributedDataParallel(line(), mixed_precision=torch.bfloat16)
 
 
-def delayed_parameters(_rank: int) -> None:
+def mixed_precision_in_integers(_rank: int) -> None:
+    DistributedDataParallel(line(), mixed_precision=_MixedPrecision(param_dtype=torch.int8))
+
+
+def comm_hook_beside_mixed_precision(_rank: int) -> None:
+    ddp = DistributedDataParallel(line(), mixed_precision=_MixedPrecision(torch.bfloat16))
+    ddp.register_comm_hook(None, allreduce)
+
+
+def delayed_without_trigger(_rank: int) -> None:
     module = line()
     DistributedDataParallel(module, delay_all_reduce_named_params=[("weight", module.weight)])
+
+
+def delayed_of_another_module(_rank: int) -> None:
+    module = line()
+    delayed = [("weight", line().weight)]
+    DistributedDataParallel(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.bias)
+
+
+def delayed_on_one_rank(rank: int) -> None:
+    module = line()
+    delayed = [("weight", module.weight)][:rank]
+    DistributedDataParallel(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.bias)
+
+
+def delayed_sparse_gradients(_rank: int) -> None:
+    module = nn.Embedding(4, 2, sparse=True)
+    delayed = list(module.named_parameters())
+    DistributedDataParallel(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.weight)
+
+
+def frozen_trigger(_rank: int) -> None:
+    module = line()
+    module.bias.requires_grad_(False)
+    delayed = [("weight", module.weight)]
+    DistributedDataParallel(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.bias)
+
+
+def exception_after_a_delayed_all_reduce(_rank: int) -> None:
+    def fail(_gradient: Tensor) -> None:
+        raise ArithmeticError
+
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    delayed = list(module[1].named_parameters(prefix="1"))
+    ddp = DistributedDataParallel(
+        module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module[1].weight
+    )
+    module[0].weight.register_hook(fail)
+    with suppress(ArithmeticError):
+        ddp(x()).sum().backward()
+    ddp(x())
+
+
+def join_with_delayed_all_reduces(_rank: int) -> None:
+    module = line()
+    delayed = [("weight", module.weight)]
+    ddp = DistributedDataParallel(module, delay_all_reduce_named_params=delayed, param_to_hook_all_reduce=module.bias)
+    with ddp.join():
+        ddp(x()).sum().backward()
 
 
 def two_device_ids(_rank: int) -> None:
@@ -219,11 +279,6 @@ def group_and_mesh(_rank: int) -> None:
 
 def mesh_of_two_dimensions(_rank: int) -> None:
     DistributedDataParallel(line(), device_mesh=init_device_mesh("cpu", (1, 2)))
-
-
-def slice_of_a_mesh(_rank: int) -> None:
-    mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("data", "tensor"))
-    DistributedDataParallel(line(), device_mesh=mesh["data"])
 
 
 def two_comm_hooks(_rank: int) -> None:

@@ -69,13 +69,39 @@ EXPECTED = {
     ],
     "converted_while_training": ["bias (parameter 1, shape (1,)) in bucket 0 was wrapped as a torch.float32"],
     "dense_where_sparse": ["expected the gradient of weight (parameter 0, shape (4, 2))", "sparse torch.float32"],
-    "mixed_precision": ["NotImplementedError: mixed_precision is not supported; use torch.autocast"],
-    "delayed_parameters": ["NotImplementedError: delay_all_reduce_named_params is not supported; use a bucket plan"],
+    "mixed_precision_is_no_configuration": [
+        "TypeError: mixed_precision: expected torch.nn.parallel.distributed._MixedPrecision(param_dtype=...",
+        "got torch.bfloat16, which has no param_dtype",
+    ],
+    "mixed_precision_in_integers": [
+        "ValueError: mixed_precision: expected param_dtype to be a floating-point dtype or None, got torch.int8"
+    ],
+    "comm_hook_beside_mixed_precision": [
+        "RuntimeError: register_comm_hook or register_builtin_comm_hook can only be called once"
+    ],
+    "delayed_without_trigger": [
+        "ValueError: delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time: got "
+        "only delay_all_reduce_named_params"
+    ],
+    "delayed_of_another_module": [
+        "ValueError: delay_all_reduce_named_params: expected pairs from module.named_parameters(), got 'weight' with",
+        "the module has another parameter of that name",
+    ],
+    "delayed_on_one_rank": ["RuntimeError: rank 0 and rank 1 were given different plans or bucket caps, or froze or"],
+    "delayed_sparse_gradients": [
+        "ValueError: delay_all_reduce_named_params: weight has sparse gradients; leave it out"
+    ],
+    "frozen_trigger": ["ValueError: param_to_hook_all_reduce: expected a parameter that requires a gradient"],
+    "exception_after_a_delayed_all_reduce": [
+        "RuntimeError: rank {rank}: an exception ended the last backward pass after its delayed all-reduce"
+    ],
+    "join_with_delayed_all_reduces": [
+        "NotImplementedError: delay_all_reduce_named_params is not supported under Join"
+    ],
     "two_device_ids": ["ValueError: device_ids can only be None or contain a single element"],
     "device_id_for_a_cpu_module": ["ValueError: ", "only work with a module on a single GPU"],
     "group_and_mesh": ["RuntimeError: Cannot specify both process_group and device_mesh"],
     "mesh_of_two_dimensions": ["RuntimeError: Only 1D device mesh is supported"],
-    "slice_of_a_mesh": ["NotImplementedError: device_mesh", "fully_shard"],
     "two_comm_hooks": ["RuntimeError: register_comm_hook or register_builtin_comm_hook can only be called once"],
     "comm_hook_after_training": ["RuntimeError: a comm hook should be registered before the training loop starts"],
     "comm_hook_without_bucket": ["ValueError: Communication hook: expected a parameter called bucket"],

@@ -21,13 +21,13 @@ class ErrorMessages:
 
     Args:
         parameters: Trainable parameters by name, in the order of their parameter index.
-        rank: This process's rank in its group.
+        rank: This process's rank in its group; may be set again.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], rank: int) -> None:
         self._names = list(parameters)
         self._shapes = [tuple(parameter.shape) for parameter in parameters.values()]
-        self._rank = rank
+        self.rank = rank
 
     def describe(self, index: int) -> str:
         """A parameter's name, index and shape."""
@@ -74,10 +74,10 @@ class ErrorMessages:
         )
         names = ", ".join(self._names[index] for index in missing)
         return (
-            f"rank {self._rank}: Expected to have finished reduction in the prior iteration before starting a new "
+            f"rank {self.rank}: Expected to have finished reduction in the prior iteration before starting a new "
             f"one. {cause}\n"
-            f"Parameter indices which did not receive grad for rank {self._rank}: {indices}"
-            f"{'' if debug_off else f'{chr(10)}Parameters which did not receive grad for rank {self._rank}: {names}'}"
+            f"Parameter indices which did not receive grad for rank {self.rank}: {indices}"
+            f"{'' if debug_off else f'{chr(10)}Parameters which did not receive grad for rank {self.rank}: {names}'}"
             f"{self._cases(missing, reachable, limited=debug_off)}\n"
             f"Buckets that were not launched: {', '.join(map(str, buckets))}; no gradient in them was averaged."
             f"{hint if debug_off else ''}"
@@ -119,7 +119,7 @@ class ErrorMessages:
                 "static_graph=True), or a use outside the `forward` function"
             )
         return (
-            f"rank {self._rank}: Expected to mark a variable ready only once. {self.describe(index)} in bucket "
+            f"rank {self.rank}: Expected to mark a variable ready only once. {self.describe(index)} in bucket "
             f"{bucket} got a second gradient since the last forward pass; the cause is {cause}."
         )
 
@@ -137,7 +137,7 @@ class ErrorMessages:
             else "raised outside of the reducer, for example by a hook of the model or for lack of memory"
         )
         return (
-            f"rank {self._rank}: an exception ended the last backward pass ({cause}) after {launched} of {buckets} "
+            f"rank {self.rank}: an exception ended the last backward pass ({cause}) after {launched} of {buckets} "
             "buckets had been launched. Other ranks may be waiting for the rest, so no further iteration would match "
             "theirs. Remove the cause, then wrap the module again on every rank, or restart all ranks."
         )
@@ -145,7 +145,7 @@ class ErrorMessages:
     def graph_changed(self, index: int, bucket: int) -> str:
         """Error: under `static_graph`, a parameter got more gradients than in the first iteration."""
         return (
-            f"rank {self._rank}: Your training graph has changed in this iteration: {self.describe(index)} in bucket "
+            f"rank {self.rank}: Your training graph has changed in this iteration: {self.describe(index)} in bucket "
             f"{bucket} got more gradients than in the first iteration, e.g., one parameter is unused in first "
             "iteration, but then got used in the second iteration. this is not compatible with static_graph set to "
             "True."
@@ -154,21 +154,21 @@ class ErrorMessages:
     def mismatch(self, index: int, bucket: int, gradient: Tensor, buffer: Tensor) -> str:
         """Error: a gradient has another dtype, device or layout than its bucket."""
         return (
-            f"rank {self._rank}: expected the gradient of {self.describe(index)} in bucket {bucket} to be "
+            f"rank {self.rank}: expected the gradient of {self.describe(index)} in bucket {bucket} to be "
             f"{_kind(buffer)}, got {_kind(gradient)}. Convert the module before it is wrapped, not after."
         )
 
     def converted(self, index: int, bucket: int, parameter: Tensor, dtype: torch.dtype, device: torch.device) -> str:
         """Error: a parameter was converted after wrapping, so autograd does not call its hook any more."""
         return (
-            f"rank {self._rank}: {self.describe(index)} in bucket {bucket} was wrapped as a {dtype} tensor on "
+            f"rank {self.rank}: {self.describe(index)} in bucket {bucket} was wrapped as a {dtype} tensor on "
             f"{device}, now it is {_kind(parameter)}. Convert the module before it is wrapped, not after."
         )
 
     def strides(self, index: int, gradient: Tensor, view: Tensor) -> str:
         """Warning: a gradient has other strides than its parameter, which is correct but slow."""
         return (
-            f"rank {self._rank}: the gradient of {self.describe(index)} has strides {gradient.stride()}, its "
+            f"rank {self.rank}: the gradient of {self.describe(index)} has strides {gradient.stride()}, its "
             f"parameter {view.stride()}. Grad strides do not match bucket view strides: copying it is slow. "
             "Wrap the module after converting it to its memory format."
         )
@@ -176,7 +176,7 @@ class ErrorMessages:
     def graph_not_averaged(self, index: int) -> str:
         """Warning: the gradients are differentiable, but their averages are not."""
         return (
-            f"rank {self._rank}: backward was called with create_graph=True. The gradient of {self.describe(index)} "
+            f"rank {self.rank}: backward was called with create_graph=True. The gradient of {self.describe(index)} "
             "is averaged in place, outside of the graph: derivatives of it are those of this rank's gradient."
         )
 
@@ -184,7 +184,7 @@ class ErrorMessages:
         """Warning: of forward and backward, one ran inside `no_sync` and the other outside."""
         inside, outside = ("backward", "forward") if averaged else ("forward", "backward")
         return (
-            f"rank {self._rank}: {outside} ran outside of no_sync(), but its {inside} inside. forward decides, so "
+            f"rank {self.rank}: {outside} ran outside of no_sync(), but its {inside} inside. forward decides, so "
             f"these gradients are {'averaged' if averaged else 'not averaged'}. Run both inside, or both outside."
         )
 

@@ -17,27 +17,12 @@ from ..parameters import bucket_key, ignored_names, size_bytes, sparse_parameter
 
 Devices = Sequence[int | torch.device]
 
-OUT_OF_SCOPE = {
-    "mixed_precision": "torch.autocast in forward, with torch.amp.GradScaler for float16",
-    "delay_all_reduce_named_params": "a bucket plan: plan=[...] launches these parameters last",
-    "param_to_hook_all_reduce": "a bucket plan: plan=[...] launches these parameters last",
-}
-"""Arguments of torch's class that are not supported here, and what to use instead."""
-
-
-def refuse_out_of_scope(**arguments: object) -> None:
-    """Raise NotImplementedError if one of `OUT_OF_SCOPE` is given."""
-    for name, value in arguments.items():
-        if value is not None:
-            raise NotImplementedError(f"{name} is not supported; use {OUT_OF_SCOPE[name]}")
-
 
 def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = None) -> dist.ProcessGroup:
     """The process group to average over: `group`, the group of a one-dimensional `mesh`, or the default group.
 
     Raises:
         RuntimeError: There is no process group, both arguments were given, or the mesh has more than one dimension.
-        NotImplementedError: The mesh is a slice of one with more dimensions (tensor parallelism).
     """
     if not dist.is_initialized():
         raise RuntimeError(
@@ -51,11 +36,8 @@ def resolve_group(group: dist.ProcessGroup | None, mesh: DeviceMesh | None = Non
     if group is not None:
         raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
     if mesh.ndim != 1:
-        raise RuntimeError(f"Only 1D device mesh is supported, but got {mesh}.")
-    if mesh._get_root_mesh() != mesh:
-        raise NotImplementedError(
-            f"device_mesh: {mesh} is a slice of {mesh._get_root_mesh()}; data parallelism with tensor parallelism "
-            "is not supported, use torch.distributed.fsdp.fully_shard on the whole mesh"
+        raise RuntimeError(
+            f"Only 1D device mesh is supported, but got {mesh}. Pass the slice to average over: mesh['name']"
         )
     return mesh.get_group(mesh_dim=0)
 
@@ -127,6 +109,10 @@ def warn_of_check_reduction(*, check_reduction: bool) -> None:
 
 def check_module(module: nn.Module, parameters: Collection[nn.Parameter]) -> None:
     """Raise an error for a module that cannot be trained data-parallel.
+
+    Args:
+        module: The module.
+        parameters: Its trainable parameters.
 
     Raises:
         RuntimeError: No parameter is trainable, or some have no shape yet.
@@ -257,6 +243,7 @@ def set_up(
     rebuild_caps_bytes: Sequence[int],
     *,
     with_buffers: bool,
+    delayed: Collection[str] = (),
 ) -> Setup:
     """This rank's setup for `module`.
 
@@ -266,13 +253,14 @@ def set_up(
         initial_caps_bytes: Bucket caps until the rebuild.
         rebuild_caps_bytes: Bucket caps of the rebuild.
         with_buffers: Whether buffers are synchronised too, and therefore compared.
+        delayed: Names of parameters that are in no bucket, because their all-reduce is delayed.
 
     Raises:
         RuntimeError: As for `check_module`.
         ValueError: As for `check_module`, or the plan is not a partition of the parameters.
     """
-    trainable = trainable_parameters(module)
-    check_module(module, trainable.values())
+    check_module(module, trainable_parameters(module).values())
+    trainable = trainable_parameters(module, without=delayed)
     sparse = sparse_parameters(module)
     if plan is None:
         buckets = initial_buckets(
@@ -310,7 +298,9 @@ def _difference(first: Setup, other: Setup, rank: int) -> str:
             return (
                 f"rank 0 has {len(ours)} {what}, rank {rank} has {len(theirs)}: build the same module on every rank"
             )
-    return f"rank 0 and rank {rank} were given different plans or bucket caps, or froze different parameters"
+    return (
+        f"rank 0 and rank {rank} were given different plans or bucket caps, or froze or delayed different parameters"
+    )
 
 
 def _resolve_plan(

@@ -160,13 +160,13 @@ class HookCaller:
         hook: The hook.
         state: Passed to every call of the hook.
         group: The process group of the module; `wait` raises an error shortly after the group's time-out.
+            May be replaced between iterations.
     """
 
     def __init__(self, hook: Hook, state: Any, group: ProcessGroup) -> None:
         self._hook = hook
         self._state = state
-        self._group = group
-        self._rank = dist.get_rank(group)
+        self.group = group
 
     def call(self, bucket: Bucket, number: int, *, is_last: bool) -> "torch.futures.Future[Any]":
         """Call the hook for a bucket; returns its future.
@@ -210,7 +210,7 @@ class HookCaller:
     def _timeout_s(self, bucket: Bucket) -> float | None:
         """How long to wait for a future, in seconds. None: without limit, because the backend has no time-out."""
         try:
-            options = self._group._get_backend(bucket.buffer.device).options
+            options = self.group._get_backend(bucket.buffer.device).options
         except RuntimeError:  # MPI and UCC have no options, a process group written in Python has no backend
             return None
         timeout: timedelta | None = getattr(options, "_timeout", None)
@@ -234,7 +234,7 @@ class HookCaller:
         return None if value.data_ptr() == expected.data_ptr() else value.reshape(-1)
 
     def _where(self, number: int) -> str:
-        return f"rank {self._rank}, bucket {number}: comm hook {describe(self._hook)}"
+        return f"rank {dist.get_rank(self.group)}, bucket {number}: comm hook {describe(self._hook)}"
 
 
 def _is_done_within(timeout_s: float, future: "torch.futures.Future[Any]") -> bool:

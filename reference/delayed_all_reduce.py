@@ -1,0 +1,133 @@
+"""Delayed all-reduces: some parameters leave the buckets, and are averaged together when one gradient arrives.
+
+torch: `delay_all_reduce_named_params` and `param_to_hook_all_reduce`. Unlike torch's, the all-reduce is over when the
+backward pass ends, and passes inside `no_sync` average nothing.
+"""
+
+import weakref
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .bucketing import ONE_BUCKET, assign_buckets
+from .buckets import ViewBucket
+from .observer import Future
+from .parameters import bucket_key, size_bytes, sparse_parameters
+
+_engine: Any = torch.autograd.Variable._execution_engine
+
+
+class DelayedAllReduce:
+    """Averages gradients in one all-reduce per dtype and device, launched when the trigger's gradient has arrived.
+
+    All ranks must compute the trigger's gradient at the same place among the gradients of the other parameters,
+    because the all-reduce is launched between those of the buckets. Gradients are views of the flat buffers.
+
+    Args:
+        parameters: The parameters.
+        trigger: When its gradient has been accumulated, the gradients of `parameters` must be complete. It may be
+            one of `parameters`.
+        group: The ranks.
+
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter], trigger: nn.Parameter, group: dist.ProcessGroup) -> None:
+        self._group = group
+        self._wanted = False
+        together = assign_buckets(
+            [size_bytes(parameter) for parameter in parameters],
+            [ONE_BUCKET],
+            keys=[bucket_key(parameter) for parameter in parameters],
+        )
+        self._buckets = [ViewBucket(indices, [parameters[i] for i in indices]) for indices in together]
+        self._in_flight: list[Future] = []
+        hook = trigger.register_post_accumulate_grad_hook(partial(_call, weakref.WeakMethod(self._launch)))
+        weakref.finalize(self, hook.remove)
+
+    def set_group(self, group: dist.ProcessGroup) -> None:
+        """Average over other ranks from now on; a backward pass that is under way is forgotten."""
+        self._group = group
+        self._wanted = False
+        self._in_flight.clear()
+
+    def forward_done(self, *, averaged: bool) -> None:
+        """Note whether the coming backward pass averages.
+
+        Raises:
+            RuntimeError: An exception ended the last backward pass after the all-reduce was launched.
+        """
+        if self._in_flight and dist.get_world_size(self._group) > 1:
+            raise RuntimeError(
+                f"rank {dist.get_rank(self._group)}: an exception ended the last backward pass after its delayed "
+                "all-reduce was launched, so the ranks may have issued different collectives. Start again from a "
+                "checkpoint, on all ranks"
+            )
+        self._in_flight.clear()
+        self._wanted = averaged
+
+    def _launch(self) -> None:
+        if not self._wanted:
+            return
+        self._wanted = False
+        for bucket in self._buckets:
+            bucket.reset()
+            bucket.put(range(len(bucket.indices)))
+            bucket.pack(1.0 / dist.get_world_size(self._group))
+            self._in_flight.append(bucket.all_reduce(self._group))
+        _engine.queue_callback(self._finish)
+
+    def _finish(self) -> None:
+        """At the end of the backward pass: wait (on CUDA: the current stream waits), and set missing gradients."""
+        in_flight, self._in_flight = self._in_flight, []
+        for future in in_flight:
+            future.wait()
+        for bucket in self._buckets:
+            bucket.copy_out()
+
+
+def _call(method: "weakref.WeakMethod[Any]", _parameter: Tensor) -> None:
+    if (alive := method()) is not None:
+        alive()
+
+
+def resolve_delayed(
+    module: nn.Module, named: Sequence[tuple[str, nn.Parameter]] | None, trigger: nn.Parameter | None
+) -> dict[str, nn.Parameter]:
+    """Check the two arguments.
+
+    Returns:
+        The parameters to delay by name; a parameter with several names has all of them.
+
+    Raises:
+        ValueError: Only one of the two is given; a name is not that of the parameter; a parameter is frozen or has
+            sparse gradients; or the trigger gets no gradient.
+    """
+    if (named is None) != (trigger is None):
+        raise ValueError(
+            "delay_all_reduce_named_params and param_to_hook_all_reduce need to be set at the same time: got only "
+            + ("param_to_hook_all_reduce" if named is None else "delay_all_reduce_named_params")
+        )
+    if named is None or trigger is None:
+        return {}
+    if not trigger.requires_grad or not trigger.is_leaf:
+        raise ValueError(
+            "param_to_hook_all_reduce: expected a parameter that requires a gradient, got another tensor"
+        )
+    own = dict(module.named_parameters(remove_duplicate=False))
+    sparse = sparse_parameters(module)
+    for name, parameter in named:
+        if own.get(name) is not parameter:
+            has = "another parameter of that name" if name in own else "no parameter of that name"
+            raise ValueError(
+                f"delay_all_reduce_named_params: expected pairs from module.named_parameters(), got {name!r} with a "
+                f"parameter that is not the module's; the module has {has}"
+            )
+        if not parameter.requires_grad or name in sparse:
+            what = "has sparse gradients" if name in sparse else "requires no gradient"
+            raise ValueError(f"delay_all_reduce_named_params: {name} {what}; leave it out of the list")
+    chosen = {parameter for _, parameter in named}
+    return {name: parameter for name, parameter in own.items() if parameter in chosen}

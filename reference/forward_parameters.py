@@ -1,0 +1,127 @@
+"""Tensors that stand in place of a module's parameters while its forward pass runs.
+
+Mixed precision computes with low-precision copies of the parameters, tensor parallelism with sharded tensors
+(`DTensor`). Both are computed from the parameters by operations that autograd records. So gradients are
+accumulated in the parameters themselves, where the reducer finds them, and the optimiser never sees the stand-ins.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+StandIn = Callable[[Tensor], Tensor]
+"""Computes the tensor that stands in place of a parameter."""
+
+
+def compose(
+    first: Mapping[nn.Parameter, StandIn], then: Mapping[nn.Parameter, StandIn]
+) -> dict[nn.Parameter, StandIn]:
+    """Stand-ins for all parameters of either; where both have one, `then` gets the result of `first`."""
+    both = {parameter: partial(_both, first[parameter], then[parameter]) for parameter in first if parameter in then}
+    return {**first, **then} | both
+
+
+def _both(first: StandIn, then: StandIn, parameter: Tensor) -> Tensor:
+    return then(first(parameter))
+
+
+class Slot(NamedTuple):
+    """A parameter under one of its names in one module."""
+
+    module: nn.Module
+    name: str
+    parameter: nn.Parameter
+
+
+class ForwardParameters:
+    """Puts stand-ins in place of parameters of `module` during every forward pass, and the parameters back after it.
+
+    Every submodule does the same when it runs outside of the whole module's forward pass: activation checkpoints
+    run submodules again in the backward pass. What runs again must be a module, or use only parameters of modules
+    that it calls.
+
+    Args:
+        module: The module.
+        stand_ins: For each parameter that is replaced, the function that computes its stand-in. A parameter that
+            several modules share has one stand-in.
+    """
+
+    def __init__(self, module: nn.Module, stand_ins: Mapping[nn.Parameter, StandIn]) -> None:
+        self._module = module
+        self._stand_ins = dict(stand_ins)
+        self._slots: dict[nn.Module, list[Slot]] = {
+            part: [
+                Slot(part, name, parameter)
+                for name, parameter in part._parameters.items()
+                if parameter is not None and parameter in self._stand_ins
+            ]
+            for part in module.modules()
+        }
+        self._running: list[nn.Module] = []  # modules that are in their forward passes, the outermost first
+        self._handles: list[RemovableHandle] = []
+        for part in self._slots:
+            whole = part is module
+            # Hooks of the user's on the whole module run outside, those on its parts inside: with stand-ins.
+            before = part.register_forward_pre_hook(self._before_whole if whole else self._before, prepend=not whole)
+            after = part.register_forward_hook(
+                self._after_whole if whole else self._after, prepend=whole, always_call=True
+            )
+            self._handles += [before, after]
+
+    def detach(self) -> None:
+        """Remove all hooks: the module computes with its parameters again."""
+        self.restore()
+        for handle in self._handles:
+            handle.remove()
+
+    def restore(self) -> None:
+        """Put all parameters back; needed only after a forward pass that was interrupted, as by Ctrl-C."""
+        if self._running:
+            self._running.clear()
+            self._put_back(self._module)
+
+    # Hooks
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _before_whole(self, module: nn.Module, _inputs: Any) -> None:
+        self._enter(module)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _after_whole(self, module: nn.Module, _inputs: Any, _output: Any) -> None:
+        self._leave(module)
+
+    def _before(self, part: nn.Module, _inputs: Any) -> None:
+        if not torch.compiler.is_compiling():  # a compiled part runs inside the whole module
+            self._enter(part)
+
+    def _after(self, part: nn.Module, _inputs: Any, _output: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._leave(part)
+
+    def _enter(self, module: nn.Module) -> None:
+        if not self._running:
+            computed: dict[nn.Parameter, Tensor] = {}
+            for owner, name, parameter in self._slots_in(module):
+                if parameter not in computed:
+                    computed[parameter] = self._stand_ins[parameter](parameter)
+                owner._parameters[name] = computed[parameter]  # type: ignore[assignment]  # as functional_call does
+        self._running.append(module)
+
+    def _leave(self, module: nn.Module) -> None:
+        if not self._running or self._running[-1] is not module:
+            return  # an earlier hook raised an error, so this module's forward pass never began
+        self._running.pop()
+        if not self._running:
+            self._put_back(module)
+
+    def _put_back(self, module: nn.Module) -> None:
+        for owner, name, parameter in self._slots_in(module):
+            setattr(owner, name, parameter)  # recurrent layers then drop their references to the stand-in
+
+    def _slots_in(self, module: nn.Module) -> Iterator[Slot]:
+        for part in module.modules():
+            yield from self._slots.get(part, ())
