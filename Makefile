@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials figures site test explore test-tutorials test-readme test-torch test-gpu check format bench bench-simulator score clean
+.PHONY: help setup demo tutorials figures site test test-reducer explore test-tutorials test-readme test-torch test-gpu check format bench bench-simulator score clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -53,6 +53,9 @@ test: $(READY) .venv/.links  ## run the tests
 
 explore: $(READY) .venv/.links  ## the property tests with fresh seeds and ten times the examples, for an hour: MINUTES=60
 	$(BIN)/python -m tests.explore --minutes $(or $(MINUTES),60)
+
+test-reducer: $(READY)  ## conformance of our DDP, for the edit-and-test loop of the reducer: under a minute
+	$(BIN)/ddplab conform ddplab --against torch --exitfirst
 
 test-torch: $(READY)  ## torch's own DDP tests with our class in torch's place, all of them: about 2 minutes
 	$(BIN)/python -m tests.torch_suite.run

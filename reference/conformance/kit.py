@@ -16,11 +16,12 @@ WORLD_SIZE = 3
 
 
 def all_checks() -> dict[str, Check]:
-    """Return the checks on real ranks, and those that other packages add under `ddplab.conformance`."""
-    found = dict(CHECKS)
-    for entry in entry_points(group="ddplab.conformance"):
-        found.update(entry.load())
-    return found
+    """Return the checks that other packages add under `ddplab.conformance`, and those on real ranks.
+
+    The former come first: in virtual time, a rank that waits for ever is named at once.
+    """
+    added = [entry.load() for entry in entry_points(group="ddplab.conformance")]
+    return {name: check for checks in (*added, CHECKS) for name, check in checks.items()}
 
 
 def conform(

@@ -4,25 +4,24 @@ The class runs in virtual time on emulated devices, for several models on severa
 no noise: a schedule that is slower by a nanosecond is slower. `compare` names the first bucket that is late.
 """
 
-import json
 import os
 import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
+from pydantic import Field
 from torch import nn
 
 from reference.conformance.bench import Bench
 from reference.conformance.local_training import FindingError
 from reference.conformance.subject import NotSupportedError, Subject
 from reference.errors import RankError
-from reference.files import write_atomically
+from reference.files import Schema, read_schema, write_atomically
 from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
 
 from ..emulation.emulate import emulate
@@ -106,48 +105,31 @@ MODELS = (
 )
 
 
-@dataclass(frozen=True)
-class Launch:
-    """An all-reduce of a bucket, in nanoseconds from the start of the iteration.
+class Launch(Schema):
+    """An all-reduce of a bucket, in nanoseconds from the start of the iteration."""
 
-    Attributes:
-        size_bytes: Bytes of its message.
-        launched_ns: When the class launched it.
-        done_ns: When it was done.
-    """
-
-    size_bytes: int
-    launched_ns: int
-    done_ns: int
+    size_bytes: int = Field(ge=0, description="bytes of its message")
+    launched_ns: int = Field(description="when the class launched it")
+    done_ns: int = Field(description="when it was done")
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """What a class does in one iteration of a model on a network.
+class Schedule(Schema):
+    """What a class does in one iteration of a model on a network."""
 
-    Attributes:
-        model: Name of the model.
-        network: Name of the network.
-        iteration_ns: Duration of the iteration.
-        exposed_ns: Time in which the slowest rank waits for communication.
-        last_ready_ns: When the last gradient is ready.
-        launches: All-reduces in launch order.
-        other_collectives: Number of further collectives.
-    """
+    model: str = Field(description="name of the model")
+    network: str = Field(description="name of the network")
+    iteration_ns: int = Field(gt=0, description="duration of the iteration")
+    exposed_ns: int = Field(ge=0, description="time in which the slowest rank waits for communication")
+    last_ready_ns: int = Field(ge=0, description="when the last gradient is ready")
+    launches: tuple[Launch, ...] = Field(description="all-reduces in launch order")
+    other_collectives: int = Field(ge=0, description="number of further collectives")
 
-    model: str
-    network: str
-    iteration_ns: int
-    exposed_ns: int
-    last_ready_ns: int
-    launches: tuple[Launch, ...]
-    other_collectives: int
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Read what `asdict` wrote."""
-        launches = tuple(Launch(**launch) for launch in document["launches"])
-        return cls(**{**document, "launches": launches})
+class ScheduleFile(Schema):
+    """Schedules of a class, as a file."""
+
+    subject: str = Field(description="name of the class")
+    schedules: tuple[Schedule, ...] = Field(description="by model and network")
 
 
 def schedules_of(subject: Subject) -> Iterator[Schedule]:
@@ -179,7 +161,11 @@ def schedule_of(subject: Subject, trace: Trace, network: Network) -> Schedule:
         exposed_ns=prediction.exposed_comm_ns,
         last_ready_ns=max(moment for moment in iteration.ready_ns if moment is not None),
         launches=tuple(
-            Launch(collectives[number].size_bytes, int(launched_ns[number]), int(timeline.done_ns[number]))
+            Launch(
+                size_bytes=collectives[number].size_bytes,
+                launched_ns=int(launched_ns[number]),
+                done_ns=int(timeline.done_ns[number]),
+            )
             for number in reduced
         ),
         other_collectives=len(collectives) - len(reduced),
@@ -239,28 +225,22 @@ def late_launches(schedule: Schedule) -> str:
 
 def save(path: Path, subject: str, schedules: Sequence[Schedule]) -> None:
     """Write schedules as JSON, for `load`."""
-    document = {"subject": subject, "schedules": [asdict(one) for one in schedules]}
-    write_atomically(path, (json.dumps(document, indent=1) + "\n").encode())
+    document = ScheduleFile(subject=subject, schedules=tuple(schedules))
+    write_atomically(path, (document.model_dump_json(indent=1) + "\n").encode())
 
 
-def load(path: Path) -> list[Schedule]:
+def load(path: Path) -> tuple[Schedule, ...]:
     """Read schedules that `save` wrote.
 
     Raises:
-        ValueError: The file is missing or damaged.
+        ValueError: The file is missing or damaged; the message names file, field and reason.
     """
-    try:
-        return [Schedule.from_json(one) for one in json.loads(path.read_text())["schedules"]]
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ValueError(
-            f"{path}: expected schedules as `ddplab conform --save-schedule` writes them, "
-            f"got {type(error).__name__}: {error}"
-        ) from None
+    return read_schema(
+        ScheduleFile, path, what="a file of schedules", cure="write it again with `ddplab conform --save-schedule`"
+    ).schedules
 
 
-def at_revision(revision: str, name: str) -> list[Schedule]:
+def at_revision(revision: str, name: str) -> tuple[Schedule, ...]:
     """Return the schedules of a class at a git revision of the repository in the working directory.
 
     Raises:

@@ -1,10 +1,11 @@
 """Run torch's own DDP tests on two Gloo ranks and compare every outcome with `expected.csv`.
 
-    python -m tests.torch_suite.run [--wrapper ours|torch] [TEST ...]
+    python -m tests.torch_suite.run [--wrapper ours|torch|MODULE:CLASS] [TEST ...]
 
 Each test gets two new processes, forked from a server that has imported torch already. The table has a row for each
 test: its outcome with torch's class and with ours, whether `make test` leaves it out because it is slow, and the
-reason for an outcome other than "passed". Any other outcome is a failure, including skips and passes.
+reason for an outcome other than "passed". Any other outcome is a failure, including skips and passes. Another class
+is expected to have the outcomes of torch's class.
 """
 
 import argparse
@@ -111,7 +112,8 @@ def _one_rank(rank: int, test: str, wrapper: str, folder: str, pipe: Connection)
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": "1",  # tests load pickles of their own
     }
-    suite.use(importlib.import_module(WRAPPERS[wrapper]).DistributedDataParallel)
+    module, _, attribute = WRAPPERS.get(wrapper, wrapper).partition(":")
+    suite.use(getattr(importlib.import_module(module), attribute or "DistributedDataParallel"))
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/store",
@@ -142,8 +144,10 @@ def main() -> None:
     """Run the tests that are named, or all; exit with 1 if an outcome is not the expected one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tests", nargs="*", metavar="TEST", help="tests to run, with full tracebacks; default: all")
-    parser.add_argument("--wrapper", choices=WRAPPERS, default="ours", help="whose class is tested")
+    parser.add_argument("--wrapper", default="ours", help="the class: ours, torch, or MODULE:CLASS")
     arguments = parser.parse_args()
+    if arguments.wrapper not in WRAPPERS and ":" not in arguments.wrapper:
+        parser.error(f"--wrapper: expected ours, torch or MODULE:CLASS, got {arguments.wrapper!r}")
     from . import suite
 
     expected = table()
@@ -155,7 +159,7 @@ def main() -> None:
     for name in names:
         start = time.monotonic()
         outcome = run_one(name, arguments.wrapper)
-        wanted = getattr(expected[name], arguments.wrapper)
+        wanted = expected[name].ours if arguments.wrapper == "ours" else expected[name].torch
         counts[outcome.name] += 1
         surprises += outcome.name != wanted
         note = "" if outcome.name == wanted else f"   EXPECTED {wanted}: {cause(outcome.why)}"
