@@ -53,6 +53,9 @@ DEFAULT_TIMEOUT_S = 600.0
 REMINDER_S = 20.0
 """Time after the last return of a rank after which the launcher says that others are still running."""
 UNEVEN = "if they had fewer batches, the others wait for them in a collective: train inside `with model.join():`"
+MISMATCH = "Gloo ends a process whose collectives differ from those of the other ranks"
+OTHERS_S = 2.0
+"""How long to wait for what the other ranks report after one was lost."""
 STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.1
 """How long to wait for the first and for each further piece of a stack, because a stack has no end mark."""
 STACK_LINES = 8
@@ -268,9 +271,11 @@ class RankPool:
             kind, value = pickle.loads(self._connections[rank].recv_bytes())
         except (EOFError, ConnectionResetError):
             self._processes[rank].join(timeout=1)
+            code = self._processes[rank].exitcode
+            hint = f"; {MISMATCH}" if code == -signal.SIGABRT and self.backend == "gloo" else ""
             raise RankError(
                 rank,
-                f"rank {rank} exited without reporting an error (exit code {self._processes[rank].exitcode})",
+                f"rank {rank} exited without reporting an error (exit code {code}){hint}{self._others(rank)}",
             ) from None
         if isinstance(value, ModelError):
             raise value
@@ -278,6 +283,23 @@ class RankPool:
             cause = value.strip().splitlines()[-1]
             raise RankError(rank, f"rank {rank} failed: {cause}; the other ranks were ended. Traceback:\n\n{value}")
         return kind, value
+
+
+    def _others(self, lost: int) -> str:
+        """What another rank reports after one was lost; with `debug=True` it names launches that do not match."""
+        others = {one: rank for rank, one in enumerate(self._connections) if rank != lost}
+        deadline = time.monotonic() + OTHERS_S
+        while others:
+            answered = wait(list(others), timeout=max(0.0, deadline - time.monotonic()))
+            if not answered:
+                break
+            for connection in answered:
+                rank = others.pop(connection)  # type: ignore[call-overload]
+                with contextlib.suppress(EOFError, ConnectionError, pickle.UnpicklingError):
+                    kind, value = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
+                    if kind == _FAILURE and isinstance(value, str):
+                        return f". Rank {rank} then failed: {value.strip().splitlines()[-1]}"
+        return ""
 
 
 @contextlib.contextmanager

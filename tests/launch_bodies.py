@@ -30,6 +30,11 @@ def die_on(rank: int, _world_size: int, dying: int) -> int:
     return rank
 
 
+def abort_on(rank: int, _world_size: int, aborting: int) -> None:
+    if rank == aborting:
+        os.abort()
+
+
 def hang_on(rank: int, _world_size: int, hanging: int) -> int:
     if rank == hanging:
         threading.Event().wait()  # nobody sets it: only the launcher's time-out can end this rank

@@ -39,7 +39,8 @@ def mortal_ranks() -> Iterator[RankPool]:
     ("body", "rank", "says"),
     [
         (bodies.fail_on, 1, r"(?s)rank 1 failed.*fail_on.*ArithmeticError: the sums do not add up"),
-        (bodies.die_on, 0, r"rank 0 exited without reporting an error \(exit code 17\)"),
+        (bodies.die_on, 0, r"rank 0 exited without .* \(exit code 17\)\. Rank 1 then failed: RuntimeError"),
+        (bodies.abort_on, 0, r"\(exit code -6\); Gloo ends a process whose collectives differ"),
         (
             bodies.hang_on,
             1,

@@ -138,7 +138,15 @@ class Subject:
 
     @cached_property
     def _parameters(self) -> dict[str, inspect.Parameter]:
-        return dict(list(inspect.signature(self.make).parameters.items())[1:])
+        """The arguments after the module; `**options` of a subclass stands for those of the class above it."""
+        found: dict[str, inspect.Parameter] = {}
+        above = self.make.__mro__ if isinstance(self.make, type) else (self.make,)
+        for maker in above:
+            own = inspect.signature(maker).parameters
+            found = dict(list(own.items())[1:]) | found
+            if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.values()):
+                break
+        return found
 
     @cached_property
     def _arguments(self) -> frozenset[str]:
