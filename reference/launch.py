@@ -284,7 +284,6 @@ class RankPool:
             raise RankError(rank, f"rank {rank} failed: {cause}; the other ranks were ended. Traceback:\n\n{value}")
         return kind, value
 
-
     def _others(self, lost: int) -> str:
         """What another rank reports after one was lost; with `debug=True` it names launches that do not match."""
         others = {one: rank for rank, one in enumerate(self._connections) if rank != lost}

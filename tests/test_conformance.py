@@ -1,8 +1,10 @@
 """Conformance: correct classes pass, and each faulty class fails the check that is meant for its fault."""
 
 import json
+import re
 import runpy
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -295,3 +297,9 @@ def test_a_class_that_does_not_exist_is_told_in_one_line(name, message):
 def test_quick_mode_runs_every_check():
     assert set(all_checks()) == {*CHECKS, "any timing", "overlap"}
     assert QUICK.derandomized
+
+
+def test_the_guide_names_every_check():
+    guide = (Path(__file__).parent.parent / "docs" / "conformance.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \|", guide.partition("## The checks")[2], re.MULTILINE)
+    assert set(re.findall(r"`([^`]+)`", " ".join(rows))) == set(all_checks())

@@ -1,5 +1,7 @@
 """`ddplab conform`: checks whether a data-parallel class is mathematically local training, and how it overlaps."""
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -75,9 +77,12 @@ def conform(
     from reference.conformance.kit import conform as run
     from reference.conformance.report import read_expectations, write_script
 
+    from ..conformance.overlap import compare, save
+
     check_outputs(script, save_schedule, junit, json_path)
     name, other = SHORT.get(ddp, ddp), None if against is None else SHORT.get(against, against)
     expected = {} if expect is None else read_expectations(expect, list(all_checks()))
+    before = _baseline(baseline, name)
 
     def show(result: Result) -> None:
         typer.echo(f"{result.outcome:13}  {result.check}{': ' if result.message else ''}{result.message}")
@@ -99,7 +104,9 @@ def conform(
         schedules = _schedules(name)
         document["schedules"] = [_schedule_row(one) for one in schedules]
         show_table(document["schedules"], "schedules in virtual time", optional=("others",))
-        slower = _compared(name, schedules, baseline, save_schedule)
+        if save_schedule is not None:
+            save(save_schedule, name, schedules)
+        slower = compare(schedules, before)
     elif baseline is not None or save_schedule is not None:
         slower = [f"{name}: no schedule, because the class did not run in virtual time"]
     document["slower"] = slower
@@ -112,8 +119,9 @@ def conform(
         write_script(script, name, world_size, shown)
         typer.echo(f"written to {script}: a program that fails the check {shown.check}, without random choices")
     if not problems:
-        passed = sum(one.outcome == "passed" for one in report.results)
-        typer.echo(f"{name} conforms: {passed} checks passed, {len(report.results) - passed} not supported")
+        counts = Counter(one.outcome for one in report.results)
+        failed = f"{counts['failed']} failed as expected, " if counts["failed"] else ""
+        typer.echo(f"{name} conforms: {counts['passed']} passed, {failed}{counts['not supported']} not supported")
         return
     for problem in slower:
         typer.echo(f"slower: {problem}")
@@ -128,16 +136,13 @@ def _schedules(name: str) -> "list[Schedule]":
     return list(schedules_of(Subject(name)))
 
 
-def _compared(name: str, schedules: "list[Schedule]", baseline: str | None, save_to: Path | None) -> list[str]:
-    """Save the schedules and compare them, as the options say; returns what is slower."""
-    from ..conformance.overlap import at_revision, compare, load, save
+def _baseline(text: str | None, name: str) -> "Sequence[Schedule]":
+    """Return the schedules of --baseline: those of a file, or of the class at a git revision."""
+    from ..conformance.overlap import at_revision, load
 
-    if save_to is not None:
-        save(save_to, name, schedules)
-    if baseline is None:
-        return []
-    before = load(Path(baseline)) if Path(baseline).exists() else at_revision(baseline, name)
-    return compare(schedules, before)
+    if text is None:
+        return ()
+    return load(Path(text)) if Path(text).exists() else at_revision(text, name)
 
 
 def _schedule_row(one: "Schedule") -> dict[str, str]:
