@@ -1,4 +1,4 @@
-"""The map of the code: the first docstring line of each file. `python -m docs.map` writes it into README.md."""
+"""The map of the code: the first docstring line of each file. `python -m docs.map` writes it into code_map.md."""
 
 import ast
 from pathlib import Path
@@ -7,11 +7,12 @@ from reference.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("reference", "simulator", "validation", "tutorials", "figures", "benchmarks", "docs")
+PAGE = ROOT / "docs" / "code_map.md"
 BEGIN, END = "<!-- map: python -m docs.map -->", "<!-- end of map -->"
 
 
 def code_map() -> str:
-    """Markdown list of all files with their first docstring lines, grouped by folder."""
+    """Markdown list of all files with their first docstring lines, grouped by folder; links from `docs/`."""
     return "\n".join(_folder(folder) for package in PACKAGES for folder in _folders(ROOT / package))
 
 
@@ -24,7 +25,7 @@ def with_map(page: str) -> str:
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"README.md: expected the markers {BEGIN} and {END}")
+        raise ValueError(f"docs/code_map.md: expected the markers {BEGIN} and {END}")
     return f"{before}{BEGIN}\n\n{code_map()}\n{END}{after}"
 
 
@@ -35,7 +36,7 @@ def _folders(package: Path) -> list[Path]:
 def _folder(folder: Path) -> str:
     name = folder.relative_to(ROOT).as_posix()
     files = [path for path in sorted(folder.glob("*.py")) if path.name != "__init__.py"]
-    lines = [f"- [`{path.name}`]({name}/{path.name}): {_first_line(path)}" for path in files]
+    lines = [f"- [`{path.name}`](../{name}/{path.name}): {_first_line(path)}" for path in files]
     return "\n".join([f"**`{name}/`** {_first_line(folder / '__init__.py')}\n", *lines, ""])
 
 
@@ -46,9 +47,8 @@ def _first_line(path: Path) -> str:
 
 
 def main() -> None:
-    """Write the map into README.md."""
-    readme = ROOT / "README.md"
-    write_atomically(readme, with_map(readme.read_text()).encode())
+    """Write the map into its page."""
+    write_atomically(PAGE, with_map(PAGE.read_text()).encode())
 
 
 if __name__ == "__main__":

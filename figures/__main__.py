@@ -7,6 +7,7 @@ from reference.files import write_atomically
 from . import (
     all_reduce_sizes,
     anatomy,
+    backward_pass,
     bucket_sizes,
     demo,
     overlap,
@@ -59,6 +60,7 @@ def main() -> None:
     """Draw all figures and write the page."""
     for figure in FIGURES:
         figure.main()
+    backward_pass.main()
     write_atomically(FOLDER / "README.md", page().encode())
 
 
