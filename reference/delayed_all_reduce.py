@@ -32,7 +32,6 @@ class DelayedAllReduce:
         trigger: When its gradient has been accumulated, the gradients of `parameters` must be complete. It may be
             one of `parameters`.
         group: The ranks.
-
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], trigger: nn.Parameter, group: dist.ProcessGroup) -> None:

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 from ..launch import RankPool
@@ -48,9 +49,11 @@ def conform(
         on_result: Called after each check.
 
     Raises:
-        ValueError: There is no such class.
+        ValueError: There is no such class, or Hypothesis is not installed.
         RankError: The class cannot be constructed.
     """
+    if find_spec("hypothesis") is None:
+        raise ValueError("conform: expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
     subject, other = Subject(name), None if against is None else Subject(against)
     for one in (subject, other):
         if one is not None:

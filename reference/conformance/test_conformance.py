@@ -18,7 +18,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     option = request.config.getoption
     name = option("--ddp")
     if name is None:
-        pytest.skip("--ddp names no class")
+        pytest.fail("expected --ddp MODULE:CLASS, got no class to check", pytrace=False)
     against = option("--ddp-against")
     effort = FULL if option("--ddp-full") else QUICK
     with tempfile.TemporaryDirectory() as folder, RankPool(option("--ddp-world-size")) as pool:
