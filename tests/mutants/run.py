@@ -74,7 +74,9 @@ def try_tree(folder: Path, needs: str, clean: Path) -> Outcome:
     failed = {"caught_by": "time-out" if status is None else "trial", "message": last_error(output), "seconds": 0.0}
     found, plain = rows.get("kit", failed), rows.get("plain", failed)
     message = " ".join(str(found["message"]).split())[:MESSAGE_CHARACTERS] if found["caught_by"] else ""
-    return Outcome("", needs, str(found["caught_by"]), message, bool(plain["caught_by"]), float(str(found["seconds"])))
+    return Outcome(
+        "", needs, str(found["caught_by"]), message, bool(plain["caught_by"]), float(str(found["seconds"]))
+    )
 
 
 def run_python(folder: Path, arguments: list[str]) -> tuple[int | None, str]:
@@ -122,7 +124,10 @@ def check_clean(needs: set[str], clean: Path) -> None:
             outcome = try_tree(Path(folder), one, clean)
             if outcome.caught_by or outcome.plain:
                 sys.exit(f"without a fault, {outcome.caught_by or 'the plain test'} fails: {outcome.message}")
-            print(f"{outcome.seconds:6.1f} s  without a fault: nothing is caught by {one or 'the quick kit'}", flush=True)
+            print(
+                f"{outcome.seconds:6.1f} s  without a fault: nothing is caught by {one or 'the quick kit'}",
+                flush=True,
+            )
 
 
 def summary(outcomes: list[Outcome]) -> str:
@@ -144,8 +149,8 @@ def table(mutants: list[Mutant], outcomes: list[Outcome]) -> str:
     lines = [
         "# Mutants",
         "",
-        "One-line faults in `reference/`, and what catches them; made by `make mutants`. *Plain test*: whether a test",
-        "that compares the gradients of a small model on two ranks, on rank 0, catches the fault too (`plain.py`).",
+        "One-line faults in `reference/`, and what catches them; made by `make mutants`. *Plain test*: whether a",
+        "test that compares gradients of a small model on two ranks, on rank 0, catches the fault too (`plain.py`).",
         "",
         f"{summary(outcomes)}.",
         "",
