@@ -42,6 +42,20 @@ def _mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
+class _Precisions(nn.Module):
+    """Layers of three dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float64)
+        self.layers = nn.ModuleList(nn.Linear(6, 6, dtype=dtype) for dtype in dtypes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x.to(next(layer.parameters()).dtype)).tanh()
+        return x
+
+
 class _Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -88,6 +102,7 @@ class _Words(nn.Module):
 
 REAL_MODELS: dict[str, Callable[[], nn.Module]] = {
     "multi-layer perceptron": _mlp,
+    "layers of three dtypes": _Precisions,
     "convolutions": _Convolutions,
     "recurrent network": _Recurrent,
     "language model with tied weights": _Words,
@@ -136,7 +151,7 @@ def compare_real(rank: int, world_size: int, subject: Subject, model: str, optio
         optimizer.step()
         if all(map(torch.equal, before, module.parameters())):
             return f"iteration {step}, rank {rank}: the optimiser changed nothing"
-        digest = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+        digest = torch.cat([parameter.detach().flatten().double() for parameter in module.parameters()])
         others = [torch.empty_like(digest) for _ in range(world_size)]
         dist.all_gather(others, digest)
         if not all(torch.equal(one, digest) for one in others):

@@ -368,10 +368,11 @@ def static_graph(bench: Bench) -> None:
     if "no_sync" in bench.methods:
         kinds += ["accumulate", "train", "train"]  # not at first, where torch's class fails
     zeros: list[Zero] = ["none", "none", "none", "none", "none", "keep", "none"]
-    for used in ([2, 0, 1], [3, 0, 1]):
+    everywhere: list[Callable[[int, int], list[int]]] = [lambda *_: [2, 0, 1], lambda *_: [3, 0, 1]]
+    for used in (*everywhere, lambda _step, rank: [2, 0] if rank else [1, 0]):
         for cap_mb in (5e-5, 25.0):
             for options in _with_views(bench, {"static_graph": True, "bucket_cap_mb": cap_mb}):
-                program = program_of(PLAIN, kinds, world_size, used=lambda *_, used=used: used, options=options)
+                program = program_of(PLAIN, kinds, world_size, used=used, options=options)
                 steps = (replace(step, zero=zero) for step, zero in zip(program.steps, zeros, strict=False))
                 bench.try_program(replace(program, steps=tuple(steps)))
     from hypothesis import strategies as st

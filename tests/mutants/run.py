@@ -3,7 +3,7 @@
     python -m tests.mutants.run [--only NAME,...] [--jobs N]
 
 Each mutant gets a copy of the source tree with its one-line fault, and processes of its own. The exit status is 1 if
-a mutant survives. A run of all mutants writes `RESULTS.md`.
+a mutant survives. Outcomes are kept in `out/mutants.json`; with one for each mutant, `RESULTS.md` is written.
 """
 
 import argparse
@@ -166,6 +166,17 @@ def table(mutants: list[Mutant], outcomes: list[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def save(mutants: list[Mutant], outcomes: list[Outcome]) -> None:
+    """Write the outcomes, beside former ones of other mutants, and the table if every mutant has an outcome."""
+    former = [Outcome(**row) for row in json.loads(OUT.read_text())] if OUT.exists() else []
+    by_name = {one.mutant: one for one in (*former, *outcomes)}
+    known = [by_name[mutant.name] for mutant in mutants if mutant.name in by_name]
+    OUT.parent.mkdir(exist_ok=True)
+    OUT.write_text(json.dumps([asdict(one) for one in known], indent=1) + "\n")
+    if len(known) == len(mutants):
+        RESULTS.write_text(table(mutants, known))
+
+
 def main() -> None:
     """Try the mutants; exit with 1 if one survives."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -186,10 +197,7 @@ def main() -> None:
             outcomes.append(one)
             caught = f"{one.caught_by}: {one.message}" if one.caught_by else "SURVIVES"
             print(f"{one.seconds:6.1f} s  {one.mutant:42}{'plain, ' if one.plain else ''}{caught}", flush=True)
-    OUT.parent.mkdir(exist_ok=True)
-    OUT.write_text(json.dumps([asdict(one) for one in outcomes], indent=1) + "\n")
-    if only == names:
-        RESULTS.write_text(table(mutants, outcomes))
+    save(mutants, outcomes)
     survivors = [one.mutant for one in outcomes if not one.caught_by]
     print(summary(outcomes) + (f"; survivors: {', '.join(survivors)}" if survivors else "; no survivors"))
     sys.exit(bool(survivors))
