@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from . import bodies, layouts
 from .bodies import batch, outside
-from .local_training import FindingError
+from .local_training import FindingError, describe_difference
 from .programs import Program, Step, Weight
 from .subject import NotSupportedError, Subject
 
@@ -295,8 +295,8 @@ class _Chosen(nn.Module):
         super().__init__()
         self.weights = nn.ParameterList(nn.Parameter(torch.ones(2 + index)) for index in range(4))
 
-    def forward(self, used: Sequence[int]) -> Tensor:
-        return torch.stack([self.weights[index].sum() for index in used]).sum()
+    def forward(self, used: Sequence[int]) -> list[Tensor]:
+        return [self.weights[index].sum() for index in used]
 
 
 def skipped_for_hooks(_rank: int, world_size: int, subject: Subject) -> str:
@@ -316,7 +316,7 @@ def skipped_for_hooks(_rank: int, world_size: int, subject: Subject) -> str:
     for step, used in enumerate(((0, 2), (1, 2, 3), (3,), (0, 1, 2), (0,))):
         seen.clear()
         module.zero_grad()
-        wrapped(used).backward()
+        torch.stack(wrapped(used)).sum().backward()
         expected = sorted(2 + index for index in used)
         if sorted(size for size, _ in seen) != expected:
             return (
@@ -325,6 +325,39 @@ def skipped_for_hooks(_rank: int, world_size: int, subject: Subject) -> str:
         if any(is_last for _, is_last in seen[:-1]):  # torch names none if the last bucket of all is skipped
             return f"iteration {step}: a bucket was called the last, but others followed: {seen}"
     return ""
+
+
+# Gradients that no rank adds to
+
+
+def untouched_gradients(rank: int, world_size: int, subject: Subject) -> str:
+    """Fill gradients with a number for each rank; a gradient to which no rank adds must stay so."""
+    module = _Chosen()
+    wrapped = subject.wrap(module, bucket_cap_mb=25.0, find_unused_parameters=True)
+    problem = ""  # returned at the end, because the other ranks go on
+    values: list[list[float | None]] = [[None] * len(module.weights) for _ in range(world_size)]
+    passes = [([0, 1], [0, 2]), ([0], [0]), ([2], [2]), ([3, 1], [1]), ([0], [3])]
+    for step, (first, others) in enumerate(passes):
+        torch.stack(wrapped(others if rank else first)).sum().backward()
+        subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
+        used = [others if one else first for one in range(world_size)]
+        for index, parameter in enumerate(module.weights):
+            adding = [index in one for one in used]
+            if any(adding):
+                total = sum((values[one][index] or 0.0) + adding[one] for one in range(world_size))
+                for own in values:
+                    own[index] = total / world_size
+            wanted = values[rank][index]
+            want = None if wanted is None else torch.full_like(parameter, wanted)
+            if not problem and not bodies.close(parameter.grad, want):
+                found = describe_difference(parameter.grad, want)
+                problem = f"iteration {step}, rank {rank}: gradient {index}: {found}"
+            for one in range(world_size):
+                values[one][index] = float(1 + one + index)
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.fill_(1 + rank + index)
+    return problem
 
 
 # Checks
@@ -355,6 +388,12 @@ def check_outputs(bench: "Bench") -> None:
     _report(bench.run(nested_outputs, bench.subject, {}))
     if "gradient_as_bucket_view" in bench.subject.options:
         _report(bench.run(nested_outputs, bench.subject, {"gradient_as_bucket_view": True}))
+
+
+def check_untouched(bench: "Bench") -> None:
+    """A gradient to which no rank adds stays as it was, whatever the script put there."""
+    bench.needs("find_unused_parameters")
+    _report(bench.run(untouched_gradients, bench.subject))
 
 
 def check_checkpoints(bench: "Bench") -> None:
@@ -414,6 +453,7 @@ CHECKS = {
     "process group": check_group,
     "ignored parameters": check_ignored,
     "nested outputs": check_outputs,
+    "untouched gradients": check_untouched,
     "checkpoints": check_checkpoints,
     "skipped all-reduces": check_skipped,
     "list of bucket caps": check_cap_list,
