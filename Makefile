@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials figures site test test-reducer explore test-tutorials test-readme test-torch test-gpu check format bench bench-simulator score clean
+.PHONY: help setup demo tutorials figures site test test-reducer explore test-tutorials test-readme test-torch mutants test-gpu check format bench bench-simulator score clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -59,6 +59,9 @@ test-reducer: $(READY)  ## conformance of our DDP, for the edit-and-test loop of
 
 test-torch: $(READY)  ## torch's own DDP tests with our class in torch's place, all of them: about 2 minutes
 	$(BIN)/python -m tests.torch_suite.run
+
+mutants: $(READY)  ## one-line faults in the reducer, and which check of `ddplab conform` catches each: 15 minutes, JOBS=2
+	$(BIN)/python -m tests.mutants.run --jobs $(or $(JOBS),2)
 
 test-gpu: $(READY)  ## the tests that need a CUDA device; elsewhere they say that they are skipped
 	$(BIN)/pytest -m gpu -rs

@@ -1,5 +1,6 @@
 """Bench: the class under test on ranks, on which checks run programs, and the outcomes of checks."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,18 @@ if TYPE_CHECKING:
 Outcome = Literal["passed", "failed", "not supported"]
 TIMEOUT_S = 10.0
 """Time-out of each program on the ranks; a class that hangs is reported then."""
+SHRINK_S = 20.0
+"""How long smaller programs with the same fault are sought; an error ends the ranks, and new ones take seconds."""
 START_TIMEOUT_S = 60.0
 """Time-out of the first program, which starts the ranks."""
 
 
 class HangError(BaseException):
     """A program hung. Not an `Exception`, so that Hypothesis does not repeat it to find a smaller one."""
+
+
+class _ShrunkError(BaseException):
+    """The time for smaller programs is over. Not an `Exception`, so that Hypothesis stops."""
 
 
 class Effort(NamedTuple):
@@ -128,13 +135,23 @@ class Bench:
 
         from .strategies import programs
 
+        found: list[tuple[FaultyProgramError, float]] = []
+
         def run(program: Program) -> None:
+            if found and time.monotonic() - found[0][1] > SHRINK_S:
+                raise _ShrunkError
             try:
                 self.try_program(program)
             except WeakProgramError:
                 assume(condition=False)
+            except FaultyProgramError as fault:
+                found.append((fault, time.monotonic()))
+                raise
 
-        self.settings()(given(programs(self.pool.world_size, **how))(run))()
+        try:
+            self.settings()(given(programs(self.pool.world_size, **how))(run))()
+        except _ShrunkError:
+            raise found[-1][0] from None
 
     def settings(self, **further: Any) -> "settings":
         """Return settings of Hypothesis for a random check; `further` replaces single ones."""

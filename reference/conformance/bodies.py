@@ -42,6 +42,20 @@ def _mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
 
 
+class _Precisions(nn.Module):
+    """Layers of three dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float64)
+        self.layers = nn.ModuleList(nn.Linear(6, 6, dtype=dtype) for dtype in dtypes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x.to(next(layer.parameters()).dtype)).tanh()
+        return x
+
+
 class _Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -58,6 +72,17 @@ class _Recurrent(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.lstm(x.reshape(-1, 3, 2))[0])  # type: ignore[no-any-return]
+
+
+class _Bag(nn.Module):
+    """A bag of embeddings with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(7, 4, sparse=True), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.bag(x.abs().mul(3).long() % 7))  # type: ignore[no-any-return]
 
 
 class _Words(nn.Module):
@@ -77,20 +102,27 @@ class _Words(nn.Module):
 
 REAL_MODELS: dict[str, Callable[[], nn.Module]] = {
     "multi-layer perceptron": _mlp,
+    "layers of three dtypes": _Precisions,
     "convolutions": _Convolutions,
     "recurrent network": _Recurrent,
     "language model with tied weights": _Words,
 }
 """Models with real-valued weights that take inputs of shape [rows, 6]."""
-MODELS: dict[str, Callable[[], nn.Module]] = {**REAL_MODELS, "sparse embedding": partial(_Words, sparse=True)}
+SPARSE_MODELS: dict[str, Callable[[], nn.Module]] = {
+    "sparse embedding": partial(_Words, sparse=True),
+    "bag of sparse embeddings": _Bag,
+}
+MODELS: dict[str, Callable[[], nn.Module]] = REAL_MODELS | SPARSE_MODELS
 STEPS = 3
 
 
-def _batch(step: int, rank: int) -> Tensor:
+def batch(step: int, rank: int) -> Tensor:
+    """Return what a rank trains on in a step; shape [4, 6]."""
     return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def _build(model: str, seed: int) -> nn.Module:
+def build(model: str, seed: int) -> nn.Module:
+    """Build one of `MODELS` with random weights."""
     torch.manual_seed(seed)
     return MODELS[model]()
 
@@ -100,26 +132,26 @@ def compare_real(rank: int, world_size: int, subject: Subject, model: str, optio
 
     Only the average rounds: each of its additions and divisions by at most one unit of the sum of absolute values.
     """
-    module = _build(model, seed=rank)
+    module = build(model, seed=rank)
     wrapped = subject.wrap(module, bucket_cap_mb=1e-4, **options)
     dense = not any(getattr(part, "sparse", False) for part in module.modules())
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9 if dense else 0)
-    twin = _build(model, seed=0)
+    twin = build(model, seed=0)
     for step in range(STEPS):
         twin.load_state_dict(module.state_dict())
-        local = [_gradients(twin, _batch(step, one)) for one in range(world_size)]
+        local = [gradients_of(twin, batch(step, one)) for one in range(world_size)]
         optimizer.zero_grad()
-        wrapped(_batch(step, rank)).square().mean().backward()
+        wrapped(batch(step, rank)).square().mean().backward()
         subject.finish(wrapped, optimizer)
         for name, parameter in module.named_parameters():
             parts = torch.stack([of_rank[name].double() for of_rank in local])
-            if problem := _outside(parameter.grad, parts, parameter.dtype):
+            if problem := outside(parameter.grad, parts, parameter.dtype):
                 return f"iteration {step}, rank {rank}: gradient of {name!r}: {problem}"
         before = [parameter.detach().clone() for parameter in module.parameters()]
         optimizer.step()
         if all(map(torch.equal, before, module.parameters())):
             return f"iteration {step}, rank {rank}: the optimiser changed nothing"
-        digest = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+        digest = torch.cat([parameter.detach().flatten().double() for parameter in module.parameters()])
         others = [torch.empty_like(digest) for _ in range(world_size)]
         dist.all_gather(others, digest)
         if not all(torch.equal(one, digest) for one in others):
@@ -127,13 +159,14 @@ def compare_real(rank: int, world_size: int, subject: Subject, model: str, optio
     return ""
 
 
-def _gradients(module: nn.Module, batch: Tensor) -> dict[str, Tensor]:
+def gradients_of(module: nn.Module, batch: Tensor) -> dict[str, Tensor]:
+    """Return the gradients of a batch on this rank alone, by name; those that are None are left out."""
     module.zero_grad()
     module(batch).square().mean().backward()
     return {name: one.grad.to_dense() for name, one in module.named_parameters() if one.grad is not None}
 
 
-def _outside(got: Tensor | None, parts: Tensor, dtype: torch.dtype) -> str:
+def outside(got: Tensor | None, parts: Tensor, dtype: torch.dtype) -> str:
     """Say how a gradient differs from the average of these parts by more than the average may round."""
     if got is None:
         return "got None, expected a tensor"
@@ -148,65 +181,7 @@ def _outside(got: Tensor | None, parts: Tensor, dtype: torch.dtype) -> str:
     return describe_difference(got, expected)
 
 
-# Hooks, Join, special values
-
-
-def compare_hooks(rank: int, world_size: int, subject: Subject) -> str:
-    """Train with comm hooks that average, and that halve what was averaged."""
-    for factor in (1.0, 0.5):
-        module = _build("multi-layer perceptron", seed=0)
-        wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4)
-        seen: list[tuple[int, int, bool]] = []
-
-        def hook(state, bucket, factor=factor):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - torch's class
-            # accepts no other annotation than its own bucket's
-            buffer = bucket.buffer()
-            state.append((bucket.index(), buffer.numel(), bucket.is_last()))
-            future = dist.all_reduce(buffer.div_(world_size), async_op=True).get_future()
-            return future.then(lambda done: done.value()[0].mul_(factor))
-
-        wrapped.register_comm_hook(seen, hook)
-        elements = sum(parameter.numel() for parameter in module.parameters())
-        for step in range(STEPS):
-            seen.clear()
-            module.zero_grad()
-            wrapped(_batch(step, rank)).square().mean().backward()
-            subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
-            local = [_gradients(_build("multi-layer perceptron", 0), _batch(step, one)) for one in range(world_size)]
-            for name, parameter in module.named_parameters():
-                parts = factor * torch.stack([of_rank[name].double() for of_rank in local])
-                if problem := _outside(parameter.grad, parts, parameter.dtype):
-                    return f"iteration {step}, rank {rank}, hook that multiplies by {factor}: {name!r}: {problem}"
-            if sum(size for _, size, _ in seen) != elements:
-                return f"iteration {step}: hooks got {sum(size for _, size, _ in seen)} of {elements} elements"
-            if [is_last for _, _, is_last in seen].count(True) != 1:
-                return f"iteration {step}: expected one last bucket, got {seen}"
-    return ""
-
-
-def compare_join(rank: int, world_size: int, subject: Subject) -> str:
-    """Train with one batch more on each rank than on the one before."""
-    module = _build("multi-layer perceptron", seed=rank)
-    wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    twin = _build("multi-layer perceptron", seed=0)
-    with wrapped.join():
-        for step in range(1 + rank):
-            twin.load_state_dict(module.state_dict())
-            zeros = {name: torch.zeros_like(one) for name, one in twin.named_parameters()}
-            local = [_gradients(twin, _batch(step, one)) if step <= one else zeros for one in range(world_size)]
-            optimizer.zero_grad()
-            wrapped(_batch(step, rank)).square().mean().backward()
-            for name, parameter in module.named_parameters():
-                parts = torch.stack([of_rank[name].double() for of_rank in local])
-                if problem := _outside(parameter.grad, parts, parameter.dtype):
-                    return f"iteration {step}, rank {rank}: gradient of {name!r}: {problem}"
-            optimizer.step()
-    digest = torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
-    others = [torch.empty_like(digest) for _ in range(world_size)]
-    dist.all_gather(others, digest)
-    differing = [number for number, one in enumerate(others) if not torch.equal(one, others[-1])]
-    return f"after the last input, ranks {differing} have other parameters than the last rank" if differing else ""
+# Special values
 
 
 def compare_special_values(rank: int, world_size: int, subject: Subject) -> str:
@@ -231,14 +206,16 @@ def compare_special_values(rank: int, world_size: int, subject: Subject) -> str:
     subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
     wanted = [torch.stack(factors).mean(dim=0), torch.ones(4), torch.ones(4)]
     for index, (parameter, want) in enumerate(zip(module, wanted, strict=True)):
-        if not _close(parameter.grad, want):
+        if not close(parameter.grad, want):
             return f"rank {rank}: gradient {index}: {describe_difference(parameter.grad, want)}"
     return ""
 
 
-def _close(got: Tensor | None, want: Tensor) -> bool:
+def close(got: Tensor | None, want: Tensor | None) -> bool:
     """Whether a gradient is another one up to rounding, with NaN and infinities at the same places."""
-    return got is not None and torch.allclose(got, want, rtol=1e-6, atol=0, equal_nan=True)
+    if got is None or want is None:
+        return got is want
+    return torch.allclose(got, want, rtol=1e-6, atol=0, equal_nan=True)
 
 
 # Faults
@@ -257,7 +234,7 @@ def train_until(rank: int, world_size: int, subject: Subject, where: str, kind: 
         is_time = step == 1 and rank == world_size - 1
         if is_time and where == "forward":
             fail(kind)
-        output = wrapped(_batch(step, rank))
+        output = wrapped(batch(step, rank))
         hooked = (
             layers[3].weight.register_hook(lambda _: fail(kind)) if is_time and where == "between buckets" else None
         )
@@ -295,7 +272,7 @@ def run_script(rank: int, world_size: int, subject: Subject, program: Program) -
 
 
 def layout_of(
-    rank: int, world_size: int, subject: Subject, sizes: tuple[int, ...], cap_mb: float, steps: int
+    rank: int, world_size: int, subject: Subject, sizes: tuple[int, ...], options: dict[str, Any], steps: int
 ) -> tuple[tuple[int, ...], ...] | None:
     """Return the buckets after some iterations of a model whose gradients become ready in reverse order."""
     from .programs import Step, Weight
@@ -303,9 +280,9 @@ def layout_of(
 
     every = tuple(range(len(sizes)))
     step = Step("train", (every,) * world_size, (1,) * world_size)
-    program = Program(tuple(Weight((size,)) for size in sizes), (step,) * steps, {"bucket_cap_mb": cap_mb})
+    program = Program(tuple(Weight((size,)) for size in sizes), (step,) * steps, options)
     net = Net(program)
-    wrapped = subject.wrap(net, bucket_cap_mb=cap_mb)
+    wrapped = subject.wrap(net, **options)
     for number in range(steps):
         torch.autograd.backward(loss_of(wrapped, program, number, rank, world_size))
         subject.finish(wrapped, torch.optim.SGD(net.parameters(), lr=0.1))

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import RankError
-from . import bodies, faults, layouts, state_machine
+from . import bodies, comm_hooks, faults, layouts, state_machine, torch_options, uneven_inputs
 from .bench import FULL, Bench, Check, first_lines
 from .local_training import FindingError, check_ranks_equal, describe_difference, same
-from .programs import Kind, Program, Step, Weight, Zero
+from .programs import BUFFER_OPTIONS, Kind, Program, Step, Weight, Zero
 from .subject import NotSupportedError
 
 # Fixed scenarios
@@ -145,18 +145,34 @@ def unused_parameters(bench: Bench) -> None:
     bench.try_program(program_of(PLAIN, ["train"] * 4, world_size, used=one_each, options=options))
     from hypothesis import strategies as st
 
-    bench.try_random(any_use=True, options=st.just({"find_unused_parameters": True}))
+    bench.try_random(any_use=True, options=st.sampled_from(_with_views(bench, {"find_unused_parameters": True})))
 
 
 def static_graph(bench: Bench) -> None:
     """A graph that never changes, with a parameter that is never used."""
     bench.needs("static_graph")
-    options = {"static_graph": True, "bucket_cap_mb": 5e-5}
     world_size = bench.pool.world_size
-    bench.try_program(program_of(PLAIN, ["train"] * 4, world_size, used=lambda *_: [2, 0, 1], options=options))
+    kinds: list[Kind] = ["train"] * 4
+    if "no_sync" in bench.methods:
+        kinds += ["accumulate", "train", "train"]  # not at first, where torch's class fails
+    zeros: list[Zero] = ["none", "none", "none", "none", "none", "keep", "none"]
+    everywhere: list[Callable[[int, int], list[int]]] = [lambda *_: [2, 0, 1], lambda *_: [3, 0, 1]]
+    for used in (*everywhere, lambda _step, rank: [2, 0] if rank else [1, 0]):
+        for cap_mb in (5e-5, 25.0):
+            for options in _with_views(bench, {"static_graph": True, "bucket_cap_mb": cap_mb}):
+                program = program_of(PLAIN, kinds, world_size, used=used, options=options)
+                steps = (replace(step, zero=zero) for step, zero in zip(program.steps, zeros, strict=False))
+                bench.try_program(replace(program, steps=tuple(steps)))
     from hypothesis import strategies as st
 
-    bench.try_random(static=True, kinds=("train", "evaluate", "change_lr"), options=st.just({"static_graph": True}))
+    every = st.sampled_from(_with_views(bench, {"static_graph": True}))
+    bench.try_random(static=True, kinds=("train", "evaluate", "change_lr"), options=every)
+
+
+def _with_views(bench: Bench, options: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return options without and, if the class has them, with gradients that are views of the buckets."""
+    views = "gradient_as_bucket_view" in bench.subject.options
+    return [options, {**options, "gradient_as_bucket_view": True}] if views else [options]
 
 
 def gradient_views(bench: Bench) -> None:
@@ -175,10 +191,18 @@ def gradient_views(bench: Bench) -> None:
 
 
 def buffers(bench: Bench) -> None:
-    """Before each forward pass, all ranks get rank 0's buffers."""
-    if not {"broadcast_buffers", "forward_sync_buffers"} & bench.subject.options:
+    """Before each forward pass, all ranks get rank 0's buffers, unless an option turns that off."""
+    names = [name for name in BUFFER_OPTIONS if name in bench.subject.options]
+    if not names:
         raise NotSupportedError("it has neither broadcast_buffers nor forward_sync_buffers")
-    bench.try_program(program_of(PLAIN, ["train"] * 4, bench.pool.world_size, buffer=True))
+    world_size = bench.pool.world_size
+    kinds: list[Kind] = ["train", "train", "evaluate", "forward", "train", "train"]
+    if "no_sync" in bench.methods:
+        kinds[2:2] = ["accumulate", "accumulate", "train"]
+    for options in ({}, {names[0]: False}):
+        program = program_of(PLAIN, kinds, world_size, buffer=True, options=options)
+        steps = (replace(step, zero="keep") for step in program.steps)
+        bench.try_program(replace(program, steps=tuple(steps)))
 
 
 def plans(bench: Bench) -> None:
@@ -186,6 +210,10 @@ def plans(bench: Bench) -> None:
     bench.needs("plan")
     for plan in ([[0], [3], [1, 2]], [[3, 1, 0, 2]], [[2], [1], [0], [3]]):
         bench.try_program(program_of(PLAIN, ["train"] * 3, bench.pool.world_size, options={"plan": plan}))
+        wanted = tuple(map(tuple, plan))
+        for got in bench.run(bodies.layout_of, bench.subject, (6, 4, 5, 6), {"plan": plan}, 3):
+            if got not in (wanted, None):
+                raise FindingError(f"plan {wanted}: after 3 iterations the buckets are {got}")
 
 
 def real_models(bench: Bench) -> None:
@@ -197,30 +225,15 @@ def real_models(bench: Bench) -> None:
 
 
 def sparse_gradients(bench: Bench) -> None:
-    """Embeddings with sparse gradients; a class may refuse them with an error."""
-    try:
-        problems = bench.run(bodies.compare_real, bench.subject, "sparse embedding", {})
-    except RankError as error:
-        raise NotSupportedError(f"it refuses them: {first_lines(str(error))}") from None
-    for problem in problems:
-        if problem:
-            raise FindingError(problem)
-
-
-def comm_hooks(bench: Bench) -> None:
-    """A comm hook that averages by itself changes nothing, and one that halves the gradients halves them."""
-    bench.needs("register_comm_hook")
-    for problem in bench.run(bodies.compare_hooks, bench.subject):
-        if problem:
-            raise FindingError(problem)
-
-
-def uneven_inputs(bench: Bench) -> None:
-    """Under Join, ranks without inputs count as zero gradients, and all end with the same parameters."""
-    bench.needs("join")
-    for problem in bench.run(bodies.compare_join, bench.subject):
-        if problem:
-            raise FindingError(problem)
+    """Embeddings and bags of embeddings with sparse gradients; a class may refuse them with an error."""
+    for name in bodies.SPARSE_MODELS:
+        try:
+            problems = bench.run(bodies.compare_real, bench.subject, name, {})
+        except RankError as error:
+            raise NotSupportedError(f"it refuses them: {first_lines(str(error))}") from None
+        for problem in problems:
+            if problem:
+                raise FindingError(f"{name}: {problem}")
 
 
 def special_values(bench: Bench) -> None:
@@ -262,15 +275,16 @@ CHECKS: Mapping[str, Check] = {
     "buffers": buffers,
     "real models": real_models,
     "special values": special_values,
+    **torch_options.CHECKS,
+    "plans": plans,
+    **comm_hooks.CHECKS,
+    **uneven_inputs.CHECKS,
+    "sparse gradients": sparse_gradients,
+    "bucket layout": bucket_layout,
     "accumulation": accumulation,
     "unused parameters": unused_parameters,
     "static graph": static_graph,
     "gradient views": gradient_views,
-    "plans": plans,
-    "comm hooks": comm_hooks,
-    "uneven inputs": uneven_inputs,
-    "sparse gradients": sparse_gradients,
-    "bucket layout": bucket_layout,
     "same as another": same_as_another,
     "random programs": random_programs,
     "state machine": state_machine.check,

@@ -1,6 +1,7 @@
 """Bucket layouts: the two rules by which reducers fill buckets, and comparison of two classes on random programs."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from . import bodies
 from .bench import Bench, FaultyProgramError
@@ -17,28 +18,32 @@ CAPS = (16, 33, 64, 1 << 20)
 """Bucket caps in bytes."""
 
 
-def closed_when_reached(order: Sequence[int], sizes: Sequence[int], cap: int) -> Layout:
-    """Return the buckets of torch's rule: a bucket is closed when its bytes reach the cap."""
+def closed_when_reached(order: Sequence[int], sizes: Sequence[int], *caps: int) -> Layout:
+    """Return the buckets of torch's rule: a bucket is closed when its bytes reach its cap; the last cap holds on."""
     buckets: list[tuple[int, ...]] = []
     open_bucket: list[int] = []
     for index in order:
         open_bucket.append(index)
-        if BYTES * sum(sizes[one] for one in open_bucket) >= cap:
+        if BYTES * sum(sizes[one] for one in open_bucket) >= caps[min(len(buckets), len(caps) - 1)]:
             buckets.append(tuple(open_bucket))
             open_bucket = []
     return (*buckets, tuple(open_bucket)) if open_bucket else tuple(buckets)
 
 
-def at_most(order: Sequence[int], sizes: Sequence[int], cap: int) -> Layout:
-    """Return the buckets of the other rule: a bucket never exceeds the cap, unless a single parameter does."""
+def at_most(order: Sequence[int], sizes: Sequence[int], *caps: int) -> Layout:
+    """Return the buckets of the other rule: a bucket never exceeds its cap, unless a single parameter does."""
     buckets: list[tuple[int, ...]] = []
     open_bucket: list[int] = []
     for index in order:
+        cap = caps[min(len(buckets), len(caps) - 1)]
         if open_bucket and BYTES * (sum(sizes[one] for one in open_bucket) + sizes[index]) > cap:
             buckets.append(tuple(open_bucket))
             open_bucket = []
         open_bucket.append(index)
     return (*buckets, tuple(open_bucket)) if open_bucket else tuple(buckets)
+
+
+RULES = {"closed when the cap is reached": closed_when_reached, "at most the cap": at_most}
 
 
 def check(bench: Bench) -> None:
@@ -49,21 +54,30 @@ def check(bench: Bench) -> None:
         FindingError: A layout follows neither rule, or not that of the others; or ranks differ.
     """
     bench.needs("bucket_cap_mb")
-    rules = {"closed when the cap is reached": closed_when_reached, "at most the cap": at_most}
-    possible = set(rules)
+    _check_layouts(bench, [((cap,), {"bucket_cap_mb": (cap + 0.5) / MIB}) for cap in CAPS])
+
+
+def check_list(bench: Bench) -> None:
+    """Check the layouts of lists of caps; see `check`."""
+    lists = ((8, 40, 16), (100, 4), (4, 4, 1 << 20))
+    _check_layouts(bench, [(caps, {"bucket_cap_mb_list": [(cap + 0.5) / MIB for cap in caps]}) for caps in lists])
+
+
+def _check_layouts(bench: Bench, cases: Sequence[tuple[tuple[int, ...], dict[str, Any]]]) -> None:
+    possible = set(RULES)
     for sizes in SIZES:
-        for cap in CAPS:
-            by_rank = bench.run(bodies.layout_of, bench.subject, sizes, (cap + 0.5) / MIB, 3)
+        for caps, options in cases:
+            by_rank = bench.run(bodies.layout_of, bench.subject, sizes, options, 3)
             got = by_rank[0]
             if got is None:
                 raise NotSupportedError("it does not report its buckets")
-            words = f"parameters of {[BYTES * size for size in sizes]} bytes, cap {cap} bytes"
+            words = f"parameters of {[BYTES * size for size in sizes]} bytes, cap {', '.join(map(str, caps))} bytes"
             if any(one != got for one in by_rank):
                 raise FindingError(f"{words}: ranks have different buckets: {by_rank}")
             order = range(len(sizes) - 1, -1, -1)
-            possible &= {name for name, rule in rules.items() if rule(order, sizes, cap) == got}
+            possible &= {name for name, rule in RULES.items() if rule(order, sizes, *caps) == got}
             if not possible:
-                wanted = {name: rule(order, sizes, cap) for name, rule in rules.items()}
+                wanted = {name: rule(order, sizes, *caps) for name, rule in RULES.items()}
                 raise FindingError(f"{words}: got buckets {got}, expected those of one rule throughout: {wanted}")
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..launch import RankPool
-from .programs import Net, Program, Seen, loss_of, optimizer_of, run_on_rank, zero_gradients
+from .programs import BUFFER_OPTIONS, Net, Program, Seen, loss_of, optimizer_of, run_on_rank, zero_gradients
 from .subject import Subject
 
 
@@ -44,6 +44,7 @@ def run_locally(program: Program, world_size: int) -> list[list[Seen]]:
     ranks = [_Rank(dict.fromkeys(names)) for _ in range(world_size)]
     expected = []
     is_broadcast = False  # as torch: the pass before was one with averaging
+    sends_buffers = False not in (program.options.get(name) for name in BUFFER_OPTIONS)
     largest = 0.0
     for number, step in enumerate(program.steps):
         if step.kind == "change_lr":
@@ -68,7 +69,7 @@ def run_locally(program: Program, world_size: int) -> list[list[Seen]]:
             for state in ranks:
                 state.gradients = {name: _zeroed(one, step.zero) for name, one in state.gradients.items()}
         if step.kind != "change_lr":
-            if is_broadcast:
+            if is_broadcast and sends_buffers:
                 for state in ranks:
                     state.samples = ranks[0].samples
             if step.kind != "evaluate":

@@ -21,6 +21,8 @@ Zero = Literal["none", "zeros", "keep"]
 """Before a pass, gradients are set to None, to zeros, or kept."""
 MOST_PASSES = 6
 """Largest number of passes with averaging in a program; their gradients can be divided so often without rounding."""
+BUFFER_OPTIONS = ("forward_sync_buffers", "broadcast_buffers")
+"""Options of torch's class that turn the broadcast of buffers off."""
 ROWS = 3
 """Largest number of samples of a batch."""
 

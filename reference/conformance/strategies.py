@@ -40,9 +40,8 @@ def programs(
     weights = draw(_weights())
     count = len(weights)
     everything = st.permutations(range(count)).map(tuple)
-    some = everything.flatmap(lambda order: st.integers(1, count).map(lambda length: tuple(order[:length]))).filter(
-        lambda order: not all(weights[index].frozen for index in order)  # otherwise there is nothing to train
-    )
+    some = everything.flatmap(lambda order: st.integers(1, count).map(lambda length: tuple(order[:length])))
+    some = some.map(lambda used: used if any(not weights[index].frozen for index in used) else (0, *used))
     use = some if any_use else everything
     used = [draw(st.tuples(*[use] * world_size)) for _ in range(1 if static else 5)]
     steps = st.builds(

@@ -1,0 +1,87 @@
+"""Trial: the quick kit, a comparison of schedules and the plain test, on the source tree of the working directory.
+
+    python -m tests.mutants.trial FOLDER PART ...
+
+Prints a JSON object for each part when it ends. `FOLDER` has what the parts need of the tree without a fault. The
+ranks are forked from a server that has imported everything, because most faults show in the first second.
+"""
+
+import json
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from reference.conformance.bench import QUICK
+from reference.conformance.kit import conform
+from reference.conformance.subject import Subject
+from reference.errors import RankError
+from reference.launch import RankPool
+
+from . import plain
+
+NAME = "reference.data_parallel:DistributedDataParallel"
+PLAIN_WORLD_SIZE = 2
+PLAIN_TIMEOUT_S = 20.0
+PRELOADED = ["reference.conformance.state_machine", "reference.data_parallel", "tests.mutants.plain"]
+PASSED, SCHEDULES = "passed.json", "schedules.json"
+"""Files in `FOLDER`: the checks that pass without a fault, and the schedules."""
+
+Caught = tuple[str, str]
+"""The name of the check that caught the fault, and its message; empty texts if none did."""
+
+
+def kit(folder: Path) -> Caught:
+    """Run the quick kit up to the first check that fails, or that is not supported but is without the fault."""
+    path = folder / PASSED
+    expected = dict.fromkeys(json.loads(path.read_text()), "must-pass") if path.exists() else {}
+    try:
+        report = conform(NAME, QUICK, expected=expected, stop=True)
+    except RankError as error:
+        return "start", str(error)
+    if not path.exists():
+        path.write_text(json.dumps([result.check for result in report.results if result.outcome == "passed"]))
+    check, _, message = (report.problems or [""])[0].partition(": ")
+    return check, message
+
+
+def baseline(folder: Path) -> Caught:
+    """Compare the schedules in virtual time with those without a fault."""
+    from simulator.conformance.overlap import compare, load, save, schedules_of
+
+    schedules = list(schedules_of(Subject(NAME)))
+    path = folder / SCHEDULES
+    if not path.exists():
+        save(path, NAME, schedules)
+    slower = compare(schedules, load(path))
+    return ("overlap --baseline", slower[0]) if slower else ("", "")
+
+
+def plain_test(_folder: Path) -> Caught:
+    """Run the plain test."""
+    with RankPool(PLAIN_WORLD_SIZE) as pool:
+        try:
+            pool.run(plain.gradients_are_close, timeout_s=PLAIN_TIMEOUT_S)
+        except RankError as error:
+            return "plain test", str(error)
+    return "", ""
+
+
+PARTS: dict[str, Callable[[Path], Caught]] = {"kit": kit, "--baseline": baseline, "plain": plain_test}
+
+
+def main(folder: str, *parts: str) -> None:
+    """Run the parts, one after the other."""
+    get_context = multiprocessing.get_context
+    multiprocessing.get_context = lambda _method=None: get_context("forkserver")
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    for part in parts:
+        start = time.monotonic()
+        caught_by, message = PARTS[part](Path(folder))
+        row = {"part": part, "caught_by": caught_by, "message": message, "seconds": time.monotonic() - start}
+        print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
