@@ -3,6 +3,7 @@
 import pytest
 
 from figures import __main__ as figures
+from figures import overlap
 from figures.drawing import FOLDER, FORMATS, render
 
 
@@ -22,3 +23,10 @@ def test_every_picture_has_its_module():
     drawn = {f"{figures.name_of(figure)}.{format_}" for figure in figures.FIGURES for format_ in FORMATS}
     found = {path.name for format_ in FORMATS for path in FOLDER.glob(f"*.{format_}")}
     assert found == drawn
+
+
+def test_overlap_saves_at_most_the_backward_pass_and_at_most_the_communication():
+    """Fails if the bars with and without overlap have different numbers of collectives in flight."""
+    for panel in overlap.panels():
+        for backward, comm, added in zip(panel.backward_ms, panel.all_comm_ms, panel.added_ms, strict=True):
+            assert 0 < comm - added <= min(backward, comm)
