@@ -48,8 +48,8 @@ test-readme: $(READY)  ## run the README's commands and programs as they are wri
 demo: $(READY)  ## check predictions in three ways, from exact to noisy: about 3 minutes, results in out/demo/
 	$(BIN)/ddplab demo --out out/demo
 
-test: $(READY) .venv/.links  ## run the tests
-	$(BIN)/pytest
+test: $(READY) .venv/.links  ## run the tests, in two processes
+	$(BIN)/pytest -n 2 --dist loadfile
 
 explore: $(READY) .venv/.links  ## the property tests with fresh seeds and ten times the examples, for an hour: MINUTES=60
 	$(BIN)/python -m tests.explore --minutes $(or $(MINUTES),60)

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 
 from figures import __main__ as figures
-from figures import backward_pass
+from figures import backward_pass, overlap
 from figures.drawing import FOLDER, FORMATS, render
 
 
@@ -39,3 +39,10 @@ def test_the_animation_shows_every_gradient_and_ends_with_exposed_communication(
         assert bucket.filled[-1][0] <= bucket.sent_ms[0] < bucket.sent_ms[1]
     assert 0 < shown.exposed_ms < shown.end_ms - shown.backward_ms + 1e-6
     assert ElementTree.fromstring(backward_pass.svg(shown)).tag.endswith("svg")
+
+
+def test_overlap_saves_at_most_the_backward_pass_and_at_most_the_communication():
+    """Fails if the bars with and without overlap have different numbers of collectives in flight."""
+    for panel in overlap.panels():
+        for backward, comm, added in zip(panel.backward_ms, panel.all_comm_ms, panel.added_ms, strict=True):
+            assert 0 < comm - added <= min(backward, comm)

@@ -1,0 +1,101 @@
+"""Exercises of the tutorials: which answers are right; no wrong answer raises or shows the right one."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tutorials.exercises import NOT_ATTEMPTED, Exercise, compare_guesses, is_open, matches
+
+NUMBERS = st.floats(1e-3, 1e9) | st.integers(-1000, 1000)
+WORDS = st.text("abc", min_size=1, max_size=3)
+ANSWERS = st.recursive(
+    NUMBERS | WORDS | st.booleans() | st.none(), lambda parts: st.lists(parts, max_size=4), max_leaves=8
+)
+
+
+def exercise(truth):
+    return Exercise(judge=lambda answer: matches(answer, truth), hint="think again", explanation="because")
+
+
+@given(ANSWERS)
+def test_the_truth_is_right_and_ellipsis_is_not_attempted(truth):
+    assert exercise(truth).verdict(truth) == "right: because"
+    assert exercise(truth).verdict(...) == NOT_ATTEMPTED
+    assert exercise(truth).verdict([truth, ...]) == exercise(truth).verdict((truth, {"part": ...})) == NOT_ATTEMPTED
+
+
+@given(ANSWERS, ANSWERS)
+def test_another_answer_gets_the_hint(truth, answer):
+    assume(not matches(answer, truth))
+    assert exercise(truth).verdict(answer) == "not yet: think again"
+
+
+@given(st.sets(WORDS, min_size=2), st.randoms(use_true_random=False))
+def test_a_set_is_compared_in_any_order_and_a_list_in_its_own(words, random):
+    shuffled = sorted(words)
+    random.shuffle(shuffled)
+    for answer in (shuffled, tuple(shuffled), set(shuffled), [*shuffled, shuffled[0]]):
+        assert matches(answer, words)
+    assert not matches(shuffled[1:], words)
+    assert not matches([*shuffled, "other"], words)
+    assert not matches(shuffled[::-1], shuffled)
+
+
+@given(NUMBERS)
+def test_numbers_have_a_tolerance(number):
+    assert matches(number * (1 + 1e-9), number)
+    assert matches(np.float64(number), number)
+    assert matches([torch.tensor(number, dtype=torch.float64)], [number])
+    assert not matches(number * 1.01 + 0.01, number)
+
+
+def test_words_ignore_case_and_spaces():
+    assert matches(" After ", "after")
+    assert not matches("before", "after")
+
+
+def test_a_truth_value_is_not_a_number():
+    assert not matches(1, True)
+    assert not matches(True, 1)
+
+
+def test_an_answer_that_breaks_the_check_gets_a_sentence(capsys):
+    raises = Exercise(judge=lambda answer: answer > 1, hint="give a number", explanation="because")
+    raises.check("text")
+    assert capsys.readouterr().out == "not yet: the check raised TypeError on this answer. Hint: give a number\n"
+
+
+def test_a_judge_may_return_a_sentence_of_its_own_and_an_explanation_may_depend_on_the_answer():
+    small = Exercise(judge=lambda n: n < 3 or f"{n} is too large", hint="", explanation=lambda n: f"{n} is small")
+    assert small.verdict(7) == "not yet: 7 is too large"
+    assert small.verdict(2) == "right: 2 is small"
+
+
+def test_verify_raises_on_a_wrong_solution_a_lenient_judge_and_a_hint_with_the_answer():
+    good = Exercise(judge=lambda answer: answer == 55, hint="when does 1550 end?", explanation="")
+    good.verify(55, wrong=[54])
+    with pytest.raises(AssertionError, match="54: not yet"):
+        good.verify(54, wrong=[])
+    with pytest.raises(AssertionError, match="55: right"):
+        good.verify(55, wrong=[55])
+    leaking = Exercise(judge=lambda answer: answer == 55, hint="it is 55", explanation="")
+    with pytest.raises(AssertionError, match="leaks"):
+        leaking.verify(55, wrong=[54])
+
+
+def test_guesses_stand_beside_the_measured_values(capsys):
+    guesses = {"% hidden": 40, "times as long": ..., "outcome": "hang", "arrive": [1, 2]}
+    compare_guesses(guesses, [71.25, np.float64(1234.5), "wrong averages", [1]])
+    assert capsys.readouterr().out.splitlines() == [
+        "% hidden: you guessed 40, measured 71.2",
+        "times as long: no guess recorded, measured 1234",
+        "outcome: you guessed hang, the answer is wrong averages",
+        "arrive: you guessed [1, 2], the answer is [1]",
+    ]
+
+
+@given(ANSWERS)
+def test_an_answer_without_ellipsis_is_not_open(answer):
+    assert not is_open(answer)
