@@ -26,6 +26,7 @@ include_patterns = [
     "figures/README.md",
     "validation/*.md",
     "validation/runs/*.md",
+    "tests/mutants/RESULTS.md",
     "tutorials/*.ipynb",
 ]
 

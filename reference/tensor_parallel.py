@@ -1,6 +1,6 @@
 """Data parallelism over tensor parallelism: a module whose parameters are sharded over another dimension of the mesh.
 
-`torch.distributed.tensor.parallel.parallelize_module` replaces parameters by `DTensor`s. The data-parallel module
+`torch.distributed.tensor.parallel.parallelize_module` replaces parameters by DTensors. The data-parallel module
 trains their local shards: it replaces each DTensor by its shard for good, and forward computes with a DTensor made
 from the shard. Gradients, buckets, optimisers and the state dict are those of the shards.
 """
