@@ -87,7 +87,7 @@ class Program:
 
 
 class Net(nn.Module):
-    """The model of a program: h = |h + x[:, i] * sum(weight_i * constant_i)|, weight after weight.
+    """The model of a program: `h = abs(h + x[:, i] * sum(weight_i * constant_i))`, weight after weight.
 
     Signs depend on the weights, so a gradient of stale weights is wrong, and no gradient dies out.
 
