@@ -59,9 +59,14 @@ def peak_memory(_rank: int, _world_size: int, model: str, mode: str, wrapper: st
 
 
 def _return_freed_memory() -> None:
-    """Make glibc map each large tensor separately, so that the peak does not include holes in the heap."""
-    m_mmap_threshold = -3
-    ctypes.CDLL(None).mallopt(m_mmap_threshold, 64 * 1024)
+    """Make glibc map each large tensor separately, so that the peak does not include holes in the heap.
+
+    Undoes what the launcher sets for steady times; see `reference.launch.keep_freed_memory`.
+    """
+    m_mmap_threshold, m_mmap_max = -3, -4
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(m_mmap_max, 65536)  # glibc's default
+    mallopt(m_mmap_threshold, 64 * 1024)
 
 
 def trainer(model: str, wrap: Callable[[nn.Module], nn.Module]) -> Callable[[], None]:
