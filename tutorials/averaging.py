@@ -56,12 +56,18 @@ def gradients_of_whole_batch(weights: str) -> list[Tensor]:
     return _gradients(model, *batch(dtype=next(model.parameters()).dtype))
 
 
-def gradients(rank: int, world_size: int, weights: str) -> list[Tensor]:
-    """Gradients of this rank's share of the batch, averaged over the ranks."""
+def share_of_batch(rank: int, world_size: int, weights: str) -> tuple[nn.Module, Tensor, Tensor]:
+    """The model, and this rank's inputs and targets: an equal share of the batch.
+
+    Args:
+        rank: This rank.
+        world_size: Number of ranks.
+        weights: A key of `MODELS`.
+    """
     model = MODELS[weights]()
     inputs, targets = batch(dtype=next(model.parameters()).dtype)
     mine = slice(rank * BATCH // world_size, (rank + 1) * BATCH // world_size)
-    return average(_gradients(model, inputs[mine], targets[mine]))
+    return model, inputs[mine], targets[mine]
 
 
 def average(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Rank functions of tutorial 3: ready times of gradients, and the order in which they are sent."""
+"""Rank functions of tutorials 3 and 4: ready times of gradients, and the order in which they are sent."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

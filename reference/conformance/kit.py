@@ -1,7 +1,8 @@
 """Kit: runs all checks on a class, one after the other, on ranks that are started once."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,6 +35,8 @@ def conform(
     against: str | None = None,
     expected: Mapping[str, Expectation] | None = None,
     stop: bool = False,
+    only: Collection[str] | None = None,
+    pool: RankPool | None = None,
     on_result: Callable[[Result], None] = lambda _result: None,
 ) -> Report:
     """Run all checks on a class.
@@ -46,10 +49,12 @@ def conform(
         against: A class whose results must be equal. None: none.
         expected: By check, what is expected; checks to be skipped do not run.
         stop: Whether to stop after the first check that fails and was not expected to.
+        only: Names of the checks to run. None: all.
+        pool: Ranks to use instead of `world_size` new ones; they stay open.
         on_result: Called after each check.
 
     Raises:
-        ValueError: There is no such class, or Hypothesis is not installed.
+        ValueError: There is no such class or no such check, or Hypothesis is not installed.
         RankError: The class cannot be constructed.
     """
     if find_spec("hypothesis") is None:
@@ -58,13 +63,16 @@ def conform(
     for one in (subject, other):
         if one is not None:
             one.check()
-    expected = expected or {}
+    expected, checks = expected or {}, all_checks()
+    if unknown := sorted(set(only or ()) - set(checks)):
+        raise ValueError(f"only: expected names of checks, got {', '.join(unknown)}; there are {', '.join(checks)}")
+    ranks = RankPool(world_size, backend=backend) if pool is None else nullcontext(pool)
     results = []
-    with tempfile.TemporaryDirectory() as folder, RankPool(world_size, backend=backend) as pool:
+    with tempfile.TemporaryDirectory() as folder, ranks as pool:
         bench = Bench(subject, pool, effort, against=other, scratch=Path(folder))
         bench.start()
-        for check_name, check in all_checks().items():
-            if expected.get(check_name) != "skip":
+        for check_name, check in checks.items():
+            if expected.get(check_name) != "skip" and (only is None or check_name in only):
                 result = run_check(check_name, check, bench)
                 results.append(result)
                 on_result(result)

@@ -42,6 +42,10 @@ def conform(
     stop: Annotated[  # noqa: FBT002 - a flag of the command line
         bool, typer.Option("--exitfirst", "-x", help="Stop after the first check that fails unexpectedly.")
     ] = False,
+    only: Annotated[
+        str | None,
+        typer.Option(metavar="CHECK,...", help="Run only these checks.", show_default="all"),
+    ] = None,
     expect: Annotated[
         Path | None,
         typer.Option(metavar="PATH", help="YAML file with the lists must-pass, expected-fail and skip of checks."),
@@ -82,6 +86,9 @@ def conform(
     check_outputs(script, save_schedule, junit, json_path)
     name, other = SHORT.get(ddp, ddp), None if against is None else SHORT.get(against, against)
     expected = {} if expect is None else read_expectations(expect, list(all_checks()))
+    checks = None if only is None else [one.strip() for one in only.split(",")]
+    if checks is not None and "overlap" not in checks and (baseline is not None or save_schedule is not None):
+        raise ValueError("--only: expected the check overlap too, which makes the schedules of this run")
     before = _baseline(baseline, name)
 
     def show(result: Result) -> None:
@@ -95,6 +102,7 @@ def conform(
         against=other,
         expected=expected,
         stop=stop,
+        only=checks,
         on_result=show,
     )
     outcomes = {result.check: result.outcome for result in report.results}

@@ -1,0 +1,79 @@
+"""Rank functions of tutorials 2 and 3: emulated GPUs that train by the clock, over a modelled network."""
+
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+from reference.conformance.subject import FINISHING, Subject
+from reference.data_parallel import DistributedDataParallel
+from reference.emulated_device import EmulatedTraining
+from reference.launch import let_network_threads_yield
+from reference.trace import Trace
+from simulator import Fabric
+from simulator.emulation.wall_network import modelled_network
+from simulator.measure.timing import meet, of_slowest_rank
+
+from .own_code import forget
+
+WARM_UP, MEASURED = 2, 2
+"""Iterations of each turn: the first rebuild the buckets, the others count."""
+
+
+class Candidate(NamedTuple):
+    """A data-parallel class to time.
+
+    Attributes:
+        name: `module:class`. If the class has a method `average_gradients`, it is called after each backward pass.
+        arguments: Arguments of the class.
+    """
+
+    name: str
+    arguments: Mapping[str, Any] = {}
+
+
+def iteration_ms(
+    rank: int, _world_size: int, trace: Trace, fabric: Fabric, candidates: Sequence[Candidate], turns: int
+) -> list[list[float]]:
+    """Train emulated GPUs with each candidate in turn.
+
+    A GPU sleeps for the recorded times instead of computing. Gloo moves the gradients, and each collective ends when
+    the fabric says so. Autograd, its hooks, buckets and copies are real.
+
+    Args:
+        rank: This rank.
+        trace: Times of the GPU.
+        fabric: Costs of collectives.
+        candidates: The classes.
+        turns: Number of turns; each trains all candidates.
+
+    Returns:
+        By candidate, the milliseconds of an iteration in each turn: medians, from one slowest rank's end to the next.
+    """
+    let_network_threads_yield()
+    forget()
+    times: list[list[float]] = [[] for _ in candidates]
+    with modelled_network(fabric):
+        for _ in range(turns):
+            for candidate, of_candidate in zip(candidates, times, strict=True):
+                of_candidate.append(_one_turn(EmulatedTraining(trace, rank), candidate))
+    return times
+
+
+def _one_turn(training: EmulatedTraining, candidate: Candidate) -> float:
+    optimizer = training.optimizer()
+    ddp = Subject(candidate.name).make(training.model, **candidate.arguments)
+    if isinstance(ddp, DistributedDataParallel):
+        ddp.reducer.observers.append(training.observer)
+    finish = next((getattr(ddp, name) for name in FINISHING if hasattr(ddp, name)), lambda: None)
+    ends_ns = []
+    meet()
+    for _ in range(WARM_UP + MEASURED):
+        training(ddp).backward()
+        finish()
+        optimizer.step()
+        optimizer.zero_grad()
+        ends_ns.append(time.monotonic_ns())
+    last_ends_ns = of_slowest_rank(ends_ns[WARM_UP - 1 :])
+    return median(end - start for start, end in pairwise(last_ends_ns)) / 1e6

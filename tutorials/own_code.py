@@ -1,0 +1,83 @@
+"""Code that a learner writes in a notebook, as modules that ranks can import, and its checks.
+
+A spawned rank cannot import what a notebook defines. A notebook therefore writes modules to `FOLDER` with
+`%%writefile`. Processes import them again after each change.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from reference.conformance.bench import QUICK, Result
+from reference.conformance.kit import conform
+from reference.conformance.subject import Subject
+from reference.launch import RankPool
+
+FOLDER = Path(__file__).parent.parent / "out" / "tutorials"
+"""Folder of the learner's modules; git ignores it."""
+WRITES = "%%writefile {folder}/"
+"""How a cell begins that writes a module; IPython replaces the variable `folder` by its value."""
+
+
+def folder() -> Path:
+    """Make the folder, let this process and later ranks import from it, and return its relative path."""
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    if str(FOLDER) not in sys.path:
+        sys.path.insert(0, str(FOLDER))
+    return Path(os.path.relpath(FOLDER))
+
+
+def modules_of(notebook: str) -> dict[str, str]:
+    """Return the modules that a notebook of this folder writes with `%%writefile`: their sources by name."""
+    cells = json.loads((Path(__file__).parent / notebook).read_text())["cells"]
+    parts = ["".join(cell["source"]).partition("\n") for cell in cells]
+    return {
+        magic.removeprefix(WRITES).removesuffix(".py"): text for magic, _, text in parts if magic.startswith(WRITES)
+    }
+
+
+def write_missing(notebook: str) -> list[str]:
+    """Write the modules of a notebook that the learner has not written; returns their names."""
+    missing = {name: text for name, text in modules_of(notebook).items() if not (folder() / f"{name}.py").exists()}
+    for name, text in missing.items():
+        (folder() / f"{name}.py").write_text(text)
+    return list(missing)
+
+
+def forget(_rank: int = 0, _world_size: int = 1) -> None:
+    """Forget the learner's modules in this process, so that the next import reads the files again."""
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None)
+        if path is not None and FOLDER in Path(path).parents:
+            del sys.modules[name]
+
+
+def read(name: str) -> Callable[..., Any]:
+    """Return the class or function `module:name`, as its file is now."""
+    forget()
+    return Subject(name).make
+
+
+def run(rank: int, world_size: int, name: str, *arguments: Any) -> Any:
+    """Run the learner's function `module:name` on this rank."""
+    return read(name)(rank, world_size, *arguments)
+
+
+def check(pool: RankPool, name: str, checks: Collection[str]) -> list[Result]:
+    """Run checks of `ddplab conform` on the learner's class `module:name`, up to the first that fails.
+
+    Args:
+        pool: Ranks.
+        name: The class.
+        checks: Names of the checks; docs/conformance.md describes them.
+
+    Raises:
+        ValueError: There is no such class or no such check.
+        RankError: The class cannot be constructed.
+    """
+    forget()
+    pool.run(forget)
+    return list(conform(name, QUICK, only=checks, pool=pool, stop=True).results)
