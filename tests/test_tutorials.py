@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-NOTEBOOKS = sorted((Path(__file__).parent.parent / "tutorials").glob("*.ipynb"))
+from tutorials import own_code
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = sorted((ROOT / "tutorials").glob("*.ipynb"))
 FOLDED = {"source_hidden": True}
 """Metadata of a cell that JupyterLab folds."""
 
@@ -27,8 +30,9 @@ def tags(cell):
 
 
 def tree(cell):
-    """The statements of a code cell."""
-    return ast.parse(text(cell))
+    """The statements of a code cell; a cell that writes a module has those of the module."""
+    magic, _, module = text(cell).partition("\n")
+    return ast.parse(module if magic.startswith("%%writefile") else text(cell))
 
 
 def names(node, context):
@@ -99,5 +103,15 @@ def test_an_interactive_cell_is_left_out_of_the_site_and_follows_a_still_picture
             assert re.search(r"^show\(.*\)$", text(before), flags=re.MULTILINE)
 
 
-def test_there_are_nine_in_order():
-    assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(1, 10)]
+def test_there_are_twelve_in_order():
+    assert [path.stem[:2] for path in NOTEBOOKS] == [f"{number:02}" for number in range(12)]
+
+
+def test_no_tutorial_writes_into_the_repository():
+    """Run All must change no file that git tracks: modules of learners go to an ignored folder."""
+    for path in NOTEBOOKS:
+        for cell in code(json.loads(path.read_text())["cells"]):
+            if "%%writefile" in text(cell):
+                assert text(cell).startswith(own_code.WRITES)
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert f"{own_code.FOLDER.relative_to(ROOT).parts[0]}/" in ignored

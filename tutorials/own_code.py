@@ -49,6 +49,7 @@ def write_missing(notebook: str) -> list[str]:
 
 def forget(_rank: int = 0, _world_size: int = 1) -> None:
     """Forget the learner's modules in this process, so that the next import reads the files again."""
+    folder()
     for name, module in list(sys.modules.items()):
         path = getattr(module, "__file__", None)
         if path is not None and FOLDER in Path(path).parents:
