@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from reference.conformance.bench import QUICK, Bench, Effort, Result, run_check
 from reference.conformance.checks import CHECKS, PLAIN, program_of
-from reference.conformance.kit import all_checks
+from reference.conformance.kit import all_checks, conform
 from reference.conformance.local_training import FindingError, compare, describe_difference, run_locally, same
 from reference.conformance.report import EXPECTATIONS, Report, read_expectations, write_script
 from reference.conformance.strategies import programs
@@ -226,6 +226,13 @@ PASSED, FAILED, LACKS = (
     Result("b", "failed", "0.5 of the expected"),
     Result("c", "not supported", "no"),
 )
+
+
+def test_only_the_named_checks_run_and_unknown_names_are_refused(four_ranks):
+    report = conform(NAIVE, LITTLE, only=["construction", "one weight"], pool=four_ranks)
+    assert [result.check for result in report.results] == ["one weight", "construction"]
+    with pytest.raises(ValueError, match="only: expected names of checks, got weights; there are any timing, overlap,"):
+        conform(NAIVE, LITTLE, only=["weights"], pool=four_ranks)
 
 
 def test_a_report_conforms_if_everything_is_as_expected(tmp_path):

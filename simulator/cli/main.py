@@ -108,6 +108,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
     "explain": ("ddplab explain out/mlp",),
     "conform": (
         "ddplab conform torch",
+        "ddplab conform my_package.ddp:MyDDP --only 'one weight,any timing'",
         "ddplab conform my_package.ddp:MyDDP --against torch --junit conform.xml",
         "ddplab conform ddplab --baseline main",
     ),
