@@ -31,7 +31,7 @@ $(READY): pyproject.toml constraints.txt
 setup: $(READY)  ## make .venv; then `. .venv/bin/activate` gives you the command ddplab
 
 tutorials: .venv/.tutorials  ## open the tutorials in JupyterLab
-	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=. tutorials/01_why_average_gradients.ipynb
+	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=. tutorials/00_all_reduce_opened.ipynb
 
 figures: $(READY)  ## draw all figures again from committed data, and their captions
 	$(BIN)/python -m figures
@@ -39,8 +39,8 @@ figures: $(READY)  ## draw all figures again from committed data, and their capt
 site: .venv/.site  ## run the tutorials and make a site of them, the pages and the docstrings, in out/site
 	$(BIN)/python -m docs
 
-test-tutorials: .venv/.tutorials  ## run every tutorial from its first cell to its last: about 4 minutes
-	$(BIN)/pytest --nbmake --nbmake-timeout=120 --timeout=300 --durations=9 tutorials
+test-tutorials: .venv/.tutorials  ## run every tutorial from its first cell to its last: about 6 minutes
+	$(BIN)/pytest --nbmake --nbmake-timeout=120 --timeout=300 --durations=12 tutorials
 
 test-readme: $(READY)  ## run the README's commands and programs as they are written: about 3 minutes
 	$(BIN)/pytest -m slow tests/test_readme.py

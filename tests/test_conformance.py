@@ -231,7 +231,7 @@ PASSED, FAILED, LACKS = (
 def test_only_the_named_checks_run_and_unknown_names_are_refused(four_ranks):
     report = conform(NAIVE, LITTLE, only=["construction", "one weight"], pool=four_ranks)
     assert [result.check for result in report.results] == ["one weight", "construction"]
-    with pytest.raises(ValueError, match="only: expected names of checks, got weights; there are any timing, overlap,"):
+    with pytest.raises(ValueError, match="only: expected names of checks, got weights; there are any timing,"):
         conform(NAIVE, LITTLE, only=["weights"], pool=four_ranks)
 
 
