@@ -4,10 +4,13 @@ Rank functions are in modules because a spawned process cannot import a function
 """
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from .own_code import read
 
 BATCH, INPUTS, WIDTH = 16, 8, 16
 STEPS = 20
@@ -149,3 +152,17 @@ def gradient(parameter: Tensor) -> Tensor:
     """The gradient of a parameter that has one."""
     assert parameter.grad is not None
     return parameter.grad
+
+
+def averages_after_failure(rank: int, world_size: int, name: str) -> bool:
+    """Whether the learner's class `module:name` averages again after a pass under `no_sync` that raises an error."""
+    model, inputs, targets = share_of_batch(rank, world_size, "integers")
+    ddp = read(name)(model)
+    with suppress(ZeroDivisionError), ddp.no_sync():
+        raise ZeroDivisionError
+    loss_of(ddp, inputs, targets).backward()
+    mine = [gradient(parameter) for parameter in model.parameters()]
+    of_rank_0 = [one.clone() for one in mine]
+    for one in of_rank_0:
+        dist.broadcast(one, src=0)
+    return all(torch.equal(a, b) for a, b in zip(mine, of_rank_0, strict=True))

@@ -1,15 +1,41 @@
-"""Rank functions of tutorial 10: what a loss curve and a simple test show of a faulty data-parallel class."""
+"""Tutorial 10: the code that is broken there, and what a loss curve and a simple test show of a faulty class."""
+
+import re
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from .averaging import gradient
-from .own_code import read
+from .own_code import folder, modules_of, read
 
 INPUTS, WIDTH, CLASSES, BATCH = 16, 64, 10, 32
 CAP_MB = 0.002
 """Bucket cap that gives the classifier three buckets."""
+
+
+def source_of_tutorial_2() -> str:
+    """Return the code of `MyDDP` that tutorial 2 shows, in one module."""
+    modules = modules_of("02_build_your_own_ddp.ipynb")
+    source = "\n".join(modules[name] for name in ("naive", "bucketed", "my_ddp"))
+    return re.sub(r"^from (naive|bucketed) import .*\n", "", source, flags=re.MULTILINE)
+
+
+def plant_sixth() -> str:
+    """Write a class whose fault the learner has to find; returns its name."""
+    source = source_of_tutorial_2().replace("parameter.grad.copy_(average", "parameter.grad.add_(average")
+    (folder() / "sixth.py").write_text(source)
+    return "sixth:MyDDP"
+
+
+def one_gradient(rank: int, _world_size: int, name: str) -> tuple[float, float, float]:
+    """The rank's own gradient of one weight, the average of all ranks, and what the class `module:name` leaves."""
+    inputs = torch.tensor([[9.0, 12.0, 18.0][rank]])
+    average = inputs.clone()
+    dist.all_reduce(average)
+    module = nn.Linear(1, 1, bias=False)
+    read(name)(module)(inputs).sum().backward()
+    return inputs.item(), average.item() / 3, gradient(module.weight).item()
 
 
 def _classifier() -> nn.Module:
@@ -44,7 +70,7 @@ def train(rank: int, world_size: int, name: str, steps: int) -> list[float]:
 
 
 def passes_simple_test(rank: int, world_size: int, name: str) -> bool:
-    """A test as one often finds it: one layer, one iteration, one seed; are the gradients close to the averages?"""
+    """A typical small test: one layer, one iteration, one seed; are the gradients close to the averages?"""
     torch.manual_seed(0)
     alone = nn.Linear(INPUTS, CLASSES)
     torch.manual_seed(0)
@@ -53,9 +79,10 @@ def passes_simple_test(rank: int, world_size: int, name: str) -> bool:
     for module in (alone, ddp):
         module(inputs).square().mean().backward()
     dist.barrier()
-    for own, averaged in zip(alone.parameters(), ddp.parameters(), strict=True):
-        expected = gradient(own)
-        dist.all_reduce(expected)
-        if not torch.allclose(gradient(averaged), expected / world_size, rtol=1e-4, atol=1e-6):
-            return False
-    return True
+    expected = [gradient(parameter) for parameter in alone.parameters()]
+    for one in expected:
+        dist.all_reduce(one)
+    return all(
+        torch.allclose(gradient(parameter), one / world_size, rtol=1e-4, atol=1e-6)
+        for parameter, one in zip(ddp.parameters(), expected, strict=True)
+    )

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from statistics import median
 from typing import Any, NamedTuple
 
 from reference.conformance.subject import FINISHING, Subject
@@ -18,7 +17,7 @@ from simulator.measure.timing import meet, of_slowest_rank
 from .own_code import forget
 
 WARM_UP, MEASURED = 2, 2
-"""Iterations of each turn: the first rebuild the buckets, the others count."""
+"""Iterations of each turn: two in which buckets are rebuilt, and two that count."""
 
 
 class Candidate(NamedTuple):
@@ -38,8 +37,8 @@ def iteration_ms(
 ) -> list[list[float]]:
     """Train emulated GPUs with each candidate in turn.
 
-    A GPU sleeps for the recorded times instead of computing. Gloo moves the gradients, and each collective ends when
-    the fabric says so. Autograd, its hooks, buckets and copies are real.
+    A GPU sleeps for the recorded times instead of computing. Gloo moves the gradients, and each collective takes the
+    time that the fabric gives. Autograd, its hooks, buckets and copies are real.
 
     Args:
         rank: This rank.
@@ -49,7 +48,8 @@ def iteration_ms(
         turns: Number of turns; each trains all candidates.
 
     Returns:
-        By candidate, the milliseconds of an iteration in each turn: medians, from one slowest rank's end to the next.
+        By candidate, the milliseconds of every measured iteration, from one slowest rank's end to the next. A busy
+        machine only delays, so the fastest iteration is closest to that of real GPUs.
     """
     let_network_threads_yield()
     forget()
@@ -57,11 +57,11 @@ def iteration_ms(
     with modelled_network(fabric):
         for _ in range(turns):
             for candidate, of_candidate in zip(candidates, times, strict=True):
-                of_candidate.append(_one_turn(EmulatedTraining(trace, rank), candidate))
+                of_candidate += _one_turn(EmulatedTraining(trace, rank), candidate)
     return times
 
 
-def _one_turn(training: EmulatedTraining, candidate: Candidate) -> float:
+def _one_turn(training: EmulatedTraining, candidate: Candidate) -> list[float]:
     optimizer = training.optimizer()
     ddp = Subject(candidate.name).make(training.model, **candidate.arguments)
     if isinstance(ddp, DistributedDataParallel):
@@ -76,4 +76,4 @@ def _one_turn(training: EmulatedTraining, candidate: Candidate) -> float:
         optimizer.zero_grad()
         ends_ns.append(time.monotonic_ns())
     last_ends_ns = of_slowest_rank(ends_ns[WARM_UP - 1 :])
-    return median(end - start for start, end in pairwise(last_ends_ns)) / 1e6
+    return [(end - start) / 1e6 for start, end in pairwise(last_ends_ns)]

@@ -19,7 +19,7 @@ from reference.launch import RankPool
 FOLDER = Path(__file__).parent.parent / "out" / "tutorials"
 """Folder of the learner's modules; git ignores it."""
 WRITES = "%%writefile {folder}/"
-"""How a cell begins that writes a module; IPython replaces the variable `folder` by its value."""
+"""First characters of a cell that writes a module; IPython replaces the variable `folder` by its value."""
 
 
 def folder() -> Path:
@@ -57,7 +57,7 @@ def forget(_rank: int = 0, _world_size: int = 1) -> None:
 
 
 def read(name: str) -> Callable[..., Any]:
-    """Return the class or function `module:name`, as its file is now."""
+    """Return the class or function `module:name`, after reading its file again."""
     forget()
     return Subject(name).make
 
