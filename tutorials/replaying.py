@@ -1,4 +1,4 @@
-"""Model of tutorial 8, for `--model tutorials.replaying:convnet`; a trace with a slower rank; a picture of errors."""
+"""Model of tutorial 8, for `--model tutorials.replaying:convnet`, and its picture of errors."""
 
 import statistics
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ from torch import nn
 
 from reference.bucketing import cap_name
 from reference.models import Model
-from reference.trace import Iteration, RankTrace, Trace
 from simulator.measure.report import Row
 
 CHANNELS, BATCH, SIDE = (32, 64, 128, 256), 4, 32
@@ -29,25 +28,6 @@ def convnet() -> Model:
     layers.append(nn.Linear(WIDTH, CLASSES))
     images, labels = torch.randn(BATCH, 3, SIDE, SIDE), torch.randint(CLASSES, (BATCH,))
     return nn.Sequential(*layers), lambda module: nn.functional.cross_entropy(module(images), labels)
-
-
-def with_slower_rank(trace: Trace, rank: int, factor: float) -> Trace:
-    """A copy of the trace in which all durations of one rank are `factor` times as long."""
-    slower = tuple(_scaled(of_rank, factor) if of_rank.rank == rank else of_rank for of_rank in trace.ranks)
-    return trace.model_copy(update={"ranks": slower})
-
-
-def _scaled(of_rank: RankTrace, factor: float) -> RankTrace:
-    first_ns = of_rank.iterations[0].forward_start_ns
-
-    def later(ns: int | None) -> int | None:
-        return None if ns is None else first_ns + round(factor * (ns - first_ns))
-
-    def scaled(iteration: Iteration) -> Iteration:
-        times = {name: later(ns) for name, ns in iteration if name.endswith("_ns") and name != "ready_ns"}
-        return iteration.model_copy(update={**times, "ready_ns": tuple(map(later, iteration.ready_ns))})
-
-    return of_rank.model_copy(update={"iterations": tuple(map(scaled, of_rank.iterations))})
 
 
 METHODS = {
