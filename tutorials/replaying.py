@@ -1,10 +1,15 @@
-"""Model of tutorial 8, for `--model tutorials.replaying:convnet`, and a trace with a slower rank."""
+"""Model of tutorial 8, for `--model tutorials.replaying:convnet`, and its picture of errors."""
+
+import statistics
+from collections.abc import Sequence
 
 import torch
+from matplotlib.axes import Axes
 from torch import nn
 
+from reference.bucketing import cap_name
 from reference.models import Model
-from reference.trace import Iteration, RankTrace, Trace
+from simulator.measure.report import Row
 
 CHANNELS, BATCH, SIDE = (32, 64, 128, 256), 4, 32
 WIDTH, LAYERS, CLASSES = 1024, 5, 100
@@ -25,20 +30,39 @@ def convnet() -> Model:
     return nn.Sequential(*layers), lambda module: nn.functional.cross_entropy(module(images), labels)
 
 
-def with_slower_rank(trace: Trace, rank: int, factor: float) -> Trace:
-    """A copy of the trace in which all durations of one rank are `factor` times as long."""
-    slower = tuple(_scaled(of_rank, factor) if of_rank.rank == rank else of_rank for of_rank in trace.ranks)
-    return trace.model_copy(update={"ranks": slower})
+METHODS = {
+    "ddplab": ("paired_error", "o", "#1b1b1b"),
+    "perfect scaling": ("perfect_scaling_error", "v", "#8d99ae"),
+    "no overlap": ("no_overlap_error", "^", "#d1495b"),
+    "naive overlap": ("naive_overlap_error", "s", "#f4a261"),
+    "pipelined overlap": ("pipelined_overlap_error", "D", "#8ecae6"),
+}
+"""By method: the field of a row with its error, a marker and a colour."""
+BAND_PERCENT = 10
+DODGE = 0.14
+"""Horizontal distance of two methods, where two rows are 1 apart."""
 
 
-def _scaled(of_rank: RankTrace, factor: float) -> RankTrace:
-    first_ns = of_rank.iterations[0].forward_start_ns
+def mean_error(rows: Sequence[Row], method: str) -> float:
+    """Mean absolute error of a method, as a fraction."""
+    return statistics.fmean(abs(getattr(row, METHODS[method][0])) for row in rows)
 
-    def later(ns: int | None) -> int | None:
-        return None if ns is None else first_ns + round(factor * (ns - first_ns))
 
-    def scaled(iteration: Iteration) -> Iteration:
-        times = {name: later(ns) for name, ns in iteration if name.endswith("_ns") and name != "ready_ns"}
-        return iteration.model_copy(update={**times, "ready_ns": tuple(map(later, iteration.ready_ns))})
+def draw_residuals(rows: Sequence[Row], ax: Axes) -> Axes:
+    """Draw the error of each method for each row in percent, over a band of 10 % to either side.
 
-    return of_rank.model_copy(update={"iterations": tuple(map(scaled, of_rank.iterations))})
+    The markers of a row stand side by side, so that equal errors do not hide each other.
+    """
+    ax.axhspan(-BAND_PERCENT, BAND_PERCENT, color="#e9ecef", zorder=0)
+    ax.axhline(0, color="#1b1b1b", linewidth=0.8, zorder=1)
+    for number, (name, (field, marker, colour)) in enumerate(METHODS.items()):
+        errors = [100 * getattr(row, field) for row in rows]
+        places = [place + (number - len(METHODS) // 2) * DODGE for place in range(len(rows))]
+        ax.plot(places, errors, marker, color=colour, label=name, zorder=2)
+    words = [cap_name(row.cap_mb) + ("" if row.order == "ready" else f"\n{row.order}") for row in rows]
+    ax.set_xticks(range(len(rows)), words)
+    ax.margins(x=0.15)
+    if not rows:
+        ax.text(0.5, 0.6, "not reported", transform=ax.transAxes, ha="center")
+    ax.spines[["top", "right"]].set_visible(False)
+    return ax
