@@ -6,12 +6,12 @@ import pytest
 
 from figures import __main__ as figures
 from figures import backward_pass, overlap
-from figures.drawing import FOLDER, FORMATS, render
+from figures.drawing import FOLDER, FORMATS
 
 
 @pytest.mark.parametrize("figure", figures.FIGURES, ids=figures.name_of)
 def test_a_figure_is_drawn_the_same_again(figure):
-    drawn = render(figure.draw, figure.panels(), size=figure.SIZE)
+    drawn = figure.files()
     for format_ in FORMATS:
         committed = FOLDER / f"{figures.name_of(figure)}.{format_}"
         assert drawn[format_] == committed.read_bytes(), f"{committed.name}: data or code changed; run `make figures`"
