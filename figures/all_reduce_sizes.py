@@ -58,6 +58,7 @@ def draw(data: Sizes, ax: Axes) -> Axes:
     ax.set_yticks(TICKS_MS, [f"{tick:,}" for tick in TICKS_MS])
     ax.minorticks_off()
     ax.set_ylim(0.2, 6_000)
+    ax.margins(x=0.1)
     best = min(data.ms, key=data.ms.__getitem__)
     for size in (min(data.ms), best):
         ax.annotate(

@@ -98,7 +98,7 @@ def svg(shown: Iteration) -> str:
         '<g clip-path="url(#past)">',
         _rect(x(0), GPU_Y, x(shown.forward_ms) - x(0), LANE, FORWARD),
         _rect(x(shown.forward_ms), GPU_Y, x(shown.backward_ms) - x(shown.forward_ms), LANE, COMPUTATION),
-        _text(x(0) + 6, GPU_Y + 22, "forward", colour="white"),
+        _text(x(0) + 6, GPU_Y + 22, "forward"),
         _text(x(shown.forward_ms) + 6, GPU_Y + 22, "backward", colour="white"),
     ]
     for number, bucket in enumerate(shown.buckets):

@@ -99,13 +99,13 @@ def draw(data: Caps, ax: Axes) -> Axes:
         colour, is_named = COLOURS[line.model], line.gpus != str(GPUS[0])
         style = STYLES[number] if data.is_by_clock else "-" if is_named else "--"
         ax.plot(places, times, "o", linestyle=style, color=colour, markersize=4, linewidth=1.4)
-        if is_named or data.is_by_clock:
-            labels.append(
-                Label(line.gpus + " GPUs" if data.is_by_clock else line.model, places[-1], times[-1], colour)
-            )
-        if times[0] > HIGHEST:
-            height = HIGHEST - 0.07 * (1 + number)
-            ax.text(places[0] - 0.4, height, f"{line.gpus}: {times[0]:.1f}", fontsize=8, color=colour)
+        if data.is_by_clock:
+            labels.append(Label(line.gpus, places[-1], times[-1], colour))
+        elif times[0] > HIGHEST:
+            text, height = f"{line.model}, {line.gpus} GPUs: {times[0]:.1f}", HIGHEST - 0.08 * (1 + number)
+            ax.text(len(PLACES) + 0.4, height, text, fontsize=8, color=colour, ha="right")
+        elif is_named:
+            labels.append(Label(line.model, places[-1], times[-1], colour))
     label_lines(labels, ax)
     ax.set_xticks(range(len(PLACES)), [NAMES.get(cap, f"{cap:g}") for cap in PLACES], fontsize=8)
     ax.set_xlabel("bucket cap, MiB (0: a bucket for each gradient)")
@@ -126,17 +126,15 @@ def caption() -> str:
         f"{model}, {title.partition(',')[0]} {line.best_cap_mb:g} MiB ({line.slowest:.2f} times)"
         for (title, model), line in lines.items()
     )
-    by_clock = "; ".join(
-        f"{line.gpus} GPUs {line.best_cap_mb:g} MiB ({line.slowest:.2f} times)" for line in clock.lines
-    )
+    by_clock = "; ".join(f"{line.gpus}, {line.best_cap_mb:g} MiB ({line.slowest:.2f} times)" for line in clock.lines)
     return (
         f"The slowest bucket cap takes between {narrowest.slowest:.2f} and {widest.slowest:.0f} times as long as the "
         f"fastest one on {GPUS[-1]} GPUs, depending on the network. Left: measured by the clock; ResNet-50 on "
         "emulated V100s, real processes with Gloo and links (`validation/runs`). Fastest cap, and how many times as "
         f"long the slowest takes: {by_clock}. Middle and right: our reducer on emulated V100s in virtual time, over "
-        f"modelled networks (solid: {GPUS[-1]} GPUs, dashed: {GPUS[0]}; traces and networks as in the previous "
-        f"figure): {fastest}. NCCL is modelled, because it runs on GPUs only. The paper finds (figures 7 and 8) that "
-        "the bucket size alone can change latency by more than 2 times."
+        f"modelled networks (solid: {GPUS[-1]} GPUs, dashed: {GPUS[0]}; numbers: at cap 0; traces and networks as in "
+        f"the previous figure): {fastest}. NCCL is modelled, because it runs on GPUs only. The paper finds (figures "
+        "7 and 8) that the bucket size alone can change latency by more than 2 times."
     )
 
 

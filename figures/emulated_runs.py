@@ -1,15 +1,14 @@
 """The runs on emulated V100s from which the paper's figures are drawn again.
 
 In virtual time: ddplab's reducer trains with real gradients, hooks and buckets, devices take the recorded times of a
-V100, and collectives take the times of a fabric of `traces_and_fabrics` (`simulator.emulate`). Four or more GPUs that
-record the same trace are simulated by fewer ranks. The times are in `data/emulated_v100s.csv`, written by
-`python -m figures.measure emulated`; nothing in them is random, and no other load on the machine changes them.
+V100, and collectives take the times of a fabric of `traces_and_fabrics` (`simulator.emulate`). One rank stands for
+all GPUs that repeat the same trace. `python -m figures.measure emulated` writes the times to
+`data/emulated_v100s.csv`; nothing in them is random, and no other load on the machine changes them.
 
 By the clock: processes with Gloo and links between them, from the committed runs of `ddplab validate --emulate`.
 """
 
 import csv
-import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -25,9 +24,9 @@ from .traces_and_fabrics import FABRICS, MODELS
 
 PATH = DATA / "emulated_v100s.csv"
 CLOCK_RUNS = {
-    "4": "emulated-v100-resnet50-10gbit-4ranks",
-    "8": "emulated-v100-resnet50-10gbit-8ranks",
-    "16, nodes of 2": "emulated-v100-resnet50-nodes-of-2-16ranks",
+    "4 GPUs": "emulated-v100-resnet50-10gbit-4ranks",
+    "8 GPUs": "emulated-v100-resnet50-10gbit-8ranks",
+    "16 GPUs, nodes of 2": "emulated-v100-resnet50-nodes-of-2-16ranks",
 }
 """Committed runs of ResNet-50 on emulated V100s, by number of ranks."""
 
@@ -123,8 +122,3 @@ def clock_run(ranks: str) -> CommittedRun:
 def clock_rows(ranks: str) -> dict[float, Row]:
     """Rows in ready order of the committed run on this many ranks, by bucket cap in MiB; one bucket: infinite."""
     return {row.cap_mb: row for row in clock_run(ranks).current.rows if row.order == "ready"}
-
-
-def is_single(cap_mb: float) -> bool:
-    """Whether the cap makes a single bucket of all gradients."""
-    return math.isinf(cap_mb)

@@ -128,7 +128,7 @@ def bert() -> None:
 def emulated() -> None:
     """Write `emulated_v100s.csv`: the real reducer's iteration in virtual time, for all runs of the paper's figures.
 
-    About half an hour; other load on the machine does not change the table.
+    Up to half an hour and 12 GB of memory; other load on the machine does not change the table.
     """
     figures = (overlap, bucket_sizes, scaling, skipped_synchronization, process_groups)
     runs = list(dict.fromkeys(run for figure in figures for run in figure.runs()))

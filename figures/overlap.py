@@ -127,10 +127,10 @@ def draw(data: Pairs, ax: Axes) -> Axes:
         for name, low, high in zip(names, ends, ends[1:], strict=False):
             middle = 100 * (low + high) / 2 / first.without_ms
             ax.text(-0.2, middle, name, ha="center", va="center", fontsize=6.5, color=INK)
-        ax.set_xlabel("GPUs (left bar: one bucket; right bar: buckets of 25 MiB)", fontsize=8)
+        ax.set_xlabel("left bar: one bucket; right bar: buckets of 25 MiB", fontsize=8)
     else:
         ax.set_xlabel("left bar: no overlap; right bar: overlap", fontsize=8)
-    ax.set_xticks(places, [pair.name for pair in data.pairs])
+    ax.set_xticks(places, [pair.name.replace(", ", ",\n") for pair in data.pairs])
     ax.set_ylabel("% of the iteration without overlap")
     ax.set_ylim(0, 106)
     ax.set_title(data.title, loc="left", fontsize=10)
@@ -140,7 +140,7 @@ def draw(data: Pairs, ax: Axes) -> Axes:
 def caption() -> str:
     """Caption whose numbers are computed from the data."""
     clock, *virtual = panels()
-    by_clock = ", ".join(f"{pair.saved:.1%} on {pair.name} GPUs" for pair in clock.pairs)
+    by_clock = ", ".join(f"{pair.saved:.1%} on {pair.name}" for pair in clock.pairs)
     savings = "; ".join(
         f"{panel.fabric} {pair.name} {pair.saved:.1%} (paper {CLAIMS[pair.name, panel.fabric]:.1%})"
         for panel in virtual
