@@ -24,6 +24,10 @@ LEFT_OUT = {"guess", "solution", "check", "verify", "asserts", "remove-cell", "e
 """Tags of cells that no slide shows. An exercise is its text; its cell only has a place for the answer."""
 LONGEST_CODE = 22
 """Lines of the longest code that a slide shows; of longer cells it shows the output only."""
+LETTERS_OF_A_LINE = 90
+"""Letters of text that fit on a line."""
+HOUSEKEEPING = re.compile(r"^import |^pool\.close|\bplt\.|\bax\b", re.MULTILINE)
+"""Code that imports, ends ranks or draws."""
 LONGEST_TEXT = 620
 """Characters of text on a slide; longer texts continue on the next."""
 
@@ -62,7 +66,7 @@ def slides(notebook: NotebookNode, notes: Notes) -> NotebookNode:
         if cell.cell_type == "markdown":
             made.cells += _text_slides(_for_an_audience(cell.source), notes)
         elif not tags & LEFT_OUT:
-            made.cells += _code_slide(cell, hides_code="guesses" in tags)
+            made.cells += _code_slide(cell, hides_code="guesses" in tags, room=_room_below(made.cells))
     return made
 
 
@@ -91,6 +95,7 @@ def _part(title: str, body: str) -> str:
 
 def _sections(text: str) -> Iterator[tuple[str, str]]:
     """Split text into titles, with their marks of headings, and bodies; the first title may be empty."""
+    text = text.replace("## Exercises\n", "## Exercises\n\nAnswer alone first, then compare with your neighbour.\n")
     text = text.replace("**Predict before you run.**", "## Predict before you run\n\n")
     text = re.sub(r"^(\*\*\d+\.\*\*)", r"## Exercise \n\n\1", text, flags=re.MULTILINE)
     pieces = re.split(r"^(#{1,2} .*)$", text, flags=re.MULTILINE)
@@ -112,20 +117,36 @@ def _pieces(body: str) -> list[str]:
     return pieces
 
 
-def _code_slide(cell: NotebookNode, *, hides_code: bool) -> Iterator[NotebookNode]:
-    """A slide of code and outputs. Long code is left out; a cell without either gives no slide."""
-    is_shown = not hides_code and len(cell.source.splitlines()) <= LONGEST_CODE and not _is_housekeeping(cell.source)
-    if is_shown or cell.outputs:
-        made = _cell("code", cell.source, "-" if hides_code else "subslide")
-        made.outputs = cell.outputs
-        made.metadata["transient"] = {"remove_source": not is_shown}
-        yield made
+def _room_below(cells: Sequence[NotebookNode]) -> int:
+    """Lines that still fit below the text of the last slide; none if it has code."""
+    texts = [cell for cell in cells[-2:] if cell.metadata.slideshow.slide_type != "notes"]
+    if not texts or texts[-1].cell_type == "code":
+        return 0
+    return LONGEST_CODE - len(texts[-1].source) // LETTERS_OF_A_LINE * 2 - 2
 
 
-def _is_housekeeping(code: str) -> bool:
-    """Whether the code only imports, and starts or ends ranks."""
-    lines = [line for line in code.splitlines() if line.strip() and not line.startswith("#")]
-    return all(re.match(r"import |from |pool = |pool\.close", line) for line in lines)
+def _code_slide(cell: NotebookNode, *, hides_code: bool, room: int) -> Iterator[NotebookNode]:
+    """A slide of code and what it printed, or more of the last slide if that has room; then one of each picture.
+
+    Long code and the code of pictures are left out; a cell without code and outputs gives no slide.
+    """
+    lines = len(cell.source.splitlines())
+    is_shown = lines <= LONGEST_CODE and not (hides_code or HOUSEKEEPING.search(cell.source))
+    printed = [output for output in cell.outputs if output.output_type == "stream"]
+    if is_shown or printed:
+        height = (lines if is_shown else 0) + sum(len(str(output.text).splitlines()) for output in printed)
+        yield _outputs(cell, printed, "-" if height <= room else "subslide", is_shown=is_shown)
+    for output in cell.outputs:
+        if output not in printed:
+            yield _outputs(cell, [output], "subslide", is_shown=False)
+
+
+def _outputs(cell: NotebookNode, outputs: Sequence[NotebookNode], kind: Kind, *, is_shown: bool) -> NotebookNode:
+    """A cell with some of the outputs of another, and with its code if it is shown."""
+    made = _cell("code", cell.source, kind)
+    made.outputs = list(outputs)
+    made.metadata["transient"] = {"remove_source": not is_shown}
+    return made
 
 
 def _for_an_audience(text: str) -> str:
@@ -164,16 +185,34 @@ def write(tutorials: Path, out: Path) -> list[Path]:
     shutil.copy(reveal / "LICENSE", out / "reveal")
     pages = []
     for path in sorted(tutorials.glob("*.ipynb")):
-        notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
+        notebook = nbformat.read(path, as_version=4)
         made = slides(notebook, Notes.load(notes_of(path)))
         pages.append(out / f"{path.stem}.html")
         pages[-1].write_text(page(made, title_of(notebook)))
     return pages
 
 
+def site_page(tutorials: Path) -> str:
+    """A page of the site, in Markdown, that links to the slides; they lie in the site's folder `slides`."""
+    items = [
+        f'- <a href="../slides/{path.stem}.html">{title_of(nbformat.read(path, as_version=4))}</a>'
+        for path in sorted(tutorials.glob("*.ipynb"))
+    ]
+    return "\n".join(
+        [
+            "# Slides",
+            "",
+            "Slides of the tutorials; press S for the instructor's notes. See [teaching](teaching.md).",
+            "",
+            *items,
+            "",
+        ]
+    )
+
+
 def title_of(notebook: NotebookNode) -> str:
     """The first heading."""
-    return str(notebook.cells[0].source).partition("\n")[0].removeprefix("# ")
+    return str(notebook.cells[0].source).partition("\n")[0].removeprefix("# ").replace("`", "")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
