@@ -33,7 +33,7 @@ setup: $(READY)  ## make .venv; then `. .venv/bin/activate` gives you the comman
 tutorials: .venv/.tutorials  ## open the tutorials in JupyterLab
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=. tutorials/01_why_average_gradients.ipynb
 
-slides: .venv/.site  ## make slides of the tutorials, with notes for the instructor, in out/slides; outputs are in those of `make site`
+slides: .venv/.site  ## make slides of the tutorials, with notes for the instructor, in out/slides; outputs are those of the last `make site`
 	$(BIN)/python -m docs.slides
 
 figures: $(READY)  ## draw all figures again from committed data, and their captions

@@ -20,6 +20,8 @@ from nbformat import NotebookNode
 
 ROOT = Path(__file__).parent.parent
 TUTORIALS = ROOT / "tutorials"
+EXECUTED = ROOT / "out" / "site" / "tree" / "tutorials"
+"""Where `make site` leaves the executed tutorials."""
 LEFT_OUT = {"guess", "solution", "check", "verify", "asserts", "remove-cell", "exercise"}
 """Tags of cells that no slide shows. An exercise is its text; its cell only has a place for the answer."""
 LONGEST_CODE = 22
@@ -66,7 +68,9 @@ def slides(notebook: NotebookNode, notes: Notes) -> NotebookNode:
         if cell.cell_type == "markdown":
             made.cells += _text_slides(_for_an_audience(cell.source), notes)
         elif not tags & LEFT_OUT:
-            made.cells += _code_slide(cell, hides_code="guesses" in tags, room=_room_below(made.cells))
+            made.cells += _code_slide(
+                cell, hides_code=bool(tags & {"guesses", "hide-input"}), room=_room_below(made.cells)
+            )
     return made
 
 
@@ -154,7 +158,7 @@ def _for_an_audience(text: str) -> str:
     text = re.sub(
         r"(In the\s+next\s+cell,|^Replace `\.\.\.` by).*?\.\s*(?=\n\n|\Z)", "", text, flags=re.DOTALL | re.MULTILINE
     )
-    return re.sub(r"\[([^\]]*)\]\((?!https?://)[^)]*\)", r"\1", text)
+    return re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?://)[^)]*\)", r"\1", text)
 
 
 def _cell(cell_type: Literal["markdown", "code"], source: str, kind: Kind) -> NotebookNode:
@@ -163,16 +167,17 @@ def _cell(cell_type: Literal["markdown", "code"], source: str, kind: Kind) -> No
 
 
 def page(notebook: NotebookNode, title: str) -> str:
-    """The slides as an HTML page, which loads reveal.js from the folder `reveal` beside it."""
+    """The slides as an HTML page with all pictures, which loads reveal.js from the folder `reveal` beside it."""
     exporter = SlidesExporter(
         extra_template_basedirs=[str(Path(__file__).parent)],
         template_name="slides_template",
         reveal_url_prefix="reveal",
         reveal_theme="white",
         mermaid_js_url="",
+        embed_images=True,
     )
     exporter.exclude_input_prompt = exporter.exclude_output_prompt = True
-    html, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": title}})
+    html, _ = exporter.from_notebook_node(notebook, {"metadata": {"name": title, "path": str(TUTORIALS)}})
     return str(html)
 
 
@@ -185,7 +190,7 @@ def write(tutorials: Path, out: Path) -> list[Path]:
     shutil.copy(reveal / "LICENSE", out / "reveal")
     pages = []
     for path in sorted(tutorials.glob("*.ipynb")):
-        notebook = nbformat.read(path, as_version=4)
+        notebook = with_outputs(nbformat.read(path, as_version=4), EXECUTED / path.name)
         made = slides(notebook, Notes.load(notes_of(path)))
         pages.append(out / f"{path.stem}.html")
         pages[-1].write_text(page(made, title_of(notebook)))
@@ -210,13 +215,22 @@ def site_page(tutorials: Path) -> str:
     )
 
 
+def with_outputs(notebook: NotebookNode, executed: Path) -> NotebookNode:
+    """Return the executed copy of a notebook if there is one with the same cells, else the notebook."""
+    if not executed.exists():
+        return notebook
+    copy = nbformat.read(executed, as_version=4)
+    same = [cell.source for cell in copy.cells] == [cell.source for cell in notebook.cells]
+    return copy if same else notebook
+
+
 def title_of(notebook: NotebookNode) -> str:
     """The first heading."""
     return str(notebook.cells[0].source).partition("\n")[0].removeprefix("# ").replace("`", "")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write the slides of the tutorials as they are, or as the site's build has executed them."""
+    """Write the slides, with the outputs of the last `make site` if the tutorial has not changed since."""
     options = argparse.ArgumentParser(prog="python -m docs.slides", description=__doc__)
     options.add_argument("--tutorials", type=Path, default=TUTORIALS, help="folder with notebooks, executed or not")
     options.add_argument("--out", type=Path, default=ROOT / "out" / "slides")
