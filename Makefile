@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials figures site test test-reducer explore test-tutorials test-readme test-torch mutants test-gpu check format bench bench-simulator score clean
+.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch mutants test-gpu check format bench bench-simulator score clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -32,6 +32,9 @@ setup: $(READY)  ## make .venv; then `. .venv/bin/activate` gives you the comman
 
 tutorials: .venv/.tutorials  ## open the tutorials in JupyterLab
 	$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --notebook-dir=. tutorials/00_all_reduce_opened.ipynb
+
+slides: .venv/.site  ## make slides of the tutorials, with notes for the instructor, in out/slides; outputs are those of the last `make site`
+	$(BIN)/python -m docs.slides
 
 figures: $(READY)  ## draw all figures again from committed data, and their captions
 	$(BIN)/python -m figures

@@ -25,6 +25,7 @@ from simulator import Fabric, Policy, Variation, predict, sweep
 from simulator.engines.closed_form import solve
 from simulator.engines.events import replay
 from simulator.fabric import Contention, Processor
+from simulator.palette import COMPUTATION, COPIES, EXPOSED, QUIET
 from simulator.schedule.costs import EngineInput, price_schedule
 from simulator.workload.compute_times import IterationSampler, recorded_model
 
@@ -33,6 +34,7 @@ FIGURE = Path("out/simulator_speed")
 FIVE_BUCKETS = Policy(bucket_cap_mb=None)
 STEADY = Fabric.from_alpha_beta(50_000, 1e9, source="50 us, 1 GB/s")
 FLUID = STEADY.model_copy(update={"processor": Processor(contention=(Contention(compute=1.2, collective=1.1),))})
+COLOURS = {"events": EXPOSED, "events, slow-downs": COPIES, "closed form": COMPUTATION}
 RANKS = (1, 10, 100, 1_000, 10_000, 100_000)
 CAPS_MB = (1000.0, 25.0, 5.0, 1.0, 0.1, 1e-6)
 
@@ -120,11 +122,11 @@ def draw(rows: pd.DataFrame, ax: Axes) -> Axes:
     """Plot run time on logarithmic axes, with a line of linear growth for comparison."""
     along = rows["along"].iloc[0]
     for engine, of_engine in rows.groupby("engine", sort=False):
-        ax.loglog(of_engine["size"], of_engine["seconds"], marker="o", label=engine)
+        ax.loglog(of_engine["size"], of_engine["seconds"], marker="o", label=engine, color=COLOURS[engine])
     events = rows[rows["engine"] == "events"]
     largest = events.iloc[events["size"].argmax()]
     sizes = events["size"]
-    ax.loglog(sizes, largest["seconds"] * sizes / largest["size"], color="0.6", linestyle=":", label="linear")
+    ax.loglog(sizes, largest["seconds"] * sizes / largest["size"], color=QUIET, linestyle=":", label="linear")
     ax.set_xlabel("different ranks, 5 buckets" if along == "ranks" else "buckets, 16 different ranks")
     ax.set_ylabel("seconds per iteration")
     ax.grid(which="both", alpha=0.2)

@@ -1,4 +1,4 @@
-"""Build the site in `out/site`: run the tutorials in a copy of the tree, render all pages, check all links.
+"""Build the site in `out/site`: run the tutorials in a copy of the tree, render pages and slides, check all links.
 
 The tutorials in the tree itself stay without outputs. The build stops with an error if a cell raises, Sphinx warns
 about a page, or a link is broken (links to other sites are not followed).
@@ -10,6 +10,8 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from . import slides
 
 ROOT = Path(__file__).parent.parent
 COPIED = (
@@ -35,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not chosen.without_running:
         limits = f"--nbmake-timeout={CELL_TIMEOUT_S}", f"--timeout={TUTORIAL_TIMEOUT_S}"
         _run("pytest", "--nbmake", *limits, "--overwrite", "--durations=9", "tutorials", folder=tree)
+    (tree / "docs" / "slides.md").write_text(slides.site_page(tree / "tutorials"))
     _run("sphinx", "--fail-on-warning", "--keep-going", "-c", "docs", "-b", "html", ".", pages, folder=tree)
+    slides.write(tree / "tutorials", pages / "slides")
     _run("docs.links", "--no-status", pages / "docs" / "index.html", folder=tree)
     print(f"\nopen {pages / 'docs' / 'index.html'}")
 

@@ -33,6 +33,8 @@ include_patterns = [
 html_theme = "furo"
 html_title = "ddplab"
 html_show_copyright = False
+html_static_path = ["static"]
+html_css_files = ["print.css"]
 
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # nbmake has executed them already

@@ -18,7 +18,7 @@ from . import (
     simulator_speed,
     skipped_synchronization,
 )
-from .drawing import FOLDER
+from .drawing import FOLDER, save
 
 FIGURES: tuple[ModuleType, ...] = (
     anatomy,
@@ -36,9 +36,11 @@ FIGURES: tuple[ModuleType, ...] = (
 INTRO = """\
 # Figures
 
-`make figures` draws these figures from committed data, byte for byte the same each time. Each caption states what was
-measured here, what is simulated and from which data, and what the paper reports: Li et al., "PyTorch Distributed:
-Experiences on Accelerating Data Parallel Training", VLDB 2020, [arXiv 2006.15704](https://arxiv.org/abs/2006.15704).
+`make figures` draws these figures from committed data, byte for byte the same each time. The first sentence of each
+caption is the point of the figure; then follow what was measured or emulated, from which data, and what the paper
+reports: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020,
+[arXiv 2006.15704](https://arxiv.org/abs/2006.15704). *By the clock* means real processes whose devices sleep for
+recorded times of a GPU; *in virtual time* means the real reducer under a clock that jumps, over a modelled network.
 `python -m figures.measure` repeats the measurements.
 """
 
@@ -59,7 +61,7 @@ def page() -> str:
 def main() -> None:
     """Draw all figures and write the page."""
     for figure in FIGURES:
-        figure.main()
+        save(name_of(figure), figure.files())
     backward_pass.main()
     write_atomically(FOLDER / "README.md", page().encode())
 

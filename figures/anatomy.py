@@ -6,8 +6,9 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from reference.trace import Iteration, Trace
+from simulator.palette import COMPUTATION, COPIES, EXPOSED, FORWARD, INK, QUIET
 
-from .drawing import COMPUTATION, DATA, EXPOSED, HIDDEN, MEASURED, SECOND, THIRD, plain, render, save
+from .drawing import DATA, plain, render, save
 
 TITLE = "Anatomy of the reducer"
 SIZE = (9.0, 3.6)
@@ -57,18 +58,21 @@ def _anatomy(iteration: Iteration) -> Anatomy:
 
 def draw(data: Anatomy, ax: Axes) -> Axes:
     """Draw computation in the first lane, and one lane below for each bucket."""
-    for (name, (begin, end)), colour in zip(data.phases.items(), (HIDDEN, COMPUTATION, THIRD), strict=True):
+    for (name, (begin, end)), colour in zip(data.phases.items(), (FORWARD, COMPUTATION, QUIET), strict=True):
         ax.barh(0, end - begin, left=begin, height=0.7, color=colour)
         ax.text((begin + end) / 2, -0.55, name, ha="center", va="bottom", fontsize=8)
-    ax.vlines(data.ready, -0.35, 0.35, color=MEASURED, linewidth=0.5)
+    ax.vlines(data.ready, -0.35, 0.35, color=INK, linewidth=0.5)
     for lane, (ready, launched, done, copied_out) in enumerate(data.buckets, start=1):
-        ax.barh(lane, launched - ready, left=ready, height=0.25, color=THIRD)
+        ax.barh(lane, launched - ready, left=ready, height=0.25, color=QUIET)
         ax.barh(lane, done - launched, left=launched, height=0.7, color=EXPOSED)
-        ax.barh(lane, copied_out - done, left=done, height=0.7, color=SECOND)
+        ax.barh(lane, copied_out - done, left=done, height=0.7, color=COPIES)
+        if lane == 1:
+            ax.text((launched + done) / 2, lane, "all-reduce", ha="center", va="center", fontsize=7, color="white")
+            ax.text((done + copied_out) / 2, lane, "done, then copied out", ha="center", va="center", fontsize=7)
     ax.set_yticks(range(len(data.buckets) + 1), ["compute", *(f"bucket {n}" for n in range(len(data.buckets)))])
     ax.set_ylim(len(data.buckets) + 0.6, -1.1)
     ax.set_xlim(left=0)
-    ax.set_xlabel("ms; ticks: a gradient is ready; red: all-reduce running; yellow: from done to copied out")
+    ax.set_xlabel("ms; ticks: a gradient is ready")
     plain(ax)
     ax.grid(visible=False)
     return ax
@@ -80,18 +84,19 @@ def caption() -> str:
     last = max(one.ready)
     early = sum(launched < last for _, launched, _, _ in one.buckets)
     return (
-        f"Measured: one iteration of ResNet-18 in {len(one.buckets)} buckets on one of two Gloo processes, from a "
-        f"trace of our recorder. {len(one.ready)} gradients become ready in {last - one.phases['backward'][0]:.0f} "
-        f"ms; {early} of {len(one.buckets)} buckets are launched before the last gradient is ready, in bucket order. "
+        f"{early} of {len(one.buckets)} buckets are sent while the backward pass still runs. Measured: one iteration "
+        f"of ResNet-18 in {len(one.buckets)} buckets on one of two Gloo processes, from a trace of our recorder. "
+        f"{len(one.ready)} gradients become ready in {last - one.phases['backward'][0]:.0f} ms, and the buckets are "
+        "launched in bucket order. "
         "After the backward pass the reducer waits for the buckets in order and copies the averages out until "
         f"{one.buckets[-1][3]:.0f} ms; then the optimiser steps."
     )
 
 
-def main() -> None:
-    """Draw the figure and write its files."""
-    save("anatomy", render(draw, panels(), size=SIZE))
+def files() -> dict[str, bytes]:
+    """The files of the figure, by format."""
+    return render(draw, panels(), size=SIZE)
 
 
 if __name__ == "__main__":
-    main()
+    save("anatomy", files())

@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from reference.files import write_atomically
 from simulator import Fabric, predict
+from simulator.palette import COMPUTATION, EXPOSED, FORWARD, HIDDEN, INK, QUIET
 
-from .drawing import COMPUTATION, EXPOSED, FOLDER, HIDDEN, MEASURED, THIRD
+from .drawing import FOLDER
 from .traces_and_fabrics import resnet50
 
 PATH = FOLDER / "backward_pass.svg"
@@ -95,9 +96,9 @@ def svg(shown: Iteration) -> str:
         + _animate("width", shown, [(0, LEFT), (shown.end_ms, WIDTH - RIGHT)], smooth=True, last=WIDTH)
         + "</rect></clipPath>",
         '<g clip-path="url(#past)">',
-        _rect(x(0), GPU_Y, x(shown.forward_ms) - x(0), LANE, THIRD),
+        _rect(x(0), GPU_Y, x(shown.forward_ms) - x(0), LANE, FORWARD),
         _rect(x(shown.forward_ms), GPU_Y, x(shown.backward_ms) - x(shown.forward_ms), LANE, COMPUTATION),
-        _text(x(0) + 6, GPU_Y + 22, "forward", colour="white"),
+        _text(x(0) + 6, GPU_Y + 22, "forward"),
         _text(x(shown.forward_ms) + 6, GPU_Y + 22, "backward", colour="white"),
     ]
     for number, bucket in enumerate(shown.buckets):
@@ -106,7 +107,7 @@ def svg(shown: Iteration) -> str:
         parts.append(_rect(x(start), NETWORK_Y, x(hidden) - x(start), LANE, HIDDEN))
         parts.append(_rect(x(hidden), NETWORK_Y, x(end) - x(hidden), LANE, EXPOSED))
         parts.append(f'<path d="M{x(start)} {NETWORK_Y}v{LANE}" stroke="white" stroke-width="2"/>')
-        parts.append(_text((x(start) + x(end)) / 2 - 4, NETWORK_Y + 22, str(number), colour="white"))
+        parts.append(_text((x(start) + x(end)) / 2 - 4, NETWORK_Y + 22, str(number)))
     words = f"exposed communication {shown.exposed_ms:.0f} ms"
     parts.append(_text(x(shown.end_ms), NETWORK_Y + LANE + 22, words, colour=EXPOSED, anchor="end"))
     parts.append("</g>")
@@ -116,7 +117,7 @@ def svg(shown: Iteration) -> str:
     moves = _animate("transform", shown, [(0, LEFT), (shown.end_ms, WIDTH - RIGHT)], smooth=True, last=WIDTH - RIGHT)
     parts.append(
         f'<path d="M0 {GPU_Y - 6}v{LANE + 12}m0 {NETWORK_Y - GPU_Y - LANE - 12}v{LANE + 12}" '
-        f'stroke="{MEASURED}" stroke-width="1.5" transform="translate({WIDTH - RIGHT} 0)">{moves}</path>'
+        f'stroke="{INK}" stroke-width="1.5" transform="translate({WIDTH - RIGHT} 0)">{moves}</path>'
     )
     return "\n".join([*parts, "</svg>", ""])
 
@@ -133,15 +134,15 @@ def _bucket(shown: Iteration, bucket: Bucket, number: int, left: float, width: f
     colours = _animate(
         "fill",
         shown,
-        [(0, THIRD), (start, HIDDEN), (max(start, shown.backward_ms), EXPOSED)],
+        [(0, QUIET), (start, HIDDEN), (max(start, shown.backward_ms), EXPOSED)],
         smooth=False,
-        last=THIRD,
+        last=QUIET,
     )
     return [
-        f'<rect x="{left:.2f}" y="{bottom}" width="{width:.2f}" height="0" fill="{THIRD}">',
+        f'<rect x="{left:.2f}" y="{bottom}" width="{width:.2f}" height="0" fill="{QUIET}">',
         f"{heights}{moves}{colours}</rect>",
         f'<rect x="{left:.2f}" y="{BUCKET_Y}" width="{width:.2f}" height="{BUCKET_HEIGHT}" fill="none" '
-        f'stroke="{MEASURED}" stroke-width="1.2"/>',
+        f'stroke="{INK}" stroke-width="1.2"/>',
         _text(left + width / 2, BUCKET_Y + 18, f"{number}: {bucket.megabytes:.0f} MB", anchor="middle"),
     ]
 
@@ -180,9 +181,7 @@ def _rect(left: float, top: float, width: float, height: float, colour: str) -> 
     return f'<rect x="{left:.2f}" y="{top}" width="{width:.2f}" height="{height}" fill="{colour}"/>'
 
 
-def _text(
-    left: float, top: float, words: str, size: int = 13, *, colour: str = MEASURED, anchor: str = "start"
-) -> str:
+def _text(left: float, top: float, words: str, size: int = 13, *, colour: str = INK, anchor: str = "start") -> str:
     return f'<text x="{left:.2f}" y="{top}" font-size="{size}" fill="{colour}" text-anchor="{anchor}">{words}</text>'
 
 

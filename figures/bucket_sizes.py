@@ -1,96 +1,147 @@
-"""Iteration time against bucket cap, on 16 and on 32 GPUs (figures 7 and 8 of the paper)."""
+"""Iteration time against bucket cap, on up to 32 emulated V100s (figures 7 and 8 of the paper)."""
 
+from collections.abc import Iterator
 from functools import cache
+from math import inf
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from simulator import predict
+from simulator.palette import COMPUTATION, EXPOSED
 
-from .drawing import COMPUTATION, EXPOSED, plain, render, save
-from .traces_and_fabrics import FABRICS, MODELS
+from .drawing import Label, label_lines, plain, render, save
+from .emulated_runs import CLOCK_RUNS, Run, clock_rows
+from .traces_and_fabrics import FABRICS
 
 TITLE = "Latency against bucket size"
-SIZE = (4.2, 3.4)
+SIZE = (4.4, 3.6)
 GPUS = (16, 32)
-CAPS_MB = {"ResNet-50": (1e-6, 5.0, 10.0, 25.0, 50.0), "BERT-Large": (1e-6, 10.0, 25.0, 50.0, 100.0, 200.0)}
-"""Caps of the paper; its 0 is one bucket for each gradient."""
-TICKS_MS = (80, 100, 120, 160, 200, 250, 300, 400, 600, 1_000, 2_000, 4_000)
+EACH_ALONE = 1e-6
+"""Cap at which each gradient has a bucket; the paper's 0."""
+CAPS_MB = {
+    "ResNet-50": (EACH_ALONE, 5.0, 10.0, 25.0, 50.0),
+    "BERT-Large": (EACH_ALONE, 10.0, 25.0, 50.0, 100.0, 200.0),
+}
+"""Caps of the paper."""
+PLACES = (EACH_ALONE, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, inf)
+"""Caps along the horizontal axis, evenly spaced."""
+NAMES = {EACH_ALONE: "0", inf: "one"}
+HIGHEST = 2.15
+STYLES = ("-", "--", ":")
+COLOURS = {"ResNet-50": EXPOSED, "BERT-Large": COMPUTATION}
 
 
-class Latencies(NamedTuple):
-    """Milliseconds of an iteration by GPUs and cap: lower end of the 90 % interval, median, upper end."""
+class Line(NamedTuple):
+    """Milliseconds of an iteration by bucket cap in MiB; `gpus` distinguishes lines of one model."""
+
+    model: str
+    gpus: str
+    ms: dict[float, float]
+
+    @property
+    def slowest(self) -> float:
+        """How many times as long the slowest cap takes as the fastest."""
+        return max(self.ms.values()) / min(self.ms.values())
+
+    @property
+    def best_cap_mb(self) -> float:
+        """The fastest cap."""
+        return min(self.ms, key=self.ms.__getitem__)
+
+
+class Caps(NamedTuple):
+    """The lines of one panel."""
 
     title: str
-    caps_mb: tuple[float, ...]
-    by_gpus: dict[int, list[tuple[float, float, float]]]
+    lines: tuple[Line, ...]
+    is_by_clock: bool
+
+
+def runs() -> Iterator[Run]:
+    """All runs in virtual time."""
+    for fabric in FABRICS:
+        for model, caps_mb in CAPS_MB.items():
+            for gpus in GPUS:
+                for cap_mb in caps_mb:
+                    yield Run(model, fabric, gpus, cap_mb)
 
 
 @cache
-def panels() -> list[Latencies]:
-    """One panel for each model and fabric."""
-    return [_latencies(model, fabric) for fabric in FABRICS for model in MODELS]
+def panels() -> list[Caps]:
+    """Committed runs by the clock, and one panel in virtual time for each fabric."""
+    by_clock = [
+        Line("ResNet-50", ranks, {cap: row.measured_ns / 1e6 for cap, row in clock_rows(ranks).items()})
+        for ranks in CLOCK_RUNS
+    ]
+    return [
+        Caps("Gloo, 10 Gbit/s, by the clock", tuple(by_clock), is_by_clock=True),
+        *(Caps(f"{fabric}, virtual time", _lines(fabric), is_by_clock=False) for fabric in FABRICS),
+    ]
 
 
-def _latencies(model: str, fabric: str) -> Latencies:
-    by_gpus = {}
-    for gpus in GPUS:
-        predictions = [
-            predict(MODELS[model](), FABRICS[fabric](), world_size=gpus, bucket_cap_mb=cap) for cap in CAPS_MB[model]
-        ]
-        by_gpus[gpus] = [
-            (one.interval_ns[0] / 1e6, one.iteration_ns / 1e6, one.interval_ns[1] / 1e6) for one in predictions
-        ]
-    return Latencies(f"{model}, {fabric}", CAPS_MB[model], by_gpus)
+def _lines(fabric: str) -> tuple[Line, ...]:
+    return tuple(
+        Line(model, str(gpus), {cap: Run(model, fabric, gpus, cap).iteration_ms for cap in caps})
+        for model, caps in CAPS_MB.items()
+        for gpus in GPUS
+    )
 
 
-def draw(data: Latencies, ax: Axes) -> Axes:
-    """Plot one line for each number of GPUs, with intervals as bars."""
-    for (gpus, rows), colour in zip(data.by_gpus.items(), (COMPUTATION, EXPOSED), strict=True):
-        lows, middles, highs = zip(*rows, strict=True)
-        below = [middle - low for low, middle in zip(lows, middles, strict=True)]
-        above = [high - middle for middle, high in zip(middles, highs, strict=True)]
-        ax.errorbar(
-            range(len(rows)), middles, yerr=[below, above], fmt="o-", color=colour, capsize=3, markersize=4,
-            label=f"{gpus} GPUs",
-        )  # fmt: skip
-    ax.set_xticks(range(len(data.caps_mb)), [f"{cap:.0f}" for cap in data.caps_mb])
-    ax.set_yscale("log")
-    ax.set_yticks(TICKS_MS, [str(tick) for tick in TICKS_MS])
-    ax.minorticks_off()
-    ax.set_ylim(*_limits(data))
+def draw(data: Caps, ax: Axes) -> Axes:
+    """Plot each line over the caps, as a multiple of its fastest cap's time; what lies above the axes is a number."""
+    ax.set_ylim(0.97, HIGHEST)
+    ax.set_xlim(-0.5, len(PLACES) + 0.6)
+    labels = []
+    for number, line in enumerate(data.lines):
+        fastest = min(line.ms.values())
+        places = [PLACES.index(cap) for cap in sorted(line.ms)]
+        times = [line.ms[cap] / fastest for cap in sorted(line.ms)]
+        colour, is_named = COLOURS[line.model], line.gpus != str(GPUS[0])
+        style = STYLES[number] if data.is_by_clock else "-" if is_named else "--"
+        ax.plot(places, times, "o", linestyle=style, color=colour, markersize=4, linewidth=1.4)
+        if data.is_by_clock:
+            labels.append(Label(line.gpus, places[-1], times[-1], colour))
+        elif times[0] > HIGHEST:
+            text, height = f"{line.model}, {line.gpus} GPUs: {times[0]:.1f}", HIGHEST - 0.08 * (1 + number)
+            ax.text(len(PLACES) + 0.4, height, text, fontsize=8, color=colour, ha="right")
+        elif is_named:
+            labels.append(Label(line.model, places[-1], times[-1], colour))
+    label_lines(labels, ax)
+    ax.set_xticks(range(len(PLACES)), [NAMES.get(cap, f"{cap:g}") for cap in PLACES], fontsize=8)
     ax.set_xlabel("bucket cap, MiB (0: a bucket for each gradient)")
-    ax.set_ylabel("iteration, ms")
+    ax.set_ylabel("iteration, times that of the fastest cap")
     ax.set_title(data.title, loc="left", fontsize=10)
-    ax.legend(frameon=False, fontsize=8)
     return plain(ax)
-
-
-def _limits(data: Latencies) -> tuple[float, float]:
-    """Limits of the vertical axis, with space below the shortest and above the longest time."""
-    shown = [ms for rows in data.by_gpus.values() for row in rows for ms in row]
-    return min(shown) / 1.6, max(shown) * 1.2
 
 
 def caption() -> str:
     """Caption whose numbers are computed from the data."""
-    fastest = []
-    for panel in panels():
-        middles = [middle for _, middle, _ in panel.by_gpus[GPUS[-1]]]
-        best = min(range(len(middles)), key=middles.__getitem__)
-        fastest.append(f"{panel.title} {panel.caps_mb[best]:.0f} MiB ({max(middles) / min(middles):.2f} times)")
+    clock, *virtual = panels()
+    lines = {
+        (panel.title, line.model): line for panel in virtual for line in panel.lines if line.gpus == str(GPUS[-1])
+    }
+    widest = max(lines.values(), key=lambda line: line.slowest)
+    narrowest = min(lines.values(), key=lambda line: line.slowest)
+    fastest = "; ".join(
+        f"{model}, {title.partition(',')[0]} {line.best_cap_mb:g} MiB ({line.slowest:.2f} times)"
+        for (title, model), line in lines.items()
+    )
+    by_clock = "; ".join(f"{line.gpus}, {line.best_cap_mb:g} MiB ({line.slowest:.2f} times)" for line in clock.lines)
     return (
-        "Simulated with the traces and fabrics of the previous figure. Bars contain 90 % of iterations, from the "
-        "variation of the trace and the uncertainty of the fabric (synthesised BERT does not vary). The fastest cap "
-        f"on {GPUS[-1]} GPUs, and how many times as long the slowest cap takes: {'; '.join(fastest)}. The paper "
-        "finds that the bucket size alone can change latency by more than 2 times."
+        f"The slowest bucket cap takes between {narrowest.slowest:.2f} and {widest.slowest:.0f} times as long as the "
+        f"fastest one on {GPUS[-1]} GPUs, depending on the network. Left: measured by the clock; ResNet-50 on "
+        "emulated V100s, real processes with Gloo and links (`validation/runs`). Fastest cap, and how many times as "
+        f"long the slowest takes: {by_clock}. Middle and right: our reducer on emulated V100s in virtual time, over "
+        f"modelled networks (solid: {GPUS[-1]} GPUs, dashed: {GPUS[0]}; numbers: at cap 0; traces and networks as in "
+        f"the previous figure): {fastest}. NCCL is modelled, because it runs on GPUs only. The paper finds (figures "
+        "7 and 8) that the bucket size alone can change latency by more than 2 times."
     )
 
 
-def main() -> None:
-    """Draw the figure and write its files."""
-    save("bucket_sizes", render(draw, panels(), size=SIZE))
+def files() -> dict[str, bytes]:
+    """The files of the figure, by format."""
+    return render(draw, panels(), size=SIZE, shared="y")
 
 
 if __name__ == "__main__":
-    main()
+    save("bucket_sizes", files())

@@ -8,12 +8,13 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from simulator.measure.demo import draw_rung, ladder_sentences, ladder_table
+from simulator.measure.demo import ladder_sentences, ladder_table
+from simulator.measure.report import draw_validation
 
 from .drawing import DATA, render, save
 
 TITLE = "One run of `make demo`"
-SIZE = (4.7, 3.9)
+SIZE = (5.6, 3.0)
 
 
 @cache
@@ -30,8 +31,8 @@ def panels() -> list[pd.DataFrame]:
 
 
 def draw(data: pd.DataFrame, ax: Axes) -> Axes:
-    """Plot measured and predicted time of each configuration, as `make demo` does."""
-    return draw_rung(data, ax)
+    """Draw the errors of each configuration, as `make demo` does."""
+    return draw_validation(data, ax)
 
 
 def table() -> str:
@@ -51,11 +52,11 @@ def caption() -> str:
     return " ".join(ladder_sentences(list(reports().values())))
 
 
-def main() -> None:
-    """Draw the figure and write its files."""
-    save("demo", render(draw, panels(), size=SIZE))
+def files() -> dict[str, bytes]:
+    """The files of the figure, by format."""
+    return render(draw, panels(), size=SIZE, shared="x")
 
 
 if __name__ == "__main__":
-    main()
+    save("demo", files())
     print(table())

@@ -63,6 +63,7 @@ LAYERS = {  # each module imports only from those before it
         "conformance.test_conformance",
     ],
     "simulator": [
+        "palette",
         "fabric.topology",
         "fabric.algorithms",
         "fabric.measured_tables",
@@ -93,6 +94,7 @@ LAYERS = {  # each module imports only from those before it
         "distribution",
         "answers.breakdown",
         "answers.perfetto",
+        "answers.residual_plot",
         "answers.timeline_plot",
         "answers.verdict",
         "argument_checks",

@@ -64,7 +64,7 @@ def test_one_table_has_the_rows_of_all_reports():
     assert all(name.replace("_", " ") in sentences[1] for name in BASELINES)
     figure = demo.ladder_figure(ladder)
     assert [ax.get_title(loc="left").partition("\n")[2] for ax in figure.axes] == [
-        "mean error 0.0%", "mean error 1.0%", "mean error 10.0%",
+        "mean error 0.0%, worst +0.0%", "mean error 1.0%, worst +1.0%", "mean error 10.0%, worst -10.0%",
     ]  # fmt: skip
 
 

@@ -1,17 +1,21 @@
 """The figures: drawn from committed data, each equals the committed file, byte for byte."""
 
+import re
 from xml.etree import ElementTree
 
 import pytest
 
 from figures import __main__ as figures
-from figures import backward_pass, overlap
-from figures.drawing import FOLDER, FORMATS, render
+from figures import backward_pass, bucket_sizes, overlap, process_groups, scaling, skipped_synchronization
+from figures.drawing import FOLDER, FORMATS
+from figures.emulated_runs import Run, committed_ns
+
+EMULATED = (overlap, bucket_sizes, scaling, skipped_synchronization, process_groups)
 
 
 @pytest.mark.parametrize("figure", figures.FIGURES, ids=figures.name_of)
 def test_a_figure_is_drawn_the_same_again(figure):
-    drawn = render(figure.draw, figure.panels(), size=figure.SIZE)
+    drawn = figure.files()
     for format_ in FORMATS:
         committed = FOLDER / f"{figures.name_of(figure)}.{format_}"
         assert drawn[format_] == committed.read_bytes(), f"{committed.name}: data or code changed; run `make figures`"
@@ -44,5 +48,29 @@ def test_the_animation_shows_every_gradient_and_ends_with_exposed_communication(
 def test_overlap_saves_at_most_the_backward_pass_and_at_most_the_communication():
     """Fails if the bars with and without overlap have different numbers of collectives in flight."""
     for panel in overlap.panels():
-        for backward, comm, added in zip(panel.backward_ms, panel.all_comm_ms, panel.added_ms, strict=True):
-            assert 0 < comm - added <= min(backward, comm)
+        for pair in panel.pairs:
+            backward, comm = pair.computation_ms - pair.forward_ms, pair.without_ms - pair.computation_ms
+            assert 0 < pair.without_ms - pair.with_ms <= min(backward, comm)
+
+
+def test_the_table_of_emulated_runs_has_the_runs_that_the_figures_show():
+    assert set(committed_ns()) == {run for figure in EMULATED for run in figure.runs()}
+
+
+def test_the_real_reducer_takes_the_predicted_time_in_every_emulated_run():
+    for run, ns in committed_ns().items():
+        assert run.predict().iteration_ns == ns, run
+
+
+@pytest.mark.parametrize(
+    "run", [Run("ResNet-50", "NCCL-like", 32), Run("ResNet-50", "Gloo-like", 32, overlaps=False)]
+)
+def test_an_emulated_run_takes_the_same_time_again(run):
+    assert run.emulate().iteration_ns == committed_ns()[run]
+
+
+@pytest.mark.parametrize("figure", figures.FIGURES, ids=figures.name_of)
+def test_the_first_sentence_of_a_caption_has_a_number(figure):
+    first = re.split(r"(?<!\d)\. ", figure.caption())[0]
+    assert re.search(r"\d", first)
+    assert len(first) < 330

@@ -154,8 +154,8 @@ def test_a_report_is_drawn_and_written(tmp_path):
     report = summarize([row(1, 100, 104), row(float("inf"), 200, 180)], "abc")
     figure = Figure()
     draw_validation(report.to_frame(), figure.add_subplot())
-    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1 MB\nready", "single\nready"]
-    assert figure.axes[0].get_title(loc="left") == "m: mean absolute error 7.0% paired, 51.5% by the clock"
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["1 MB, ready", "single, ready"]
+    assert figure.axes[0].get_title(loc="left") == "m\nmean error 7.0%, worst -10.0%"
     written = json.loads(json.dumps(report.to_json()))
     assert written["rows"][1]["cap_mb"] is None
     assert set(written["rows"][0]["turns"][0]) == {"times_ns", "reference"}

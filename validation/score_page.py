@@ -9,6 +9,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from simulator.answers.residual_plot import MARKS, OURS, SMALL_ERROR
+from simulator.palette import INK
+from simulator.palette import SMALL as SMALL_COLOUR
+
 from .comparison import (
     LIMITS,
     REGIMES,
@@ -31,7 +35,7 @@ INTRO = """\
 `make score` writes this page; [README.md](README.md) describes the method. An error is predicted / measured - 1; a
 mean error is a mean of absolute values.
 
-![Predicted against measured times of all rows](score.png)
+![Errors of the predictions of each part beside the errors of simpler predictions, with a band of 10 %](score.png)
 
 """
 NOTES: dict[Part, str] = {
@@ -62,11 +66,8 @@ RUN_NOTE = (
 SMALL, LARGE = "256 KiB-16 MiB", "above 16 MiB"
 BORDER_BYTES = 16 * 2**20
 
-COLORS: dict[Part, str] = {
-    "a": "#8d99ae", "b": "#2a9d8f", "c": "#d1495b", "d": "#264653", "e": "#b5838d", "f": "#4361ee", "g": "#edae49",
-    "h": "#6a994e",
-}  # fmt: skip
-BAND = 0.1
+SHOWN = 0.8
+"""Largest error that the picture shows, as a fraction."""
 BAND_OF_INTERVALS = 0.9
 """Part of the iterations that an interval should contain."""
 MS = 1e6
@@ -269,51 +270,68 @@ def constant_interval_score(run: CommittedRun, runs: Sequence[CommittedRun]) -> 
 
 
 def as_picture(rows: Sequence[Comparison]) -> bytes:
-    """PNG of both plots; equal rows give equal bytes."""
-    figure = Figure(figsize=(7, 8), layout="constrained")
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
-    draw(rows, top)
-    draw_errors(rows, bottom)
+    """PNG of all errors; equal rows give equal bytes."""
+    figure = Figure(figsize=(8, 7.5), layout="constrained")
+    draw_errors(rows, figure.subplots())
     data = BytesIO()
     figure.savefig(data, format="png", dpi=120, metadata={"Software": None})
     return data.getvalue()
 
 
-def draw(rows: Sequence[Comparison], ax: Axes) -> Axes:
-    """Plot predicted over measured milliseconds on logarithmic axes: one dot for each row that counts."""
-    shown = [row.measured_ns / MS for row in rows if row.counts]
-    ends = [min(shown) / 2, max(shown) * 2]
-    ax.plot(ends, ends, color="#1b1b1b", linewidth=0.8)
+def draw_errors(rows: Sequence[Comparison], ax: Axes) -> Axes:
+    """Plot the errors of all rows that count, in percent: for each part a lane of ours and one of each baseline.
+
+    To its left stands its mean absolute error, as in the tables.
+    """
+    ax.axvspan(-100 * SMALL_ERROR, 100 * SMALL_ERROR, color=SMALL_COLOUR, zorder=0)
+    ax.axvline(0, color=INK, linewidth=0.6)
+    lanes, lane = [], 0.0
     for part, title in TITLES.items():
         members = [row for row in rows if row.part == part and row.counts]
-        ax.scatter(
-            [row.measured_ns / MS for row in members],
-            [row.predicted_ns / MS for row in members],
-            s=14,
-            color=COLORS[part],
-            label=f"({part}) {title}",
-            alpha=0.7,
-        )
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_ylabel("predicted, ms")
-    ax.legend(fontsize=8, frameon=False, loc="upper left")
-    return _without_frame(ax)
-
-
-def draw_errors(rows: Sequence[Comparison], ax: Axes) -> Axes:
-    """Plot the error of each row that counts, in percent, over its measured milliseconds, with a band of 10 %."""
-    ax.axhspan(-100 * BAND, 100 * BAND, color="#eeeeee")
-    for part in TITLES:
-        members = [row for row in rows if row.part == part and row.counts]
-        times, errors = [row.measured_ns / MS for row in members], [100 * row.error for row in members]
-        ax.scatter(times, errors, s=14, color=COLORS[part], alpha=0.7)
-    ax.set_xscale("log")
-    ax.set_xlabel("measured, ms")
-    ax.set_ylabel("error, %; grey: within 10 %")
-    return _without_frame(ax)
-
-
-def _without_frame(ax: Axes) -> Axes:
-    ax.spines[["top", "right"]].set_visible(False)
+        if not members:
+            continue
+        ax.text(-100 * SHOWN, lane, f"({part}) {title}", fontsize=8, fontweight="bold", va="center")
+        for method in (OURS, *dict.fromkeys(name for row in members for name in row.baselines_ns)):
+            lane += 1
+            errors = _errors(members, method)
+            _draw_lane(errors, lane, *MARKS[method], ax)
+            of_groups = grouped(members).values() if part == "a" else [members]
+            mean = fmean(mean_absolute(_errors(of_group, method)) for of_group in of_groups)
+            lanes.append((lane, f"{method}  {mean:.1%}"))
+        lane += 1.4
+    ax.set_yticks([place for place, _ in lanes], [name for _, name in lanes], fontsize=7.5)
+    ax.tick_params(axis="y", length=0)
+    ax.set_ylim(lane - 0.7, -0.8)
+    ax.set_xlim(-100 * SHOWN, 100 * SHOWN)
+    ax.set_xlabel("error of the prediction, %; grey: within 10 %; left: mean absolute errors")
+    ax.spines[["top", "right", "left"]].set_visible(False)
     return ax
+
+
+def _errors(rows: Sequence[Comparison], method: str) -> list[float]:
+    """Errors of a method, in the rows that have it."""
+    return [
+        row.error if method == OURS else row.baseline_error(method)
+        for row in rows
+        if method == OURS or method in row.baselines_ns
+    ]
+
+
+def _draw_lane(errors: Sequence[float], lane: float, marker: str, colour: str, ax: Axes) -> None:
+    """Dots for all errors, and an arrow for those that the axes do not show."""
+    for error in errors:
+        if abs(error) <= SHOWN:
+            ax.plot(100 * error, lane, marker, color=colour, markersize=3.5, markeredgewidth=0.9, alpha=0.55)
+    for side in (-1, 1):
+        beyond = [error for error in errors if error * side > SHOWN]
+        if beyond:
+            text = f"{max(beyond, key=abs):+.0%}"
+            ax.text(
+                side * 99 * SHOWN,
+                lane,
+                text,
+                fontsize=7,
+                color=colour,
+                va="center",
+                ha="left" if side < 0 else "right",
+            )

@@ -6,6 +6,7 @@ from typing import Protocol
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from ..palette import COMPRESSION, COMPUTATION, COPIES, EXPOSED, FORWARD, HIDDEN, INK, QUIET, SMALL
 from ..timeline import Kind, Span, Timeline
 
 
@@ -38,27 +39,27 @@ class Prediction(Protocol):
 
 
 COLOURS: dict[Kind, str] = {
-    "unsynchronized": "#ced4da",
-    "rebuild": "#b08968",
-    "forward": "#8ecae6",
-    "search": "#b08968",
-    "backward": "#219ebc",
-    "pack": "#f4a261",
-    "compress": "#9d4edd",
-    "launch": "#3a0ca3",
-    "recompress": "#9d4edd",
-    "decompress": "#9d4edd",
-    "wait": "#f1f3f5",
-    "copy_out": "#f4a261",
-    "step": "#577590",
-    "straggler": "#ffb703",
-    "queued": "#adb5bd",
-    "join": "#6a994e",
-    "order": "#6a994e",
-    "broadcast": "#6a994e",
-    "bitmap": "#6a994e",
-    "all_reduce": "#d1495b",
-    "second_all_reduce": "#9b2226",
+    "unsynchronized": QUIET,
+    "rebuild": COPIES,
+    "forward": FORWARD,
+    "search": QUIET,
+    "backward": COMPUTATION,
+    "pack": COPIES,
+    "compress": COMPRESSION,
+    "launch": INK,
+    "recompress": COMPRESSION,
+    "decompress": COMPRESSION,
+    "wait": SMALL,
+    "copy_out": COPIES,
+    "step": FORWARD,
+    "straggler": COPIES,
+    "queued": QUIET,
+    "join": HIDDEN,
+    "order": HIDDEN,
+    "broadcast": HIDDEN,
+    "bitmap": HIDDEN,
+    "all_reduce": EXPOSED,
+    "second_all_reduce": EXPOSED,
 }
 NOT_RUNNING: tuple[Kind, ...] = ("straggler", "queued")
 """Kinds of spans before a collective runs."""
@@ -131,4 +132,4 @@ def _title(prediction: Prediction) -> str:
 
 
 def _legend(kinds: Iterable[Kind]) -> list[Patch]:
-    return [Patch(facecolor=COLOURS[kind], edgecolor="#adb5bd", label=kind.replace("_", " ")) for kind in kinds]
+    return [Patch(facecolor=COLOURS[kind], edgecolor=QUIET, label=kind.replace("_", " ")) for kind in kinds]

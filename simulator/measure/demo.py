@@ -10,8 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from reference.bucketing import cap_name
@@ -179,19 +177,10 @@ def ladder_sentences(reports: Sequence[dict[str, Any] | None]) -> list[str]:
 
 
 def ladder_figure(ladder: Ladder) -> Figure:
-    """Draw a figure with one panel per report."""
+    """Draw a figure with one panel per report, all with the same scale of errors."""
     reports = [report for report in ladder if report is not None]
-    figure = Figure(figsize=(14, 4.2), layout="constrained")
-    for position, report in enumerate(reports):
-        draw_rung(report.to_frame(), figure.add_subplot(1, len(reports), position + 1))
+    figure = Figure(figsize=(14, 3.4), layout="constrained")
+    panels = figure.subplots(1, len(reports), sharex=True, squeeze=False)[0]
+    for report, ax in zip(reports, panels, strict=True):
+        draw_validation(report.to_frame(), ax)
     return figure
-
-
-def draw_rung(rows: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the rows of one report; the title has the run and the mean absolute error."""
-    draw_validation(rows, ax)
-    ax.legend(ncols=2, fontsize=8, frameon=False, loc="lower left")
-    ax.set_title(
-        f"{rows['model'].iloc[0]}\nmean error {rows['paired_error'].abs().mean():.1%}", loc="left", fontsize=9
-    )
-    return ax

@@ -25,6 +25,7 @@ from reference.trace import Trace
 
 from ..distribution import simulate
 from ..fabric import Fabric, LinkShare
+from ..palette import COMPUTATION, EXPOSED, INK
 from ..schedule.costs import EngineInput, Nanoseconds
 from ..schedule.schedule import Compute, ComputeKind, Launch, Wait
 from ..timeline import Timeline
@@ -539,9 +540,6 @@ def _read_samples(folder: Path) -> pd.DataFrame:
     return samples
 
 
-LONGER, SHORTER, TOTAL = "#d1495b", "#219ebc", "#1b1b1b"
-
-
 def draw_waterfall(explanation: Explanation, ax: Axes) -> Axes:
     """Draw the way from the predicted to the measured iteration, one bar for each cause, in milliseconds.
 
@@ -552,17 +550,17 @@ def draw_waterfall(explanation: Explanation, ax: Axes) -> Axes:
     causes = {**explanation.causes_ns, "not explained": explanation.not_explained_ns}
     labels = ["predicted", *causes, "measured"]
     reached = explanation.predicted_ns / 1e6
-    ax.axhline(reached, color=TOTAL, linewidth=0.6, linestyle=":")
-    ax.plot(0, reached, "D", color=TOTAL, markersize=6)
+    ax.axhline(reached, color=INK, linewidth=0.6, linestyle=":")
+    ax.plot(0, reached, "D", color=INK, markersize=6)
     for place, ns in enumerate(causes.values(), start=1):
-        ax.bar(place, ns / 1e6, bottom=reached, color=LONGER if ns > 0 else SHORTER, width=0.7)
-        ax.plot([place - 0.35, place + 1.35], [reached + ns / 1e6] * 2, color=TOTAL, linewidth=0.6)
+        ax.bar(place, ns / 1e6, bottom=reached, color=EXPOSED if ns > 0 else COMPUTATION, width=0.7)
+        ax.plot([place - 0.35, place + 1.35], [reached + ns / 1e6] * 2, color=INK, linewidth=0.6)
         ax.annotate(
             f"{ns / 1e6:+.2f}", (place, max(reached, reached + ns / 1e6)), (0, 3),
             textcoords="offset points", ha="center", fontsize=7,
         )  # fmt: skip
         reached += ns / 1e6
-    ax.plot(len(labels) - 1, explanation.measured_ns / 1e6, "o", color=TOTAL, markersize=6)
+    ax.plot(len(labels) - 1, explanation.measured_ns / 1e6, "o", color=INK, markersize=6)
     ax.use_sticky_edges = False  # bars would otherwise cut off the markers at the ends
     ax.margins(y=0.2)
     ax.set_xticks(range(len(labels)), labels, rotation=30, ha="right", fontsize=8)

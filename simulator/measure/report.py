@@ -3,12 +3,12 @@
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,7 @@ from reference.bucketing import Order, cap_name
 from reference.files import write_atomically
 from reference.trace import Trace
 
+from ..answers.residual_plot import Residual, draw_residuals
 from ..fabric import Fabric, Processor
 from ..fabric.uncertainty import BAND, NORMAL_HALF_BAND
 from ..prediction import Prediction, predict
@@ -527,40 +528,33 @@ def predict_targets(
     return [predict_target(configuration) for configuration in configurations]
 
 
-MEASURED, PREDICTED, BASELINE = "#1b1b1b", "#d1495b", "#8d99ae"
+def residual(row: Mapping[Any, Any], *, measured: Literal["paired_ns", "measured_ns"] = "paired_ns") -> Residual:
+    """Return the errors of a row's predictions.
+
+    Args:
+        row: Fields of a `Row`, by name.
+        measured: The field with the measured time.
+    """
+
+    def error(predicted_ns: float) -> float:
+        return float(predicted_ns / row[measured] - 1)
+
+    low, high = row["interval_ns"]
+    baselines = {
+        name.replace("_", " "): error((1 + row[f"{name}_error"]) * row["paired_ns"])
+        for name in BASELINES
+        if f"{name}_error" in row  # earlier reports have fewer
+    }
+    return Residual(error=error(row["predicted_ns"]), baselines=baselines, interval=(error(low), error(high)))
 
 
 def draw_validation(rows: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw measured (paired) and predicted iteration times of one model's configurations, with two baselines."""
-    places = range(len(rows))
-    measured = rows["paired_ns"] / 1e6
-    low, high = zip(*rows["paired_quartiles_ns"], strict=True)
-    spread = [measured - pd.Series(low, rows.index) / 1e6, pd.Series(high, rows.index) / 1e6 - measured]
-    for column, label, marker in (
-        ("perfect_scaling_error", "perfect scaling", "v"),
-        ("no_overlap_error", "no overlap", "^"),
-    ):
-        ax.scatter(
-            places, measured * (1 + rows[column]), marker=marker, s=26, color=BASELINE, label=label, zorder=1
-        )  # fmt: skip
-    ax.errorbar(
-        places, measured, yerr=spread,
-        fmt="o", color=MEASURED, capsize=3, markersize=6, label="measured, paired (quartiles)", zorder=2,
-    )  # fmt: skip
-    ax.scatter(
-        places, rows["predicted_ns"] / 1e6,
-        marker="D", s=46, facecolors="none", edgecolors=PREDICTED, linewidths=1.8, label="predicted", zorder=3,
-    )  # fmt: skip
-    labels = [f"{cap_name(cap)}\n{order}" for cap, order in zip(rows["cap_mb"], rows["order"], strict=True)]
-    ax.set_xticks(list(places), labels, fontsize=8)
-    ax.set_ylim(bottom=0)
-    ax.set_ylabel("iteration, ms")
+    """Draw the paired errors of one model's configurations: those of our predictions and of all baselines."""
+    groups = {f"{cap_name(row['cap_mb'])}, {row['order']}": [residual(row)] for row in rows.to_dict("records")}
+    draw_residuals(groups, ax)
+    errors = rows["paired_error"]
     ax.set_title(
-        f"{rows['model'].iloc[0]}: mean absolute error {rows['paired_error'].abs().mean():.1%} paired, "
-        f"{rows['error'].abs().mean():.1%} by the clock",
-        loc="left",
-    )
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(axis="y", alpha=0.25)
-    ax.legend(ncols=4, fontsize=8, frameon=False, loc="lower left")
+        f"{rows['model'].iloc[0]}\nmean error {errors.abs().mean():.1%}, worst {max(errors, key=abs):+.1%}",
+        loc="left", fontsize=9, pad=18,
+    )  # fmt: skip
     return ax

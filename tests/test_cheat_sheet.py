@@ -1,0 +1,59 @@
+"""The cheat sheet: each rule of thumb is shown by its command, and all terms have a place where to read more."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.test_cli import here  # noqa: F401 - a fixture
+
+ROOT = Path(__file__).parent.parent
+SHEET = (ROOT / "docs" / "cheat_sheet.md").read_text()
+RULES = [
+    [cell.strip() for cell in line.strip("|").split(" | ")]
+    for line in SHEET.partition("| rule |")[2].splitlines()
+    if "`--fabric" in line
+]
+COMMAND = "predict simulator/measure/resnet50_v100.json.gz"
+
+
+def block(page: str, name: str) -> str:
+    (found,) = re.findall(rf"^```yaml\n(# {name}\n.*?)^```$", (ROOT / page).read_text(), flags=re.M | re.S)
+    return found
+
+
+@pytest.mark.parametrize("rule", RULES, ids=[rule[0][:40] for rule in RULES])
+def test_each_command_prints_the_times_of_its_rule(rule, here, monkeypatch, tmp_path):  # noqa: F811
+    (tmp_path / "pod.yaml").write_text(block("README.md", "pod.yaml"))
+    (tmp_path / "lan.yaml").write_text(block("docs/cheat_sheet.md", "lan.yaml"))
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(tmp_path)
+    _, result, command = rule
+    trace = ROOT / COMMAND.split()[1]
+    done = here("predict", trace, *command.strip("` ").split())
+    assert done.returncode == 0, done.stderr
+    usual = {"100.5", "180.9"}  # the times without the setting, which another row shows
+    printed = set(re.findall(r"\d+\.\d\b", done.stdout))
+    named = set(re.findall(r"\b\d+\.\d\b", result))
+    assert named
+    assert named - usual <= printed
+
+
+def test_every_symptom_has_a_fix():
+    rows = [line for line in SHEET.partition("## Rules of thumb")[0].splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows if "---" not in row]
+    assert len(cells) > 25
+    assert all(len(row) == 3 and row[0] and row[2] for row in cells)
+
+
+def test_every_term_of_the_glossary_has_a_meaning_and_a_link():
+    page = (ROOT / "docs" / "glossary.md").read_text()
+    rows = [
+        line for line in page.splitlines() if line.startswith("| ") and "---" not in line and "meaning" not in line
+    ]
+    terms = [row.split(" | ")[0] for row in rows]
+    assert len(terms) == len(set(terms)) > 40
+    for row in rows:
+        _, meaning, link = row.strip("|").split(" | ")
+        assert meaning.endswith("."), row
+        assert "](" in link, row
