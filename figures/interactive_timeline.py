@@ -21,7 +21,7 @@ full bucket over all ranks. Drag the boundaries between the buckets, or move the
 <li>Drag the highest boundary up, so that the last bucket becomes small. Which numbers change, and why?</li>
 <li>Make all buckets small with the bucket cap. What does that cost on 16 ranks, and what on 256?</li>
 <li>Choose the order <em>forward</em>. Which gradients does bucket 0 wait for?</li>
-<li>Let the last rank take longer. Which of its numbers can a faster network reduce?</li>
+<li>Slow the last rank down with the straggler's factor. Which numbers can a faster network still reduce?</li>
 </ul>"""
 NOTES = """\
 <p>Ready times: recorded on a V100, batch 32, the iteration of median duration. Network: a ring, 20 microseconds a hop;

@@ -166,10 +166,10 @@ function controlsOf(data, view) {
     "div",
     { class: "controls" },
     labelled("Bucket cap:", range("cap", data.caps.length - 1)),
-    labelled("Order of the gradients:", view.controls.order),
-    labelled("Bandwidth:", range("gbit_per_s", data.gbit_per_s.length - 1)),
+    labelled("Order:", view.controls.order),
+    labelled("Network:", range("gbit_per_s", data.gbit_per_s.length - 1)),
     labelled("World size:", range("world_size", data.world_sizes.length - 1)),
-    labelled("Last rank takes:", range("factor", data.most_straggling, 1, 0.05)),
+    labelled("Straggler:", range("factor", data.most_straggling, 1, 0.05)),
   );
 }
 
@@ -181,7 +181,7 @@ const ROWS = [
 ];
 
 function resultTable(view) {
-  const head = ["", "now", "start layout", "difference"].map((words) => h("th", { scope: "col" }, words));
+  const head = ["", "now", "start layout", "change"].map((words) => h("th", { scope: "col" }, words));
   const rows = ROWS.map(([name, words]) => {
     const cells = ["now", "start", "difference"].map((column) => h("td", { class: column }));
     view.cells[name] = cells;
@@ -302,8 +302,8 @@ function drawControls(data, view, state) {
   setValue(order, state.order);
   setValue(cap, state.cap, isEdited ? "changed" : data.caps[state.cap]);
   setValue(gbit_per_s, state.gbit_per_s, `${data.gbit_per_s[state.gbit_per_s]} Gbit/s`);
-  setValue(world_size, state.world_size, `${data.world_sizes[state.world_size]} ranks`);
-  setValue(factor, state.factor, state.factor > 1 ? `${state.factor} times as long` : "as long");
+  setValue(world_size, state.world_size, `${data.world_sizes[state.world_size]}`);
+  setValue(factor, state.factor, state.factor > 1 ? `factor ${state.factor}` : "none");
   const split = withLargestSplit(state.layout, state.shown.bytesBefore);
   view.buttons.split.disabled = split.boundary < 0;
   view.buttons.remove.disabled = state.chosen < 0;
@@ -388,7 +388,7 @@ function momentInWords(answer, answered, now, sizes) {
 function bucketNames(collectives) {
   const numbers = collectives.map(([bucket]) => bucket);
   if (!numbers.length) return "nothing";
-  if (numbers.length < 3) return `bucket ${numbers.join(" and ")}`;
+  if (numbers.length < 3) return `bucket${numbers.length > 1 ? "s" : ""} ${numbers.join(" and ")}`;
   return `${numbers.length} buckets, ${numbers[0]} to ${numbers.at(-1)}`;
 }
 
