@@ -158,9 +158,10 @@ function controlsOf(data, view) {
   view.controls.order = h("select", {}, ...orders);
   const range = (name, most, least = 0, step = 1) => {
     view.controls[name] = h("input", { type: "range", min: least, max: most, step });
-    view.controls[name].output = h("output", {});
+    view.controls[name].output = h("b", {});
     return view.controls[name];
   };
+  // (An element `output` would take the label for itself.)
   const labelled = (words, input) => h("label", {}, h("span", {}, words, " ", input.output ?? ""), input);
   return h(
     "div",
