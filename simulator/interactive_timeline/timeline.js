@@ -545,7 +545,7 @@ function connectScrubber(view, state, { frame }) {
     const moments = eventMoments(state.answer);
     const begin = performance.now();
     const step = (now) => {
-      const elapsed_s = (now - begin) / 1000;
+      const elapsed_s = Math.max(0, now - begin) / 1000; // a frame may have begun before the click
       const end = state.answer.iteration_ns;
       const byEvent = moments[Math.min(moments.length - 1, Math.floor(elapsed_s / EVENT_S))];
       state.cursor_ns = wantsNoMotion() ? byEvent : Math.min(end, (end * elapsed_s) / PLAY_S);
