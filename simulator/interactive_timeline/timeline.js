@@ -273,9 +273,8 @@ function drawBoundaries(view, { geometry, shown, chosen }) {
   cuts.forEach((cut, boundary) => {
     const element = view.boundaries.children[boundary];
     const y = r(geometry.y(shown.bytesBefore[cut]));
-    element.style.transform = `translateY(${y}px)`;
-    element.style.left = `${geometry.left - 24}px`;
-    element.style.width = `${geometry.right - geometry.left + 24}px`;
+    const width = r(geometry.right - geometry.left + 24);
+    setAttribute(element, "style", `left: ${geometry.left - 24}px; width: ${width}px; transform: translateY(${y}px)`);
     element.classList.toggle("chosen", boundary === chosen);
     const [low, high] = limitsOf(shown.layout, boundary);
     setAttribute(element, "aria-label", `Boundary between bucket ${boundary} and bucket ${boundary + 1}`);
@@ -360,8 +359,8 @@ function announce(view, { answer, startAnswer }) {
 function drawMoment(data, view, { answer, answered, cursor_ns, axis, geometry }) {
   setAttribute(view.scrubber, "max", axis.end);
   setValue(view.scrubber, Math.round(cursor_ns / 1e5) * 1e5);
-  view.scrubber.style.marginLeft = `${geometry.left - 8}px`;
-  view.scrubber.style.width = `${geometry.right - geometry.left + 16}px`;
+  const width = r(geometry.right - geometry.left + 16);
+  setAttribute(view.scrubber, "style", `margin-left: ${geometry.left - 8}px; width: ${width}px`);
   const words = momentInWords(answer, answered, cursor_ns, data.sizes_bytes);
   setText(view.moment, words);
   setAttribute(view.scrubber, "aria-valuetext", words);
