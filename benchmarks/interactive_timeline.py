@@ -1,10 +1,11 @@
-"""Redraws of the interactive timeline while one drags a boundary over ResNet-50's 161 gradients, in headless Chromium.
+"""Redraws of the interactive timeline while one drags a boundary over ResNet-50's 161 gradients.
 
-Prints for several numbers of buckets how many redraws the browser makes in a second, and how long the script of a redraw
-takes. "limited" is the browser's usual 60 frames a second; without that limit, the rate includes all of the browser's
-own work, such as layout and painting. In the page the browser also computes each answer; with a kernel, answers come
-30 ms after their questions, one at a time. "processor" is the processor time of all of the browser's processes for one
-redraw, which a busy machine does not change. Then prints how long the kernel computes an answer. Never fails.
+Prints for several numbers of buckets how many redraws headless Chromium makes in a second, and how long the script of
+a redraw takes. "limited" is the browser's usual 60 frames a second; without that limit, the rate includes all of the
+browser's own work, such as layout and painting. In the page the browser also computes each answer; with a kernel,
+answers come 30 ms after their questions, one at a time. "processor" is the processor time of all processes of the
+browser for one redraw, which depends less on what else the machine does. The last line is the time from question to
+answer in the kernel. Never fails.
 """
 
 import argparse
@@ -128,7 +129,7 @@ def press(page: Page, boundary: int) -> None:
 
 
 def kernel_ms(count: int = 200) -> tuple[float, float]:
-    """Return median and 95th percentile of the milliseconds from question to answer in the kernel, without Jupyter."""
+    """Return median and 95th percentile of the milliseconds from question to answer in the kernel."""
     widget = InteractiveTimeline(interactive_timeline.iteration().trace, interactive_timeline.fabric)
     first = interactive_timeline.iteration().first_question
     sequence = [index for bucket in first.plan for index in bucket]

@@ -10,6 +10,7 @@ from . import (
     backward_pass,
     bucket_sizes,
     demo,
+    interactive_timeline,
     overlap,
     predicted_against_measured,
     process_groups,
@@ -61,6 +62,7 @@ def main() -> None:
     for figure in FIGURES:
         figure.main()
     backward_pass.main()
+    interactive_timeline.main()
     write_atomically(FOLDER / "README.md", page().encode())
 
 

@@ -24,9 +24,9 @@ full bucket over all ranks. Drag the boundaries between the buckets, or move the
 <li>Slow the last rank down with the straggler's factor. Which numbers can a faster network still reduce?</li>
 </ul>"""
 NOTES = """\
-<p>Ready times: recorded on a V100, batch 32, the iteration of median duration. Network: a ring, 20 microseconds a hop;
-one all-reduce at a time. Copies and launches take the usual times on a V100. Collectives do not slow the computation
-down. Every number equals that of <code>simulator.predict</code>, to the nanosecond.</p>"""
+<p>Ready times: recorded on a V100, batch 32, the iteration of median duration. Network: a ring, 20 microseconds a
+hop; one all-reduce at a time. Copies and launches take the usual times on a V100. Collectives do not slow the
+computation down. Every number equals that of <code>simulator.predict</code>, to the nanosecond.</p>"""
 
 
 def fabric(gbit_per_s: float) -> Fabric:

@@ -102,7 +102,7 @@ def test_the_page_answers_as_predict_does_to_the_nanosecond(replay, question):
 def number(page, name, column="now") -> float:
     """A number of the table, in milliseconds."""
     words = page.locator(f"tr.{name} td.{column}").inner_text()
-    return float(words.replace("−", "-").removesuffix(" ms"))
+    return float(words.replace("\N{MINUS SIGN}", "-").removesuffix(" ms"))
 
 
 def frames(page, count=3) -> None:

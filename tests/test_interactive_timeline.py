@@ -47,9 +47,7 @@ class Kernel:
 
 def test_the_kernel_answers_with_the_numbers_of_predict():
     answer = Kernel().reply(asked(factor=1.5))["answer"]
-    expected = predict(
-        TRACE, ring(10), world_size=2, plan=[[1], [0]], stragglers=[Straggler(rank=1, factor=1.5)]
-    )
+    expected = predict(TRACE, ring(10), world_size=2, plan=[[1], [0]], stragglers=[Straggler(rank=1, factor=1.5)])
     assert answer["iteration_ns"] == expected.iteration_ns
     assert answer["exposed_ns"] == expected.exposed_comm_ns
     assert answer["compute_ns"] == expected.compute_ns

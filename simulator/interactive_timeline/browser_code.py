@@ -1,4 +1,4 @@
-"""The code that runs in the browser: one JavaScript module and one style sheet, read from the files beside this one."""
+"""The code that runs in the browser: one JavaScript module and one style sheet, read from the files beside it."""
 
 from pathlib import Path
 

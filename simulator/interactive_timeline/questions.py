@@ -41,6 +41,9 @@ class Choices(NamedTuple):
     most_straggling: float = 2.0
 
 
+EVERY_CHOICE = Choices()
+
+
 class Start(NamedTuple):
     """Values that are chosen at the start; each is one of `Choices`."""
 
@@ -48,6 +51,9 @@ class Start(NamedTuple):
     gbit_per_s: float = 25
     world_size: int = 16
     order: Order = "ready"
+
+
+USUAL_START = Start()
 
 
 class Question(NamedTuple):
@@ -74,9 +80,7 @@ class Question(NamedTuple):
         """
         try:
             plan = tuple(tuple(int(index) for index in bucket) for bucket in document["plan"])
-            return cls(
-                plan, int(document["world_size"]), float(document["gbit_per_s"]), float(document["factor"])
-            )
+            return cls(plan, int(document["world_size"]), float(document["gbit_per_s"]), float(document["factor"]))
         except (KeyError, TypeError, ValueError) as error:
             fields = ", ".join(cls._fields)
             raise ValueError(f"question: expected {fields}, got {dict(document)}: {error!r}") from None
@@ -103,8 +107,8 @@ class InteractiveIteration:
         fabric: Callable[[float], Fabric],
         *,
         title: str,
-        choices: Choices = Choices(),
-        start: Start = Start(),
+        choices: Choices = EVERY_CHOICE,
+        start: Start = USUAL_START,
     ) -> None:
         _check_start(start, choices)
         self.trace, self.fabric, self.title = of_median_iterations(trace), fabric, title
@@ -130,9 +134,7 @@ class InteractiveIteration:
         """
         late = (Straggler(rank=question.world_size - 1, factor=question.factor),) if question.factor > 1 else ()
         fabric = self.fabric(question.gbit_per_s)
-        return predict(
-            self.trace, fabric, world_size=question.world_size, plan=question.plan, stragglers=late
-        )
+        return predict(self.trace, fabric, world_size=question.world_size, plan=question.plan, stragglers=late)
 
     def answer(self, question: Question, prediction: Prediction) -> dict[str, object]:
         """Return the prediction for a question as a JSON document; all times are nanoseconds from the start.
@@ -257,7 +259,7 @@ def simulated_ready_ns(timeline: Timeline, row: int, forward_ns: Nanoseconds, re
                 ends.append(end)
         begin = end
     before, after = np.array(alone[:-1]), np.array(alone[1:])
-    piece = np.searchsorted(after, ready_ns)  # the first piece of the backward pass that ends with or after a gradient
+    piece = np.searchsorted(after, ready_ns)  # the first piece of the backward pass that does not end earlier
     whole = np.maximum(1, after - before)[piece]
     stretch = (np.array(ends) - np.array(begins))[piece] / whole
     return np.array(ends)[piece] - np.rint((after[piece] - ready_ns) * stretch).astype(np.int64)
@@ -265,10 +267,12 @@ def simulated_ready_ns(timeline: Timeline, row: int, forward_ns: Nanoseconds, re
 
 def _shown_rows(timeline: Timeline, question: Question) -> list[int]:
     """Return the rows of an ordinary rank and of the straggler, or that of the slowest rank."""
-    if question.factor == 1:
+    ranks = timeline.engine_input.ranks
+    if question.factor <= 1:
         return [timeline.slowest_row]
-    late = timeline.engine_input.ranks.index(question.world_size - 1)
-    return [row for row in range(len(timeline.engine_input.ranks)) if row != late][:1] + [late]
+    late = ranks.index(question.world_size - 1)
+    ordinary = [row for row in range(len(ranks)) if row != late]
+    return [*ordinary[:1], late]
 
 
 def _check_start(start: Start, choices: Choices) -> None:

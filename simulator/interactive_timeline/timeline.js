@@ -10,7 +10,7 @@ const LEGEND = [
   ["backward", "backward pass"],
   ["copy", "copies and launches"],
   ["filling", "bucket fills"],
-  ["queued", "full, waits for the network"],
+  ["queued", "full, waits for its turn"],
   ["hidden", "all-reduce, hidden behind computation"],
   ["exposed", "all-reduce, exposed: the slowest rank waits"],
   ["waiting", "rank waits for an all-reduce"],

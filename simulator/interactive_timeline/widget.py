@@ -7,15 +7,15 @@ from reference.bucketing import Order
 from reference.trace import Trace
 
 from ..fabric import Fabric
-from ..prediction import Prediction
 from .browser_code import script, style
-from .questions import Choices, InteractiveIteration, Question, Start
+from .questions import EVERY_CHOICE, Choices, InteractiveIteration, Question, Start
 
 try:
     import anywidget
     import traitlets
 except ImportError:
     raise ImportError("InteractiveTimeline needs anywidget; run `pip install 'ddplab[tutorials]'`") from None
+
 
 def default_fabric(gbit_per_s: float) -> Fabric:
     """Return a ring with 20 microseconds a hop; copies and launches are free."""
@@ -58,7 +58,7 @@ class InteractiveTimeline(anywidget.AnyWidget):
         gbit_per_s: float = 25,
         world_size: int = 16,
         order: Order = "ready",
-        choices: Choices = Choices(),
+        choices: Choices = EVERY_CHOICE,
     ) -> None:
         start = Start(bucket_cap_mb, gbit_per_s, world_size, order)
         self._iteration = InteractiveIteration(
