@@ -262,7 +262,8 @@ def simulated_ready_ns(timeline: Timeline, row: int, forward_ns: Nanoseconds, re
     piece = np.searchsorted(after, ready_ns)  # the first piece of the backward pass that does not end earlier
     whole = np.maximum(1, after - before)[piece]
     stretch = (np.array(ends) - np.array(begins))[piece] / whole
-    return np.array(ends)[piece] - np.rint((after[piece] - ready_ns) * stretch).astype(np.int64)
+    simulated: Nanoseconds = np.array(ends)[piece] - np.rint((after[piece] - ready_ns) * stretch).astype(np.int64)
+    return simulated
 
 
 def _shown_rows(timeline: Timeline, question: Question) -> list[int]:

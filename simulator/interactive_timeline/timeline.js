@@ -138,7 +138,11 @@ function createView(data) {
   view.svg.append(...Object.values(view.paths), view.labels);
   view.root = h(
     "section",
-    { class: "ddplab-timeline", "aria-label": `Interactive timeline of ${data.title}` },
+    {
+      class: "ddplab-timeline",
+      "aria-label": `Interactive timeline of ${data.title}`,
+      "data-lm-suppress-shortcuts": "true", // JupyterLab would take the arrow keys for its own commands
+    },
     controlsOf(data, view),
     h("div", { class: "numbers" }, resultTable(view), view.result),
     view.picture,
