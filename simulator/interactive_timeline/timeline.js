@@ -123,6 +123,9 @@ function currentAxis(state, width) {
 
 // Elements
 
+/** JupyterLab takes the arrow keys for its own commands, except from elements with this attribute. */
+const OWN_KEYS = { "data-lm-suppress-shortcuts": "true" };
+
 function createView(data) {
   const view = { controls: {}, buttons: {}, cells: {} };
   view.error = h("p", { class: "error", role: "alert" });
@@ -138,11 +141,7 @@ function createView(data) {
   view.svg.append(...Object.values(view.paths), view.labels);
   view.root = h(
     "section",
-    {
-      class: "ddplab-timeline",
-      "aria-label": `Interactive timeline of ${data.title}`,
-      "data-lm-suppress-shortcuts": "true", // JupyterLab would take the arrow keys for its own commands
-    },
+    { class: "ddplab-timeline", "aria-label": `Interactive timeline of ${data.title}` },
     controlsOf(data, view),
     h("div", { class: "numbers" }, resultTable(view), view.result),
     view.picture,
@@ -159,9 +158,9 @@ function createView(data) {
 
 function controlsOf(data, view) {
   const orders = data.orders.map((order) => h("option", { value: order }, order));
-  view.controls.order = h("select", {}, ...orders);
+  view.controls.order = h("select", OWN_KEYS, ...orders);
   const range = (name, most, least = 0, step = 1) => {
-    view.controls[name] = h("input", { type: "range", min: least, max: most, step });
+    view.controls[name] = h("input", { type: "range", min: least, max: most, step, ...OWN_KEYS });
     view.controls[name].output = h("b", {});
     return view.controls[name];
   };
@@ -196,13 +195,14 @@ function resultTable(view) {
 }
 
 function scrubberOf(view) {
-  view.scrubber = h("input", { type: "range", min: 0, step: 100000, "aria-label": "Moment in the iteration" });
-  view.play = h("button", { type: "button", class: "play" }, "Play");
+  const name = { "aria-label": "Moment in the iteration" };
+  view.scrubber = h("input", { type: "range", min: 0, step: 100000, ...name, ...OWN_KEYS });
+  view.play = h("button", { type: "button", class: "play", ...OWN_KEYS }, "Play");
   return h("div", { class: "scrubber" }, view.play, view.scrubber);
 }
 
 function buttonsOf(view) {
-  const button = (name, words) => (view.buttons[name] = h("button", { type: "button" }, words));
+  const button = (name, words) => (view.buttons[name] = h("button", { type: "button", ...OWN_KEYS }, words));
   return h(
     "div",
     { class: "buttons" },
@@ -291,7 +291,7 @@ function drawBoundaries(view, { geometry, shown, chosen }) {
 
 function createBoundary() {
   const attributes = { class: "boundary", role: "slider", tabindex: 0, "aria-orientation": "vertical" };
-  return h("div", attributes, h("span", { class: "knob" }));
+  return h("div", { ...attributes, ...OWN_KEYS }, h("span", { class: "knob" }));
 }
 
 /** The bytes of the two buckets beside a boundary, in words. */
@@ -532,7 +532,6 @@ function moveByKey(view, state, { change }, event) {
   else if (Number.isNaN(place)) return;
   else change({ layout: withBoundaryAt(state.layout, boundary, place), chosen: boundary });
   event.preventDefault(); // the arrow keys would scroll the page
-  event.stopPropagation(); // and notebooks have commands on keys
 }
 
 // Scrubber
