@@ -41,6 +41,9 @@ INTRO = """\
 measured here, what is simulated and from which data, and what the paper reports: Li et al., "PyTorch Distributed:
 Experiences on Accelerating Data Parallel Training", VLDB 2020, [arXiv 2006.15704](https://arxiv.org/abs/2006.15704).
 `python -m figures.measure` repeats the measurements.
+
+[Drag the buckets of an iteration](interactive_timeline.html): open `figures/interactive_timeline.html` in a browser.
+The page computes for itself and needs no network.
 """
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from figures import drawing, interactive_timeline
 from simulator import Fabric, Straggler, predict
+from simulator.interactive_timeline import InteractiveTimeline
 from simulator.interactive_timeline.browser_code import FOLDER, SCRIPTS, script, style
 from simulator.interactive_timeline.page import interactive_page
 from simulator.interactive_timeline.questions import Choices, InteractiveIteration, Question, Start
-from simulator.interactive_timeline.widget import InteractiveTimeline
 
 from .explore import examples
 from .strategies import fluid_fabrics, iteration, partitions, steady_fabrics, trace_of, traces
@@ -104,14 +104,23 @@ def test_start_values_are_added_to_the_choices():
     assert data["gbit_per_s"][data["start"]["gbit_per_s"]] == 7
     assert data["caps"][data["start"]["cap"]] == "0.5 MiB"
     assert json.loads(json.dumps(data)) == json.loads(json.dumps(InteractiveTimeline(TRACE).data)) | {
-        name: json.loads(json.dumps(data[name])) for name in ("caps", "gbit_per_s", "world_sizes", "layouts", "start")
+        name: json.loads(json.dumps(data[name]))
+        for name in ("caps", "gbit_per_s", "world_sizes", "layouts", "start", "answer")
     }
+
+
+def test_a_notebook_without_a_kernel_has_the_first_answer():
+    widget = InteractiveTimeline(TRACE, ring, world_size=2, gbit_per_s=10)
+    assert widget.data["answer"]["iteration_ns"] == widget.prediction.iteration_ns
+    assert repr(widget) == (
+        "InteractiveTimeline of by hand: one bucket, iteration 8.0 ms, exposed communication 3.0 ms"
+    )
 
 
 def test_without_anywidget_one_line_says_what_to_install():
     code = (
         "import sys; sys.modules['anywidget'] = None\n"
-        "try: import simulator.interactive_timeline.widget\n"
+        "try: from simulator.interactive_timeline import InteractiveTimeline\n"
         "except ImportError as error: sys.exit(str(error))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -69,7 +69,8 @@ export function render({ model, el }) {
   const stopPlaying = connectScrubber(view, state, actions);
   const resized = new ResizeObserver(() => frame.request());
   resized.observe(view.root);
-  change({}, { alsoStart: true });
+  if (data.answer) showFirstAnswer(data, state);
+  else change({}, { alsoStart: true });
   return () => {
     stopPlaying();
     resized.disconnect();
@@ -94,6 +95,12 @@ function stateAtStart(data) {
     asksNow: false, asksStart: false,
     cursor_ns: null, chosen: -1, dragging: false, longest_ns: 0,
   };
+}
+
+/** Show the answer that came with the data, for notebooks that are opened without a kernel. */
+function showFirstAnswer(data, state) {
+  const answered = shownOf(data, state.layout);
+  Object.assign(state, { answer: data.answer, answered, startAnswer: data.answer });
 }
 
 function questionOf(data, state, layout) {

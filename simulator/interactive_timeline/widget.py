@@ -66,8 +66,17 @@ class InteractiveTimeline(anywidget.AnyWidget):
         )
         first = self._iteration.first_question
         self.plan, self.prediction = first.plan, self._iteration.predict(first)
-        super().__init__(data=self._iteration.document())
+        answer = self._iteration.answer(first, self.prediction)
+        super().__init__(data=self._iteration.document() | {"answer": answer})
         self.on_msg(self._reply)
+
+    def __repr__(self) -> str:
+        buckets = "one bucket" if len(self.plan) == 1 else f"{len(self.plan)} buckets"
+        return (
+            f"InteractiveTimeline of {self._iteration.title}: {buckets}, iteration "
+            f"{self.prediction.iteration_ns / 1e6:.1f} ms, exposed communication "
+            f"{self.prediction.exposed_comm_ns / 1e6:.1f} ms"
+        )
 
     def _reply(self, _widget: object, message: dict[str, Any], _buffers: object) -> None:
         """Answer a question; an error is answered with its first line."""
