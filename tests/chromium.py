@@ -1,15 +1,14 @@
-"""A headless Chromium for tests of pages; the tests are skipped where there is none."""
+"""A headless Chromium for tests of pages."""
 
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 PATH = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-needs_chromium = pytest.mark.skipif(PATH is None, reason="no chromium; run `apt-get install chromium`")
+"""None: there is no browser, and the tests that need one are skipped."""
 
 
 @contextmanager

@@ -14,11 +14,12 @@ from simulator.interactive_timeline.browser_code import script, style
 from simulator.interactive_timeline.questions import ORDERS, Question
 from simulator.interactive_timeline.widget import InteractiveTimeline
 
-from .chromium import Watched, chromium, needs_chromium
+from .chromium import PATH, Watched, chromium
 from .explore import examples
 from .strategies import partitions
 
-pytestmark = needs_chromium
+if PATH is None:
+    pytest.skip("no chromium; run `apt-get install chromium`", allow_module_level=True)
 
 SHOWN = interactive_timeline.iteration()
 COUNT = len(SHOWN.trace.sizes_bytes)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("layout.js", "asking.js", "picture.js", "timeline.js")
+SCRIPTS = ("layout.js", "asking.js", "picture.js", "elements.js", "drawing.js", "timeline.js")
 """Files of the widget's module, in order. None imports another, so that they can be put together into one module."""
 
 
