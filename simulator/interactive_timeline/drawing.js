@@ -47,7 +47,8 @@ function drawBoundaries(view, { geometry, shown, chosen }) {
     setAttribute(element, "aria-valuemin", low);
     setAttribute(element, "aria-valuemax", high);
     setAttribute(element, "aria-valuenow", cut);
-    setAttribute(element, "aria-valuetext", `after ${cut} of ${sequence.length} gradients; ${bytesAround(shown, boundary)}`);
+    const words = `after ${cut} of ${sequence.length} gradients; ${bytesAround(shown, boundary)}`;
+    setAttribute(element, "aria-valuetext", words);
   });
 }
 
@@ -115,8 +116,8 @@ function signed(ns) {
 function announce(view, { answer, startAnswer }) {
   if (!answer || !startAnswer) return;
   const difference = answer.iteration_ns - startAnswer.iteration_ns;
-  const faster = `${milliseconds(Math.abs(difference))} ${difference < 0 ? "faster" : "slower"} than with the start layout`;
-  const comparison = signed(difference) === "0" ? "as with the start layout" : faster;
+  const much = `${milliseconds(Math.abs(difference))} ${difference < 0 ? "faster" : "slower"} than`;
+  const comparison = `${signed(difference) === "0" ? "as" : much} with the start layout`;
   const exposed = milliseconds(answer.exposed_ns);
   const words = `Iteration ${milliseconds(answer.iteration_ns)}, ${comparison}; exposed communication ${exposed}.`;
   setText(view.result, words);
@@ -136,9 +137,10 @@ function drawMoment(data, view, { answer, answered, cursor_ns, axis, geometry })
 function momentInWords(answer, answered, now, sizes) {
   const { ready_ns } = answer.ranks[0];
   const readyBytes = sizes.reduce((bytes, size, index) => bytes + (ready_ns[index] <= now ? size : 0), 0);
-  const sending = answer.collectives.filter(([bucket, , start, done]) => bucket !== null && start <= now && now < done);
-  const waiting = answer.collectives.filter(([bucket, , start]) => {
-    if (bucket === null || start <= now) return false;
+  const ofBuckets = answer.collectives.filter(([bucket]) => bucket !== null); // the others broadcast buffers
+  const sending = ofBuckets.filter(([, , start, done]) => start <= now && now < done);
+  const waiting = ofBuckets.filter(([bucket, , start]) => {
+    if (start <= now) return false;
     const members = answered.layout.sequence.slice(answered.ends[bucket - 1] ?? 0, answered.ends[bucket]);
     return fillingTimes(answer, members)[1] <= now;
   });

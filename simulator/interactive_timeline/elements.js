@@ -111,7 +111,8 @@ function buttonsOf(view) {
 
 function legend() {
   const entry = ([name, words]) => {
-    const drawing = { gradient: "M7 2v10", late: "M7 2v10", curve: "M1 11h5v-8h7", queued: "M1 7h13" }[name] ?? "M1 2h13v10h-13z";
+    const lines = { gradient: "M7 2v10", late: "M7 2v10", curve: "M1 11h5v-8h7", queued: "M1 7h13" };
+    const drawing = lines[name] ?? "M1 2h13v10h-13z";
     const sample = svg("svg", { width: 15, height: 14, "aria-hidden": "true" });
     sample.append(svg("path", { class: name, d: drawing }));
     return h("li", {}, sample, words);

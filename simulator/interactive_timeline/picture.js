@@ -1,5 +1,5 @@
-// The picture: SVG paths and labels of one iteration, computed from a layout and an answer. All shapes of one kind are
-// one path, so that a redraw sets about twenty attributes, however many buckets there are.
+// The picture: SVG paths and labels of one iteration, computed from a layout and an answer. All shapes of one kind
+// are one path, so that a redraw sets about twenty attributes, however many buckets there are.
 
 const LANE = 26;
 const COPIES = 14;

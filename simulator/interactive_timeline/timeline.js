@@ -1,10 +1,11 @@
-// The widget: controls, result, picture with draggable bucket boundaries, and the scrubber. anywidget calls `render` in
-// notebooks; the page without a kernel calls it with a model that answers questions itself.
+// The widget: what happens when the reader drags a boundary, presses a key, or moves a slider. In notebooks anywidget
+// calls `render`; the page without a kernel calls it with a model that answers questions itself.
 
 const PLAY_S = 8;
 const EVENT_S = 0.7; // time that Play stays at each event for readers who want no motion
 const SETTLED_MS = 400;
 const PATIENCE_MS = 1000;
+const WAITING = "Waiting for the kernel…";
 
 export function render({ model, el }) {
   const data = model.get("data");
@@ -14,7 +15,7 @@ export function render({ model, el }) {
   const asker = createAsker(model, receive);
   const frame = frames(redraw);
   const settle = debounced(() => announce(view, state), SETTLED_MS);
-  const complain = debounced(() => (view.status.textContent = asker.isWaiting() ? "Waiting for the kernel…" : ""), PATIENCE_MS);
+  const complain = debounced(() => setText(view.status, asker.isWaiting() ? WAITING : ""), PATIENCE_MS);
 
   function receive(purpose, asked, reply) {
     view.error.textContent = reply.error ?? "";
