@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from figures import interactive_timeline
+from figures import interactive_timeline, traces_and_fabrics
 from reference.bucketing import plan_buckets
 from simulator import Straggler, predict
 from simulator.interactive_timeline.browser_code import script, style
@@ -16,7 +16,7 @@ from simulator.interactive_timeline.widget import InteractiveTimeline
 
 from .chromium import PATH, Watched, chromium
 from .explore import examples
-from .strategies import partitions
+from .strategies import iteration, partitions, trace_of
 
 if PATH is None:
     pytest.skip("no chromium; run `apt-get install chromium`", allow_module_level=True)
@@ -479,6 +479,25 @@ def test_one_question_is_in_flight_and_the_newest_is_next(displayed):
     answer(sent()[2])
     page.wait_for_function("window.sent.length === 4")
     assert [message["purpose"] for message in sent()] == ["now", "now", "now", "start"]
+
+
+def test_buffers_slow_downs_and_simultaneous_collectives_are_drawn(displayed):
+    """Fails if the widget counts on what only the page has: gradients in every collective, one at a time."""
+    ms = 10**6
+    ready = tuple((40 - number) * ms for number in range(30))
+    trace = trace_of([[iteration(10 * ms, ready, 41 * ms, 2 * ms)]] * 2, [2**20] * 30, buffer_bytes=[4000, 8])
+    fabric = traces_and_fabrics.gloo()
+    widget = InteractiveTimeline(trace, lambda _: fabric, world_size=2, bucket_cap_mb=5)
+    assert fabric.concurrency == 2
+    assert any(bucket is None for bucket, *_ in widget.data["answer"]["collectives"])
+    page = displayed(widget)
+    page.wait_for_selector(".boundary")
+    drag(page, 1, 12)
+    page.wait_for_function(
+        "words => document.querySelector('tr.exposed_ns td.now').textContent === words",
+        arg=f"{widget.prediction.exposed_comm_ns / 1e6:.1f} ms",
+    )
+    assert len(widget.plan) == 6
 
 
 def test_an_error_of_the_kernel_is_one_line_and_the_next_answer_removes_it(displayed):

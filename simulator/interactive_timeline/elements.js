@@ -5,7 +5,7 @@ const PATHS = [
   "late", "gradient", "curve", "axis", "cursor",
 ]; // later ones are drawn over earlier ones
 const LEGEND = [
-  ["forward", "forward pass"],
+  ["forward", "forward pass, optimiser step"],
   ["backward", "backward pass"],
   ["copy", "copies and launches"],
   ["filling", "bucket fills"],

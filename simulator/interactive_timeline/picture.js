@@ -200,11 +200,13 @@ function bucketLabels(geometry, shown) {
 
 function networkLabels(geometry, answer) {
   const labels = [];
-  for (const [bucket, , start, done] of answer.collectives) {
+  const { slots, slotOf } = slotsOf(answer.collectives);
+  answer.collectives.forEach(([bucket, , start, done], number) => {
+    if (bucket === null || geometry.x(done) - geometry.x(start) < 20) return;
     const middle = (geometry.x(start) + geometry.x(done)) / 2;
-    if (bucket === null || geometry.x(done) - geometry.x(start) < 20) continue;
-    labels.push(["number", middle, geometry.network + 18, `${bucket}`, "middle"]);
-  }
+    const y = geometry.network + ((slotOf[number] + 0.5) * LANE) / slots + 4.5;
+    labels.push(["number", middle, y, `${bucket}`, "middle"]);
+  });
   return labels;
 }
 
