@@ -160,8 +160,9 @@ function addGradients(add, geometry, answer, { layout, bytesBefore }, sizes) {
   add("curve", `${curve}H${geometry.right}`);
 }
 
+/** Parameter indices in ready order; of simultaneous gradients, lower indices first. */
 function inReadyOrder(ready_ns) {
-  return ready_ns.map((_, index) => index).sort((a, b) => ready_ns[a] - ready_ns[b]);
+  return ready_ns.map((_, index) => index).sort((a, b) => ready_ns[a] - ready_ns[b] || a - b);
 }
 
 /** Labels as `[class, x, y, words, anchor]`. */

@@ -53,15 +53,15 @@ function startOfRank(costs, plan, rank, factor) {
   };
   const full = plan.map((bucket) => Math.max(...bucket.map((index) => times.ready_ns[index])));
   const launch = runningMaximum(full);
-  const packed = packedBefore(costs, plan, times.ready_ns);
-  const ready_ns = new Array(times.ready_ns.length);
-  return { rank, times, launch, packed, ready_ns, now: 0, spans: [], waits: [] };
+  const inOrder = inReadyOrder(times.ready_ns);
+  const packed = packedBefore(costs, plan, inOrder);
+  const ready_ns = new Array(inOrder.length);
+  return { rank, times, launch, packed, inOrder, ready_ns, readyCount: 0, now: 0, spans: [], waits: [] };
 }
 
 /** Nanoseconds of packing before each launch: a bucket is packed when it is full, before the next launch. */
-function packedBefore(costs, plan, ready_ns) {
-  const inOrder = ready_ns.map((_, index) => index).sort((a, b) => ready_ns[a] - ready_ns[b] || a - b);
-  const place = new Array(ready_ns.length);
+function packedBefore(costs, plan, inOrder) {
+  const place = new Array(inOrder.length);
   inOrder.forEach((index, position) => (place[index] = position));
   const turn = plan.map((bucket) => Math.max(...bucket.map((index) => place[index])));
   const lastTurn = runningMaximum(turn);
@@ -117,9 +117,12 @@ function finish(row, costs, plan, collectives) {
 /** One piece of the backward pass, from `begin` to `end` of computation alone; its gradients become ready. */
 function computeBackward(row, bucket, begin, end) {
   const delay = row.now - begin;
-  row.times.ready_ns.forEach((ready, index) => {
-    if (row.ready_ns[index] === undefined && ready <= end) row.ready_ns[index] = ready + delay;
-  });
+  const { inOrder, times, ready_ns } = row;
+  for (; row.readyCount < inOrder.length; row.readyCount++) {
+    const index = inOrder[row.readyCount];
+    if (times.ready_ns[index] > end) break;
+    ready_ns[index] = times.ready_ns[index] + delay;
+  }
   compute(row, "backward", bucket, end - begin);
 }
 
@@ -133,6 +136,7 @@ function exposedIntervals(row, collectives) {
   const intervals = [];
   for (const [begin, end] of row.waits) {
     for (const [, , start, done] of collectives) {
+      if (start >= end) break; // all later ones start later
       const low = Math.max(start, begin);
       const high = Math.min(done, end);
       if (low >= high) continue;
