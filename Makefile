@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch mutants test-gpu check format bench bench-simulator score clean
+.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch mutants test-gpu check format bench bench-simulator bench-timeline score clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -18,6 +18,10 @@ $(READY): pyproject.toml constraints.txt
 
 .venv/.links: $(READY)  # what --link-rate needs; where it cannot be had, its tests say so and are skipped
 	@command -v ip tc nsenter >/dev/null || (apt-get update -qq && apt-get install -y -qq iproute2 util-linux) || true
+	@touch $@
+
+.venv/.chromium: $(READY)  # a browser for tests of pages; where it cannot be had, its tests say so and are skipped
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium) || true
 	@touch $@
 
 .venv/.tutorials: $(READY)
@@ -51,10 +55,10 @@ test-readme: $(READY)  ## run the README's commands and programs as they are wri
 demo: $(READY)  ## check predictions in three ways, from exact to noisy: about 3 minutes, results in out/demo/
 	$(BIN)/ddplab demo --out out/demo
 
-test: $(READY) .venv/.links  ## run the tests, in two processes
+test: $(READY) .venv/.links .venv/.chromium  ## run the tests, in two processes
 	$(BIN)/pytest -n 2 --dist loadfile
 
-explore: $(READY) .venv/.links  ## the property tests with fresh seeds and ten times the examples, for an hour: MINUTES=60
+explore: $(READY) .venv/.links .venv/.chromium  ## the property tests with fresh seeds and ten times the examples, for an hour: MINUTES=60
 	$(BIN)/python -m tests.explore --minutes $(or $(MINUTES),60)
 
 test-reducer: $(READY)  ## conformance of our DDP, for the edit-and-test loop of the reducer: under a minute
@@ -80,6 +84,9 @@ format: $(READY)  ## rewrite the code as `make check` wants it
 
 bench-simulator: $(READY)  ## how fast the simulator is, against what it must reach; figure in out/: 1 minute
 	$(BIN)/python -m benchmarks.simulator
+
+bench-timeline: $(READY) .venv/.chromium  ## redraws a second of the interactive timeline in a headless browser: 1 minute
+	$(BIN)/python -m benchmarks.interactive_timeline
 
 score: $(READY)  ## predictions beside published figures, offline: half a minute, tables in validation/score.md
 	$(BIN)/python -m validation.score

@@ -35,6 +35,7 @@ html_title = "ddplab"
 html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["print.css"]
+html_extra_path = ["../figures/interactive_timeline.html"]  # a page of its own, which needs nothing from the site
 
 myst_heading_anchors = 4
 nb_execution_mode = "off"  # nbmake has executed them already
@@ -67,7 +68,7 @@ suppress_warnings = ["ref.python", "autodoc.mocked_object"]
 
 
 def link_to_shown_code(app: Sphinx, tree: nodes.document, page: str) -> None:
-    """Let links to modules of a package lead to their highlighted source instead of a download."""
+    """Let links to modules lead to their highlighted source, and links to other pages to these pages."""
     builder: Any = app.builder
     for node in list(tree.findall(addnodes.download_reference)):
         path = PurePosixPath(page).parent / node["reftarget"]
@@ -75,7 +76,10 @@ def link_to_shown_code(app: Sphinx, tree: nodes.document, page: str) -> None:
         while ".." in parts[1:]:
             place = parts.index("..", 1)
             del parts[place - 1 : place + 1]
-        if path.suffix == ".py" and parts[0] in ("reference", "simulator") and parts[-1] != "__init__":
+        if f"../{'/'.join(parts)}{path.suffix}" in html_extra_path:
+            target = builder.get_relative_uri(page, path.stem)
+            node.replace_self(nodes.reference("", "", *node.children, refuri=target, internal=True))
+        elif path.suffix == ".py" and parts[0] in ("reference", "simulator") and parts[-1] != "__init__":
             target = builder.get_relative_uri(page, "_modules/" + "/".join(parts))
             node.replace_self(nodes.reference("", "", *node.children, refuri=target, internal=True))
 

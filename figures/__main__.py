@@ -10,6 +10,7 @@ from . import (
     backward_pass,
     bucket_sizes,
     demo,
+    interactive_timeline,
     overlap,
     predicted_against_measured,
     process_groups,
@@ -42,6 +43,9 @@ reports: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Paral
 [arXiv 2006.15704](https://arxiv.org/abs/2006.15704). *By the clock* means real processes whose devices sleep for
 recorded times of a GPU; *in virtual time* means the real reducer under a clock that jumps, over a modelled network.
 `python -m figures.measure` repeats the measurements.
+
+[Drag the buckets of an iteration](interactive_timeline.html): open `figures/interactive_timeline.html` in a browser.
+The page computes for itself and needs no network.
 """
 
 
@@ -63,6 +67,7 @@ def main() -> None:
     for figure in FIGURES:
         save(name_of(figure), figure.files())
     backward_pass.main()
+    interactive_timeline.main()
     write_atomically(FOLDER / "README.md", page().encode())
 
 

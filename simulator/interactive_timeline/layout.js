@@ -1,0 +1,65 @@
+// Bucket layouts: `sequence` has the parameter indices in launch order, `cuts` the places of the boundaries in it. A
+// cut of 12 means that the boundary lies after the twelfth gradient. Layouts are never changed, only replaced.
+
+function layoutOf(buckets) {
+  const cuts = [];
+  let place = 0;
+  for (const bucket of buckets.slice(0, -1)) cuts.push((place += bucket.length));
+  return { sequence: buckets.flat(), cuts, edited: false };
+}
+
+/** Parameter indices by bucket, as simulator.predict takes them. */
+function planOf({ sequence, cuts }) {
+  const ends = [...cuts, sequence.length];
+  return ends.map((end, bucket) => sequence.slice(bucket ? ends[bucket - 1] : 0, end));
+}
+
+/** Lowest and highest place of a boundary between its neighbours; every bucket keeps at least one gradient. */
+function limitsOf({ sequence, cuts }, boundary) {
+  const below = boundary ? cuts[boundary - 1] : 0;
+  const above = boundary < cuts.length - 1 ? cuts[boundary + 1] : sequence.length;
+  return [below + 1, above - 1];
+}
+
+function withBoundaryAt(layout, boundary, place) {
+  const [low, high] = limitsOf(layout, boundary);
+  const cuts = [...layout.cuts];
+  cuts[boundary] = Math.min(high, Math.max(low, place));
+  return { ...layout, cuts, edited: true };
+}
+
+function withoutBoundary(layout, boundary) {
+  return { ...layout, cuts: layout.cuts.filter((_, number) => number !== boundary), edited: true };
+}
+
+/** Split the bucket with the most bytes near its middle. Returns the layout and the number of the new boundary. */
+function withLargestSplit(layout, bytesBefore) {
+  const ends = [0, ...layout.cuts, layout.sequence.length];
+  const bytes = (bucket) => bytesBefore[ends[bucket + 1]] - bytesBefore[ends[bucket]];
+  let largest = -1;
+  for (let bucket = 0; bucket < ends.length - 1; bucket++) {
+    const divisible = ends[bucket + 1] - ends[bucket] > 1;
+    if (divisible && (largest < 0 || bytes(bucket) > bytes(largest))) largest = bucket;
+  }
+  if (largest < 0) return { layout, boundary: -1 };
+  const middle = (bytesBefore[ends[largest]] + bytesBefore[ends[largest + 1]]) / 2;
+  const place = nearestPlace(bytesBefore, middle, ends[largest] + 1, ends[largest + 1] - 1);
+  const cuts = [...layout.cuts.slice(0, largest), place, ...layout.cuts.slice(largest)];
+  return { layout: { ...layout, cuts, edited: true }, boundary: largest };
+}
+
+/** Bytes of all gradients before each place of a sequence, and at last of all gradients. */
+function bytesBeforePlaces(sequence, sizes) {
+  const bytes = [0];
+  for (const index of sequence) bytes.push(bytes.at(-1) + sizes[index]);
+  return bytes;
+}
+
+/** The place from `low` to `high` whose bytes are nearest to `bytes`. */
+function nearestPlace(bytesBefore, bytes, low, high) {
+  let nearest = low;
+  for (let place = low; place <= high; place++) {
+    if (Math.abs(bytesBefore[place] - bytes) < Math.abs(bytesBefore[nearest] - bytes)) nearest = place;
+  }
+  return nearest;
+}

@@ -1,0 +1,101 @@
+"""The widget for notebooks: the kernel answers every question of the reader with `simulator.predict`."""
+
+from collections.abc import Callable
+from typing import Any
+
+from reference.bucketing import Order
+from reference.trace import Trace
+
+from ..fabric import Fabric
+from .browser_code import script, style
+from .questions import EVERY_CHOICE, Choices, InteractiveIteration, Question, Start
+
+try:
+    import anywidget
+    import traitlets
+except ImportError:
+    raise ImportError("InteractiveTimeline needs anywidget; run `pip install 'ddplab[tutorials]'`") from None
+
+
+def default_fabric(gbit_per_s: float) -> Fabric:
+    """Return a ring with 20 microseconds a hop; copies and launches are free."""
+    return Fabric.from_alpha_beta(alpha_ns=20_000, bytes_per_s=gbit_per_s * 1e9 / 8)
+
+
+class InteractiveTimeline(anywidget.AnyWidget):
+    """One iteration of data-parallel training, whose bucket boundaries the reader can drag.
+
+    Args:
+        trace: Recorded iterations; of each rank, the one of median duration is shown.
+        fabric: Returns the fabric for a bandwidth in Gbit/s.
+        title: Name of the model. None: the one in the trace.
+        bucket_cap_mb: Bucket cap at the start, in MiB.
+        gbit_per_s: Bandwidth at the start, in Gbit/s.
+        world_size: Number of ranks at the start.
+        order: Order in which parameters fill buckets at the start: "ready", "reverse" or "forward".
+        choices: Values that the reader can choose. Start values that are missing are added.
+
+    Attributes:
+        plan: The buckets that are shown, as `simulator.predict` takes them: parameter indices by bucket.
+        prediction: The prediction for everything that is chosen.
+
+    Raises:
+        ImportError: anywidget is not installed.
+        ValueError: A start value is invalid, or does not fit the trace or the fabric.
+    """
+
+    _esm = script()
+    _css = style()
+    data = traitlets.Dict().tag(sync=True)
+
+    def __init__(
+        self,
+        trace: Trace,
+        fabric: Callable[[float], Fabric] = default_fabric,
+        *,
+        title: str | None = None,
+        bucket_cap_mb: float = 25,
+        gbit_per_s: float = 25,
+        world_size: int = 16,
+        order: Order = "ready",
+        choices: Choices = EVERY_CHOICE,
+    ) -> None:
+        start = Start(bucket_cap_mb, gbit_per_s, world_size, order)
+        self._iteration = InteractiveIteration(
+            trace, fabric, title=title or trace.workload.model, choices=_with_start(choices, start), start=start
+        )
+        first = self._iteration.first_question
+        self.plan, self.prediction = first.plan, self._iteration.predict(first)
+        answer = self._iteration.answer(first, self.prediction)
+        super().__init__(data=self._iteration.document() | {"answer": answer})
+        self.on_msg(self._reply)
+
+    def __repr__(self) -> str:
+        buckets = "one bucket" if len(self.plan) == 1 else f"{len(self.plan)} buckets"
+        return (
+            f"InteractiveTimeline of {self._iteration.title}: {buckets}, iteration "
+            f"{self.prediction.iteration_ns / 1e6:.1f} ms, exposed communication "
+            f"{self.prediction.exposed_comm_ns / 1e6:.1f} ms"
+        )
+
+    def _reply(self, _widget: object, message: dict[str, Any], _buffers: object) -> None:
+        """Answer a question; an error is answered with its first line."""
+        about = {"id": message.get("id"), "purpose": message.get("purpose")}
+        try:
+            question = Question.of(message.get("question", {}))
+            prediction = self._iteration.predict(question)
+            reply = {**about, "answer": self._iteration.answer(question, prediction)}
+        except Exception as error:  # noqa: BLE001  # the fabric is a function of the user, who reads the error in the widget
+            self.send({**about, "error": f"{type(error).__name__}: {error}".splitlines()[0]})
+            return
+        if about["purpose"] == "now":
+            self.plan, self.prediction = question.plan, prediction
+        self.send(reply)
+
+
+def _with_start(choices: Choices, start: Start) -> Choices:
+    return choices._replace(
+        bucket_caps_mb=tuple(sorted({*choices.bucket_caps_mb, start.bucket_cap_mb})),
+        gbit_per_s=tuple(sorted({*choices.gbit_per_s, start.gbit_per_s})),
+        world_sizes=tuple(sorted({*choices.world_sizes, start.world_size})),
+    )
