@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from simulator.palette import COMPUTATION, EXPOSED
 
 from .drawing import Label, label_lines, plain, render, save
-from .emulated_runs import CLOCK_RUNS, Run, clock_rows
+from .emulated_runs import BY_CLOCK, CLOCK_RUNS, Run, clock_rows
 from .traces_and_fabrics import FABRICS
 
 TITLE = "Latency against bucket size"
@@ -74,7 +74,7 @@ def panels() -> list[Caps]:
         for ranks in CLOCK_RUNS
     ]
     return [
-        Caps("Gloo, 10 Gbit/s, by the clock", tuple(by_clock), is_by_clock=True),
+        Caps("Gloo over links, by the clock", tuple(by_clock), is_by_clock=True),
         *(Caps(f"{fabric}, virtual time", _lines(fabric), is_by_clock=False) for fabric in FABRICS),
     ]
 
@@ -129,12 +129,11 @@ def caption() -> str:
     by_clock = "; ".join(f"{line.gpus}, {line.best_cap_mb:g} MiB ({line.slowest:.2f} times)" for line in clock.lines)
     return (
         f"The slowest bucket cap takes between {narrowest.slowest:.2f} and {widest.slowest:.0f} times as long as the "
-        f"fastest one on {GPUS[-1]} GPUs, depending on the network. Left: measured by the clock; ResNet-50 on "
-        "emulated V100s, real processes with Gloo and links (`validation/runs`). Fastest cap, and how many times as "
-        f"long the slowest takes: {by_clock}. Middle and right: our reducer on emulated V100s in virtual time, over "
-        f"modelled networks (solid: {GPUS[-1]} GPUs, dashed: {GPUS[0]}; numbers: at cap 0; traces and networks as in "
-        f"the previous figure): {fastest}. NCCL is modelled, because it runs on GPUs only. The paper finds (figures "
-        "7 and 8) that the bucket size alone can change latency by more than 2 times."
+        f"fastest one on {GPUS[-1]} GPUs, depending on the network. Left: measured; {BY_CLOCK}. Fastest cap, and how "
+        f"many times as long the slowest takes: {by_clock}. Middle and right: our reducer on emulated V100s in "
+        f"virtual time, over modelled networks (solid: {GPUS[-1]} GPUs, dashed: {GPUS[0]}; numbers: at cap 0; traces "
+        f"and networks as in the previous figure): {fastest}. NCCL is modelled, because it runs on GPUs only. The "
+        "paper finds (figures 7 and 8) that the bucket size alone can change latency by more than 2 times."
     )
 
 

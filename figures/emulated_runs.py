@@ -29,6 +29,12 @@ CLOCK_RUNS = {
     "16 GPUs, nodes of 2": "emulated-v100-resnet50-nodes-of-2-16ranks",
 }
 """Committed runs of ResNet-50 on emulated V100s, by number of ranks."""
+BY_CLOCK = (
+    "ResNet-50 on emulated V100s that sleep for the times of a recorded trace (batch 32), with real processes, "
+    "gradients, Gloo and links of 10 Gbit/s, or uplinks of 5 Gbit/s from nodes of 2; dilated 4, 8 and 16 times and "
+    "with 1/16 or 1/32 of the bytes to fit two cores (`validation/runs`)"
+)
+"""Description of these runs, for captions."""
 
 
 class Run(NamedTuple):
