@@ -1,5 +1,6 @@
 """The palette: readers who see fewer colours still see two of them apart."""
 
+import re
 from itertools import combinations
 from pathlib import Path
 
@@ -46,3 +47,14 @@ def test_plots_take_their_colours_from_the_palette():
             if path.name != "palette.py":
                 for colour in COLOURS.values():
                     assert colour not in path.read_text(), path
+    for path in (ROOT / "tutorials").glob("*.ipynb"):
+        assert not [colour for colour in COLOURS.values() if colour in path.read_text()], path
+
+
+def test_the_interactive_timeline_has_the_colours_of_the_palette():
+    """A style sheet cannot import them."""
+    sheet = (ROOT / "simulator" / "interactive_timeline" / "timeline.css").read_text()
+    declared = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", sheet))
+    assert declared.pop("on-colour") == palette.INK
+    assert declared == {name: COLOURS[name.upper()] for name in declared}
+    assert len(declared) >= 5
