@@ -1,5 +1,7 @@
 """Lanes of tutorial 7: what each rank did when, recorded while it trains, and a picture of all lanes."""
 
+import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +20,8 @@ from reference.join import UnevenInputsHook
 Kind = Literal["batch", "shadow", "all-reduce"]
 COLOURS = {"batch": "#8ecae6", "shadow": "white", "waits": "#f4a6a6", "gradients": "#219ebc", "count": "#8d99ae"}
 LANE_HEIGHT, LANE_PITCH = 0.6, 1.5
+SETTLE_S = 1.0
+"""How long to wait for the callback of an all-reduce when recording ends."""
 
 
 @dataclass
@@ -60,6 +64,7 @@ class Lane:
 def recorded() -> Iterator[Lane]:
     """Record all all-reduces and shadow iterations of this rank within the block; the caller records iterations."""
     lane = Lane()
+    settled: list[threading.Event] = []
     all_reduce: Any = dist.ProcessGroup.allreduce
     shadow: Callable[[UnevenInputsHook], None] = UnevenInputsHook.main_hook
 
@@ -67,7 +72,8 @@ def recorded() -> Iterator[Lane]:
         event = Event("all-reduce", time.perf_counter_ns(), size_bytes=sum(tensor.nbytes for tensor in tensors))
         lane.events.append(event)
         work = all_reduce(group, tensors, *arguments)
-        work.get_future().then(lambda future: _ended(event, future))
+        settled.append(done := threading.Event())
+        work.get_future().then(lambda future: _ended(event, future, done))
         return work
 
     def shadowed(hook: UnevenInputsHook) -> None:
@@ -78,12 +84,18 @@ def recorded() -> Iterator[Lane]:
         mock.patch.object(dist.ProcessGroup, "allreduce", timed),
         mock.patch.object(UnevenInputsHook, "main_hook", shadowed),
     ):
-        yield lane
+        try:
+            yield lane
+        finally:  # a rank may have the result before Gloo's thread has run the callback
+            for done in settled:
+                done.wait(SETTLE_S)
 
 
-def _ended(event: Event, future: Any) -> None:
-    future.value()  # raises if the all-reduce failed, and the event then has no end
-    event.end_ns = time.perf_counter_ns()
+def _ended(event: Event, future: Any, done: threading.Event) -> None:
+    with contextlib.suppress(RuntimeError):  # the all-reduce failed, and has no end
+        future.value()
+        event.end_ns = time.perf_counter_ns()
+    done.set()
 
 
 def linked(lanes: Sequence[Lane]) -> list[tuple[Event, ...]]:
