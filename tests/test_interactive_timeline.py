@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from figures import drawing, interactive_timeline
+from figures import interactive_timeline
 from simulator import Fabric, Straggler, predict
 from simulator.interactive_timeline import InteractiveTimeline
-from simulator.interactive_timeline.browser_code import FOLDER, SCRIPTS, script, style
+from simulator.interactive_timeline.browser_code import FOLDER, SCRIPTS, script
 from simulator.interactive_timeline.page import interactive_page
 from simulator.interactive_timeline.questions import Choices, InteractiveIteration, Question, Start
 
@@ -181,15 +181,6 @@ def test_the_page_names_no_address_on_the_network():
     addresses = re.findall(r"\bhttps?://[^\"'\s<]+", interactive_timeline.PATH.read_text())
     assert set(addresses) == {"http://www.w3.org/2000/svg"}  # a namespace, which no browser loads
     assert not re.findall(r"\b(?:src|href)=\"(?!data:)", interactive_timeline.PATH.read_text())
-
-
-def test_colours_are_those_of_the_figures():
-    colours = dict(re.findall(r"--(\w+): (#\w{6});", style()))
-    assert colours["computation"] == drawing.COMPUTATION
-    assert colours["exposed"] == drawing.EXPOSED
-    assert colours["hidden"] == drawing.HIDDEN
-    assert colours["forward"] == drawing.THIRD
-    assert colours["copies"] == drawing.SECOND
 
 
 def test_every_file_beside_the_module_is_used():
