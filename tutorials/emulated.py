@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from reference.conformance.subject import FINISHING, Subject
-from reference.data_parallel import DistributedDataParallel
 from reference.emulated_device import EmulatedTraining
 from reference.launch import let_network_threads_yield
 from reference.trace import Trace
@@ -15,9 +14,6 @@ from simulator.emulation.wall_network import modelled_network
 from simulator.measure.timing import meet, of_slowest_rank
 
 from .own_code import forget
-
-WARM_UP, MEASURED = 2, 2
-"""Iterations of each turn: two in which buckets are rebuilt, and two that count."""
 
 
 class Candidate(NamedTuple):
@@ -33,47 +29,49 @@ class Candidate(NamedTuple):
 
 
 def iteration_ms(
-    rank: int, _world_size: int, trace: Trace, fabric: Fabric, candidates: Sequence[Candidate], turns: int
+    rank: int,
+    _world_size: int,
+    trace: Trace,
+    fabric: Fabric,
+    candidates: Sequence[Candidate],
+    warm_up: int = 2,
+    measured: int = 2,
 ) -> list[list[float]]:
-    """Train emulated GPUs with each candidate in turn.
+    """Train emulated GPUs with one candidate after the other.
 
     A GPU sleeps for the recorded times instead of computing. Gloo moves the gradients, and each collective takes the
-    time that the fabric gives. Autograd, its hooks, buckets and copies are real.
+    time that the fabric gives. Autograd, its hooks, buckets and copies are real. Copies during the backward pass cost
+    the sleeping GPU no time.
 
     Args:
         rank: This rank.
         trace: Times of the GPU.
         fabric: Costs of collectives.
         candidates: The classes.
-        turns: Number of turns; each trains all candidates.
+        warm_up: Iterations before those that count; two if a class rebuilds its buckets.
+        measured: Iterations that count.
 
     Returns:
         By candidate, the milliseconds of every measured iteration, from one slowest rank's end to the next. A busy
         machine only delays, so the fastest iteration is closest to that of real GPUs.
     """
-    let_network_threads_yield()
     forget()
-    times: list[list[float]] = [[] for _ in candidates]
     with modelled_network(fabric):
-        for _ in range(turns):
-            for candidate, of_candidate in zip(candidates, times, strict=True):
-                of_candidate += _one_turn(EmulatedTraining(trace, rank), candidate)
-    return times
+        let_network_threads_yield()
+        return [_iteration_ms(EmulatedTraining(trace, rank), one, warm_up, measured) for one in candidates]
 
 
-def _one_turn(training: EmulatedTraining, candidate: Candidate) -> list[float]:
+def _iteration_ms(training: EmulatedTraining, candidate: Candidate, warm_up: int, measured: int) -> list[float]:
     optimizer = training.optimizer()
     ddp = Subject(candidate.name).make(training.model, **candidate.arguments)
-    if isinstance(ddp, DistributedDataParallel):
-        ddp.reducer.observers.append(training.observer)
     finish = next((getattr(ddp, name) for name in FINISHING if hasattr(ddp, name)), lambda: None)
     ends_ns = []
     meet()
-    for _ in range(WARM_UP + MEASURED):
+    for _ in range(warm_up + measured):
         training(ddp).backward()
         finish()
         optimizer.step()
         optimizer.zero_grad()
         ends_ns.append(time.monotonic_ns())
-    last_ends_ns = of_slowest_rank(ends_ns[WARM_UP - 1 :])
+    last_ends_ns = of_slowest_rank(ends_ns[warm_up - 1 :])
     return [(end - start) / 1e6 for start, end in pairwise(last_ends_ns)]
