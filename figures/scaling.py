@@ -81,7 +81,7 @@ def caption() -> str:
         f"{at_256['ResNet-50', 'NCCL-like']:.2f} times as long as on one GPU; over the slow ring it takes "
         f"{at_256['ResNet-50', 'Gloo-like']:.0f} times as long. Our reducer on emulated V100s in virtual time, with "
         "the traces and networks of the figures above and buckets of 25 MiB; bands: predicted 90 % intervals. Times "
-        f"that of one GPU, where 1 is linear scaling: {ratios}. No network of {GPUS[-1]} GPUs can be had here by the "
+        f"that of one GPU, where 1 is linear scaling: {ratios}. We could not measure {GPUS[-1]} GPUs by the "
         "clock. The paper calls its scaling near-linear at 256 GPUs (figure 9). The Gloo-like ring is flat and has a "
         "high latency, which adds up over all ranks: beyond 32 GPUs it is slower than any library would be."
     )

@@ -109,8 +109,8 @@ def caption() -> str:
     return (
         f"Averaging gradients only every {EVERY[-1]} iterations saves {saved[0][-1]:.0%} of an iteration on a fast "
         f"network and {saved[1][-1]:.0%} on a slow one ({GPUS[-1]} GPUs), and with an unchanged learning rate the "
-        f"loss after as many batches is {ends[EVERY[-1]]:.1f} instead of {ends[1]:.1f}. Gradients are averaged every "
-        "1, 2, 4 or 8 iterations, with `no_sync` in between. Left and middle: our reducer on emulated V100s in "
+        f"loss after equally many batches is {ends[EVERY[-1]]:.1f} instead of {ends[1]:.1f}. Gradients are averaged "
+        "every 1, 2, 4 or 8 iterations, with `no_sync` in between. Left and middle: our reducer on emulated V100s in "
         "virtual time, with the traces and networks of the figures above; saved with 2, 4 and 8 iterations: "
         f"NCCL-like {nccl}; Gloo-like {gloo}. Right: measured; a classifier trained by our reducer on two processes "
         "with one optimiser step for each synchronisation. Final loss with an average every so many iterations: "

@@ -66,6 +66,8 @@ def test_every_file_and_method_that_a_tutorial_names_exists():
         text = notebook.read_text()
         links = re.findall(r"\[`([\w/]+\.py)`\]\(\.\./([^)#]+)\)", text)
         assert links, notebook.name
+        every = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
+        assert not [link for link in every if not (notebook.parent / link).exists()], notebook.name
         assert not [link for link in links if link[0] != link[1] or not (ROOT / link[1]).exists()], notebook.name
         methods = [
             (name, method) for name, method in re.findall(r"`([A-Z]\w+)\.([a-z_]\w*)`", text) if name in classes
