@@ -42,7 +42,7 @@ def test_any_two_colours_are_seen_apart(sight):
 
 
 def test_plots_take_their_colours_from_the_palette():
-    for folder in ("simulator", "figures", "validation", "benchmarks"):
+    for folder in ("simulator", "figures", "validation", "benchmarks", "tutorials"):
         for path in (ROOT / folder).rglob("*.py"):
             if path.name != "palette.py":
                 for colour in COLOURS.values():

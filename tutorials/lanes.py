@@ -16,9 +16,10 @@ from matplotlib.patches import Polygon, Rectangle
 from torch import Tensor
 
 from reference.join import UnevenInputsHook
+from simulator import palette
 
 Kind = Literal["batch", "shadow", "all-reduce"]
-COLOURS = {"batch": "#8ecae6", "shadow": "white", "waits": "#f4a6a6", "gradients": "#219ebc", "count": "#8d99ae"}
+COLOURS = {"batch": palette.FORWARD, "shadow": "white", "waits": palette.HIDDEN, "gradients": palette.COMPUTATION, "count": palette.QUIET}
 LANE_HEIGHT, LANE_PITCH = 0.6, 1.5
 SETTLE_S = 1.0
 """How long to wait for the callback of an all-reduce when recording ends."""
@@ -165,9 +166,9 @@ def _draw_lane(lane: Lane, bottom: float, ax: Axes, ms: Callable[[int | None], f
 
 def _add_legend(ax: Axes, events: Sequence[Event]) -> None:
     kinds = {event.kind for event in events}
-    handles = [Rectangle((0, 0), 1, 1, facecolor=COLOURS["batch"], edgecolor="#1b1b1b", label="with a batch")]
+    handles = [Rectangle((0, 0), 1, 1, facecolor=COLOURS["batch"], edgecolor=palette.INK, label="with a batch")]
     if "shadow" in kinds:
-        style: dict[str, Any] = {"facecolor": COLOURS["shadow"], "edgecolor": "#1b1b1b", "hatch": "///"}
+        style: dict[str, Any] = {"facecolor": COLOURS["shadow"], "edgecolor": palette.INK, "hatch": "///"}
         handles.append(Rectangle((0, 0), 1, 1, label="shadow", **style))
     handles.append(Rectangle((0, 0), 1, 1, color=COLOURS["gradients"], alpha=0.6, label="all-reduce of gradients"))
     if len({event.size_bytes for event in events if event.kind == "all-reduce"}) > 1:
@@ -183,7 +184,7 @@ def _before(lane: Lane, event: Event) -> Event:
 
 
 def _box(ax: Axes, start: float, end: float, bottom: float, text: str, **style: Any) -> None:
-    ax.add_patch(Rectangle((start, bottom), end - start, LANE_HEIGHT, edgecolor="#1b1b1b", zorder=2, **style))
+    ax.add_patch(Rectangle((start, bottom), end - start, LANE_HEIGHT, edgecolor=palette.INK, zorder=2, **style))
     outline = {"facecolor": style["facecolor"], "edgecolor": "none", "pad": 1.5}
     place = ((start + end) / 2, bottom + LANE_HEIGHT / 2)
     ax.text(*place, text, ha="center", va="center", bbox=outline, zorder=4)

@@ -9,6 +9,7 @@ from torch import nn
 
 from reference.bucketing import cap_name
 from reference.models import Model
+from simulator import palette
 from simulator.measure.report import Row
 
 CHANNELS, BATCH, SIDE = (32, 64, 128, 256), 4, 32
@@ -31,11 +32,11 @@ def convnet() -> Model:
 
 
 METHODS = {
-    "ddplab": ("paired_error", "o", "#1b1b1b"),
-    "perfect scaling": ("perfect_scaling_error", "v", "#8d99ae"),
-    "no overlap": ("no_overlap_error", "^", "#d1495b"),
-    "naive overlap": ("naive_overlap_error", "s", "#f4a261"),
-    "pipelined overlap": ("pipelined_overlap_error", "D", "#8ecae6"),
+    "ddplab": ("paired_error", "o", palette.INK),
+    "perfect scaling": ("perfect_scaling_error", "v", palette.QUIET),
+    "no overlap": ("no_overlap_error", "^", palette.EXPOSED),
+    "naive overlap": ("naive_overlap_error", "s", palette.COPIES),
+    "pipelined overlap": ("pipelined_overlap_error", "D", palette.FORWARD),
 }
 """By method: the field of a row with its error, a marker and a colour."""
 BAND_PERCENT = 10
@@ -53,8 +54,8 @@ def draw_residuals(rows: Sequence[Row], ax: Axes) -> Axes:
 
     The markers of a row stand side by side, so that equal errors do not hide each other.
     """
-    ax.axhspan(-BAND_PERCENT, BAND_PERCENT, color="#e9ecef", zorder=0)
-    ax.axhline(0, color="#1b1b1b", linewidth=0.8, zorder=1)
+    ax.axhspan(-BAND_PERCENT, BAND_PERCENT, color=palette.SMALL, zorder=0)
+    ax.axhline(0, color=palette.INK, linewidth=0.8, zorder=1)
     for number, (name, (field, marker, colour)) in enumerate(METHODS.items()):
         errors = [100 * getattr(row, field) for row in rows]
         places = [place + (number - len(METHODS) // 2) * DODGE for place in range(len(rows))]
