@@ -19,7 +19,13 @@ from reference.join import UnevenInputsHook
 from simulator import palette
 
 Kind = Literal["batch", "shadow", "all-reduce"]
-COLOURS = {"batch": palette.FORWARD, "shadow": "white", "waits": palette.HIDDEN, "gradients": palette.COMPUTATION, "count": palette.QUIET}
+COLOURS = {
+    "batch": palette.FORWARD,
+    "shadow": "white",
+    "waits": palette.HIDDEN,
+    "gradients": palette.COMPUTATION,
+    "count": palette.QUIET,
+}
 LANE_HEIGHT, LANE_PITCH = 0.6, 1.5
 SETTLE_S = 1.0
 """How long to wait for the callback of an all-reduce when recording ends."""
