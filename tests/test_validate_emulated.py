@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.bucketing import ORDERS
+from reference.launch import RankPool
 from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
 from simulator import Fabric
 from simulator.fabric import Sharing, Timing
@@ -149,15 +150,16 @@ def test_a_modelled_network_costs_in_the_scale_model_what_it_costs_in_the_origin
 
 
 @pytest.mark.parametrize("modelled", [None, Fabric.from_alpha_beta(10**6, 1e9)], ids=["real network", "modelled"])
-def test_emulated_devices_are_measured_in_the_original_time_and_predictions_come_first(two_ranks, tmp_path, modelled):
+def test_emulated_devices_are_measured_in_the_original_time_and_predictions_come_first(tmp_path, modelled):
     """The machine may be too busy for valid conditions while tests run, so these are not checked here."""
     trace, configurations = small_trace(), [Configuration(0.01), Configuration(float("inf"), "forward")]
     with (
         mock.patch.object(conditions.Conditions, "check"),
         mock.patch.object(conditions, "SLOW_DOWN_AT_MOST", float("inf")),
+        RankPool(2, timeout_s=100) as pool,  # ranks of their own, without what earlier tests left behind
     ):
         report = validate_emulated.validate_emulated(
-            two_ranks,
+            pool,
             trace,
             configurations,
             scale=ScaleModel(dilation=2, byte_scale=0.5),
