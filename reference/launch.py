@@ -1,8 +1,8 @@
 """Start ranks: processes on this machine that form a process group and run one function each, with a time-out.
 
-`run_ranks` runs one function and ends the processes. `RankPool` keeps them for further functions: 4 ranks take
-seconds to start and milliseconds to reuse. A script that calls `run_ranks` also runs under `torchrun`, unchanged: the
-process is then one of the ranks, and torchrun sets the world size.
+`run_ranks` runs one function and ends the processes. `RankPool` keeps them for further functions. A script that calls
+`run_ranks` also runs under `torchrun`, unchanged: the process is then one of the ranks, and torchrun sets the world
+size.
 """
 
 import atexit
@@ -22,9 +22,8 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +34,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
 from .errors import ModelError, RankError
+from .fork_server import Surroundings, ctrl_c_blocked, process_context
 from .virtual_links import DEVICE, Links, Uplinks, enter
 
 Body = Callable[..., Any]
@@ -160,7 +160,8 @@ class RankPool:
             self._start()
         try:
             for connection in self._connections:
-                connection.send_bytes(pickle.dumps((body, args)))
+                with contextlib.suppress(ConnectionError):  # the rank is gone, which `_collect` reports
+                    connection.send_bytes(pickle.dumps((body, args)))
             return self._collect(timeout_s or self.timeout_s, on_progress)
         except BaseException:  # a failed body or Ctrl-C leaves ranks in an unknown state
             self.close()
@@ -185,7 +186,7 @@ class RankPool:
 
     def _start(self) -> None:
         atexit.register(self.close)  # daemon processes would need no handler, but may not start data loader workers
-        context = multiprocessing.get_context("spawn")
+        context, surroundings = process_context(), Surroundings()
         self._folder = Path(tempfile.mkdtemp(prefix="ddplab-ranks-"))
         if self.link_rate is not None:
             self._links = Links(self.world_size, self.link_rate, self.uplinks)
@@ -203,17 +204,19 @@ class RankPool:
                     None if self._links is None else self._links.namespace(rank),
                     theirs,
                     writes_stack,
+                    surroundings,
                 ),
                 kwargs={"pinned": self.pinned},
                 name=f"rank {rank}",
             )
-            with _ctrl_c_blocked():
+            with ctrl_c_blocked():
                 process.start()
             theirs.close()  # so that the pipe ends when the rank exits
             writes_stack.close()
             self._connections.append(ours)
             self._stacks.append(stack)
             self._processes.append(process)
+        surroundings.close()
 
     def _collect(self, timeout_s: float, on_progress: Progress) -> list[Any]:
         deadline = time.monotonic() + timeout_s
@@ -301,17 +304,6 @@ class RankPool:
         return ""
 
 
-@contextlib.contextmanager
-def _ctrl_c_blocked() -> Iterator[None]:
-    """Processes started in this context ignore Ctrl-C: the launcher ends them, without a traceback from each."""
-    resource_tracker.ensure_running()  # otherwise `start` would start the tracker, which unblocks the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 def _serve(
     rank: int,
     world_size: int,
@@ -321,10 +313,12 @@ def _serve(
     namespace: str | None,
     connection: Connection,
     writes_stack: Connection,
+    surroundings: Surroundings,
     *,
     pinned: bool,
 ) -> None:
     """Main function of a rank's process: run bodies, as members of one process group, until the pipe closes."""
+    surroundings.enter()
     global _launcher
     _launcher = connection
     faulthandler.register(signal.SIGUSR1, file=writes_stack.fileno(), all_threads=False)

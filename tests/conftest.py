@@ -6,6 +6,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from reference.fork_server import start_server
 from reference.launch import RankPool
 
 from .explore import load_profile
@@ -21,6 +22,8 @@ load_profile()
 def starting(request) -> Iterator[dict[str, Future[RankPool]]]:
     """The pools of ranks that this session's tests use; they start while tests without ranks run."""
     used = {name for item in request.session.items for name in item.fixturenames}
+    if used & set(WORLD_SIZES):
+        start_server("tests.bodies", "tests.torch_suite.suite")
     with ExitStack() as stack, ThreadPoolExecutor(max_workers=1) as starter:
         pools = {name: RankPool(size, timeout_s=BODY_TIMEOUT_S) for name, size in WORLD_SIZES.items() if name in used}
         yield {name: starter.submit(_started, stack.enter_context(pool)) for name, pool in pools.items()}

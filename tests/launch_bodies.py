@@ -2,7 +2,9 @@
 
 import os
 import threading
+from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -55,3 +57,15 @@ def return_tensor(rank: int, _world_size: int) -> Tensor:
 
 def count_threads(_rank: int, _world_size: int) -> int:
     return torch.get_num_threads()
+
+
+def die_after_returning(rank: int, _world_size: int, dying: int) -> None:
+    """Return, and then end the process of one rank by a signal."""
+    if rank == dying:
+        threading.Timer(0.2, os.abort).start()
+
+
+def surroundings(rank: int, _world_size: int, variable: str) -> tuple[str | None, str, float]:
+    os.write(1, f"rank {rank} prints\n".encode())
+    os.write(2, f"rank {rank} warns\n".encode())
+    return os.environ.get(variable), str(Path.cwd()), float(np.random.random())

@@ -43,6 +43,7 @@ LAYERS = {  # each module imports only from those before it
         "recorder",
         "models",
         "virtual_links",
+        "fork_server",
         "launch",
         "conformance.subject",
         "conformance.programs",

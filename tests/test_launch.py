@@ -1,10 +1,14 @@
 """The launcher: results by rank, causes of failures, and time-outs."""
 
+import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE, Popen
+from typing import TextIO
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -15,6 +19,7 @@ from reference.errors import RankError
 from reference.launch import RankPool, cores_of, run_ranks
 
 from . import launch_bodies as bodies
+from .explore import examples
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -82,6 +87,49 @@ def test_a_rank_that_has_not_come_to_its_body_says_so():
         ),
     ):
         pool.run(bodies.identify, timeout_s=0.01)
+
+
+def test_a_rank_that_dies_between_two_bodies_is_an_error_of_the_next_body(mortal_ranks):
+    mortal_ranks.run(bodies.die_after_returning, 1)
+    for process in mortal_ranks._processes[1:]:
+        process.join(timeout=10)
+    with pytest.raises(RankError, match=r"rank 1 exited without reporting an error \(exit code -6\)"):
+        mortal_ranks.run(bodies.identify)
+    assert len(mortal_ranks.run(bodies.identify)) == 2
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), min_size=2, max_size=3))
+@examples(3)
+def test_ranks_have_the_present_environment_folder_and_output_of_their_launcher(values):
+    """Fails if they have those of the moment at which the server was started from which they are forked."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for value in values:
+            with (
+                mock.patch.dict(os.environ, {"DDPLAB_TEST": value}),
+                tempfile.TemporaryFile("w+") as printed,
+                _written_to(printed),
+                RankPool(2, timeout_s=60) as pool,
+            ):
+                found = pool.run(bodies.surroundings, "DDPLAB_TEST")
+                printed.seek(0)
+                lines = sorted(printed.read().splitlines())
+            assert [(variable, where) for variable, where, _ in found] == [(value, folder)] * 2
+            assert len({number for _, _, number in found}) == 2  # NumPy's generator
+            assert lines == ["rank 0 prints", "rank 0 warns", "rank 1 prints", "rank 1 warns"]
+
+
+@contextlib.contextmanager
+def _written_to(file: TextIO) -> Iterator[None]:
+    """Standard output and standard error of this process go to a file."""
+    before = {number: os.dup(number) for number in (1, 2)}
+    try:
+        for number in before:
+            os.dup2(file.fileno(), number)
+        yield
+    finally:
+        for number, copy in before.items():
+            os.dup2(copy, number)
+            os.close(copy)
 
 
 def test_a_result_that_cannot_be_sent_is_a_failure_of_its_rank(mortal_ranks):

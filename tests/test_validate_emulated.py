@@ -12,21 +12,26 @@ from hypothesis import strategies as st
 
 from reference.bucketing import ORDERS
 from reference.launch import RankPool
+from reference.models import EMULATED
 from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
 from simulator import Fabric
 from simulator.fabric import Sharing, Timing
 from simulator.measure import conditions, validate_emulated
+from simulator.measure.collectives import AllReduceQueue
 from simulator.measure.conditions import Conditions, ConditionsError
 from simulator.measure.explain import explain_run
 from simulator.measure.host_work import IterationWithOneAllReduce, host_ns_by_iteration, with_longer_steps
 from simulator.measure.report import Configuration, policy_of
+from simulator.measure.timing import slowdown_factor
 from simulator.measure.validate_emulated import (
+    FEWEST_ROUNDS,
     SIZE_RATIO,
     every_message_size,
     extrapolated,
     fabric_in_model,
     message_sizes,
     spaced,
+    time_slow_downs,
 )
 from simulator.schedule.schedule import buckets_of, build_schedule
 from simulator.workload.compute_times import recorded_model
@@ -206,6 +211,21 @@ def test_the_work_of_the_host_does_not_depend_on_the_costs_of_all_reduces(trace,
         for ns, iteration in ((10, one), (10**6, one), (10, longer))
     )
     assert others == [[host_ns], [host_ns - 1]]
+
+
+def time_slow_downs_without_a_core(rank: int, world_size: int, model: str):
+    """Time slow-downs on a rank whose main thread finds that every queue of all-reduces has already ended."""
+    with mock.patch.object(AllReduceQueue, "running", False):
+        return time_slow_downs(rank, world_size, model, 4)
+
+
+def test_every_round_measures_a_pass_beside_the_network_on_a_busy_machine(two_ranks, tmp_path):
+    small_trace(1).save(tmp_path / "trace.json.gz")
+    by_rank = two_ranks.run(time_slow_downs_without_a_core, f"{EMULATED}{tmp_path / 'trace.json.gz'}")
+    for passes, collectives in by_rank:
+        assert len(passes.alone) == len(passes.contended) == len(collectives.contended) >= FEWEST_ROUNDS
+        assert all(passes.contended)
+    assert slowdown_factor([passes for passes, _ in by_rank])[0] >= 1
 
 
 @given(st.lists(st.floats(1.0, 1.05), min_size=3, max_size=3))

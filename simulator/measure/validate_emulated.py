@@ -355,6 +355,8 @@ def prepare_network(_rank: int, _world_size: int) -> None:
 
 PASSES = 2
 """Passes of the device that a queue of all-reduces lasts for."""
+LEAST_ALL_REDUCES = 4
+"""All-reduces in the shortest queue."""
 ACTIVITIES = 3
 """Passes alone, a queue alone, and both at the same time; each takes about `PASSES` passes."""
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
@@ -371,10 +373,10 @@ def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int) ->
     """
     trainer, times = Trainer(model, rank), SlowDownTimes(ContentionTimes([], []), ContentionTimes([], []))
     buffer = MessageBuffer(4 * size_bytes)
-    pass_ns, all_reduce_ns = of_slowest_rank(
-        [time_ns(trainer.step, trainer.module), time_ns(dist.all_reduce, buffer.messages(size_bytes, 1)[0])]
-    )
-    messages = buffer.messages(size_bytes, max(4, PASSES * pass_ns // all_reduce_ns))
+    trial = AllReduceQueue(buffer.messages(size_bytes, LEAST_ALL_REDUCES), all_at_once=True)
+    trial.wait()  # in a queue, because the first all-reduce of a size takes much longer than the next
+    pass_ns, all_reduce_ns = of_slowest_rank([time_ns(trainer.step, trainer.module), trial.ns_per_all_reduce()])
+    messages = buffer.messages(size_bytes, max(LEAST_ALL_REDUCES, PASSES * pass_ns // all_reduce_ns))
     for _ in range(
         affordable_repeats(ACTIVITIES * PASSES * pass_ns, MOST_ROUNDS, SLOW_DOWN_BUDGET_NS, at_least=FEWEST_ROUNDS)
     ):
@@ -386,7 +388,7 @@ def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int) ->
         times.collectives.alone.append([queue.ns_per_all_reduce()])
         meet()
         queue = AllReduceQueue(messages, all_at_once=True)
-        passes_ns = []
+        passes_ns = [time_ns(trainer.step, trainer.module)]  # also if this thread gets no core before the queue ends
         while queue.running:
             passes_ns.append(time_ns(trainer.step, trainer.module))
         queue.wait()

@@ -7,7 +7,6 @@ ranks are forked from a server that has imported everything, because most faults
 """
 
 import json
-import multiprocessing
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from reference.conformance.bench import QUICK
 from reference.conformance.kit import conform
 from reference.conformance.subject import Subject
 from reference.errors import RankError
+from reference.fork_server import start_server
 from reference.launch import RankPool
 
 from . import plain
@@ -24,7 +24,7 @@ from . import plain
 NAME = "reference.data_parallel:DistributedDataParallel"
 PLAIN_WORLD_SIZE = 2
 PLAIN_TIMEOUT_S = 20.0
-PRELOADED = ["reference.conformance.state_machine", "reference.data_parallel", "tests.mutants.plain"]
+IMPORTED_ONCE = ("reference.conformance.state_machine", "reference.data_parallel", "tests.mutants.plain")
 PASSED, SCHEDULES = "passed.json", "schedules.json"
 """Files in `FOLDER`: the checks that pass without a fault, and the schedules."""
 
@@ -73,9 +73,7 @@ PARTS: dict[str, Callable[[Path], Caught]] = {"kit": kit, "--baseline": baseline
 
 def main(folder: str, *parts: str) -> None:
     """Run the parts, one after the other."""
-    get_context = multiprocessing.get_context
-    multiprocessing.get_context = lambda _method=None: get_context("forkserver")
-    multiprocessing.set_forkserver_preload(PRELOADED)
+    start_server(*IMPORTED_ONCE)
     for part in parts:
         start = time.monotonic()
         caught_by, message = PARTS[part](Path(folder))

@@ -11,7 +11,6 @@ is expected to have the outcomes of torch's class.
 import argparse
 import csv
 import importlib
-import multiprocessing
 import os
 import re
 import sys
@@ -23,6 +22,8 @@ from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import NamedTuple
+
+from reference.fork_server import process_context, start_server
 
 WORLD_SIZE = 2
 TIMEOUT_S = 100.0
@@ -56,8 +57,8 @@ def table() -> dict[str, Expected]:
 
 def run_one(test: str, wrapper: str) -> Outcome:
     """Run one test in new processes, and end them."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.torch_suite.suite", *WRAPPERS.values()])
+    start_server("tests.torch_suite.suite", *WRAPPERS.values())
+    context = process_context()
     pipes, processes = [], []
     with tempfile.TemporaryDirectory(prefix="ddplab-torch-suite-") as folder:
         for made in ("barrier", "test_dir"):  # torch's tests expect these two

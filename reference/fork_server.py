@@ -1,0 +1,93 @@
+"""Start processes in a tenth of a second: fork them from a server that has imported torch, which takes seconds.
+
+On Linux, the server is that of Python's `multiprocessing`. It runs nothing but imports, has no other threads, and
+uses no GPU, so its forks are as good as new interpreters. Elsewhere every process is a new interpreter.
+"""
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext
+
+IMPORTED = ("torch", "torch._dynamo", "numpy")
+"""Modules that the server imports. None is of this project, so that a process always has the present code."""
+AVAILABLE = sys.platform == "linux"
+OUTPUTS = (1, 2)
+"""File descriptors of standard output and standard error."""
+
+
+def start_server(*further_modules: str) -> None:
+    """Start the server of this process, unless there is one, and do not wait for its imports.
+
+    Args:
+        further_modules: What the server imports besides `IMPORTED`. Changes of their code after that have no effect.
+    """
+    if AVAILABLE:
+        multiprocessing.set_forkserver_preload([*IMPORTED, *further_modules])
+        with ctrl_c_blocked():
+            forkserver.ensure_running()
+
+
+def process_context() -> "ForkServerContext | SpawnContext":
+    """Return what makes processes, as `process_context().Process(...)`; starts the server if there is none."""
+    start_server()
+    return multiprocessing.get_context("forkserver") if AVAILABLE else multiprocessing.get_context("spawn")
+
+
+@contextlib.contextmanager
+def ctrl_c_blocked() -> Iterator[None]:
+    """Processes started in this context ignore Ctrl-C: the launcher ends them, without a traceback from each."""
+    resource_tracker.ensure_running()  # otherwise `start` would start the tracker, which unblocks the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _outputs() -> dict[int, Connection]:
+    """Return copies of the descriptors to which this process writes, in the form in which they can be sent."""
+    copies = {}
+    for number in OUTPUTS:
+        with contextlib.suppress(OSError):  # closed
+            copies[number] = Connection(os.dup(number), readable=False)
+    return copies
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a new process inherits from its parent, and a fork of the server would have from the server's start.
+
+    Make one before the start of a process, pass it as an argument, and `enter` it in the process.
+
+    Attributes:
+        environment: Environment variables. Those that a library reads while it is imported come too late.
+        outputs: Copies of standard output and standard error, by file descriptor.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    outputs: Mapping[int, Connection] = field(default_factory=_outputs)
+
+    def enter(self) -> None:
+        """Make them those of this process, which also gets a seed of its own for NumPy's global generator."""
+        os.environ.clear()
+        os.environ.update(self.environment)
+        for number, copy in self.outputs.items():
+            os.dup2(copy.fileno(), number)
+        self.close()
+        if numpy := sys.modules.get("numpy"):
+            numpy.random.seed()
+
+    def close(self) -> None:
+        """Close the copies."""
+        for copy in self.outputs.values():
+            copy.close()
