@@ -379,12 +379,12 @@ def test_help_shows_the_usual_order_and_examples_that_fit_a_terminal(here):
             assert len(line) <= 80
 
 
-def test_calibrate_and_validate_on_real_ranks(tmp_path):
+def test_calibrate_and_validate_on_real_ranks(here, tmp_path):
     """The slow one: it really measures, over links where it may have any. Predictions are on disk, as hashed."""
     import hashlib
 
     links = ["--link-rate", "1gbit"] if links_are_permitted() else []
-    done = ddplab(
+    done = here(
         "validate", "--model", TINY, "--caps", "0.01,single", "--hooks", "none,fp16", "--repeat", 1,
         "--out", tmp_path, "--json", tmp_path / "j", *links,
     )  # fmt: skip
@@ -410,7 +410,7 @@ def test_calibrate_and_validate_on_real_ranks(tmp_path):
     assert [(row["cap_mb"], row["hook"]) for row in report["rows"]] == [
         (0.01, "none"), (0.01, "fp16"), (None, "none"), (None, "fp16"),
     ]  # fmt: skip
-    explained = ddplab("explain", tmp_path, "--figure", tmp_path / "why.png", "--json", tmp_path / "why.json")
+    explained = here("explain", tmp_path, "--figure", tmp_path / "why.png", "--json", tmp_path / "why.json")
     assert explained.returncode == 0, explained.stderr
     assert "main cause" in explained.stdout
     assert (tmp_path / "why.png").stat().st_size > 10_000

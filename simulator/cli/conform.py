@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from reference.fork_server import start_server
+
 from .options import Json, check_outputs
 from .output import show_table, write_json
 
@@ -76,6 +78,7 @@ def conform(
     devices: how many all-reduces it launches, when, and how much communication is exposed, exactly. What a class does
     not offer is not a failure. The exit status is 1 if a check fails.
     """
+    start_server()  # it imports torch while this process does
     from reference.conformance.bench import FULL, QUICK, Result
     from reference.conformance.kit import all_checks
     from reference.conformance.kit import conform as run

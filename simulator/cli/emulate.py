@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from reference.fork_server import start_server
 from reference.trace import Trace
 
 from ..fabric import Fabric
@@ -201,6 +202,7 @@ def _emulate_on_wall_clock(
     out: Path,
     json_path: Path | None,
 ) -> None:
+    start_server()  # it imports torch while this process does
     from reference.launch import RankPool
 
     from ..measure.report import Configuration

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from reference.fork_server import start_server
 from reference.trace import Trace
 
 from ..measure.report import Configuration
@@ -51,6 +52,7 @@ def record(
     long as the slowest one. The trace is the input of `predict`, `sweep` and `rescale`. To record a script of your
     own, see `reference.recorder`.
     """
+    start_server()  # it imports torch while this process does
     from reference.launch import RankPool
 
     from ..measure.training_runs import record_computation
@@ -89,6 +91,7 @@ def calibrate(
     the machine meanwhile: the spread of repeated measurements widens the predicted intervals. Choose the model that
     you want to predict, or a similar one.
     """
+    start_server()  # it imports torch while this process does
     from reference.launch import RankPool
 
     from ..measure.calibrate import calibrate as measure
@@ -151,6 +154,7 @@ def validate(
     matter as long as it is fast enough. That is checked: there is no report if the processor has too little idle
     time, sleeps end too late, or devices and network slow each other down.
     """
+    start_server()  # it imports torch while this process does
     from reference.launch import RankPool
 
     from ..measure.validate import validate as run
