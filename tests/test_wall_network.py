@@ -1,5 +1,7 @@
 """A modelled network between processes: the data of Gloo, and ends that are never before those of the fabric."""
 
+import contextlib
+import queue
 import time
 from functools import partial
 
@@ -72,6 +74,21 @@ def test_data_arrives_and_no_collective_ends_before_the_fabric_lets_it(two_ranks
     for _, ends_ns, right in by_rank:
         assert all(right)
         assert all(end >= earliest for end, earliest in zip(ends_ns, earliest_ns, strict=True))
+
+
+def wait_for_arrivals(_rank: int, _world_size: int, times: int) -> None:
+    with modelled_network(Fabric.from_alpha_beta(0, 1e9)) as group:
+        arrivals = type(group._arrivals)()
+    for _ in range(times):
+        arrivals.put(None)
+        arrivals.get()
+        with contextlib.suppress(queue.Empty):
+            arrivals.get(timeout=1e-6)
+
+
+def test_the_network_never_waits_for_an_arrival_after_an_event_is_due(two_ranks):
+    """`queue.SimpleQueue` may: in Python 3.11, `get` blocks for ever if its time-out ends while it takes its lock."""
+    two_ranks.run(wait_for_arrivals, 15_000, timeout_s=30)
 
 
 def train(rank: int, _world_size: int, fabric: Fabric):

@@ -1,6 +1,5 @@
 """Rank functions of tutorials 2 and 3: emulated GPUs that train by the clock, over a modelled network."""
 
-import gc
 import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -59,9 +58,7 @@ def iteration_ms(
     forget()
     with modelled_network(fabric):
         let_network_threads_yield()
-        times = [_iteration_ms(EmulatedTraining(trace, rank), one, warm_up, measured) for one in candidates]
-        gc.collect()  # modules and reducers hold each other; a network thread must not have to free them later
-        return times
+        return [_iteration_ms(EmulatedTraining(trace, rank), one, warm_up, measured) for one in candidates]
 
 
 def _iteration_ms(training: EmulatedTraining, candidate: Candidate, warm_up: int, measured: int) -> list[float]:

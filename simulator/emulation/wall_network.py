@@ -119,7 +119,8 @@ class WallGroup(dist.ProcessGroup):
         self._count = 0
         self._unfinished: dict[int, torch.futures.Future[Any]] = {}
         self._error: Exception | None = None
-        self._arrivals: queue.SimpleQueue[Launched | None] = queue.SimpleQueue()
+        # No SimpleQueue: in Python 3.11, its `get` blocks for ever if the time-out ends while it takes its lock.
+        self._arrivals: queue.Queue[Launched | None] = queue.Queue()
         self._machine = Machine([0], concurrency=fabric.concurrency, slows_computation=False, lingers_ns=0)
         origin = torch.tensor([time.monotonic_ns()])
         moments.allreduce([origin], _options(dist.ReduceOp.MAX)).wait()
