@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, resource_tracker
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
 IMPORTED = ("torch", "torch._dynamo", "numpy")
 """Modules that the server imports. None is of this project, so that a process always has the present code."""
 AVAILABLE = sys.platform == "linux"
+NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Set to 1 in the server: a module that asks at import whether there is a GPU then does not initialize CUDA, which a
+fork could not do again. Source: torch's notes on multiprocessing, "poison fork"."""
 OUTPUTS = (1, 2)
 """File descriptors of standard output and standard error."""
+_starting = threading.Lock()
 
 
 def start_server(*further_modules: str) -> None:
@@ -31,10 +36,17 @@ def start_server(*further_modules: str) -> None:
     Args:
         further_modules: What the server imports besides `IMPORTED`. Changes of their code after that have no effect.
     """
-    if AVAILABLE:
+    if not AVAILABLE:
+        return
+    with _starting, ctrl_c_blocked():
         multiprocessing.set_forkserver_preload([*IMPORTED, *further_modules])
-        with ctrl_c_blocked():
-            forkserver.ensure_running()
+        before = os.environ.get(NVML_CHECK)
+        os.environ[NVML_CHECK] = "1"
+        forkserver.ensure_running()
+        if before is None:
+            del os.environ[NVML_CHECK]
+        else:
+            os.environ[NVML_CHECK] = before
 
 
 def process_context() -> "ForkServerContext | SpawnContext":

@@ -6,7 +6,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from subprocess import PIPE, Popen
+from subprocess import PIPE, Popen, run
 from typing import TextIO
 from unittest import mock
 
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import launch
+from reference import fork_server, launch
 from reference.errors import RankError
 from reference.launch import RankPool, cores_of, run_ranks
 
@@ -116,6 +116,24 @@ def test_ranks_have_the_present_environment_folder_and_output_of_their_launcher(
             assert [(variable, where) for variable, where, _ in found] == [(value, folder)] * 2
             assert len({number for _, _, number in found}) == 2  # NumPy's generator
             assert lines == ["rank 0 prints", "rank 0 warns", "rank 1 prints", "rank 1 warns"]
+
+
+ASKS_NO_GPU = """
+import sys, torch, torch.cuda
+def refuse(*_):
+    raise SystemExit("asked for a GPU")
+torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = refuse
+for name in sys.argv[1:]:
+    __import__(name)
+"""
+
+
+def test_the_server_leaves_the_gpus_to_the_ranks():
+    """Once a process has asked CUDA for its devices, its forks cannot use them."""
+    done = run([sys.executable, "-c", ASKS_NO_GPU, *fork_server.IMPORTED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    with RankPool(1, timeout_s=60) as pool:
+        assert pool.run(bodies.surroundings, "PYTORCH_NVML_BASED_CUDA_CHECK")[0][0] is None
 
 
 @contextlib.contextmanager
