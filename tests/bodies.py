@@ -1,4 +1,4 @@
-"""Bodies that tests run on real ranks; importable functions, because a spawned process must find them."""
+"""Bodies that tests run on real ranks; importable functions, because another process must find them."""
 
 import itertools
 import warnings

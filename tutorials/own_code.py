@@ -1,7 +1,7 @@
 """Code that a learner writes in a notebook, as modules that ranks can import, and its checks.
 
-A spawned rank cannot import what a notebook defines. A notebook therefore writes modules to `FOLDER` with
-`%%writefile`. Processes import them again after each change.
+A rank is another process, which cannot import what a notebook defines. A notebook therefore writes modules to
+`FOLDER` with `%%writefile`. Processes import them again after each change.
 """
 
 import json
