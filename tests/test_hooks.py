@@ -205,8 +205,8 @@ def test_at_full_rank_powersgd_is_the_average(ranks, hook, shapes, options, seed
 def test_gradients_of_low_rank_are_averaged_exactly(ranks, shapes, options, seed, state):
     """Where the columns of all ranks' gradients lie in one space of as many dimensions as P has columns.
 
-    Rounding errors grow with the condition of a random matrix: one of 1,000 examples is off by 1 %. A fault of the
-    average is off by more than 10 %.
+    Rounding errors grow with the condition of a random matrix: one of 1,000 examples is off by 1 %. A wrong divisor
+    would be off by 20 % or more.
     """
     rank = state["matrix_approximation_rank"]
     results = train(
