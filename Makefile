@@ -49,7 +49,7 @@ site: .venv/.site  ## run the tutorials and make a site of them, the pages and t
 test-tutorials: .venv/.tutorials  ## run every tutorial from its first cell to its last: about 6 minutes
 	$(BIN)/pytest --nbmake --nbmake-timeout=120 --timeout=300 --durations=12 tutorials
 
-test-readme: $(READY)  ## run the README's commands and programs as they are written: about 3 minutes
+test-readme: $(READY)  ## run the README's commands and programs as they are written: about 9 minutes
 	$(BIN)/pytest -m slow tests/test_readme.py
 
 demo: $(READY)  ## check predictions in three ways, from exact to noisy: about 3 minutes, results in out/demo/

@@ -139,7 +139,7 @@ NOTHING_REPORTED = ("ddplab: emulated devices: expected", "ddplab: links of a gi
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_commands_and_programs_work_as_written(tmp_path):
     """Write the files of the pages into an empty folder, then run everything in the order of the pages.
 
