@@ -415,10 +415,6 @@ def profile_variant(rank: int, world_size: int, change: dict[str, int], folder: 
     profiler.export_chrome_trace(f"{folder}/rank{rank}.json")
 
 
-def import_everything(_rank: int, _world_size: int) -> None:
-    """Do nothing: running it makes the rank import this module, which takes seconds."""
-
-
 def run_scenario(rank: int, _world_size: int, case: str) -> tuple[list, list]:
     """Values that a scenario collects under our class and under torch's."""
     scenario = scenarios.CASES[case]
