@@ -86,7 +86,7 @@ def test_a_rank_that_has_not_come_to_its_body_says_so():
             RankError, match=r"Stack of rank 0, innermost call first:\n(unknown: the rank was still starting|  File )"
         ),
     ):
-        pool.run(bodies.identify, timeout_s=0.01)
+        pool.run(bodies.identify, timeout_s=1e-9)
 
 
 def test_a_rank_that_dies_between_two_bodies_is_an_error_of_the_next_body(mortal_ranks):
