@@ -196,6 +196,9 @@ class Bucket:
     def _packed(self, parameters: Sequence[nn.Parameter], views: Sequence[Tensor]) -> None:
         """Called after the gradients of these parameters were copied into these views."""
 
+    def unpack(self, scale: float) -> None:
+        """Undo what `pack` did to the parameters' gradients, because the bucket will not be sent."""
+
     def all_reduce(self, group: dist.ProcessGroup) -> "torch.futures.Future[Any]":
         """Start to sum the buffer over the ranks of `group`, in place; returns at once."""
         return group.allreduce([self.buffer]).get_future()  # fewer Python calls than dist.all_reduce
@@ -264,6 +267,13 @@ class ViewBucket(Bucket):
         for parameter, view in zip(parameters, views, strict=True):
             parameter.grad = view
 
+    @torch.no_grad()
+    def unpack(self, scale: float) -> None:
+        """Undo the scaling of the gradients that became views; see `Bucket.unpack`."""
+        for slot, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
+            if self.is_put[slot] and slot not in self.waiting and parameter.grad is view:
+                view.div_(scale)
+
     def copy_out(self, averages: Tensor | None = None, *, unused: frozenset[int] = frozenset()) -> None:
         """Write averages that are elsewhere into the views; see `Bucket.copy_out`."""
         if averages is not None:
@@ -292,6 +302,11 @@ class SparseBucket(Bucket):
         else:
             self.buffer = gradient.detach().mul_(scale)
             self.views = [self.buffer]
+
+    def unpack(self, scale: float) -> None:
+        """Undo the scaling in place; see `Bucket.unpack`."""
+        if self.ready and not self.waiting and self.parameters[0].grad is not None:
+            self.buffer.div_(scale)
 
     def zeros(self) -> "Bucket":
         """A copy of the bucket whose gradient has no rows; see `Bucket.zeros`."""

@@ -269,8 +269,8 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         averaging = torch.is_grad_enabled() and self.require_backward_grad_sync
         # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
         self.require_forward_param_sync = averaging
-        if self.delayed is not None and torch.is_grad_enabled():
-            self.delayed.forward_done(averaged=averaging)
+        if self.delayed is not None and averaging:
+            self.delayed.forward_done()
         if averaging:
             outputs = list(tensors_in(output))
             self.reducer.prepare_for_backward(outputs, self.rank_counter(self._presence))
@@ -318,7 +318,7 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
             self.require_backward_grad_sync = before
 
     def register_comm_hook(self, state: object, hook: Hook) -> None:
-        """Replace the all-reduce by `hook(state, bucket)`; call once, before the first synchronised forward pass.
+        """Replace the all-reduce by `hook(state, bucket)`; call once, between two iterations.
 
         Args:
             state: Passed to every call of the hook.
@@ -327,7 +327,7 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         Raises:
             TypeError: The hook is not callable.
             ValueError: The hook has no parameter `bucket`, or its annotations are not those of a comm hook.
-            RuntimeError: A comm hook is registered already, or training has begun.
+            RuntimeError: A comm hook is registered already, or a backward pass has begun and not ended.
         """
         with self.log.errors():
             check_hook(hook)

@@ -53,8 +53,8 @@ class DelayedAllReduce:
         self._wanted = False
         self._in_flight.clear()
 
-    def forward_done(self, *, averaged: bool) -> None:
-        """Note whether the coming backward pass averages.
+    def forward_done(self) -> None:
+        """Average in the coming backward pass.
 
         Raises:
             RuntimeError: An exception ended the last backward pass after the all-reduce was launched.
@@ -66,7 +66,7 @@ class DelayedAllReduce:
                 "checkpoint, on all ranks"
             )
         self._in_flight.clear()
-        self._wanted = averaged
+        self._wanted = True
 
     def _launch(self) -> None:
         if not self._wanted:

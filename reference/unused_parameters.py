@@ -29,7 +29,7 @@ def make_tracker(
 ) -> "AllParametersUsed":
     """The tracker that the features require; a static graph needs no search."""
     if features.static_graph:
-        return StaticGraph(UsedParameterMap(parameters, group))
+        return StaticGraph(accumulators, UsedParameterMap(parameters, group))
     if features.find_unused_parameters:
         return UnusedFoundInGraph(accumulators, UsedParameterMap(parameters, group))
     return AllParametersUsed()
@@ -72,6 +72,10 @@ class AllParametersUsed:
         """
         return 0
 
+    def all_arrived(self) -> bool:
+        """Whether a first iteration that launches all buckets at its end has all the gradients that it waits for."""
+        return True
+
     def launched_all(self) -> None:
         """Called after the last bucket was launched; a tracker exchanges here which parameters each rank used."""
 
@@ -83,7 +87,7 @@ class AllParametersUsed:
         """Called at the end of a synchronised backward pass."""
 
     def abandoned(self) -> None:
-        """Called after an exception ended a backward pass: discard its state without waiting for other ranks."""
+        """Called after an exception ended a backward pass before the first launch: the next pass starts again."""
 
 
 class UsedParameterMap:
@@ -107,6 +111,7 @@ class UsedParameterMap:
 
         A gradient that was accumulated under `no_sync` and then set to None does not count as a use.
         """
+        self.wait()  # an exchange that an exception has left still uses the tensor
         self._used = {index for index in self._used if self._parameters[index].grad is not None}
         used = torch.zeros(len(self.tensor), dtype=torch.int32, pin_memory=self.tensor.is_cuda)
         used[sorted(self._used)] = 1
@@ -127,9 +132,8 @@ class UsedParameterMap:
             self._work = None
 
     def clear(self) -> None:
-        """Reset to no used parameters, and drop a pending exchange without waiting."""
+        """Reset to no used parameters."""
         self._used.clear()
-        self._work = None
 
 
 class UnusedFoundInGraph(AllParametersUsed):
@@ -173,16 +177,16 @@ class UnusedFoundInGraph(AllParametersUsed):
         self.used.wait()
         self.used.clear()
 
-    def abandoned(self) -> None:
-        """See `AllParametersUsed.abandoned`."""
-        self.used.clear()
-
 
 class StaticGraph(AllParametersUsed):
     """Counts each parameter's gradients in the first iteration and expects as many in all others.
 
-    A parameter that several activation checkpoints share is therefore ready when its last gradient has arrived, and
-    the graph is never searched. The first iteration launches all buckets at its end.
+    A parameter that several activation checkpoints share is therefore ready when its last gradient has arrived. The
+    first iteration launches all buckets at its end. Its graph alone is searched, for the parameters to wait for.
+
+    Args:
+        accumulators: The autograd node that accumulates each parameter's gradient, by parameter index.
+        used: A map of the same parameters.
     """
 
     counts_gradients = True
@@ -190,16 +194,22 @@ class StaticGraph(AllParametersUsed):
     launches_during_backward = False
     iterations_without_ready_order = 1
 
-    def __init__(self, used: UsedParameterMap) -> None:
+    def __init__(self, accumulators: Sequence[Node], used: UsedParameterMap) -> None:
+        self._indices = {node: index for index, node in enumerate(accumulators)}
         self.used = used
+        self._awaited: frozenset[int] = frozenset()  # parameters whose gradients the first iteration waits for
         self._expected: Counter[int] = Counter()  # gradients per parameter in the first iteration
         self._remaining: Counter[int] = Counter()
         self._exchanged = False
         self._untouched: frozenset[int] | None = None
 
     def forward_done(self, outputs: Iterable[Tensor]) -> None:
-        """Expect as many gradients of each parameter as in the first iteration."""
+        """Expect as many gradients of each parameter as in the first iteration; search the first one's graph."""
         self._remaining = Counter(self._expected)
+        if not self.launches_during_backward:
+            self._expected.clear()
+            through_the_sink = [output for output in outputs if output.grad_fn is not None]
+            self._awaited = reachable(through_the_sink, self._indices)
 
     def gradient_arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001
         """Count up in the first iteration, count down in the others."""
@@ -212,6 +222,13 @@ class StaticGraph(AllParametersUsed):
         if expected:
             self._remaining[index] -= 1
         return self._remaining[index]
+
+    def all_arrived(self) -> bool:
+        """Whether the first iteration's gradients have arrived, in one backward pass or several.
+
+        `autograd.grad`, and a pass through a module whose parameters are frozen, reach the outputs but bring none.
+        """
+        return bool(self._expected) and self._awaited <= self._expected.keys()
 
     def launched_all(self) -> None:
         """Exchange which parameters each rank used, in the first iteration only."""
@@ -233,11 +250,11 @@ class StaticGraph(AllParametersUsed):
             self.launches_during_backward, self.needs_sink = True, False
 
     def abandoned(self) -> None:
-        """Discard the counts if the first iteration failed, so that the next one counts as the first."""
-        if not self.launches_during_backward:
+        """Count from the start again."""
+        if self.launches_during_backward:
+            self._remaining = Counter(self._expected)
+        else:
             self._expected.clear()
-            self._exchanged = False
-            self.used.clear()
 
 
 # The graph behind forward's outputs

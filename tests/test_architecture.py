@@ -31,6 +31,8 @@ LAYERS = {  # each module imports only from those before it
         "checks.construction",
         "unused_parameters",
         "torch_compat",
+        "backward_pass",
+        "gradient_inbox",
         "reducer",
         "delayed_all_reduce",
         "forward_parameters",

@@ -14,8 +14,8 @@ from torch import nn
 
 from reference.buckets import CACHE_LINE_BYTES, MOST_WAITING_BYTES, Bucket, ViewBucket
 from reference.checks.backward import ErrorMessages, GradientCheck
+from reference.gradient_inbox import Inbox, accumulators, attach_hooks
 from reference.launch import run_ranks
-from reference.reducer import Inbox, accumulators, attach_hooks
 from reference.torch_compat import LoggingData
 from reference.unused_parameters import map_tensors, tensors_in
 

@@ -180,6 +180,13 @@ class ErrorMessages:
             "is averaged in place, outside of the graph: derivatives of it are those of this rank's gradient."
         )
 
+    def retried(self, failure: str) -> str:
+        """Error: after a failed backward pass, another one ran without a forward pass; `failure`: the first error."""
+        return (
+            f"{failure}\nrank {self.rank}: since then another backward pass has run without a forward pass before "
+            "it, so its gradients were not averaged."
+        )
+
     def changed_mind(self, *, averaged: bool) -> str:
         """Warning: of forward and backward, one ran inside `no_sync` and the other outside."""
         inside, outside = ("backward", "forward") if averaged else ("forward", "backward")
@@ -265,14 +272,15 @@ class NoSyncCheck:
     def __init__(self, messages: ErrorMessages, sync_enabled: Callable[[], bool]) -> None:
         self._messages = messages
         self._sync_enabled = sync_enabled
-        self._forward_synchronized: bool | None = None
+        self._last_forward_was_inside = False
 
     def forward_done(self, *, synchronized: bool) -> None:
         """Note whether the gradients of this forward pass will be averaged."""
-        self._forward_synchronized = synchronized
+        self._last_forward_was_inside = not synchronized
 
-    def gradient_arrived(self) -> None:
-        """Compare with the first gradient that follows, and warn."""
-        if self._forward_synchronized is not None and self._forward_synchronized != self._sync_enabled():
-            warnings.warn(self._messages.changed_mind(averaged=self._forward_synchronized), stacklevel=2)
-        self._forward_synchronized = None
+    def gradient_arrived(self, *, averaged: bool) -> None:
+        """Compare the first gradient that follows with `no_sync`, and warn; `averaged`: it will be averaged."""
+        inside = not self._sync_enabled()
+        if inside if averaged else self._last_forward_was_inside and not inside:
+            warnings.warn(self._messages.changed_mind(averaged=averaged), stacklevel=2)
+        self._last_forward_was_inside = False

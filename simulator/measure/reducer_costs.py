@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from reference import models
 from reference.bucketing import MIB, bucket_caps, initial_buckets
 from reference.buckets import Bucket, Buckets, Features
+from reference.gradient_inbox import accumulators
 from reference.parameters import bucket_key, size_bytes, sparse_parameters, trainable_parameters
-from reference.reducer import accumulators
 from reference.unused_parameters import reachable, tensors_in
 
 from .collectives import AllReduceQueue, MessageBuffer, affordable_repeats, last_to_last_ns

@@ -1,0 +1,181 @@
+"""The state of a data-parallel module's backward pass, and every event that changes it.
+
+========= ==========================================================================================
+state     meaning
+========= ==========================================================================================
+idle      no synchronised forward pass waits for its backward pass: gradients stay local
+expecting a synchronised forward pass has run: the gradients to come are averaged
+running   autograd runs a backward pass that has reached the module
+failed    an exception ended a backward pass after collectives had been launched
+========= ==========================================================================================
+
+A synchronised forward pass leads to *expecting*, whatever happened before, except that a failed module may raise. A
+forward pass under `no_sync` changes nothing. Several backward passes may bring the gradients of one forward pass, so
+a pass that ends without all of them leads back to *expecting*. The functions below are all other transitions.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from .buckets import Bucket
+from .observer import Future
+
+NO_TASK = -1
+"""What torch returns as the number of the running backward pass where none runs."""
+
+
+class InFlight(NamedTuple):
+    """A collective that was launched; `launch` is its number in the checked launch order, 0 without `debug`."""
+
+    future: Future
+    bucket: Bucket
+    launch: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Reduction:
+    """The averaging of one synchronised forward pass's gradients, as far as it has come.
+
+    Attributes:
+        count_ranks: Returns the number of ranks to divide by; called when the first gradient arrives.
+        reachable: Parameter indices behind forward's outputs, for error messages. None: not searched.
+        ready_order: Parameter indices in the order in which their gradients became ready.
+        begun: Whether a gradient has arrived.
+        launches_at_end: Whether all buckets are to be launched at the end: a static graph's first iteration.
+        scale: Factor on each gradient that is packed.
+        to_send: Indices of the buckets that are sent, in launch order.
+        next_bucket: Index of the first bucket that has not been launched.
+        launches: Number of launches begun. One that raised may have issued a collective, and is not in `in_flight`.
+        in_flight: Launched collectives by bucket index.
+    """
+
+    count_ranks: Callable[[], int]
+    reachable: frozenset[int] | None
+    ready_order: list[int] = field(default_factory=list)
+    begun: bool = False
+    launches_at_end: bool = False
+    scale: float = 1.0
+    to_send: Sequence[int] = ()
+    next_bucket: int = 0
+    launches: int = 0
+    in_flight: dict[int, InFlight] = field(default_factory=dict)
+
+    @property
+    def launched_all(self) -> bool:
+        """Whether every bucket that is sent was launched: then all ranks have issued the same collectives."""
+        return self.begun and self.launches == len(self.in_flight) == len(self.to_send)
+
+
+class PassEnd:
+    """Autograd calls this object when a backward pass ends, and drops it if an exception ends the pass.
+
+    Args:
+        ended: Called at the end of the pass, with this object.
+        raised: Called with this object as soon as autograd has given up the pass. (On a GPU autograd's own thread
+            may drop it a little later than the exception reaches the script.)
+    """
+
+    def __init__(self, ended: Callable[["PassEnd"], None], raised: Callable[["PassEnd"], None]) -> None:
+        self.task: int = torch._C._current_graph_task_id()
+        """Autograd's number of the backward pass."""
+        self._ended, self._raised = ended, raised
+        self._was_called = False
+
+    def __call__(self) -> None:
+        """The backward pass has ended without an exception."""
+        self._was_called = True
+        self._ended(self)
+
+    def __del__(self) -> None:
+        if not self._was_called:
+            self._raised(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """No synchronised forward pass waits for its backward pass: gradients stay local."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expecting:
+    """A synchronised forward pass has run, and its gradients have not been averaged yet."""
+
+    reduction: Reduction
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """Autograd runs a backward pass that has reached the module; `reduction` None: its gradients stay local."""
+
+    end: PassEnd
+    reduction: Reduction | None
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An exception ended a backward pass after collectives had been launched.
+
+    Attributes:
+        message: The error of the next forward pass.
+        resumes: Whether the next forward pass may go on without that error: every rank has issued the same
+            collectives, and all of them have ended.
+    """
+
+    message: str
+    resumes: bool
+
+
+State = Idle | Expecting | Running | Failed
+
+
+def backward_starts(state: State, end: PassEnd) -> State:
+    """Autograd has reached forward's outputs or, if they are hidden from the module, a parameter."""
+    match state:
+        case Idle():
+            return Running(end, None)
+        case Expecting(reduction):
+            return Running(end, reduction)
+    return state
+
+
+def backward_ends(state: State, buckets: int) -> State:
+    """The backward pass has ended; the averages of all `buckets` are in the gradients if all were launched."""
+    match state:
+        case Running(reduction=Reduction(next_bucket=next_bucket) as reduction) if next_bucket < buckets:
+            return Expecting(reduction)
+        case Running():
+            return Idle()
+    return state
+
+
+def backward_raises(state: State, message: str, *, alone: bool) -> State:
+    """An exception has ended the backward pass; `message`: the error of the next forward pass; `alone`: one rank.
+
+    If nothing was launched, a further backward pass may still bring the gradients, and a next forward pass only skips
+    the batch. If some buckets were launched, the first bucket of the next iteration would be paired with a later
+    bucket of the ranks that go on.
+    """
+    match state:
+        case Running(reduction=None):
+            return Idle()
+        case Running(reduction=Reduction(launches=0) as reduction):
+            return Expecting(reduction)
+        case Running(reduction=Reduction(launched_all=launched_all)):
+            return Failed(message, resumes=launched_all or alone)
+    return state
+
+
+def gradient_after_failure(state: Failed, message: str) -> State:
+    """A gradient has arrived without a forward pass after the failure, and stays local; `message` reports that."""
+    return Failed(message, resumes=False) if state.resumes else state
+
+
+def forward_begins(state: State) -> State:
+    """A forward pass begins; a module that still is in the state *failed* afterwards must raise its message."""
+    match state:
+        case Failed(resumes=True):
+            return Idle()
+    return state
