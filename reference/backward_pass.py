@@ -18,8 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
-
 from .buckets import Bucket
 from .observer import Future
 
@@ -72,26 +70,27 @@ class Reduction:
 class PassEnd:
     """Autograd calls this object when a backward pass ends, and drops it if an exception ends the pass.
 
+    Nothing else may hold the object, because its destructor is the only sign of the exception.
+
     Args:
-        ended: Called at the end of the pass, with this object.
-        raised: Called with this object as soon as autograd has given up the pass. (On a GPU autograd's own thread
-            may drop it a little later than the exception reaches the script.)
+        task: Autograd's number of the backward pass.
+        ended: Called with the number at the end of the pass.
+        raised: Called with the number as soon as autograd has given up the pass. (On a GPU autograd's own thread
+            may drop the object a little later than the exception reaches the script.)
     """
 
-    def __init__(self, ended: Callable[["PassEnd"], None], raised: Callable[["PassEnd"], None]) -> None:
-        self.task: int = torch._C._current_graph_task_id()
-        """Autograd's number of the backward pass."""
-        self._ended, self._raised = ended, raised
+    def __init__(self, task: int, ended: Callable[[int], None], raised: Callable[[int], None]) -> None:
+        self._task, self._ended, self._raised = task, ended, raised
         self._was_called = False
 
     def __call__(self) -> None:
         """The backward pass has ended without an exception."""
         self._was_called = True
-        self._ended(self)
+        self._ended(self._task)
 
     def __del__(self) -> None:
         if not self._was_called:
-            self._raised(self)
+            self._raised(self._task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +107,17 @@ class Expecting:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Autograd runs a backward pass that has reached the module; `reduction` None: its gradients stay local."""
+    """Autograd runs a backward pass that has reached the module.
 
-    end: PassEnd
+    Attributes:
+        task: Autograd's number of the backward pass.
+        reduction: What the pass contributes to. None: its gradients stay local.
+        before: The state before the pass, which returns after it if its gradients stay local.
+    """
+
+    task: int
     reduction: Reduction | None
+    before: "Idle | Expecting"
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +137,38 @@ class Failed:
 State = Idle | Expecting | Running | Failed
 
 
-def backward_starts(state: State, end: PassEnd) -> State:
-    """Autograd has reached forward's outputs or, if they are hidden from the module, a parameter."""
+def backward_starts(state: State, task: int, *, stays_local: bool) -> State:
+    """Autograd has reached forward's outputs or, if they are hidden from the module, a parameter.
+
+    Args:
+        state: The present state.
+        task: Autograd's number of the backward pass.
+        stays_local: Whether this pass and the last forward pass both ran under `no_sync`, so an earlier, synchronised
+            forward pass goes on waiting.
+    """
     match state:
-        case Idle():
-            return Running(end, None)
-        case Expecting(reduction):
-            return Running(end, reduction)
+        case Expecting(reduction) if not stays_local:
+            return Running(task, reduction, state)
+        case Idle() | Expecting():
+            return Running(task, None, state)
+    return state
+
+
+def synchronized_outputs_reached(state: State) -> State:
+    """Autograd has reached the outputs of a synchronised forward pass: whatever the script says, that one decides."""
+    match state:
+        case Running(reduction=None, before=Expecting(reduction)):
+            return Running(state.task, reduction, state.before)
     return state
 
 
 def backward_ends(state: State, buckets: int) -> State:
     """The backward pass has ended; the averages of all `buckets` are in the gradients if all were launched."""
     match state:
-        case Running(reduction=Reduction(next_bucket=next_bucket) as reduction) if next_bucket < buckets:
-            return Expecting(reduction)
+        case Running(reduction=None):
+            return state.before
+        case Running(reduction=Reduction(next_bucket=next_bucket)) if next_bucket < buckets:
+            return state.before
         case Running():
             return Idle()
     return state
@@ -159,10 +182,8 @@ def backward_raises(state: State, message: str, *, alone: bool) -> State:
     bucket of the ranks that go on.
     """
     match state:
-        case Running(reduction=None):
-            return Idle()
-        case Running(reduction=Reduction(launches=0) as reduction):
-            return Expecting(reduction)
+        case Running(reduction=None) | Running(reduction=Reduction(launches=0)):
+            return state.before
         case Running(reduction=Reduction(launched_all=launched_all)):
             return Failed(message, resumes=launched_all or alone)
     return state

@@ -37,6 +37,7 @@ from .backward_pass import (
     backward_starts,
     forward_begins,
     gradient_after_failure,
+    synchronized_outputs_reached,
 )
 from .buckets import Bucket, Buckets, Features, SecondGradientError
 from .checks.backward import ErrorMessages, GradientCheck, NoSyncCheck
@@ -65,7 +66,7 @@ class Reducer(ReducerNames):
     Attributes:
         buckets: The buckets in force.
         tracker: Finds unused parameters; see `unused_parameters`.
-        iterations: Synchronised forward passes so far.
+        iterations: Synchronised forward passes so far, including those that this rank only matched under Join.
         ready_order: Parameter indices in ready order, as of the last synchronised backward pass.
         reduced_buckets: Number of buckets that were sent in that pass.
         observers: Called at each step; append between iterations.
@@ -107,7 +108,6 @@ class Reducer(ReducerNames):
         self._no_sync_check = NoSyncCheck(self._messages, sync_enabled)
         self.inbox = Inbox()
         self._state: State = Idle()
-        self._joined_iterations = 0  # iterations of other ranks that this rank only matched
         self._parameter_observers: list[Callable[[int], None]] = []
         several_devices = len({parameter.device for parameter in self._parameters}) > 1
         self.detach = attach_hooks(self._accumulators, self, locked=several_devices)
@@ -151,7 +151,7 @@ class Reducer(ReducerNames):
         self._group = self._collective.group = group
         self._messages.rank = dist.get_rank(group)
         self._state = Idle()
-        self.iterations = self._joined_iterations = 0
+        self.iterations = 0
         self.ready_order = []
         self.after_backward.clear()
         self.inbox.reset()
@@ -213,14 +213,16 @@ class Reducer(ReducerNames):
     # Backward pass: the events
 
     def backward_starts(self) -> None:
-        """Called when autograd reaches forward's outputs.
+        """Called when autograd reaches the outputs of a synchronised forward pass.
 
         There the outermost backward pass is running. So `_backward_ends` runs after all re-entrant passes that
         activation checkpoints start in between.
         """
-        if isinstance(self._state, Running) and self._state.end.task != torch._C._current_graph_task_id():
-            self._backward_raises(self._state.end)  # autograd has not dropped the end of a pass that raised, yet
+        task = torch._C._current_graph_task_id()
+        if isinstance(self._state, Running) and self._state.task != task:
+            self._backward_raises(self._state.task)  # autograd has not dropped the end of a pass that raised, yet
         self._enter_backward()
+        self._state = synchronized_outputs_reached(self._state)
 
     def outermost_backward_starts(self) -> None:
         """Called by the sink: if no bucket may be launched during this pass, launch all of them at its end."""
@@ -230,9 +232,9 @@ class Reducer(ReducerNames):
 
     def _enter_backward(self) -> None:
         if isinstance(self._state, Idle | Expecting):
-            end = PassEnd(self._backward_ends, self._backward_raises)
-            self._state = backward_starts(self._state, end)
-            _engine.queue_callback(end)
+            task = torch._C._current_graph_task_id()
+            self._state = backward_starts(self._state, task, stays_local=self._no_sync_check.both_inside())
+            _engine.queue_callback(PassEnd(task, self._backward_ends, self._backward_raises))
 
     def gradients_arrived(self, gradient: Tensor | None) -> None:
         """Called by autograd when `inbox.limit` gradients have arrived; `gradient`: the last one, or None."""
@@ -248,36 +250,36 @@ class Reducer(ReducerNames):
                 self._begin(state.reduction)
             self._take_from_inbox(state.reduction, gradient)
         except BaseException as error:
-            self._backward_raises(state.end, error)
+            self._backward_raises(state.task, error)
             raise
         self.inbox.limit = self._gradients_until_next_step(state.reduction)
 
-    def _backward_ends(self, end: PassEnd) -> None:
+    def _backward_ends(self, task: int) -> None:
         """Called by autograd at the end of a backward pass: finish if all buckets were launched.
 
         If not, another backward pass may bring the missing gradients. Until then the script may change those that
         have arrived, so they are packed now.
         """
         state = self._state
-        if not isinstance(state, Running) or state.end is not end:
+        if not isinstance(state, Running) or state.task != task:
             return
         try:
             if state.reduction is not None:
                 self._end(state.reduction)
         except BaseException as error:
-            self._backward_raises(end, error)
+            self._backward_raises(task, error)
             raise
         self.inbox.reset()
         self._state = backward_ends(state, len(self.buckets))
 
-    def _backward_raises(self, end: PassEnd, error: BaseException | None = None) -> None:
+    def _backward_raises(self, task: int, error: BaseException | None = None) -> None:
         """An exception ends the backward pass; `error`: the exception, if the reducer itself raised it.
 
         If training may go on, all collectives in flight have ended when this returns, because the next pass, or a
         script that clears its gradients in place, writes into their buffers.
         """
         state = self._state
-        if not isinstance(state, Running) or state.end is not end:
+        if not isinstance(state, Running) or state.task != task:
             return
         self.inbox.reset()
         reduction = state.reduction
@@ -286,9 +288,9 @@ class Reducer(ReducerNames):
         after = backward_raises(state, message, alone=self._group.size() == 1)
         self._state = Failed(message, resumes=False)  # stays if a collective fails too, or Ctrl-C ends the waiting
         with suppress(Exception):
-            if isinstance(after, Expecting):
-                self._start_again(after.reduction)
-            elif isinstance(after, Failed) and after.resumes and reduction is not None:
+            if reduction is not None and isinstance(after, Expecting):
+                self._start_again(reduction)
+            elif reduction is not None and isinstance(after, Failed) and after.resumes:
                 self._wait_for_all(reduction)
                 self._close(reduction)
             self._state = after
@@ -296,7 +298,7 @@ class Reducer(ReducerNames):
     def check_finished(self) -> None:
         """Raise RuntimeError if the last backward pass did not average its gradients; the message names the cause."""
         if isinstance(self._state, Running) and torch._C._current_graph_task_id() == NO_TASK:
-            self._backward_raises(self._state.end)  # autograd has not dropped the end of a pass that raised, yet
+            self._backward_raises(self._state.task)  # autograd has not dropped the end of a pass that raised, yet
         self._state = forward_begins(self._state)
         if isinstance(self._state, Failed):
             fail(self.observers, self._state.message)
@@ -527,8 +529,8 @@ class Reducer(ReducerNames):
         self.tracker.untouched()
         self._wait_for_others()
         self.tracker.finished()
-        self._joined_iterations += 1
-        if self._joined_iterations + self.iterations > self.tracker.iterations_without_ready_order:
+        self.iterations += 1
+        if self.iterations > self.tracker.iterations_without_ready_order:
             self.ready_order = list(range(len(self._parameters)))  # the rebuild is due here when it is on other ranks
 
 

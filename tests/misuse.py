@@ -287,10 +287,11 @@ def two_comm_hooks(_rank: int) -> None:
         ddp.register_comm_hook(None, lambda state, bucket: None)
 
 
-def comm_hook_after_training(_rank: int) -> None:
+def comm_hook_in_backward(_rank: int) -> None:
     ddp = DistributedDataParallel(line())
+    module = next(iter(ddp.module.parameters()))
+    module.register_post_accumulate_grad_hook(lambda _: ddp.register_comm_hook(None, lambda state, bucket: None))
     ddp(x()).sum().backward()
-    ddp.register_comm_hook(None, lambda state, bucket: None)
 
 
 def comm_hook_without_bucket(_rank: int) -> None:

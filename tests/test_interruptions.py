@@ -59,7 +59,7 @@ def test_an_exception_under_no_sync_leaves_nothing_behind(two_ranks):
 @pytest.mark.parametrize("at", [0, 2])
 def test_a_comm_hook_that_raised_is_the_cause_that_is_named(two_ranks, at):
     for message in two_ranks.run(bodies.failing_comm_hook, at):
-        assert ("the hook's own mistake" in message) == (at > 0)
+        assert "the hook's own mistake" in message
         assert "not used" not in message
 
 

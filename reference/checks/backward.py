@@ -273,14 +273,20 @@ class NoSyncCheck:
         self._messages = messages
         self._sync_enabled = sync_enabled
         self._last_forward_was_inside = False
+        self._checked = True
 
     def forward_done(self, *, synchronized: bool) -> None:
         """Note whether the gradients of this forward pass will be averaged."""
         self._last_forward_was_inside = not synchronized
+        self._checked = False
+
+    def both_inside(self) -> bool:
+        """Whether the last forward pass and the present backward pass ran inside `no_sync`."""
+        return self._last_forward_was_inside and not self._sync_enabled()
 
     def gradient_arrived(self, *, averaged: bool) -> None:
         """Compare the first gradient that follows with `no_sync`, and warn; `averaged`: it will be averaged."""
         inside = not self._sync_enabled()
-        if inside if averaged else self._last_forward_was_inside and not inside:
+        if not self._checked and (inside if averaged else self._last_forward_was_inside and not inside):
             warnings.warn(self._messages.changed_mind(averaged=averaged), stacklevel=2)
-        self._last_forward_was_inside = False
+        self._checked = True
