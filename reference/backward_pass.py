@@ -42,6 +42,7 @@ class Reduction:
         reachable: Parameter indices behind forward's outputs, for error messages. None: not searched.
         ready_order: Parameter indices in the order in which their gradients became ready.
         begun: Whether a gradient has arrived.
+        arrived: Number of gradients that have arrived.
         launches_at_end: Whether all buckets are to be launched at the end: a static graph's first iteration.
         scale: Factor on each gradient that is packed.
         to_send: Indices of the buckets that are sent, in launch order.
@@ -54,6 +55,7 @@ class Reduction:
     reachable: frozenset[int] | None
     ready_order: list[int] = field(default_factory=list)
     begun: bool = False
+    arrived: int = 0
     launches_at_end: bool = False
     scale: float = 1.0
     to_send: Sequence[int] = ()
@@ -113,11 +115,13 @@ class Running:
         task: Autograd's number of the backward pass.
         reduction: What the pass contributes to. None: its gradients stay local.
         before: The state before the pass, which returns after it if its gradients stay local.
+        arrived_before: Number of gradients that earlier passes brought for `reduction`.
     """
 
     task: int
     reduction: Reduction | None
     before: "Idle | Expecting"
+    arrived_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ def backward_starts(state: State, task: int, *, stays_local: bool) -> State:
     """
     match state:
         case Expecting(reduction) if not stays_local:
-            return Running(task, reduction, state)
+            return Running(task, reduction, state, reduction.arrived)
         case Idle() | Expecting():
             return Running(task, None, state)
     return state
@@ -158,7 +162,7 @@ def synchronized_outputs_reached(state: State) -> State:
     """Autograd has reached the outputs of a synchronised forward pass: whatever the script says, that one decides."""
     match state:
         case Running(reduction=None, before=Expecting(reduction)):
-            return Running(state.task, reduction, state.before)
+            return Running(state.task, reduction, state.before, reduction.arrived)
     return state
 
 
@@ -174,23 +178,35 @@ def backward_ends(state: State, buckets: int) -> State:
     return state
 
 
-def backward_raises(state: State, message: str, *, alone: bool) -> State:
-    """An exception has ended the backward pass; `message`: the error of the next forward pass; `alone`: one rank.
+def backward_raises(state: State, message: str, *, arrived: int, by_reducer: bool, alone: bool) -> State:
+    """An exception has ended the backward pass.
 
-    If nothing was launched, a further backward pass may still bring the gradients, and a next forward pass only skips
-    the batch. If some buckets were launched, the first bucket of the next iteration would be paired with a later
+    If no gradient had arrived, the pass leaves nothing behind. If no bucket was launched, a further backward pass may
+    bring the gradients again, and a next forward pass only skips the batch. If all buckets were launched, every rank
+    issues the same collectives. If some were, the first bucket of the next iteration would be paired with a later
     bucket of the ranks that go on.
+
+    Args:
+        state: The present state.
+        message: The error of the next forward pass.
+        arrived: Number of gradients that arrived in this pass.
+        by_reducer: Whether the reducer raised the exception: other ranks may not come as far as this one.
+        alone: Whether there is only one rank.
     """
     match state:
-        case Running(reduction=None) | Running(reduction=Reduction(launches=0)):
+        case Running(reduction=None):
+            return state.before
+        case Running() if not arrived:
+            return state.before
+        case Running(reduction=Reduction(launches=0), arrived_before=0) if not by_reducer:
             return state.before
         case Running(reduction=Reduction(launched_all=launched_all)):
-            return Failed(message, resumes=launched_all or alone)
+            return Failed(message, resumes=alone or (launched_all and not by_reducer))
     return state
 
 
 def gradient_after_failure(state: Failed, message: str) -> State:
-    """A gradient has arrived without a forward pass after the failure, and stays local; `message` reports that."""
+    """A gradient has arrived without a forward pass after the failure; `message`: the error that reports it."""
     return Failed(message, resumes=False) if state.resumes else state
 
 

@@ -242,9 +242,10 @@ class Reducer(ReducerNames):
         state = self._state
         if not isinstance(state, Running):
             assert isinstance(state, Failed)
-            self._state = gradient_after_failure(state, self._messages.retried(state.message))
-            self.inbox.limit = NEVER
-            return
+            message = self._messages.retried(state.message)
+            self._state = gradient_after_failure(state, message)
+            self.inbox.reset()
+            fail(self.observers, message)
         try:
             if state.reduction is not None and not state.reduction.begun:
                 self._begin(state.reduction)
@@ -276,19 +277,23 @@ class Reducer(ReducerNames):
         """An exception ends the backward pass; `error`: the exception, if the reducer itself raised it.
 
         If training may go on, all collectives in flight have ended when this returns, because the next pass, or a
-        script that clears its gradients in place, writes into their buffers.
+        script that clears its gradients in place, writes into their buffers. After an error of the reducer's own it
+        may not: other ranks may have launched less, and the error must not wait for them.
         """
         state = self._state
         if not isinstance(state, Running) or state.task != task:
             return
-        self.inbox.reset()
         reduction = state.reduction
-        launched = 0 if reduction is None else len(reduction.in_flight)
+        launched, arrived = 0, len(self.inbox.indices)
+        if reduction is not None:
+            launched, arrived = len(reduction.in_flight), arrived + reduction.arrived - state.arrived_before
+        self.inbox.reset()
         message = self._messages.interrupted(launched, len(self.buckets), error)
-        after = backward_raises(state, message, alone=self._group.size() == 1)
+        by_reducer = isinstance(error, Exception)  # not Ctrl-C
+        after = backward_raises(state, message, arrived=arrived, by_reducer=by_reducer, alone=self._group.size() == 1)
         self._state = Failed(message, resumes=False)  # stays if a collective fails too, or Ctrl-C ends the waiting
         with suppress(Exception):
-            if reduction is not None and isinstance(after, Expecting):
+            if reduction is not None and isinstance(after, Expecting) and arrived:
                 self._start_again(reduction)
             elif reduction is not None and isinstance(after, Failed) and after.resumes:
                 self._wait_for_all(reduction)
@@ -322,6 +327,8 @@ class Reducer(ReducerNames):
 
     def _take_from_inbox(self, reduction: Reduction | None, gradient: Tensor | None = None) -> None:
         arrived = self.inbox.take()
+        if reduction is not None:
+            reduction.arrived += len(arrived)
         if reduction is not None and not self.tracker.counts_gradients and not self._parameter_observers:
             reduction.ready_order += arrived
             self._mark_ready(reduction, arrived)
@@ -481,7 +488,7 @@ class Reducer(ReducerNames):
             bucket.unpack(reduction.scale)
             bucket.reset()
         reduction.begun = reduction.launches_at_end = False
-        reduction.next_bucket = 0  # buckets without used parameters may have been skipped
+        reduction.arrived = reduction.next_bucket = 0  # buckets without used parameters may have been skipped
         reduction.ready_order = []
         self.tracker.abandoned()
 

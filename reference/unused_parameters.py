@@ -226,9 +226,10 @@ class StaticGraph(AllParametersUsed):
     def all_arrived(self) -> bool:
         """Whether the first iteration's gradients have arrived, in one backward pass or several.
 
-        `autograd.grad`, and a pass through a module whose parameters are frozen, reach the outputs but bring none.
+        `autograd.grad`, and a pass through a module whose parameters are all frozen, reach the outputs but bring none.
         """
-        return bool(self._expected) and self._awaited <= self._expected.keys()
+        trainable = any(node.variable.requires_grad for node in self._indices)  # type: ignore[attr-defined]  # of C++
+        return trainable and self._awaited <= self._expected.keys()
 
     def launched_all(self) -> None:
         """Exchange which parameters each rank used, in the first iteration only."""

@@ -181,10 +181,10 @@ class ErrorMessages:
         )
 
     def retried(self, failure: str) -> str:
-        """Error: after a failed backward pass, another one ran without a forward pass; `failure`: the first error."""
+        """Error: another backward pass runs after a failed one, without a forward pass; `failure`: the first error."""
         return (
-            f"{failure}\nrank {self.rank}: since then another backward pass has run without a forward pass before "
-            "it, so its gradients were not averaged."
+            f"{failure}\nrank {self.rank}: now another backward pass runs without a forward pass before it, so its "
+            "gradients cannot be averaged."
         )
 
     def changed_mind(self, *, averaged: bool) -> str:

@@ -1,0 +1,375 @@
+"""The states of a backward pass: scripts that leave the usual order of forward and backward passes.
+
+Whatever a script does, each gradient is the rank's own or the average over the ranks; a synchronised forward pass
+whose gradients were not averaged ends in an error; and torch's class does the same, with the exceptions that
+`Comparison` lists.
+"""
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from . import backward_pass_bodies as bodies
+from .backward_pass_bodies import Backward, Forward, Freeze, Grad, Join, Seen, Step, Zero
+from .explore import examples
+
+EVERY = bodies.WEIGHTS
+STEP_TIMEOUT_S = 15.0
+BOTH = (0, 1)
+
+
+class Comparison:
+    """Runs a script step by step on two ranks, and checks every step.
+
+    Args:
+        ranks: The ranks.
+        options: Options of the class; `hook`: whether a comm hook averages.
+
+    Attributes:
+        steps: The steps so far.
+        gradients: By rank, those of our class.
+        ended: The error that our class has raised. Empty: none.
+        pending: Whether a synchronised forward pass waits for its averages.
+        torch_ended: Why torch's class is not compared with any more. Empty: it is.
+    """
+
+    def __init__(self, ranks: Any, options: dict[str, Any]) -> None:
+        self.ranks, self.options = ranks, options
+        self.steps: list[Step] = []
+        self.ended = ""
+        self.torch_ended = ""
+        self.pending = False
+        self.gradients: list[Any] = []
+        self._local: set[int] = set()  # weights whose gradients should have been averaged, and were not yet
+        self._averaged: list[int] = []  # ranks that have averages since the last step
+        self._drop = ""
+        self._has_averaged = False
+        ranks.run(bodies.begin, options)
+
+    def go_on(self, step: Step) -> None:
+        """Run a step and check what the ranks then have."""
+        self.steps.append(step)
+        seen: list[Seen] = self.ranks.run(bodies.go_on, step, self._averaged, self._drop, timeout_s=STEP_TIMEOUT_S)
+        self._drop = ""
+        self.gradients = [one.gradients.get("ours") for one in seen]
+        self.ended = next((one.errors["ours"] for one in seen if "ours" in one.errors), "")
+        if not self.torch_ended:
+            self._compare_with_torch(seen)
+        if not self.ended and any(one.hook_raised for one in seen):
+            assert not (isinstance(step, Forward) and step.grad), f"no error after that of a hook: {self.steps}"
+        elif not self.ended:
+            self._check(step, seen)
+
+    def _compare_with_torch(self, seen: list[Seen]) -> None:
+        torchs = next((one.errors["torch"] for one in seen if "torch" in one.errors), "")
+        same = bool(torchs) == bool(self.ended) and (
+            bool(torchs) or all(one.gradients["torch"] == one.gradients["ours"] for one in seen)
+        )
+        if not same:
+            self.torch_ended = self._difference(torchs)
+            assert self.torch_ended, (
+                f"{self.options}\n{self.steps}\nours: {self.ended or [one.gradients['ours'] for one in seen]}\n"
+                f"torch: {torchs or [one.gradients['torch'] for one in seen]}"
+            )
+            self._drop = "torch"
+        elif torchs:
+            self.torch_ended = torchs
+        elif isinstance(self.steps[-1], Backward) and self.steps[-1].fault and self.steps[-1].ranks != BOTH:
+            self.torch_ended, self._drop = "may go on with an error on one rank only", "torch"
+
+    def _difference(self, torchs: str) -> str:
+        """Return why our class differs from torch's, which raised the error `torchs` or none. Empty: unknown."""
+        step = self.steps[-1]
+        forwards = [one for one in self.steps if isinstance(one, Forward) and one.grad]
+        raised = any(isinstance(one, Backward) and one.fault for one in self.steps)
+        if raised and torchs and not self.ended:
+            return "after an exception, torch's class takes the next pass for a second one"
+        if raised and self.options.get("gradient_as_bucket_view") and not torchs and not self.ended:
+            return "after an exception, the views of torch's class stay divided"
+        if self.options.get("static_graph") and not self._has_averaged:
+            return "in a static graph, torch's class averages in the first pass that reaches an output, or never"
+        if (
+            self.options.get("find_unused_parameters")
+            and "Expected to have finished reduction" in torchs
+            and any(not one.sync for one in forwards)
+        ):
+            return "in torch's class, an ignored output of a forward pass under no_sync counts as a gradient"
+        if isinstance(step, Backward) and not step.sync and not forwards[-1].sync and not torchs and not self.ended:
+            return "after a forward pass without backward, torch's class averages under no_sync"
+        return ""
+
+    def _check(self, step: Step, seen: list[Seen]) -> None:
+        if isinstance(step, Join):
+            self._averaged = list(BOTH)
+            return
+        where = f"{self.options}\n{self.steps}\n" + "\n".join(str(one.gradients) for one in seen)
+        arrived = set().union(*(one.arrived for one in seen))
+        means = [_mean([one.gradients["local"][weight] for one in seen]) for weight in EVERY]
+        self._averaged = []
+        for rank, one in enumerate(seen):
+            changed, averaged = False, isinstance(step, Backward)
+            for weight, (mine, own, mean) in enumerate(
+                zip(one.gradients["ours"], one.gradients["local"], means, strict=True)
+            ):
+                allowed = {own}
+                if isinstance(step, Backward):
+                    allowed |= {mean, mean or 0.0}  # 0.0: a weight that was frozen after the forward pass
+                if self.options.get("gradient_as_bucket_view"):
+                    allowed.add(own and own / len(seen))  # a bucket that was packed in an unfinished pass
+                assert mine in allowed, f"rank {rank}, weight {weight}: neither its own nor the average:\n{where}"
+                averaged = averaged and mine in (mean, mean or 0.0)
+                changed = changed or mine != own
+            if averaged and changed:
+                self._averaged.append(rank)
+        self._has_averaged = self._has_averaged or bool(self._averaged)
+        if isinstance(step, Forward) and step.grad:
+            assert not self._local, f"weights {self._local} have not been averaged:\n{where}"
+            self.pending = self.pending or step.sync
+        elif isinstance(step, Backward) and self._averaged:
+            self._local.clear()
+            self.pending = False
+        elif isinstance(step, Backward) and self.pending and step.sync and (not step.fault or step.retry):
+            self._local |= arrived
+            # A pass through the sink is over, whichever gradients it has brought.
+            self.pending = not (self.options.get("find_unused_parameters") or self.options.get("static_graph"))
+        elif isinstance(step, Zero):
+            self._local.clear()
+
+
+def _mean(values: list[float | None]) -> float | None:
+    return None if all(one is None for one in values) else sum(one or 0.0 for one in values) / len(values)
+
+
+def run(ranks: Any, options: dict[str, Any], *steps: Step) -> Comparison:
+    """Run a script until our class raises an error."""
+    script = Comparison(ranks, options)
+    for step in steps:
+        if not script.ended:
+            script.go_on(step)
+    return script
+
+
+# Random scripts
+
+OPTIONS = st.fixed_dictionaries(
+    {
+        "bucket_cap_mb": st.sampled_from([1e-6, 25]),
+        "gradient_as_bucket_view": st.booleans(),
+        "find_unused_parameters": st.booleans(),
+        "static_graph": st.booleans(),
+        "hook": st.booleans(),
+    }
+)
+used_weights = st.sets(st.sampled_from(EVERY), min_size=1).map(lambda chosen: tuple(sorted(chosen)))
+factors = st.tuples(st.integers(0, 20).map(lambda n: 2.0 * n + 1), st.integers(0, 20).map(lambda n: 100.0 * n + 50))
+heads = st.sampled_from(["ab", "ab", "a", "b"])
+PLACES = ("loss", "output", "weight 0", "weight 3", "input", "input", "hook 0", "hook 1")
+
+
+class Scripts(RuleBasedStateMachine):
+    """Training scripts that go on in any order; a new one begins after an error.
+
+    Ranks that use different weights keep to the usual order, because in another order one rank may get all of its
+    gradients and wait for ever for the other one.
+    """
+
+    ranks: Any
+    seen: list[Comparison]
+
+    @initialize(options=OPTIONS, used=st.tuples(used_weights, used_weights), alike=st.booleans())
+    def begin(self, options, used, alike):
+        self.options, self.used = options, used
+        self.alike = alike or not (options["find_unused_parameters"] or options["static_graph"])
+        self.script = Comparison(self.ranks, options)
+        self.seen.append(self.script)
+        self.forwards: list[Forward] = []
+
+    def _ended(self):
+        return bool(self.script.ended)
+
+    def _goes_on(self):
+        return not self.script.ended
+
+    def _is_alike(self):
+        return not self.script.ended and self.alike
+
+    def _has_outputs(self):
+        return not self.script.ended and bool(self.forwards)
+
+    @precondition(_ended)
+    @rule(options=OPTIONS, used=st.tuples(used_weights, used_weights), alike=st.booleans())
+    def begin_again(self, options, used, alike):
+        self.begin(options, used, alike)
+
+    @precondition(_goes_on)
+    @rule(
+        factors=factors,
+        used=st.tuples(used_weights, used_weights),
+        sync=st.integers(0, 3),
+        training=st.booleans(),
+        grad=st.integers(0, 5),
+    )
+    def forward(self, factors, used, sync, training, grad):
+        if self.options.get("static_graph"):
+            used = self.used
+        elif not self.options.get("find_unused_parameters"):
+            used = (EVERY, EVERY)
+        if self.alike:
+            used = (used[0],) * 2
+        step = Forward(factors, used, sync > 0 or not self.alike, training, grad > 0)
+        self.script.go_on(step)
+        if step.grad:
+            self.forwards.append(step)
+
+    @precondition(_has_outputs)
+    @rule(
+        back=st.sampled_from([(-1,), (-1,), (-1,), (-2,), (-1, -2)]),
+        heads=heads,
+        sync=st.integers(0, 3),
+        late=st.booleans(),
+    )
+    def backward(self, back, heads, sync, late):
+        if not self.alike:
+            back, heads, sync = (-1,), "ab", True
+        elif -min(back) > len(self.forwards):
+            back = (-1,)
+        self.script.go_on(Backward(back, heads, bool(sync), late=late))
+
+    @precondition(_has_outputs)
+    @rule(
+        heads=heads,
+        where=st.sampled_from(PLACES),
+        ranks=st.sampled_from([(0,), (1,), BOTH]),
+        retry=st.booleans(),
+        late=st.booleans(),
+    )
+    def backward_that_raises(self, heads, where, ranks, retry, late):
+        """Never on one rank alone where that would leave the other one waiting."""
+        if not self.alike:
+            where, heads = ("loss" if where.startswith("weight") else where), "ab"
+        if where == "input" and heads == "ab" and not self.options.get("static_graph"):
+            retry = retry and ranks == BOTH
+        elif where not in ("loss", "output") or not retry:
+            ranks = BOTH
+        retry = retry and not where.startswith("hook")
+        self.script.go_on(Backward((-1,), heads, True, where, ranks, retry, late))
+
+    @precondition(_has_outputs)
+    @rule(back=st.sampled_from([-1, -2]), by=st.sampled_from(["input", "weights"]))
+    def grad(self, back, by):
+        self.script.go_on(Grad(max(back, -len(self.forwards)), by))
+
+    @precondition(_goes_on)
+    @rule(in_place=st.booleans())
+    def zero(self, in_place):
+        self.script.go_on(Zero(in_place))
+
+    @precondition(_is_alike)
+    @rule(weights=st.sampled_from([(), (), (0,), (1, 2), EVERY]))
+    def freeze(self, weights):
+        self.script.go_on(Freeze(weights))
+
+    @precondition(lambda self: self._is_alike() and not self.script.pending and not self.options.get("static_graph"))
+    @rule(counts=st.tuples(st.integers(0, 2), st.integers(0, 2)), divide_by_all=st.booleans())
+    def join(self, counts, divide_by_all):
+        self.script.go_on(Freeze(()))
+        self.script.go_on(Join(counts, divide_by_all))
+
+
+@pytest.mark.timeout(3600)
+def test_a_gradient_is_its_own_or_the_average_whatever_the_script_does(two_ranks, capsys):
+    Scripts.ranks = two_ranks
+    Scripts.seen = []
+    run_state_machine_as_test(Scripts, settings=settings(examples(40), stateful_step_count=12))
+    raised = sum(any(isinstance(step, Backward) and step.fault for step in one.steps) for one in Scripts.seen)
+    with capsys.disabled():
+        print(f"\n{len(Scripts.seen)} scripts, {raised} of them with an exception")
+    assert raised > len(Scripts.seen) / 10
+
+
+# Scripts that once went wrong
+
+USUAL = (Zero(), Forward((1.0, 50.0)), Backward())
+NEXT = (Zero(), Forward((3.0, 70.0)), Backward())
+MODES = [
+    {},
+    {"gradient_as_bucket_view": True},
+    {"find_unused_parameters": True},
+    {"static_graph": True},
+    {"hook": True},
+]
+
+
+def averages(ranks, options, *steps):
+    """Run a script; return the gradients of our class after its last step."""
+    script = run(ranks, {"bucket_cap_mb": 1e-6} | options, *steps)
+    assert not script.ended
+    return script.gradients
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+@pytest.mark.parametrize("faulty", [(0,), (1,), BOTH])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_after_an_exception_that_follows_all_launches_the_next_average_is_right(two_ranks, options, faulty, in_place):
+    fails = Backward(fault="input", ranks=faulty, late=True)
+    steps = (*USUAL, Zero(in_place), Forward((1000.0, 5000.0)), fails, Zero(in_place), *NEXT)
+    assert averages(two_ranks, options, *steps) == [[36.5] * 4] * 2
+
+
+@pytest.mark.parametrize("options", MODES, ids=str)
+@pytest.mark.parametrize("where", ["loss", "output"])
+@pytest.mark.parametrize("first", [(), USUAL], ids=["first iteration", "later iteration"])
+def test_after_an_exception_before_the_first_gradient_another_backward_pass_averages(
+    two_ranks, options, where, first
+):
+    fails = Backward(fault=where, ranks=(1,), retry=True)
+    assert averages(two_ranks, options, *first, Zero(), Forward((3.0, 70.0)), fails) == [[36.5] * 4] * 2
+
+
+def test_after_an_exception_before_the_first_gradient_the_backward_pass_of_another_graph_averages(two_ranks):
+    steps = (Forward((1.0, 50.0)), Forward((3.0, 70.0)), Backward((-2,), fault="output"), Backward())
+    assert averages(two_ranks, {}, *steps) == [[36.5] * 4] * 2
+
+
+@pytest.mark.parametrize("options", MODES[:3], ids=str)
+@pytest.mark.parametrize("of", [(-2,), (-1, -2)])
+def test_a_forward_pass_under_no_sync_in_between_leaves_a_synchronised_one_waiting(two_ranks, options, of):
+    """As in consistency losses, where one of two forward passes must not be averaged twice."""
+    steps = (*USUAL, Zero(), Forward((3.0, 70.0)), Forward((5.0, 90.0), sync=False), Backward(of))
+    assert averages(two_ranks, options, *steps) == [[36.5 if of == (-2,) else 84.0] * 4] * 2
+
+
+@pytest.mark.parametrize("by", ["input", "weights"])
+def test_a_static_graph_whose_first_backward_pass_is_autograd_grad_averages(two_ranks, by):
+    steps = (Forward((1.0, 50.0)), Grad(by=by), Backward(), *NEXT)
+    assert averages(two_ranks, {"static_graph": True}, *steps) == [[36.5] * 4] * 2
+
+
+def test_a_static_graph_whose_parameters_are_all_frozen_in_the_first_pass_averages(two_ranks):
+    """As in the generator's pass through a discriminator."""
+    steps = (Freeze(EVERY), Forward((1.0, 50.0)), Backward(), Freeze(()), *NEXT)
+    assert averages(two_ranks, {"static_graph": True}, *steps) == [[36.5] * 4] * 2
+
+
+def test_a_static_graph_with_some_parameters_frozen_in_the_first_pass_names_them_later(two_ranks):
+    steps = (Freeze((1,)), Forward((1.0, 50.0)), Backward(), Freeze(()), *NEXT)
+    assert "weights.1" in run(two_ranks, {"static_graph": True}, *steps).ended
+
+
+def test_after_a_comm_hook_has_failed_the_next_forward_pass_raises(two_ranks):
+    script = run(two_ranks, {"hook": True, "bucket_cap_mb": 1e-6}, *USUAL, *NEXT[:2], Backward(fault="hook 1"), *NEXT)
+    assert "comm hook average" in script.ended
+    assert script.steps[-1] == NEXT[1]
+
+
+def test_ctrl_c_while_the_reducer_finishes_leaves_no_collective_in_flight(two_ranks):
+    assert two_ranks.run(bodies.interrupted_while_finishing) == [[36.5] * 4] * 2
