@@ -130,8 +130,8 @@ class Failed:
 
     Attributes:
         message: The error of the next forward pass.
-        resumes: Whether the next forward pass may go on without that error: every rank has issued the same
-            collectives, and all of them have ended.
+        resumes: Whether the next forward pass may go on without that error, because every rank has issued the same
+            collectives and all of them have ended.
     """
 
     message: str

@@ -284,11 +284,16 @@ class ViewBucket(Bucket):
 
 
 class SparseBucket(Bucket):
-    """The bucket of one parameter whose gradient is a sparse tensor; that tensor itself is the buffer."""
+    """The bucket of one parameter whose gradient is a sparse tensor; that tensor itself is the buffer.
+
+    The gradient has one sparse dimension, as that of an embedding: Gloo requires the same number on all ranks.
+    """
 
     def _make_buffer(self) -> None:
         (parameter,) = self.parameters
-        self.buffer = torch.zeros_like(parameter, layout=torch.sparse_coo)
+        rows = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
+        values = parameter.new_empty((0, *parameter.shape[1:]))
+        self.buffer = torch.sparse_coo_tensor(rows, values, parameter.shape, is_coalesced=True)
         self.views = [self.buffer]
 
     def pack(self, scale: float) -> None:

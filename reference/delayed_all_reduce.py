@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from .bucketing import ONE_BUCKET, assign_buckets
 from .buckets import ViewBucket
+from .gradient_inbox import accumulators
 from .observer import Future
 from .parameters import bucket_key, size_bytes, sparse_parameters
 
@@ -35,23 +36,28 @@ class DelayedAllReduce:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], trigger: nn.Parameter, group: dist.ProcessGroup) -> None:
-        self._group = group
-        self._wanted = False
-        together = assign_buckets(
-            [size_bytes(parameter) for parameter in parameters],
-            [ONE_BUCKET],
-            keys=[bucket_key(parameter) for parameter in parameters],
-        )
-        self._buckets = [ViewBucket(indices, [parameters[i] for i in indices]) for indices in together]
-        self._in_flight: list[Future] = []
+        self._parameters = parameters
+        # On a GPU, autograd makes the stream of a node wait for the gradient. All nodes are made here, on one stream,
+        # and held; so when the trigger's gradient has arrived, that stream has waited for all others.
+        self._accumulators = accumulators([*parameters, trigger])
+        self.set_group(group)
         hook = trigger.register_post_accumulate_grad_hook(partial(_call, weakref.WeakMethod(self._launch)))
         weakref.finalize(self, hook.remove)
 
     def set_group(self, group: dist.ProcessGroup) -> None:
-        """Average over other ranks from now on; a backward pass that is under way is forgotten."""
+        """Average over other ranks from now on, in new buffers: collectives under way may still write into others.
+
+        A backward pass that is under way is forgotten.
+        """
         self._group = group
         self._wanted = False
-        self._in_flight.clear()
+        self._in_flight: list[Future] = []
+        together = assign_buckets(
+            [size_bytes(parameter) for parameter in self._parameters],
+            [ONE_BUCKET],
+            keys=[bucket_key(parameter) for parameter in self._parameters],
+        )
+        self._buckets = [ViewBucket(indices, [self._parameters[i] for i in indices]) for indices in together]
 
     def forward_done(self) -> None:
         """Average in the coming backward pass.

@@ -221,12 +221,14 @@ class StaticGraph(AllParametersUsed):
             return 1  # all buckets are launched at the end
         if expected:
             self._remaining[index] -= 1
+        if gradient is not None and self._untouched is not None and index in self._untouched:
+            return -1  # the first iteration brought an undefined gradient, as for an output that the loss ignores
         return self._remaining[index]
 
     def all_arrived(self) -> bool:
         """Whether the first iteration's gradients have arrived, in one backward pass or several.
 
-        `autograd.grad`, and a pass through a module whose parameters are all frozen, reach the outputs but bring none.
+        `autograd.grad` and a pass through a module whose parameters are all frozen reach the outputs but bring none.
         """
         trainable = any(node.variable.requires_grad for node in self._indices)  # type: ignore[attr-defined]  # of C++
         return trainable and self._awaited <= self._expected.keys()

@@ -68,7 +68,7 @@ class Script:
 
     def __init__(self, make: Any, group: Any, options: dict[str, Any]) -> None:
         options = dict(options)
-        hooked = options.pop("hook", False)
+        self.hooked = options.pop("hook", False)
         self.module = Heads(self)
         self.ddp: Any = self.module if make is None else make(self.module, process_group=group, **options)
         self.synchronizes = make is not None
@@ -77,7 +77,7 @@ class Script:
         self.outputs: list[tuple[dict[str, Tensor], Tensor]] = []
         self.arrived: set[int] = set()
         self.group = group
-        if hooked and self.synchronizes:
+        if self.hooked and self.synchronizes:
             self.ddp.register_comm_hook(self, average)
         if not self.synchronizes:
             for index, weight in enumerate(self.module.weights):
@@ -164,7 +164,7 @@ class Backward:
             except RaisedError:
                 raised = True
             except RuntimeError:  # of a comm hook
-                script.hook_raised = raised = script.fault.startswith("hook")
+                script.hook_raised = raised = script.hooked and script.fault.startswith("hook")
                 if not raised:
                     raise
             finally:

@@ -179,3 +179,26 @@ def _iterate(ddp: nn.Module, lane: Lane, batches: int) -> None:
     for _ in range(batches):
         with lane.iteration():
             ddp(torch.ones(1, 4)).sum().backward()
+
+
+def sparse_gradients(
+    rank: int, _world_size: int, inputs: tuple[int, ...], used: tuple[bool, ...], options: dict
+) -> list:
+    """Gradients of an embedding by step, dense; `used`: whether a rank's forward pass uses it."""
+    embedding, linear = nn.Embedding(6, 3, sparse=True), nn.Linear(3, 2)
+    module = nn.ModuleList([embedding, linear])
+
+    def forward(x: Tensor) -> Tensor:
+        rows = torch.arange(1 + rank)
+        return linear(x).sum() + (embedding(rows).sum() * (1 + rank) if used[rank] else 0.0)
+
+    module.forward = forward
+    ddp = DistributedDataParallel(module, **options)
+    seen = []
+    with ddp.join():
+        for step in range(inputs[rank]):
+            ddp.zero_grad()
+            ddp(batch(rank, 3, 3, step=step)).backward()
+            gradient = embedding.weight.grad
+            seen.append(None if gradient is None else gradient.to_dense())
+    return seen

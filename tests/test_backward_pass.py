@@ -93,8 +93,12 @@ class Comparison:
         raised = any(isinstance(one, Backward) and one.fault for one in self.steps)
         if raised and torchs and not self.ended:
             return "after an exception, torch's class takes the next pass for a second one"
+        if raised and self.ended:
+            return "after an exception that some launches preceded, torch's class goes on"
         if raised and self.options.get("gradient_as_bucket_view") and not torchs and not self.ended:
             return "after an exception, the views of torch's class stay divided"
+        if self.options.get("find_unused_parameters") and "gradient which is undefined" in torchs:
+            return "torch's class raises an internal error if gradients that were not averaged are set to None"
         if self.options.get("static_graph") and not self._has_averaged:
             return "in a static graph, torch's class averages in the first pass that reaches an output, or never"
         if (
@@ -112,7 +116,7 @@ class Comparison:
             self._averaged = list(BOTH)
             return
         where = f"{self.options}\n{self.steps}\n" + "\n".join(str(one.gradients) for one in seen)
-        arrived = set().union(*(one.arrived for one in seen))
+        arrived = {w for one in seen for w in one.arrived if one.gradients["local"][w] is not None}
         means = [_mean([one.gradients["local"][weight] for one in seen]) for weight in EVERY]
         self._averaged = []
         for rank, one in enumerate(seen):
@@ -126,7 +130,7 @@ class Comparison:
                 if self.options.get("gradient_as_bucket_view"):
                     allowed.add(own and own / len(seen))  # a bucket that was packed in an unfinished pass
                 assert mine in allowed, f"rank {rank}, weight {weight}: neither its own nor the average:\n{where}"
-                averaged = averaged and mine in (mean, mean or 0.0)
+                averaged = averaged and (mine in (mean, mean or 0.0) or (mine == own and weight not in arrived))
                 changed = changed or mine != own
             if averaged and changed:
                 self._averaged.append(rank)
@@ -239,6 +243,8 @@ class Scripts(RuleBasedStateMachine):
     )
     def backward(self, back, heads, sync, late):
         if not self.alike:
+            if isinstance(self.script.steps[-1], Backward):
+                return  # torch's class fails on one rank if gradients that were not averaged are set to None
             back, heads, sync = (-1,), "ab", True
         elif -min(back) > len(self.forwards):
             back = (-1,)
@@ -283,6 +289,7 @@ class Scripts(RuleBasedStateMachine):
     def join(self, counts, divide_by_all):
         self.script.go_on(Freeze(()))
         self.script.go_on(Join(counts, divide_by_all))
+        self.script.go_on(Zero())
 
 
 @pytest.mark.timeout(3600)

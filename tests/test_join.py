@@ -165,3 +165,18 @@ def test_a_hook_counts_the_iterations_that_it_shadows(two_ranks):
     assert first == second
     assert first[0] == 5
     assert first[1] > 1
+
+
+@pytest.mark.parametrize("used", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("inputs", [(2, 2), (1, 3), (3, 1)])
+def test_sparse_gradients_are_averaged_with_ranks_that_have_none(two_ranks, inputs, used):
+    """Because a rank did not use the embedding, or has no inputs: its part then has no rows."""
+    results = two_ranks.run(join_bodies.sparse_gradients, inputs, used, {"find_unused_parameters": True})
+    for step in range(max(inputs)):
+        expected = torch.zeros(6, 3)
+        for rank in range(2):
+            if used[rank] and step < inputs[rank]:
+                expected[: 1 + rank] += (1 + rank) / 2
+        for rank in range(2):
+            if step < inputs[rank]:
+                bodies.assert_same(results[rank][step], expected if expected.any() else None)

@@ -181,7 +181,7 @@ class ErrorMessages:
         )
 
     def retried(self, failure: str) -> str:
-        """Error: another backward pass runs after a failed one, without a forward pass; `failure`: the first error."""
+        """Error: another backward pass runs after a failed one, without a forward pass; `failure`: its error."""
         return (
             f"{failure}\nrank {self.rank}: now another backward pass runs without a forward pass before it, so its "
             "gradients cannot be averaged."
