@@ -243,6 +243,7 @@ def _no_sync(script: Script, *, inside: bool) -> Any:
 # Bodies
 
 _scripts: dict[str, Script] = {}
+_ended: list[Script] = []  # kept until the next scripts begin, because collectives may be in flight
 _groups: dict[str, Any] = {}
 
 
@@ -268,6 +269,7 @@ def begin(rank: int, world_size: int, options: dict[str, Any]) -> None:
     if not _groups:
         _groups.update({kind: dist.new_group() for kind in ("ours", "torch")})
     _scripts.clear()
+    _ended.clear()
     _scripts["local"] = Script(None, None, options)
     _scripts["ours"] = Script(DistributedDataParallel, _groups["ours"], options)
     _scripts["torch"] = Script(TorchDDP, _groups["torch"], options)
@@ -283,7 +285,8 @@ def go_on(rank: int, world_size: int, step: Step, averaged: list[int], without: 
         averaged: Ranks on which the script without data parallelism gets the gradients of ours first.
         without: A script to end first. Empty: none.
     """
-    _scripts.pop(without, None)
+    if without:
+        _ended.append(_scripts.pop(without))
     local, ours = _scripts["local"], _scripts["ours"]
     if rank in averaged:
         for mine, theirs in zip(local.module.weights, ours.module.weights, strict=True):
@@ -297,8 +300,7 @@ def go_on(rank: int, world_size: int, step: Step, averaged: list[int], without: 
             errors[kind] = str(error)
     gradients = {kind: script.gradients() for kind, script in _scripts.items()}
     seen = Seen(gradients, errors, set(local.arrived), ours.hook_raised)
-    for kind in errors:
-        del _scripts[kind]
+    _ended.extend(_scripts.pop(kind) for kind in errors)
     return seen
 
 

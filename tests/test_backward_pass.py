@@ -53,6 +53,7 @@ class Comparison:
         self._averaged: list[int] = []  # ranks that have averages since the last step
         self._drop = ""
         self._has_averaged = False
+        self._in_flight = False  # whether collectives may write into views of buckets, as in an unfinished pass
         ranks.run(bodies.begin, options)
 
     def go_on(self, step: Step) -> None:
@@ -62,17 +63,17 @@ class Comparison:
         self._drop = ""
         self.gradients = [one.gradients.get("ours") for one in seen]
         self.ended = next((one.errors["ours"] for one in seen if "ours" in one.errors), "")
-        if not self.torch_ended:
-            self._compare_with_torch(seen)
         if not self.ended and any(one.hook_raised for one in seen):
             assert not (isinstance(step, Forward) and step.grad), f"no error after that of a hook: {self.steps}"
         elif not self.ended:
             self._check(step, seen)
+        if not self.torch_ended:
+            self._compare_with_torch(step, seen)
 
-    def _compare_with_torch(self, seen: list[Seen]) -> None:
+    def _compare_with_torch(self, step: Step, seen: list[Seen]) -> None:
         torchs = next((one.errors["torch"] for one in seen if "torch" in one.errors), "")
         same = bool(torchs) == bool(self.ended) and (
-            bool(torchs) or all(one.gradients["torch"] == one.gradients["ours"] for one in seen)
+            bool(torchs) or self._in_flight or all(one.gradients["torch"] == one.gradients["ours"] for one in seen)
         )
         if not same:
             self.torch_ended = self._difference(torchs)
@@ -83,7 +84,7 @@ class Comparison:
             self._drop = "torch"
         elif torchs:
             self.torch_ended = torchs
-        elif isinstance(self.steps[-1], Backward) and self.steps[-1].fault and self.steps[-1].ranks != BOTH:
+        elif isinstance(step, Backward) and step.fault and step.ranks != BOTH:
             self.torch_ended, self._drop = "may go on with an error on one rank only", "torch"
 
     def _difference(self, torchs: str) -> str:
@@ -118,7 +119,7 @@ class Comparison:
         where = f"{self.options}\n{self.steps}\n" + "\n".join(str(one.gradients) for one in seen)
         arrived = {w for one in seen for w in one.arrived if one.gradients["local"][w] is not None}
         means = [_mean([one.gradients["local"][weight] for one in seen]) for weight in EVERY]
-        self._averaged = []
+        self._averaged, wrong = [], ""
         for rank, one in enumerate(seen):
             changed, averaged = False, isinstance(step, Backward)
             for weight, (mine, own, mean) in enumerate(
@@ -127,13 +128,17 @@ class Comparison:
                 allowed = {own}
                 if isinstance(step, Backward):
                     allowed |= {mean, mean or 0.0}  # 0.0: a weight that was frozen after the forward pass
-                if self.options.get("gradient_as_bucket_view"):
-                    allowed.add(own and own / len(seen))  # a bucket that was packed in an unfinished pass
-                assert mine in allowed, f"rank {rank}, weight {weight}: neither its own nor the average:\n{where}"
+                if mine not in allowed:
+                    wrong = f"rank {rank}, weight {weight}: neither its own nor the average:\n{where}"
                 averaged = averaged and (mine in (mean, mean or 0.0) or (mine == own and weight not in arrived))
                 changed = changed or mine != own
             if averaged and changed:
                 self._averaged.append(rank)
+        if isinstance(step, Backward) and (self.pending or self._in_flight):
+            self._in_flight = bool(self.options.get("gradient_as_bucket_view")) and len(self._averaged) < len(seen)
+        elif isinstance(step, Forward) and step.grad:
+            self._in_flight = False
+        assert self._in_flight or not wrong, wrong
         self._has_averaged = self._has_averaged or bool(self._averaged)
         if isinstance(step, Forward) and step.grad:
             assert not self._local, f"weights {self._local} have not been averaged:\n{where}"
