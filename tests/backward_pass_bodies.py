@@ -285,7 +285,7 @@ def go_on(rank: int, world_size: int, step: Step, averaged: list[int], without: 
         averaged: Ranks on which the script without data parallelism gets the gradients of ours first.
         without: A script to end first. Empty: none.
     """
-    if without:
+    if without in _scripts:  # it may have ended with an error on this rank
         _ended.append(_scripts.pop(without))
     local, ours = _scripts["local"], _scripts["ours"]
     if rank in averaged:

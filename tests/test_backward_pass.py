@@ -59,6 +59,7 @@ class Comparison:
     def go_on(self, step: Step) -> None:
         """Run a step and check what the ranks then have."""
         self.steps.append(step)
+        self._has_averaged = self._has_averaged or bool(self._averaged)
         seen: list[Seen] = self.ranks.run(bodies.go_on, step, self._averaged, self._drop, timeout_s=STEP_TIMEOUT_S)
         self._drop = ""
         self.gradients = [one.gradients.get("ours") for one in seen]
@@ -108,7 +109,7 @@ class Comparison:
             and any(not one.sync for one in forwards)
         ):
             return "in torch's class, an ignored output of a forward pass under no_sync counts as a gradient"
-        if isinstance(step, Backward) and not step.sync and not forwards[-1].sync and not torchs and not self.ended:
+        if isinstance(step, Backward) and not step.sync and not forwards[-1].sync and not self.ended:
             return "after a forward pass without backward, torch's class averages under no_sync"
         return ""
 
@@ -139,7 +140,6 @@ class Comparison:
         elif isinstance(step, Forward) and step.grad:
             self._in_flight = False
         assert self._in_flight or not wrong, wrong
-        self._has_averaged = self._has_averaged or bool(self._averaged)
         if isinstance(step, Forward) and step.grad:
             assert not self._local, f"weights {self._local} have not been averaged:\n{where}"
             self.pending = self.pending or step.sync
