@@ -854,7 +854,7 @@ class Returns(nn.Module):
 
 
 def static_graph_behind(rank: int, _world_size: int, structure: str, copied: bool) -> list[list[float]]:
-    """Gradients of the weight by iteration, 1 on rank 0 and 2 on rank 1; ours, then torch's; perhaps of a deep copy."""
+    """Gradients of the weight by iteration, locally 1 and 2; ours, then torch's; perhaps of a deep copy at last."""
     seen = []
     for wrap in (DistributedDataParallel, TorchDDP):
         ddp = wrap(Returns(structure), static_graph=True)

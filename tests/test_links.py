@@ -150,10 +150,13 @@ def test_too_many_ranks_are_refused():
         Links(251, 1e9)
 
 
-@mock.patch.object(virtual_links, "_call")
-@mock.patch.object(virtual_links.os, "open", side_effect=OSError(24, "Too many open files", "/proc/self/ns/net"))
-def test_a_namespace_that_cannot_be_opened_is_reported_in_one_line(_open, _call):
-    with pytest.raises(LinkError, match=r"; /proc/self/ns/net: Too many open files\. Without"):
+def test_a_namespace_that_cannot_be_opened_is_reported_in_one_line():
+    problem = OSError(24, "Too many open files", "/proc/self/ns/net")
+    with (
+        mock.patch.object(virtual_links, "_call"),
+        mock.patch.object(os, "open", side_effect=problem),
+        pytest.raises(LinkError, match=r"; /proc/self/ns/net: Too many open files\. Without"),
+    ):
         Links(2, 1e9)
 
 
