@@ -30,13 +30,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     except ValueError as error:
         raise pytest.Collector.CollectError(str(error)) from None
     marks = {
-        "must-pass": (),
-        "expected-fail": pytest.mark.xfail(reason=f"expected-fail in {path}", strict=True),
-        "skip": pytest.mark.skip(reason=f"skip in {path}"),
+        "expected-fail": [pytest.mark.xfail(reason=f"expected-fail in {path}", strict=True)],
+        "skip": [pytest.mark.skip(reason=f"skip in {path}")],
     }
-    cases = [
-        pytest.param(one, expected.get(one), id=one, marks=marks[expected.get(one, "must-pass")]) for one in checks
-    ]
+    kinds = {check: expected.get(check) for check in checks}
+    cases = [pytest.param(check, kind, id=check, marks=marks.get(str(kind), [])) for check, kind in kinds.items()]
     metafunc.parametrize(("check", "expected"), cases)
 
 
