@@ -16,7 +16,8 @@ from . import slides
 ROOT = Path(__file__).parent.parent
 COPIED = (
     "README.md", "DESIGN.md", "CONTRIBUTING.md", "CHANGELOG.md", "LICENSE", "Makefile", "pyproject.toml",
-    "constraints.txt", "docs", "reference", "simulator", "tests", "tutorials", "figures", "validation", "benchmarks",
+    "constraints.txt", "docs", "ddplab", "reference", "simulator", "tests", "tutorials", "figures", "validation",
+    "benchmarks",
 )  # fmt: skip
 IGNORED = shutil.ignore_patterns("__pycache__", ".ipynb_checkpoints", "api")
 CELL_TIMEOUT_S, TUTORIAL_TIMEOUT_S = 120, 300

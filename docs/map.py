@@ -6,7 +6,7 @@ from pathlib import Path
 from reference.files import write_atomically
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("reference", "simulator", "validation", "tutorials", "figures", "benchmarks", "docs")
+PACKAGES = ("ddplab", "reference", "simulator", "validation", "tutorials", "figures", "benchmarks", "docs")
 PAGE = ROOT / "docs" / "code_map.md"
 BEGIN, END = "<!-- map: python -m docs.map -->", "<!-- end of map -->"
 

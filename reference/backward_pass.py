@@ -43,7 +43,6 @@ class Reduction:
         ready_order: Parameter indices in the order in which their gradients became ready.
         begun: Whether a gradient has arrived.
         arrived: Number of gradients that have arrived.
-        launches_at_end: Whether all buckets are to be launched at the end: a static graph's first iteration.
         scale: Factor on each gradient that is packed.
         to_send: Indices of the buckets that are sent, in launch order.
         next_bucket: Index of the first bucket that has not been launched.
@@ -56,7 +55,6 @@ class Reduction:
     ready_order: list[int] = field(default_factory=list)
     begun: bool = False
     arrived: int = 0
-    launches_at_end: bool = False
     scale: float = 1.0
     to_send: Sequence[int] = ()
     next_bucket: int = 0

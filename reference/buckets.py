@@ -297,7 +297,7 @@ class SparseBucket(Bucket):
         self.views = [self.buffer]
 
     def pack(self, scale: float) -> None:
-        """Scale the gradient in place."""
+        """Copy the gradient and scale the copy: its values may be the memory of a dense gradient too."""
         if not self.waiting:
             return
         self.waiting = []
@@ -305,13 +305,8 @@ class SparseBucket(Bucket):
         if gradient is None:
             self._make_buffer()
         else:
-            self.buffer = gradient.detach().mul_(scale)
+            self.buffer = gradient.detach() * scale
             self.views = [self.buffer]
-
-    def unpack(self, scale: float) -> None:
-        """Undo the scaling in place; see `Bucket.unpack`."""
-        if self.ready and not self.waiting and self.parameters[0].grad is not None:
-            self.buffer.div_(scale)
 
     def zeros(self) -> "Bucket":
         """A copy of the bucket whose gradient has no rows; see `Bucket.zeros`."""

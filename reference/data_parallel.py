@@ -275,7 +275,7 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
             outputs = list(tensors_in(output))
             self.reducer.prepare_for_backward(outputs, self.rank_counter(self._presence))
             if self.reducer.tracker.needs_sink:
-                return through_sink(output, self.reducer.outermost_backward_starts, clone=self.sink_clones)
+                return through_sink(output, self.reducer.backward_starts, clone=self.sink_clones)
             call_at_backward(outputs, self.reducer.backward_starts)
         elif torch.is_grad_enabled():
             self.reducer.prepare_without_averaging()

@@ -224,12 +224,6 @@ class Reducer(ReducerNames):
         self._enter_backward()
         self._state = synchronized_outputs_reached(self._state)
 
-    def outermost_backward_starts(self) -> None:
-        """Called by the sink: if no bucket may be launched during this pass, launch all of them at its end."""
-        self.backward_starts()
-        if isinstance(self._state, Running) and self._state.reduction and not self.tracker.launches_during_backward:
-            self._state.reduction.launches_at_end = True
-
     def _enter_backward(self) -> None:
         if isinstance(self._state, Idle | Expecting):
             task = torch._C._current_graph_task_id()
@@ -399,7 +393,7 @@ class Reducer(ReducerNames):
 
     def _end(self, reduction: Reduction) -> None:
         self._take_from_inbox(reduction)
-        if reduction.launches_at_end and self.tracker.all_arrived():
+        if not self.tracker.launches_during_backward and self.tracker.all_arrived():
             self._mark_ready(reduction, range(len(self._parameters)))
         if reduction.next_bucket == len(self.buckets):
             self._finish(reduction)
@@ -487,7 +481,7 @@ class Reducer(ReducerNames):
         for bucket in self.buckets:
             bucket.unpack(reduction.scale)
             bucket.reset()
-        reduction.begun = reduction.launches_at_end = False
+        reduction.begun = False
         reduction.arrived = reduction.next_bucket = 0  # buckets without used parameters may have been skipped
         reduction.ready_order = []
         self.tracker.abandoned()

@@ -209,7 +209,8 @@ class StaticGraph(AllParametersUsed):
         if not self.launches_during_backward:
             self._expected.clear()
             through_the_sink = [output for output in outputs if output.grad_fn is not None]
-            self._awaited = reachable(through_the_sink, self._indices)
+            all_indices = frozenset(self._indices.values())  # outputs that are in an iterator, say, are not found
+            self._awaited = reachable(through_the_sink, self._indices) if through_the_sink else all_indices
 
     def gradient_arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001
         """Count up in the first iteration, count down in the others."""

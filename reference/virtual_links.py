@@ -159,6 +159,8 @@ def _new_namespace() -> int:
                     Path("/proc/sys/net/ipv4", name).write_text(value)
         except LinkError as error:
             made.append(error)
+        except OSError as error:
+            made.append(LinkError(_needs(f"{error.filename}: {error.strerror}")))
 
     thread = threading.Thread(target=make)
     thread.start()

@@ -1,5 +1,6 @@
 """Bodies that tests run on real ranks; importable functions, because another process must find them."""
 
+import copy
 import itertools
 import warnings
 from contextlib import nullcontext
@@ -804,6 +805,93 @@ def gradients_changed_by_a_later_hook(rank: int, _world_size: int) -> tuple[list
         ddp(torch.full((1, 1), float(rank + 1))).sum().backward()
         sent.append(last.grad.flatten().tolist())
     return tuple(sent)
+
+
+class SharesGradients(nn.Module):
+    """Adds an embedding and a vector: the values of the embedding's sparse gradient are the vector's gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.zeros(12))
+        self.embedding = nn.Embedding(4, 3, sparse=True)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        vector = self.vector.view(4, 3)  # so its gradient comes after the embedding's
+        return self.embedding(rows) + vector
+
+
+def sparse_gradients_in_shared_memory(rank: int, _world_size: int, options: dict) -> list[list[float]]:
+    """Averages of 2 on rank 0 and 4 on rank 1 for the vector, by iteration; ours, then torch's."""
+    averages = []
+    for wrap in (DistributedDataParallel, TorchDDP):
+        ddp = wrap(SharesGradients(), **options)
+        averages.append([])
+        for _ in range(3):
+            ddp.zero_grad(set_to_none=True)
+            (ddp(torch.arange(4)) * torch.full((4, 3), 2.0 * (rank + 1))).sum().backward()
+            (found,) = set(ddp.module.vector.grad.tolist())
+            assert set(ddp.module.embedding.weight.grad.to_dense().flatten().tolist()) == {3.0}
+            averages[-1].append(found)
+    return averages
+
+
+class Returns(nn.Module):
+    """Returns its output in a structure."""
+
+    def __init__(self, structure: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.structure = structure
+
+    def forward(self, x: Tensor) -> object:
+        output = self.layer(x)
+        return {
+            "tensor": output,
+            "dataclass": scenarios.Outputs(output, 0),
+            "set": {output},
+            "iterator": iter([output]),
+        }[self.structure]
+
+
+def static_graph_behind(rank: int, _world_size: int, structure: str, copied: bool) -> list[list[float]]:
+    """Gradients of the weight by iteration, locally 1 and 2; ours, then torch's; perhaps of a deep copy at last."""
+    seen = []
+    for wrap in (DistributedDataParallel, TorchDDP):
+        ddp = wrap(Returns(structure), static_graph=True)
+        runs = []
+        for number in range(6):
+            if copied and number == 3:
+                ddp = copy.deepcopy(ddp)
+            ddp.zero_grad()
+            output = ddp(torch.full((1, 1), 1.0 + rank))
+            if structure == "dataclass":
+                output = output.used
+            elif structure != "tensor":
+                (output,) = output
+            output.sum().backward()
+            runs.append(ddp.module.layer.weight.grad.item())
+        seen.append(runs)
+    return seen
+
+
+def gradients_that_a_hook_sees(_rank: int, _world_size: int) -> list[tuple[bool, bool]]:
+    """Whether `GradBucket.gradients` of a channels-last weight has its strides and is its gradient; ours, torch's."""
+    seen = []
+    for wrap in (DistributedDataParallel, TorchDDP):
+        ddp = wrap(nn.Conv2d(2, 3, 2, bias=False).to(memory_format=torch.channels_last))
+        given = []
+
+        def hook(given, bucket):
+            given.extend(gradient.clone() for gradient in bucket.gradients())
+            done = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
+
+        ddp.register_comm_hook(given, hook)
+        ddp(torch.arange(18.0).reshape(1, 2, 3, 3)).sum().backward()
+        weight = ddp.module.weight
+        seen.append((given[0].stride() == weight.stride(), torch.equal(given[0], weight.grad)))
+    return seen
 
 
 def items_read_under_join(rank: int, _world_size: int) -> int:

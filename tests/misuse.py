@@ -114,6 +114,14 @@ def static_graph_uses_less(_rank: int) -> None:
         ddp(x(1, 4), which).sum().backward()
 
 
+def static_graph_hides_its_output(_rank: int) -> None:
+    ddp = DistributedDataParallel(Branches(), static_graph=True)
+    ddp.module.register_forward_hook(lambda _module, _inputs, output: iter([output]))
+    for _ in range(2):
+        (output,) = ddp(x(1, 4), "a")
+        output.sum().backward()
+
+
 def different_shapes(rank: int) -> None:
     DistributedDataParallel(nn.Linear(2 + rank, 1))
 

@@ -62,8 +62,6 @@ LAYERS = {  # each module imports only from those before it
         "conformance.checks",
         "conformance.report",
         "conformance.kit",
-        "conformance.pytest_options",
-        "conformance.test_conformance",
     ],
     "simulator": [
         "palette",
@@ -145,6 +143,7 @@ LAYERS = {  # each module imports only from those before it
         "cli.conform",
         "cli.main",
     ],
+    "ddplab": ["pytest_plugin", "test_conformance"],
 }
 NEEDS_TORCH = {"conformance", "emulation", "measure", "cli"}
 """Folders of `simulator` that drive real ranks or models; everything else in it is pure."""
@@ -167,6 +166,14 @@ def imports(path: Path) -> set[str]:
 def dotted(path: Path) -> str:
     """A file's module name."""
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
+
+
+def test_the_pytest_plugin_loads_none_of_our_packages():
+    """Another project may have a package called `reference`, and torch takes seconds."""
+    code = (
+        "import sys, ddplab.pytest_plugin; sys.exit(not {'reference', 'simulator', 'torch'}.isdisjoint(sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
 
 
 @pytest.mark.parametrize("module", ["simulator", "reference.trace", "reference.bucketing"])

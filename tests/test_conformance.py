@@ -3,20 +3,21 @@
 import json
 import re
 import runpy
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from reference.conformance.bench import QUICK, Bench, Effort, Result, run_check
 from reference.conformance.checks import CHECKS, PLAIN, program_of
 from reference.conformance.kit import all_checks, conform
 from reference.conformance.local_training import FindingError, compare, describe_difference, run_locally, same
-from reference.conformance.report import EXPECTATIONS, Report, read_expectations, write_script
+from reference.conformance.report import EXPECTATIONS, Report, printable, read_expectations, write_script
 from reference.conformance.strategies import programs
 from reference.conformance.subject import Subject
 from simulator.conformance import overlap
@@ -143,6 +144,83 @@ def test_a_slower_schedule_is_named_by_its_first_late_bucket(schedule):
     assert "1 buckets instead of" in says(later(1, 5).model_copy(update={"launches": schedule.launches[:1]}))
     by_a_nanosecond = schedule.model_copy(update={"iteration_ns": schedule.iteration_ns + 1})
     assert says(by_a_nanosecond).startswith("the same launches, but the iteration ends later: +1 ns")
+
+
+def git(folder: Path, *words: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Makes a repository with a package `packaged`; the working directory is the repository."""
+
+    def make(layout: str, ddp: str) -> Path:
+        package = tmp_path / layout / "packaged"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()
+        (package / "ddp.py").write_text(ddp)
+        git(tmp_path, "init", "--initial-branch=main")
+        git(tmp_path, "add", ".")
+        git(tmp_path, "commit", "--message=first")
+        monkeypatch.syspath_prepend(tmp_path / layout)
+        monkeypatch.chdir(tmp_path)
+        return package / "ddp.py"
+
+    return make
+
+
+def subclass_of(name: str) -> str:
+    path, _, attribute = name.partition(":")
+    return f"from {path} import {attribute}\n\n\nclass DDP({attribute}):\n    pass\n"
+
+
+def test_a_baseline_is_the_schedule_of_the_class_at_the_revision(project):
+    """The working tree overlaps, the revision does not."""
+    project("src", subclass_of(NAIVE)).write_text(subclass_of(OURS))
+    before = overlap.load_baseline("main", "packaged.ddp:DDP")
+    assert len(before) == len(overlap.MODELS) * len(overlap.NETWORKS)
+    assert all(map(overlap.late_launches, before))
+
+
+@pytest.mark.parametrize("layout", [".", "src", "lib/python"])
+@pytest.mark.parametrize("inside", [".", "below"])
+def test_the_revision_is_imported_wherever_its_package_is(project, layout, inside, monkeypatch):
+    project(f"{inside}/{layout}", 'raise ImportError("that of the revision")\n').write_text(subclass_of(OURS))
+    monkeypatch.chdir(inside)
+    with pytest.raises(ValueError, match=r"has no schedule at main: ImportError: that of the revision$"):
+        overlap.load_baseline("main", "packaged.ddp:DDP")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("packaged.ddp:NaiveDataParallel", "expected to .* revision, got reference.naive from /.*/naive.py$"),
+        ("elsewhere:DDP", "expected to import it from the revision, got elsewhere from /.*/new/elsewhere.py$"),
+        ("packaged.later:DDP", "ModuleNotFoundError: No module named 'packaged.later'$"),
+    ],
+)
+def test_a_class_that_is_not_from_the_revision_is_refused(project, name, message, monkeypatch):
+    """It would be compared with itself."""
+    path = project("src", subclass_of(NAIVE))
+    path.with_name("later.py").write_text(subclass_of(NAIVE))
+    Path("new").mkdir()
+    monkeypatch.syspath_prepend("new")
+    Path("new/elsewhere.py").write_text(subclass_of(NAIVE))
+    with pytest.raises(ValueError, match=f"^--baseline: {name} has no schedule at HEAD: {message}"):
+        overlap.load_baseline("HEAD", name)
+
+
+@pytest.mark.parametrize("text", ["--output=victim.txt", "--git-dir", "nothing", "HEAD:src", "src", "", "-"])
+def test_a_text_that_is_neither_a_file_nor_a_revision_is_refused(project, text):
+    """Git does not take it for an option either."""
+    project("src", subclass_of(NAIVE))
+    victim = Path("victim.txt")
+    victim.write_text("mine")
+    with pytest.raises(ValueError, match="--baseline: expected a file or a git revision, got ") as error:
+        overlap.load_baseline(text, NAIVE)
+    assert "\n" not in str(error.value)
+    assert victim.read_text() == "mine"
 
 
 # Local training
@@ -284,6 +362,34 @@ def test_the_script_of_a_fault_has_its_program(tmp_path):
     program = program_of(PLAIN, ["train", "accumulate"], 3, options={"bucket_cap_mb": 1e-6})
     write_script(tmp_path / "fault.py", "m:C", 3, Result("b", "failed", "wrong", program))
     assert runpy.run_path(str(tmp_path / "fault.py"))["PROGRAM"] == program
+
+
+TEXTS = st.text(st.characters() | st.sampled_from("\x00\x1b\r\n\ud800\udcff\ufffe\"'\\\\{}<&]"), max_size=30)
+"""What an exception may say: any characters, also surrogates."""
+
+
+@examples(200)
+@given(TEXTS)
+def test_whatever_an_exception_says_its_script_is_a_program_that_has_the_message(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("script") / "fault.py"
+    write_script(path, "m:C", 3, Result("b", "failed", text, program_of(PLAIN, ["train"], 3)))
+    assert runpy.run_path(str(path))["__doc__"] == f'm:C fails the check "b".\n\n{text}\n'
+
+
+@examples(200)
+@given(TEXTS, st.sampled_from(["failed", "not supported"]))
+@example('"""\\N{', "failed")
+def test_whatever_an_exception_says_the_junit_file_is_xml_that_has_the_message(tmp_path_factory, text, outcome):
+    path = tmp_path_factory.mktemp("junit") / "r.xml"
+    report({}, PASSED, Result("b", outcome, text)).save_junit(path)
+    case = ElementTree.parse(path).getroot()[1]
+    assert case[0].attrib["message"].endswith(printable(text) or outcome if outcome == "failed" else printable(text))
+
+
+@given(TEXTS)
+def test_a_printable_text_can_be_written_and_differs_only_where_it_must(text):
+    assert re.fullmatch(r"[\t\n -~\xa0-\U0010ffff]*", printable(text).encode().decode())
+    assert printable(printable(text)) == printable(text)
 
 
 @pytest.mark.parametrize(

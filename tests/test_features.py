@@ -249,6 +249,34 @@ def test_a_gradient_is_sampled_when_its_bucket_is_full(two_ranks):
         assert torchs == [1.5]
 
 
+@pytest.mark.parametrize("options", [{}, {"bucket_cap_mb": 1e-6}, {"gradient_as_bucket_view": True}], ids=str)
+def test_a_sparse_gradient_is_not_scaled_in_memory_that_a_dense_one_shares(two_ranks, options):
+    """Torch divides the values in place, and so the dense gradient, which is divided again."""
+    for ours, torchs in two_ranks.run(bodies.sparse_gradients_in_shared_memory, options):
+        assert ours == [3.0] * 3
+        assert torchs == [1.5] * 3
+
+
+@pytest.mark.parametrize("structure", ["dataclass", "set", "iterator"])
+def test_a_static_graph_behind_any_structure_is_averaged(two_ranks, structure):
+    """Torch's sink has nothing to pass on, so the gradients stay local."""
+    for rank, (ours, torchs) in enumerate(two_ranks.run(bodies.static_graph_behind, structure, False)):
+        assert ours == [1.5] * 6
+        assert torchs == [1.0 + rank] * 6
+
+
+def test_a_deep_copy_of_a_trained_static_graph_is_averaged(two_ranks):
+    """Torch's copy takes the first iteration for done, so its gradients stay local."""
+    for rank, (ours, torchs) in enumerate(two_ranks.run(bodies.static_graph_behind, "tensor", True)):
+        assert ours == [1.5] * 6
+        assert torchs == [1.5] * 3 + [1.0 + rank] * 3
+
+
+def test_a_hook_sees_gradients_in_the_memory_format_of_their_parameters(two_ranks):
+    """In torch the elements of a channels-last gradient are in another order than its gradient's."""
+    assert two_ranks.run(bodies.gradients_that_a_hook_sees) == [[(True, True), (False, False)]] * 2
+
+
 def test_forward_under_join_waits_for_no_collective_of_its_own(two_ranks):
     assert two_ranks.run(bodies.items_read_under_join) == [0, 0]
 

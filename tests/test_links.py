@@ -150,6 +150,16 @@ def test_too_many_ranks_are_refused():
         Links(251, 1e9)
 
 
+def test_a_namespace_that_cannot_be_opened_is_reported_in_one_line():
+    problem = OSError(24, "Too many open files", "/proc/self/ns/net")
+    with (
+        mock.patch.object(virtual_links, "_call"),
+        mock.patch.object(os, "open", side_effect=problem),
+        pytest.raises(LinkError, match=r"; /proc/self/ns/net: Too many open files\. Without"),
+    ):
+        Links(2, 1e9)
+
+
 NOT_PERMITTED = LinkError(virtual_links._needs("unshare: not permitted"))
 
 

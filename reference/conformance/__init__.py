@@ -5,5 +5,5 @@ Any class with the constructor of torch's `DistributedDataParallel` can be check
 results must be equal, bit for bit wherever the sums are exact.
 
     ddplab conform torch.nn.parallel:DistributedDataParallel
-    pytest --pyargs reference.conformance --ddp my_package.my_module:MyDDP
+    pytest --pyargs ddplab --ddplab-class my_package.my_module:MyDDP
 """

@@ -26,6 +26,21 @@ def all_checks() -> dict[str, Check]:
     return {name: check for checks in (*added, CHECKS) for name, check in checks.items()}
 
 
+def subjects(name: str, against: str | None) -> tuple[Subject, Subject | None]:
+    """Return the class under test and the one to compare with, both of which can be imported.
+
+    Raises:
+        ValueError: There is no such class, or Hypothesis is not installed.
+    """
+    if find_spec("hypothesis") is None:
+        raise ValueError("conform: expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
+    subject, other = Subject(name), None if against is None else Subject(against)
+    for one in (subject, other):
+        if one is not None:
+            one.check()
+    return subject, other
+
+
 def conform(
     name: str,
     effort: Effort,
@@ -57,12 +72,7 @@ def conform(
         ValueError: There is no such class or no such check, or Hypothesis is not installed.
         RankError: The class cannot be constructed.
     """
-    if find_spec("hypothesis") is None:
-        raise ValueError("conform: expected the package hypothesis; install it with `pip install 'ddplab[conform]'`")
-    subject, other = Subject(name), None if against is None else Subject(against)
-    for one in (subject, other):
-        if one is not None:
-            one.check()
+    subject, other = subjects(name, against)
     expected, checks = expected or {}, all_checks()
     if unknown := sorted(set(only or ()) - set(checks)):
         raise ValueError(f"only: expected names of checks, got {', '.join(unknown)}; there are {', '.join(checks)}")

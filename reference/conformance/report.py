@@ -1,6 +1,7 @@
 """Report: the outcomes of all checks, beside what was expected, as a table, JSON and JUnit."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ from ..files import write_atomically
 from .bench import Result
 
 Expectation = Literal["must-pass", "expected-fail", "skip"]
+NOT_PRINTABLE = re.compile("[^\t\n -~\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0, UTF-8 or a terminal cannot show as they are."""
 EXPECTATIONS: tuple[Expectation, ...] = ("must-pass", "expected-fail", "skip")
 
 
@@ -87,8 +90,15 @@ class Report:
                 )
             elif result.outcome != "passed":
                 ElementTree.SubElement(case, "skipped", message=f"{result.outcome}: {result.message}")
+        for element in suite.iter():
+            element.attrib = {key: printable(value) for key, value in element.attrib.items()}
         ElementTree.indent(suite)
         write_atomically(path, ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True) + b"\n")
+
+
+def printable(text: str) -> str:
+    r"""Replace each character that a file or a terminal may not show by its Python escape, such as `\x1b`."""
+    return NOT_PRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 def read_expectations(path: Path, checks: Sequence[str]) -> dict[str, Expectation]:
@@ -120,10 +130,12 @@ def read_expectations(path: Path, checks: Sequence[str]) -> dict[str, Expectatio
 
 
 def write_script(path: Path, subject: str, world_size: int, result: Result) -> None:
-    """Write a script that shows a fault without Hypothesis."""
+    """Write a script that shows a fault without Hypothesis; the message is in its docstring, whatever it contains."""
+    lines = "\n".join(repr(line)[1:-1] for line in result.message.split("\n"))
+    message = lines.replace('"""', r"\"\"\"")
     script = f'''"""{subject} fails the check "{result.check}".
 
-{result.message}
+{message}
 """
 
 from pathlib import Path

@@ -127,7 +127,7 @@ class Subject:
         path, colon, attribute = self.name.partition(":")
         if not path or (colon and not attribute.isidentifier()):
             raise ValueError(
-                f"--ddp: expected MODULE:CLASS, such as torch.nn.parallel:DistributedDataParallel, got {self.name!r}"
+                f"expected MODULE:CLASS, such as torch.nn.parallel:DistributedDataParallel, got {self.name!r}"
             )
         try:
             return importlib.import_module(path)

@@ -1,7 +1,6 @@
 """`ddplab conform`: checks whether a data-parallel class is mathematically local training, and how it overlaps."""
 
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -82,9 +81,9 @@ def conform(
     from reference.conformance.bench import FULL, QUICK, Result
     from reference.conformance.kit import all_checks
     from reference.conformance.kit import conform as run
-    from reference.conformance.report import read_expectations, write_script
+    from reference.conformance.report import printable, read_expectations, write_script
 
-    from ..conformance.overlap import compare, save
+    from ..conformance.overlap import compare, load_baseline, save
 
     check_outputs(script, save_schedule, junit, json_path)
     name, other = SHORT.get(ddp, ddp), None if against is None else SHORT.get(against, against)
@@ -92,10 +91,10 @@ def conform(
     checks = None if only is None else [one.strip() for one in only.split(",")]
     if checks is not None and "overlap" not in checks and (baseline is not None or save_schedule is not None):
         raise ValueError("--only: expected the check overlap too, which makes the schedules of this run")
-    before = _baseline(baseline, name)
+    before = () if baseline is None else load_baseline(baseline, name)
 
     def show(result: Result) -> None:
-        typer.echo(f"{result.outcome:13}  {result.check}{': ' if result.message else ''}{result.message}")
+        typer.echo(f"{result.outcome:13}  {result.check}{': ' if result.message else ''}{printable(result.message)}")
 
     report = run(
         name,
@@ -145,15 +144,6 @@ def _schedules(name: str) -> "list[Schedule]":
     from ..conformance.overlap import schedules_of
 
     return list(schedules_of(Subject(name)))
-
-
-def _baseline(text: str | None, name: str) -> "Sequence[Schedule]":
-    """Return the schedules of --baseline: those of a file, or of the class at a git revision."""
-    from ..conformance.overlap import at_revision, load
-
-    if text is None:
-        return ()
-    return load(Path(text)) if Path(text).exists() else at_revision(text, name)
 
 
 def _schedule_row(one: "Schedule") -> dict[str, str]:

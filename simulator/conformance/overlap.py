@@ -240,30 +240,76 @@ def load(path: Path) -> tuple[Schedule, ...]:
     ).schedules
 
 
-def at_revision(revision: str, name: str) -> tuple[Schedule, ...]:
-    """Return the schedules of a class at a git revision of the repository in the working directory.
+def load_baseline(text: str, name: str) -> tuple[Schedule, ...]:
+    """Return the schedules of a baseline: those of a file that `save` wrote, or those of a class at a git revision.
+
+    Args:
+        text: Path of the file, or the revision of the repository in the working directory.
+        name: Name of the class.
 
     Raises:
-        ValueError: There is no such file or revision, or the class does not run there.
+        ValueError: There is no such file or revision, or the class cannot be imported from the revision or run there.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        archive, out = Path(folder) / "tree.tar", Path(folder) / "schedules.json"
-        command = ["git", "archive", "--output", str(archive), revision]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            reason = done.stderr.strip().splitlines()[-1:] or ["git failed"]
-            raise ValueError(f"--baseline: expected a file or a git revision, got {revision!r}: {reason[0]}")
-        with tarfile.open(archive) as tree:
-            tree.extractall(folder, filter="data")
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, *filter(None, sys.path)])}
-        command = [sys.executable, "-m", __name__, name, str(out)]
+    if Path(text).is_file():
+        return load(Path(text))
+    refusal = f"--baseline: expected a file or a git revision, got {text!r}"
+    commit = _git("rev-parse", "--verify", "--end-of-options", f"{text}^{{commit}}", refusal=refusal)
+    top, here = (Path(_git("rev-parse", f"--show-{one}", refusal=refusal)) for one in ("toplevel", "prefix"))
+    with tempfile.TemporaryDirectory() as name_of_folder:
+        folder = Path(name_of_folder).resolve()
+        tree, archive, out = folder / "tree", folder / "tree.tar", folder / "schedules.json"
+        _git("-C", str(top), "archive", "--format=tar", f"--output={archive}", commit, refusal=refusal)
+        with tarfile.open(archive) as packed:
+            packed.extractall(tree, filter="data")
+        places = [tree / here, tree / here / "src", *(_in_tree(Path(one), top, tree) for one in sys.path if one)]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
+        command = [sys.executable, "-P", "-c", _SAVE_SCHEDULES, name, str(out), str(tree)]
         done = subprocess.run(
-            command, env=environment, cwd=folder, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+            command, env=environment, cwd=tree / here, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
         )
         if done.returncode:
             reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-            raise ValueError(f"--baseline: {name} has no schedule at {revision}: {reason[0]}")
+            raise ValueError(f"--baseline: {name} has no schedule at {text}: {reason[0]}")
         return load(out)
+
+
+_SAVE_SCHEDULES = f"""
+import runpy, sys, types
+from importlib import import_module
+from pathlib import Path
+
+name, _, tree = sys.argv[1:]
+path, _, attribute = name.partition(":")
+module = import_module(path)
+found = getattr(module, attribute or "make_ddp", None)
+defined_in = sys.modules[found.__module__] if isinstance(found, type | types.FunctionType) else module
+for one in (module, defined_in):
+    file = getattr(one, "__file__", None)
+    if file is None or not Path(file).resolve().is_relative_to(tree):
+        sys.exit(f"expected to import it from the revision, got {{one.__name__}} from {{file}}")
+runpy.run_module({__name__!r}, run_name="__main__", alter_sys=True)
+"""
+"""Runs this module as a script, in the version of the revision if it is part of the revision. A class from elsewhere,
+such as the working tree, would be compared with itself."""
+
+
+def _in_tree(entry: Path, top: Path, tree: Path) -> Path:
+    """The folder of an extracted revision in place of a folder of the repository, if the revision has it."""
+    entry = entry.resolve()
+    moved = tree / entry.relative_to(top) if entry.is_relative_to(top) else entry
+    return moved if moved.is_dir() else entry
+
+
+def _git(*arguments: str, refusal: str) -> str:
+    """Run git and return its output; `refusal`: the beginning of the message if git fails."""
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise ValueError(f"{refusal}; git is not installed") from None
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:] or ["git failed"]
+        raise ValueError(f"{refusal}: {reason[0]}")
+    return done.stdout.strip()
 
 
 def compare(schedules: Sequence[Schedule], baseline: Sequence[Schedule]) -> list[str]:

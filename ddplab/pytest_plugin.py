@@ -1,0 +1,31 @@
+"""The pytest plugin: options of `pytest --pyargs ddplab --ddplab-class MODULE:CLASS`.
+
+Every pytest in an environment with ddplab loads this module, so it imports nothing but pytest: torch takes seconds,
+and another project may have a package of its own that is called `reference`.
+"""
+
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of the conformance tests; those of `ddplab conform`, with a prefix."""
+    add = parser.getgroup("ddplab", "conformance of a data-parallel class (ddplab)").addoption
+    add("--ddplab-class", metavar="MODULE:CLASS", help="the data-parallel class under test")
+    add("--ddplab-against", metavar="MODULE:CLASS", help="a class whose results must be equal")
+    add("--ddplab-full", action="store_true", help="try more programs: minutes instead of about one")
+    add("--ddplab-world-size", type=int, default=3, metavar="N", help="number of ranks (default: 3)")
+    add("--ddplab-backend", default="gloo", metavar="NAME", help="backend of the process group (default: gloo)")
+    add(
+        "--ddplab-expect",
+        type=Path,
+        metavar="PATH",
+        help="YAML file with the lists must-pass, expected-fail and skip of checks",
+    )
+    add(
+        "--ddplab-baseline",
+        metavar="FILE|REVISION",
+        help="fail if a schedule is slower than in this file of `ddplab conform --save-schedule`, or than that of "
+        "the class at this git revision of the working directory",
+    )

@@ -1,0 +1,94 @@
+"""The pytest plugin: other projects do not notice it, and the checks of `ddplab conform` run as tests."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from reference.conformance.subject import Subject
+from simulator.conformance import overlap
+
+NAIVE = "reference.naive:NaiveDataParallel"
+CONFTEST = """
+def pytest_addoption(parser):
+    parser.addoption("--ddp")
+    parser.addoption("--ddp-full")
+"""
+TEST = """
+import sys
+import reference
+
+def test_all_is_its_own(request):
+    assert "ddplab.pytest_plugin" in sys.modules
+    assert reference.mine and request.config.getoption("--ddp") == "x"
+    assert sys.modules.keys().isdisjoint(("reference.launch", "simulator", "torch"))
+"""
+
+
+def test_a_project_with_the_option_ddp_and_a_package_reference_does_not_notice_it(tmp_path):
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_it.py").write_text(TEST)
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "reference" / "__init__.py").write_text("mine = True\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--ddp", "x"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert " 1 passed in " in done.stdout, done.stdout + done.stderr
+
+
+@pytest.fixture
+def conform(tmp_path, monkeypatch, capsys):
+    """Runs the checks in this process, which has imported everything, and returns the lines of the output."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*options: object) -> list[str]:
+        plain = ("--color=no", "-p", "no:cacheprovider", "-p", "no:faulthandler", "-p", "no:xdist")
+        pytest.main([*plain, "-rA", "--pyargs", "ddplab", *map(str, options)])
+        return capsys.readouterr().out.splitlines()
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "expected --ddplab-class MODULE:CLASS, got no class to check"),
+        (("--ddplab-class", "torch.nn:Linaer"), "torch.nn:Linaer: expected a class or a function named Linaer"),
+        (("--ddplab-class", "torch.nn:Linear"), "missing 1 required positional argument: 'out_features'"),
+        (("--ddplab-class", NAIVE, "--ddplab-against", "nowhere:C"), "nowhere:C: expected the name of an importable"),
+        (("--ddplab-class", NAIVE, "--ddplab-world-size", 1), "--ddplab-world-size: expected at least 2, got 1"),
+        (("--ddplab-class", NAIVE, "--ddplab-expect", "none.yaml"), "none.yaml: cannot be read: No such file"),
+    ],
+)
+def test_a_class_that_cannot_be_checked_is_one_error(conform, options, message):
+    output = conform(*options)
+    assert message in "\n".join(output)
+    assert " 1 error in " in output[-1]
+    assert len(output) < 40
+
+
+def test_expectations_and_a_baseline_decide_as_in_the_command(conform, tmp_path):
+    (tmp_path / "expect.yaml").write_text(
+        "must-pass: [one weight, nested no_sync]\nexpected-fail: [overlap, construction]\nskip: [buffers]\n"
+    )
+    schedule = overlap.schedule_of(Subject(NAIVE), overlap.MODELS[0], overlap.NETWORKS[0])
+    faster = schedule.model_copy(update={"iteration_ns": schedule.iteration_ns // 2})
+    overlap.save(tmp_path / "s.json", NAIVE, [faster])
+    output = conform(
+        "-k", "weight or sync or overlap or construction or buffers or accumulation or baseline",
+        "--ddplab-class", NAIVE, "--ddplab-world-size", 2,
+        "--ddplab-expect", "expect.yaml", "--ddplab-baseline", "s.json",
+    )  # fmt: skip
+    outcomes = {line.partition("::")[2].partition(" - ")[0]: line.split()[0] for line in output if "::" in line}
+    assert outcomes == {
+        "test_conformance[one weight]": "PASSED",
+        "test_conformance[nested no_sync]": "FAILED",
+        "test_conformance[overlap]": "XFAIL",
+        "test_conformance[construction]": "FAILED",
+        "test_baseline": "FAILED",
+    }
+    assert "slower: " in "\n".join(output)
+    assert " 2 skipped" in output[-1]  # the check to skip, and one that the class does not support
