@@ -209,7 +209,7 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         self.delayed_parameters = resolve_delayed(self.module, *self._delay)
         caps = bucket_caps(self.bucket_cap_mb, self.bucket_cap_mb_list)
         first_caps = first_iteration_caps(
-            caps, listed=self.bucket_cap_mb_list is not None, graph_may_change=self.features.graph_may_change
+            caps, listed=bool(self.bucket_cap_mb_list), graph_may_change=self.features.graph_may_change
         )
         setup = set_up(
             self.module, self.plan, first_caps, caps, with_buffers=with_buffers, delayed=self.delayed_parameters

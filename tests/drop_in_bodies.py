@@ -22,9 +22,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
+from reference.broadcast import broadcast_coalesced
 from reference.data_parallel import DistributedDataParallel
 
-from .scenarios import batch, gradients
+from .scenarios import ODD_BUFFERS, batch, gradients
 
 TorchDDP = nn.parallel.DistributedDataParallel
 CLASSES = {"ours": DistributedDataParallel, "torch": TorchDDP}
@@ -428,6 +429,25 @@ def sharded_in_low_precision(rank: int, _world_size: int, hidden: int) -> float:
 
 
 # Process groups
+
+
+@functools.cache
+def three_of_four() -> dist.ProcessGroup:
+    """A group without rank 0; made once."""
+    return dist.new_group([1, 2, 3])
+
+
+def broadcast_odd_tensors(rank: int, _world_size: int, kinds: list[str], source: int, piece_bytes: int) -> list:
+    """Tensors of each rank of a group after a broadcast from one of them, and those that it had before."""
+    group = three_of_four()
+    if rank == 0:
+        return []
+    tensors, sent = (
+        [ODD_BUFFERS[kind](torch.arange(24.0) * (number + 1) * of) for number, kind in enumerate(kinds)]
+        for of in (rank, source + 1)
+    )
+    broadcast_coalesced(tensors, group, source=source, piece_bytes=piece_bytes)
+    return [([*tensor.resolve_conj().tolist()], [*was.resolve_conj().tolist()]) for tensor, was in zip(tensors, sent)]
 
 
 class Fails(torch.autograd.Function):

@@ -329,6 +329,34 @@ def buffers(wrap: Wrap, rank: int, **options: Any) -> list:
     return seen
 
 
+ODD_BUFFERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda base: base.view(4, 6).t(),
+    "every other column": lambda base: base.view(4, 6)[:, ::2],
+    "channels last": lambda base: base.view(1, 4, 3, 2).permute(0, 3, 1, 2),
+    "overlapping": lambda base: base.as_strided((5, 3), (2, 1)),
+    "negative": lambda base: torch.conj(torch.view_as_complex(base.view(12, 2))).imag,
+    "without elements": lambda base: base[:0],
+    "expanded": lambda base: base[:4].view(4, 1).expand(4, 3),
+    "a number, expanded": lambda base: base[:1].expand(5),
+    "conjugate": lambda base: torch.conj(torch.view_as_complex(base.view(12, 2))),
+}
+"""Views of 24 numbers. Torch's class refuses to broadcast the expanded ones, and does not change conjugate ones."""
+
+
+def odd_buffers(wrap: Wrap, rank: int, *, kind: str) -> list:
+    """Buffers that do not show their memory as it is, and differ between ranks before every step."""
+    module = linears(4, 2)
+    module.register_buffer("odd", ODD_BUFFERS[kind](torch.arange(24.0) * (rank + 1)))
+    ddp = wrap(module)
+    seen = [module.odd.clone()]
+    for step in range(2):
+        with torch.no_grad():
+            module.odd[:1].add_(rank)
+        ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
+        seen.append(module.odd.clone())
+    return seen
+
+
 def buffer_hook(wrap: Wrap, rank: int, *, after: bool, futures: bool) -> list:
     """A user's hook adds up buffers over the ranks."""
     ddp = wrap(nn.Sequential(*linears(4, 4), nn.BatchNorm1d(4)))
@@ -493,6 +521,7 @@ CASES: dict[str, Callable[..., list]] = {
     **_cases(autocast),
     **_cases(copied, {"how": "deepcopy"}, {"how": "pickle"}),
     **_cases(buffers, {}, {"forward_sync_buffers": False}, {"broadcast_buffers": False}),
+    **_cases(odd_buffers, *({"kind": kind} for kind in list(ODD_BUFFERS)[:6])),
     # Futures of a hook before forward are a race with forward, in torch too.
     **_cases(buffer_hook, *({"after": after, "futures": futures} for after, futures in ((0, 0), (1, 0), (1, 1)))),
     **_cases(user_hooks, modes=True),

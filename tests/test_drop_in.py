@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from . import bodies, drop_in_bodies
+from . import bodies, drop_in_bodies, scenarios
 from .drop_in_bodies import Precision
 from .explore import examples
 from .strategies import caps_mb
@@ -180,6 +180,18 @@ def test_a_module_trains_on_in_a_new_process_group(four_ranks, groups, options, 
 
 def test_reductions_in_low_precision_follow_the_module_into_a_new_group(four_ranks):
     assert four_ranks.run(drop_in_bodies.update_with_a_comm_hook) == [[1.5, 0.5]] * 2 + [[1.5]] * 2
+
+
+@examples(20)
+@given(
+    st.lists(st.sampled_from(list(scenarios.ODD_BUFFERS)), min_size=1, max_size=5),
+    st.integers(0, 2),
+    st.sampled_from([1, 100, 10**6]),
+)
+def test_tensors_of_any_layout_are_sent_from_any_rank_of_a_group(four_ranks, kinds, source, piece_bytes):
+    """Expanded, conjugate and negative ones too: torch's class raises for the first, leaves the second as they are."""
+    for seen in four_ranks.run(drop_in_bodies.broadcast_odd_tensors, kinds, source, piece_bytes):
+        assert all(got == sent for got, sent in seen)
 
 
 # Features switched on after construction

@@ -5,6 +5,7 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -27,6 +28,10 @@ CAPS = [
     {},
     {"bucket_cap_mb": 0.0002},
     {"bucket_cap_mb_list": [0.0001, 0.0003]},
+    {"bucket_cap_mb": 0},
+    {"bucket_cap_mb": 0, "find_unused_parameters": True},
+    {"bucket_cap_mb_list": []},
+    {"bucket_cap_mb_list": [0, 0.0003]},
     {"bucket_cap_mb": 0.0002, "find_unused_parameters": True},
     {"bucket_cap_mb_list": [0.0001, 0.0003], "find_unused_parameters": True},
     {"bucket_cap_mb": 0.0002, "static_graph": True},
@@ -86,6 +91,26 @@ def test_the_state_dict_goes_both_ways(two_ranks):
 def test_skipped_buckets_are_not_sent(two_ranks):
     """A bucket whose parameters are all unused costs nothing with skip_all_reduce_unused_params."""
     assert two_ranks.run(bodies.buckets_sent_for_unused_parameters) == [(6, 4)] * 2
+
+
+@pytest.mark.parametrize(
+    ("unused", "without_gradient", "fused"),
+    [({7}, None, [3]), ({0, 7}, None, [2]), ({0, 1, 2}, None, []), ({7}, 1, []), ({1}, 1, [2])],
+)
+def test_gradients_are_copied_out_one_by_one_only_if_one_of_the_bucket_is_missing(unused, without_gradient, fused):
+    """Unused parameters of other buckets change nothing; those of this bucket are left out."""
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    for index, parameter in enumerate(parameters):
+        parameter.grad = None if index == without_gradient else torch.zeros(2)
+    bucket = Bucket(range(3), parameters)
+    with torch.no_grad(), mock.patch.object(torch, "_foreach_copy_", wraps=torch._foreach_copy_) as copy:
+        bucket.copy_out(torch.ones(6), unused=frozenset(unused))
+    assert [len(call.args[0]) for call in copy.call_args_list] == fused
+    for index, parameter in enumerate(parameters):
+        if index not in unused:
+            assert parameter.grad.tolist() == [1.0, 1.0]
+        elif parameter.grad is not None:
+            assert parameter.grad.tolist() == [0.0, 0.0]
 
 
 def test_without_init_sync_nothing_is_communicated(two_ranks):
