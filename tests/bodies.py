@@ -532,6 +532,13 @@ def train_with_unused_output(rank: int, _world_size: int, structure: str) -> lis
     return scenarios.output_unused_in_loss(DistributedDataParallel, rank, structure=structure)
 
 
+def train_with_custom_outputs(rank: int, _world_size: int, structure: str) -> list:
+    return [
+        scenarios.custom_outputs(DistributedDataParallel, rank, structure=structure, **options)
+        for options in ({}, {"find_unused_parameters": True}, {"static_graph": True})
+    ]
+
+
 def drop_accumulated_gradients(rank: int, _world_size: int) -> list[str]:
     """Rank 1's second parameter is used under no_sync only, and its gradient is dropped."""
     module = scenarios.Uses((1, 1), 0)

@@ -118,11 +118,20 @@ def test_without_init_sync_nothing_is_communicated(two_ranks):
     assert two_ranks.run(bodies.construct_on_one_rank_only) == [None, [1.0, 1.0]]
 
 
-@pytest.mark.parametrize("structure", ["dataclass", "registered node"])
+@pytest.mark.parametrize("structure", ["dataclass", "registered node", *scenarios.CUSTOM_OUTPUTS[:4]])
 def test_tensors_in_any_structure_may_be_unused_in_the_loss(two_ranks, structure):
     """Dataclasses do not pass torch's sink, registered pytree nodes are not searched by it: it raises for both."""
     expected = two_ranks.run(bodies.train_with_unused_output, "tuple")
     assert all(map(_same, two_ranks.run(bodies.train_with_unused_output, structure), expected))
+
+
+@pytest.mark.parametrize("structure", scenarios.CUSTOM_OUTPUTS)
+def test_outputs_of_any_class_pass_the_sink(two_ranks, structure):
+    """Torch's class never launches the all-reduces of a static graph behind a class that pytree does not know."""
+    body = bodies.train_with_custom_outputs
+    for plain, found, static in two_ranks.run(body, structure):
+        bodies.assert_same(found, plain)
+        bodies.assert_same(static, plain)
 
 
 def _same(got, expected):
