@@ -301,7 +301,8 @@ def averages_around_a_failure(rank: int, _world_size: int, shapes: Shapes) -> li
 
 
 def sliced_results(rank: int, _world_size: int) -> list[list[Tensor]]:
-    """Averages that a hook returns as a slice, as every other number, and after `set_buffer`, by mode."""
+    """Averages that a hook returns as a slice, as every other number, in the bucket's own memory but as something else
+    than its buffer, and after `set_buffer`, by mode."""
 
     def hook(how, bucket):
         buffer = bucket.buffer()
@@ -311,6 +312,12 @@ def sliced_results(rank: int, _world_size: int) -> list[list[Tensor]]:
             result = torch.cat([torch.zeros(5), buffer])[5:]
         elif how == "stride":
             result = torch.stack([buffer, torch.zeros(length)], 1)[:, 0]
+        elif how.startswith("float16"):
+            inside = buffer.view(torch.float16)
+            result = inside[:length] if how.endswith("start") else inside[length:]
+            result.copy_(buffer.half())
+        elif how == "negative":
+            result = torch._neg_view(buffer.neg_())
         else:
             bucket.set_buffer(torch.cat([torch.zeros(5), buffer])[5:])
             result = torch.cat([g.flatten() for g in bucket.gradients()])
@@ -320,7 +327,7 @@ def sliced_results(rank: int, _world_size: int) -> list[list[Tensor]]:
 
     seen = []
     for view in (False, True):
-        for how in ("slice", "stride", "set_buffer"):
+        for how in ("slice", "stride", "float16 at the start", "float16 at the end", "negative", "set_buffer"):
             ddp = DistributedDataParallel(Given(((3, 2), (4,))), gradient_as_bucket_view=view)
             ddp.register_comm_hook(how, hook)
             ddp(given_gradients(rank, ((3, 2), (4,)), 0, 0)).backward()

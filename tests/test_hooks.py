@@ -375,11 +375,12 @@ def test_hooks_can_be_imported_under_their_former_name(module, names):
 
 
 def test_a_hook_may_return_any_view(two_ranks):
+    """Torch's class reads the memory of some as another view's."""
     expected = hook_bodies.mean_gradients(2, ((3, 2), (4,)), 0, 0)
     for seen in two_ranks.run(hook_bodies.sliced_results):
         for averages in seen:
             for got, wanted in zip(averages, expected, strict=True):
-                torch.testing.assert_close(got, wanted)
+                torch.testing.assert_close(got, wanted, rtol=2**-10, atol=0)
 
 
 def test_a_hook_runs_on_a_process_group_that_has_no_options(two_ranks):

@@ -231,7 +231,11 @@ class HookCaller:
             )
         if value.is_sparse:
             return value
-        return None if value.data_ptr() == expected.data_ptr() else value.reshape(-1)
+        value = value.resolve_conj().resolve_neg()
+        if value.untyped_storage().data_ptr() != expected.untyped_storage().data_ptr():
+            return value.reshape(-1)
+        same = value.dtype == expected.dtype and value.data_ptr() == expected.data_ptr() and value.is_contiguous()
+        return None if same else value.reshape(-1).clone()  # copying out may overwrite the bucket's memory
 
     def _where(self, number: int) -> str:
         return f"rank {dist.get_rank(self.group)}, bucket {number}: comm hook {describe(self._hook)}"
