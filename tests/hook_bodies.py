@@ -1,10 +1,12 @@
 """Rank bodies that train with comm hooks, on gradients that the tests choose."""
 
 import copy
+import gc
 import io
 import logging
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -298,6 +300,29 @@ def averages_around_a_failure(rank: int, _world_size: int, shapes: Shapes) -> li
         ddp(given_gradients(rank, shapes, 0, step)).backward()
         seen.append([p.grad.clone() for p in ddp.parameters()])
     return seen
+
+
+def freed_after_a_failure(_rank: int, _world_size: int, how: str) -> bool:
+    """Whether a reducer is freed after its hook has failed."""
+
+    def hook(_state, bucket):
+        future: torch.futures.Future = torch.futures.Future()
+        if how == "raises":
+            raise ArithmeticError
+        if how == "a future with an error":
+            future.set_exception(ArithmeticError())
+        else:
+            future.set_result("nonsense")
+        return future
+
+    ddp = DistributedDataParallel(nn.Linear(2, 2))
+    ddp.register_comm_hook(None, hook)
+    with suppress(RuntimeError, TypeError):
+        ddp(torch.ones(1, 2)).sum().backward()
+    reducer = weakref.ref(ddp.reducer)
+    del ddp
+    gc.collect()
+    return reducer() is None
 
 
 def sliced_results(rank: int, _world_size: int) -> list[list[Tensor]]:

@@ -374,6 +374,12 @@ def test_hooks_can_be_imported_under_their_former_name(module, names):
         assert getattr(former, name) is getattr(now, name)
 
 
+@pytest.mark.parametrize("how", ["raises", "a future with an error", "a future with something else"])
+def test_a_hook_that_failed_keeps_nothing_alive(two_ranks, how):
+    """The exception inside a future once held the frame that had waited for the future, and so the reducer."""
+    assert two_ranks.run(hook_bodies.freed_after_a_failure, how) == [True, True]
+
+
 def test_a_hook_may_return_any_view(two_ranks):
     """Torch's class reads the memory of some as another view's."""
     expected = hook_bodies.mean_gradients(2, ((3, 2), (4,)), 0, 0)

@@ -204,7 +204,10 @@ class HookCaller:
         try:
             future.wait()
         except Exception as error:
-            raise RuntimeError(f"{self._where(number)}: its future holds {type(error).__name__}: {error}") from error
+            text = f"{self._where(number)}: its future holds {type(error).__name__}: {error}"
+            # A future that holds an exception, which holds this frame, which holds the future, would never be freed.
+            error.__context__ = None  # an earlier call's error, if this one comes from handling it
+            raise RuntimeError(text) from error.with_traceback(None)
         return self._result(only_tensor(future), bucket, number)
 
     def _timeout_s(self, bucket: Bucket) -> float | None:
