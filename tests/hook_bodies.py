@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
@@ -300,6 +301,34 @@ def averages_around_a_failure(rank: int, _world_size: int, shapes: Shapes) -> li
         ddp(given_gradients(rank, shapes, 0, step)).backward()
         seen.append([p.grad.clone() for p in ddp.parameters()])
     return seen
+
+
+def copies_under_a_hook(rank: int, _world_size: int, hook: str, how: str) -> tuple[list, list, str]:
+    """Averages of a module and of its copy, which train on one after the other, and the copy's logged hook."""
+    ddp, _ = _trainer(seed=3)
+    if hook == "builtin":
+        ddp._register_builtin_comm_hook(BuiltinCommHookType.FP16_COMPRESS)
+    else:
+        function, make_state = OURS[hook]
+        ddp.register_comm_hook(dist.group.WORLD if hook == "allreduce" else make_state(), function)
+
+    def train(model: DistributedDataParallel) -> list:
+        seen = []
+        for step in range(4):
+            model.zero_grad()
+            model(batch(rank, 5, 12, step=step)).square().mean().backward()
+            seen.append([p.grad.clone() for p in model.parameters()])
+        return seen
+
+    train(ddp)
+    if how == "deepcopy":
+        twin = copy.deepcopy(ddp)
+    else:
+        file = io.BytesIO()
+        torch.save(ddp, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    return train(twin), train(ddp), twin._get_ddp_logging_data()["comm_hook"]
 
 
 def freed_after_a_failure(_rank: int, _world_size: int, how: str) -> bool:

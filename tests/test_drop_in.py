@@ -151,6 +151,14 @@ def test_a_tensor_parallel_module_trains_as_under_torchs_class(four_ranks, hidde
         assert len(state) == 6
 
 
+def test_a_tensor_parallel_module_that_is_refused_stays_as_it_was(four_ranks):
+    """Ranks are compared first; only a module that is wrapped loses its DTensors."""
+    for error, same, got, expected in four_ranks.run(drop_in_bodies.refused_shards):
+        assert "different plans or bucket caps" in error
+        assert same
+        bodies.assert_same(got, expected)
+
+
 def test_tensor_parallelism_and_mixed_precision_go_together(four_ranks):
     assert max(four_ranks.run(drop_in_bodies.sharded_in_low_precision, 6)) < 0.05
 

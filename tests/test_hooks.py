@@ -374,6 +374,20 @@ def test_hooks_can_be_imported_under_their_former_name(module, names):
         assert getattr(former, name) is getattr(now, name)
 
 
+@pytest.mark.parametrize(
+    ("hook", "how"),
+    [
+        *((hook, how) for hook in ("allreduce", "fp16", "power", "builtin") for how in ("deepcopy", "pickle")),
+        ("compress(bf16)(power)", "deepcopy"),  # cannot be pickled
+    ],
+)
+def test_a_copy_of_a_module_keeps_its_comm_hook(two_ranks, hook, how):
+    """With a state of its own; a process group as the state is that of the copy. Torch's class drops the hook."""
+    for twin, original, logged in two_ranks.run(hook_bodies.copies_under_a_hook, hook, how):
+        bodies.assert_same(twin, original)
+        assert logged
+
+
 @pytest.mark.parametrize("how", ["raises", "a future with an error", "a future with something else"])
 def test_a_hook_that_failed_keeps_nothing_alive(two_ranks, how):
     """The exception inside a future once held the frame that had waited for the future, and so the reducer."""
