@@ -67,7 +67,8 @@ class _Piece:
 
 def _overwrite(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Copy each value into its tensor; elements of an expanded tensor share memory, which is written once."""
-    plain: list[tuple[Tensor, Tensor]] = []
+    targets: list[Tensor] = []
+    sources: list[Tensor] = []
     for tensor, value in zip(tensors, values, strict=True):
         into = tensor
         for dimension, stride in enumerate(tensor.stride()):
@@ -76,9 +77,10 @@ def _overwrite(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
         if into.is_conj() or into.is_neg():
             into.copy_(value)  # the fused copy refuses these
         else:
-            plain.append((into, value))
-    if plain:
-        torch._foreach_copy_(*map(list, zip(*plain, strict=True)))
+            targets.append(into)
+            sources.append(value)
+    if targets:
+        torch._foreach_copy_(targets, sources)
 
 
 @dataclass(frozen=True)

@@ -416,7 +416,7 @@ def sharded(rank: int, _world_size: int, hidden: int, options: dict) -> tuple[li
 
 
 def refused_shards(rank: int, _world_size: int) -> tuple[str, bool, list, list]:
-    """The error of ranks with different caps, whether the module is as before, and gradients when it is wrapped then."""
+    """The error of ranks with different caps, whether the module is as before, and gradients of a second attempt."""
     mesh = mesh_of_two_dimensions()
     module = parallelize_module(Wide(4), mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
     before = list(map(id, module.parameters()))
@@ -463,7 +463,10 @@ def broadcast_odd_tensors(rank: int, _world_size: int, kinds: list[str], source:
         for of in (rank, source + 1)
     )
     broadcast_coalesced(tensors, group, source=source, piece_bytes=piece_bytes)
-    return [([*tensor.resolve_conj().tolist()], [*was.resolve_conj().tolist()]) for tensor, was in zip(tensors, sent, strict=True)]
+    return [
+        ([*tensor.resolve_conj().tolist()], [*was.resolve_conj().tolist()])
+        for tensor, was in zip(tensors, sent, strict=True)
+    ]
 
 
 class Fails(torch.autograd.Function):

@@ -355,8 +355,7 @@ def freed_after_a_failure(_rank: int, _world_size: int, how: str) -> bool:
 
 
 def sliced_results(rank: int, _world_size: int) -> list[list[Tensor]]:
-    """Averages that a hook returns as a slice, as every other number, in the bucket's own memory but as something else
-    than its buffer, and after `set_buffer`, by mode."""
+    """Averages by mode; the hook returns a slice, every other number, a view of the buffer, or calls `set_buffer`."""
 
     def hook(how, bucket):
         buffer = bucket.buffer()

@@ -197,7 +197,7 @@ def test_reductions_in_low_precision_follow_the_module_into_a_new_group(four_ran
     st.sampled_from([1, 100, 10**6]),
 )
 def test_tensors_of_any_layout_are_sent_from_any_rank_of_a_group(four_ranks, kinds, source, piece_bytes):
-    """Expanded, conjugate and negative ones too: torch's class raises for the first, leaves the second as they are."""
+    """Expanded and conjugate ones too: torch's class raises for the former and leaves the latter as they are."""
     for seen in four_ranks.run(drop_in_bodies.broadcast_odd_tensors, kinds, source, piece_bytes):
         assert all(got == sent for got, sent in seen)
 

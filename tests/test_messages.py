@@ -69,7 +69,7 @@ EXPECTED = {
     ],
     "converted_while_training": ["bias (parameter 1, shape (1,)) in bucket 0 was wrapped as a torch.float32"],
     "replaced_by_loading": [
-        "RuntimeError: rank {rank}: 0.weight, 0.bias, 1.weight, 1.bias: other parameters than those that were wrapped. "
+        "RuntimeError: rank {rank}: 0.weight, 0.bias, 1.weight, 1.bias: other parameters than those that were",
         "load_state_dict(assign=True) or an assignment has replaced them",
     ],
     "replaced_inside_the_wrapper": ["RuntimeError: rank {rank}: weight, bias: other parameters than those"],

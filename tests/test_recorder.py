@@ -190,14 +190,16 @@ def test_hooks_are_gone_after_the_recording():
 
 
 def test_recorded_buckets_are_those_of_the_parameters_that_are_not_ignored(two_ranks):
-    ours, torchs = (two_ranks.run(bodies.record_oddly, f"{whose} class that ignores a parameter")[0] for whose in OWNERS)
+    ours, torchs = (
+        two_ranks.run(bodies.record_oddly, f"{whose} class that ignores a parameter")[0] for whose in OWNERS
+    )
     assert ours.layouts[-1] == torchs.layouts[-1] == ((2, 1, 0),)
     assert all(len(iteration.buckets) == 1 for trace in (ours, torchs) for iteration in trace.ranks[0].iterations)
 
 
 @pytest.mark.parametrize("kind", ["a parameter", "one tensor again and again"])
 def test_tensors_that_outlive_the_recording_keep_no_hooks(kind):
-    """A module may return a leaf, or a tensor that it returned before; while recording, that gets one hook at most."""
+    """A module may return a leaf, or a tensor that it returned before, which gets one hook at most."""
     module = nn.Linear(2, 1)
     kept = module.weight if kind == "a parameter" else module(torch.ones(1, 2))
     inner = module.forward

@@ -204,10 +204,9 @@ class HookCaller:
         try:
             future.wait()
         except Exception as error:
-            text = f"{self._where(number)}: its future holds {type(error).__name__}: {error}"
             # A future that holds an exception, which holds this frame, which holds the future, would never be freed.
-            error.__context__ = None  # an earlier call's error, if this one comes from handling it
-            raise RuntimeError(text) from error.with_traceback(None)
+            error.__traceback__ = error.__context__ = None
+            raise RuntimeError(f"{self._where(number)}: its future holds {type(error).__name__}: {error}") from error
         return self._result(only_tensor(future), bucket, number)
 
     def _timeout_s(self, bucket: Bucket) -> float | None:
@@ -234,11 +233,11 @@ class HookCaller:
             )
         if value.is_sparse:
             return value
-        value = value.resolve_conj().resolve_neg()
-        if value.untyped_storage().data_ptr() != expected.untyped_storage().data_ptr():
-            return value.reshape(-1)
-        same = value.dtype == expected.dtype and value.data_ptr() == expected.data_ptr() and value.is_contiguous()
-        return None if same else value.reshape(-1).clone()  # copying out may overwrite the bucket's memory
+        result: Tensor = value.resolve_conj().resolve_neg()
+        if result.untyped_storage().data_ptr() != expected.untyped_storage().data_ptr():
+            return result.reshape(-1)
+        same = result.dtype == expected.dtype and result.data_ptr() == expected.data_ptr() and result.is_contiguous()
+        return None if same else result.reshape(-1).clone()  # copying out may overwrite the bucket's memory
 
     def _where(self, number: int) -> str:
         return f"rank {dist.get_rank(self.group)}, bucket {number}: comm hook {describe(self._hook)}"
