@@ -65,22 +65,17 @@ class _Piece:
                 _overwrite(self._tensors, _unflatten_dense_tensors(self._flat, self._tensors))
 
 
-def _overwrite(tensors: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+def _overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:
     """Copy each value into its tensor; elements of an expanded tensor share memory, which is written once."""
-    targets: list[Tensor] = []
-    sources: list[Tensor] = []
-    for tensor, value in zip(tensors, values, strict=True):
-        into = tensor
-        for dimension, stride in enumerate(tensor.stride()):
-            if stride == 0 and tensor.size(dimension) > 1:
-                into, value = into.narrow(dimension, 0, 1), value.narrow(dimension, 0, 1)
-        if into.is_conj() or into.is_neg():
-            into.copy_(value)  # the fused copy refuses these
-        else:
-            targets.append(into)
-            sources.append(value)
-    if targets:
-        torch._foreach_copy_(targets, sources)
+    try:
+        torch._foreach_copy_(tensors, values)
+    except RuntimeError:  # there are expanded, conjugate or negative tensors
+        for tensor, value in zip(tensors, values, strict=True):
+            into = tensor
+            for dimension, stride in enumerate(tensor.stride()):
+                if stride == 0 and tensor.size(dimension) > 1:
+                    into, value = into.narrow(dimension, 0, 1), value.narrow(dimension, 0, 1)
+            into.copy_(value)
 
 
 @dataclass(frozen=True)
