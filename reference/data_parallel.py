@@ -349,6 +349,8 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
     def register_comm_hook(self, state: object, hook: Hook) -> None:
         """Replace the all-reduce by `hook(state, bucket)`; call once, between two iterations.
 
+        Deep copies and pickles of the module keep the hook, with a copy of its state.
+
         Args:
             state: Passed to every call of the hook.
             hook: Gets a `GradBucket` and returns a future of the flat tensor that becomes the gradients.

@@ -231,6 +231,8 @@ nested = st.recursive(
         st.lists(parts, max_size=3)
         | st.lists(parts, max_size=3).map(tuple)
         | st.dictionaries(st.text(max_size=2), parts, max_size=3)
+        | st.lists(parts, max_size=3).map(lambda some: scenarios.Labelled(*some, label="a"))
+        | st.lists(parts, max_size=3).map(lambda some: scenarios.LabelledTuple(*some, label="a"))
         | st.builds(scenarios.Pair, parts, parts)
         | st.builds(scenarios.Outputs, parts, parts)
     ),
@@ -248,6 +250,7 @@ def test_mapping_the_tensors_of_an_output_changes_nothing_else(output):
     assert [tensor.item() for tensor in tensors_in(output)] == before
     bodies.assert_same(map_tensors(lambda tensor: tensor - 1, changed), output)
     assert type(changed) is type(output)
+    assert getattr(changed, "label", None) == getattr(output, "label", None)
 
 
 def test_private_names_that_are_missing(two_ranks):
