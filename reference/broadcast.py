@@ -23,6 +23,7 @@ def broadcast_coalesced(
 ) -> None:
     """Overwrite `tensors` on every rank with those of `source`, a rank within the group.
 
+    Expanded tensors, conjugate and negative views are written through to the memory that they show.
     Tensors of one dtype and device are flattened into pieces of about `piece_bytes`; at most two pieces are
     in flight. Blocks until all pieces have arrived.
     """
@@ -50,7 +51,8 @@ class _Piece:
         self._work = dist.broadcast(self._flat, group_src=source, group=group, async_op=True)
 
     def _flatten(self) -> Tensor:
-        return _flatten_dense_tensors([tensor.detach() for tensor in self._tensors])  # type: ignore[no-any-return]
+        flat: Tensor = _flatten_dense_tensors([tensor.detach() for tensor in self._tensors])
+        return flat.resolve_conj().resolve_neg()  # collectives send memory, which is not conjugate or negative yet
 
     def _empty(self) -> Tensor:
         first = self._tensors[0]
@@ -60,7 +62,20 @@ class _Piece:
         self._work.wait()
         if not self._is_source:
             with torch.no_grad():
-                torch._foreach_copy_(self._tensors, _unflatten_dense_tensors(self._flat, self._tensors))
+                _overwrite(self._tensors, _unflatten_dense_tensors(self._flat, self._tensors))
+
+
+def _overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:
+    """Copy each value into its tensor; elements of an expanded tensor share memory, which is written once."""
+    try:
+        torch._foreach_copy_(tensors, values)
+    except RuntimeError:  # there are expanded, conjugate or negative tensors
+        for tensor, value in zip(tensors, values, strict=True):
+            into = tensor
+            for dimension, stride in enumerate(tensor.stride()):
+                if stride == 0 and tensor.size(dimension) > 1:
+                    into, value = into.narrow(dimension, 0, 1), value.narrow(dimension, 0, 1)
+            into.copy_(value)
 
 
 @dataclass(frozen=True)

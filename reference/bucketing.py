@@ -79,21 +79,21 @@ def bucket_caps(bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence
     """Convert the caps that a user gives in MiB to caps in bytes for `assign_buckets`.
 
     Args:
-        bucket_cap_mb: Cap of all buckets, the first one included (torch 2.13). None: 25 MiB, and 1 MiB for the first
-            bucket, so that communication starts early.
-        bucket_cap_mb_list: Cap of each bucket; overrides `bucket_cap_mb`.
+        bucket_cap_mb: Cap of all buckets, the first one included (torch 2.13); 0: each parameter gets its own bucket.
+            None: 25 MiB, and 1 MiB for the first bucket, so that communication starts early.
+        bucket_cap_mb_list: Cap of each bucket; overrides `bucket_cap_mb` unless it is empty.
 
     Raises:
-        ValueError: A cap is not a positive number, or the list is empty.
+        ValueError: A cap is negative or not a number.
     """
-    if bucket_cap_mb_list is not None:
+    if bucket_cap_mb_list:
         caps_mb = list(bucket_cap_mb_list)
     elif bucket_cap_mb is not None:
         caps_mb = [bucket_cap_mb]
     else:
         caps_mb = [DEFAULT_FIRST_BUCKET_MB, DEFAULT_BUCKET_CAP_MB]
-    if not caps_mb or not all(cap > 0 for cap in caps_mb):
-        raise ValueError(f"bucket caps: expected positive sizes in MiB, got {caps_mb}")
+    if not all(cap >= 0 for cap in caps_mb):  # also refuses NaN
+        raise ValueError(f"bucket caps: expected sizes in MiB, none negative, got {caps_mb}")
     return [int(min(cap * MIB, float(ONE_BUCKET))) for cap in caps_mb]  # int(infinity) would raise
 
 

@@ -210,18 +210,19 @@ class Bucket:
             averages: Flat tensor as long as `buffer`. None: the averages are in `buffer`.
             unused: Parameter indices whose gradient is left as it is, also where that is None.
         """
-        views = self.views if averages is None else self.views_of(averages)
-        gradients = [parameter.grad for parameter in self.parameters]
-        if not unused and all(gradient is not None for gradient in gradients):
+        parameters, views = self.parameters, self.views if averages is None else self.views_of(averages)
+        if not unused.isdisjoint(self.indices):
+            used = [slot for slot, index in enumerate(self.indices) if index not in unused]
+            parameters, views = [parameters[slot] for slot in used], [views[slot] for slot in used]
+        gradients = [parameter.grad for parameter in parameters]
+        if any(map(is_, gradients, repeat(None))):  # another rank had a gradient
+            for parameter, view in zip(parameters, views, strict=True):
+                if parameter.grad is None:
+                    parameter.grad = view.clone()
+                else:
+                    parameter.grad.copy_(view)
+        elif gradients:
             torch._foreach_copy_(gradients, views)  # type: ignore[arg-type]  # none is None
-            return
-        for index, parameter, view in zip(self.indices, self.parameters, views, strict=True):
-            if index in unused:
-                continue
-            if parameter.grad is None:  # another rank had a gradient
-                parameter.grad = view.clone()
-            else:
-                parameter.grad.copy_(view)
 
     def zeros(self) -> "Bucket":
         """A copy of the bucket with a buffer of zeros: the contribution of a rank without gradients."""

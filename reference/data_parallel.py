@@ -26,7 +26,7 @@ from .checks.construction import Setup, set_up, verify_setup
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.interface import Hook, check_hook
 from .delayed_all_reduce import DelayedAllReduce, resolve_delayed
-from .forward_parameters import ForwardParameters, compose
+from .forward_parameters import ForwardParameters, compose, is_replaced, slots
 from .join import JoinableModule
 from .mixed_precision import (
     ReductionState,
@@ -38,13 +38,14 @@ from .mixed_precision import (
     sum_in_low_precision,
 )
 from .naive import NaiveDataParallel as NaiveDataParallel
+from .observer import fail
 from .parameters import sparse_parameters, synchronized_buffers, synchronized_tensors, trainable_parameters
 from .reducer import Reducer
-from .tensor_parallel import is_slice, localize
+from .tensor_parallel import is_slice, localize, put_back, stand_ins
 from .torch_compat import DataParallelNames, LoggingData
 from .unused_parameters import call_at_backward, tensors_in, through_sink
 
-PROCESS_LOCAL = ("process_group", "reducer", "log", "delayed", "_presence")
+PROCESS_LOCAL = ("process_group", "reducer", "log", "delayed", "_presence", "_slots")
 """Attributes that are not pickled."""
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -134,7 +135,6 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
             self.device_mesh = device_mesh
         self.module = module
         self.mixed_precision = mixed_precision
-        self._sharded = localize(module) if is_slice(device_mesh) else {}
         self._delay = delay_all_reduce_named_params, param_to_hook_all_reduce
         self.dim = dim
         self.bucket_cap_mb, self.bucket_cap_mb_list, self.plan = bucket_cap_mb, bucket_cap_mb_list, plan
@@ -150,9 +150,16 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         self.require_backward_grad_sync = True
         self.require_forward_param_sync = True
         self.buffer_hook: BufferHook | None = None
+        self._comm_hook: tuple[Any, ...] = ()  # hook and state; in pickles without the state if that is the group
         self.sink_clones = True
         self._given_devices = device_ids, output_device
-        self._make_reducer(exchange=init_sync, with_buffers=sync_buffers_now)
+        shards = localize(module) if is_slice(device_mesh) else {}
+        self._sharded = stand_ins(shards)
+        try:
+            self._make_reducer(exchange=init_sync, with_buffers=sync_buffers_now)
+        except BaseException:
+            put_back(module, shards)  # a refused module stays as it was
+            raise
         if init_sync:
             self.send_state(source=0, with_buffers=sync_buffers_now)
         self._replace_in_forward()
@@ -183,12 +190,13 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         self.log = LoggingData(self.device)
         self.reducer.observers.append(self.log)
         if self.mixed_precision is not None and (dtype := reduction_dtype(self.mixed_precision)) is not None:
-            self.register_comm_hook(ReductionState(dtype, this), sum_in_low_precision)
+            self._use_comm_hook(ReductionState(dtype, this), sum_in_low_precision)
         self.delayed: DelayedAllReduce | None = None
         _, trigger = self._delay
         if trigger is not None:
             parameters = list(dict.fromkeys(self.delayed_parameters.values()))
             self.delayed = DelayedAllReduce(parameters, trigger, self.process_group)
+        self._slots = slots(self.module, trainable_parameters(self.module).values())
 
     def bucketed_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters in the buckets by name, in the order of the parameter index: all but the delayed ones."""
@@ -209,7 +217,7 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         self.delayed_parameters = resolve_delayed(self.module, *self._delay)
         caps = bucket_caps(self.bucket_cap_mb, self.bucket_cap_mb_list)
         first_caps = first_iteration_caps(
-            caps, listed=self.bucket_cap_mb_list is not None, graph_may_change=self.features.graph_may_change
+            caps, listed=bool(self.bucket_cap_mb_list), graph_may_change=self.features.graph_may_change
         )
         setup = set_up(
             self.module, self.plan, first_caps, caps, with_buffers=with_buffers, delayed=self.delayed_parameters
@@ -244,6 +252,7 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
             self._forward_ran = True
             self._setup_in_backward_optimizers()
         if torch.is_grad_enabled():
+            self._check_parameters()
             self.reducer.prepare_for_forward(synchronized=self.require_backward_grad_sync)
         self._presence = Join.notify_join_context(self)
         # Under Join, a rank without inputs cannot know whether the other ranks have gradients enabled.
@@ -261,6 +270,26 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         if self.forward_parameters is not None:
             self.forward_parameters.restore()
         return inputs, kwargs
+
+    def _check_parameters(self) -> None:
+        """Raise RuntimeError if a parameter has been replaced by another since the module was wrapped.
+
+        If all are replaced, looking at any of them finds out. If only some are, the others' gradients arrive, so an
+        unfinished backward pass is reported, unless unused parameters are searched for: then all are looked at.
+        """
+        turn = self.reducer.iterations % len(self._slots)
+        looked_at = self._slots if self.features.graph_may_change else self._slots[turn : turn + 1]
+        if all(slot.module._parameters.get(slot.name) is slot.parameter for slot in looked_at):
+            return
+        if replaced := [slot for slot in self._slots if is_replaced(slot)]:
+            names = {parameter: name for name, parameter in self.module.named_parameters()}
+            listed = ", ".join({names[slot.module._parameters[slot.name]]: None for slot in replaced})  # type: ignore[index]
+            fail(
+                self.reducer.observers,
+                f"rank {dist.get_rank(self.process_group)}: {listed}: other parameters than those that were wrapped. "
+                "load_state_dict(assign=True) or an assignment has replaced them, and their gradients would not be "
+                "averaged. Load without assign=True, or wrap the module after loading",
+            )
 
     @_not_compiled
     def _after_forward(self, output: Any) -> Any:
@@ -320,6 +349,8 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
     def register_comm_hook(self, state: object, hook: Hook) -> None:
         """Replace the all-reduce by `hook(state, bucket)`; call once, between two iterations.
 
+        Deep copies and pickles of the module keep the hook, with a copy of its state.
+
         Args:
             state: Passed to every call of the hook.
             hook: Gets a `GradBucket` and returns a future of the flat tensor that becomes the gradients.
@@ -329,6 +360,10 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
             ValueError: The hook has no parameter `bucket`, or its annotations are not those of a comm hook.
             RuntimeError: A comm hook is registered already, or a backward pass has begun and not ended.
         """
+        self._use_comm_hook(state, hook)
+        self._comm_hook = hook, state
+
+    def _use_comm_hook(self, state: object, hook: Hook) -> None:
         with self.log.errors():
             check_hook(hook)
             self.reducer.register_comm_hook(state, hook)
@@ -345,9 +380,14 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         state = self.__dict__.copy()
         for process_local in (*PROCESS_LOCAL, "torch_logger", "torch_reducer"):
             state.pop(process_local, None)
+        if self._comm_hook and self._comm_hook[1] is self.process_group:
+            state["_comm_hook"] = self._comm_hook[:1]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.process_group = construction.resolve_group(None)
         self._make_reducer(exchange=False, with_buffers=False)
+        if self._comm_hook:
+            hook, hook_state = (*self._comm_hook, self.process_group)[:2]
+            self.register_comm_hook(hook_state, hook)

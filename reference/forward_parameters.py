@@ -5,7 +5,7 @@ Mixed precision computes with low-precision copies of the parameters, tensor par
 accumulated in the parameters themselves, where the reducer finds them, and the optimiser never sees the stand-ins.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -37,6 +37,23 @@ class Slot(NamedTuple):
     parameter: nn.Parameter
 
 
+def slots(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[Slot]:
+    """All slots of `module` that hold one of `parameters`."""
+    wanted = set(parameters)
+    return [
+        Slot(part, name, parameter)
+        for part in module.modules()
+        for name, parameter in part._parameters.items()
+        if parameter is not None and parameter in wanted
+    ]
+
+
+def is_replaced(slot: Slot) -> bool:
+    """Whether another trainable parameter has taken the place; tensors that are no parameters are stand-ins."""
+    now = slot.module._parameters.get(slot.name)
+    return isinstance(now, nn.Parameter) and now is not slot.parameter and now.requires_grad
+
+
 class ForwardParameters:
     """Puts stand-ins in place of parameters of `module` during every forward pass, and the parameters back after it.
 
@@ -53,14 +70,9 @@ class ForwardParameters:
     def __init__(self, module: nn.Module, stand_ins: Mapping[nn.Parameter, StandIn]) -> None:
         self._module = module
         self._stand_ins = dict(stand_ins)
-        self._slots: dict[nn.Module, list[Slot]] = {
-            part: [
-                Slot(part, name, parameter)
-                for name, parameter in part._parameters.items()
-                if parameter is not None and parameter in self._stand_ins
-            ]
-            for part in module.modules()
-        }
+        self._slots: dict[nn.Module, list[Slot]] = {part: [] for part in module.modules()}
+        for slot in slots(module, self._stand_ins):
+            self._slots[slot.module].append(slot)
         self._running: list[nn.Module] = []  # modules that are in their forward passes, the outermost first
         self._handles: list[RemovableHandle] = []
         for part in self._slots:

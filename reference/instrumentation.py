@@ -18,12 +18,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.utils._pytree import tree_leaves
 
 from .data_parallel import DistributedDataParallel
 from .device_clock import Clock, HostClock, Reading, nanoseconds
 from .observer import Future, Observer
+from .parameters import trainable_parameters
 from .trace import BucketLayout, BucketTimes, Iteration, RankTrace
+from .unused_parameters import call_at_backward, tensors_in
 
 TorchDDP = nn.parallel.DistributedDataParallel
 _engine: Any = torch.autograd.Variable._execution_engine
@@ -198,6 +199,7 @@ def _ns(reading: Reading | None) -> int | None:
 def watch_passes(module: nn.Module, timestamps: Timestamps) -> Iterator[None]:
     """Take the times at which forward passes start and end and backward passes start."""
     layout_of = _LayoutReader(module)
+    in_backward = partial(_in_backward, timestamps)
 
     def before_forward(_module: nn.Module, _inputs: Any) -> None:
         if torch.is_grad_enabled():
@@ -207,9 +209,7 @@ def watch_passes(module: nn.Module, timestamps: Timestamps) -> Iterator[None]:
         if torch.is_grad_enabled():
             synchronized = bool(getattr(module, "require_backward_grad_sync", False))
             timestamps.forward_ended(synchronized=synchronized, layout=layout_of())
-            for leaf in tree_leaves(output):
-                if isinstance(leaf, Tensor) and leaf.requires_grad:
-                    leaf.register_hook(lambda _gradient: _in_backward(timestamps))
+            handles.extend(call_at_backward(tensors_in(output), in_backward))
 
     handles = [
         module.register_forward_pre_hook(before_forward, prepend=True),
@@ -249,8 +249,7 @@ class _LayoutReader:
 
     @staticmethod
     def _read(ddp: TorchDDP) -> BucketLayout:
-        trainable = [parameter for parameter in ddp.module.parameters() if parameter.requires_grad]
-        index = {id(parameter): number for number, parameter in enumerate(trainable)}
+        index = {id(parameter): number for number, parameter in enumerate(trainable_parameters(ddp.module).values())}
         buckets = ddp.reducer._get_zeros_like_grad_buckets()
         return tuple(tuple(index[id(parameter)] for parameter in bucket.parameters()) for bucket in buckets)
 
@@ -320,6 +319,7 @@ class _BucketObserver(Observer):
         self._timestamps = timestamps
         self._now = timestamps.now
         self._ready: dict[int, Reading] = {}
+        self._sent: dict[int, BucketTimestamps[Reading]] = {}  # by bucket index; buckets may be skipped
 
     def parameter_ready(self, index: int) -> None:
         _in_backward(self._timestamps)
@@ -329,17 +329,18 @@ class _BucketObserver(Observer):
         self._ready[bucket] = self._now()
 
     def bucket_launching(self, bucket: int) -> None:
-        self._timestamps.current.buckets.append(BucketTimestamps(self._ready[bucket], self._now()))
+        self._sent[bucket] = BucketTimestamps(self._ready[bucket], self._now())
+        self._timestamps.current.buckets.append(self._sent[bucket])
 
     def bucket_launched(self, bucket: int, future: Future) -> None:
-        times = self._timestamps.current.buckets[bucket]
+        times = self._sent[bucket]
         future.add_done_callback(lambda _future: setattr(times, "done", self._now()))
 
     def bucket_done(self, bucket: int) -> None:
-        self._timestamps.current.buckets[bucket].waited = self._now()
+        self._sent[bucket].waited = self._now()
 
     def bucket_copied_out(self, bucket: int) -> None:
-        self._timestamps.current.buckets[bucket].copied_out = self._now()
+        self._sent[bucket].copied_out = self._now()
 
 
 @contextmanager

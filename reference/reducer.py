@@ -340,9 +340,9 @@ class Reducer(ReducerNames):
                 reduction.ready_order.append(index)
                 self._mark_ready(reduction, [index])
             elif remaining < 0:
-                message = self._messages.graph_changed(index, self.buckets.bucket_of[index])
-                self._state = Failed(message, resumes=False)  # as in torch, every further forward pass reports it
-                fail(self.observers, message)
+                # As in torch, every further forward pass reports the gradients that are missing.
+                self._state = Failed(self._unfinished(reduction), resumes=False)
+                fail(self.observers, self._messages.graph_changed(index, self.buckets.bucket_of[index]))
 
     def _gradients_until_next_step(self, reduction: Reduction | None) -> int:
         """How many gradients can arrive before the reducer has anything to do."""

@@ -5,6 +5,7 @@ trains their local shards: it replaces each DTensor by its shard for good, and f
 from the shard. Gradients, buckets, optimisers and the state dict are those of the shards.
 """
 
+from collections.abc import Mapping
 from functools import partial
 
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from .forward_parameters import StandIn
+from .forward_parameters import StandIn, slots
 
 
 def is_slice(mesh: DeviceMesh | None) -> bool:
@@ -21,13 +22,8 @@ def is_slice(mesh: DeviceMesh | None) -> bool:
     return mesh is not None and mesh._get_root_mesh() != mesh
 
 
-def localize(module: nn.Module) -> dict[nn.Parameter, StandIn]:
-    """Replace every DTensor among the parameters by its local shard, for good.
-
-    Returns:
-        For each shard the function that computes its DTensor.
-    """
-    stand_ins: dict[nn.Parameter, StandIn] = {}
+def localize(module: nn.Module) -> dict[nn.Parameter, DTensor]:
+    """Replace every DTensor among the parameters by its local shard; returns the DTensor of each shard."""
     shards: dict[nn.Parameter, nn.Parameter] = {}  # by DTensor, which several modules may share
     for part in list(module.modules()):
         for name, parameter in list(part._parameters.items()):
@@ -38,9 +34,19 @@ def localize(module: nn.Module) -> dict[nn.Parameter, StandIn]:
                 if shard.requires_grad:
                     shard.register_hook(_complete)
                 shards[parameter] = shard
-                stand_ins[shard] = partial(_sharded, parameter._spec)
             part._parameters[name] = shards[parameter]
-    return stand_ins
+    return {shard: parameter for parameter, shard in shards.items()}  # type: ignore[misc]  # a DTensor too
+
+
+def put_back(module: nn.Module, shards: Mapping[nn.Parameter, DTensor]) -> None:
+    """Undo `localize`."""
+    for part, name, shard in slots(module, shards):
+        part._parameters[name] = shards[shard]  # type: ignore[assignment]  # a parameter too
+
+
+def stand_ins(shards: Mapping[nn.Parameter, DTensor]) -> dict[nn.Parameter, StandIn]:
+    """For each shard the function that computes its DTensor."""
+    return {shard: partial(_sharded, sharded._spec) for shard, sharded in shards.items()}
 
 
 def _complete(gradient: Tensor) -> Tensor:

@@ -266,7 +266,7 @@ class DataParallelNames:
             BuiltinCommHookType.ALLREDUCE: allreduce,
             BuiltinCommHookType.FP16_COMPRESS: fp16_compress,
         }
-        self.reducer.register_comm_hook(self.process_group, hooks[comm_hook_type])
+        self.register_comm_hook(self.process_group, hooks[comm_hook_type])
         self.log.comm_hook = str(comm_hook_type)
 
     def _register_buffer_comm_hook(
@@ -311,7 +311,7 @@ class DataParallelNames:
         hook = optimizer_overlap_hooks._apply_optim_in_backward_hook(
             gradient_is_bucket_view=self.gradient_as_bucket_view
         )
-        self.register_comm_hook(weakref.ref(self), hook)
+        self._use_comm_hook(weakref.ref(self), hook)
         self.reducer._set_optimizer_in_backward()
 
     # Parameters

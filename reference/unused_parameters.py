@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
+from torch.utils.hooks import RemovableHandle
 
 from .buckets import Features
 
@@ -286,11 +287,32 @@ def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[
     return frozenset(found)
 
 
-def call_at_backward(outputs: Iterable[Tensor], action: Callable[[], None]) -> None:
-    """Call `action` whenever a backward pass reaches one of `outputs`, before gradients behind it are accumulated."""
-    for output in outputs:
-        if output.grad_fn is not None:  # a hook on a leaf would outlive this iteration
-            output.register_hook(lambda _gradient: action())
+@dataclasses.dataclass(frozen=True)
+class _Calls:
+    """A hook of a tensor that calls `action`."""
+
+    action: Callable[[], None]
+
+    def __call__(self, _gradient: Tensor) -> None:
+        self.action()
+
+
+def call_at_backward(outputs: Iterable[Tensor], action: Callable[[], None]) -> list[RemovableHandle]:
+    """Call `action` whenever a backward pass reaches one of `outputs`, before gradients behind it are accumulated.
+
+    A tensor that calls an equal action already, because the module returns one tensor again and again, gets no second
+    hook.
+
+    Returns:
+        Handles of the new hooks.
+    """
+    hook = _Calls(action)
+    return [
+        output.register_hook(hook)
+        for output in outputs
+        # A hook on a leaf would outlive this iteration.
+        if output.grad_fn is not None and hook not in (output._backward_hooks or {}).values()
+    ]
 
 
 def through_sink(output: Any, on_backward: Callable[[], None], *, clone: bool = True) -> Any:
@@ -306,11 +328,13 @@ def through_sink(output: Any, on_backward: Callable[[], None], *, clone: bool = 
         on_backward: Called when the backward pass begins.
         clone: Whether to clone tensors, so that the caller may change them in place (torch: `_set_ddp_sink_clone`).
     """
-    inputs = [tensor for tensor in tensors_in(output) if tensor.grad_fn is not None]
+    inputs = list({id(tensor): tensor for tensor in tensors_in(output) if tensor.grad_fn is not None}.values())
     if not inputs:
         return output
-    passed = iter(_Sink.apply(on_backward, clone, *inputs))  # type: ignore[no-untyped-call]
-    return map_tensors(lambda tensor: tensor if tensor.grad_fn is None else next(passed), output)
+    passed = dict(zip(map(id, inputs), _Sink.apply(on_backward, clone, *inputs), strict=True))  # type: ignore[no-untyped-call]
+    changed = map_tensors(lambda tensor: passed.get(id(tensor), tensor), output)
+    call_at_backward((tensor for tensor in tensors_in(changed) if id(tensor) in passed), on_backward)
+    return changed
 
 
 class _Sink(torch.autograd.Function):
@@ -339,24 +363,42 @@ def tensors_in(output: Any) -> Iterator[Tensor]:
 
 
 def map_tensors(change: Change, output: Any) -> Any:
-    """The same structure with every tensor replaced by `change(tensor)`; a part without tensors stays as it is."""
+    """The same structure with every tensor replaced by `change(tensor)`; a part without tensors stays as it is.
+
+    So does a part of a class that permits no copies. Constructors of lists and tuples are not called, because a
+    subclass may have one of its own.
+    """
     if isinstance(output, Tensor):
         return change(output)
     if not any(True for _ in tensors_in(output)):
         return output
-    if isinstance(output, dict):
-        changed = copy.copy(output)  # keeps the class and other attributes
-        for key, part in output.items():
-            changed[key] = map_tensors(change, part)
-        return changed
-    if isinstance(output, list):
-        return type(output)(map_tensors(change, part) for part in output)
+    try:
+        return _with_parts_changed(change, output)
+    except Exception:  # noqa: BLE001 - the class's own code may raise anything
+        return output
+
+
+def _with_parts_changed(change: Change, output: Any) -> Any:
     if isinstance(output, tuple):
         parts = [map_tensors(change, part) for part in output]
-        return type(output)(*parts) if hasattr(output, "_fields") else type(output)(parts)
+        if hasattr(output, "n_fields"):  # a type of torch.return_types
+            return type(output)(parts)
+        twin: Any = tuple.__new__(type(output), parts)
+        if hasattr(output, "__dict__"):
+            twin.__dict__.update(output.__dict__)
+        return twin
+    if isinstance(output, list):
+        twin = copy.copy(output)  # keeps the class and other attributes
+        list.__setitem__(twin, slice(None), [map_tensors(change, part) for part in output])
+        return twin
+    if isinstance(output, dict):
+        twin = copy.copy(output)
+        for key, part in output.items():
+            twin[key] = map_tensors(change, part)
+        return twin
     if not dataclasses.is_dataclass(output):  # a registered pytree node
         return tree_map(lambda part: change(part) if isinstance(part, Tensor) else part, output)
-    twin: Any = copy.copy(output)
+    twin = copy.copy(output)
     for field in dataclasses.fields(output):
         object.__setattr__(twin, field.name, map_tensors(change, getattr(output, field.name)))  # frozen ones too
     return twin

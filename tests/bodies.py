@@ -292,6 +292,22 @@ def record_oddly(rank: int, _world_size: int, oddity: str) -> Trace:
             ddp(torch.ones(1, 4))
             with ddp.no_sync():
                 ddp(torch.ones(1, 4)).sum().backward()
+    elif oddity == "a bucket that is skipped":
+        ddp = DistributedDataParallel(
+            scenarios.Branches(),
+            bucket_cap_mb=0,
+            find_unused_parameters=True,
+            skip_all_reduce_unused_params=True,
+        )
+        with record(ddp) as recording:
+            for which in ("ab", "a", "b"):  # the buckets of b come first
+                ddp(torch.ones(1, 4), which).sum().backward()
+    elif oddity.endswith("that ignores a parameter"):
+        module._ddp_params_and_buffers_to_ignore = ["0.weight"]
+        ddp = {"our": DistributedDataParallel, "torch's": TorchDDP}[oddity.split()[0]](module)
+        with record(ddp) as recording:
+            for _ in range(3):
+                ddp(torch.ones(1, 4)).sum().backward()
     return recording.trace
 
 
@@ -531,6 +547,13 @@ def construct_on_one_rank_only(rank: int, _world_size: int) -> list[float] | Non
 
 def train_with_unused_output(rank: int, _world_size: int, structure: str) -> list:
     return scenarios.output_unused_in_loss(DistributedDataParallel, rank, structure=structure)
+
+
+def train_with_custom_outputs(rank: int, _world_size: int, structure: str) -> list:
+    return [
+        scenarios.custom_outputs(DistributedDataParallel, rank, structure=structure, **options)
+        for options in ({}, {"find_unused_parameters": True}, {"static_graph": True})
+    ]
 
 
 def drop_accumulated_gradients(rank: int, _world_size: int) -> list[str]:

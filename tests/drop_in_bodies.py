@@ -22,9 +22,10 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.checkpoint import checkpoint
 
+from reference.broadcast import broadcast_coalesced
 from reference.data_parallel import DistributedDataParallel
 
-from .scenarios import batch, gradients
+from .scenarios import ODD_BUFFERS, batch, gradients
 
 TorchDDP = nn.parallel.DistributedDataParallel
 CLASSES = {"ours": DistributedDataParallel, "torch": TorchDDP}
@@ -414,6 +415,22 @@ def sharded(rank: int, _world_size: int, hidden: int, options: dict) -> tuple[li
     return (*both, {name: tuple(value.shape) for name, value in ours.state_dict().items()})
 
 
+def refused_shards(rank: int, _world_size: int) -> tuple[str, bool, list, list]:
+    """The error of ranks with different caps, whether the module is as before, and gradients of a second attempt."""
+    mesh = mesh_of_two_dimensions()
+    module = parallelize_module(Wide(4), mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    before = list(map(id, module.parameters()))
+    try:
+        DistributedDataParallel(module, device_mesh=mesh["data"], bucket_cap_mb=1 + mesh["data"].get_local_rank())
+    except RuntimeError as error:
+        text = str(error)
+    same = before == list(map(id, module.parameters()))
+    ddp = DistributedDataParallel(module, device_mesh=mesh["data"])
+    ddp(batch(mesh["data"].get_local_rank(), 3, 4)).square().mean().backward()
+    got = [p.grad.clone() for p in ddp.parameters()]
+    return text, same, got, sharded(rank, 4, 4, {})[0][0][: len(got)]
+
+
 def sharded_in_low_precision(rank: int, _world_size: int, hidden: int) -> float:
     """Largest relative difference between gradients computed in bfloat16 and in float32."""
     mesh = mesh_of_two_dimensions()
@@ -428,6 +445,28 @@ def sharded_in_low_precision(rank: int, _world_size: int, hidden: int) -> float:
 
 
 # Process groups
+
+
+@functools.cache
+def three_of_four() -> dist.ProcessGroup:
+    """A group without rank 0; made once."""
+    return dist.new_group([1, 2, 3])
+
+
+def broadcast_odd_tensors(rank: int, _world_size: int, kinds: list[str], source: int, piece_bytes: int) -> list:
+    """Tensors of each rank of a group after a broadcast from one of them, and those that it had before."""
+    group = three_of_four()
+    if rank == 0:
+        return []
+    tensors, sent = (
+        [ODD_BUFFERS[kind](torch.arange(24.0) * (number + 1) * of) for number, kind in enumerate(kinds)]
+        for of in (rank, source + 1)
+    )
+    broadcast_coalesced(tensors, group, source=source, piece_bytes=piece_bytes)
+    return [
+        ([*tensor.resolve_conj().tolist()], [*was.resolve_conj().tolist()])
+        for tensor, was in zip(tensors, sent, strict=True)
+    ]
 
 
 class Fails(torch.autograd.Function):

@@ -1,10 +1,12 @@
 """Rank bodies that train with comm hooks, on gradients that the tests choose."""
 
 import copy
+import gc
 import io
 import logging
 import pickle
 import warnings
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -15,6 +17,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
@@ -300,8 +303,59 @@ def averages_around_a_failure(rank: int, _world_size: int, shapes: Shapes) -> li
     return seen
 
 
+def copies_under_a_hook(rank: int, _world_size: int, hook: str, how: str) -> tuple[list, list, str]:
+    """Averages of a module and of its copy, which train on one after the other, and the copy's logged hook."""
+    ddp, _ = _trainer(seed=3)
+    if hook == "builtin":
+        ddp._register_builtin_comm_hook(BuiltinCommHookType.FP16_COMPRESS)
+    else:
+        function, make_state = OURS[hook]
+        ddp.register_comm_hook(dist.group.WORLD if hook == "allreduce" else make_state(), function)
+
+    def train(model: DistributedDataParallel) -> list:
+        seen = []
+        for step in range(4):
+            model.zero_grad()
+            model(batch(rank, 5, 12, step=step)).square().mean().backward()
+            seen.append([p.grad.clone() for p in model.parameters()])
+        return seen
+
+    train(ddp)
+    if how == "deepcopy":
+        twin = copy.deepcopy(ddp)
+    else:
+        file = io.BytesIO()
+        torch.save(ddp, file)
+        file.seek(0)
+        twin = torch.load(file, weights_only=False)
+    return train(twin), train(ddp), twin._get_ddp_logging_data()["comm_hook"]
+
+
+def freed_after_a_failure(_rank: int, _world_size: int, how: str) -> bool:
+    """Whether a reducer is freed after its hook has failed."""
+
+    def hook(_state, bucket):
+        future: torch.futures.Future = torch.futures.Future()
+        if how == "raises":
+            raise ArithmeticError
+        if how == "a future with an error":
+            future.set_exception(ArithmeticError())
+        else:
+            future.set_result("nonsense")
+        return future
+
+    ddp = DistributedDataParallel(nn.Linear(2, 2))
+    ddp.register_comm_hook(None, hook)
+    with suppress(RuntimeError, TypeError):
+        ddp(torch.ones(1, 2)).sum().backward()
+    reducer = weakref.ref(ddp.reducer)
+    del ddp
+    gc.collect()
+    return reducer() is None
+
+
 def sliced_results(rank: int, _world_size: int) -> list[list[Tensor]]:
-    """Averages that a hook returns as a slice, as every other number, and after `set_buffer`, by mode."""
+    """Averages by mode; the hook returns a slice, every other number, a view of the buffer, or calls `set_buffer`."""
 
     def hook(how, bucket):
         buffer = bucket.buffer()
@@ -311,6 +365,12 @@ def sliced_results(rank: int, _world_size: int) -> list[list[Tensor]]:
             result = torch.cat([torch.zeros(5), buffer])[5:]
         elif how == "stride":
             result = torch.stack([buffer, torch.zeros(length)], 1)[:, 0]
+        elif how.startswith("float16"):
+            inside = buffer.view(torch.float16)
+            result = inside[:length] if how.endswith("start") else inside[length:]
+            result.copy_(buffer.half())
+        elif how == "negative":
+            result = torch._neg_view(buffer.neg_())
         else:
             bucket.set_buffer(torch.cat([torch.zeros(5), buffer])[5:])
             result = torch.cat([g.flatten() for g in bucket.gradients()])
@@ -320,7 +380,7 @@ def sliced_results(rank: int, _world_size: int) -> list[list[Tensor]]:
 
     seen = []
     for view in (False, True):
-        for how in ("slice", "stride", "set_buffer"):
+        for how in ("slice", "stride", "float16 at the start", "float16 at the end", "negative", "set_buffer"):
             ddp = DistributedDataParallel(Given(((3, 2), (4,))), gradient_as_bucket_view=view)
             ddp.register_comm_hook(how, hook)
             ddp(given_gradients(rank, ((3, 2), (4,)), 0, 0)).backward()

@@ -289,6 +289,27 @@ def mesh_of_two_dimensions(_rank: int) -> None:
     DistributedDataParallel(line(), device_mesh=init_device_mesh("cpu", (1, 2)))
 
 
+def replaced_by_loading(_rank: int) -> None:
+    ddp = DistributedDataParallel(nn.Sequential(line(), nn.Linear(1, 1)))
+    ddp(x()).sum().backward()
+    ddp.load_state_dict(copy.deepcopy(ddp.state_dict()), assign=True)
+    ddp(x()).sum().backward()
+
+
+def replaced_inside_the_wrapper(_rank: int) -> None:
+    ddp = DistributedDataParallel(line(), static_graph=True)
+    for _ in range(3):
+        ddp(x()).sum().backward()
+    ddp.module.load_state_dict(copy.deepcopy(ddp.module.state_dict()), assign=True)
+    ddp(x()).sum().backward()
+
+
+def replaced_in_one_layer(_rank: int) -> None:
+    ddp = DistributedDataParallel(nn.Sequential(line(), nn.Linear(1, 1)), find_unused_parameters=True)
+    ddp.module[1].weight = nn.Parameter(torch.ones(1, 1))
+    ddp(x()).sum().backward()
+
+
 def two_comm_hooks(_rank: int) -> None:
     ddp = DistributedDataParallel(line())
     for _ in range(2):

@@ -8,7 +8,7 @@ import copy
 import dataclasses
 import io
 import itertools
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -30,6 +30,39 @@ class Outputs:
 
     used: Tensor
     ignored: Tensor
+
+
+class Labelled(list):
+    """A list whose constructor takes something else than its elements."""
+
+    def __init__(self, *parts: Any, label: str) -> None:
+        super().__init__(parts)
+        self.label = label
+
+
+class LabelledTuple(tuple):
+    """The same as a tuple."""
+
+    label: str
+
+    def __new__(cls, *parts: Any, label: str) -> "LabelledTuple":
+        made = super().__new__(cls, parts)
+        made.label = label
+        return made
+
+
+class Exact(Pair):
+    """A named tuple with a constructor of its own."""
+
+    def __new__(cls, both: tuple[Any, Any]) -> "Exact":
+        return super().__new__(cls, *both)
+
+
+class Single(OrderedDict):
+    """A dict that cannot be copied: its constructor needs an argument."""
+
+    def __init__(self, used: Any, ignored: Any) -> None:
+        super().__init__(used=used, ignored=ignored)
 
 
 class Box:
@@ -116,6 +149,12 @@ class Nested(nn.Module):
             "dict": {"used": used, "more": {"ignored": ignored}},
             "namedtuple": Pair(used, [ignored]),
             "dataclass": Outputs(used, ignored),
+            "list subclass": Labelled(used, ignored, label="a"),
+            "tuple subclass": LabelledTuple(used, ignored, label="a"),
+            "namedtuple subclass": Exact((used, ignored)),
+            "return type": torch.return_types.max((used, ignored)),
+            "dict that cannot be copied": Single(used, ignored),
+            "twice the same": [used, used, ignored],
             "registered node": Box(used, ignored),
         }[self.structure]
 
@@ -128,6 +167,41 @@ def output_unused_in_loss(wrap: Wrap, rank: int, *, structure: str, **options: A
         return (output[0] if used is None else used).square().mean()
 
     return [type(ddp(batch(rank, 3, 4))).__name__, *train(ddp, rank, loss=loss)]
+
+
+def custom_outputs(wrap: Wrap, rank: int, *, structure: str, **options: Any) -> list:
+    """Outputs in a class with a constructor of its own, or one that permits no copies."""
+    ddp = wrap(Nested(structure), **options)
+
+    def loss(output: Any) -> Tensor:
+        parts = list(output.values() if isinstance(output, dict) else output)
+        return sum(part.square().mean() for part in parts)
+
+    output = ddp(batch(rank, 3, 4))
+    return [type(output).__name__, len(output), getattr(output, "label", None), *train(ddp, rank, loss=loss)]
+
+
+def cached_output(wrap: Wrap, rank: int, **options: Any) -> list:
+    """A module that returns one tensor again and again, as often as it is called; and how many hooks that has."""
+    module = linears(4, 2)
+    inner, cache = module.forward, []
+
+    def forward(x: Tensor, *, fresh: bool) -> Tensor:
+        if fresh:
+            cache[:] = [inner(x)]
+        return cache[0]
+
+    module.forward = forward
+    ddp = wrap(module, **options)
+    seen = []
+    for step in range(2):
+        for fresh in (True, False, False, False):
+            output = ddp(batch(rank, 3, 4, step=step), fresh=fresh)
+        assert len(cache[0]._backward_hooks or ()) <= 1
+        ddp.zero_grad()
+        output.square().mean().backward()
+        seen.append(gradients(ddp))
+    return seen
 
 
 def registered_node(wrap: Wrap, rank: int) -> list:
@@ -329,6 +403,34 @@ def buffers(wrap: Wrap, rank: int, **options: Any) -> list:
     return seen
 
 
+ODD_BUFFERS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda base: base.view(4, 6).t(),
+    "every other column": lambda base: base.view(4, 6)[:, ::2],
+    "channels last": lambda base: base.view(1, 4, 3, 2).permute(0, 3, 1, 2),
+    "overlapping": lambda base: base.as_strided((5, 3), (2, 1)),
+    "negative": lambda base: torch.conj(torch.view_as_complex(base.view(12, 2))).imag,
+    "without elements": lambda base: base[:0],
+    "expanded": lambda base: base[:4].view(4, 1).expand(4, 3),
+    "a number, expanded": lambda base: base[:1].expand(5),
+    "conjugate": lambda base: torch.conj(torch.view_as_complex(base.view(12, 2))),
+}
+"""Views of 24 numbers. Torch's class refuses to broadcast the expanded ones, and does not change conjugate ones."""
+
+
+def odd_buffers(wrap: Wrap, rank: int, *, kind: str) -> list:
+    """Buffers that do not show their memory as it is, and differ between ranks before every step."""
+    module = linears(4, 2)
+    module.register_buffer("odd", ODD_BUFFERS[kind](torch.arange(24.0) * (rank + 1)))
+    ddp = wrap(module)
+    seen = [module.odd.clone()]
+    for step in range(2):
+        with torch.no_grad():
+            module.odd[:1].add_(rank)
+        ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
+        seen.append(module.odd.clone())
+    return seen
+
+
 def buffer_hook(wrap: Wrap, rank: int, *, after: bool, futures: bool) -> list:
     """A user's hook adds up buffers over the ranks."""
     ddp = wrap(nn.Sequential(*linears(4, 4), nn.BatchNorm1d(4)))
@@ -391,6 +493,10 @@ def uneven(wrap: Wrap, rank: int, *, divide: bool, first: int = 2, hooked: bool 
     return [*seen, [p.detach().clone() for p in ddp.parameters()], list(ddp.buffers())]
 
 
+CUSTOM_OUTPUTS = [
+    *("list subclass", "tuple subclass", "namedtuple subclass", "return type"),
+    *("dict that cannot be copied", "twice the same"),
+]
 BOTH_ZEROS = [{"set_to_none": True}, {"set_to_none": False}]
 MODES: list[dict[str, Any]] = [{}, {"gradient_as_bucket_view": True}, {"batched_grad_copy": True}]
 UNUSED: list[dict[str, Any]] = [
@@ -487,12 +593,23 @@ CASES: dict[str, Callable[..., list]] = {
     **_cases(several_forwards, modes=True),
     **_cases(several_backwards, modes=True),
     **_cases(registered_node),
+    **_cases(
+        custom_outputs,
+        *(
+            {"structure": structure} | options
+            for structure in CUSTOM_OUTPUTS
+            for options in ({}, {"find_unused_parameters": True})
+            if structure != "namedtuple subclass" or not options  # torch's class calls its constructor
+        ),
+    ),
+    **_cases(cached_output, {}, {"find_unused_parameters": True}, {"static_graph": True}),
     **_cases(backward_in_parts, *({"between": between} for between in ("kept", "None", "zeros", "halved"))),
     **_cases(no_gradient_outputs, {}, {"find_unused_parameters": True}, {"static_graph": True}, modes=True),
     **_cases(functional),
     **_cases(autocast),
     **_cases(copied, {"how": "deepcopy"}, {"how": "pickle"}),
     **_cases(buffers, {}, {"forward_sync_buffers": False}, {"broadcast_buffers": False}),
+    **_cases(odd_buffers, *({"kind": kind} for kind in list(ODD_BUFFERS)[:6])),
     # Futures of a hook before forward are a race with forward, in torch too.
     **_cases(buffer_hook, *({"after": after, "futures": futures} for after, futures in ((0, 0), (1, 0), (1, 1)))),
     **_cases(user_hooks, modes=True),

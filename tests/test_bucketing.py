@@ -126,9 +126,9 @@ def test_a_cap_given_by_the_user_holds_for_the_first_bucket_too():
             lambda: assign_buckets([1, 2], [1], order=[0, 2]),
             r"order: expected parameter indices 0 to 1, got \[2\]",
         ),
-        (lambda: bucket_caps(0), "bucket caps: expected positive"),
-        (lambda: bucket_caps(None, []), "bucket caps: expected positive"),
-        (lambda: bucket_caps(float("nan")), "bucket caps: expected positive"),
+        (lambda: bucket_caps(-1), "bucket caps: expected sizes in MiB, none negative"),
+        (lambda: bucket_caps(None, [1, -1]), "bucket caps: expected sizes in MiB, none negative"),
+        (lambda: bucket_caps(float("nan")), "bucket caps: expected sizes in MiB, none negative"),
         (
             lambda: plan_buckets("backward", [1], [1], ready_order=[0]),
             "order: expected one of ready, reverse",

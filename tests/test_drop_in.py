@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from . import bodies, drop_in_bodies
+from . import bodies, drop_in_bodies, scenarios
 from .drop_in_bodies import Precision
 from .explore import examples
 from .strategies import caps_mb
@@ -151,6 +151,14 @@ def test_a_tensor_parallel_module_trains_as_under_torchs_class(four_ranks, hidde
         assert len(state) == 6
 
 
+def test_a_tensor_parallel_module_that_is_refused_stays_as_it_was(four_ranks):
+    """Ranks are compared first; only a module that is wrapped loses its DTensors."""
+    for error, same, got, expected in four_ranks.run(drop_in_bodies.refused_shards):
+        assert "different plans or bucket caps" in error
+        assert same
+        bodies.assert_same(got, expected)
+
+
 def test_tensor_parallelism_and_mixed_precision_go_together(four_ranks):
     assert max(four_ranks.run(drop_in_bodies.sharded_in_low_precision, 6)) < 0.05
 
@@ -180,6 +188,18 @@ def test_a_module_trains_on_in_a_new_process_group(four_ranks, groups, options, 
 
 def test_reductions_in_low_precision_follow_the_module_into_a_new_group(four_ranks):
     assert four_ranks.run(drop_in_bodies.update_with_a_comm_hook) == [[1.5, 0.5]] * 2 + [[1.5]] * 2
+
+
+@examples(20)
+@given(
+    st.lists(st.sampled_from(list(scenarios.ODD_BUFFERS)), min_size=1, max_size=5),
+    st.integers(0, 2),
+    st.sampled_from([1, 100, 10**6]),
+)
+def test_tensors_of_any_layout_are_sent_from_any_rank_of_a_group(four_ranks, kinds, source, piece_bytes):
+    """Expanded and conjugate ones too: torch's class raises for the former and leaves the latter as they are."""
+    for seen in four_ranks.run(drop_in_bodies.broadcast_odd_tensors, kinds, source, piece_bytes):
+        assert all(got == sent for got, sent in seen)
 
 
 # Features switched on after construction

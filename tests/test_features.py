@@ -5,6 +5,7 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -27,6 +28,10 @@ CAPS = [
     {},
     {"bucket_cap_mb": 0.0002},
     {"bucket_cap_mb_list": [0.0001, 0.0003]},
+    {"bucket_cap_mb": 0},
+    {"bucket_cap_mb": 0, "find_unused_parameters": True},
+    {"bucket_cap_mb_list": []},
+    {"bucket_cap_mb_list": [0, 0.0003]},
     {"bucket_cap_mb": 0.0002, "find_unused_parameters": True},
     {"bucket_cap_mb_list": [0.0001, 0.0003], "find_unused_parameters": True},
     {"bucket_cap_mb": 0.0002, "static_graph": True},
@@ -88,16 +93,45 @@ def test_skipped_buckets_are_not_sent(two_ranks):
     assert two_ranks.run(bodies.buckets_sent_for_unused_parameters) == [(6, 4)] * 2
 
 
+@pytest.mark.parametrize(
+    ("unused", "without_gradient", "fused"),
+    [({7}, None, [3]), ({0, 7}, None, [2]), ({0, 1, 2}, None, []), ({7}, 1, []), ({1}, 1, [2])],
+)
+def test_gradients_are_copied_out_one_by_one_only_if_one_of_the_bucket_is_missing(unused, without_gradient, fused):
+    """Unused parameters of other buckets change nothing; those of this bucket are left out."""
+    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    for index, parameter in enumerate(parameters):
+        parameter.grad = None if index == without_gradient else torch.zeros(2)
+    bucket = Bucket(range(3), parameters)
+    with torch.no_grad(), mock.patch.object(torch, "_foreach_copy_", wraps=torch._foreach_copy_) as copy:
+        bucket.copy_out(torch.ones(6), unused=frozenset(unused))
+    assert [len(call.args[0]) for call in copy.call_args_list] == fused
+    for index, parameter in enumerate(parameters):
+        if index not in unused:
+            assert parameter.grad.tolist() == [1.0, 1.0]
+        elif parameter.grad is not None:
+            assert parameter.grad.tolist() == [0.0, 0.0]
+
+
 def test_without_init_sync_nothing_is_communicated(two_ranks):
     """Rank 1 constructs alone; its parameters stay its own."""
     assert two_ranks.run(bodies.construct_on_one_rank_only) == [None, [1.0, 1.0]]
 
 
-@pytest.mark.parametrize("structure", ["dataclass", "registered node"])
+@pytest.mark.parametrize("structure", ["dataclass", "registered node", *scenarios.CUSTOM_OUTPUTS[:4]])
 def test_tensors_in_any_structure_may_be_unused_in_the_loss(two_ranks, structure):
     """Dataclasses do not pass torch's sink, registered pytree nodes are not searched by it: it raises for both."""
     expected = two_ranks.run(bodies.train_with_unused_output, "tuple")
     assert all(map(_same, two_ranks.run(bodies.train_with_unused_output, structure), expected))
+
+
+@pytest.mark.parametrize("structure", scenarios.CUSTOM_OUTPUTS)
+def test_outputs_of_any_class_pass_the_sink(two_ranks, structure):
+    """Torch's class never launches the all-reduces of a static graph behind a class that pytree does not know."""
+    body = bodies.train_with_custom_outputs
+    for plain, found, static in two_ranks.run(body, structure):
+        bodies.assert_same(found, plain)
+        bodies.assert_same(static, plain)
 
 
 def _same(got, expected):
@@ -197,6 +231,8 @@ nested = st.recursive(
         st.lists(parts, max_size=3)
         | st.lists(parts, max_size=3).map(tuple)
         | st.dictionaries(st.text(max_size=2), parts, max_size=3)
+        | st.lists(parts, max_size=3).map(lambda some: scenarios.Labelled(*some, label="a"))
+        | st.lists(parts, max_size=3).map(lambda some: scenarios.LabelledTuple(*some, label="a"))
         | st.builds(scenarios.Pair, parts, parts)
         | st.builds(scenarios.Outputs, parts, parts)
     ),
@@ -214,6 +250,7 @@ def test_mapping_the_tensors_of_an_output_changes_nothing_else(output):
     assert [tensor.item() for tensor in tensors_in(output)] == before
     bodies.assert_same(map_tensors(lambda tensor: tensor - 1, changed), output)
     assert type(changed) is type(output)
+    assert getattr(changed, "label", None) == getattr(output, "label", None)
 
 
 def test_private_names_that_are_missing(two_ranks):

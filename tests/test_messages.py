@@ -69,6 +69,12 @@ EXPECTED = {
         "tensor on cpu, now it is a torch.float64 tensor on cpu. Convert the module before it is wrapped",
     ],
     "converted_while_training": ["bias (parameter 1, shape (1,)) in bucket 0 was wrapped as a torch.float32"],
+    "replaced_by_loading": [
+        "RuntimeError: rank {rank}: 0.weight, 0.bias, 1.weight, 1.bias: other parameters than those that were",
+        "load_state_dict(assign=True) or an assignment has replaced them",
+    ],
+    "replaced_inside_the_wrapper": ["RuntimeError: rank {rank}: weight, bias: other parameters than those"],
+    "replaced_in_one_layer": ["RuntimeError: rank {rank}: 1.weight: other parameters than those"],
     "dense_where_sparse": ["expected the gradient of weight (parameter 0, shape (4, 2))", "sparse torch.float32"],
     "mixed_precision_is_no_configuration": [
         "TypeError: mixed_precision: expected torch.nn.parallel.distributed._MixedPrecision(param_dtype=...",

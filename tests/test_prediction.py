@@ -66,7 +66,7 @@ def test_the_frame_holds_every_span(trace):
     ("arguments", "says"),
     [
         ({"world_size": 0}, "world_size: expected at least 1, got 0"),
-        ({"world_size": 2, "bucket_cap_mb": -1}, "bucket caps: expected positive"),
+        ({"world_size": 2, "bucket_cap_mb": -1}, "bucket caps: expected sizes in MiB, none negative"),
         ({"world_size": 2, "order": "backward"}, "order: input should be .* got 'backward'"),
         ({"world_size": 2, "plan": [[0, 7]]}, r"plan: expected parameter indices 0 to 0, got \[7\]"),
         ({"world_size": 2, "plan": [[0, 0]]}, r"plan: parameters \[0\] are in more than one bucket"),
@@ -113,7 +113,7 @@ def test_whole_numbers_of_numpy_are_whole_numbers(trace, world_size, kind):
         (lambda: Straggler(factor=float("nan")), "factor: input should be a finite number, got nan"),
         (lambda: Straggler(factor=0.5), "factor: input should be greater than or equal to 1, got 0.5"),
         (lambda: Variation(kind="wild"), "kind: input should be 'recorded', .* got 'wild'"),
-        (lambda: Policy(bucket_cap_mb=float("nan")), "bucket caps: expected positive sizes in MiB, got .nan."),
+        (lambda: Policy(bucket_cap_mb=float("nan")), "bucket caps: expected sizes in MiB, none negative, got .nan."),
         (lambda: Policy(sync_evry=2), "sync_evry: extra inputs are not permitted"),
         (lambda: Fabric.from_table([(2, 8, -5)]), r"all_reduce\[0\].ns: input should be .* got -5"),
         (lambda: Fabric.from_alpha_beta(1, float("nan")), r"bytes_per_s: input should be a finite number, got nan"),

@@ -16,6 +16,7 @@ from simulator import Fabric, predict
 from . import bodies
 
 WRAPPERS = ["ours", "torch", "module"]
+OWNERS = ["our", "torch's"]
 PARAMETERS = 6
 
 
@@ -121,6 +122,9 @@ def test_a_recording_can_be_replayed(two_ranks, wrapper):
         ("a comm hook that sends something else", 4),
         ("two at once", 2),
         ("a forward pass without backward, then no_sync", 1),
+        ("a bucket that is skipped", 3),
+        ("our class that ignores a parameter", 3),
+        ("torch's class that ignores a parameter", 3),
     ],
 )
 def test_an_unusual_script_keeps_its_recording(two_ranks, oddity, iterations):
@@ -183,6 +187,30 @@ def test_hooks_are_gone_after_the_recording():
     assert not module._forward_hooks
     assert not module._forward_pre_hooks
     assert not module.weight._post_accumulate_grad_hooks
+
+
+def test_recorded_buckets_are_those_of_the_parameters_that_are_not_ignored(two_ranks):
+    ours, torchs = (
+        two_ranks.run(bodies.record_oddly, f"{whose} class that ignores a parameter")[0] for whose in OWNERS
+    )
+    assert ours.layouts[-1] == torchs.layouts[-1] == ((2, 1, 0),)
+    assert all(len(iteration.buckets) == 1 for trace in (ours, torchs) for iteration in trace.ranks[0].iterations)
+
+
+@pytest.mark.parametrize("kind", ["a parameter", "one tensor again and again"])
+def test_tensors_that_outlive_the_recording_keep_no_hooks(kind):
+    """A module may return a leaf, or a tensor that it returned before, which gets one hook at most."""
+    module = nn.Linear(2, 1)
+    kept = module.weight if kind == "a parameter" else module(torch.ones(1, 2))
+    inner = module.forward
+    module.forward = lambda x: (inner(x), kept)
+    with record(module) as recording:
+        for _ in range(3):
+            output, _ = module(torch.ones(1, 2))
+            assert len(kept._backward_hooks or ()) <= 1
+            output.sum().backward()
+    assert not kept._backward_hooks
+    assert len(recording.trace.ranks[0].iterations) == 3
 
 
 @pytest.mark.parametrize("wrapper", ["ours", "torch"])

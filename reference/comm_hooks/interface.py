@@ -204,6 +204,8 @@ class HookCaller:
         try:
             future.wait()
         except Exception as error:
+            # A future that holds an exception, which holds this frame, which holds the future, would never be freed.
+            error.__traceback__ = error.__context__ = None
             raise RuntimeError(f"{self._where(number)}: its future holds {type(error).__name__}: {error}") from error
         return self._result(only_tensor(future), bucket, number)
 
@@ -231,7 +233,11 @@ class HookCaller:
             )
         if value.is_sparse:
             return value
-        return None if value.data_ptr() == expected.data_ptr() else value.reshape(-1)
+        result: Tensor = value.resolve_conj().resolve_neg()
+        if result.untyped_storage().data_ptr() != expected.untyped_storage().data_ptr():
+            return result.reshape(-1)
+        same = result.dtype == expected.dtype and result.data_ptr() == expected.data_ptr() and result.is_contiguous()
+        return None if same else result.reshape(-1).clone()  # copying out may overwrite the bucket's memory
 
     def _where(self, number: int) -> str:
         return f"rank {dist.get_rank(self.group)}, bucket {number}: comm hook {describe(self._hook)}"

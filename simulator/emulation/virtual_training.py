@@ -398,7 +398,7 @@ def ddp_arguments(policy: Policy, plan: Sequence[Sequence[int]] | None) -> dict[
     caps: dict[str, Any] = {"bucket_cap_mb": None if cap is None else min(cap, ONE_BUCKET_MB)}
     if plan is not None:
         caps = {"plan": plan}
-    elif policy.bucket_cap_mb_list is not None:
+    elif policy.bucket_cap_mb_list:
         caps = {"bucket_cap_mb_list": [min(cap, ONE_BUCKET_MB) for cap in policy.bucket_cap_mb_list]}
     elif policy.first_bucket_mb is not None:
         largest = 25 if policy.bucket_cap_mb is None else policy.bucket_cap_mb

@@ -116,7 +116,7 @@ def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
     if policy.order == "ready" and not policy.has_rebuilt:
         caps = first_iteration_caps(
             caps,
-            listed=policy.bucket_cap_mb_list is not None,
+            listed=bool(policy.bucket_cap_mb_list),
             graph_may_change=policy.find_unused_parameters and not policy.static_graph,
         )
         return initial_buckets(sizes, caps, keys=keys, sparse=sparse)
