@@ -39,6 +39,7 @@ class Comparison:
         gradients: By rank, those of our class.
         ended: The error that our class has raised. Empty: none.
         pending: Whether a synchronised forward pass waits for its averages.
+        hook_raised: Whether a comm hook has raised an exception, so that the next forward pass must raise one.
         torch_ended: Why torch's class is not compared with any more. Empty: it is.
     """
 
@@ -49,6 +50,7 @@ class Comparison:
         self.torch_ended = ""
         self.pending = False
         self.gradients: list[Any] = []
+        self.hook_raised = False
         self._local: set[int] = set()  # weights whose gradients should have been averaged, and were not yet
         self._averaged: list[int] = []  # ranks that have averages since the last step
         self._drop = ""
@@ -64,7 +66,8 @@ class Comparison:
         self._drop = ""
         self.gradients = [one.gradients.get("ours") for one in seen]
         self.ended = next((one.errors["ours"] for one in seen if "ours" in one.errors), "")
-        if not self.ended and any(one.hook_raised for one in seen):
+        self.hook_raised = any(one.hook_raised for one in seen)
+        if not self.ended and self.hook_raised:
             assert not (isinstance(step, Forward) and step.grad), f"no error after that of a hook: {self.steps}"
         elif not self.ended:
             self._check(step, seen)
@@ -137,8 +140,8 @@ class Comparison:
                 self._averaged.append(rank)
         if isinstance(step, Backward) and (self.pending or self._in_flight):
             self._in_flight = bool(self.options.get("gradient_as_bucket_view")) and len(self._averaged) < len(seen)
-        elif isinstance(step, Forward) and step.grad:
-            self._in_flight = False
+        elif isinstance(step, Forward) and step.grad and self._in_flight:
+            self._in_flight, self._averaged, wrong = False, list(BOTH), ""
         assert self._in_flight or not wrong, wrong
         if isinstance(step, Forward) and step.grad:
             assert not self._local, f"weights {self._local} have not been averaged:\n{where}"
@@ -289,7 +292,11 @@ class Scripts(RuleBasedStateMachine):
     def freeze(self, weights):
         self.script.go_on(Freeze(weights))
 
-    @precondition(lambda self: self._is_alike() and not self.script.pending and not self.options.get("static_graph"))
+    def _can_join(self):
+        usual = self.alike and not self.options["static_graph"]
+        return usual and not (self.script.ended or self.script.pending or self.script.hook_raised)
+
+    @precondition(_can_join)
     @rule(counts=st.tuples(st.integers(0, 2), st.integers(0, 2)), divide_by_all=st.booleans())
     def join(self, counts, divide_by_all):
         self.script.go_on(Freeze(()))
