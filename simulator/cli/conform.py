@@ -144,7 +144,7 @@ def conform(
     rest = f", {left_out} checks left out" if left_out else ""
     if len(problems) == 1:
         raise ValueError(f"{name} does not conform: 1 problem{rest}")
-    first = f"the first, and perhaps the cause of the others, is {problems[0]}"
+    first = f"the first, and perhaps the cause of the others, is {printable(problems[0])}"
     raise ValueError(f"{name} does not conform: {len(problems)} problems{rest}; {first}")
 
 
