@@ -9,6 +9,9 @@ Error:
 An invalid argument is a plain ValueError; misuse of data parallelism is a RuntimeError, as in torch.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class Error(Exception):
     """Base class; each message states what was expected, what was seen, where, and what to do."""
@@ -31,8 +34,10 @@ class RankError(Error, RuntimeError):
 
     Attributes:
         rank: The first rank that failed.
+        returned: What other ranks had returned, by rank, if this rank was still running at a time-out.
     """
 
-    def __init__(self, rank: int, message: str) -> None:
+    def __init__(self, rank: int, message: str, *, returned: Mapping[int, Any] | None = None) -> None:
         super().__init__(message)
         self.rank = rank
+        self.returned = returned or {}

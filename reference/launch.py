@@ -244,6 +244,7 @@ class RankPool:
                     late[0],
                     f"ranks {late} were still running at the time-out of {timeout_s:g} s; all were ended."
                     f"{hint}{stacks}",
+                    returned=results,
                 )
             for rank in (waiting[connection] for connection in answered if isinstance(connection, Connection)):
                 kind, value = self._receive(rank)

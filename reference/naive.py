@@ -30,5 +30,5 @@ class NaiveDataParallel(nn.Module):
         world_size = dist.get_world_size(self.process_group)
         for parameter in self.module.parameters():
             if parameter.grad is not None:
+                parameter.grad /= world_size  # before the sum, which could overflow in half precision
                 dist.all_reduce(parameter.grad, group=self.process_group)
-                parameter.grad /= world_size

@@ -55,6 +55,8 @@ LAYERS = {  # each module imports only from those before it
         "conformance.bench",
         "conformance.layouts",
         "conformance.torch_options",
+        "conformance.backward_passes",
+        "conformance.several_modules",
         "conformance.comm_hooks",
         "conformance.uneven_inputs",
         "conformance.faults",

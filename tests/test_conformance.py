@@ -10,12 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import Phase, example, given
 from hypothesis import strategies as st
 
+from reference.conformance import bench as bench_module
 from reference.conformance.bench import QUICK, Bench, Effort, Result, run_check
 from reference.conformance.checks import CHECKS, PLAIN, program_of
-from reference.conformance.kit import all_checks, conform
+from reference.conformance.kit import all_checks, conform, why_left_out
 from reference.conformance.local_training import FindingError, compare, describe_difference, run_locally, same
 from reference.conformance.report import EXPECTATIONS, Report, printable, read_expectations, write_script
 from reference.conformance.strategies import programs
@@ -24,11 +25,14 @@ from simulator.conformance import overlap
 from simulator.conformance.timing import run_in_virtual_time
 
 from .explore import examples
+from .faulty_reducers import wrong_on_rank_0
 
 OURS = "reference.data_parallel:DistributedDataParallel"
 TORCHS = "torch.nn.parallel:DistributedDataParallel"
 NAIVE = "reference.naive:NaiveDataParallel"
-CORRECT = ("Bucketed", "get_ddp_bucketed", "make_ddp")
+CORRECT = ("Bucketed", "Small")
+ADAPTERS = ("get_ddp_bucketed", "make_ddp")
+"""Functions that wrap a module with a correct class."""
 LITTLE = Effort(4, derandomized=True)
 SLOW = {"a failing rank", "a lost rank", "state machine", "overlap"}
 """Checks that start processes or take seconds; `ddplab conform` runs them in CI."""
@@ -62,11 +66,20 @@ def test_ours_and_torchs_pass_everything_that_they_support(bench_of, name):
     found = outcomes(bench_of(name, against=TORCHS))
     assert {one.check: one.message for one in found.values() if one.outcome == "failed"} == {}
     unsupported = {one.check for one in found.values() if one.outcome == "not supported"}
-    assert unsupported == (set() if name == OURS else {"plans"})
+    assert unsupported == (set() if name == OURS else {"plans", "mixed precision", "first pass of a static graph"})
 
 
 @pytest.mark.parametrize("name", [NAIVE, *map(faulty, CORRECT)])
 def test_classes_of_others_pass_and_what_they_lack_is_no_failure(bench_of, name):
+    found = outcomes(bench_of(name))
+    assert {one.check: one.message for one in found.values() if one.outcome == "failed"} == {}
+    lacking = {one.check for one in found.values() if one.outcome == "not supported"}
+    assert "comm hooks" in lacking
+    assert ("accumulation" in lacking) == (name != faulty("Small"))
+
+
+@pytest.mark.parametrize("name", [*map(faulty, ADAPTERS)])
+def test_functions_that_wrap_a_module_pass_as_classes_do(bench_of, name):
     found = outcomes(bench_of(name), ["bucket caps", "real models", "accumulation", "random programs", "any timing"])
     assert {one.check: one.message for one in found.values() if one.outcome == "failed"} == {}
     assert [one.check for one in found.values() if one.outcome == "not supported"] == ["accumulation"]
@@ -80,6 +93,19 @@ def test_classes_of_others_pass_and_what_they_lack_is_no_failure(bench_of, name)
         ("KeepsItsLastBucket", "bucket caps", "gradient of 'w0'"),
         ("OnlyRankZeroIsRight", "one weight", "rank 1: gradient of 'w0': 0.5 of the expected"),
         ("StartsUnequal", "construction", "on rank 1 is not that of rank 0"),
+        ("CopiesOutInMemoryOrder", "special parameters", "elements differ"),
+        ("CopiesOutInMemoryOrder", "kept gradients", "elements differ"),
+        ("SendsBuffersFromRankZero", "process group", "with rank 1's"),
+        ("NeverSendsBuffers", "construction", "buffer 'samples' on rank 1 is not that of rank 0"),
+        ("NeverSendsBuffers", "buffers", "iteration 1, rank 1: buffer of"),
+        ("EndsAtAnyBackwardPass", "several backward passes", "autograd.grad of the inputs first: iteration 0"),
+        ("CopySharesReducer", "several modules", "failed: AssertionError"),
+        ("CopyStaysLocal", "several modules", "a deep copy is trained on its own rank only, although"),
+        ("AveragesInTrainingModeOnly", "accumulation", "gradient of"),
+        ("DividesAfterTheSum", "special values", "half-precision gradient 0, 40000 on this rank"),
+        ("SkipsSubclasses", "special parameters", "parameters of a subclass of Tensor, iteration 0"),
+        ("KeepsBucketsOfAFailedPass", "a backward pass that raises", "an error after the last gradient on ranks"),
+        ("RetriesLocally", "a backward pass that raises", "an error before the first gradient"),
     ],
 )
 def test_a_faulty_class_fails_where_its_fault_is(bench_of, name, check, says):
@@ -112,6 +138,64 @@ def test_a_class_that_overlaps_does(tmp_path):
     assert schedules[0] == schedules[1]  # copies and launches cost nothing here
     overlap.save(tmp_path / "s.json", OURS, schedules)
     assert overlap.load(tmp_path / "s.json") == tuple(schedules)
+
+
+# Buffers
+
+
+@pytest.mark.parametrize(
+    ("name", "habit"),
+    [
+        (OURS, "in each forward pass that follows a synchronised one"),
+        (TORCHS, "in each forward pass that follows a synchronised one"),
+        (faulty("Small"), "in synchronised forward passes"),
+    ],
+)
+def test_buffers_may_be_sent_in_different_passes_and_the_report_says_in_which(bench_of, name, habit):
+    result = outcomes(bench_of(name), ["buffers"])["buffers"]
+    assert (result.outcome, result.message) == ("passed", f"broadcast {habit}")
+
+
+# First cause first
+
+
+def test_where_ranks_do_not_match_only_checks_run_that_can_still_say_something(four_ranks):
+    checks = ["any timing", "one weight", "bucket caps", "real models", "random programs"]
+    found = conform(faulty("LaunchesAsReady"), LITTLE, only=checks, pool=four_ranks)
+    assert [one.outcome for one in found.results] == ["failed", "passed", "left out", "left out", "left out"]
+    assert found.results[2].message == "the ranks did not match in any timing, which needs no option"
+    assert len(found.problems) == 1
+
+
+def test_after_two_checks_in_which_ranks_hang_all_others_are_left_out():
+    hung = [Result(name, "failed", "ranks [0] were still running at the time-out of 10 s") for name in ("a", "b")]
+    wrong = Result("a", "failed", "0.5 of the expected")
+    assert why_left_out("random programs", hung) == "the ranks did not match in a and b"
+    assert why_left_out("random programs", hung[:1]) == ""
+    assert why_left_out("random programs", [wrong] * 5) == ""
+
+
+def test_a_check_that_must_pass_and_was_left_out_is_a_problem():
+    left_out = Result("a", "left out", "the ranks did not match in b")
+    assert report({"a": "must-pass"}, PASSED, left_out).problems == [
+        "a: must pass, but was left out: the ranks did not match in b"
+    ]
+    assert report({}, PASSED, left_out).problems == []
+    assert "no check ran" in report({}, left_out).problems[0]
+
+
+def test_what_a_rank_returned_is_the_finding_when_others_hang(bench_of, monkeypatch):
+    monkeypatch.setattr(bench_module, "TIMEOUT_S", 1.0)
+    bench = bench_of(NAIVE)
+    with pytest.raises(FindingError, match="wrong on rank 0"):
+        bench.run(wrong_on_rank_0, bench.subject)
+
+
+def test_only_the_first_fault_is_made_smaller(bench_of):
+    bench = bench_of(faulty("Sums"))
+    assert Phase.shrink in bench.settings().phases
+    outcomes(bench, ["random programs"])
+    assert Phase.shrink not in bench.settings().phases
 
 
 # Schedules

@@ -1,7 +1,7 @@
 """Bench: the class under test on ranks, on which checks run programs, and the outcomes of checks."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -9,20 +9,32 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ..errors import RankError
 from ..launch import RankPool
 from . import bodies
-from .local_training import FindingError, WeakProgramError, check_program
+from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
 from .programs import Program
 from .subject import NotSupportedError, Subject
 
 if TYPE_CHECKING:
     from hypothesis import settings
 
-Outcome = Literal["passed", "failed", "not supported"]
+Outcome = Literal["passed", "failed", "not supported", "left out"]
 TIMEOUT_S = 10.0
 """Time-out of each program on the ranks; a class that hangs is reported then."""
 SHRINK_S = 20.0
 """How long smaller programs with the same fault are sought; an error ends the ranks, and new ones take seconds."""
 START_TIMEOUT_S = 60.0
 """Time-out of the first program, which starts the ranks."""
+STILL_RUNNING, LOST = "still running at the time-out", "exited without reporting an error"
+"""Parts of the messages of `RankError`: a rank hung, or its process ended, as if another mechanism had killed it."""
+UNMATCHED = (
+    STILL_RUNNING,
+    LOST,
+    "all ranks wait, so none can go on",
+    "expected its collective",
+    "closed by peer",
+    "reset by peer",
+    "Timed out",
+)
+"""Parts of messages that show that the ranks launched different collectives, or wait for each other for ever."""
 
 
 class HangError(BaseException):
@@ -55,7 +67,7 @@ class Result:
     Attributes:
         check: Name of the check.
         outcome: Whether the class passed.
-        message: What was found, or why the check does not apply; empty if it passed.
+        message: What was found, why the check does not apply or was left out, or how the class passed.
         program: The program that shows the fault. None: there is none.
     """
 
@@ -63,6 +75,11 @@ class Result:
     outcome: Outcome
     message: str = ""
     program: Program | None = None
+
+    @property
+    def unmatched(self) -> bool:
+        """Whether the check failed because the ranks launched different collectives, hung, or one was lost."""
+        return self.outcome == "failed" and any(part in self.message for part in UNMATCHED)
 
 
 class Bench:
@@ -81,6 +98,8 @@ class Bench:
     ) -> None:
         self.subject, self.pool, self.effort, self.against, self.scratch = subject, pool, effort, against, scratch
         self.methods: frozenset[str] = frozenset()
+        self.shrinks = True
+        """Whether a random program that shows a fault is made smaller; a first fault has been shown else."""
 
     def start(self) -> None:
         """Start the ranks and find out which methods the class has."""
@@ -91,6 +110,7 @@ class Bench:
         """Run a body on all ranks.
 
         Raises:
+            FindingError: A rank returned what is wrong, and others did not end in time.
             HangError: It did not end in time.
             RankError: A rank failed.
         """
@@ -98,7 +118,8 @@ class Bench:
         try:
             return self.pool.run(body, *arguments, timeout_s=timeout_s or (START_TIMEOUT_S if first else TIMEOUT_S))
         except RankError as error:
-            if "still running at the time-out" in str(error):
+            report([one for one in error.returned.values() if isinstance(one, str)])
+            if STILL_RUNNING in str(error):
                 raise HangError(str(error)) from None
             raise
 
@@ -112,8 +133,27 @@ class Bench:
             if name not in self.methods and name not in self.subject.options:
                 raise NotSupportedError(f"it has no {name}")
 
-    def try_program(self, program: Program) -> None:
-        """Run a program and compare it with local training.
+    def averages_or_raises(self, body: Callable[..., Any], *arguments: Any) -> str:
+        """Run a body on all ranks that returns what is wrong. A class may also raise an error, but not lose a rank.
+
+        Returns:
+            The first line of the error; empty if there was none.
+
+        Raises:
+            FindingError: Something is wrong.
+            HangError: It did not end in time.
+        """
+        try:
+            problems = self.run(body, self.subject, *arguments)
+        except RankError as error:
+            if LOST in str(error):
+                raise FindingError(first_lines(str(error))) from None
+            return first_lines(str(error))
+        report(problems)
+        return ""
+
+    def try_program(self, program: Program, habits: Sequence[str] = (AS_TORCH,)) -> list[str]:
+        """Run a program and compare it with local training; see `check_program`.
 
         Raises:
             FaultyProgramError: The class is wrong, or a rank failed.
@@ -121,7 +161,7 @@ class Bench:
             WeakProgramError: The program could not show a fault.
         """
         try:
-            check_program(self.subject, program, _Guarded(self))  # type: ignore[arg-type]
+            return check_program(self.subject, program, _Guarded(self), habits)  # type: ignore[arg-type]
         except (FindingError, RankError) as error:
             raise FaultyProgramError(str(error), program) from None
 
@@ -135,23 +175,14 @@ class Bench:
 
         from .strategies import programs
 
-        found: list[tuple[FaultyProgramError, float]] = []
-
         def run(program: Program) -> None:
-            if found and time.monotonic() - found[0][1] > SHRINK_S:
-                raise _ShrunkError
             try:
-                self.try_program(program)
+                search.attempt(self.try_program, program)
             except WeakProgramError:
                 assume(condition=False)
-            except FaultyProgramError as fault:
-                found.append((fault, time.monotonic()))
-                raise
 
-        try:
-            self.settings()(given(programs(self.pool.world_size, **how))(run))()
-        except _ShrunkError:
-            raise found[-1][0] from None
+        search = Search()
+        search.run(self.settings()(given(programs(self.pool.world_size, **how))(run)))
 
     def settings(self, **further: Any) -> "settings":
         """Return settings of Hypothesis for a random check; `further` replaces single ones."""
@@ -162,11 +193,39 @@ class Bench:
             "derandomize": self.effort.derandomized,
             "deadline": None,
             "database": None,
-            "phases": [Phase.generate, Phase.shrink],
+            "phases": [Phase.generate, Phase.shrink] if self.shrinks else [Phase.generate],
             "report_multiple_bugs": False,
             "suppress_health_check": list(HealthCheck),
         }
         return settings(**usual | further)
+
+
+class Search:
+    """A search for a faulty program, whose time for smaller programs with the same fault is limited."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[FaultyProgramError, float]] = []
+
+    def attempt(self, run: Callable[..., object], *arguments: Any) -> None:
+        """Try one program."""
+        if self._found and time.monotonic() - self._found[0][1] > SHRINK_S:
+            raise _ShrunkError
+        try:
+            run(*arguments)
+        except FaultyProgramError as fault:
+            self._found.append((fault, time.monotonic()))
+            raise
+
+    def run(self, test: Callable[[], None]) -> None:
+        """Run a test of Hypothesis that calls `attempt`.
+
+        Raises:
+            FaultyProgramError: The class is wrong.
+        """
+        try:
+            test()
+        except _ShrunkError:
+            raise self._found[-1][0] from None
 
 
 class _Guarded(NamedTuple):
@@ -194,21 +253,34 @@ class FaultyProgramError(Exception):
         self.program = program
 
 
-Check = Callable[[Bench], None]
-"""Returns if the class passed; raises FindingError, FaultyProgramError, RankError, HangError or NotSupportedError."""
+Check = Callable[[Bench], str | None]
+"""Returns if the class passed, perhaps with a text on how; raises FindingError, FaultyProgramError, RankError,
+HangError or NotSupportedError."""
 
 
 def run_check(name: str, check: Check, bench: Bench) -> Result:
     """Run one check."""
     try:
-        check(bench)
+        note = check(bench)
     except NotSupportedError as reason:
         return Result(name, "not supported", str(reason))
     except FaultyProgramError as fault:
+        bench.shrinks = False  # one small program is enough
         return Result(name, "failed", first_lines(str(fault)), fault.program)
     except (FindingError, RankError, HangError) as fault:
         return Result(name, "failed", first_lines(str(fault)))
-    return Result(name, "passed")
+    return Result(name, "passed", note or "")
+
+
+def report(problems: Sequence[str]) -> None:
+    """Raise an error for the first problem that a rank returned.
+
+    Raises:
+        FindingError: There is one.
+    """
+    for problem in problems:
+        if problem:
+            raise FindingError(problem)
 
 
 def first_lines(message: str) -> str:

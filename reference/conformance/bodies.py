@@ -29,8 +29,10 @@ def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
 def after_construction(
     rank: int, _world_size: int, subject: Subject, program: Program
 ) -> tuple[Seen, dict[str, Tensor]]:
-    """Return what a rank has after construction, and its parameters before."""
+    """Return what a rank has after construction, and its parameters before; buffers differ from rank to rank."""
     net = Net(program, rank)
+    for buffer in net.buffers():
+        buffer.add_(rank)
     own = {name: one.detach().clone() for name, one in net.named_parameters()}
     return look(net, subject.wrap(net)), own
 
@@ -137,6 +139,7 @@ def compare_real(rank: int, world_size: int, subject: Subject, model: str, optio
     dense = not any(getattr(part, "sparse", False) for part in module.modules())
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9 if dense else 0)
     twin = build(model, seed=0)
+    problem = ""  # returned after the next exchange, because the other ranks go on
     for step in range(STEPS):
         twin.load_state_dict(module.state_dict())
         local = [gradients_of(twin, batch(step, one)) for one in range(world_size)]
@@ -145,18 +148,18 @@ def compare_real(rank: int, world_size: int, subject: Subject, model: str, optio
         subject.finish(wrapped, optimizer)
         for name, parameter in module.named_parameters():
             parts = torch.stack([of_rank[name].double() for of_rank in local])
-            if problem := outside(parameter.grad, parts, parameter.dtype):
-                return f"iteration {step}, rank {rank}: gradient of {name!r}: {problem}"
+            if not problem and (wrong := outside(parameter.grad, parts, parameter.dtype)):
+                problem = f"iteration {step}, rank {rank}: gradient of {name!r}: {wrong}"
         before = [parameter.detach().clone() for parameter in module.parameters()]
         optimizer.step()
-        if all(map(torch.equal, before, module.parameters())):
-            return f"iteration {step}, rank {rank}: the optimiser changed nothing"
+        if not problem and all(map(torch.equal, before, module.parameters())):
+            problem = f"iteration {step}, rank {rank}: the optimiser changed nothing"
         digest = torch.cat([parameter.detach().flatten().double() for parameter in module.parameters()])
         others = [torch.empty_like(digest) for _ in range(world_size)]
         dist.all_gather(others, digest)
         if not all(torch.equal(one, digest) for one in others):
-            return f"iteration {step}: parameters differ between the ranks"
-    return ""
+            return problem or f"iteration {step}: parameters differ between the ranks"
+    return problem
 
 
 def gradients_of(module: nn.Module, batch: Tensor) -> dict[str, Tensor]:
@@ -209,6 +212,58 @@ def compare_special_values(rank: int, world_size: int, subject: Subject) -> str:
         if not close(parameter.grad, want):
             return f"rank {rank}: gradient {index}: {describe_difference(parameter.grad, want)}"
     return ""
+
+
+def compare_large_values(rank: int, world_size: int, subject: Subject) -> str:
+    """Average half-precision gradients whose sum over the ranks overflows, while the average does not."""
+    weights = nn.ParameterList(nn.Parameter(torch.ones(4, dtype=torch.float16)) for _ in range(3))
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weights = weights
+
+        def forward(self, factor: Tensor) -> Tensor:
+            return torch.stack([(one * factor).sum(dtype=torch.float32) for one in self.weights]).sum()
+
+    factors = [torch.full((4,), 40_000.0 - 64 * one, dtype=torch.float16) for one in range(world_size)]
+    for cap_mb in (1e-6, 25.0):
+        wrapped = subject.wrap(Scaled(), bucket_cap_mb=cap_mb)
+        for step in range(2):
+            weights.zero_grad()
+            wrapped(factors[rank]).backward()
+            subject.finish(wrapped, torch.optim.SGD(weights.parameters(), lr=0.1))
+            for index, parameter in enumerate(weights):
+                if problem := outside(parameter.grad, torch.stack(factors).double(), torch.float16):
+                    return (
+                        f"iteration {step}, rank {rank}: half-precision gradient {index}, "
+                        f"{factors[rank][0]:g} on this rank: {problem}"
+                    )
+    return ""
+
+
+def subclassed_parameters(rank: int, world_size: int, subject: Subject) -> str:
+    """Train parameters that are instances of a subclass of Tensor."""
+    module, twin = (build("multi-layer perceptron", seed) for seed in (rank, 0))
+    for one in (module, twin):
+        for layer in (part for part in one.modules() if isinstance(part, nn.Linear)):
+            layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Subclass))
+    wrapped = subject.wrap(module, bucket_cap_mb=1e-4)
+    for step in range(STEPS):
+        local = [gradients_of(twin, batch(step, one)) for one in range(world_size)]
+        module.zero_grad()
+        wrapped(batch(step, rank)).square().mean().backward()
+        subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
+        for name, parameter in module.named_parameters():
+            parts = torch.stack([of_rank[name].as_subclass(Tensor).double() for of_rank in local])
+            got = None if parameter.grad is None else parameter.grad.as_subclass(Tensor)
+            if problem := outside(got, parts, parameter.dtype):
+                return f"parameters of a subclass of Tensor, iteration {step}, rank {rank}: {name!r}: {problem}"
+    return ""
+
+
+class Subclass(Tensor):
+    """A tensor of a class of its own, as libraries make them."""
 
 
 def close(got: Tensor | None, want: Tensor | None) -> bool:

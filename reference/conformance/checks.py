@@ -9,9 +9,19 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import RankError
-from . import bodies, comm_hooks, faults, layouts, state_machine, torch_options, uneven_inputs
-from .bench import FULL, Bench, Check, first_lines
-from .local_training import FindingError, check_ranks_equal, describe_difference, same
+from . import (
+    backward_passes,
+    bodies,
+    comm_hooks,
+    faults,
+    layouts,
+    several_modules,
+    state_machine,
+    torch_options,
+    uneven_inputs,
+)
+from .bench import FULL, Bench, Check, first_lines, report
+from .local_training import HABITS, FindingError, check_ranks_equal, describe_difference, same
 from .programs import BUFFER_OPTIONS, Kind, Program, Step, Weight, Zero
 from .subject import NotSupportedError
 
@@ -19,6 +29,20 @@ from .subject import NotSupportedError
 
 W = tuple[Weight, ...]
 PLAIN: W = (Weight((2, 3)), Weight((4,), depth=2), Weight((5,)), Weight((3, 2)))
+
+
+SPECIAL: W = (
+    Weight((3,)),
+    Weight((2,), dtype="float64", depth=1),
+    Weight((), frozen=True),
+    Weight((3,), tied_to=0),
+    Weight((0,)),
+    Weight(()),
+    Weight((2, 2), dtype="float64"),
+    Weight((3, 4), layout="transposed"),
+    Weight((2, 3, 2, 2), layout="channels last"),
+)
+"""Parameters of which each has something unusual."""
 
 
 def program_of(
@@ -61,7 +85,8 @@ def one_weight(bench: Bench) -> None:
 
 def construction(bench: Bench) -> None:
     """Ranks that were initialised differently start from rank 0's parameters and buffers."""
-    program = program_of(PLAIN, ["evaluate"], bench.pool.world_size, buffer=True)
+    has_buffers = any(name in bench.subject.options for name in BUFFER_OPTIONS)
+    program = program_of(SPECIAL, ["evaluate"], bench.pool.world_size, buffer=has_buffers)
     seen = bench.run(bodies.after_construction, bench.subject, program)
     check_ranks_equal([one for one, _ in seen], iteration=0)
     own = seen[0][1]
@@ -78,19 +103,14 @@ def bucket_caps(bench: Bench) -> None:
 
 
 def special_parameters(bench: Bench) -> None:
-    """Frozen, tied, empty and scalar parameters, and parameters of two dtypes."""
-    weights = (
-        Weight((3,)),
-        Weight((2,), dtype="float64", depth=1),
-        Weight((), frozen=True),
-        Weight((3,), tied_to=0),
-        Weight((0,)),
-        Weight(()),
-        Weight((2, 2), dtype="float64"),
-    )
+    """Frozen, tied, empty and scalar parameters, of two dtypes, in any order of memory, and of subclasses of Tensor.
+
+    A class may refuse a subclass with an error.
+    """
     for cap_mb in (1e-6, 25.0):
-        program = program_of(weights, ["train"] * 3, bench.pool.world_size, options={"bucket_cap_mb": cap_mb})
+        program = program_of(SPECIAL, ["train"] * 3, bench.pool.world_size, options={"bucket_cap_mb": cap_mb})
         bench.try_program(program)
+    bench.averages_or_raises(bodies.subclassed_parameters)
 
 
 def optimizers(bench: Bench) -> None:
@@ -102,8 +122,8 @@ def optimizers(bench: Bench) -> None:
 
 
 def kept_gradients(bench: Bench) -> None:
-    """Gradients that are not cleared, or set to zeros, before the next pass."""
-    cleared: tuple[Zero, ...] = ("zeros", "keep")
+    """Gradients that are not cleared, or set to zeros, also in another order of memory, before the next pass."""
+    cleared: tuple[Zero, ...] = ("zeros", "restrided", "keep")
     for zero in cleared:
         program = program_of(PLAIN, ["train"] * 3, bench.pool.world_size, options={"bucket_cap_mb": 5e-5})
         steps = tuple(replace(step, zero=zero) for step in program.steps)
@@ -190,8 +210,12 @@ def gradient_views(bench: Bench) -> None:
     bench.try_random(options=st.just(options))
 
 
-def buffers(bench: Bench) -> None:
-    """Before each forward pass, all ranks get rank 0's buffers, unless an option turns that off."""
+def buffers(bench: Bench) -> str:
+    """Before synchronised forward passes, all ranks get rank 0's buffers, unless an option turns that off.
+
+    Returns:
+        When the class broadcasts them.
+    """
     names = [name for name in BUFFER_OPTIONS if name in bench.subject.options]
     if not names:
         raise NotSupportedError("it has neither broadcast_buffers nor forward_sync_buffers")
@@ -199,10 +223,12 @@ def buffers(bench: Bench) -> None:
     kinds: list[Kind] = ["train", "train", "evaluate", "forward", "train", "train"]
     if "no_sync" in bench.methods:
         kinds[2:2] = ["accumulate", "accumulate", "train"]
+    habits = list(HABITS)
     for options in ({}, {names[0]: False}):
         program = program_of(PLAIN, kinds, world_size, buffer=True, options=options)
         steps = (replace(step, zero="keep") for step in program.steps)
-        bench.try_program(replace(program, steps=tuple(steps)))
+        habits = bench.try_program(replace(program, steps=tuple(steps)), habits)
+    return f"broadcast {habits[0]}"
 
 
 def plans(bench: Bench) -> None:
@@ -225,7 +251,10 @@ def real_models(bench: Bench) -> None:
 
 
 def sparse_gradients(bench: Bench) -> None:
-    """Embeddings and bags of embeddings with sparse gradients; a class may refuse them with an error."""
+    """Embeddings and bags of embeddings with sparse gradients, which only some ranks may have, or with inputs left.
+
+    A class may refuse them with an error.
+    """
     for name in bodies.SPARSE_MODELS:
         try:
             problems = bench.run(bodies.compare_real, bench.subject, name, {})
@@ -234,13 +263,16 @@ def sparse_gradients(bench: Bench) -> None:
         for problem in problems:
             if problem:
                 raise FindingError(f"{name}: {problem}")
+    if "find_unused_parameters" in bench.subject.options:
+        bench.averages_or_raises(torch_options.sparse_on_some_ranks)
+    if "join" in bench.methods:
+        bench.averages_or_raises(uneven_inputs.sparse_under_join)
 
 
 def special_values(bench: Bench) -> None:
-    """NaN and infinity on one rank come out as from a local average, and nothing else changes."""
-    for problem in bench.run(bodies.compare_special_values, bench.subject):
-        if problem:
-            raise FindingError(problem)
+    """NaN and infinity come out as from a local average, and averages that can be represented do not overflow."""
+    report(bench.run(bodies.compare_special_values, bench.subject))
+    report(bench.run(bodies.compare_large_values, bench.subject))
 
 
 def bucket_layout(bench: Bench) -> None:
@@ -276,6 +308,8 @@ CHECKS: Mapping[str, Check] = {
     "real models": real_models,
     "special values": special_values,
     **torch_options.CHECKS,
+    **backward_passes.CHECKS,
+    **several_modules.CHECKS,
     "plans": plans,
     **comm_hooks.CHECKS,
     **uneven_inputs.CHECKS,

@@ -9,11 +9,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..comm_hooks import allreduce, compress, powersgd, quantization
-from .bench import Bench
+from .bench import Bench, report
 from .bodies import batch, build, outside
-from .local_training import FindingError
 from .subject import Subject
-from .torch_options import difference, local_gradients
+from .torch_options import difference, group_of, local_gradients
 
 STEPS = 3
 MODEL = "multi-layer perceptron"
@@ -104,7 +103,7 @@ def compare_compressing(rank: int, world_size: int, subject: Subject, name: str,
     """Train with one of `COMPRESSING`; in a group, on all ranks but the first."""
     hook, bound = COMPRESSING[name]
     members = range(1, world_size) if in_a_group else range(world_size)
-    group = dist.new_group(list(members)) if in_a_group else None
+    group = group_of(members) if in_a_group else None
     if rank not in members:
         return ""
     module, twin = build(MODEL, seed=0), build(MODEL, seed=0)
@@ -200,24 +199,18 @@ def check(bench: Bench) -> None:
     views = [{"gradient_as_bucket_view": True}] if "gradient_as_bucket_view" in bench.subject.options else []
     for options in ({}, *views):
         for factor in (1.0, 0.5):
-            _report(bench.run(compare_hook, bench.subject, factor, options))
+            report(bench.run(compare_hook, bench.subject, factor, options))
 
 
 def check_compressing(bench: Bench) -> None:
     """The comm hooks of `reference.comm_hooks` are as exact as their kind of compression allows."""
     bench.needs("register_comm_hook")
     for name in COMPRESSING:
-        _report(bench.run(partial(compare_compressing, in_a_group=False), bench.subject, name))
+        report(bench.run(partial(compare_compressing, in_a_group=False), bench.subject, name))
     if "process_group" in bench.subject.options:
-        _report(bench.run(partial(compare_compressing, in_a_group=True), bench.subject, "allreduce"))
+        report(bench.run(partial(compare_compressing, in_a_group=True), bench.subject, "allreduce"))
     for feedback in (False, True):
-        _report(bench.run(partial(compare_powersgd, feedback=feedback), bench.subject))
-
-
-def _report(problems: list[str]) -> None:
-    for problem in problems:
-        if problem:
-            raise FindingError(problem)
+        report(bench.run(partial(compare_powersgd, feedback=feedback), bench.subject))
 
 
 CHECKS = {"comm hooks": check, "compressing hooks": check_compressing}

@@ -4,12 +4,16 @@ The ranks are processes without a launcher that watches over them, as on a clust
 """
 
 import os
-import subprocess
-import sys
 import tempfile
 from datetime import timedelta
 from pathlib import Path
 
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from ..fork_server import OUTPUTS, Surroundings, ctrl_c_blocked, process_context
+from ..launch import choose_network
+from . import bodies
 from .bench import Bench
 from .local_training import FindingError
 from .subject import Subject
@@ -49,44 +53,38 @@ def outcome_of(subject: Subject, kind: str, place: str) -> int | None:
     Raises:
         FindingError: The ranks did not begin to train.
     """
+    context, surroundings = process_context(), Surroundings()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", __name__, subject.name, kind, place, str(Path(folder) / "store")]
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        ranks = [
-            subprocess.Popen(
-                [*command, str(rank)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
-            )
-            for rank in range(WORLD_SIZE)
-        ]
+        arguments = subject.name, kind, place, str(Path(folder) / "store"), surroundings
+        ranks = [context.Process(target=_serve, args=(*arguments, rank)) for rank in range(WORLD_SIZE)]
         try:
-            ranks[-1].wait(timeout=START_S)
-            return ranks[0].wait(timeout=PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            if ranks[-1].poll() is None:
-                raise FindingError(f"the last rank did not reach its fault in {START_S:g} s") from None
-            return None
+            for process in ranks:
+                with ctrl_c_blocked():
+                    process.start()
+            ranks[-1].join(timeout=START_S)
+            if ranks[-1].exitcode is None:
+                raise FindingError(f"the last rank did not reach its fault in {START_S:g} s")
+            ranks[0].join(timeout=PATIENCE_S)
+            return ranks[0].exitcode
         finally:
-            for rank in ranks:
-                rank.kill()
-                rank.wait()
+            surroundings.close()
+            for process in ranks:
+                process.kill()
+                process.join()
 
 
-def _main(name: str, kind: str, place: str, store: str, rank: str) -> None:
-    """Be a rank."""
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import FileStore
-
-    from . import bodies
-
+def _serve(name: str, kind: str, place: str, store: str, surroundings: Surroundings, rank: int) -> None:
+    """Be a rank, without a launcher; the errors that it reports are expected."""
+    surroundings.enter()
+    silent = os.open(os.devnull, os.O_WRONLY)
+    for output in OUTPUTS:
+        os.dup2(silent, output)
+    choose_network(None)
     dist.init_process_group(
         "gloo",
         store=FileStore(store, WORLD_SIZE),
-        rank=int(rank),
+        rank=rank,
         world_size=WORLD_SIZE,
         timeout=timedelta(seconds=COLLECTIVES_S),
     )
-    bodies.train_until(int(rank), WORLD_SIZE, Subject(name), place, kind)
-
-
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
+    bodies.train_until(rank, WORLD_SIZE, Subject(name), place, kind)

@@ -5,15 +5,38 @@ parallelism must: what a rank accumulated under `no_sync` counts in the next ave
 use counts as zero there, and a gradient that no rank used stays as it was.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..launch import RankPool
-from .programs import BUFFER_OPTIONS, Net, Program, Seen, loss_of, optimizer_of, run_on_rank, zero_gradients
+from .programs import (
+    BUFFER_OPTIONS,
+    Kind,
+    Net,
+    Program,
+    Seen,
+    buffer_values,
+    loss_of,
+    optimizer_of,
+    run_on_rank,
+    zero_gradients,
+)
 from .subject import Subject
+
+Habit = Callable[[Kind, Kind], bool]
+"""Whether a class broadcasts buffers before a forward pass, by the kinds of the forward pass before it and of it."""
+AS_TORCH = "in each forward pass that follows a synchronised one"
+HABITS: Mapping[str, Habit] = {
+    AS_TORCH: lambda before, _now: before in ("train", "forward"),
+    "in synchronised forward passes": lambda _before, now: now in ("train", "forward"),
+    "in all forward passes outside of no_sync": lambda _before, now: now != "accumulate",
+    "in all forward passes": lambda _before, _now: True,
+}
+"""When classes broadcast buffers. All of them give equal buffers in the forward passes whose gradients are averaged,
+unless passes under `no_sync` come before."""
 
 
 class FindingError(Exception):
@@ -32,8 +55,13 @@ class _Rank:
     samples: int = 0
 
 
-def run_locally(program: Program, world_size: int) -> list[list[Seen]]:
+def run_locally(program: Program, world_size: int, habit: Habit = HABITS[AS_TORCH]) -> list[list[Seen]]:
     """Run a program on this process alone; returns what each rank must see after each step, by step and rank.
+
+    Args:
+        program: The program.
+        world_size: Number of ranks.
+        habit: When the class broadcasts buffers.
 
     Raises:
         WeakProgramError: All gradients are zero.
@@ -43,7 +71,7 @@ def run_locally(program: Program, world_size: int) -> list[list[Seen]]:
     names = [name for name, _ in net.named_parameters()]
     ranks = [_Rank(dict.fromkeys(names)) for _ in range(world_size)]
     expected = []
-    is_broadcast = False  # as torch: the pass before was one with averaging
+    before: Kind | None = None  # buffers are equal at first
     sends_buffers = False not in (program.options.get(name) for name in BUFFER_OPTIONS)
     largest = 0.0
     for number, step in enumerate(program.steps):
@@ -69,32 +97,53 @@ def run_locally(program: Program, world_size: int) -> list[list[Seen]]:
             for state in ranks:
                 state.gradients = {name: _zeroed(one, step.zero) for name, one in state.gradients.items()}
         if step.kind != "change_lr":
-            if is_broadcast and sends_buffers:
+            if before is not None and sends_buffers and habit(before, step.kind):
                 for state in ranks:
                     state.samples = ranks[0].samples
-            if step.kind != "evaluate":
+            if step.kind != "evaluate" and not (step.evaluation and step.kind != "forward"):
                 for rank, state in enumerate(ranks):
                     state.samples += step.rows[rank]
-            is_broadcast = step.kind in ("train", "forward")
+            before = step.kind
         expected.append([_expected(net, program, state) for state in ranks])
     if not largest:
         raise WeakProgramError
     return expected
 
 
-def check_program(subject: Subject, program: Program, pool: RankPool) -> None:
+def check_program(
+    subject: Subject, program: Program, pool: RankPool, habits: Sequence[str] = (AS_TORCH,)
+) -> list[str]:
     """Run a program on ranks and compare every rank with local training, exactly.
+
+    Args:
+        subject: The class under test.
+        program: The program.
+        pool: Ranks.
+        habits: The class may broadcast buffers in one of these ways.
+
+    Returns:
+        Those of `habits` with which everything is equal.
 
     Raises:
         FindingError: They differ.
         WeakProgramError: The program could not show a fault.
         RankError: A rank failed or hung.
     """
-    expected = run_locally(program, pool.world_size)
+    expected = {habit: run_locally(program, pool.world_size, HABITS[habit]) for habit in habits}
     seen: list[list[Seen]] = pool.run(run_on_rank, subject, program)
+    fitting = list(habits)
     for number in range(len(program.steps)):
-        for rank in range(pool.world_size):
-            compare(seen[rank][number], expected[number][rank], iteration=number, rank=rank)
+        findings = {}
+        for habit in fitting:
+            try:
+                for rank in range(pool.world_size):
+                    compare(seen[rank][number], expected[habit][number][rank], iteration=number, rank=rank)
+            except FindingError as finding:
+                findings[habit] = finding
+        if len(findings) == len(fitting):
+            raise findings[fitting[0]]
+        fitting = [habit for habit in fitting if habit not in findings]
+    return fitting
 
 
 def compare(got: Seen, expected: Seen, *, iteration: int, rank: int) -> None:
@@ -152,18 +201,22 @@ def describe_difference(got: Tensor | None, expected: Tensor | None) -> str:
 
 
 def check_ranks_equal(seen: Sequence[Seen], *, iteration: int) -> None:
-    """Check that all ranks have equal parameters.
+    """Check that all ranks have equal parameters, and equal buffers, as far as they have any.
 
     Raises:
         FindingError: They differ.
     """
     for rank, other in enumerate(seen):
-        for name, value in seen[0].parameters.items():
-            if not same(other.parameters[name], value):
-                raise FindingError(
-                    f"iteration {iteration}: parameter {name!r} on rank {rank} is not that of rank 0: "
-                    f"{describe_difference(other.parameters[name], value)}"
-                )
+        for kind, mine, first in (
+            ("parameter", other.parameters, seen[0].parameters),
+            ("buffer", other.buffers, seen[0].buffers),
+        ):
+            for name, value in first.items():
+                if not same(mine[name], value):
+                    raise FindingError(
+                        f"iteration {iteration}: {kind} {name!r} on rank {rank} is not that of rank 0: "
+                        f"{describe_difference(mine[name], value)}"
+                    )
 
 
 def _local_gradients(net: Net, program: Program, number: int, rank: int, world_size: int) -> dict[str, Tensor | None]:
@@ -187,7 +240,7 @@ def _average(ranks: Sequence[_Rank], used: set[str]) -> None:
 def _zeroed(gradient: Tensor | None, zero: str) -> Tensor | None:
     if zero == "keep" or gradient is None:
         return gradient
-    return None if zero == "none" else torch.zeros_like(gradient)
+    return None if zero == "none" else torch.zeros_like(gradient)  # values are compared, not their order in memory
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
@@ -204,7 +257,7 @@ def _expected(net: Net, program: Program, state: _Rank) -> Seen:
     return Seen(
         {name: None if one is None else one.clone() for name, one in state.gradients.items()},
         {name: one.detach().clone() for name, one in net.named_parameters()},
-        {"samples": torch.tensor(state.samples)} if program.buffer else {},
+        buffer_values(state.samples) if program.buffer else {},
         None,
     )
 

@@ -4,6 +4,7 @@ The models compute with integers. Their gradients are multiples of a power of th
 the ranks are exact whatever the order of the summation, and "equal" can mean equal.
 """
 
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -17,8 +18,10 @@ from .subject import Subject, buckets_of
 Kind = Literal["train", "accumulate", "evaluate", "forward", "change_lr"]
 """A pass with averaging, one under `no_sync`, one in evaluation mode, a forward pass without a backward pass, or a
 change of the learning rate."""
-Zero = Literal["none", "zeros", "keep"]
-"""Before a pass, gradients are set to None, to zeros, or kept."""
+Zero = Literal["none", "zeros", "restrided", "keep"]
+"""Before a pass, gradients are set to None, to zeros, to zeros in another order of memory, or kept."""
+Layout = Literal["contiguous", "transposed", "channels last"]
+"""Order of a tensor in memory: the last two dimensions swapped, or a 4-dimensional one's channels last."""
 MOST_PASSES = 6
 """Largest number of passes with averaging in a program; their gradients can be divided so often without rounding."""
 BUFFER_OPTIONS = ("forward_sync_buffers", "broadcast_buffers")
@@ -37,6 +40,7 @@ class Weight:
         depth: Number of modules around it.
         frozen: Whether it needs no gradient.
         tied_to: Index of an earlier weight that is the same parameter. None: it is a parameter of its own.
+        layout: Its order in memory.
     """
 
     shape: tuple[int, ...]
@@ -44,6 +48,7 @@ class Weight:
     depth: int = 0
     frozen: bool = False
     tied_to: int | None = None
+    layout: Layout = "contiguous"
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Step:
         rows: By rank, the number of samples.
         zero: What happens to the gradients before it.
         optimize: Whether the optimiser steps after it.
+        evaluation: Whether the module is in evaluation mode, as for fine-tuning with frozen statistics.
     """
 
     kind: Kind
@@ -63,6 +69,7 @@ class Step:
     rows: tuple[int, ...]
     zero: Zero = "none"
     optimize: bool = True
+    evaluation: bool = False
 
 
 @dataclass(frozen=True)
@@ -74,7 +81,7 @@ class Program:
         steps: What is done, one after the other.
         options: Arguments for the data-parallel class.
         optimizer: SGD with momentum, or Adam.
-        buffer: Whether the model counts samples in a buffer, which the class broadcasts from rank 0.
+        buffer: Whether the model counts samples in buffers, which the class broadcasts from rank 0.
         seed: Seed of weights and samples.
     """
 
@@ -84,6 +91,25 @@ class Program:
     optimizer: Literal["sgd", "adam"] = "sgd"
     buffer: bool = False
     seed: int = 0
+
+
+def arranged(values: Tensor, layout: Layout) -> Tensor:
+    """Return a tensor of the same values in another order of memory, or as it is if its shape has no such order."""
+    if layout == "transposed" and values.dim() > 1 and min(values.shape[-2:]) > 1:
+        return values.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if layout == "channels last" and values.dim() == 4:
+        return values.contiguous(memory_format=torch.channels_last)
+    return values.contiguous()
+
+
+BUFFERS: dict[str, Layout] = {"samples": "contiguous", "transposed": "transposed"}
+"""A model's buffers, which hold different numbers at each place."""
+
+
+def buffer_values(samples: int) -> dict[str, Tensor]:
+    """Return what a model's buffers hold after so many samples, by name."""
+    table = torch.arange(6).reshape(2, 3)
+    return {name: torch.tensor(samples) + (0 if name == "samples" else table) for name in BUFFERS}
 
 
 class Net(nn.Module):
@@ -102,12 +128,13 @@ class Net(nn.Module):
         self.counts = program.buffer
         self.paths: list[str] = []
         if program.buffer:
-            self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
+            for name, values in buffer_values(0).items():
+                self.register_buffer(name, arranged(values, BUFFERS[name]))
         for index, weight in enumerate(program.weights):
             dtype = getattr(torch, weight.dtype)
             values = torch.randint(-2, 3, weight.shape, generator=generator).to(dtype)
             constant = torch.randint(1, 3, weight.shape, generator=generator).to(dtype)
-            parameter = nn.Parameter(values + (rank or 0), requires_grad=not weight.frozen)
+            parameter = nn.Parameter(arranged(values + (rank or 0), weight.layout), requires_grad=not weight.frozen)
             if weight.tied_to is not None:
                 parameter = self.weight(weight.tied_to)
             owner: nn.Module = self
@@ -126,7 +153,8 @@ class Net(nn.Module):
     def forward(self, x: Tensor, used: Sequence[int]) -> Tensor:
         """Return one value for each row of `x`; shape [rows]."""
         if self.counts and self.training:
-            self.get_buffer("samples").add_(len(x))
+            for name in BUFFERS:
+                self.get_buffer(name).add_(len(x))
         h: Tensor = torch.zeros(len(x), dtype=torch.float64)
         for index in used:
             constant: Tensor = getattr(self, f"constant{index}")
@@ -158,7 +186,10 @@ def zero_gradients(module: nn.Module, zero: Zero) -> None:
             if zero == "none":
                 parameter.grad = None
             elif parameter.grad is not None:
-                parameter.grad = torch.zeros_like(parameter.grad)
+                zeros = torch.zeros_like(parameter.grad, memory_format=torch.contiguous_format)
+                is_transposed = parameter.dim() > 1 and not parameter.is_contiguous()
+                other: Layout = "contiguous" if is_transposed else "transposed"
+                parameter.grad = arranged(zeros, other) if zero == "restrided" else torch.zeros_like(parameter.grad)
 
 
 class Seen(NamedTuple):
@@ -214,12 +245,16 @@ def run_step(
     if step.kind == "forward":
         loss_of(wrapped, program, number, rank, world_size)
         return
-    with nullcontext() if step.kind == "train" else subject.no_sync(wrapped):
+    wrapped.train(not step.evaluation)
+    with nullcontext() if step.kind == "train" else subject.no_sync(wrapped), warnings.catch_warnings():
+        if step.zero == "restrided":
+            warnings.filterwarnings("ignore", message="(?s).*strides")  # autograd warns that this is slow
         torch.autograd.backward(loss_of(wrapped, program, number, rank, world_size))
     if step.kind == "train":
         subject.finish(wrapped, optimizer)
         if step.optimize:
             optimizer.step()
+    wrapped.train()
 
 
 def look(net: nn.Module, wrapped: nn.Module) -> Seen:

@@ -35,8 +35,8 @@ class Report:
 
     @property
     def problems(self) -> list[str]:
-        """What is not as expected, one sentence each; empty if the class conforms."""
-        if not any(result.outcome != "not supported" for result in self.results):
+        """What is not as expected, one sentence each, the first cause first; empty if the class conforms."""
+        if not any(result.outcome in ("passed", "failed") for result in self.results):
             return ["no check ran; a run without a check is no proof"]
         sentences = []
         for result in self.results:
@@ -47,6 +47,8 @@ class Report:
                 sentences.append(f"{result.check}: passed, but was expected to fail; remove it from the file")
             elif result.outcome == "not supported" and expected == "must-pass":
                 sentences.append(f"{result.check}: must pass, but is not supported: {result.message}")
+            elif result.outcome == "left out" and expected == "must-pass":
+                sentences.append(f"{result.check}: must pass, but was left out: {result.message}")
         return sentences
 
     def to_json(self) -> dict[str, Any]:

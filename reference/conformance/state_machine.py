@@ -5,12 +5,12 @@ from typing import Any
 from torch import nn
 
 from ..errors import RankError
-from .bench import Bench, FaultyProgramError
+from .bench import Bench, FaultyProgramError, Search
 from .local_training import FindingError, WeakProgramError, compare, run_locally
 from .programs import MOST_PASSES, Kind, Net, Program, Seen, Step, Weight, Zero, look, optimizer_of, run_step
 from .subject import Subject
 
-WEIGHTS = (Weight((2,)), Weight((3, 2), depth=1), Weight((), "float64"), Weight((4,)))
+WEIGHTS = (Weight((2,)), Weight((3, 2), depth=1, layout="transposed"), Weight((), "float64"), Weight((4,)))
 _session: dict[str, Any] = {}
 """On a rank: module, wrapped module and optimiser of the present machine."""
 
@@ -39,7 +39,7 @@ def check(bench: Bench) -> None:
 
     from .strategies import CAPS_MB
 
-    world_size = bench.pool.world_size
+    world_size, search = bench.pool.world_size, Search()
     orders = st.tuples(*[st.permutations(range(len(WEIGHTS))).map(tuple)] * world_size)
     rows = st.tuples(*[st.integers(1, 3)] * world_size)
 
@@ -57,10 +57,18 @@ def check(bench: Bench) -> None:
             return sum(step.kind == "train" for step in self.program.steps) < MOST_PASSES
 
         @precondition(_can_train)
-        @rule(used=orders, rows=rows, zero=st.sampled_from(["none", "zeros", "keep"]), optimize=st.booleans())
-        def train(self, used: Any, rows: Any, zero: Zero, *, optimize: bool) -> None:
+        @rule(
+            used=orders,
+            rows=rows,
+            zero=st.sampled_from(["none", "zeros", "keep"]),
+            optimize=st.booleans(),
+            evaluation=st.booleans(),
+        )
+        def train(self, used: Any, rows: Any, zero: Zero, *, optimize: bool, evaluation: bool) -> None:
             accumulated = bool(self.program.steps) and self.program.steps[-1].kind == "accumulate"
-            self._go_on("train", used, rows, "keep" if accumulated else zero, optimize=optimize)
+            self._go_on(
+                "train", used, rows, "keep" if accumulated else zero, optimize=optimize, evaluation=evaluation
+            )
 
         @precondition(lambda self: "no_sync" in bench.methods and self._can_train())
         @rule(used=orders, rows=rows)
@@ -73,9 +81,14 @@ def check(bench: Bench) -> None:
                 return
             self._go_on(kind, used, rows, "keep", optimize=False)
 
-        def _go_on(self, kind: Kind, used: Any, rows: Any, zero: Zero, *, optimize: bool) -> None:
-            step = Step(kind, used, rows, zero, optimize)
+        def _go_on(
+            self, kind: Kind, used: Any, rows: Any, zero: Zero, *, optimize: bool, evaluation: bool = False
+        ) -> None:
+            step = Step(kind, used, rows, zero, optimize, evaluation)
             self.program = Program(WEIGHTS, (*self.program.steps, step), self.program.options, seed=self.program.seed)
+            search.attempt(self._run_last_step)
+
+        def _run_last_step(self) -> None:
             try:
                 seen = bench.run(continue_with, bench.subject, self.program)
                 expected = run_locally(self.program, world_size)[-1]
@@ -87,4 +100,4 @@ def check(bench: Bench) -> None:
                 raise FaultyProgramError(str(error), self.program) from None
 
     wanted = bench.settings(max_examples=max(3, bench.effort.examples // 3), stateful_step_count=12)
-    run_state_machine_as_test(Training, settings=wanted)
+    search.run(lambda: run_state_machine_as_test(Training, settings=wanted))

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from .programs import ROWS, Kind, Program, Step, Weight
+from .programs import ROWS, Kind, Layout, Program, Step, Weight
 
 CAPS_MB = (1e-6, 3e-5, 1e-4, 3e-4, 25.0)
 """Bucket caps, from one parameter in each bucket to a single bucket."""
@@ -51,6 +51,7 @@ def programs(
         rows=st.tuples(*[st.integers(1, ROWS)] * world_size),
         zero=st.sampled_from(["none", "none", "zeros", "keep"]),
         optimize=st.sampled_from([True, True, False]),
+        evaluation=st.sampled_from([False, False, True]),
     )
     drawn = draw(st.lists(steps, min_size=2, max_size=5))
     last = drawn[-1]
@@ -74,7 +75,10 @@ def programs(
 @st.composite
 def _weights(draw: Callable[[st.SearchStrategy[Any]], Any]) -> tuple[Weight, ...]:
     """Draw weights of any shape, some frozen, some tied; the first one is neither."""
-    shapes: st.SearchStrategy[tuple[int, ...]] = st.sampled_from([(), (1,), (3,), (2, 2), (0,), (4, 3), (5, 2, 1)])
+    shapes: st.SearchStrategy[tuple[int, ...]] = st.sampled_from(
+        [(), (1,), (3,), (2, 2), (0,), (4, 3), (5, 2, 1), (2, 3, 2, 2)]
+    )
+    layouts: st.SearchStrategy[Layout] = st.sampled_from(["contiguous", "transposed", "channels last"])
     weights: list[Weight] = []
     for index in range(draw(st.integers(1, 7))):
         shape = draw(shapes)
@@ -90,6 +94,7 @@ def _weights(draw: Callable[[st.SearchStrategy[Any]], Any]) -> tuple[Weight, ...
                 depth=draw(st.integers(0, 2)),
                 frozen=kind == "frozen" if like is None else like.frozen,
                 tied_to=tied_to,
+                layout=draw(layouts) if like is None else like.layout,
             )
         )
     return tuple(weights)

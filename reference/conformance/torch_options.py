@@ -7,6 +7,7 @@ have alone. It returns what is wrong, and an empty text if nothing is.
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,14 +16,16 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from . import bodies, layouts
-from .bench import Bench
+from .bench import Bench, report
 from .bodies import batch, outside
-from .local_training import FindingError, describe_difference
+from .local_training import describe_difference
 from .programs import Program, Step, Weight
 from .subject import NotSupportedError, Subject
 
 Loss = Callable[[nn.Module, int, int], Tensor]
 """Runs forward for a step and the batch of a rank; returns the loss."""
+PRECISIONS = ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32), (torch.float32, torch.float16))
+"""Dtypes of computation and of all-reduces."""
 IGNORE = "_set_params_and_buffers_to_ignore_for_model"
 
 
@@ -32,7 +35,9 @@ def local_gradients(twin: nn.Module, loss: Loss, step: int, ranks: Sequence[int]
     for rank in ranks:
         twin.zero_grad()
         loss(twin, step, rank).backward()
-        found.append({name: one.grad for name, one in twin.named_parameters()})
+        found.append(
+            {name: None if (grad := one.grad) is None else grad.to_dense() for name, one in twin.named_parameters()}
+        )
     return found
 
 
@@ -73,16 +78,17 @@ def train(
     module, twin = make(rank), make(ranks[0])
     wrapped = subject.wrap(module, **{"bucket_cap_mb": 1e-4} | options)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    problem = ""  # returned at the end, because the other ranks go on
     for step in range(steps):
         local = local_gradients(twin, loss, step, ranks)
         module.zero_grad()
         loss(wrapped, step, rank).backward()
         subject.finish(wrapped, optimizer)
-        if problem := difference(module, local):
-            return f"iteration {step}, rank {rank}: {problem}"
+        if not problem and (wrong := difference(module, local)):
+            problem = f"iteration {step}, rank {rank}: {wrong}"
         optimizer.step()
         twin.load_state_dict(module.state_dict())
-    return ""
+    return problem
 
 
 def _mlp(seed: int) -> nn.Module:
@@ -96,13 +102,68 @@ def _square(module: nn.Module, step: int, rank: int) -> Tensor:
 # A group of some ranks
 
 
-def in_a_group(rank: int, world_size: int, subject: Subject) -> str:
-    """Train on all ranks but the first, which does nothing; ranks in the group are not those of all processes."""
-    members = list(range(1, world_size))
-    group = dist.new_group(members)
-    if rank == 0:
-        return ""
-    return train(subject, _mlp, _square, members, 3, process_group=group)
+class _Grouped(nn.Module):
+    """Two heads, of which forward may use one, and a buffer, different on each rank, to which each pass adds."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        torch.manual_seed(rank)
+        self.heads = nn.ModuleList(nn.Linear(6, 3) for _ in range(2))
+        self.register_buffer("sum", torch.tensor(100.0 * rank))
+
+    def forward(self, x: Tensor, used: Sequence[int], rank: int) -> Tensor:
+        if self.training:
+            self.get_buffer("sum").add_(rank + 1)
+        return torch.stack([self.heads[index](x) for index in used]).sum(dim=0)
+
+
+@cache
+def _group_of(members: tuple[int, ...], _default: dist.ProcessGroup) -> dist.ProcessGroup:
+    return dist.new_group(list(members))  # type: ignore[no-any-return]
+
+
+def group_of(members: Sequence[int]) -> dist.ProcessGroup:
+    """Return a group of some ranks, which is made once; call on every rank."""
+    default = dist.group.WORLD
+    assert default is not None  # the pool's
+    return _group_of(tuple(members), default)
+
+
+def in_groups(
+    rank: int, world_size: int, subject: Subject, options: dict[str, Any], used: Sequence[Sequence[int]] | None
+) -> str:
+    """Train in two groups at the same time, the first rank alone and the others together.
+
+    Args:
+        rank: The rank.
+        world_size: Number of ranks.
+        subject: The class under test.
+        options: Arguments for the class.
+        used: The heads that each group uses. None: both.
+    """
+    groups = [[0], list(range(1, world_size))]
+    handles = [group_of(members) for members in groups]  # every rank takes part in making each group
+    number, steps = min(rank, 1), 3
+    members = groups[number]
+    wrapped_modules: list[nn.Module] = []
+
+    def make(seed: int) -> nn.Module:
+        wrapped_modules.append(_Grouped(seed))
+        return wrapped_modules[-1]
+
+    def loss(module: nn.Module, step: int, rank: int) -> Tensor:
+        return module(batch(step, rank), used[number] if used else (0, 1), rank).square().mean()  # type: ignore[no-any-return]
+
+    if problem := train(subject, make, loss, members, steps, process_group=handles[number], **options):
+        return f"group of ranks {members}, {problem}"
+    first = members[0]
+    expected = 100 * first + (steps - 1) * (first + 1) + rank + 1
+    got = wrapped_modules[0].get_buffer("sum").item()
+    if {"broadcast_buffers", "forward_sync_buffers"} & subject.options and got != expected:
+        return (
+            f"group of ranks {members}, rank {rank}: the buffer is {got:g}, expected {expected}, with rank {first}'s"
+        )
+    return ""
 
 
 # Ignored parameters
@@ -325,6 +386,66 @@ def skipped_for_hooks(_rank: int, world_size: int, subject: Subject) -> str:
     return ""
 
 
+# Mixed precision
+
+
+def in_mixed_precision(rank: int, world_size: int, subject: Subject, low: torch.dtype, reduce: torch.dtype) -> str:
+    """Compute in one dtype and reduce in another; parameters and gradients keep theirs."""
+    from torch.nn.parallel.distributed import _MixedPrecision
+
+    module = _mlp(seed=rank)
+    config = _MixedPrecision(param_dtype=low, reduce_dtype=reduce)
+    wrapped = subject.wrap(module, bucket_cap_mb=1e-4, mixed_precision=config)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+
+    def loss(module: nn.Module, step: int, rank: int) -> Tensor:
+        return module(batch(step, rank).to(low)).square().mean()  # type: ignore[no-any-return]
+
+    for step in range(4):
+        twin = _mlp(seed=0)
+        twin.load_state_dict(module.state_dict())
+        local = local_gradients(twin.to(low), loss, step, range(world_size))
+        module.zero_grad()
+        loss(wrapped, step, rank).backward()
+        subject.finish(wrapped, optimizer)
+        where = f"computes in {low}, reduces in {reduce}, iteration {step}, rank {rank}"
+        for name, parameter in module.named_parameters():
+            if parameter.dtype != torch.float32 or parameter.grad is None or parameter.grad.dtype != torch.float32:
+                return f"{where}: {name!r} or its gradient is not of torch.float32"
+            parts = torch.stack([gradient for one in local if (gradient := one[name]) is not None]).double()
+            if problem := outside(parameter.grad, parts, reduce):
+                return f"{where}: gradient of {name!r}: {problem}"
+        optimizer.step()
+    return ""
+
+
+# Sparse gradients that only some ranks have
+
+
+class _SparseOrNot(nn.Module):
+    """An embedding with sparse gradients that forward may leave out."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding, self.head = nn.Embedding(7, 6, sparse=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, *, embeds: bool) -> Tensor:
+        if embeds:
+            x = x + self.embedding(x.abs().mul(3).long() % 7).sum(dim=1)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def sparse_on_some_ranks(_rank: int, world_size: int, subject: Subject) -> str:
+    """Use the embedding on one rank, on all but one, on all and on none."""
+
+    def loss(module: nn.Module, step: int, rank: int) -> Tensor:
+        embeds = (rank == 0, rank != 0, True, False)[step % 4]
+        return module(batch(step, rank), embeds=embeds).square().mean()  # type: ignore[no-any-return]
+
+    return train(subject, _SparseOrNot, loss, range(world_size), 6, find_unused_parameters=True)
+
+
 # Gradients that no rank adds to
 
 
@@ -361,54 +482,61 @@ def untouched_gradients(rank: int, world_size: int, subject: Subject) -> str:
 # Checks
 
 
-def _report(problems: Sequence[str]) -> None:
-    for problem in problems:
-        if problem:
-            raise FindingError(problem)
-
-
 def check_group(bench: Bench) -> None:
-    """A group of some ranks trains alone."""
+    """Two groups train side by side, and the buffers of each are those of its first rank."""
     bench.needs("process_group")
-    _report(bench.run(in_a_group, bench.subject))
+    some = [(0,), (1,)]
+    features = [{name: True} for name in ("gradient_as_bucket_view", "static_graph") if name in bench.subject.options]
+    for options in ({}, *features):
+        report(bench.run(in_groups, bench.subject, options, None))
+    if "find_unused_parameters" in bench.subject.options:
+        report(bench.run(in_groups, bench.subject, {"find_unused_parameters": True}, some))
 
 
 def check_ignored(bench: Bench) -> None:
     """Parameters and buffers that the module asks to ignore stay each rank's own."""
     if not hasattr(bench.subject.make, IGNORE):
         raise NotSupportedError(f"it has no {IGNORE}")
-    _report(bench.run(ignored_parameters, bench.subject))
+    report(bench.run(ignored_parameters, bench.subject))
 
 
 def check_outputs(bench: Bench) -> None:
     """Outputs in dicts, lists and dataclasses, of which the loss ignores one, may be changed in place."""
     bench.needs("find_unused_parameters")
-    _report(bench.run(nested_outputs, bench.subject, {}))
+    report(bench.run(nested_outputs, bench.subject, {}))
     if "gradient_as_bucket_view" in bench.subject.options:
-        _report(bench.run(nested_outputs, bench.subject, {"gradient_as_bucket_view": True}))
+        report(bench.run(nested_outputs, bench.subject, {"gradient_as_bucket_view": True}))
+
+
+def check_mixed_precision(bench: Bench) -> None:
+    """Forward and backward in one dtype, all-reduces in another; a class may refuse with an error."""
+    bench.needs("mixed_precision")
+    for low, reduce in PRECISIONS:
+        if refusal := bench.averages_or_raises(in_mixed_precision, low, reduce):
+            raise NotSupportedError(f"it refuses it: {refusal}")
 
 
 def check_untouched(bench: Bench) -> None:
     """A gradient to which no rank adds stays as it was, whatever the script put there."""
     bench.needs("find_unused_parameters")
-    _report(bench.run(untouched_gradients, bench.subject))
+    report(bench.run(untouched_gradients, bench.subject))
 
 
 def check_checkpoints(bench: Bench) -> None:
     """Re-entrant checkpoints that share a layer, under a static graph."""
     bench.needs("static_graph")
-    _report(bench.run(checkpoints, bench.subject))
+    report(bench.run(checkpoints, bench.subject))
 
 
 def check_repeated_forward(bench: Bench) -> None:
     """Two forward passes, then one backward pass."""
-    _report(bench.run(repeated_forward, bench.subject))
+    report(bench.run(repeated_forward, bench.subject))
 
 
 def check_nested_no_sync(bench: Bench) -> None:
     """An inner no_sync does not end the outer one, and an exception ends it."""
     bench.needs("no_sync")
-    _report(bench.run(nested_no_sync, bench.subject))
+    report(bench.run(nested_no_sync, bench.subject))
 
 
 def check_skipped(bench: Bench) -> None:
@@ -417,7 +545,7 @@ def check_skipped(bench: Bench) -> None:
     for cap_mb in (1e-6, 3e-5, 25.0):
         bench.try_program(skipping_program(bench.pool.world_size, cap_mb))
     if "register_comm_hook" in bench.methods:
-        _report(bench.run(skipped_for_hooks, bench.subject))
+        report(bench.run(skipped_for_hooks, bench.subject))
 
 
 def check_cap_list(bench: Bench) -> None:
@@ -452,6 +580,7 @@ CHECKS = {
     "ignored parameters": check_ignored,
     "nested outputs": check_outputs,
     "untouched gradients": check_untouched,
+    "mixed precision": check_mixed_precision,
     "checkpoints": check_checkpoints,
     "skipped all-reduces": check_skipped,
     "list of bucket caps": check_cap_list,

@@ -94,6 +94,8 @@ def conform(
     before = () if baseline is None else load_baseline(baseline, name)
 
     def show(result: Result) -> None:
+        if result.outcome == "left out":
+            return  # shown together
         typer.echo(f"{result.outcome:13}  {result.check}{': ' if result.message else ''}{printable(result.message)}")
 
     report = run(
@@ -107,6 +109,9 @@ def conform(
         only=checks,
         on_result=show,
     )
+    for reason in dict.fromkeys(one.message for one in report.results if one.outcome == "left out"):
+        names = [one.check for one in report.results if one.outcome == "left out" and one.message == reason]
+        typer.echo(f"{'left out':13}  {', '.join(names)}: {reason}")
     outcomes = {result.check: result.outcome for result in report.results}
     slower: list[str] = []
     document = report.to_json()
@@ -135,7 +140,12 @@ def conform(
         return
     for problem in slower:
         typer.echo(f"slower: {problem}")
-    raise ValueError(f"{name} does not conform: {len(problems)} {'problem' if len(problems) == 1 else 'problems'}")
+    left_out = sum(one.outcome == "left out" for one in report.results)
+    rest = f", {left_out} checks left out" if left_out else ""
+    if len(problems) == 1:
+        raise ValueError(f"{name} does not conform: 1 problem{rest}")
+    first = f"the first, and perhaps the cause of the others, is {printable(problems[0])}"
+    raise ValueError(f"{name} does not conform: {len(problems)} problems{rest}; {first}")
 
 
 def _schedules(name: str) -> "list[Schedule]":
