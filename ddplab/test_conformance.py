@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from reference.conformance.bench import FULL, QUICK, Bench, first_lines, run_check
-from reference.conformance.kit import all_checks, subjects
+from reference.conformance.bench import FULL, QUICK, Bench, Result, first_lines, run_check
+from reference.conformance.kit import all_checks, subjects, why_left_out
 from reference.conformance.report import Expectation, read_expectations
 from reference.errors import RankError
 from reference.launch import RankPool
@@ -39,6 +39,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
+def unexpected() -> list[Result]:
+    """The outcomes so far of checks that were not expected to fail."""
+    return []
+
+
+@pytest.fixture(scope="session")
 def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     """The class under test, on ranks that are started once."""
     option = request.config.getoption
@@ -58,9 +64,16 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
         yield found
 
 
-def test_conformance(bench: Bench, check: str, expected: Expectation | None) -> None:
-    """The class passes this check; skipped if it lacks what the check needs, unless it must pass."""
+def test_conformance(bench: Bench, unexpected: list[Result], check: str, expected: Expectation | None) -> None:
+    """The class passes this check.
+
+    Skipped if the class lacks what the check needs, unless it must pass, and if the ranks did not match before.
+    """
+    if reason := why_left_out(check, unexpected):
+        pytest.skip(f"left out: {reason}")
     result = run_check(check, all_checks()[check], bench)
+    if expected != "expected-fail":
+        unexpected.append(result)
     if result.outcome == "not supported" and expected != "must-pass":
         pytest.skip(result.message)
     if result.outcome != "passed":
