@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import math
 import multiprocessing
 import os
@@ -31,6 +32,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before any process group exists, as its default arguments hold the group
 from torch._C._distributed_c10d import FileStore
 
 from .errors import ModelError, RankError
@@ -61,6 +63,8 @@ STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.1
 STACK_LINES = 8
 TAIL_LINES, TAIL_COLUMNS, TAIL_BYTES = 40, 200, 2**14
 """How much of the end of a rank's standard error a `RankError` shows, and how much of it is kept."""
+FINISH_PAUSE_S, FINISH_TIMEOUT_S = 0.01, 2.0
+"""How often and how long to look whether Gloo's threads have freed the last collectives."""
 TAIL_TIMEOUT_S = 1.0
 """How long to wait for the end of a rank's standard error, which its own child processes may hold open."""
 
@@ -432,6 +436,8 @@ def _send(connection: Connection, kind: int, value: Any) -> None:
 
 
 def _run_as_one_rank(body: Body, args: tuple[Any, ...], backend: str, timeout_s: float) -> list[Any]:
+    if not faulthandler.is_enabled():
+        faulthandler.enable()
     started_here = not dist.is_initialized()
     if started_here:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
@@ -445,7 +451,35 @@ def _run_as_one_rank(body: Body, args: tuple[Any, ...], backend: str, timeout_s:
         return results
     finally:
         if started_here:
+            gc.collect()  # the group's last reference may be in a cycle of the body's objects
             dist.destroy_process_group()
+            let_gloo_finish()
+
+
+def let_gloo_finish() -> None:
+    """Wait until Gloo's threads have freed the last collectives, which must happen before Python ends.
+
+    The destructor of a group joins these threads. If something still holds the group, such as a data-parallel module,
+    they go on while Python ends, and a thread that then needs Python's lock, to free an object that a collective
+    holds, ends the process: "terminate called without an active exception". This thread holds no lock while it
+    sleeps, so a thread of Gloo that sleeps as well, at two moments, has nothing left to free.
+    """
+    calm = 0
+    deadline = time.monotonic() + FINISH_TIMEOUT_S
+    while calm < 2 and time.monotonic() < deadline:
+        time.sleep(FINISH_PAUSE_S)
+        calm = 0 if "R" in _states_of_threads("pt_gloo_runloop") else calm + 1
+
+
+def _states_of_threads(name: str) -> set[str]:
+    """States of this process's threads of a name, as in proc(5); without Linux, none."""
+    states = set()
+    for thread in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            of_name, _, rest = thread.read_text().partition("(")[2].rpartition(")")
+            if of_name == name:
+                states.add(rest.split()[0])
+    return states
 
 
 def pin(rank: int, world_size: int) -> None:

@@ -544,7 +544,8 @@ def destroy_the_group_while_gloo_frees_callbacks(rank: int, _world_size: int, ho
     group = dist.new_group()
 
     def freed_slowly(callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return lambda done, callback=callback, _slow=_Slow(): callback(done)  # the last default is freed first
+        slow = _Slow()
+        return lambda done, callback=callback, _slow=slow: callback(done)  # the last default is freed first
 
     _train(rank, hook, group, _callbacks_pass_through(freed_slowly))
     gc.collect()

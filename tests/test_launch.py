@@ -216,6 +216,26 @@ def test_a_script_runs_under_python_and_under_torchrun_unchanged(scripts, under,
     assert printed.count("[3.0, 3.0]") == printing
 
 
+AS_UNDER_TORCHRUN = """
+import torch
+from reference.launch import _states_of_threads, run_ranks
+def train(_rank, _world_size):
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    ddp(torch.ones(1, 2)).sum().backward()
+    return _states_of_threads("pt_gloo_runloop") != set()
+print(run_ranks(train, 1), _states_of_threads("pt_gloo_runloop"))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_under_torchrun_no_thread_of_gloo_outlives_the_ranks():
+    """Fails if torch.distributed.nn.functional is imported while a group exists, whose threads then never end."""
+    torchruns = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    environment = os.environ | torchruns | {"TORCHELASTIC_RUN_ID": "test"}
+    done = run([sys.executable, "-c", AS_UNDER_TORCHRUN], capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.stdout, done.returncode) == ("[True] set()\n", 0), done.stderr
+
+
 def test_ranks_end_silently_when_their_launcher_is_gone():
     with Popen([sys.executable, SCRIPTS / "vanish.py"], stdout=PIPE, stderr=PIPE, text=True) as launcher:
         try:

@@ -314,7 +314,7 @@ def modelled_network(fabric: Fabric) -> Iterator[WallGroup]:
 def _gloo_groups(_default: dist.ProcessGroup) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """Return two groups of all ranks, which last as long as the process.
 
-    If a callback dropped the last reference to a group, the group would be destroyed in its own thread, which ends
-    the process.
+    The garbage collector may run in a callback. If it freed a group there, the group would be destroyed in its own
+    thread, which ends the process.
     """
     return dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
