@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import math
 import multiprocessing
 import os
@@ -31,6 +32,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before any process group exists, as its default arguments hold the group
 from torch._C._distributed_c10d import FileStore
 
 from .errors import ModelError, RankError
@@ -59,6 +61,12 @@ OTHERS_S = 2.0
 STACK_TIMEOUT_S, STACK_PAUSE_S = 1.0, 0.1
 """How long to wait for the first and for each further piece of a stack, because a stack has no end mark."""
 STACK_LINES = 8
+TAIL_LINES, TAIL_COLUMNS, TAIL_BYTES = 40, 200, 2**14
+"""How much of the end of a rank's standard error a `RankError` shows, and how much of it is kept."""
+FINISH_PAUSE_S, FINISH_TIMEOUT_S = 0.01, 2.0
+"""How often and how long to look whether Gloo's threads have freed the last collectives."""
+TAIL_TIMEOUT_S = 1.0
+"""How long to wait for the end of a rank's standard error, which its own child processes may hold open."""
 
 _RESULT, _FAILURE, _PROGRESS = range(3)  # kinds of messages from a rank to the launcher
 _launcher: Connection | None = None  # in a rank's process: the pipe to the launcher
@@ -127,6 +135,7 @@ class RankPool:
         self._processes: list[multiprocessing.process.BaseProcess] = []
         self._connections: list[Connection] = []
         self._stacks: list[Connection] = []
+        self._standard_errors: list[StandardError] = []
         self._folder: Path | None = None
 
     def __enter__(self) -> Self:
@@ -176,7 +185,9 @@ class RankPool:
             process.kill()
         for process in self._processes:
             process.join()
-        self._connections, self._stacks, self._processes = [], [], []
+        for standard_error in self._standard_errors:
+            standard_error.join()
+        self._connections, self._stacks, self._processes, self._standard_errors = [], [], [], []
         if self._links is not None:
             self._links.close()
             self._links = None
@@ -193,6 +204,7 @@ class RankPool:
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             stack, writes_stack = context.Pipe(duplex=False)
+            errors, writes_errors = context.Pipe(duplex=False)
             process = context.Process(
                 target=_serve,
                 args=(
@@ -204,6 +216,7 @@ class RankPool:
                     None if self._links is None else self._links.namespace(rank),
                     theirs,
                     writes_stack,
+                    writes_errors,
                     surroundings,
                 ),
                 kwargs={"pinned": self.pinned},
@@ -213,6 +226,8 @@ class RankPool:
                 process.start()
             theirs.close()  # so that the pipe ends when the rank exits
             writes_stack.close()
+            writes_errors.close()
+            self._standard_errors.append(StandardError(errors))
             self._connections.append(ours)
             self._stacks.append(stack)
             self._processes.append(process)
@@ -253,6 +268,8 @@ class RankPool:
                 else:
                     results[rank] = value
                     remind_at = time.monotonic() + REMINDER_S if len(results) < self.world_size else math.inf
+        for standard_error in self._standard_errors:
+            standard_error.forward()
         return [results[rank] for rank in range(self.world_size)]
 
     def _stack(self, rank: int) -> str:
@@ -279,7 +296,8 @@ class RankPool:
             hint = f"; {MISMATCH}" if code == -signal.SIGABRT and self.backend == "gloo" else ""
             raise RankError(
                 rank,
-                f"rank {rank} exited without reporting an error (exit code {code}){hint}{self._others(rank)}",
+                f"rank {rank} exited without reporting an error (exit code {code}){hint}{self._others(rank)}"
+                f"{self._standard_errors[rank].tail()}",
             ) from None
         if isinstance(value, ModelError):
             raise value
@@ -305,6 +323,58 @@ class RankPool:
         return ""
 
 
+class StandardError:
+    """Forwards what a rank writes to its standard error to that of the launcher, and keeps the end of it.
+
+    A pipe keeps what a rank wrote last, also if the rank's process was killed.
+
+    Args:
+        pipe: The pipe to which the rank writes; ends when the rank and its child processes have exited.
+    """
+
+    def __init__(self, pipe: Connection) -> None:
+        self._pipe = pipe
+        self._end = b""
+        self._lock = threading.Lock()
+        try:
+            self._forward_to: int | None = os.dup(2)
+        except OSError:  # closed
+            self._forward_to = None
+        self._thread = threading.Thread(target=self._forward_all, daemon=True)
+        self._thread.start()
+
+    def forward(self) -> bool:
+        """Forward what the rank has written so far; returns False after the end."""
+        with self._lock:
+            if self._pipe.closed or not wait([self._pipe], timeout=0):
+                return not self._pipe.closed
+            unwritten = piece = os.read(self._pipe.fileno(), 2**16)  # all that a pipe holds
+            self._end = (self._end + piece)[-TAIL_BYTES:]
+            with contextlib.suppress(OSError):  # nobody reads the launcher's
+                while self._forward_to is not None and unwritten:
+                    unwritten = unwritten[os.write(self._forward_to, unwritten) :]
+        return bool(piece)
+
+    def _forward_all(self) -> None:
+        while wait([self._pipe]) and self.forward():
+            pass
+        with self._lock:
+            self._pipe.close()
+            if self._forward_to is not None:
+                os.close(self._forward_to)
+
+    def join(self) -> None:
+        """Wait until all has been forwarded, after the rank has exited; not for long for its child processes."""
+        self._thread.join(TAIL_TIMEOUT_S)
+
+    def tail(self) -> str:
+        """The end of what a rank that has exited wrote, for an error message."""
+        self.join()
+        lines = self._end.decode(errors="replace").splitlines()[-TAIL_LINES:]
+        shown = [line if len(line) <= TAIL_COLUMNS else f"{line[:TAIL_COLUMNS]}..." for line in lines]
+        return "".join(["\n\nThe end of its standard error:\n", *(f"{line}\n" for line in shown)]) if shown else ""
+
+
 def _serve(
     rank: int,
     world_size: int,
@@ -314,12 +384,16 @@ def _serve(
     namespace: str | None,
     connection: Connection,
     writes_stack: Connection,
+    writes_errors: Connection,
     surroundings: Surroundings,
     *,
     pinned: bool,
 ) -> None:
     """Main function of a rank's process: run bodies, as members of one process group, until the pipe closes."""
     surroundings.enter()
+    os.dup2(writes_errors.fileno(), 2)
+    writes_errors.close()
+    faulthandler.enable(2)
     global _launcher
     _launcher = connection
     faulthandler.register(signal.SIGUSR1, file=writes_stack.fileno(), all_threads=False)
@@ -363,6 +437,8 @@ def _send(connection: Connection, kind: int, value: Any) -> None:
 
 
 def _run_as_one_rank(body: Body, args: tuple[Any, ...], backend: str, timeout_s: float) -> list[Any]:
+    if not faulthandler.is_enabled():
+        faulthandler.enable()
     started_here = not dist.is_initialized()
     if started_here:
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
@@ -376,7 +452,35 @@ def _run_as_one_rank(body: Body, args: tuple[Any, ...], backend: str, timeout_s:
         return results
     finally:
         if started_here:
+            gc.collect()  # the group's last reference may be in a cycle of the body's objects
             dist.destroy_process_group()
+            let_gloo_finish()
+
+
+def let_gloo_finish() -> None:
+    """Wait until Gloo's threads have freed the last collectives, which must happen before Python ends.
+
+    The destructor of a group joins these threads. If something still holds the group, such as a data-parallel module,
+    they go on while Python ends, and a thread that then needs Python's lock, to free an object that a collective
+    holds, ends the process: "terminate called without an active exception". This thread holds no lock while it
+    sleeps, so a thread of Gloo that sleeps as well, at two moments, has nothing left to free.
+    """
+    calm = 0
+    deadline = time.monotonic() + FINISH_TIMEOUT_S
+    while calm < 2 and time.monotonic() < deadline:
+        time.sleep(FINISH_PAUSE_S)
+        calm = 0 if "R" in _states_of_threads("pt_gloo_runloop") else calm + 1
+
+
+def _states_of_threads(name: str) -> set[str]:
+    """States of this process's threads of a name, as in proc(5); without Linux, none."""
+    states = set()
+    for thread in Path("/proc/self/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            of_name, _, rest = thread.read_text().partition("(")[2].rpartition(")")
+            if of_name == name:
+                states.add(rest.split()[0])
+    return states
 
 
 def pin(rank: int, world_size: int) -> None:

@@ -5,12 +5,14 @@ import gc
 import io
 import logging
 import pickle
+import time
 import warnings
 import weakref
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType, FunctionType, ModuleType
 from typing import Any
 from unittest import mock
 
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.nn.parallel.distributed import _MixedPrecision
 
 from reference.comm_hooks.allreduce import allreduce, noop
 from reference.comm_hooks.compress import bf16_compress, compress, fp16_compress
@@ -516,3 +519,95 @@ def builtin_hooks(rank: int, _world_size: int) -> list[bool]:
             both.append([p.grad for p in ddp.parameters()])
         same.append(all(torch.equal(a, b) for a, b in zip(*both, strict=True)))
     return same
+
+
+# Process groups and callbacks of futures
+
+
+class _Slow:
+    """Keeps the thread that frees it busy for a while."""
+
+    def __del__(self) -> None:
+        time.sleep(0.3)
+
+
+@contextmanager
+def _callbacks_pass_through(change: Callable[[Callable[[Any], Any]], Callable[[Any], Any]]) -> Iterator[None]:
+    """Futures get `change(callback)` in place of every callback that has to wait for their result."""
+
+    def patched(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda future, callback: original(future, callback if future.done() else change(callback))
+
+    with ExitStack() as stack:
+        for method in ("then", "add_done_callback"):
+            stack.enter_context(mock.patch.object(torch._C.Future, method, patched(getattr(torch._C.Future, method))))
+        yield
+
+
+def _train(rank: int, hook: str, group: dist.ProcessGroup, last_step: AbstractContextManager[None]) -> None:
+    """Train for four iterations with one of our hooks, or with mixed precision, on the ranks of a group."""
+    module = Given(((6, 5), (4,), (8, 8)))
+    if hook == "mixed precision":
+        ddp = DistributedDataParallel(
+            module, process_group=group, bucket_cap_mb=1e-5, mixed_precision=_MixedPrecision(None, torch.bfloat16)
+        )
+    else:
+        function, make_state = OURS[hook]
+        state = make_state()
+        if state is None:
+            state = group
+        else:
+            state.process_group = group
+        ddp = DistributedDataParallel(module, process_group=group, bucket_cap_mb=1e-5)
+        ddp.register_comm_hook(state, function)
+    for step in range(4):
+        with last_step if step == 3 else nullcontext():
+            ddp(given_gradients(rank, ((6, 5), (4,), (8, 8)), 0, step)).backward()
+
+
+def groups_behind(callback: Callable[..., Any]) -> list[dist.ProcessGroup]:
+    """All process groups that a callback keeps alive, through whatever it refers to."""
+    found, seen, left = [], set(), [callback]
+    while left:
+        one = left.pop()
+        if id(one) in seen or isinstance(one, ModuleType | type | FrameType):
+            continue
+        seen.add(id(one))
+        if isinstance(one, dist.ProcessGroup):
+            found.append(one)
+        elif isinstance(one, FunctionType):
+            left += [*(one.__closure__ or ()), one.__defaults__, one.__kwdefaults__]
+        else:
+            left += gc.get_referents(one)
+    return found
+
+
+def callbacks_that_hold_a_group(rank: int, _world_size: int, hook: str) -> list[str]:
+    group = dist.new_group()
+    holding: list[str] = []
+
+    def look(callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        if groups_behind(callback):
+            holding.append(repr(callback))
+        return callback
+
+    for _ in range(3):  # a callback of a future that is done is called at once
+        _train(rank, hook, group, _callbacks_pass_through(look))
+    dist.barrier()
+    dist.destroy_process_group(group)
+    return holding
+
+
+def destroy_the_group_while_gloo_frees_callbacks(rank: int, _world_size: int, hook: str) -> None:
+    """Drop all references of the main thread to a group before Gloo's thread drops those of its last callbacks."""
+    group = dist.new_group()
+
+    def freed_slowly(callback: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        slow = _Slow()
+        return lambda done, callback=callback, _slow=slow: callback(done)  # the last default is freed first
+
+    _train(rank, hook, group, _callbacks_pass_through(freed_slowly))
+    gc.collect()
+    dist.destroy_process_group(group)
+    del group
+    time.sleep(1)

@@ -1,6 +1,10 @@
 """Rank bodies about launching alone. They import little, so that ranks which are started only for them start soon."""
 
+import ctypes
 import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -34,6 +38,34 @@ def die_on(rank: int, _world_size: int, dying: int) -> int:
 
 def abort_on(rank: int, _world_size: int, aborting: int) -> None:
     if rank == aborting:
+        os.abort()
+
+
+def crash(rank: int, _world_size: int, crashing: int, how: str) -> None:
+    """End the process of one rank natively, after it has written a line to its standard error."""
+    if rank == crashing:
+        os.write(2, b"the last words\n")
+        if how == "segfault":
+            ctypes.string_at(0)
+        if how == "abort":
+            os.abort()
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "terminate":
+            ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
+    threading.Event().wait(5)
+
+
+def write_errors(rank: int, _world_size: int, lines: int) -> None:
+    """Write more to the standard error than a pipe holds."""
+    for number in range(lines):
+        os.write(2, f"rank {rank} line {number} {'x' * 80}\n".encode())
+
+
+def leave_a_child(rank: int, _world_size: int, aborting: int) -> None:
+    """Abort with a child process that holds the standard error open."""
+    if rank == aborting:
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(20)"])
         os.abort()
 
 

@@ -38,7 +38,9 @@ class Comparison:
         steps: The steps so far.
         gradients: By rank, those of our class.
         ended: The error that our class has raised. Empty: none.
+        local: Weights whose gradients should have been averaged, and were not yet.
         pending: Whether a synchronised forward pass waits for its averages.
+        stray: Whether a pass under `no_sync` followed a synchronised forward pass that may still wait.
         hook_raised: Whether a comm hook has raised an exception, so that the next forward pass must raise one.
         torch_ended: Why torch's class is not compared with any more. Empty: it is.
     """
@@ -50,8 +52,8 @@ class Comparison:
         self.torch_ended = ""
         self.pending = False
         self.gradients: list[Any] = []
-        self.hook_raised = False
-        self._local: set[int] = set()  # weights whose gradients should have been averaged, and were not yet
+        self.stray = self.hook_raised = False
+        self.local: set[int] = set()
         self._averaged: list[int] = []  # ranks that have averages since the last step
         self._drop = ""
         self._has_averaged = False
@@ -60,6 +62,9 @@ class Comparison:
 
     def go_on(self, step: Step) -> None:
         """Run a step and check what the ranks then have."""
+        forwards = [one for one in self.steps if isinstance(one, Forward) and one.grad]
+        if isinstance(step, Backward) and not step.sync and not forwards[-1].sync:
+            self.stray = self.stray or any(one.sync for one in forwards)
         self.steps.append(step)
         self._has_averaged = self._has_averaged or bool(self._averaged)
         seen: list[Seen] = self.ranks.run(bodies.go_on, step, self._averaged, self._drop, timeout_s=STEP_TIMEOUT_S)
@@ -93,7 +98,6 @@ class Comparison:
 
     def _difference(self, torchs: str) -> str:
         """Return why our class differs from torch's, which raised the error `torchs` or none. Empty: unknown."""
-        step = self.steps[-1]
         forwards = [one for one in self.steps if isinstance(one, Forward) and one.grad]
         raised = any(isinstance(one, Backward) and one.fault for one in self.steps)
         if raised and torchs and not self.ended:
@@ -112,7 +116,7 @@ class Comparison:
             and any(not one.sync for one in forwards)
         ):
             return "in torch's class, an ignored output of a forward pass under no_sync counts as a gradient"
-        if isinstance(step, Backward) and not step.sync and not forwards[-1].sync and not self.ended:
+        if self.stray and not self.ended:
             return "after a forward pass without backward, torch's class averages under no_sync"
         return ""
 
@@ -144,17 +148,17 @@ class Comparison:
             self._in_flight, self._averaged, wrong = False, list(BOTH), ""
         assert self._in_flight or not wrong, wrong
         if isinstance(step, Forward) and step.grad:
-            assert not self._local, f"weights {self._local} have not been averaged:\n{where}"
+            assert not self.local, f"weights {self.local} have not been averaged:\n{where}"
             self.pending = self.pending or step.sync
         elif isinstance(step, Backward) and self._averaged:
-            self._local.clear()
+            self.local.clear()
             self.pending = False
         elif isinstance(step, Backward) and self.pending and step.sync and (not step.fault or step.retry):
-            self._local |= arrived
+            self.local |= arrived
             # A pass through the sink is over, whichever gradients it has brought.
             self.pending = not (self.options.get("find_unused_parameters") or self.options.get("static_graph"))
         elif isinstance(step, Zero):
-            self._local.clear()
+            self.local.clear()
 
 
 def _mean(values: list[float | None]) -> float | None:
@@ -285,6 +289,8 @@ class Scripts(RuleBasedStateMachine):
     @precondition(_goes_on)
     @rule(in_place=st.booleans())
     def zero(self, in_place):
+        if self.script.local:
+            return  # the averages of gradients that were packed would come back
         self.script.go_on(Zero(in_place))
 
     @precondition(_is_alike)
@@ -294,7 +300,9 @@ class Scripts(RuleBasedStateMachine):
 
     def _can_join(self):
         usual = self.alike and not self.options["static_graph"]
-        return usual and not (self.script.ended or self.script.pending or self.script.hook_raised)
+        return usual and not (
+            self.script.ended or self.script.pending or self.script.stray or self.script.hook_raised
+        )
 
     @precondition(_can_join)
     @rule(counts=st.tuples(st.integers(0, 2), st.integers(0, 2)), divide_by_all=st.booleans())

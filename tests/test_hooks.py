@@ -472,3 +472,15 @@ def test_post_local_sgd_is_local_training_with_averages_now_and_then(four_ranks)
 
 def test_built_in_hooks_are_torchs(two_ranks):
     assert two_ranks.run(hook_bodies.builtin_hooks) == [[True, True]] * 2
+
+
+@pytest.mark.parametrize("hook", [*hook_bodies.OURS, "mixed precision"])
+def test_no_callback_of_a_future_holds_a_process_group(two_ranks, hook):
+    """Gloo's thread may free a callback last; a group that it then frees too ends the process."""
+    assert two_ranks.run(hook_bodies.callbacks_that_hold_a_group, hook) == [[], []]
+
+
+@pytest.mark.parametrize("hook", ["power", "mixed precision"])
+def test_ranks_live_on_if_gloo_frees_the_last_callbacks_of_a_destroyed_group(two_ranks, hook):
+    """Fails, if a callback holds its group, with exit code -6: "Resource deadlock avoided"."""
+    two_ranks.run(hook_bodies.destroy_the_group_while_gloo_frees_callbacks, hook)

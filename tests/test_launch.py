@@ -4,6 +4,7 @@ import contextlib
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE, Popen, run
@@ -61,6 +62,40 @@ def test_a_rank_that_goes_wrong_ends_the_others_and_tells_why(mortal_ranks, body
     assert caught.value.rank == rank
     again = mortal_ranks.run(bodies.identify, "again")
     assert again == [(0, 2, 0, 2, "again"), (1, 2, 1, 2, "again")]
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "says"),
+    [
+        ("segfault", -11, r"Fatal Python error: Segmentation fault.*launch_bodies.py.* in crash"),
+        ("abort", -6, r"Fatal Python error: Aborted.*launch_bodies.py.* in crash"),
+        ("kill", -9, ""),
+        ("terminate", -6, r"terminate called without an active exception.*launch_bodies.py.* in crash"),
+    ],
+)
+def test_the_end_of_the_standard_error_of_a_rank_that_crashed_is_in_the_error(mortal_ranks, capfd, how, code, says):
+    mortal_ranks.close()  # so that ranks write where this test reads
+    last = rf"rank 1 exited .*\(exit code {code}\).*The end of its standard error:\nthe last words\n.*{says}"
+    with pytest.raises(RankError, match=f"(?s){last}"):
+        mortal_ranks.run(bodies.crash, 1, how)
+    assert capfd.readouterr().err.startswith("the last words\n")  # as without an error: it reaches the launcher's
+
+
+def test_all_that_ranks_write_to_their_standard_error_reaches_the_launchers_in_order(capfd):
+    lines = 5000
+    with RankPool(2, timeout_s=60) as pool:
+        pool.run(bodies.write_errors, lines)
+    written = capfd.readouterr().err.splitlines()
+    for rank in range(2):
+        mine = [line for line in written if line.startswith(f"rank {rank} ")]
+        assert mine == [f"rank {rank} line {number} {'x' * 80}" for number in range(lines)]
+
+
+def test_a_child_process_of_a_rank_that_crashed_does_not_delay_the_error(mortal_ranks):
+    started = time.monotonic()
+    with pytest.raises(RankError, match=r"(?s)\(exit code -6\).*Fatal Python error: Aborted"):
+        mortal_ranks.run(bodies.leave_a_child, 0)
+    assert time.monotonic() - started < 15  # the child lives for 20 s
 
 
 def test_a_rank_that_waits_for_one_that_has_returned_is_named_before_the_time_out(mortal_ranks, monkeypatch):
@@ -179,6 +214,26 @@ def test_a_script_runs_under_python_and_under_torchrun_unchanged(scripts, under,
     printed, errors = scripts[under].communicate(timeout=100)
     assert scripts[under].returncode == 0, errors
     assert printed.count("[3.0, 3.0]") == printing
+
+
+AS_UNDER_TORCHRUN = """
+import torch
+from reference.launch import _states_of_threads, run_ranks
+def train(_rank, _world_size):
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    ddp(torch.ones(1, 2)).sum().backward()
+    return _states_of_threads("pt_gloo_runloop") != set()
+print(run_ranks(train, 1), _states_of_threads("pt_gloo_runloop"))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_under_torchrun_no_thread_of_gloo_outlives_the_ranks():
+    """Fails if torch.distributed.nn.functional is imported while a group exists, whose threads then never end."""
+    torchruns = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    environment = os.environ | torchruns | {"TORCHELASTIC_RUN_ID": "test"}
+    done = run([sys.executable, "-c", AS_UNDER_TORCHRUN], capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.stdout, done.returncode) == ("[True] set()\n", 0), done.stderr
 
 
 def test_ranks_end_silently_when_their_launcher_is_gone():

@@ -96,7 +96,7 @@ def test_a_hook_may_be_named_or_made():
         ({"trace": {}}, r"^trace: expected at least one value to sweep over, got none$"),
         ({"world_sizes": [2, 0]}, r"^world_size: expected at least 1, got 0$"),
         ({"world_sizes": [2, -3, 0]}, r"^world_size: expected at least 1, got -3$"),
-        ({"bucket_caps_mb": [1, -1]}, r"^bucket caps: expected positive"),
+        ({"bucket_caps_mb": [1, -1]}, r"^bucket caps: expected sizes in MiB, none negative"),
         ({"orders": ["backward"]}, r"^order: input should be .* got 'backward'"),
         ({"hooks": ["power"]}, r"^hook: expected one of .* got 'power'$"),
         ({"stragglers": [Straggler(rank=2, factor=2)]}, r"^stragglers\[0\]\.rank: expected a rank below 2, got 2$"),

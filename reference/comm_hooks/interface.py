@@ -1,4 +1,10 @@
-"""The comm hook interface: what a hook receives and returns, hook states, and errors that name a failing hook."""
+"""The comm hook interface: what a hook receives and returns, hook states, and errors that name a failing hook.
+
+A callback of a future must not hold a process group, also not through a hook's state. A thread of Gloo frees the
+callback, some time after it has set the result. If the callback then has the last reference to the thread's own
+group, the group's destructor waits for the thread itself, and C++ ends the process ("Resource deadlock avoided").
+Callbacks hold the world size, or the part of a state that they change.
+"""
 
 import functools
 import inspect

@@ -16,6 +16,7 @@ finite, stays on the device.
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from hashlib import sha256
 from itertools import accumulate, pairwise
 from math import ceil, sqrt
@@ -148,12 +149,15 @@ class PowerSGDState(HookState):
         # Gradients of zeros give columns of zeros, which the Gram-Schmidt process would keep for ever.
         return torch.where(last.any(0), last, fresh) if known else fresh
 
-    def remember(self, errors: dict[str, Tensor], qs: dict[str, Tensor]) -> None:
-        """Keep errors and Qs for the next iteration."""
-        if self.use_error_feedback:
-            self._errors |= errors
-        if self.warm_start:
-            self._qs |= qs
+    def memory(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The errors and Qs kept for the next iteration, to be updated; empty ones if nothing is kept.
+
+        A callback updates these and not the state, which holds a process group; see `comm_hooks.interface`.
+        """
+        return (
+            self._errors if self.use_error_feedback else {},
+            self._qs if self.warm_start else {},
+        )
 
     def count(self, bucket: GradBucket, elements_sent: int) -> None:
         """Add a bucket to the statistics, and log them every `compression_stats_logging_frequency` iterations."""
@@ -233,6 +237,8 @@ def _compress(
         epsilon=state.orthogonalization_epsilon,
     )
 
+    kept_errors, kept_qs = state.memory()
+
     def remember(done: torch.futures.Future[list[Tensor]]) -> Tensor:
         done.value()
         used_on_this_stream(*errors, *last_errors, *averaging.qs, *last_qs)
@@ -245,7 +251,8 @@ def _compress(
             used_on_this_stream(averaging.finite)
             keep_where(averaging.finite, errors, last_errors)
             keep_where(averaging.finite, averaging.qs, last_qs)
-        state.remember(dict(zip(names, errors, strict=False)), dict(zip(names, averaging.qs, strict=True)))
+        kept_errors.update(zip(names, errors, strict=False))
+        kept_qs.update(zip(names, averaging.qs, strict=True))
         return buffer
 
     result = averaging.done.then(remember)
@@ -267,10 +274,10 @@ def _send_second_collectives(state: PowerSGDState, bucket: GradBucket, averaging
     """Issue the second collective of the bucket before and, for the last bucket, its own."""
     # An average that is still waiting at bucket 0 is left over from an iteration that failed.
     if state.waiting is not None and bucket.index() > 0:
-        state.waiting.send_qs()
+        state.waiting.send_qs(state.process_group)
     state.waiting = averaging
     if bucket.is_last():
-        averaging.send_qs()
+        averaging.send_qs(state.process_group)
         state.waiting = None
 
 
@@ -278,7 +285,8 @@ class LowRankAverage:
     """Algorithm 1: replaces matrices by a low-rank approximation of their average over the ranks.
 
     The constructor issues the first of two collectives and `send_qs` the second. All ranks must issue theirs in the
-    same order. No argument may be changed before `done` has its result.
+    same order. No argument may be changed before `done` has its result. Callbacks of futures hold this object, so it
+    does not hold the group; see `comm_hooks.interface`.
 
     Args:
         matrices: Matrices M of shape [rows, columns]; overwritten.
@@ -307,7 +315,7 @@ class LowRankAverage:
         epsilon: float,
     ) -> None:
         self._matrices, self._rest, self._stacks = matrices, rest, stacks
-        self._group, self._epsilon = group, epsilon
+        self._epsilon = epsilon
         self._ms = [_stacked([matrices[i] for i in stack]) for stack in stacks]
         unit_qs = [torch.nn.functional.normalize(_stacked([qs[i] for i in stack]), dim=1) for stack in stacks]
         p_shapes = [(*m.shape[:2], q.shape[2]) for m, q in zip(self._ms, unit_qs, strict=True)]
@@ -325,8 +333,8 @@ class LowRankAverage:
         devices: list[int | str | torch.device] = [self._first.device] if self._first.is_cuda else []
         self.done: torch.futures.Future[list[Tensor]] = torch.futures.Future(devices=devices)
 
-    def send_qs(self) -> None:
-        """Issue the second collective, which depends on the first."""
+    def send_qs(self, group: dist.ProcessGroup | None) -> None:
+        """Issue the second collective, which depends on the first, to the ranks of the constructor's `group`."""
         if not self._stacks:
             self._first_sent.add_done_callback(self._finish)
             return
@@ -334,9 +342,9 @@ class LowRankAverage:
         # current stream wait, on which the backward pass goes on. The callback runs at once, on a stream of its own.
         if self._first.is_cpu or not self._first_sent.done():
             self._first_sent.wait()
-        self._first_sent.add_done_callback(self._send_qs)
+        self._first_sent.add_done_callback(partial(self._send_qs, group))  # never waits, so never holds the group
 
-    def _send_qs(self, sent: torch.futures.Future[Tensor]) -> None:
+    def _send_qs(self, group: dist.ProcessGroup | None, sent: torch.futures.Future[Tensor]) -> None:
         """Called by `send_qs`, in the thread that calls the hook."""
         try:
             sent.value()
@@ -345,7 +353,7 @@ class LowRankAverage:
             second, self._q_stacks = _flat(self._q_shapes, like=self._first)
             for m, p, q in zip(self._ms, self._ps, self._q_stacks, strict=True):
                 torch.bmm(m.mH, p, out=q)  # Q <- M^T P^
-            average(second, self._group).add_done_callback(self._finish)  # Q <- all-reduce mean (Q)
+            average(second, group).add_done_callback(self._finish)  # Q <- all-reduce mean (Q)
         except Exception as error:  # noqa: BLE001 - raised where `done` is waited for
             self.done.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
 

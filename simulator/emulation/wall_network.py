@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import simpy
@@ -64,17 +64,55 @@ class Launched:
         number: Its place in launch order.
         message: What each rank sends.
         launched_ns: When the last rank launched it.
-        move: Begins to move the data.
-        future: Gets `result` when the collective ends.
         result: What the caller of the collective gets.
     """
 
     number: int
     message: Message
     launched_ns: int
-    move: Callable[[], dist.Work]
-    future: "torch.futures.Future[Any]"
     result: Any
+
+
+class Unfinished:
+    """The futures of collectives in flight.
+
+    Callbacks of Gloo hold this object instead of the group, which Gloo must not free; see
+    `reference.comm_hooks.interface`.
+    """
+
+    def __init__(self) -> None:
+        self.launching = threading.Lock()  # a hook may launch in a thread of Gloo
+        self.count = 0
+        self.late_ns: list[int] = []
+        self._futures: dict[int, torch.futures.Future[Any]] = {}
+        self._error: Exception | None = None
+
+    def add(self, future: "torch.futures.Future[Any]") -> int:
+        """Number a collective; the caller holds `launching`.
+
+        Raises:
+            Exception: The error of a collective that failed before.
+        """
+        if self._error is not None:
+            raise self._error
+        number, self.count = self.count, self.count + 1
+        self._futures[number] = future
+        return number
+
+    def finish(self, number: int, result: Any) -> None:
+        """Give a collective its result, unless it has failed."""
+        with self.launching:
+            future = self._futures.pop(number, None)
+        if future is not None:
+            future.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Give unfinished and further collectives this error."""
+        with self.launching:
+            self._error = self._error or error
+            futures, self._futures = self._futures, {}
+        for future in futures.values():
+            future.set_exception(error)
 
 
 class WallWork(dist.Work):
@@ -112,13 +150,11 @@ class WallGroup(dist.ProcessGroup):
 
     def __init__(self, gloo: dist.ProcessGroup, moments: dist.ProcessGroup, fabric: Fabric) -> None:
         super().__init__(gloo.rank(), gloo.size())  # type: ignore[call-arg]  # the annotations have a store
-        self.late_ns: list[int] = []
         self._gloo, self._moments, self._fabric = gloo, moments, fabric
         self._ranks = gloo.size()
-        self._launching = threading.Lock()  # a hook may launch in a thread of Gloo
-        self._count = 0
-        self._unfinished: dict[int, torch.futures.Future[Any]] = {}
-        self._error: Exception | None = None
+        self._unfinished = Unfinished()
+        self.late_ns = self._unfinished.late_ns
+        self._moves: dict[int, Callable[[], dist.Work]] = {}
         # No SimpleQueue: in Python 3.11, its `get` blocks for ever if the time-out ends while it takes its lock.
         self._arrivals: queue.Queue[Launched | None] = queue.Queue()
         self._machine = Machine([0], concurrency=fabric.concurrency, slows_computation=False, lingers_ns=0)
@@ -132,7 +168,7 @@ class WallGroup(dist.ProcessGroup):
         """End the thread; collectives in flight fail."""
         self._arrivals.put(None)
         self._thread.join()
-        self._fail(RuntimeError("modelled network: closed with collectives in flight"))
+        self._unfinished.fail(RuntimeError("modelled network: closed with collectives in flight"))
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         """Name of the backend."""
@@ -165,11 +201,10 @@ class WallGroup(dist.ProcessGroup):
 
     def _launch(self, message: Message, result: Any, move: Callable[[], dist.Work]) -> WallWork:
         future: torch.futures.Future[Any] = torch.futures.Future()
-        with self._launching:  # so that launch times rise with the numbers, on every rank
-            if self._error is not None:
-                raise self._error
-            number, self._count = self._count, self._count + 1
-            self._unfinished[number] = future
+        unfinished, arrivals = self._unfinished, self._arrivals
+        with unfinished.launching:  # so that launch times rise with the numbers, on every rank
+            number = unfinished.add(future)
+            self._moves[number] = move
             latest = torch.tensor([time.monotonic_ns(), message.size_bytes])
             work = self._moments.allreduce([latest], _options(dist.ReduceOp.MAX))
 
@@ -178,9 +213,9 @@ class WallGroup(dist.ProcessGroup):
                 done.value()
                 launched_ns, size_bytes = latest.tolist()  # ranks may gather different sizes; the largest counts
                 largest = message._replace(size_bytes=size_bytes)
-                self._arrivals.put(Launched(number, largest, launched_ns, move, future, result))
+                arrivals.put(Launched(number, largest, launched_ns, result))
             except Exception as error:  # noqa: BLE001 - the ranks that wait get it
-                self._fail(error)
+                unfinished.fail(error)
 
         work.get_future().add_done_callback(launched_by_all)
         return WallWork(future)
@@ -190,15 +225,7 @@ class WallGroup(dist.ProcessGroup):
         try:
             self._serve()
         except Exception as error:  # noqa: BLE001 - the ranks that wait get it
-            self._fail(error)
-
-    def _fail(self, error: Exception) -> None:
-        """Give unfinished and further collectives this error."""
-        with self._launching:
-            self._error = self._error or error
-            unfinished, self._unfinished = self._unfinished, {}
-        for future in unfinished.values():
-            future.set_exception(error)
+            self._unfinished.fail(error)
 
     def _serve(self) -> None:
         """Run the machine by the clock: start each collective when it was launched, and end it when it is due."""
@@ -226,21 +253,22 @@ class WallGroup(dist.ProcessGroup):
         return max(0.0, (self._origin_ns + due_ns - time.monotonic_ns()) / 1e9)
 
     def _start(self, launched: Launched) -> None:
-        collective = InFlight(self._machine.env, self._cost(launched.message), launched.move)
+        number, result = launched.number, launched.result
+        collective = InFlight(self._machine.env, self._cost(launched.message), self._moves.pop(number))
+        unfinished, origin_ns = self._unfinished, self._origin_ns
 
-        def finish(moved: "torch.futures.Future[Any]") -> None:
-            self.late_ns.append(time.monotonic_ns() - self._origin_ns - collective.done_ns)
+        def finish(due_ns: int, moved: "torch.futures.Future[Any]") -> None:
+            unfinished.late_ns.append(time.monotonic_ns() - origin_ns - due_ns)
             try:
                 moved.value()
             except Exception as error:  # noqa: BLE001 - the ranks that wait get it
-                self._fail(error)
+                unfinished.fail(error)
                 return
-            with self._launching:
-                unfinished = self._unfinished.pop(launched.number, None)
-            if unfinished is not None:
-                unfinished.set_result(launched.result)
+            unfinished.finish(number, result)
 
-        collective.done.callbacks.append(lambda _event: collective.moved.add_done_callback(finish))
+        collective.done.callbacks.append(
+            lambda _event: collective.moved.add_done_callback(partial(finish, collective.done_ns))
+        )
         env = self._machine.env
         launch = env.timeout(max(0, launched.launched_ns - self._origin_ns - self._machine.now_ns))
         launch.callbacks.append(lambda _event: self._machine.launched_by_all(collective))
@@ -286,7 +314,7 @@ def modelled_network(fabric: Fabric) -> Iterator[WallGroup]:
 def _gloo_groups(_default: dist.ProcessGroup) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
     """Return two groups of all ranks, which last as long as the process.
 
-    If a callback dropped the last reference to a group, the group would be destroyed in its own thread, which ends
-    the process.
+    The garbage collector may run in a callback. If it freed a group there, the group would be destroyed in its own
+    thread, which ends the process.
     """
     return dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
