@@ -108,6 +108,8 @@ class Comparison:
             return "after an exception, the views of torch's class stay divided"
         if self.options.get("find_unused_parameters") and "gradient which is undefined" in torchs:
             return "torch's class raises an internal error if gradients that were not averaged are set to None"
+        if self.options.get("static_graph") and "training graph has changed" in self.ended and not torchs:
+            return "in a static graph, torch's class never averages a gradient that the first pass did not bring"
         if self.options.get("static_graph") and not self._has_averaged:
             return "in a static graph, torch's class averages in the first pass that reaches an output, or never"
         if (
@@ -274,6 +276,8 @@ class Scripts(RuleBasedStateMachine):
         """Never on one rank alone where that would leave the other one waiting."""
         if not self.alike:
             where, heads = ("loss" if where.startswith("weight") else where), "ab"
+        if where.startswith("weight"):
+            heads = "ab"  # an undefined gradient, of an output that the loss ignores, runs the hook of a weight too
         if where == "input" and heads == "ab" and not self.options.get("static_graph"):
             retry = retry and ranks == BOTH
         elif where not in ("loss", "output") or not retry:
