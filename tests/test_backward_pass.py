@@ -274,6 +274,8 @@ class Scripts(RuleBasedStateMachine):
     )
     def backward_that_raises(self, heads, where, ranks, retry, late):
         """Never on one rank alone where that would leave the other one waiting."""
+        if where.startswith("hook") and not self.options["hook"]:
+            where = "output"
         if not self.alike:
             where, heads = ("loss" if where.startswith("weight") else where), "ab"
         if where.startswith("weight"):
