@@ -155,8 +155,9 @@ class Comparison:
         elif isinstance(step, Backward) and self._averaged:
             self.local.clear()
             self.pending = False
-        elif isinstance(step, Backward) and self.pending and step.sync and (not step.fault or step.retry):
-            self.local |= arrived
+        elif isinstance(step, Backward) and self.pending and (not step.fault or step.retry):
+            if step.sync:
+                self.local |= arrived
             # A pass through the sink is over, whichever gradients it has brought.
             self.pending = not (self.options.get("find_unused_parameters") or self.options.get("static_graph"))
         elif isinstance(step, Zero):
