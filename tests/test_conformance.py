@@ -43,13 +43,15 @@ def faulty(name: str) -> str:
 
 
 @pytest.fixture
-def bench_of(four_ranks, tmp_path):
-    """Makes a bench on the session's ranks."""
+def bench_of(request, tmp_path):
+    """Makes a bench on four ranks, or on the pool that a test names, which makes no program smaller."""
+    ranks = request.getfixturevalue(getattr(request, "param", "four_ranks"))
 
     def make(name: str, *, against: str | None = None) -> Bench:
         bench = Bench(
-            Subject(name), four_ranks, LITTLE, against=None if against is None else Subject(against), scratch=tmp_path
+            Subject(name), ranks, LITTLE, against=None if against is None else Subject(against), scratch=tmp_path
         )
+        bench.shrinks = False
         bench.start()
         return bench
 
@@ -61,7 +63,9 @@ def outcomes(bench: Bench, checks=None) -> dict[str, Result]:
     return {name: run_check(name, all_checks()[name], bench) for name in names}
 
 
-@pytest.mark.parametrize("name", [OURS, TORCHS])
+@pytest.mark.parametrize(
+    ("name", "bench_of"), [(OURS, "four_ranks"), (TORCHS, "two_ranks")], indirect=["bench_of"], ids=["ours", "torch's"]
+)
 def test_ours_and_torchs_pass_everything_that_they_support(bench_of, name):
     found = outcomes(bench_of(name, against=TORCHS))
     assert {one.check: one.message for one in found.values() if one.outcome == "failed"} == {}
@@ -69,6 +73,7 @@ def test_ours_and_torchs_pass_everything_that_they_support(bench_of, name):
     assert unsupported == (set() if name == OURS else {"plans", "mixed precision", "first pass of a static graph"})
 
 
+@pytest.mark.parametrize("bench_of", ["two_ranks"], indirect=True)
 @pytest.mark.parametrize("name", [NAIVE, *map(faulty, CORRECT)])
 def test_classes_of_others_pass_and_what_they_lack_is_no_failure(bench_of, name):
     found = outcomes(bench_of(name))
@@ -193,6 +198,7 @@ def test_what_a_rank_returned_is_the_finding_when_others_hang(bench_of, monkeypa
 
 def test_only_the_first_fault_is_made_smaller(bench_of):
     bench = bench_of(faulty("Sums"))
+    bench.shrinks = True
     assert Phase.shrink in bench.settings().phases
     outcomes(bench, ["random programs"])
     assert Phase.shrink not in bench.settings().phases

@@ -45,7 +45,7 @@ def emulated(asked: Asked, reducer: str):
         )
 
 
-@examples(300)
+@examples(150)
 @given(emulations())
 def test_our_reducer_takes_the_predicted_time(asked):
     real, predicted = emulated(asked, "ddplab"), asked.predict()
