@@ -319,6 +319,7 @@ class Scripts(RuleBasedStateMachine):
         self.script.go_on(Zero())
 
 
+@pytest.mark.hypothesis  # `make explore` runs the tests that have this mark
 @pytest.mark.timeout(3600)
 def test_a_gradient_is_its_own_or_the_average_whatever_the_script_does(two_ranks, capsys):
     Scripts.ranks = two_ranks

@@ -6,7 +6,8 @@ Nothing sleeps, and the result depends on the arguments only. In virtual time th
 
 import gc
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple, Unpack
 
@@ -41,8 +42,6 @@ from .modelled_network import Launched, Message, ModelledGroup, ModelledNetwork,
 from .virtual_time import LogEntry, VirtualRank, VirtualTime
 from .virtual_training import Label, RankTraining, Training, ddp_arguments
 
-LARGE_BYTES = 2**24
-"""A model of more bytes is freed at once after an emulation; looking for garbage takes up to 0.2 s."""
 REDUCERS: dict[str, Callable[..., nn.Module]] = {
     "ddplab": DistributedDataParallel,
     "torch": TorchDistributedDataParallel,
@@ -232,7 +231,7 @@ class _Emulation:
 
     def run(self) -> None:
         """Train all cycles."""
-        with worlds_by_thread() as worlds:
+        with worlds_by_thread() as worlds, new_garbage_collected():
             groups = {one.rank: ModelledGroup(one, self._network) for one in self._time.ranks}
             self._network.entered = lambda rank: worlds.entered(groups[rank])
             self._ranks = {one.rank: RankTraining(one, groups[one.rank], self._training) for one in self._time.ranks}
@@ -246,8 +245,6 @@ class _Emulation:
                 self.buckets = tuple(map(tuple, next(iter(self._ranks.values())).buckets))
             finally:
                 self._ranks.clear()
-                if sum(one.size_bytes for one in self._training.workload.parameters) > LARGE_BYTES:
-                    gc.collect()  # models and reducers hold each other, so their memory would last until later
 
     def _machine(self) -> Machine:
         processor = self._fabric.processor
@@ -384,3 +381,20 @@ def _of_bucket(instruction: Instruction, bucket: int | None) -> Instruction:
     if isinstance(instruction, Compute) and instruction.kind == "backward":
         return instruction._replace(bucket=bucket)
     return instruction
+
+
+@contextmanager
+def new_garbage_collected() -> Iterator[None]:
+    """Collect the garbage among objects made inside: models and reducers hold each other, so they would stay for long.
+
+    Older objects are frozen meanwhile; a collection that visits them all takes a third of a second.
+    """
+    freezes = not gc.get_freeze_count()  # otherwise the caller has frozen objects
+    if freezes:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        if freezes:
+            gc.unfreeze()
