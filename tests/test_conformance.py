@@ -64,7 +64,10 @@ def outcomes(bench: Bench, checks=None) -> dict[str, Result]:
 
 
 @pytest.mark.parametrize(
-    ("name", "bench_of"), [(OURS, "four_ranks"), (TORCHS, "two_ranks")], indirect=["bench_of"], ids=["ours", "torch's"]
+    ("name", "bench_of"),
+    [(OURS, "four_ranks"), (TORCHS, "two_ranks")],
+    indirect=["bench_of"],
+    ids=["ours", "torch's"],
 )
 def test_ours_and_torchs_pass_everything_that_they_support(bench_of, name):
     found = outcomes(bench_of(name, against=TORCHS))

@@ -385,7 +385,7 @@ def _of_bucket(instruction: Instruction, bucket: int | None) -> Instruction:
 
 @contextmanager
 def new_garbage_collected() -> Iterator[None]:
-    """Collect the garbage among objects made inside: models and reducers hold each other, so they would stay for long.
+    """Collect the garbage among objects made inside: models and reducers hold each other, so they would stay.
 
     Older objects are frozen meanwhile; a collection that visits them all takes a third of a second.
     """
