@@ -4,14 +4,16 @@
 state     meaning
 ========= ==========================================================================================
 idle      no synchronised forward pass waits for its backward pass: gradients stay local
-expecting a synchronised forward pass has run: the gradients to come are averaged
+expecting a synchronised forward pass has run, and its gradients have not been averaged yet
 running   autograd runs a backward pass that has reached the module
-failed    an exception ended a backward pass after collectives had been launched
+failed    an exception ended a backward pass whose gradients can no longer be averaged
 ========= ==========================================================================================
 
-A synchronised forward pass leads to *expecting*, whatever happened before, except that a failed module may raise. A
-forward pass under `no_sync` changes nothing. Several backward passes may bring the gradients of one forward pass, so
-a pass that ends without all of them leads back to *expecting*. The functions below are all other transitions.
+A synchronised forward pass leads to *expecting*, and one under `no_sync` changes nothing. Instead, either raises an
+error if the state is *failed* (unless `forward_begins` clears the failure), or if only some of the gradients of the
+last synchronised forward pass have arrived. Several backward passes may bring the gradients of one forward pass, so a
+backward pass that ends before all have arrived leads back to *expecting*. The functions below are all other
+transitions.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,11 +24,11 @@ from .buckets import Bucket
 from .observer import Future
 
 NO_TASK = -1
-"""What torch returns as the number of the running backward pass where none runs."""
+"""The number that torch returns for the running backward pass when no backward pass runs."""
 
 
 class InFlight(NamedTuple):
-    """A collective that was launched; `launch` is its number in the checked launch order, 0 without `debug`."""
+    """A launched collective; `launch` is its number in the checked launch order, 0 without `debug`."""
 
     future: Future
     bucket: Bucket
@@ -35,18 +37,19 @@ class InFlight(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Reduction:
-    """The averaging of one synchronised forward pass's gradients, as far as it has come.
+    """Progress in averaging the gradients of one synchronised forward pass.
 
     Attributes:
         count_ranks: Returns the number of ranks to divide by; called when the first gradient arrives.
-        reachable: Parameter indices behind forward's outputs, for error messages. None: not searched.
+        reachable: Indices of the parameters that forward's outputs depend on, for error messages. None: not searched.
         ready_order: Parameter indices in the order in which their gradients became ready.
         begun: Whether a gradient has arrived.
         arrived: Number of gradients that have arrived.
-        scale: Factor on each gradient that is packed.
-        to_send: Indices of the buckets that are sent, in launch order.
-        next_bucket: Index of the first bucket that has not been launched.
-        launches: Number of launches begun. One that raised may have issued a collective, and is not in `in_flight`.
+        scale: Factor by which gradients are multiplied when they are packed.
+        to_send: Indices of the buckets to send, in launch order; the others are skipped.
+        next_bucket: Index of the first bucket that has been neither launched nor skipped.
+        launches: Number of launches attempted. One that raised may have issued a collective, but is not in
+            `in_flight`.
         in_flight: Launched collectives by bucket index.
     """
 
@@ -63,7 +66,7 @@ class Reduction:
 
     @property
     def launched_all(self) -> bool:
-        """Whether every bucket that is sent was launched: then all ranks have issued the same collectives."""
+        """Whether every bucket in `to_send` was launched; then all ranks issue the same collectives."""
         return self.begun and self.launches == len(self.in_flight) == len(self.to_send)
 
 
@@ -75,8 +78,8 @@ class PassEnd:
     Args:
         task: Autograd's number of the backward pass.
         ended: Called with the number at the end of the pass.
-        raised: Called with the number as soon as autograd has given up the pass. (On a GPU autograd's own thread
-            may drop the object a little later than the exception reaches the script.)
+        raised: Called with the number when autograd drops the object after an exception. (On a GPU, autograd's own
+            thread may drop it a little after the exception has reached the script.)
     """
 
     def __init__(self, task: int, ended: Callable[[int], None], raised: Callable[[int], None]) -> None:
@@ -84,7 +87,7 @@ class PassEnd:
         self._was_called = False
 
     def __call__(self) -> None:
-        """The backward pass has ended without an exception."""
+        """Called by autograd when the backward pass ends without an exception."""
         self._was_called = True
         self._ended(self._task)
 
@@ -111,8 +114,8 @@ class Running:
 
     Attributes:
         task: Autograd's number of the backward pass.
-        reduction: What the pass contributes to. None: its gradients stay local.
-        before: The state before the pass, which returns after it if its gradients stay local.
+        reduction: The reduction to which the pass contributes. None: its gradients stay local.
+        before: The state before the pass, restored after it unless the averaging is complete or has failed.
         arrived_before: Number of gradients that earlier passes brought for `reduction`.
     """
 
@@ -124,12 +127,12 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An exception ended a backward pass after collectives had been launched.
+    """An exception ended a backward pass whose gradients can no longer be averaged.
 
     Attributes:
-        message: The error of the next forward pass.
-        resumes: Whether the next forward pass may go on without that error, because every rank has issued the same
-            collectives and all of them have ended.
+        message: Message of the error that the next forward pass raises.
+        resumes: Whether the next forward pass may go on instead, because every rank issues the same collectives and
+            this rank's have ended.
     """
 
     message: str
@@ -140,13 +143,13 @@ State = Idle | Expecting | Running | Failed
 
 
 def backward_starts(state: State, task: int, *, stays_local: bool) -> State:
-    """Autograd has reached forward's outputs or, if they are hidden from the module, a parameter.
+    """Autograd has reached an output that has the reducer's hook or, if none has one, a parameter.
 
     Args:
         state: The present state.
         task: Autograd's number of the backward pass.
-        stays_local: Whether this pass and the last forward pass both ran under `no_sync`, so an earlier, synchronised
-            forward pass goes on waiting.
+        stays_local: Whether this backward pass and the last forward pass both ran under `no_sync`. If they did, an
+            earlier synchronised forward pass keeps waiting for its gradients.
     """
     match state:
         case Expecting(reduction) if not stays_local:
@@ -157,7 +160,7 @@ def backward_starts(state: State, task: int, *, stays_local: bool) -> State:
 
 
 def synchronized_outputs_reached(state: State) -> State:
-    """Autograd has reached the outputs of a synchronised forward pass: whatever the script says, that one decides."""
+    """Autograd has reached the outputs of a synchronised forward pass; the pass averages, even under `no_sync`."""
     match state:
         case Running(reduction=None, before=Expecting(reduction)):
             return Running(state.task, reduction, state.before, reduction.arrived)
@@ -165,7 +168,12 @@ def synchronized_outputs_reached(state: State) -> State:
 
 
 def backward_ends(state: State, buckets: int) -> State:
-    """The backward pass has ended; the averages of all `buckets` are in the gradients if all were launched."""
+    """The backward pass has ended; if all `buckets` were launched, the gradients hold the averages.
+
+    Args:
+        state: The present state.
+        buckets: Number of buckets.
+    """
     match state:
         case Running(reduction=None):
             return state.before
@@ -179,16 +187,22 @@ def backward_ends(state: State, buckets: int) -> State:
 def backward_raises(state: State, message: str, *, arrived: int, by_reducer: bool, alone: bool) -> State:
     """An exception has ended the backward pass.
 
-    If no gradient had arrived, the pass leaves nothing behind. If no bucket was launched, a further backward pass may
-    bring the gradients again, and a next forward pass only skips the batch. If all buckets were launched, every rank
-    issues the same collectives. If some were, the first bucket of the next iteration would be paired with a later
-    bucket of the ranks that go on.
+    - No gradient arrived in this pass: the state is the one before the pass.
+    - No bucket was launched, and no earlier pass brought gradients: likewise. Another backward pass may bring the
+      gradients again, or another forward pass may skip the batch.
+    - All buckets were launched: every rank issues the same collectives, so the next forward pass may go on.
+    - Only some buckets were launched: the next forward pass must raise, because this rank's next launch, of its first
+      bucket, would be paired with the launch of a later bucket on the other ranks.
+    - Gradients arrived, and the reducer itself raised the exception: the next forward pass must raise, because other
+      ranks may have launched fewer buckets.
+
+    A single rank may always go on.
 
     Args:
         state: The present state.
-        message: The error of the next forward pass.
+        message: Message of the error that the next forward pass raises if it must.
         arrived: Number of gradients that arrived in this pass.
-        by_reducer: Whether the reducer raised the exception: other ranks may not come as far as this one.
+        by_reducer: Whether the reducer itself raised the exception.
         alone: Whether there is only one rank.
     """
     match state:
@@ -204,12 +218,12 @@ def backward_raises(state: State, message: str, *, arrived: int, by_reducer: boo
 
 
 def gradient_after_failure(state: Failed, message: str) -> State:
-    """A gradient has arrived without a forward pass after the failure; `message`: the error that reports it."""
+    """A gradient has arrived after the failure, before a new forward pass; `message`: that of the error about it."""
     return Failed(message, resumes=False) if state.resumes else state
 
 
 def forward_begins(state: State) -> State:
-    """A forward pass begins; a module that still is in the state *failed* afterwards must raise its message."""
+    """A forward pass begins; if the state returned is still `Failed`, the caller must raise its message."""
     match state:
         case Failed(resumes=True):
             return Idle()

@@ -1,8 +1,8 @@
-"""Autograd hooks: they put each accumulated gradient into an inbox, and call the reducer when it has something to do.
+"""Autograd hooks: record each accumulated gradient in an inbox, and call the reducer when it has something to do.
 
 Between two layers of the backward pass, the layers' own code and data have displaced the interpreter from the CPU
 caches, so a Python call there costs many times as much as in a loop. The hook of a gradient therefore only appends a
-number to a list, unless the reducer has set the inbox's limit to that gradient.
+number to a list, unless the inbox then holds as many gradients as the limit that the reducer has set.
 """
 
 import threading
@@ -21,9 +21,9 @@ AutogradHook = Callable[[Any, Any], None]
 """Called by an autograd node after its work: `hook(outputs, gradients)`."""
 
 MOST_BUCKETS_TO_COUNT = 8
-"""With more buckets left, counting how many gradients each of them lacks costs more than the calls that it saves."""
+"""If more buckets than this are left, counting the gradients that each lacks costs more than the calls it saves."""
 NEVER = 2**62
-"""A number of gradients that never arrives."""
+"""An inbox limit that is never reached."""
 
 
 class Inbox:
@@ -47,7 +47,7 @@ class Inbox:
         return taken
 
     def reset(self) -> None:
-        """Forget all gradients, and call the reducer for the next one."""
+        """Forget all gradients, and have the hooks call the reducer for the next one."""
         self.indices.clear()
         self.limit = 1
 
@@ -65,19 +65,19 @@ def gradients_until_pack(buckets: Sequence[Bucket], next_bucket: int) -> int:
 
 
 class GradientListener(Protocol):
-    """An object that `attach_hooks` reports gradients to."""
+    """An object to which the hooks of `attach_hooks` report gradients."""
 
     inbox: Inbox
 
     def gradients_arrived(self, gradient: Tensor | None) -> None:
-        """`inbox.limit` gradients have been accumulated; `gradient`: the last of them, None: undefined."""
+        """Called when the inbox holds `inbox.limit` gradients; `gradient`: the last one. None: it is undefined."""
 
 
 def accumulators(parameters: Sequence[nn.Parameter]) -> list[Node]:
-    """The autograd node that accumulates each parameter's gradient; a node lives only while someone holds it.
+    """The autograd node that accumulates each parameter's gradient; the caller must keep the nodes alive.
 
     Raises:
-        TypeError: A parameter is no leaf of autograd's graph, so nothing accumulates its gradient.
+        TypeError: A parameter is not a leaf of autograd's graph, so nothing accumulates its gradient.
     """
     with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor may put nodes of its own in between
         nodes = [get_gradient_edge(parameter).node for parameter in parameters]
@@ -92,15 +92,15 @@ def accumulators(parameters: Sequence[nn.Parameter]) -> list[Node]:
 
 
 def attach_hooks(nodes: Sequence[Node], listener: GradientListener, *, locked: bool) -> weakref.finalize:  # type: ignore[type-arg]  # not generic
-    """Put the index of each of `nodes` into the listener's inbox after it has accumulated a gradient.
+    """Have each node put its index into the listener's inbox whenever it has accumulated a gradient.
 
     Hooks on the nodes run after the user's hooks on the parameters, and also for undefined gradients.
 
     Args:
         nodes: The accumulating nodes, by parameter index; the listener must hold them.
         listener: Held weakly: hooks do not keep it alive.
-        locked: Whether gradients come from several threads, as for a module on several devices; then a lock lets one
-            of them through at a time.
+        locked: Whether gradients arrive in several threads, as for a module on several devices. If so, a lock lets
+            only one hook run at a time.
 
     Returns:
         A function that removes the hooks; also called when the listener is garbage-collected.

@@ -1,4 +1,4 @@
-"""What ranks do in tests/test_backward_pass.py: single steps of a script, under our class, torch's and none."""
+"""Rank bodies of tests/test_backward_pass.py: steps of a script, with our class, with torch's and with none."""
 
 import time
 from contextlib import nullcontext
@@ -26,7 +26,7 @@ class RaisedError(Exception):
 
 
 class Raise(torch.autograd.Function):
-    """The identity, whose backward pass raises if the script says so."""
+    """The identity; its backward pass raises if the script's fault is at `where`."""
 
     @staticmethod
     def forward(context: Any, x: Tensor, script: "Script", where: str) -> Tensor:
@@ -40,7 +40,7 @@ class Raise(torch.autograd.Function):
 
 
 class Heads(nn.Module):
-    """Two outputs, each the sum of two weights times a number; the gradient of a weight is that number."""
+    """Two outputs, each a sum of two weights multiplied by `factor`; so `factor` is the gradient of every weight."""
 
     def __init__(self, script: "Script") -> None:
         super().__init__()
@@ -60,10 +60,12 @@ class Heads(nn.Module):
 
 
 class Script:
-    """A training script, which goes on step by step.
+    """A training script that runs step by step.
 
     Args:
         make: Wraps a module. None: the script trains on this rank alone.
+        group: Process group for `make`.
+        options: Options for `make`; `hook`: whether a comm hook averages.
     """
 
     def __init__(self, make: Any, group: Any, options: dict[str, Any]) -> None:
@@ -92,7 +94,7 @@ class Script:
 
 
 def average(script: Script, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-    """A comm hook that averages, or raises if the script says so."""
+    """A comm hook that averages, or raises if the script's fault is at this bucket."""
     script.raise_at(f"hook {bucket.index()}")
     work = dist.all_reduce(bucket.buffer().div_(2), group=script.group, async_op=True)
     return work.get_future().then(lambda done: done.value()[0])
@@ -103,11 +105,11 @@ def average(script: Script, bucket: dist.GradBucket) -> torch.futures.Future[Ten
 
 @dataclass(frozen=True)
 class Forward:
-    """A forward pass, whose outputs are kept.
+    """A forward pass; the script keeps its outputs.
 
     Attributes:
-        factors: By rank the gradients of this pass.
-        used: By rank the weights that it uses.
+        factors: The gradient that this pass gives each weight it uses, by rank.
+        used: The weights that the pass uses, by rank.
         sync: False: under `no_sync`.
         training: Whether the module is in training mode.
         grad: Whether gradients are enabled.
@@ -135,12 +137,12 @@ class Backward:
     """A backward pass through kept outputs.
 
     Attributes:
-        of: Which of the forward passes, counted from the last one: -1.
-        heads: Which outputs.
+        of: Indices of the forward passes; -1: the last one.
+        heads: Names of the outputs, a key of `HEADS` each.
         sync: False: under `no_sync`.
         fault: Where the pass raises an exception: at the loss, an output, a weight, the input or in a comm hook.
-        ranks: On which ranks it does.
-        retry: Whether these ranks run the backward pass again.
+        ranks: Ranks on which the pass raises.
+        retry: Whether these ranks then run the backward pass again.
         late: Whether rank 1 comes late.
     """
 
@@ -163,7 +165,7 @@ class Backward:
                 raised = False
             except RaisedError:
                 raised = True
-            except RuntimeError:  # of a comm hook
+            except RuntimeError:  # raised for a comm hook
                 script.hook_raised = raised = script.hooked and script.fault.startswith("hook")
                 if not raised:
                     raise
@@ -178,8 +180,8 @@ class Grad:
     """`torch.autograd.grad` through kept outputs; accumulates no gradient.
 
     Attributes:
-        of: Which of the forward passes, counted from the last one: -1.
-        by: Differentiates by the input or by the weights.
+        of: Index of the forward pass; -1: the last one.
+        by: Whether to differentiate with respect to the input or the weights.
     """
 
     of: int = -1
@@ -205,7 +207,7 @@ class Zero:
 
 @dataclass(frozen=True)
 class Freeze:
-    """Freezes weights, and no others."""
+    """Freezes these weights and unfreezes all others."""
 
     weights: tuple[int, ...]
 
@@ -249,11 +251,11 @@ _groups: dict[str, Any] = {}
 
 @dataclass(frozen=True)
 class Seen:
-    """What a rank has after a step.
+    """Results of a step on one rank; the scripts are `local`, `ours` and `torch`.
 
     Attributes:
-        gradients: By class.
-        errors: By class the message of the error that ended its script in this step.
+        gradients: Gradients after the step, by script.
+        errors: Message of the error that ended the script in this step, by script.
         arrived: Weights that got a gradient in this step, in the script without data parallelism.
         hook_raised: Whether a comm hook of our class has raised an exception.
     """
@@ -265,7 +267,7 @@ class Seen:
 
 
 def begin(rank: int, world_size: int, options: dict[str, Any]) -> None:
-    """Start the scripts."""
+    """Start three scripts: `local`, without data parallelism; `ours`, with our class; `torch`, with torch's."""
     if not _groups:
         _groups.update({kind: dist.new_group() for kind in ("ours", "torch")})
     _scripts.clear()
@@ -282,8 +284,8 @@ def go_on(rank: int, world_size: int, step: Step, averaged: list[int], without: 
         rank: The rank.
         world_size: Number of ranks.
         step: The step.
-        averaged: Ranks on which the script without data parallelism gets the gradients of ours first.
-        without: A script to end first. Empty: none.
+        averaged: Ranks on which the script `local` first takes over the gradients of `ours`.
+        without: Name of a script to end first. Empty: none.
     """
     if without in _scripts:  # it may have ended with an error on this rank
         _ended.append(_scripts.pop(without))
@@ -317,7 +319,7 @@ class Interrupt(Observer):
 
 
 def interrupted_while_finishing(rank: int, world_size: int) -> Gradients:
-    """Ctrl-C on rank 0 while the reducer copies averages out, with rank 1 late for the others; then an iteration."""
+    """Ctrl-C on rank 0 while the reducer copies averages out and rank 1 is late; then a usual iteration."""
     script = Script(DistributedDataParallel, None, {"bucket_cap_mb": 1e-6})
     for step in range(3):
         script.ddp.zero_grad()

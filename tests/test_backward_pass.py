@@ -2,7 +2,7 @@
 
 Whatever a script does, each gradient is the rank's own or the average over the ranks; a synchronised forward pass
 whose gradients were not averaged ends in an error; and torch's class does the same, with the exceptions that
-`Comparison` lists.
+`Comparison._difference` lists.
 """
 
 from typing import Any
@@ -36,13 +36,13 @@ class Comparison:
 
     Attributes:
         steps: The steps so far.
-        gradients: By rank, those of our class.
+        gradients: Gradients of our class, by rank.
         ended: The error that our class has raised. Empty: none.
-        local: Weights whose gradients should have been averaged, and were not yet.
+        local: Weights whose gradients should be averaged but have not been yet.
         pending: Whether a synchronised forward pass waits for its averages.
         stray: Whether a pass under `no_sync` followed a synchronised forward pass that may still wait.
         hook_raised: Whether a comm hook has raised an exception, so that the next forward pass must raise one.
-        torch_ended: Why torch's class is not compared with any more. Empty: it is.
+        torch_ended: Why the comparison with torch's class has ended. Empty: it goes on.
     """
 
     def __init__(self, ranks: Any, options: dict[str, Any]) -> None:
@@ -54,14 +54,14 @@ class Comparison:
         self.gradients: list[Any] = []
         self.stray = self.hook_raised = False
         self.local: set[int] = set()
-        self._averaged: list[int] = []  # ranks that have averages since the last step
+        self._averaged: list[int] = []  # ranks whose gradients are averages since the last step
         self._drop = ""
         self._has_averaged = False
         self._in_flight = False  # whether collectives may write into views of buckets, as in an unfinished pass
         ranks.run(bodies.begin, options)
 
     def go_on(self, step: Step) -> None:
-        """Run a step and check what the ranks then have."""
+        """Run a step and check the gradients and errors of all ranks after it."""
         forwards = [one for one in self.steps if isinstance(one, Forward) and one.grad]
         if isinstance(step, Backward) and not step.sync and not forwards[-1].sync:
             self.stray = self.stray or any(one.sync for one in forwards)
@@ -73,7 +73,7 @@ class Comparison:
         self.ended = next((one.errors["ours"] for one in seen if "ours" in one.errors), "")
         self.hook_raised = any(one.hook_raised for one in seen)
         if not self.ended and self.hook_raised:
-            assert not (isinstance(step, Forward) and step.grad), f"no error after that of a hook: {self.steps}"
+            assert not (isinstance(step, Forward) and step.grad), f"no error after a hook raised: {self.steps}"
         elif not self.ended:
             self._check(step, seen)
         if not self.torch_ended:
@@ -94,16 +94,16 @@ class Comparison:
         elif torchs:
             self.torch_ended = torchs
         elif isinstance(step, Backward) and step.fault and step.ranks != BOTH:
-            self.torch_ended, self._drop = "may go on with an error on one rank only", "torch"
+            self.torch_ended, self._drop = "torch's class may raise its next error on one rank only", "torch"
 
     def _difference(self, torchs: str) -> str:
         """Return why our class differs from torch's, which raised the error `torchs` or none. Empty: unknown."""
         forwards = [one for one in self.steps if isinstance(one, Forward) and one.grad]
         raised = any(isinstance(one, Backward) and one.fault for one in self.steps)
         if raised and torchs and not self.ended:
-            return "after an exception, torch's class takes the next pass for a second one"
+            return "after an exception, torch's class counts the next backward pass as a second one"
         if raised and self.ended:
-            return "after an exception that some launches preceded, torch's class goes on"
+            return "after an exception that follows some launches, torch's class goes on"
         if raised and self.options.get("gradient_as_bucket_view") and not torchs and not self.ended:
             return "after an exception, the views of torch's class stay divided"
         if self.options.get("find_unused_parameters") and "gradient which is undefined" in torchs:
@@ -158,7 +158,7 @@ class Comparison:
         elif isinstance(step, Backward) and self.pending and (not step.fault or step.retry):
             if step.sync:
                 self.local |= arrived
-            # A pass through the sink is over, whichever gradients it has brought.
+            # A pass through the sink is complete, whichever gradients it has brought.
             self.pending = not (self.options.get("find_unused_parameters") or self.options.get("static_graph"))
         elif isinstance(step, Zero):
             self.local.clear()
@@ -195,10 +195,10 @@ PLACES = ("loss", "output", "weight 0", "weight 3", "input", "input", "hook 0", 
 
 
 class Scripts(RuleBasedStateMachine):
-    """Training scripts that go on in any order; a new one begins after an error.
+    """Training scripts with steps in any order; a new script begins after an error.
 
-    Ranks that use different weights keep to the usual order, because in another order one rank may get all of its
-    gradients and wait for ever for the other one.
+    Ranks that use different weights keep to the usual order. In another order, one rank may get all of its gradients
+    and wait for ever for the other rank, which does not.
     """
 
     ranks: Any
@@ -274,7 +274,7 @@ class Scripts(RuleBasedStateMachine):
         late=st.booleans(),
     )
     def backward_that_raises(self, heads, where, ranks, retry, late):
-        """Never on one rank alone where that would leave the other one waiting."""
+        """The exception is on one rank alone only where the other rank does not then wait for ever."""
         if where.startswith("hook") and not self.options["hook"]:
             where = "output"
         if not self.alike:
@@ -297,7 +297,7 @@ class Scripts(RuleBasedStateMachine):
     @rule(in_place=st.booleans())
     def zero(self, in_place):
         if self.script.local:
-            return  # the averages of gradients that were packed would come back
+            return  # a later pass would write back averages of the gradients that are packed already
         self.script.go_on(Zero(in_place))
 
     @precondition(_is_alike)
@@ -331,7 +331,7 @@ def test_a_gradient_is_its_own_or_the_average_whatever_the_script_does(two_ranks
     assert raised > len(Scripts.seen) / 10
 
 
-# Scripts that once went wrong
+# Scripts that once gave wrong gradients or no error
 
 USUAL = (Zero(), Forward((1.0, 50.0)), Backward())
 NEXT = (Zero(), Forward((3.0, 70.0)), Backward())
@@ -345,7 +345,7 @@ MODES = [
 
 
 def averages(ranks, options, *steps):
-    """Run a script; return the gradients of our class after its last step."""
+    """Run a script that raises no error; return the gradients of our class after its last step, by rank."""
     script = run(ranks, {"bucket_cap_mb": 1e-6} | options, *steps)
     assert not script.ended
     return script.gradients
@@ -378,7 +378,7 @@ def test_after_an_exception_before_the_first_gradient_the_backward_pass_of_anoth
 @pytest.mark.parametrize("options", MODES[:3], ids=str)
 @pytest.mark.parametrize("of", [(-2,), (-1, -2)])
 def test_a_forward_pass_under_no_sync_in_between_leaves_a_synchronised_one_waiting(two_ranks, options, of):
-    """As in consistency losses, where one of two forward passes must not be averaged twice."""
+    """As in consistency losses: two forward passes, the second under `no_sync`, then one backward pass."""
     steps = (*USUAL, Zero(), Forward((3.0, 70.0)), Forward((5.0, 90.0), sync=False), Backward(of))
     assert averages(two_ranks, options, *steps) == [[36.5 if of == (-2,) else 84.0] * 4] * 2
 
@@ -390,7 +390,7 @@ def test_a_static_graph_whose_first_backward_pass_is_autograd_grad_averages(two_
 
 
 def test_a_static_graph_whose_parameters_are_all_frozen_in_the_first_pass_averages(two_ranks):
-    """As in the generator's pass through a discriminator."""
+    """As when a GAN trains its generator through a frozen discriminator."""
     steps = (Freeze(EVERY), Forward((1.0, 50.0)), Backward(), Freeze(()), *NEXT)
     assert averages(two_ranks, {"static_graph": True}, *steps) == [[36.5] * 4] * 2
 

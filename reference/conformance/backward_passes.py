@@ -1,6 +1,6 @@
-"""Backward passes: several for one forward pass, of which some reach no parameter, and those that raise an error.
+"""Backward passes: several for one forward pass, passes that reach no parameter, and passes that raise an error.
 
-Whatever a script does, its gradients are averaged, or the class raises an error. They are never silently local.
+Whatever a script does, the class must average its gradients or raise an error; no gradient may silently stay local.
 """
 
 import time
@@ -20,16 +20,16 @@ from .torch_options import difference
 
 STEPS = 3
 CAPS_MB = (1e-4, 25.0)
-"""Each parameter in a bucket of its own, and one bucket."""
+"""Caps that give each parameter a bucket of its own, and all parameters one bucket."""
 LATE_S = 0.2
-"""By how much a rank is later than the others; longer than an all-reduce, a backward pass and a forward pass."""
+"""Delay of the late rank; longer than an all-reduce, a backward pass and a forward pass."""
 
 
 class _Branches(nn.Module):
-    """Three layers that share nothing, with an output each.
+    """Three independent layers, each with an output of its own.
 
     Attributes:
-        raises: Makes the next backward pass raise an error before it reaches the layers; see `_Raises`.
+        raises: If not empty, the next backward pass raises an error before it reaches the layers; see `_Raises`.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class _Branches(nn.Module):
 
 
 class _Forces(nn.Module):
-    """Returns an energy and its gradient with regard to the input, as models of molecules do."""
+    """Returns an energy and its gradient with respect to the input, as models of molecules do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ class _Forces(nn.Module):
 
 
 Pass = Callable[[nn.Module, int, int], None]
-"""Runs forward and backward of a step, with the batch of a rank."""
+"""Runs the forward and backward passes of a step on the batch of a rank; called as `run(module, step, rank)`."""
 
 
 def _loss(module: nn.Module, x: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def _inputs(step: int, rank: int) -> Tensor:
 
 
 def gradient_of_the_inputs_first(module: nn.Module, step: int, rank: int) -> None:
-    """`autograd.grad` with regard to the inputs, before the backward pass and after it."""
+    """`autograd.grad` with respect to the inputs, before the backward pass and after it."""
     x = _inputs(step, rank)
     loss = _loss(module, x)
     torch.autograd.grad(loss, x, retain_graph=True)
@@ -81,21 +81,21 @@ def gradient_of_the_inputs_first(module: nn.Module, step: int, rank: int) -> Non
 
 
 def gradient_of_the_parameters_first(module: nn.Module, step: int, rank: int) -> None:
-    """`autograd.grad` with regard to the parameters."""
+    """`autograd.grad` with respect to the parameters, before the backward pass."""
     loss = _loss(module, _inputs(step, rank))
     torch.autograd.grad(loss, list(module.parameters()), retain_graph=True)
     loss.backward()
 
 
 def gradient_of_the_inputs_only(module: nn.Module, step: int, rank: int) -> None:
-    """A forward pass that only `autograd.grad` follows, then a usual iteration."""
+    """A forward pass followed only by `autograd.grad`, then a usual iteration."""
     x = _inputs(step + 10, rank)
     torch.autograd.grad(_loss(module, x), x)
     _loss(module, _inputs(step, rank)).backward()
 
 
 def gradient_penalty(module: nn.Module, step: int, rank: int) -> None:
-    """A loss that contains a gradient."""
+    """A loss that contains its own gradient with respect to the inputs."""
     x = _inputs(step, rank)
     loss = _loss(module, x)
     (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
@@ -103,7 +103,7 @@ def gradient_penalty(module: nn.Module, step: int, rank: int) -> None:
 
 
 def one_pass_for_each_output(module: nn.Module, step: int, rank: int) -> None:
-    """Backward passes on outputs that share no parameter, in an order that differs from rank to rank."""
+    """One backward pass for each output, in an order that differs between ranks; the outputs share no parameter."""
     outputs: Sequence[Tensor] = module(_inputs(step, rank))
     for number in range(len(outputs)):
         outputs[(number + rank + step) % len(outputs)].square().mean().backward()
@@ -120,7 +120,7 @@ def evaluation_in_between(module: nn.Module, step: int, rank: int) -> None:
 
 
 def frozen_for_a_pass(module: nn.Module, step: int, rank: int) -> None:
-    """A pass through frozen parameters, as through the discriminator of a GAN, then a usual iteration."""
+    """A pass through frozen parameters, as when a GAN trains its generator, then a usual iteration."""
     for parameter in module.parameters():
         parameter.requires_grad = False
     x = _inputs(step + 10, rank)
@@ -148,8 +148,8 @@ PASSES: dict[str, tuple[Callable[[], nn.Module], Pass]] = {
 """Model and pass by description."""
 
 
-def averages(make: Callable[[], nn.Module], run: Pass, step: int, world_size: int) -> list[dict[str, Tensor | None]]:
-    """Return the gradients that each rank has alone after a pass."""
+def local_gradients_of(make: Callable[[], nn.Module], run: Pass, step: int, world_size: int) -> list[dict[str, Tensor | None]]:
+    """Return the gradients that each rank would have after a pass if nothing were averaged."""
     found = []
     for rank in range(world_size):
         twin = make()
@@ -159,15 +159,15 @@ def averages(make: Callable[[], nn.Module], run: Pass, step: int, world_size: in
 
 
 def wrong(module: nn.Module, make: Callable[[], nn.Module], run: Pass, step: int, rank: int, world_size: int) -> str:
-    """Say how gradients differ from the averages of a pass; empty if they do not."""
-    problem = difference(module, averages(make, run, step, world_size))
+    """Describe how the module's gradients differ from the averages over the ranks; empty if they do not."""
+    problem = difference(module, local_gradients_of(make, run, step, world_size))
     return problem and f"iteration {step}, rank {rank}: {problem}"
 
 
 def several_passes(
     rank: int, world_size: int, subject: Subject, name: str, options: dict[str, Any], steps: int
 ) -> str:
-    """Train with one of `PASSES`."""
+    """Train with one of `PASSES`; returns what is wrong."""
     make, run = PASSES[name]
     module = make()
     wrapped = subject.wrap(module, **options)
@@ -184,7 +184,7 @@ def several_passes(
 
 
 class _Raises(torch.autograd.Function):
-    """The identity, whose backward pass raises an error as often as a list has elements, and takes one each time."""
+    """The identity. While the list `raises` has elements, each backward pass removes one and raises an error."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, raises: list[int]) -> Tensor:
@@ -219,7 +219,7 @@ def skips_a_batch(
 ) -> str:
     """Train; in the second iteration the backward pass of some ranks raises an error after the last gradient.
 
-    Those ranks go on with the next batch, while another rank is late.
+    These ranks skip the batch and go on with the next one, while the rank `late` is late. Returns what is wrong.
     """
     module = _Branches()
     wrapped = subject.wrap(module, **options)
@@ -233,7 +233,7 @@ def skips_a_batch(
         try:
             loss.backward()
         except ArithmeticError:
-            subject.finish(wrapped, optimizer)  # of a class without this method, nothing
+            subject.finish(wrapped, optimizer)  # does nothing if the class needs no such call
             optimizer.zero_grad(set_to_none=False)
             continue
         subject.finish(wrapped, optimizer)
@@ -247,7 +247,7 @@ def skips_a_batch(
 def raises_before_the_first_gradient(
     rank: int, world_size: int, subject: Subject, failing: Sequence[int], then: str, where: str, cap_mb: float
 ) -> str:
-    """Train; some backward passes of some ranks raise an error before any gradient was computed.
+    """Train; some backward passes of some ranks raise an error before the first gradient; returns what is wrong.
 
     Args:
         rank: The rank.
@@ -283,13 +283,13 @@ def raises_before_the_first_gradient(
         subject.finish(wrapped, optimizer)
         problem = wrong(module, _Branches, usual, step, rank, world_size)
         if any(_gather_words(world_size, problem)):
-            wrapped(_inputs(step, rank))  # here the class may raise an error still
+            wrapped(_inputs(step, rank))  # the class may still raise an error here
             return f"{described}: {problem or 'another rank is wrong'}, and the next forward pass raised no error"
     return ""
 
 
 def raises_in_a_comm_hook(rank: int, world_size: int, subject: Subject) -> str:
-    """Train with a comm hook that raises an error in the second iteration, on all ranks, after the first bucket."""
+    """Train with a comm hook that raises an error in the third iteration, on all ranks, at the second bucket."""
     module = _Branches()
     wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4)
     calls: list[int] = []
@@ -327,7 +327,7 @@ def raises_in_a_comm_hook(rank: int, world_size: int, subject: Subject) -> str:
 
 
 def static_graph_first(rank: int, world_size: int, subject: Subject, first: str) -> str:
-    """Train a static graph whose first pass differs from the others; returns what is wrong."""
+    """Train a static graph whose first pass differs from the later ones; returns what is wrong."""
     module = _Branches()
     wrapped = subject.wrap(module, bucket_cap_mb=1e-4, static_graph=True)
     for step in range(STEPS):
@@ -358,13 +358,13 @@ def uses_torchs_reducer(_rank: int, _world_size: int, subject: Subject) -> bool:
 
 
 def check_several(bench: Bench) -> None:
-    """Several backward passes for one forward pass, evaluation in between, gradients of gradients."""
+    """Several backward passes, an evaluation in between or a gradient in the loss: gradients are averaged."""
     features = {"gradient_as_bucket_view", "find_unused_parameters"} & bench.subject.options
     for name in PASSES:
         for cap_mb in CAPS_MB:
             report(bench.run(several_passes, bench.subject, name, {"bucket_cap_mb": cap_mb}, STEPS))
         for feature in sorted(features):
-            # torch's search for unused parameters passes all outputs through one node, which has one backward pass.
+            # torch's search for unused parameters passes all outputs through one node, which runs backward only once.
             if (name, feature) != ("a backward pass for each output", "find_unused_parameters"):
                 report(bench.run(several_passes, bench.subject, name, {"bucket_cap_mb": 1e-4, feature: True}, 2))
 
@@ -393,11 +393,11 @@ FIRST = (
     "evaluation between forward and backward",
     "a backward pass for each output",
 )
-"""First passes of a static graph that differ from the others."""
+"""First passes of a static graph that differ from the later ones."""
 
 
 def check_static_first(bench: Bench) -> None:
-    """A static graph whose first pass is not as the others: gradients are averaged, or the class raises an error."""
+    """A static graph whose first pass differs: later gradients are averaged, or the class raises an error."""
     bench.needs("static_graph")
     for first in FIRST:
         try:

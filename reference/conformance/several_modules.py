@@ -1,4 +1,4 @@
-"""Several modules: two in one loss, and copies of one, of which none may disturb another."""
+"""Several modules: two modules in one loss, and copies of a module; none may disturb another."""
 
 import copy
 import pickle
@@ -20,11 +20,11 @@ COPY: dict[str, Callable[[nn.Module], nn.Module]] = {
     "a deep copy": copy.deepcopy,
     "an unpickled copy": lambda module: pickle.loads(pickle.dumps(module)),
 }
-"""How a wrapped module is copied, by the name of the copy."""
+"""Functions that copy a wrapped module, by the name of the copy."""
 CUSTOM = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
-"""Methods by which a class determines its copies."""
+"""Methods with which a class determines how it is copied."""
 NOT_OF_THE_CLASS = sys.stdlib_module_names | {"torch"}
-"""Packages whose classes have their own ways to be copied."""
+"""Packages whose classes define `CUSTOM` methods for reasons of their own; see `determines_copies`."""
 LOCAL = "is trained on its own rank only"
 
 
@@ -37,7 +37,7 @@ def _loss(module: nn.Module, step: int, rank: int) -> Tensor:
 
 
 def two_modules(rank: int, world_size: int, subject: Subject) -> str:
-    """Train two modules, in turn and in one loss."""
+    """Train two modules, in turn and in one loss; returns what is wrong."""
     modules, twins = [_mlp(seed) for seed in (1, 2)], [_mlp(seed) for seed in (1, 2)]
     wrapped = [subject.wrap(module, bucket_cap_mb=1e-4) for module in modules]
 
@@ -69,8 +69,15 @@ def two_modules(rank: int, world_size: int, subject: Subject) -> str:
 def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: bool) -> tuple[str, str]:
     """Train a module and a copy of it, in turn and with both backward passes after both forward passes.
 
+    Args:
+        rank: The rank.
+        world_size: Number of ranks.
+        subject: The class under test.
+        how: The kind of copy, a key of `COPY`.
+        trained: Whether the module is trained before it is copied.
+
     Returns:
-        What is wrong, and how the copy falls short of being averaged; each empty if nothing.
+        What is wrong, and why the copy is not averaged, although nothing is wrong; each empty if nothing.
     """
     module = _mlp(rank)
     wrapped = subject.wrap(module, bucket_cap_mb=1e-4)
@@ -83,7 +90,7 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
         finish(wrapped)
     try:
         twin_of_wrapped = COPY[how](wrapped)
-    except Exception as error:  # noqa: BLE001 - a class may refuse in any way
+    except Exception as error:  # noqa: BLE001 - a class may refuse with any exception
         return "", f"is refused with {type(error).__name__}"
     module.zero_grad()
     twin_of_wrapped.zero_grad()
@@ -122,7 +129,7 @@ def _same(module: nn.Module) -> nn.Module:
 
 
 def determines_copies(_rank: int, _world_size: int, subject: Subject) -> bool:
-    """Whether the class under test, or that of one of its attributes, says how it is copied."""
+    """Whether the class under test, or the class of one of its attributes, defines how it is copied."""
     wrapped = subject.wrap(nn.Linear(2, 1))
     own = set(type(wrapped).__mro__) - set(nn.Module.__mro__)
     for kind in {type(one) for one in vars(wrapped).values()}:
@@ -131,10 +138,13 @@ def determines_copies(_rank: int, _world_size: int, subject: Subject) -> bool:
 
 
 def check(bench: Bench) -> str:
-    """Two modules train side by side; copies of one train alone, or are refused, and the original goes on.
+    """Two modules train side by side, and an original beside its copy; copies may stay local or be refused.
 
     Returns:
-        What becomes of copies, where they are not averaged.
+        How copies behave that are not averaged; empty if all are.
+
+    Raises:
+        FindingError: A module is wrong, or a copy stays local although the class determines how it is copied.
     """
     report(bench.run(two_modules, bench.subject))
     notes = []
