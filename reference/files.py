@@ -1,8 +1,15 @@
-"""Files: immutable pydantic schemas, JSON files with one-line validation errors, and atomic writes."""
+"""Files: immutable pydantic schemas, JSON with one-line validation errors, and outputs that are never partial."""
 
+import fcntl
 import os
+import re
+import secrets
+import stat
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -70,21 +77,36 @@ def first_problem(error: ValidationError) -> str:
     return (f"{field}: " if field else "") + reason[:1].lower() + reason[1:] + more
 
 
+# Outputs
+
+STANDARD_OUTPUT = 1
+"""Number of the open file that is the standard output."""
+
+
 def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
     """Write a file and make its folders; a crash leaves either the old file or the new one, never a partial file.
 
-    Several processes may write the same path at the same time; the last write remains.
+    A symbolic link is followed, and a file keeps its owner and mode. A file with several hard links, and what is no
+    regular file (a device, a FIFO, /dev/fd/3, `-` for the standard output), is written in place.
+
+    Several processes and threads may write the same path at the same time; the last write remains.
 
     Raises:
         OSError: The file cannot be written; the message names the path and the reason.
     """
     path = Path(path)
     check_writable(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_bytes(data)
-        part.replace(path)
+        number = open_descriptor(path)
+        target = Path(os.path.realpath(path))
+        if number is not None:
+            sys.stdout.flush()
+            with open(number, "wb", closefd=False) as file:
+                file.write(data)
+        elif target.exists() and (target.stat().st_nlink > 1 or not target.is_file()):
+            target.write_bytes(data)
+        else:
+            _replace(target, data)
     except OSError as error:
         raise OSError(f"{path}: cannot be written: {error.strerror or error}") from None
 
@@ -93,13 +115,86 @@ def check_writable(path: str | os.PathLike[str]) -> None:
     """Check that a file can be written; call this before an expensive computation of its content.
 
     Raises:
-        OSError: The path is a folder, or no file can be made there.
+        OSError: The path is a folder or a read-only file, or no file can be made there.
     """
     path = Path(path)
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
-    if path.is_dir():
-        raise OSError(f"{path}: cannot be written: it is a folder; name a file")
-    if not folder.is_dir():
-        raise OSError(f"{path}: cannot be written: {folder} is not a folder")
-    if not os.access(folder, os.W_OK):
-        raise OSError(f"{path}: cannot be written: no permission in {folder}")
+    if open_descriptor(path) is not None:
+        return
+    target = Path(os.path.realpath(path))
+    folder = next(parent for parent in target.parents if parent.exists())
+    if target.is_dir():
+        reason = "it is a folder; name a file"
+    elif target.exists() and not (os.access(target, os.W_OK) and target.stat().st_mode & 0o222):
+        reason = "it is read-only"  # for root too, whom the system lets write it
+    elif not folder.is_dir():
+        reason = f"{folder} is not a folder"
+    elif not os.access(folder, os.W_OK) and not (target.exists() and not target.is_file()):
+        reason = f"no permission in {folder}"
+    else:
+        return
+    raise OSError(f"{path}: cannot be written: {reason}")
+
+
+def check_distinct(outputs: Iterable[Path], inputs: Iterable[Path]) -> None:
+    """Check that no output would overwrite an input or another output; devices and the like may be named twice.
+
+    Raises:
+        ValueError: Two paths are one file.
+    """
+    outputs = [path for path in outputs if open_descriptor(path) is None and (path.is_file() or not path.exists())]
+    for number, path in enumerate(outputs):
+        for others, role in ((inputs, "an input"), (outputs[:number], "another output")):
+            if any(os.path.realpath(path) == os.path.realpath(one) or _same_file(path, one) for one in others):
+                raise ValueError(f"{path}: expected a name for an output, got that of {role}; choose another name")
+
+
+def open_descriptor(path: Path) -> int | None:
+    """The number of the open file that a path stands for, such as 1 for `-` and /dev/stdout; None for other paths.
+
+    To open the path of a redirected output anew would overwrite what has been written before.
+    """
+    name = {"-": "/dev/fd/1", "/dev/stdout": "/dev/fd/1", "/dev/stderr": "/dev/fd/2"}.get(str(path), str(path))
+    match = re.fullmatch(r"/(?:dev|proc/self)/fd/(\d+)", name)
+    return int(match[1]) if match else None
+
+
+def _same_file(one: Path, other: Path) -> bool:
+    return one.exists() and other.exists() and one.samefile(other)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a new file beside the old one, then rename it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path)
+    with _locked_part(path) as file:
+        try:
+            file.write(data)
+            file.flush()
+            if path.exists():
+                before = path.stat()
+                with suppress(PermissionError):
+                    os.fchown(file.fileno(), before.st_uid, before.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(before.st_mode))
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _locked_part(path: Path) -> BinaryIO:
+    """Make a file beside `path`, whose lock shows other processes that it is not abandoned."""
+    while True:
+        file = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part").open("xb")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # another process removed it before it was locked
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Remove the unfinished files that processes left when they were killed while they wrote this path."""
+    for part in path.parent.iterdir():
+        if part.name.startswith(f".{path.name}.") and part.suffix == ".part":
+            with suppress(OSError), part.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                part.unlink()

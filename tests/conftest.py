@@ -1,5 +1,7 @@
 """Fixtures: pools of ranks, new ones for each file of tests, so that no file meets what another one left behind."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -39,3 +41,19 @@ def four_ranks(server) -> Iterator[RankPool]:
 def ranks(request, two_ranks, four_ranks) -> RankPool:
     """The pool of `request.param` ranks."""
     return {2: two_ranks, 4: four_ranks}[request.param]
+
+
+@pytest.fixture
+def here(monkeypatch, capsys):
+    """Runs the command in this process, which has imported everything; a new one would take seconds each time."""
+    from simulator.cli.main import main
+
+    def run(*words: object) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["ddplab", *map(str, words)])
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return subprocess.CompletedProcess(words, ended.value.code or 0, captured.out, captured.err)
+
+    return run

@@ -66,6 +66,8 @@ class Comparison:
         if isinstance(step, Backward) and not step.sync and not forwards[-1].sync:
             self.stray = self.stray or any(one.sync for one in forwards)
         self.steps.append(step)
+        if isinstance(step, Join) and not self.torch_ended and self._torch_may_raise_on_one_rank(step, forwards):
+            self.torch_ended, self._drop = "torch's class may raise its next error on one rank only", "torch"
         self._has_averaged = self._has_averaged or bool(self._averaged)
         seen: list[Seen] = self.ranks.run(bodies.go_on, step, self._averaged, self._drop, timeout_s=STEP_TIMEOUT_S)
         self._drop = ""
@@ -78,6 +80,17 @@ class Comparison:
             self._check(step, seen)
         if not self.torch_ended:
             self._compare_with_torch(step, seen)
+
+    def _torch_may_raise_on_one_rank(self, step: Join, forwards: list[Forward]) -> bool:
+        """Whether torch's class may raise its error about gradients that were set to None on one rank only.
+
+        The ranks with inputs have averages after the step, the others the gradients of a pass under `no_sync`.
+        """
+        return (
+            bool(self.options.get("find_unused_parameters"))
+            and 0 in step.counts
+            and not all(x.sync for x in forwards)
+        )
 
     def _compare_with_torch(self, step: Step, seen: list[Seen]) -> None:
         torchs = next((one.errors["torch"] for one in seen if "torch" in one.errors), "")
@@ -118,6 +131,8 @@ class Comparison:
             and any(not one.sync for one in forwards)
         ):
             return "in torch's class, an ignored output of a forward pass under no_sync counts as a gradient"
+        if "mark a variable ready only once" in torchs and not self.ended and not all(one.sync for one in forwards):
+            return "in torch's class, a forward pass under no_sync counts for a synchronised one that waits"
         if self.stray and not self.ended:
             return "after a forward pass without backward, torch's class averages under no_sync"
         return ""
@@ -159,7 +174,9 @@ class Comparison:
             if step.sync:
                 self.local |= arrived
             # A pass through the sink is complete, whichever gradients it has brought.
-            self.pending = not (self.options.get("find_unused_parameters") or self.options.get("static_graph"))
+            through = self.options.get("find_unused_parameters") or self.options.get("static_graph")
+            forwards = [one for one in self.steps if isinstance(one, Forward) and one.grad]
+            self.pending = not (through and any(forwards[index].sync for index in step.of))
         elif isinstance(step, Zero):
             self.local.clear()
 

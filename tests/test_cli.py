@@ -19,7 +19,7 @@ from hypothesis import given
 from reference.trace import Trace
 from simulator import Fabric, Policy, Straggler, predict
 from simulator.cli.inspect import KNOBS
-from simulator.cli.main import EXAMPLES, app, main
+from simulator.cli.main import EXAMPLES, app
 from simulator.cli.predict import conclusion
 from simulator.fabric import LevelEntry, Linear, Processor, TopologyFile
 from simulator.fabric.processor import HookCost
@@ -39,21 +39,6 @@ STEPS = ("recording", "sweeping")
 def ddplab(*words: object, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     command = [Path(sys.executable).parent / "ddplab", *map(str, words)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=110, check=False)
-
-
-@pytest.fixture
-def here(monkeypatch, capsys):
-    """Runs the command in this process, which has imported everything; a new one would take seconds each time."""
-
-    def run(*words: object) -> subprocess.CompletedProcess[str]:
-        monkeypatch.setattr(sys, "argv", ["ddplab", *map(str, words)])
-        monkeypatch.setattr(sys, "path", list(sys.path))
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return subprocess.CompletedProcess(words, ended.value.code or 0, captured.out, captured.err)
-
-    return run
 
 
 @pytest.fixture(scope="module")

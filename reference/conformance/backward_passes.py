@@ -148,7 +148,9 @@ PASSES: dict[str, tuple[Callable[[], nn.Module], Pass]] = {
 """Model and pass by description."""
 
 
-def local_gradients_of(make: Callable[[], nn.Module], run: Pass, step: int, world_size: int) -> list[dict[str, Tensor | None]]:
+def local_gradients_of(
+    make: Callable[[], nn.Module], run: Pass, step: int, world_size: int
+) -> list[dict[str, Tensor | None]]:
     """Return the gradients that each rank would have after a pass if nothing were averaged."""
     found = []
     for rank in range(world_size):

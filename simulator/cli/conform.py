@@ -85,7 +85,9 @@ def conform(
 
     from ..conformance.overlap import compare, load_baseline, save
 
-    check_outputs(script, save_schedule, junit, json_path)
+    check_outputs(
+        script, save_schedule, junit, json_path, inputs=[expect, *([Path(baseline)] if baseline is not None else [])]
+    )
     name, other = SHORT.get(ddp, ddp), None if against is None else SHORT.get(against, against)
     expected = {} if expect is None else read_expectations(expect, list(all_checks()))
     checks = None if only is None else [one.strip() for one in only.split(",")]

@@ -162,7 +162,7 @@ def emulate(
     from ..emulation.emulate import emulated_fabric
 
     check_picture("--timeline", timeline)
-    check_outputs(perfetto, timeline, json_path)
+    check_outputs(perfetto, timeline, json_path, inputs=[trace, *(fabric or [FABRIC]), processor])
     _, policies = read_policies(policy, caps, orders, hooks)
     recorded, make = Trace.load(trace), read_reducer(reducer)
     costs = emulated_fabric(read_fabric(fabric or [FABRIC], fabric_set, processor), make)
@@ -208,7 +208,7 @@ def _emulate_on_wall_clock(
     from ..measure.report import Configuration
     from ..measure.validate_emulated import validate_emulated
 
-    check_outputs(out / "report.json", json_path)
+    check_outputs(out / "report.json", json_path, inputs=[trace])
     recorded = Trace.load(trace)
     configurations = []
     for one in policies:

@@ -35,7 +35,8 @@ def explain(
 
     picture = figure or folder / "explain.png"
     check_picture("--figure", picture)
-    check_outputs(picture, json_path)
+    read = [path for name in ("report.*", "fabric.json", "*.gz", "*.parquet") for path in folder.rglob(name)]
+    check_outputs(picture, json_path, inputs=read)
     explanations, left_out = explain_run(folder)
     worst = max(explanations, key=lambda one: abs(one.error))
     show_table(

@@ -44,10 +44,7 @@ def kineto(
     The script may use DistributedDataParallel or a plain module. Times are those of the GPU, if there is one. A
     gradient counts as ready when the last kernel that was launched before its accumulation has ended.
     """
-    for option, path in (("--out", out), ("--json", json_path)):
-        if path is not None and path.resolve() in {file.resolve() for file in files}:
-            raise ValueError(f"{option}: expected another file than those to import, got {path}")
-    check_outputs(out, json_path)
+    check_outputs(out, json_path, inputs=files)
     parameters = None if model is None else _parameters_of(model)
     with progress("reading files") as on_progress:
         on_progress(f"reading {', '.join(path.name for path in files[:3])}", 0, 1)

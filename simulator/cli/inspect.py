@@ -15,7 +15,7 @@ from ..schedule.comm_hooks import HOOKS
 from ..schedule.policy import Policy
 from ..workload.compute_times import Straggler, Variation
 from ..workload.roofline import DEVICES, Device
-from .options import FABRIC_FILE, FabricSettings, Json, ProcessorFile, read_counts, read_fabric
+from .options import FABRIC_FILE, FabricSettings, Json, ProcessorFile, check_outputs, read_counts, read_fabric
 from .output import contention_rows, hook_rows, show_table, write_json
 
 
@@ -41,6 +41,7 @@ def fabric(
     Several files are merged, as by `predict`: the result has the measured tables of all files, the topology of the
     file that has one, and everything else from the first file.
     """
+    check_outputs(json_path, inputs=[*files, processor])
     shown = read_fabric(files, fabric_set, processor)
     sizes = _default_world_sizes(shown) if world_sizes is None else read_counts("--world-sizes", world_sizes)
     segments = [segment for world_size in sizes for segment in _segments(shown, world_size)]
@@ -128,6 +129,7 @@ KNOBS: dict[str, type[BaseModel]] = {
 
 def knobs(json_path: Json = None) -> None:
     """List every setting with its default, its unit and the source of its value."""
+    check_outputs(json_path)
     for title, schema in KNOBS.items():
         show_table(_field_rows(schema), title)
         print()

@@ -6,6 +6,7 @@ Modules that need torch are imported when a subcommand that uses them runs, so t
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from typing import NoReturn
 
 import typer
@@ -157,7 +158,8 @@ def main() -> None:
     """Run the command line; print errors that the user can correct as one line."""
     sys.path.insert(0, os.getcwd())  # so that --model finds the user's own module, as with `python -m`
     try:
-        status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+        with redirect_stdout(sys.stdout):  # restored at the end; see `check_outputs`
+            status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except typer.TyperException as error:  # an invalid command, option or value
         context = getattr(error, "ctx", None)
         command_path = context.command_path if context else "ddplab"

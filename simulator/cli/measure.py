@@ -24,6 +24,7 @@ from .options import (
     UplinksText,
     WorldSize,
     check_outputs,
+    files_of,
     read_caps,
     read_counts,
     read_hooks,
@@ -57,7 +58,7 @@ def record(
 
     from ..measure.training_runs import record_computation
 
-    check_outputs(out, json_path)
+    check_outputs(out, json_path, inputs=files_of(model))
     with progress() as on_progress, RankPool(world_size, pinned=True) as pool:
         on_progress("recording", 0, 1)
         trace = pool.run(record_computation, model, iterations)[0]
@@ -97,7 +98,7 @@ def calibrate(
     from ..measure.calibrate import calibrate as measure
     from .output import show_calibration
 
-    check_outputs(out, json_path)
+    check_outputs(out, json_path, inputs=files_of(model))
     rate, between_nodes = read_links(link_rate, uplinks)
     with progress() as on_progress, RankPool(world_size, link_rate=rate, uplinks=between_nodes, pinned=True) as pool:
         fabric = measure(pool, model, hooks=hook or (), on_progress=on_progress)
@@ -160,7 +161,7 @@ def validate(
     from ..measure.validate import validate as run
     from ..measure.validate_emulated import calibrate_network, extrapolated, validate_emulated
 
-    check_outputs(out / "report.json", json_path)
+    check_outputs(out / "report.json", json_path, inputs=[emulate, *files_of(model or "")])
     if emulate is None:
         for option, is_given in (
             ("--dilation", dilation != 1),

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -12,7 +13,16 @@ from matplotlib.figure import Figure
 from pydantic import ValidationError
 
 from reference.bucketing import ORDERS, Order, cap_name
-from reference.files import Schema, check_writable, first_problem, validated, write_atomically
+from reference.files import (
+    STANDARD_OUTPUT,
+    Schema,
+    check_distinct,
+    check_writable,
+    first_problem,
+    open_descriptor,
+    validated,
+    write_atomically,
+)
 
 from ..argument_checks import overruled
 from ..fabric import Fabric, Processor
@@ -127,7 +137,10 @@ UplinksText = Annotated[
     ),
 ]
 Json = Annotated[
-    Path | None, typer.Option("--json", metavar="PATH", help="Also write the result as JSON, for programs.")
+    Path | None,
+    typer.Option(
+        "--json", metavar="PATH", help="Also write the result as JSON, for programs; `-` is the standard output."
+    ),
 ]
 
 OPTIONS = {"bucket_cap_mb": "--caps", "order": "--orders", "hook": "--hooks"}
@@ -251,15 +264,30 @@ def read_scale(dilation: float, byte_scale: float) -> ScaleModel:
         raise ValueError(f"--{str(error).replace('_', '-')}") from None
 
 
-def check_outputs(*paths: Path | None) -> None:
-    """Check that these files can be written, before anything is computed.
+def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = ()) -> None:
+    """Check that these files can be written, before anything is computed; None: no file.
+
+    If one of them is the standard output, the rest of the command prints to the standard error instead.
+
+    Args:
+        paths: The outputs.
+        inputs: The files that the command reads.
 
     Raises:
         OSError: A file cannot be written.
+        ValueError: An output would overwrite an input or another output.
     """
-    for path in paths:
-        if path is not None:
-            check_writable(path)
+    outputs = [path for path in paths if path is not None]
+    for path in outputs:
+        check_writable(path)
+    check_distinct(outputs, [path for path in inputs if path is not None])
+    if STANDARD_OUTPUT in map(open_descriptor, outputs):
+        sys.stdout = sys.stderr  # `main` restores it
+
+
+def files_of(model: str) -> list[Path]:
+    """The files that a model is read from: the trace of `emulated:TRACE`."""
+    return [Path(model.removeprefix("emulated:"))] if model.startswith("emulated:") else []
 
 
 def _processor_of(path: Path) -> Processor:

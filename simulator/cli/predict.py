@@ -110,7 +110,7 @@ def predict(
     90 %. A trace of one rank is enough for any world size.
     """
     check_picture("--timeline", timeline)
-    check_outputs(perfetto, timeline, json_path)
+    check_outputs(perfetto, timeline, json_path, inputs=[trace, *(fabric or [FABRIC]), processor])
     base, policies = read_policies(policy, caps, orders, hooks)
     recorded = Trace.load(trace)
     given = read_fabric(fabric or [FABRIC], fabric_set, processor)
@@ -352,7 +352,7 @@ def sweep(
     if out.suffix not in TABLE_WRITERS:
         raise ValueError(f"--out: expected a name that ends in {', '.join(TABLE_WRITERS)}; got {out}")
     _check_heat_map(heat_map, rows, columns, value)
-    check_outputs(out, heat_map, json_path)
+    check_outputs(out, heat_map, json_path, inputs=[*traces, *fabric, processor])
     base = read_policy(policy)
     with progress("sweeping") as on_progress:
         fabrics = {str(path): read_fabric([path], fabric_set, processor) for path in fabric}

@@ -111,7 +111,7 @@ def rescale(
     Differences between iterations and between ranks are kept. `--from this` first measures the rates of this machine.
     Traces recorded with communication are refused, because communication does not scale with the device.
     """
-    check_outputs(out, json_path)
+    check_outputs(out, json_path, inputs=[trace])
     recorded, target = Trace.load(trace), find_device(new)
     source = _this_device() if old == "this" else find_device(old)
     rescaled = rescale_trace(recorded, _count(model), source, target)
