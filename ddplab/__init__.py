@@ -1,1 +1,1 @@
-"""What users start that is not a command: ddplab's pytest plugin, and the tests that it has options for."""
+"""What users start: the command, ddplab's pytest plugin, and the tests that the plugin has options for."""

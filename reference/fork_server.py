@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 IMPORTED = ("torch", "torch._dynamo", "numpy")
 """Modules that the server imports. None is of this project, so that a process always has the present code."""
 AVAILABLE = sys.platform == "linux"
-NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-"""Set to 1 in the server: a module that asks at import whether there is a GPU then does not initialize CUDA, which a
-fork could not do again. Source: torch's notes on multiprocessing, "poison fork"."""
+IN_SERVER = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1", "PYTHONSAFEPATH": "1"}
+"""Environment variables of the server. A module that asks at import whether there is a GPU does not initialize CUDA,
+which a fork could not do again (torch's notes on multiprocessing, "poison fork"). A file `torch.py` in the working
+directory is not imported."""
 OUTPUTS = (1, 2)
 """File descriptors of standard output and standard error."""
 _starting = threading.Lock()
@@ -40,13 +41,14 @@ def start_server(*further_modules: str) -> None:
         return
     with _starting, ctrl_c_blocked():
         multiprocessing.set_forkserver_preload([*IMPORTED, *further_modules])
-        before = os.environ.get(NVML_CHECK)
-        os.environ[NVML_CHECK] = "1"
-        forkserver.ensure_running()
-        if before is None:
-            del os.environ[NVML_CHECK]
-        else:
-            os.environ[NVML_CHECK] = before
+        before = dict(os.environ)
+        os.environ.update(IN_SERVER)
+        try:
+            forkserver.ensure_running()
+        finally:
+            for name in IN_SERVER:
+                del os.environ[name]
+            os.environ.update(before)
 
 
 def process_context() -> "ForkServerContext | SpawnContext":

@@ -7,9 +7,12 @@ computing.
 """
 
 import importlib
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 
 import torch
 import torch.distributed as dist
@@ -22,6 +25,23 @@ from .trace import Trace
 
 Loss = Callable[[nn.Module], Tensor]
 Model = tuple[nn.Module, Loss]
+
+
+def import_first_here(name: str) -> ModuleType:
+    """Import a module that a user names; the working directory comes first, as with `python -m`.
+
+    It comes first for this import only: a folder `reference` or a file `torch.py` there must not replace the modules
+    of this project or torch, which are imported as they are needed.
+
+    Raises:
+        ImportError: There is no such module.
+    """
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path.remove(here)
 
 
 def resolve(name: str) -> Callable[[], Model]:
@@ -39,7 +59,7 @@ def resolve(name: str) -> Callable[[], Model]:
     if not colon:
         raise ModelError(expected)
     try:
-        found = getattr(importlib.import_module(module_name), attribute)
+        found = getattr(import_first_here(module_name), attribute)
     except ImportError as error:
         raise ModelError(f"{expected}: {error}; run from the folder that holds {module_name}.py") from None
     except AttributeError as error:

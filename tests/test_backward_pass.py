@@ -92,13 +92,24 @@ class Comparison:
             and not all(x.sync for x in forwards)
         )
 
+    @property
+    def has_packed(self) -> bool:
+        """Whether gradients of a completed backward pass wait for others before they are averaged."""
+        latest = next(
+            (n for n, x in enumerate(reversed(self.steps)) if isinstance(x, Forward) and x.sync and x.grad), 0
+        )
+        after = self.steps[len(self.steps) - latest :]
+        return self.pending and any(isinstance(x, Backward) and (not x.fault or x.retry) for x in after)
+
     def _compare_with_torch(self, step: Step, seen: list[Seen]) -> None:
         torchs = next((one.errors["torch"] for one in seen if "torch" in one.errors), "")
         same = bool(torchs) == bool(self.ended) and (
             bool(torchs) or self._in_flight or all(one.gradients["torch"] == one.gradients["ours"] for one in seen)
         )
         if not same:
-            self.torch_ended = self._difference(torchs)
+            self.torch_ended = self._difference(
+                torchs, all(x.gradients["ours"] == x.gradients["local"] for x in seen)
+            )
             assert self.torch_ended, (
                 f"{self.options}\n{self.steps}\nours: {self.ended or [one.gradients['ours'] for one in seen]}\n"
                 f"torch: {torchs or [one.gradients['torch'] for one in seen]}"
@@ -109,8 +120,13 @@ class Comparison:
         elif isinstance(step, Backward) and step.fault and step.ranks != BOTH:
             self.torch_ended, self._drop = "torch's class may raise its next error on one rank only", "torch"
 
-    def _difference(self, torchs: str) -> str:
-        """Return why our class differs from torch's, which raised the error `torchs` or none. Empty: unknown."""
+    def _difference(self, torchs: str, is_local: bool) -> str:
+        """Return why our class differs from torch's. Empty: unknown.
+
+        Args:
+            torchs: The error of torch's class. Empty: none.
+            is_local: Whether the gradients of our class are those of each rank alone.
+        """
         forwards = [one for one in self.steps if isinstance(one, Forward) and one.grad]
         raised = any(isinstance(one, Backward) and one.fault for one in self.steps)
         if raised and torchs and not self.ended:
@@ -119,6 +135,10 @@ class Comparison:
             return "after an exception that follows some launches, torch's class goes on"
         if raised and self.options.get("gradient_as_bucket_view") and not torchs and not self.ended:
             return "after an exception, the views of torch's class stay divided"
+        if raised and is_local and self.pending and not torchs and not self.ended:
+            return (
+                "torch's class counts the gradients of a pass that raised; ours waits for them, and may raise later"
+            )
         if self.options.get("find_unused_parameters") and "gradient which is undefined" in torchs:
             return "torch's class raises an internal error if gradients that were not averaged are set to None"
         if self.options.get("static_graph") and "training graph has changed" in self.ended and not torchs:
@@ -313,7 +333,7 @@ class Scripts(RuleBasedStateMachine):
     @precondition(_goes_on)
     @rule(in_place=st.booleans())
     def zero(self, in_place):
-        if self.script.local:
+        if self.script.local or self.script.has_packed:
             return  # a later pass would write back averages of the gradients that are packed already
         self.script.go_on(Zero(in_place))
 

@@ -1,5 +1,6 @@
 """The command as a user runs it: real processes, real files, exit codes, one clear line for a mistake."""
 
+import contextlib
 import inspect
 import json
 import os
@@ -8,7 +9,6 @@ import shlex
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -510,19 +510,63 @@ def test_a_mistake_ends_the_command_without_a_traceback():
     assert done.stderr == "ddplab: absent.json: cannot be read: No such file or directory\n"
 
 
-def test_ctrl_c_ends_the_command_and_its_ranks():
-    model = "tests.models_for_cli:telling"
-    command = [Path(sys.executable).parent / "ddplab", "record", "--model", model, "--iterations", "100000"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # tests run in the background ignore it
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
+
+
+def started(*words: object, folder: Path) -> subprocess.Popen[str]:
+    """Start the command with temporary files in a folder."""
+    return subprocess.Popen(
+        [Path(sys.executable).parent / "ddplab", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True, env=os.environ | {"TMPDIR": str(folder)},
+        preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL) for one in SIGNALS],  # the background ignores SIGINT
     )  # fmt: skip
+
+
+def assert_ended_in_order(process: subprocess.Popen[str], number: signal.Signals, folder: Path) -> None:
     try:
-        assert process.stdout.readline() == "computing\n"
-        os.killpg(process.pid, signal.SIGINT)  # what a terminal does
         _, errors = process.communicate(timeout=60)  # as long as a rank lives, it holds these pipes
     finally:
         process.kill()
-    assert process.returncode == 130
-    assert errors.splitlines()[-1].startswith("ddplab: interrupted")
+    assert process.returncode == 128 + number
+    assert errors.splitlines()[-1].startswith(f"ddplab: ended by {number.name}")
     assert "Traceback" not in errors
+    assert [one for one in folder.iterdir() if not one.name.startswith("torchinductor")] == []  # a cache of torch's
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+@pytest.mark.parametrize("to_all", [True, False], ids=["to all", "to the command"])
+def test_a_signal_ends_the_command_and_its_ranks_and_leaves_nothing(number, to_all, tmp_path):
+    """To all: what a terminal does."""
+    process = started("record", "--model", "tests.models_for_cli:telling", "--iterations", "100000", folder=tmp_path)
+    assert process.stdout.readline() == "computing\n"
+    (os.killpg if to_all else os.kill)(process.pid, number)
+    assert_ended_in_order(process, number, tmp_path)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3, 0.6, 0.9, 1.5])
+def test_ctrl_c_while_the_command_starts_is_one_line(delay_s, tmp_path):
+    process = started("predict", "absent.json", "--caps", "1", folder=tmp_path)
+    while not _handles_sigterm(process.pid):
+        assert process.poll() is None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(delay_s)
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        assert_ended_in_order(process, signal.SIGINT, tmp_path)
+    else:
+        assert process.communicate()[1].startswith("ddplab: absent.json")
+
+
+def _handles_sigterm(pid: int) -> bool:
+    mask = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1]
+    return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_files_of_the_user_replace_neither_torch_nor_this_project(tmp_path):
+    for name in ("torch.py", "reference/__init__.py", "simulator/__init__.py", "reference/launch.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("raise SystemExit('that of the user')")
+    (tmp_path / "mine.py").write_text("from sibling import tiny")
+    (tmp_path / "sibling.py").write_text((ROOT / "tests" / "models_for_cli.py").read_text())
+    done = ddplab("record", "--model", "mine:tiny", "--iterations", "2", "--out", "t.json", cwd=tmp_path)
+    assert (done.returncode, Trace.load(tmp_path / "t.json").workload.model) == (0, "mine:tiny")

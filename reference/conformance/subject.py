@@ -11,7 +11,6 @@ A subject is named `module:name`. The name is that of a class or a function that
 Options that the class does not take are not supported, which is no failure.
 """
 
-import importlib
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -22,6 +21,8 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
+
+from ..models import import_first_here
 
 CAP_NAMES = ("bucket_cap_mb", "bucket_size_mb")
 """Names of the argument with the bucket cap in MB."""
@@ -130,7 +131,7 @@ class Subject:
                 f"expected MODULE:CLASS, such as torch.nn.parallel:DistributedDataParallel, got {self.name!r}"
             )
         try:
-            return importlib.import_module(path)
+            return import_first_here(path)
         except ImportError as error:
             raise ValueError(
                 f"{self.name}: expected the name of an importable module before the colon: {error}"

@@ -1,6 +1,5 @@
 """`ddplab emulate`: iteration times of a real reducer in virtual time or by the clock, beside the predicted ones."""
 
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -242,8 +241,10 @@ def read_reducer(text: str) -> str | Callable[..., Any]:
         if text not in ("ddplab", "torch"):
             raise ValueError(expected)
         return text
+    from reference.models import import_first_here
+
     try:
-        found: Callable[..., Any] = getattr(importlib.import_module(module_name), attribute)
+        found: Callable[..., Any] = getattr(import_first_here(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{expected}: {error}") from None
     return found

@@ -123,9 +123,6 @@ def epilog(command: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {example}" for example in EXAMPLES[command])
 
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as in shells."""
-
 app = typer.Typer(
     help=USAGE,
     add_completion=False,
@@ -156,7 +153,7 @@ app.add_typer(import_app, name="import", short_help=SUMMARIES["import"], epilog=
 
 def main() -> None:
     """Run the command line; print errors that the user can correct as one line."""
-    sys.path.insert(0, os.getcwd())  # so that --model finds the user's own module, as with `python -m`
+    sys.path.append(os.getcwd())  # where modules of the user's import each other; see `import_first_here`
     try:
         with redirect_stdout(sys.stdout):  # restored at the end; see `check_outputs`
             status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
@@ -167,8 +164,6 @@ def main() -> None:
         _end(f"{message}{'' if message[-1:] in '.?' else '.'} See `{command_path} --help`.", error.exit_code)
     except (Error, ValueError, OSError) as error:
         _end(str(error), 1)
-    if status == INTERRUPTED:
-        _end("interrupted; all ranks have ended, and no file is incomplete", INTERRUPTED)
     sys.exit(status)
 
 

@@ -1,0 +1,38 @@
+"""The command `ddplab`, which answers signals before it imports anything else; see `simulator.cli` for the rest."""
+
+import signal
+import sys
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that end the command in order: ranks end, temporary folders are removed, and no file is incomplete."""
+
+
+class EndedError(BaseException):
+    """Ends the command after a signal; no `Exception`, so `except Exception` does not catch it."""
+
+
+def main() -> None:
+    """Run the command line. A signal ends it with one line, and with 128 plus its number as the exit status."""
+    received: list[signal.Signals] = []
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        for one in SIGNALS:
+            signal.signal(one, signal.SIG_IGN)  # another signal would interrupt the end
+        received.append(signal.Signals(number))
+        raise KeyboardInterrupt if number == signal.SIGINT else EndedError
+
+    for number in SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, end)
+    try:
+        from simulator.cli.main import main as run
+
+        run()
+    except (KeyboardInterrupt, EndedError):
+        pass
+    finally:
+        if received:
+            ended = f"ended by {received[0].name}; all ranks have ended, and no file is incomplete"
+            print(f"ddplab: {ended}", file=sys.stderr)
+            sys.exit(128 + received[0])
