@@ -294,9 +294,8 @@ class SparseBucket(Bucket):
         (parameter,) = self.parameters
         rows = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
         values = parameter.new_empty((0, *parameter.shape[1:]))
-        self.buffer = torch.sparse_coo_tensor(
-            rows, values, parameter.shape, is_coalesced=True, check_invariants=False
-        )
+        empty = rows, values, parameter.shape
+        self.buffer = torch.sparse_coo_tensor(*empty, is_coalesced=True, check_invariants=False)
         self.views = [self.buffer]
 
     def pack(self, scale: float) -> None:

@@ -145,7 +145,7 @@ LAYERS = {  # each module imports only from those before it
         "cli.conform",
         "cli.main",
     ],
-    "ddplab": ["pytest_plugin", "test_conformance"],
+    "ddplab": ["command", "pytest_plugin", "test_conformance"],
 }
 NEEDS_TORCH = {"conformance", "emulation", "measure", "cli"}
 """Folders of `simulator` that drive real ranks or models; everything else in it is pure."""

@@ -432,6 +432,11 @@ def test_a_forward_pass_under_no_sync_in_between_leaves_a_synchronised_one_waiti
     assert averages(two_ranks, options, *steps) == [[36.5 if of == (-2,) else 84.0] * 4] * 2
 
 
+def test_gradients_under_no_sync_do_not_count_as_those_of_a_static_graphs_first_iteration(two_ranks):
+    first = (Forward((1.0, 50.0)), Forward((5.0, 90.0), sync=False), Backward((-1,), sync=False), Backward((-2,)))
+    assert averages(two_ranks, {"static_graph": True}, *first, *NEXT) == [[36.5] * 4] * 2
+
+
 @pytest.mark.parametrize("by", ["input", "weights"])
 def test_a_static_graph_whose_first_backward_pass_is_autograd_grad_averages(two_ranks, by):
     steps = (Forward((1.0, 50.0)), Grad(by=by), Backward(), *NEXT)
