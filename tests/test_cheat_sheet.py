@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_cli import here  # noqa: F401 - a fixture
-
 ROOT = Path(__file__).parent.parent
 SHEET = (ROOT / "docs" / "cheat_sheet.md").read_text()
 RULES = [
@@ -23,7 +21,7 @@ def block(page: str, name: str) -> str:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=[rule[0][:40] for rule in RULES])
-def test_each_command_prints_the_times_of_its_rule(rule, here, monkeypatch, tmp_path):  # noqa: F811
+def test_each_command_prints_the_times_of_its_rule(rule, here, monkeypatch, tmp_path):
     (tmp_path / "pod.yaml").write_text(block("README.md", "pod.yaml"))
     (tmp_path / "lan.yaml").write_text(block("docs/cheat_sheet.md", "lan.yaml"))
     monkeypatch.setenv("COLUMNS", "200")
