@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from reference.files import write_atomically
+from reference.writing import write_atomically
 from simulator import Fabric, predict
 from simulator.palette import COMPUTATION, EXPOSED, FORWARD, HIDDEN, INK, QUIET
 

@@ -2,7 +2,7 @@
 
 from functools import cache
 
-from reference.files import write_atomically
+from reference.writing import write_atomically
 from simulator import Fabric
 from simulator.interactive_timeline.page import interactive_page
 from simulator.interactive_timeline.questions import InteractiveIteration

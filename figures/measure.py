@@ -19,10 +19,10 @@ from torch import nn
 
 from reference import models
 from reference.data_parallel import DistributedDataParallel
-from reference.files import write_atomically
 from reference.launch import RankPool
 from reference.recorder import record
 from reference.trace import Trace
+from reference.writing import write_atomically
 from simulator.cli.output import progress
 from simulator.measure.demo import demo as run_demo
 from simulator.measure.operation_counter import measure_operations

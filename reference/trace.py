@@ -12,31 +12,37 @@ recording; adding `RankTrace.clock_offset_ns` gives times on rank 0's clock.
 
 import gzip
 import os
-import zlib
 from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, prod
-from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from .bucketing import check_partition
 from .errors import TraceError
-from .files import Schema, first_problem, write_atomically
+from .quantities import EXABYTE, YEAR_NS, Bytes, Count, Moment, Nanoseconds, Rank, WorldSize
+from .reading import Schema, read_schema
+from .writing import write_atomically
 
 SCHEMA_VERSION: Literal[1] = 1
-GZIP_MAGIC = b"\x1f\x8b"
 FIRST_FIELDS = b'{"schema_version":1,"workload":'
 """How the JSON of a trace begins."""
 PROFILER_FIELD = b'"traceEvents"'
 """A field in the JSON of torch's profiler."""
+PROFILER_ADVICE = (
+    "expected a trace, got a file of torch's profiler; make a trace of it with `ddplab import kineto FILE --out "
+    "trace.json.gz`"
+)
 
 PHASES = (
     *("forward_start_ns", "forward_end_ns", "backward_start_ns", "backward_end_ns"),
     *("optimizer_start_ns", "optimizer_end_ns", "end_ns"),
 )
 """The moments of an iteration, in chronological order."""
+
+Length = Annotated[int, Field(ge=0, le=EXABYTE)]
+"""Length of a dimension of a tensor."""
 
 BucketLayout = tuple[tuple[int, ...], ...]
 """Parameter indices by bucket, in launch order."""
@@ -46,9 +52,9 @@ class Parameter(Schema):
     """A trainable parameter; its position in `Workload.parameters` is its parameter index."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Length, ...]
     dtype: str
-    size_bytes: int = Field(ge=0)
+    size_bytes: Bytes
     sparse: bool = False
 
     @model_validator(mode="after")
@@ -74,7 +80,7 @@ class Buffer(Schema):
 
     name: str
     dtype: str
-    size_bytes: int = Field(ge=0)
+    size_bytes: Bytes
 
 
 class Workload(Schema):
@@ -89,10 +95,10 @@ class Workload(Schema):
     device: str
     device_name: str
     backend: str | None
-    world_size: int = Field(ge=1)
+    world_size: WorldSize
     torch_version: str
-    batch: int | None = Field(default=None, ge=1, description="samples per rank and iteration, where known")
-    input_shape: tuple[int, ...] | None = Field(
+    batch: Count | None = Field(default=None, description="samples per rank and iteration, where known")
+    input_shape: tuple[Length, ...] | None = Field(
         default=None, description="shape of the first tensor that the module took as input, where known"
     )
 
@@ -103,10 +109,13 @@ class Workload(Schema):
         return f"{self.model}{shape}"
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
+    def _has_parameters(self) -> Self:
         names = [parameter.name for parameter in self.parameters]
         if not names:
             raise ValueError("parameters: expected at least one trainable parameter")
+        total = sum(one.size_bytes for tensors in (self.parameters, self.buffers) for one in tensors)
+        if total > EXABYTE:
+            raise ValueError(f"parameters: expected at most {EXABYTE} bytes of parameters and buffers, got {total}")
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise ValueError(f"parameters: the name {twice!r} occurs twice")
@@ -119,10 +128,10 @@ class BucketTimes(Schema):
     `copied_out_ns` is None if it was not recorded: torch's reducer does not report it.
     """
 
-    ready_ns: int = Field(description="when the last gradient of the bucket was ready")
-    launched_ns: int = Field(description="when its all-reduce was issued")
-    done_ns: int = Field(description="when its all-reduce had finished")
-    copied_out_ns: int | None = None
+    ready_ns: Moment = Field(description="when the last gradient of the bucket was ready")
+    launched_ns: Moment = Field(description="when its all-reduce was issued")
+    done_ns: Moment = Field(description="when its all-reduce had finished")
+    copied_out_ns: Moment | None = None
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -145,24 +154,24 @@ class Iteration(Schema):
     one, with its backward pass.
     """
 
-    forward_start_ns: int
-    forward_end_ns: int
-    backward_start_ns: int = Field(description="when the first gradient of the model's output was computed")
-    computed_ns: int | None = Field(
+    forward_start_ns: Moment
+    forward_end_ns: Moment
+    backward_start_ns: Moment = Field(description="when the first gradient of the model's output was computed")
+    computed_ns: Moment | None = Field(
         default=None,
         description="when a backward pass with communication had computed everything, parameters outside the data "
         "parallelism included; None: with its last gradient",
     )
-    backward_end_ns: int
-    optimizer_start_ns: int | None = None
-    optimizer_end_ns: int | None = None
-    end_ns: int
-    host_bound_ns: int | None = Field(
-        default=None, ge=0, description="how long a GPU waited for its host to launch something; None: not recorded"
+    backward_end_ns: Moment
+    optimizer_start_ns: Moment | None = None
+    optimizer_end_ns: Moment | None = None
+    end_ns: Moment
+    host_bound_ns: Nanoseconds | None = Field(
+        default=None, description="how long a GPU waited for its host to launch something; None: not recorded"
     )
     synchronized: bool = Field(description="whether gradients were averaged over the ranks")
     layout: int | None = Field(default=None, description="index into Trace.layouts; None: no buckets")
-    ready_ns: tuple[int | None, ...] = Field(description="by parameter index; None: the parameter got no gradient")
+    ready_ns: tuple[Moment | None, ...] = Field(description="by parameter index; None: the parameter got no gradient")
     buckets: tuple[BucketTimes, ...] = Field(default=(), description="in launch order")
 
     @model_validator(mode="after")
@@ -171,6 +180,8 @@ class Iteration(Schema):
         for (before, earlier), (after, later) in pairwise(phases.items()):
             if earlier > later:
                 raise ValueError(f"{after}: expected at least {before} = {earlier}, got {later}")
+        if self.duration_ns > YEAR_NS:
+            raise ValueError(f"end_ns: expected an iteration of at most a year, got {self.duration_ns} ns")
         for index, ready in enumerate(self.ready_ns):
             if ready is not None and not self.backward_start_ns <= ready <= self.backward_end_ns:
                 raise ValueError(
@@ -215,9 +226,9 @@ class Iteration(Schema):
 class RankTrace(Schema):
     """The recording of one rank."""
 
-    rank: int = Field(ge=0)
-    clock_offset_ns: int = Field(default=0, description="add to this rank's times to get rank 0's clock")
-    clock_uncertainty_ns: int = Field(default=0, ge=0, description="estimated error of the offset")
+    rank: Rank
+    clock_offset_ns: Moment = Field(default=0, description="add to this rank's times to get rank 0's clock")
+    clock_uncertainty_ns: Nanoseconds = Field(default=0, description="estimated error of the offset")
     iterations: tuple[Iteration, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -238,6 +249,16 @@ class Trace(Schema):
     workload: Workload
     layouts: tuple[BucketLayout, ...] = ()
     ranks: tuple[RankTrace, ...] = Field(min_length=1)
+
+    @field_validator("schema_version", mode="before")
+    @classmethod
+    def _is_known(cls, version: object) -> object:
+        if isinstance(version, int) and version != SCHEMA_VERSION:
+            raise ValueError(
+                f"expected {SCHEMA_VERSION}, got {version}; record it again, or read it with the release of ddplab "
+                "that wrote it"
+            )
+        return version
 
     @model_validator(mode="after")
     def _hangs_together(self) -> Self:
@@ -303,24 +324,19 @@ class Trace(Schema):
         Raises:
             TraceError: The file is missing, corrupt, truncated, of an unknown version or inconsistent.
         """
-        data = read_gzipped(Path(path))
         try:
-            version = _Header.model_validate_json(data).schema_version
-            if version != SCHEMA_VERSION:
-                raise TraceError(
-                    f"{path}: schema_version: expected {SCHEMA_VERSION}, got {version}; "
-                    "record it again, or read it with the release of ddplab that wrote it"
-                )
-            return cls.model_validate_json(data)
-        except ValidationError as error:
-            if PROFILER_FIELD in data:
-                raise TraceError(
-                    f"{path}: expected a trace, got a file of torch's profiler; make a trace of it with "
-                    f"`ddplab import kineto {path} --out trace.json.gz`"
-                ) from None
-            raise TraceError(
-                f"{path}: {first_problem(error)}; expected a trace as `ddplab record` writes it"
-            ) from None
+            trace = read_schema(
+                cls,
+                path,
+                what="a trace",
+                cure="expected a trace as `ddplab record` writes it",
+                mistaken=(PROFILER_FIELD, PROFILER_ADVICE),
+            )
+        except ValueError as error:
+            raise TraceError(str(error)) from None
+        if "schema_version" not in trace.model_fields_set:
+            raise TraceError(f"{path}: schema_version: field required")
+        return trace
 
 
 def join(traces: Sequence[Trace]) -> Trace:
@@ -348,30 +364,3 @@ def join(traces: Sequence[Trace]) -> Trace:
         for rank, mine in zip(first.ranks, iterations, strict=True)
     )
     return first.model_copy(update={"ranks": tuple(ranks)})
-
-
-def looks_like_a_trace(path: str | os.PathLike[str]) -> bool:
-    """Whether a file can be read and has the fields with which every trace begins."""
-    try:
-        return read_gzipped(Path(path)).startswith(FIRST_FIELDS)
-    except TraceError:
-        return False
-
-
-class _Header(BaseModel):
-    schema_version: int
-
-
-def read_gzipped(path: Path) -> bytes:
-    """Read a file that may be gzipped.
-
-    Raises:
-        TraceError: The file cannot be read, or is truncated or corrupt.
-    """
-    try:
-        data = path.read_bytes()
-        return gzip.decompress(data) if data.startswith(GZIP_MAGIC) else data
-    except OSError as error:  # includes gzip.BadGzipFile
-        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (EOFError, zlib.error) as error:
-        raise TraceError(f"{path}: truncated or corrupt gzip data: {error}; copy or write it again") from None

@@ -9,7 +9,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from reference.files import Schema, validated
+from reference.quantities import MILLION
+from reference.reading import Schema
 from reference.trace import Trace
 
 from .distribution import Engine
@@ -31,7 +32,7 @@ def checked_policy(policy: Policy | None, settings: PolicySettings) -> Policy:
     if unknown := [name for name in settings if name not in Policy.model_fields]:
         raise TypeError(f"unexpected keyword argument {unknown[0]!r}; settings are {', '.join(Policy.model_fields)}")
     if policy is None:
-        return validated(Policy, **settings)
+        return Policy(**settings)
     _check_kind("policy", policy, Policy, "make one with Policy(...)")
     if settings:
         raise ValueError(f"policy: expected either a policy or settings, got both; also given: {', '.join(settings)}")
@@ -82,6 +83,8 @@ def check_world_size(world_size: Any) -> None:
         raise ValueError(f"world_size: expected a whole number of ranks, got {world_size!r}")
     if world_size < 1:
         raise ValueError(f"world_size: expected at least 1, got {world_size}")
+    if world_size > MILLION:
+        raise ValueError(f"world_size: expected at most {MILLION}, got {world_size}")
 
 
 def overruled(policy: Policy) -> dict[str, str]:

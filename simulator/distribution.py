@@ -7,6 +7,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.quantities import as_int64
+
 from .engines.closed_form import solve, solve_many
 from .engines.events import latency_ns, replay
 from .schedule.costs import EngineInput, ScheduleCosts
@@ -127,7 +129,7 @@ def summarize(
         "compute_ns": np.sort(compute, axis=-1)[..., middle],
         "no_overlap_ns": np.sort(no_overlap, axis=-1)[..., middle],
     }
-    whole = {name: np.rint(ns).astype(np.int64) for name, ns in figures.items()}
+    whole = {name: as_int64(ns) for name, ns in figures.items()}
     return Distribution(**whole, median=median)
 
 
@@ -195,7 +197,7 @@ def _extremes(median: EngineInput, costs: ScheduleCosts, speed_error: float) -> 
     """Return pairs of the median iteration with one kind of cost at the low and at the high end of its error band."""
 
     def with_costs(factor: Floats) -> EngineInput:
-        return replace(median, cost_ns=np.rint(median.cost_ns * factor[..., None]).astype(np.int64))
+        return replace(median, cost_ns=as_int64(median.cost_ns * factor[..., None]))
 
     error = costs.relative_error
     extremes = [(with_costs(np.maximum(0.0, 1 - error)), with_costs(1 + error))]
@@ -207,7 +209,7 @@ def _extremes(median: EngineInput, costs: ScheduleCosts, speed_error: float) -> 
 
         def at_speed(factor: float) -> EngineInput:
             factors = np.where(computation, factor, 1.0)
-            return replace(median, duration_ns=np.rint(median.duration_ns * factors).astype(np.int64))
+            return replace(median, duration_ns=as_int64(median.duration_ns * factors))
 
         extremes.append((at_speed(1 - speed_error), at_speed(1 + speed_error)))
     return extremes

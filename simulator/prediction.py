@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Unpack
 
 import pandas as pd
 
-from reference.files import write_atomically
 from reference.trace import Trace
+from reference.writing import write_atomically
 
 from .answers import perfetto
 from .answers.breakdown import break_down, critical_path

@@ -18,8 +18,9 @@ import pandas as pd
 from joblib.parallel import get_active_backend
 
 from reference.bucketing import Order
-from reference.files import validated, write_atomically
+from reference.quantities import as_int64
 from reference.trace import Trace
+from reference.writing import write_atomically
 
 from .argument_checks import check_sweep, check_world_size, checked_policy, overruled
 from .distribution import simulate_many
@@ -160,7 +161,7 @@ class Results:
         shape = tuple(map(len, self._axes))
         self._policy = policy
         self._policies = {
-            choice: validated(Policy, **(dict(policy) | dict(zip(AXES[3:], values, strict=True))))
+            choice: Policy(**(dict(policy) | dict(zip(AXES[3:], values, strict=True))))
             for choice, values in zip(np.ndindex(shape[3:]), product(*choices), strict=True)
         }
         self._buckets = np.zeros(shape, np.int64)
@@ -331,7 +332,7 @@ class ClosedFormBatch:
                 spread=self._spread[cells],
             )
             distribution = simulate_many(costs, self._samplers[sizes[0]], "closed_form")
-            exposed_ns = np.rint(exposed_many(distribution.median) / policy.sync_every).astype(np.int64)
+            exposed_ns = as_int64(exposed_many(distribution.median) / policy.sync_every)
             others = [getattr(distribution, name) for name in FIGURES[:-1]]
             figures[cells] = np.stack([*others, exposed_ns], axis=-1)
         return len(costs.buckets), figures

@@ -18,9 +18,10 @@ from reference.conformance.bench import QUICK, Bench, Effort, Result, run_check
 from reference.conformance.checks import CHECKS, PLAIN, program_of
 from reference.conformance.kit import all_checks, conform, why_left_out
 from reference.conformance.local_training import FindingError, compare, describe_difference, run_locally, same
-from reference.conformance.report import EXPECTATIONS, Report, printable, read_expectations, write_script
+from reference.conformance.report import EXPECTATIONS, Report, read_expectations, write_script
 from reference.conformance.strategies import programs
 from reference.conformance.subject import Subject
+from reference.writing import printable
 from simulator.conformance import overlap
 from simulator.conformance.timing import run_in_virtual_time
 

@@ -201,7 +201,7 @@ def test_a_scaled_fabric_scales_every_collective_and_again_what_is_scaled():
     )
     twice = fabric.scaled(4.0).scaled(0.5)
     assert (twice.all_reduce_ns(8, 2), twice.broadcast_ns(8, 2)) == (200, 100)
-    with pytest.raises(ValueError, match="factor: expected a positive number, got 0"):
+    with pytest.raises(ValueError, match="factor: expected a positive number"):
         fabric.scaled(0)
 
 

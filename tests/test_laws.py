@@ -32,7 +32,7 @@ from .strategies import (
 )
 from .test_replay import engine_inputs
 
-FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e30)
+FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
 
 
 # Bounds

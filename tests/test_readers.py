@@ -3,18 +3,22 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.conformance.report import read_expectations
+from reference.quantities import YEAR_NS
 from reference.trace import Trace
-from simulator import Fabric
+from simulator import Fabric, Prediction, predict
 from simulator.conformance import overlap
 from simulator.fabric import Contention, Linear, Processor
 from simulator.workload.roofline import DEVICES, Device, Gradient, Operation, Operations
+from simulator.workload.synthesis import synthesize
 
 from .explore import examples
 from .nccl_log import nccl_log
@@ -69,8 +73,14 @@ READERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     ),
 }
 """Ending, reader and valid text of each kind of file."""
+EXTREMES = (0, -1, 1, 10**6, 10**18, 2**62, 2**63, 10**30, 1e-300, 1e-7, 1e6, 1e18, 1e30, 1e300)
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    st.sampled_from(EXTREMES)
+    | st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats()
+    | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
     max_leaves=4,
 )
@@ -94,25 +104,29 @@ def damaged(draw, text: str) -> bytes:
                 [*lines[:place], *lines[place : place + 1] * draw(st.sampled_from([0, 2])), *lines[place + 1 :]]
             ).encode()
         case _:
-            try:
-                document = yaml.safe_load(text)
-            except yaml.YAMLError:
-                return text.replace(draw(st.sampled_from(text.split())), draw(st.text(max_size=5)), 1).encode()
-            target = document
-            while True:
-                if not isinstance(target, dict | list) or not target:
-                    break
-                keys = sorted(target) if isinstance(target, dict) else range(len(target))
-                key = draw(st.sampled_from(keys))
-                if isinstance(target[key], dict | list) and target[key] and draw(st.integers(0, 9)):
-                    target = target[key]
-                    continue
-                if draw(st.booleans()):
-                    target[key] = draw(VALUES)
-                else:
-                    del target[key]
-                break
-            return (json.dumps(document) if text.startswith("{") else yaml.safe_dump(document)).encode()
+            return draw(with_another_value(text))
+
+
+@st.composite
+def with_another_value(draw, text: str) -> bytes:
+    """The text with another value of one field, or without the field."""
+    try:
+        document = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text.replace(draw(st.sampled_from(text.split())), draw(st.text(max_size=5)), 1).encode()
+    target = document
+    while isinstance(target, dict | list) and target:
+        keys = sorted(target) if isinstance(target, dict) else range(len(target))
+        key = draw(st.sampled_from(keys))
+        if isinstance(target[key], dict | list) and target[key] and draw(st.integers(0, 9)):
+            target = target[key]
+        elif draw(st.integers(0, 9)):
+            target[key] = draw(VALUES)
+            break
+        else:
+            del target[key]
+            break
+    return (json.dumps(document) if text.startswith("{") else yaml.safe_dump(document)).encode()
 
 
 @pytest.mark.parametrize("kind", READERS)
@@ -138,3 +152,32 @@ def test_a_damaged_file_is_read_or_told_in_one_line(tmp_path_factory, kind, data
         assert str(path) in message
         return
     assert found is not None
+
+
+USES: dict[str, Callable[[Any], Prediction]] = {
+    "trace": lambda trace: predict(trace, FABRIC, world_size=2, find_unused_parameters=True),
+    "fabric": lambda fabric: predict(TRACE, fabric, world_size=2, find_unused_parameters=True),
+    "topology": lambda fabric: predict(TRACE, fabric, world_size=16, find_unused_parameters=True),
+    "log": lambda fabric: predict(TRACE, fabric, world_size=4, find_unused_parameters=True),
+    "data sheet": lambda device: predict(synthesize(OPERATIONS, device), FABRIC, world_size=2),
+    "operations": lambda operations: predict(synthesize(operations, DEVICES["v100-fp32"]), FABRIC, world_size=2),
+}
+"""A prediction with what a reader returned."""
+
+
+@pytest.mark.parametrize("kind", USES)
+@examples(150)
+@given(data=st.data())
+def test_another_value_is_told_in_one_line_or_predicted_in_order(tmp_path_factory, kind, data):
+    ending, read, text = READERS[kind]
+    path = tmp_path_factory.getbasetemp() / f"changed{ending}"
+    path.write_bytes(data.draw(with_another_value(text)))
+    try:
+        with np.errstate(all="raise"):
+            found = USES[kind](read(path))
+    except ValueError as error:
+        refusal = str(error)
+        assert "\n" not in refusal
+        return
+    assert 0 <= found.compute_ns <= found.iteration_ns <= YEAR_NS
+    assert 0 <= found.interval_ns[0] <= found.iteration_ns <= found.interval_ns[1]

@@ -145,7 +145,7 @@ LINK = "{latency_us: 1, gb_per_s: 1}"
     ("text", "message"),
     [
         (None, "cannot be read: No such file"),
-        ("levels: [", "not YAML: while parsing"),
+        ("levels: [", "not YAML: line 1: expected the node content"),
         ("\0", "not YAML: "),
         ("", "not a topology: input should be"),
         ("nvlink", "not a topology: input should be"),
@@ -162,7 +162,7 @@ LINK = "{latency_us: 1, gb_per_s: 1}"
             "levels.a.latency_us: input should be greater than or equal to 0",
         ),
         ("levels: {a: {latency_us: 1, gb_per_s: 0}}", "levels.a.gb_per_s: input should be greater than"),
-        ("levels: {a: {latency_us: 1, gb_per_s: .inf}}", "levels.a.gb_per_s: input should be a finite number"),
+        ("levels: {a: {latency_us: 1, gb_per_s: .inf}}", "levels.a.gb_per_s: input should be a valid number"),
         ("levels: {a: {latency_us: 1, gb_per_s: fast}}", "levels.a.gb_per_s: input should be a valid number"),
         ("levels: {a: {members: 0, latency_us: 1, gb_per_s: 1}}", "levels.a.members: input should be greater"),
         (
@@ -174,7 +174,7 @@ LINK = "{latency_us: 1, gb_per_s: 1}"
             "levels.a.members: input should be a valid integer",
         ),
         ("levels: {a: {speed: 2, latency_us: 1, gb_per_s: 1}}", "levels.a.speed: extra inputs are not permitted"),
-        (f"levels: {{a: {LINK}, a: {LINK}}}", "not YAML: a occurs twice"),
+        (f"levels: {{a: {LINK}, a: {LINK}}}", "not YAML: line 1: a occurs twice"),
         (
             f"levels: {{a: {LINK}, b: {LINK}}}",
             "levels.b.of: expected one level at most with each `of`, got both a and b of ranks",

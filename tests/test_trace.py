@@ -44,6 +44,7 @@ DOCUMENT = {
     "layouts": [[[0]]],
     "ranks": [{"rank": 0, "clock_offset_ns": 0, "clock_uncertainty_ns": 0, "iterations": [ITERATION]}],
 }
+WITHOUT_VERSION = {key: value for key, value in DOCUMENT.items() if key != "schema_version"}
 
 
 @given(traces())
@@ -97,7 +98,7 @@ ITERATION_PATH = ("ranks", 0, "iterations", 0)
     ("path", "value", "says"),
     [
         (("schema_version",), 2, "schema_version: expected 1, got 2"),
-        (("schema_version",), "one", "schema_version: input should be a valid integer"),
+        (("schema_version",), "one", "schema_version: input should be 1"),
         (("workload", "model"), 7, "workload.model: input should be a valid string"),
         (("workload", "source"), "horovod", "workload.source: input should be 'ddplab', 'torch' or 'module'"),
         (("workload", "parameters"), [], "workload: parameters: expected at least one"),
@@ -162,9 +163,10 @@ def test_the_document_that_these_tests_break_is_valid(tmp_path):
         (b"", "invalid JSON"),
         (b'{"schema_version": 1', "invalid JSON"),
         (b"[1, 2]", "input should be an object"),
-        (b"{}", "schema_version: field required"),
+        (b"{}", "workload: field required"),
+        (json.dumps(WITHOUT_VERSION).encode(), "schema_version: field required"),
         (gzip.compress(json.dumps(DOCUMENT).encode())[:-20], "truncated or corrupt gzip data"),
-        (b"\x1f\x8b" + b"rubbish" * 9, "cannot be read"),
+        (b"\x1f\x8b" + b"rubbish" * 9, "truncated or corrupt gzip data"),
     ],
 )
 def test_a_broken_file_is_told_in_one_line(tmp_path, data, says):

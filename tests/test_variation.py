@@ -17,7 +17,7 @@ from simulator.workload.gpu_costs import DEVICE_SPREAD, LAUNCH_NS, assume_gpu, m
 from .explore import examples
 from .strategies import iteration, trace_of, traces, variations
 
-FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e30)
+FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from reference.bucketing import Order, cap_name
-from reference.files import first_problem
+from reference.reading import first_problem
 from reference.trace import Trace
 from simulator import Fabric
 from simulator.fabric.uncertainty import BAND

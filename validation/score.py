@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reference.files import write_atomically
+from reference.writing import write_atomically
 from simulator.cli.output import show_table, write_json
 
 from . import (

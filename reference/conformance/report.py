@@ -1,21 +1,17 @@
 """Report: the outcomes of all checks, beside what was expected, as a table, JSON and JUnit."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 from xml.etree import ElementTree
 
-import yaml
-
-from ..files import write_atomically
+from ..reading import parse_yaml, read_text
+from ..writing import printable, write_atomically
 from .bench import Result
 
 Expectation = Literal["must-pass", "expected-fail", "skip"]
-NOT_PRINTABLE = re.compile("[^\t\n -~\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0, UTF-8 or a terminal cannot show as they are."""
 EXPECTATIONS: tuple[Expectation, ...] = ("must-pass", "expected-fail", "skip")
 
 
@@ -98,23 +94,17 @@ class Report:
         write_atomically(path, ElementTree.tostring(suite, encoding="utf-8", xml_declaration=True) + b"\n")
 
 
-def printable(text: str) -> str:
-    r"""Replace each character that a file or a terminal may not show by its Python escape, such as `\x1b`."""
-    return NOT_PRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
-
-
 def read_expectations(path: Path, checks: Sequence[str]) -> dict[str, Expectation]:
     """Read a YAML file with the three lists `must-pass`, `expected-fail` and `skip` of names of checks.
 
     Raises:
         ValueError: The file is missing or malformed, or names an unknown check.
     """
+    text = read_text(path)
     try:
-        document = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: expected YAML: {' '.join(str(error).split())}") from None
+        document = parse_yaml(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: expected YAML: {error}") from None
     if not isinstance(document, dict) or not all(isinstance(one, list) for one in document.values()):
         raise ValueError(f"{path}: expected the lists {', '.join(EXPECTATIONS)}, got {type(document).__name__}")
     found: dict[str, Expectation] = {}

@@ -81,7 +81,7 @@ def conform(
     from reference.conformance.bench import FULL, QUICK, Result
     from reference.conformance.kit import all_checks
     from reference.conformance.kit import conform as run
-    from reference.conformance.report import printable, read_expectations, write_script
+    from reference.conformance.report import read_expectations, write_script
 
     from ..conformance.overlap import compare, load_baseline, save
 
@@ -98,7 +98,7 @@ def conform(
     def show(result: Result) -> None:
         if result.outcome == "left out":
             return  # shown together
-        typer.echo(f"{result.outcome:13}  {result.check}{': ' if result.message else ''}{printable(result.message)}")
+        typer.echo(f"{result.outcome:13}  {result.check}{': ' if result.message else ''}{result.message}")
 
     report = run(
         name,
@@ -146,7 +146,7 @@ def conform(
     rest = f", {left_out} checks left out" if left_out else ""
     if len(problems) == 1:
         raise ValueError(f"{name} does not conform: 1 problem{rest}")
-    first = f"the first, and perhaps the cause of the others, is {printable(problems[0])}"
+    first = f"the first, and perhaps the cause of the others, is {problems[0]}"
     raise ValueError(f"{name} does not conform: {len(problems)} problems{rest}; {first}")
 
 

@@ -12,6 +12,8 @@ from typing import NoReturn
 import typer
 
 from reference.errors import Error
+from reference.reading import one_line_errors
+from reference.writing import printable
 
 from .conform import conform
 from .emulate import emulate
@@ -19,6 +21,7 @@ from .explain import explain
 from .import_traces import import_app
 from .inspect import fabric, knobs
 from .measure import calibrate, demo, record, validate
+from .output import PrintableStream
 from .predict import predict, sweep
 from .synthesize import rescale, synthesize
 
@@ -155,7 +158,8 @@ def main() -> None:
     """Run the command line; print errors that the user can correct as one line."""
     sys.path.append(os.getcwd())  # where modules of the user's import each other; see `import_first_here`
     try:
-        with redirect_stdout(sys.stdout):  # restored at the end; see `check_outputs`
+        # The standard output is restored at the end; see `check_outputs`.
+        with one_line_errors(), redirect_stdout(PrintableStream(sys.stdout)):
             status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except typer.TyperException as error:  # an invalid command, option or value
         context = getattr(error, "ctx", None)
@@ -168,5 +172,5 @@ def main() -> None:
 
 
 def _end(line: str, status: int) -> NoReturn:
-    print(f"ddplab: {line}", file=sys.stderr)
+    print(f"ddplab: {printable(line)}", file=sys.stderr)
     sys.exit(status)

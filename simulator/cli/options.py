@@ -10,19 +10,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 from matplotlib.figure import Figure
-from pydantic import ValidationError
 
 from reference.bucketing import ORDERS, Order, cap_name
-from reference.files import (
-    STANDARD_OUTPUT,
-    Schema,
-    check_distinct,
-    check_writable,
-    first_problem,
-    open_descriptor,
-    validated,
-    write_atomically,
-)
+from reference.reading import Schema, one_line_errors, parse_json
+from reference.writing import STANDARD_OUTPUT, check_distinct, check_writable, open_descriptor, write_atomically
 
 from ..argument_checks import overruled
 from ..fabric import Fabric, Processor
@@ -30,6 +21,7 @@ from ..schedule.comm_hooks import CommHook, named_hook
 from ..schedule.policy import Policy
 from ..workload.compute_times import Straggler, Variation
 from ..workload.scale_model import ORIGINAL, ScaleModel
+from .output import PrintableStream
 
 if TYPE_CHECKING:
     from reference.virtual_links import Uplinks
@@ -196,7 +188,7 @@ def read_stragglers(words: Sequence[str] | None) -> list[Straggler]:
         rank, _, factor = word.partition(":")
         try:
             slow = None if rank == "random" else int(rank)
-            stragglers.append(validated(Straggler, rank=slow, factor=float(factor)))
+            stragglers.append(Straggler(rank=slow, factor=float(factor)))
         except ValueError as error:
             raise ValueError(f"--straggler: expected RANK:FACTOR, such as 3:1.5, got {word!r}: {error}") from None
     return stragglers
@@ -282,7 +274,7 @@ def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = ()) -> No
         check_writable(path)
     check_distinct(outputs, [path for path in inputs if path is not None])
     if STANDARD_OUTPUT in map(open_descriptor, outputs):
-        sys.stdout = sys.stderr  # `main` restores it
+        sys.stdout = PrintableStream(sys.stderr)  # `main` restores it
 
 
 def files_of(model: str) -> list[Path]:
@@ -316,15 +308,15 @@ def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
             names = ", ".join(type(record).model_fields)
             raise ValueError(f"{option}: expected NAME=VALUE, NAME being one of {names}, got {word!r}")
         try:
-            settings[name] = json.loads(value)
-        except json.JSONDecodeError:
+            settings[name] = parse_json(value)
+        except ValueError:
             settings[name] = value
     document = record.model_dump(mode="json", exclude_unset=True) | settings
     try:
-        return type(record).model_validate_json(json.dumps(document))
+        with one_line_errors():
+            return type(record).model_validate_json(json.dumps(document))
     except ValueError as error:
-        problem = first_problem(error) if isinstance(error, ValidationError) else error
-        raise ValueError(f"{option}: {problem}") from None
+        raise ValueError(f"{option}: {error}") from None
 
 
 CAPS = "Bucket caps in MB; `single` is one bucket in total, `default` is 25, and 1 for the first bucket."

@@ -5,21 +5,42 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from reference.bucketing import cap_name
-from reference.files import write_atomically
 from reference.trace import Trace
+from reference.writing import printable, write_atomically
 
 from ..fabric import Fabric, Linear, Processor
 from ..measure.conditions import Conditions
 from ..measure.report import Report, Row
 
-notes = Console(stderr=True)
+
+class PrintableStream:
+    """A stream of text to a terminal or file; names out of files of others cannot control the terminal.
+
+    Args:
+        stream: Receives the text. Characters that its encoding lacks are written as Python escapes.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text; return its length."""
+        encoding = self._stream.encoding or "utf-8"
+        self._stream.write(printable(text).encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+notes = Console(stderr=True, markup=False, emoji=False, highlight=False)
 PIPED_WIDTH = 120
 """Width of tables, in characters, if the output is not a terminal."""
 TEXT = ("name", "input", "default", "meaning", "order", "hook", "part", "main cause", "trace", "fabric")
@@ -38,7 +59,7 @@ def progress(first: str = "starting ranks") -> Iterator[Callable[[str, int, int]
     """
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -49,9 +70,9 @@ def progress(first: str = "starting ranks") -> Iterator[Callable[[str, int, int]
 
         def on_progress(word: str, done: int, total: int) -> None:
             nonlocal last
-            bar.update(task, description=word, completed=done, total=total)
+            bar.update(task, description=printable(word), completed=done, total=total)
             if word != last and not notes.is_terminal:
-                notes.print(word)
+                notes.print(printable(word))
             last = word
 
         yield on_progress
@@ -65,7 +86,8 @@ def show_table(rows: Sequence[dict[str, str]], title: str, *, optional: Sequence
         title: Printed above the table.
         optional: Columns to leave out, in this order, until the table fits the terminal.
     """
-    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
     columns = fitting_columns(rows, console.width, optional)
     print(title)
     table = Table(box=None, padding=(0, 1, 0, 0))

@@ -21,8 +21,10 @@ from reference.conformance.bench import Bench
 from reference.conformance.local_training import FindingError
 from reference.conformance.subject import NotSupportedError, Subject
 from reference.errors import RankError
-from reference.files import Schema, read_schema, write_atomically
+from reference.quantities import Bytes, Moment, Nanoseconds
+from reference.reading import Schema, read_schema
 from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
+from reference.writing import write_atomically
 
 from ..emulation.emulate import emulate
 from ..fabric import Fabric
@@ -108,9 +110,9 @@ MODELS = (
 class Launch(Schema):
     """An all-reduce of a bucket, in nanoseconds from the start of the iteration."""
 
-    size_bytes: int = Field(ge=0, description="bytes of its message")
-    launched_ns: int = Field(description="when the class launched it")
-    done_ns: int = Field(description="when it was done")
+    size_bytes: Bytes = Field(description="bytes of its message")
+    launched_ns: Moment = Field(description="when the class launched it")
+    done_ns: Moment = Field(description="when it was done")
 
 
 class Schedule(Schema):
@@ -118,9 +120,9 @@ class Schedule(Schema):
 
     model: str = Field(description="name of the model")
     network: str = Field(description="name of the network")
-    iteration_ns: int = Field(gt=0, description="duration of the iteration")
-    exposed_ns: int = Field(ge=0, description="time in which the slowest rank waits for communication")
-    last_ready_ns: int = Field(ge=0, description="when the last gradient is ready")
+    iteration_ns: Nanoseconds = Field(gt=0, description="duration of the iteration")
+    exposed_ns: Nanoseconds = Field(description="time in which the slowest rank waits for communication")
+    last_ready_ns: Nanoseconds = Field(description="when the last gradient is ready")
     launches: tuple[Launch, ...] = Field(description="all-reduces in launch order")
     other_collectives: int = Field(ge=0, description="number of further collectives")
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from reference.quantities import LARGEST
+
 from ..schedule.costs import EngineInput, Nanoseconds
 from ..schedule.schedule import Compute, Condition, Launch, Schedule, Wait
 from ..timeline import Timeline
@@ -73,6 +75,11 @@ class _Replay:
         for row in self.engine_input.duration_ns.sum(axis=1).argsort().tolist():
             self.machine.env.process(ranks[row])
         self.machine.env.run()
+        if self.machine.now_ns > LARGEST:
+            raise ValueError(
+                f"expected iterations of at most 146 years, got {self.machine.now_ns:.3g} ns with slow-downs; check "
+                "the factors of the fabric"
+            )
 
     def timeline(self) -> Timeline:
         duration_ns = self.engine_input.duration_ns

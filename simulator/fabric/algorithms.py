@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from .measured_tables import Sizes
 from .topology import Level
 
 Levels = Sequence[Level]
@@ -31,7 +32,7 @@ class Cost(NamedTuple):
     ns_per_byte: float
     fill: int = 0
 
-    def costs_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.float64]:
+    def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size; a pipeline uses the number of pieces that is best for the size.
 
         N pieces take `(fill + N) (a + b / N)`, where a is the latency of a step and b the time of the bytes. The best
@@ -182,7 +183,7 @@ class AlgorithmCosts(NamedTuple):
     names: tuple[str, ...]
     costs: tuple[Cost, ...]
 
-    def costs_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.float64]:
+    def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size, each with the cheapest algorithm, as NCCL chooses by its own cost model."""
         cheapest = self.costs[0].costs_ns(sizes_bytes)
         for cost in self.costs[1:]:

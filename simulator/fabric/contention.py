@@ -3,17 +3,15 @@
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from operator import attrgetter
-from typing import Annotated, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import numpy as np
 from pydantic import Field
 
-from reference.files import Schema
+from reference.quantities import Bytes, Count, Multiple, RelativeError, SlowDown
+from reference.reading import Schema
 
 from .measured_tables import piecewise_linear
-
-Factor = Annotated[float, Field(ge=1.0, allow_inf_nan=False)]
-Error = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 
 
 class Contention(Schema):
@@ -22,20 +20,20 @@ class Contention(Schema):
     The factor of a collective is relative to its time with equally many collectives in flight and no computation.
     """
 
-    size_bytes: int = Field(default=0, ge=0, description="message of one rank, bytes; chosen in the calibration")
-    running: int = Field(default=1, ge=1, description="collectives in flight, a count; chosen in the calibration")
-    compute: Factor = Field(
+    size_bytes: Bytes = Field(default=0, description="message of one rank, bytes; chosen in the calibration")
+    running: Count = Field(default=1, description="collectives in flight, a count; chosen in the calibration")
+    compute: SlowDown = Field(
         default=1.0, description="slow-down of computation, a factor on its time alone; from `ddplab calibrate`"
     )
-    collective: Factor = Field(
+    collective: SlowDown = Field(
         default=1.0, description="slow-down of a collective, a factor on its time alone; from `ddplab calibrate`"
     )
-    compute_error: Error = Field(
+    compute_error: RelativeError = Field(
         default=0.0,
         description="half-width of the band that holds 90 % of repeated measurements of `compute`, a fraction of it; "
         "from `ddplab calibrate`, 0 if they were not kept",
     )
-    collective_error: Error = Field(
+    collective_error: RelativeError = Field(
         default=0.0,
         description="half-width of the band that holds 90 % of repeated measurements of `collective`, a fraction of "
         "it; from `ddplab calibrate`, 0 if they were not kept",
@@ -104,17 +102,15 @@ class Sharing(Schema):
     Gloo sends the segments of two messages in turn, and a larger message has larger segments, up to 1 MiB.
     """
 
-    size_bytes: int = Field(ge=0, description="message of one rank, bytes; chosen in the calibration")
+    size_bytes: Bytes = Field(description="message of one rank, bytes; chosen in the calibration")
     factor: float = Field(
         ge=LEAST_FACTOR,
         le=LARGEST_FACTOR,
         allow_inf_nan=False,
         description="time with two at a time as a multiple of the time alone; measured by the calibration",
     )
-    weight: float = Field(
+    weight: Multiple = Field(
         default=1.0,
-        gt=0,
-        allow_inf_nan=False,
         description="what a message of this size takes of the link beside messages of other sizes, relative to their "
         "weights; measured by the calibration, 1 if every message takes equally much",
     )

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .algorithms import AlgorithmCosts, AlgorithmSetting, Library, all_reduce_costs, broadcast_cost, ring
 from .extrapolation import extrapolated_table, growth_of
-from .measured_tables import FREE, Table
+from .measured_tables import FREE, Sizes, Table
 from .topology import Level, Topology
 from .uncertainty import LINKS_ERROR, extrapolation_error, table_error
 
@@ -18,7 +18,7 @@ from .uncertainty import LINKS_ERROR, extrapolation_error, table_error
 class CostCurve(Protocol):
     """The cost of a collective at one world size."""
 
-    def costs_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.float64]:
+    def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Nanoseconds by size; shape [sizes], as the argument's."""
 
 
@@ -30,7 +30,7 @@ class RatioCurve:
     numerator: CostCurve
     denominator: CostCurve
 
-    def costs_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.float64]:
+    def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Nanoseconds by size."""
         ratio = self.numerator.costs_ns(sizes_bytes) / np.maximum(1, self.denominator.costs_ns(sizes_bytes))
         return self.base.costs_ns(sizes_bytes) * ratio
@@ -44,7 +44,7 @@ class AdjustedCurve:
     slow_link: float
     scale: float
 
-    def costs_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.float64]:
+    def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Nanoseconds by size; a slow link slows the bytes, not the latency."""
         costs = self.base.costs_ns(sizes_bytes)
         if self.slow_link > 1:

@@ -13,18 +13,22 @@ from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from reference.files import Schema, first_problem, read_schema, write_atomically
-from reference.trace import looks_like_a_trace
+from reference.quantities import MILLION, YEAR_NS, Count, Multiple, SlowDown, as_int64
+from reference.reading import Schema, one_line_errors, read_schema
+from reference.trace import FIRST_FIELDS
+from reference.writing import write_atomically
 
 from .algorithms import CONCURRENCY, AlgorithmCosts, AlgorithmSetting, Library
 from .contention import LinkShare, Sharing, sharing_factor, sharing_weight
 from .cost_curves import AdjustedCurve, CostCurve, CostCurves
-from .measured_tables import Segment, Table, Timing, segments, tables_by_world_size
+from .measured_tables import Segment, Sizes, Table, Timing, segments, tables_by_world_size
 from .nccl_tests import read_log
 from .processor import Linear, Processor
 from .topology import Topology, load_topology
+
+NOT_A_TRACE = "expected a fabric file, got a trace; traces are arguments without an option"
 
 LINK_SIZES = 2 ** np.arange(31)
 """Message sizes in bytes at which segments are fitted to the costs of described links: powers of two up to 1 GiB."""
@@ -58,22 +62,17 @@ class Fabric(Schema, strict=False):
         description="whether tables are extrapolated to world sizes that were not measured, yes or no; "
         "chosen by the user",
     )
-    slow_link: float = Field(
+    slow_link: SlowDown = Field(
         default=1.0,
-        ge=1,
-        allow_inf_nan=False,
         description="time of a byte on the slowest rank's link as a multiple of the others'; from a pairwise test",
     )
-    scale: float = Field(
+    scale: Multiple = Field(
         default=1.0,
-        gt=0,
-        allow_inf_nan=False,
         description="cost of every collective, as a multiple; chosen by the user, see `scaled`",
     )
-    concurrency: int = Field(
+    concurrency: Count = Field(
         default=None,
         validate_default=True,
-        ge=1,
         description="collectives of a process group that run at the same time, a count (None: 1 with NCCL, 2 with "
         "Gloo); from the backend in use",
     )
@@ -207,9 +206,9 @@ class Fabric(Schema, strict=False):
             return cls.from_topology(path)
         if ending in (".log", ".txt"):
             return cls.from_nccl_tests(path)
-        if looks_like_a_trace(path):
-            raise ValueError(f"{path}: expected a fabric file, got a trace; traces are arguments without an option")
-        return read_schema(cls, path, what="a fabric file", cure="run `ddplab calibrate`")
+        return read_schema(
+            cls, path, what="a fabric file", cure="run `ddplab calibrate`", mistaken=(FIRST_FIELDS, NOT_A_TRACE)
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a fabric file, as JSON."""
@@ -239,7 +238,7 @@ class Fabric(Schema, strict=False):
         """
         return int(self.all_reduce_costs_ns(np.array([size_bytes]), world_size)[0])
 
-    def all_reduce_costs_ns(self, sizes_bytes: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
+    def all_reduce_costs_ns(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.int64]:
         """Return the nanoseconds of all-reduces of several sizes; shape [sizes]."""
         return self._costs_ns(self._curves.all_reduce(world_size), sizes_bytes)
 
@@ -251,13 +250,14 @@ class Fabric(Schema, strict=False):
         """
         return int(self._costs_ns(self._curves.broadcast(world_size), np.array([size_bytes]))[0])
 
-    def all_gather_costs_ns(self, sizes_bytes: NDArray[np.int64], world_size: int) -> NDArray[np.int64]:
+    def all_gather_costs_ns(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.int64]:
         """Return the nanoseconds of all-gathers to which each rank contributes `sizes_bytes`; shape [sizes].
 
         A ring all-gather has n - 1 steps that each send one rank's contribution, which is half of a ring all-reduce
         of all contributions.
         """
-        return self._costs_ns(self._curves.all_gather(world_size), world_size * sizes_bytes) // 2
+        gathered = world_size * sizes_bytes.astype(np.float64)
+        return self._costs_ns(self._curves.all_gather(world_size), gathered) // 2
 
     def segments(self, world_size: int) -> tuple[Segment, ...]:
         """Return the cost of all-reduces by message size as straight lines, each with a latency and a time per byte.
@@ -297,10 +297,10 @@ class Fabric(Schema, strict=False):
         curve = self._curves.all_reduce(world_size)
         if isinstance(curve, AlgorithmCosts):
             cost = curve.cheapest(size_bytes)[1]  # the library chooses without regard to other collectives
-            alone, shared = self._costs_ns(cost, np.array([size_bytes, size_bytes * running]))
+            alone, shared = self._costs_ns(cost, size_bytes * np.array([1.0, running]))
         else:
             latency, alone = self._costs_ns(curve, np.array([0, size_bytes]))
-            shared = alone + (running - 1) * max(0, alone - latency)
+            shared = alone + float(running - 1) * max(0, alone - latency)
         return float(shared / alone) if alone else 1.0
 
     def link_share(self, size_bytes: int, world_size: int) -> LinkShare:
@@ -324,10 +324,13 @@ class Fabric(Schema, strict=False):
         """Return a copy in which every collective takes `factor` times as long.
 
         Raises:
-            ValueError: The factor is not positive.
+            ValueError: The factor is not positive, or very large or small.
         """
-        if not 0 < factor < float("inf"):
-            raise ValueError(f"factor: expected a positive number, got {factor}")
+        if not 1 / MILLION <= self.scale * factor <= MILLION:
+            raise ValueError(
+                f"factor: expected a positive number that leaves `scale` between {1 / MILLION:g} and {MILLION}, "
+                f"got {factor}"
+            )
         return self.model_copy(update={"scale": self.scale * factor})
 
     def for_ddp_trace(self) -> Self:
@@ -344,8 +347,14 @@ class Fabric(Schema, strict=False):
         """Return a copy with these fields of `processor` changed."""
         return self.model_copy(update={"processor": self.processor.model_copy(update=changed)})
 
-    def _costs_ns(self, curve: CostCurve, sizes_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.rint(self._adjusted(curve).costs_ns(sizes_bytes)).astype(np.int64)
+    def _costs_ns(self, curve: CostCurve, sizes_bytes: Sizes) -> NDArray[np.int64]:
+        costs_ns = self._adjusted(curve).costs_ns(sizes_bytes)
+        if costs_ns.size and not costs_ns.max() <= YEAR_NS:
+            raise ValueError(
+                f"fabric: expected collectives of at most a year, got {costs_ns.max():.3g} ns for "
+                f"{sizes_bytes[costs_ns.argmax()]:.0f} bytes; check the rates, latencies and `scale`"
+            )
+        return as_int64(costs_ns)
 
     def _adjusted(self, curve: CostCurve) -> AdjustedCurve:
         return AdjustedCurve(curve, self.slow_link, self.scale)
@@ -365,9 +374,10 @@ class Fabric(Schema, strict=False):
     def _checked(cls, **fields: object) -> Self:
         """Make a fabric from the fields that are not None."""
         try:
-            return cls.model_validate({name: value for name, value in fields.items() if value is not None})
-        except ValidationError as error:
-            raise ValueError(f"fabric: {first_problem(error)}") from None
+            with one_line_errors():
+                return cls.model_validate({name: value for name, value in fields.items() if value is not None})
+        except ValueError as error:
+            raise ValueError(f"fabric: {error}") from None
 
 
 # Checks for merging

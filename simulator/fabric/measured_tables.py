@@ -9,34 +9,37 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
 from statistics import median, median_high
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from reference.files import Schema
+from reference.quantities import MILLION, Bytes, Count, Nanoseconds, RelativeError, WorldSize
+from reference.reading import Schema
+
+Sizes = NDArray[Any]
+"""Message sizes in bytes, whole numbers; as floats they may be larger than 64 bits hold."""
 
 
 class Timing(Schema):
     """A measured collective: `world_size` ranks with a message of `size_bytes` each took `ns`."""
 
-    world_size: int = Field(ge=1, description="ranks that took part, a count; from the measurement's set-up")
-    size_bytes: int = Field(ge=0, description="message of one rank, bytes; from the log's column of sizes")
-    ns: int = Field(ge=0, description="time of the collective, nanoseconds; from the log's out-of-place time")
-    spread: float = Field(
+    world_size: WorldSize = Field(description="ranks that took part, a count; from the measurement's set-up")
+    size_bytes: Bytes = Field(description="message of one rank, bytes; from the log's column of sizes")
+    ns: Nanoseconds = Field(description="time of the collective, nanoseconds; from the log's out-of-place time")
+    spread: RelativeError = Field(
         default=0.0,
-        ge=0,
-        allow_inf_nan=False,
         description="half-width of the band that holds 90 % of the repeated measurements, a fraction of `ns`; "
         "from the repetitions, 0 if they were not kept",
     )
-    repeats: int = Field(
-        default=1, ge=1, description="repetitions of the measurement, a count; chosen in the calibration"
+    repeats: Count = Field(
+        default=1, description="repetitions of the measurement, a count; chosen in the calibration"
     )
     outliers: int = Field(
         default=0,
         ge=0,
+        le=MILLION,
         description="repetitions that took over twice the median, a count; from the repetitions",
     )
 
@@ -55,7 +58,7 @@ class Table:
     ns: NDArray[np.float64]
     spread: float = 0.0
 
-    def costs_ns(self, sizes_bytes: NDArray[np.int64]) -> NDArray[np.float64]:
+    def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size, interpolated linearly; below the smallest size, the time of that size.
 
         Above the largest size the last line is continued. If that line does not rise, or if there is only one size,
@@ -73,7 +76,7 @@ FREE = Table(np.zeros(1, dtype=np.int64), np.zeros(1))
 """The table of one rank, which sends nothing."""
 
 
-def piecewise_linear(x: NDArray[np.int64], y: NDArray[np.float64], at: NDArray[np.int64]) -> NDArray[np.float64]:
+def piecewise_linear(x: NDArray[np.int64], y: NDArray[np.float64], at: Sizes) -> NDArray[np.float64]:
     """Interpolate linearly between the points (x, y), with ascending x; the first and last line are continued."""
     if len(x) == 1:
         return np.full(at.shape, y[0])
@@ -141,13 +144,13 @@ def segment_at(pieces: tuple[Segment, ...], size_bytes: float) -> Segment:
     return [pieces[0], *(piece for piece in pieces if piece.from_bytes <= size_bytes)][-1]
 
 
-def relative_squared_error(line: Segment, sizes_bytes: NDArray[np.int64], ns: NDArray[np.float64]) -> float:
+def relative_squared_error(line: Segment, sizes_bytes: Sizes, ns: NDArray[np.float64]) -> float:
     """Return the sum over the points of (line / ns - 1) squared."""
     error = (line.alpha_ns + line.ns_per_byte * sizes_bytes - ns) / np.maximum(ns, 1)
     return float(error @ error)
 
 
-def _fit(sizes_bytes: NDArray[np.int64], ns: NDArray[np.float64]) -> tuple[float, Segment]:
+def _fit(sizes_bytes: Sizes, ns: NDArray[np.float64]) -> tuple[float, Segment]:
     """Fit a line with nonnegative latency and slope; return its relative squared error and the line.
 
     If the unconstrained optimum has a negative coefficient, then latency or slope of the constrained optimum is zero.

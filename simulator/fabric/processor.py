@@ -4,7 +4,8 @@ from typing import Self
 
 from pydantic import Field
 
-from reference.files import Schema
+from reference.quantities import FractionalNanoseconds, Nanoseconds, NanosecondsPerByte, RelativeError, WorldSize
+from reference.reading import Schema
 
 from .contention import Contention
 
@@ -17,16 +18,12 @@ EMULATED_MODEL_ERROR = 0.009
 class Linear(Schema):
     """A cost that grows linearly with the bytes handled."""
 
-    fixed_ns: float = Field(
+    fixed_ns: FractionalNanoseconds = Field(
         default=0.0,
-        ge=0,
-        allow_inf_nan=False,
         description="fixed cost of each call, nanoseconds; from a line fitted to measured times",
     )
-    ns_per_byte: float = Field(
+    ns_per_byte: NanosecondsPerByte = Field(
         default=0.0,
-        ge=0,
-        allow_inf_nan=False,
         description="cost per byte, nanoseconds; from the slope of the same line",
     )
 
@@ -59,9 +56,8 @@ class HookCost(Schema):
         default=Linear(),
         description="computation after the last collective, nanoseconds; from `ddplab calibrate --hook`",
     )
-    world_size: int = Field(
+    world_size: WorldSize = Field(
         default=1,
-        ge=1,
         description="ranks with which `decompress` was measured, a count (hooks that gather take time in "
         "proportion); from `ddplab calibrate --hook`",
     )
@@ -74,8 +70,8 @@ class Processor(Schema):
         default=Linear(),
         description="copying one gradient into its ready bucket, nanoseconds; from `ddplab calibrate`",
     )
-    launch_ns: int = Field(
-        default=0, ge=0, description="issuing one all-reduce, nanoseconds; from `ddplab calibrate` or a profiler"
+    launch_ns: Nanoseconds = Field(
+        default=0, description="issuing one all-reduce, nanoseconds; from `ddplab calibrate` or a profiler"
     )
     copy_out: Linear = Field(
         default=Linear(),
@@ -85,42 +81,33 @@ class Processor(Schema):
         default=(),
         description="how computation and collectives slow each other down, factors; from `ddplab calibrate`",
     )
-    lingers_ns: int = Field(
+    lingers_ns: Nanoseconds = Field(
         default=0,
-        ge=0,
         description="how long computation stays slowed after the last collective in flight is done, nanoseconds; "
         "from `ddplab calibrate`",
     )
-    lingers_error_ns: int = Field(
+    lingers_error_ns: Nanoseconds = Field(
         default=0,
-        ge=0,
         description="half-width of the band that holds 90 % of repeated measurements of `lingers_ns`, nanoseconds; "
         "from `ddplab calibrate`, 0 if they were not kept",
     )
-    search_ns_per_parameter: float = Field(
+    search_ns_per_parameter: FractionalNanoseconds = Field(
         default=0.0,
-        ge=0,
-        allow_inf_nan=False,
         description="searching the autograd graph for unused parameters, nanoseconds per parameter; "
         "from `ddplab calibrate`, or from steps with and without find_unused_parameters",
     )
-    rebuild_ns: int = Field(
+    rebuild_ns: Nanoseconds = Field(
         default=0,
-        ge=0,
         description="allocating new buckets and assigning parameters to them at the rebuild, nanoseconds; "
         "from `ddplab calibrate`, or from a profile, as the second iteration minus the third",
     )
-    iteration_spread: float = Field(
+    iteration_spread: RelativeError = Field(
         default=0.0,
-        ge=0,
-        allow_inf_nan=False,
         description="half-width of the band that holds 90 % of the iterations of one training run around their "
         "median, a fraction; from a training run of `ddplab validate` before the predictions, 0 if none was measured",
     )
-    model_error: float = Field(
+    model_error: RelativeError = Field(
         default=MODEL_ERROR,
-        ge=0,
-        allow_inf_nan=False,
         description="half-width of the band that holds 90 % of the errors of predicted medians, a fraction; added to "
         "`iteration_spread` in quadrature; from the committed runs of the public score",
     )

@@ -14,18 +14,18 @@ instead of a switch, the rate depends on how many take part: `gb_per_s: 150, gb_
 """
 
 import os
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from math import inf, prod
-from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from reference.files import Schema, first_problem, write_atomically
+from reference.quantities import YEAR_NS, BytesPerS, Count, Nanoseconds
+from reference.reading import Schema, one_line_errors, parse_yaml, read_text
+from reference.writing import write_atomically
 
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-GbPerS = Annotated[float, Field(ge=1e-9, allow_inf_nan=False)]
+GbPerS = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
 
 
 class Level(Schema):
@@ -38,21 +38,18 @@ class Level(Schema):
     name: str = Field(
         min_length=1, description="name of the level, such as nvlink or nic, no unit; chosen by the user"
     )
-    members: int | None = Field(
+    members: Count | None = Field(
         default=None,
-        ge=1,
         description="members joined, a count (None: as many as needed); from the machine's data sheet",
     )
-    latency_ns: int = Field(
-        ge=0, description="time of an empty message to another member, nanoseconds; half a measured ping-pong"
+    latency_ns: Nanoseconds = Field(
+        description="time of an empty message to another member, nanoseconds; half a measured ping-pong"
     )
-    bytes_per_s: float = Field(
-        gt=0,
-        allow_inf_nan=False,
+    bytes_per_s: BytesPerS = Field(
         description="rate at which one member sends to the others while it receives as much, bytes per second; "
         "from a measured large message, or the data sheet (a two-way rate halved), whose peak is 6-25 % too high",
     )
-    bytes_per_s_by_members: dict[int, Rate] = Field(
+    bytes_per_s_by_members: dict[int, BytesPerS] = Field(
         default={},
         description="other rates where fewer members take part, as on direct links without a switch, bytes per "
         "second by the number of members in use; from the machine's plan of links",
@@ -135,13 +132,15 @@ class LevelEntry(Schema):
         default=None,
         description="level whose groups this level joins, a name (None: it joins ranks); from the machine's plan",
     )
-    members: int | None = Field(
+    members: Count | None = Field(
         default=None,
-        ge=1,
         description="groups or ranks joined, a count (None, outermost only: as many as needed); from the data sheet",
     )
     latency_us: float = Field(
-        ge=0, allow_inf_nan=False, description="time of an empty message, microseconds; half a measured ping-pong"
+        ge=0,
+        le=YEAR_NS / 1000,
+        allow_inf_nan=False,
+        description="time of an empty message, microseconds; half a measured ping-pong",
     )
     gb_per_s: GbPerS | None = Field(
         default=None,
@@ -189,17 +188,6 @@ class TopologyFile(Schema):
     )
 
 
-class _Loader(yaml.SafeLoader):
-    """Rejects duplicate keys, of which PyYAML's loader would silently keep the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002  # the signature is PyYAML's
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(problem=f"{key} occurs twice", problem_mark=node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def load_topology(path: str | os.PathLike[str]) -> Topology:
     """Read a topology file.
 
@@ -207,14 +195,16 @@ def load_topology(path: str | os.PathLike[str]) -> Topology:
         ValueError: The file is missing, is not YAML or describes no hierarchy; the message names file, field, reason.
     """
     try:
-        written = yaml.load(Path(path).read_text(), _Loader)  # a subclass of SafeLoader
-        return topology_of(TopologyFile.model_validate(written))
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}; {ADVICE}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: not YAML: {' '.join(str(error).split())}; {ADVICE}") from None
-    except ValidationError as error:
-        raise ValueError(f"{path}: not a topology: {first_problem(error)}; {ADVICE}") from None
+        text = read_text(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; {ADVICE}") from None
+    try:
+        written = parse_yaml(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: not YAML: {error}; {ADVICE}") from None
+    try:
+        with one_line_errors():
+            return topology_of(TopologyFile.model_validate(written))
     except ValueError as error:
         raise ValueError(f"{path}: not a topology: {error}; {ADVICE}") from None
 

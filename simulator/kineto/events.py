@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from reference.errors import TraceError
-from reference.trace import FIRST_FIELDS, read_gzipped
+from reference.reading import read_bytes
+from reference.trace import FIRST_FIELDS
 
 LONGEST_US = 1e12
 """Longest time between two events of a file, in microseconds; more is damage."""
@@ -183,7 +184,10 @@ def read_profiler_file(path: Path) -> ProfilerFile:
     Raises:
         TraceError: The file is missing, damaged, or no file of the profiler; the message is one line.
     """
-    data = read_gzipped(path)
+    try:
+        data = read_bytes(path)
+    except ValueError as error:
+        raise TraceError(str(error)) from None
     try:
         raw = msgspec.json.decode(data, type=RawFile)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from reference.errors import TraceError
-from reference.files import first_problem
+from reference.reading import first_problem
 from reference.trace import BucketTimes, Iteration, Parameter, RankTrace, Trace, Workload
 
 from .events import ProfilerFile, read_profiler_file

@@ -15,8 +15,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from reference.bucketing import Order, cap_name
-from reference.files import write_atomically
 from reference.trace import Trace
+from reference.writing import write_atomically
 
 from ..answers.residual_plot import Residual, draw_residuals
 from ..fabric import Fabric, Processor

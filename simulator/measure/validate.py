@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from reference.files import write_atomically
 from reference.launch import Progress, RankPool, no_progress
 from reference.trace import Trace, join
+from reference.writing import write_atomically
 
 from ..fabric import Fabric
 from ..schedule.comm_hooks import NO_HOOK

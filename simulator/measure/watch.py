@@ -13,8 +13,8 @@ import pandas as pd
 
 from reference.data_parallel import DistributedDataParallel
 from reference.emulated_device import WallClock
-from reference.files import write_atomically
 from reference.observer import Future, Observer
+from reference.writing import write_atomically
 
 from .timing import clock_ns
 

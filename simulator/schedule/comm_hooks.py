@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, NoReturn, Self
 
 from pydantic import Field
 
-from reference.files import Settings
+from reference.reading import Settings
 from reference.trace import Parameter
 
 from ..fabric.processor import HookCost, Linear

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.quantities import YEAR_NS, as_int64
+
 from ..fabric import Fabric, Linear, LinkShare, Processor, Slowdowns, slowdowns_of
 from ..workload.compute_times import ComputeTimes, Floats, RecordedModel
 from ..workload.compute_times import Nanoseconds as Nanoseconds
@@ -166,7 +168,13 @@ class ScheduleCosts:
         steps = self.schedule.steps
         duration_ns = np.empty((*times.forward_ns.shape, len(steps)), np.int64)
         for place, step in enumerate(steps):
-            duration_ns[..., place] = rank_ns[step] if step in rank_ns else self.same_ns[step]
+            duration_ns[..., place] = rank_ns[step] if step in rank_ns else as_int64(self.same_ns[step])
+        longest_ns = duration_ns.sum(axis=-1, dtype=float).max() + self.cost_ns.sum(axis=-1, dtype=float).max()
+        if longest_ns > YEAR_NS:
+            raise ValueError(
+                f"expected iterations of at most a year, got {longest_ns:.3g} ns of computing and collectives; check "
+                "the costs of the fabric, factors and `sync_every`"
+            )
         own = np.array([step.kind not in SHADOWED for step in steps])
         duration_ns[joined[..., -1:] & own] = 0
         meets = {
@@ -270,7 +278,7 @@ def price_schedule(
         buckets=tuple(map(tuple, buckets)),
         schedule=schedule,
         same_ns=same_ns,
-        pack_ns=np.array([sum(processor.pack(sizes[index]) for index in bucket) for bucket in buckets], np.int64),
+        pack_ns=as_int64([sum(processor.pack(sizes[index]) for index in bucket) for bucket in buckets]),
         cost_ns=price(messages_of(schedule), fabric, world_size),
         relative_error=np.array(fabric.relative_error(world_size)),
         spread=np.array(fabric.iteration_spread(world_size)),
@@ -309,7 +317,7 @@ def messages_of(schedule: Schedule) -> list[tuple[Transport, int]]:
 def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size: int) -> Nanoseconds:
     """Return the duration of each message while nothing else runs; shape [messages]."""
     transports = np.array([transport for transport, _ in messages], dtype=object)
-    sizes = np.array([size for _, size in messages], np.int64)
+    sizes = as_int64([size for _, size in messages])
     cost_ns = np.zeros(len(messages), np.int64)
     reduced, gathered = transports == "all_reduce", transports == "all_gather"
     if reduced.any():

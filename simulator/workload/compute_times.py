@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.special import ndtr, ndtri
 
-from reference.files import Settings
+from reference.quantities import Count, Rank, SlowDown, as_int64
+from reference.reading import Settings
 from reference.trace import Buffer, Iteration, Parameter, Trace
 
 from ..fabric.uncertainty import NORMAL_HALF_BAND
@@ -65,7 +66,7 @@ class ComputeTimes:
         def scale(ns: Nanoseconds) -> Nanoseconds:
             if ns.dtype == np.bool_:
                 return ns
-            return np.rint(ns * factors.reshape(factors.shape + (1,) * (ns.ndim - factors.ndim))).astype(np.int64)
+            return as_int64(ns * factors.reshape(factors.shape + (1,) * (ns.ndim - factors.ndim)))
 
         return type(self)(*(scale(getattr(self, field.name)) for field in fields(self)))  # type: ignore[arg-type]
 
@@ -191,9 +192,8 @@ class Variation(Settings):
         "between gradients on each rank, correlated with the previous gap), or `fitted` (each rank's median "
         "iteration multiplied by a lognormal factor); chosen by the user",
     )
-    iterations: int = Field(
+    iterations: Count = Field(
         default=200,
-        ge=1,
         description="iterations to generate, a count (ignored by `recorded`, which has those of the trace); "
         "chosen by the user",
     )
@@ -221,14 +221,11 @@ RECORDED = Variation()
 class Straggler(Settings):
     """A rank that computes more slowly than was recorded."""
 
-    rank: int | None = Field(
+    rank: Rank | None = Field(
         default=None,
-        ge=0,
         description="slow rank, a rank (None: a random one in each iteration); chosen by the user",
     )
-    factor: float = Field(
-        ge=1,
-        allow_inf_nan=False,
+    factor: SlowDown = Field(
         description="computation time, a multiple of the recorded time; from the log of a slow node",
     )
 
@@ -441,7 +438,7 @@ class GapSampler:
             scores[:, gap] *= np.sqrt(1 - self._correlation**2)
             scores[:, gap] += self._correlation * scores[:, gap - 1]
         durations = _quantiles(self._sorted, ndtr(scores))
-        moments = np.cumsum(durations[:, :-1], axis=-1)
+        moments = as_int64(np.cumsum(durations[:, :-1], axis=-1, dtype=float))
         ready = np.empty((count, len(self._ready_order)), np.int64)
         ready[:, self._ready_order] = moments[:, 1:-1]
         ready[:, self._unused] = ready[:, ~self._unused].min(axis=-1, keepdims=True)
@@ -460,7 +457,7 @@ def _quantiles(ordered: Nanoseconds, levels: Floats) -> Nanoseconds:
     above = np.minimum(below + 1, len(ordered) - 1)
     columns = np.arange(ordered.shape[1])  # the last axis of `levels`
     low, high = ordered[below, columns], ordered[above, columns]
-    return np.rint(low + (high - low) * (place - below)).astype(np.int64)
+    return as_int64(low + (high - low) * (place - below))
 
 
 def lag_one_correlation(durations: Nanoseconds) -> float:

@@ -21,8 +21,13 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from reference.files import Schema, read_schema, write_atomically
-from reference.trace import Buffer, Parameter
+from reference.quantities import Bytes, BytesPerS, Count, Nanoseconds
+from reference.reading import Schema, read_schema
+from reference.trace import Buffer, Length, Parameter
+from reference.writing import write_atomically
+
+MOST_FLOPS = 10**24
+"""Floating-point operations of an iteration, or of a second, at most."""
 
 
 class Operation(Schema):
@@ -33,10 +38,12 @@ class Operation(Schema):
     """
 
     flops: int = Field(
-        ge=0, description="floating-point operations, multiplication and addition counting as two; by formula"
+        ge=0,
+        le=MOST_FLOPS,
+        description="floating-point operations, multiplication and addition counting as two; by formula",
     )
-    bytes_moved: int = Field(ge=0, description="bytes that must be read and written, each tensor once; from shapes")
-    kernels: int = Field(default=1, ge=1, description="number of kernels, a count")
+    bytes_moved: Bytes = Field(description="bytes that must be read and written, each tensor once; from shapes")
+    kernels: Count = Field(default=1, description="number of kernels, a count")
 
 
 def merge(operations: Iterable[Operation]) -> tuple[Operation, ...]:
@@ -70,8 +77,8 @@ class Operations(Schema):
     """Operations of one iteration of a model; the module's docstring defines the intervals."""
 
     model: str
-    batch: int | None = Field(default=None, ge=1, description="samples per iteration, where known")
-    input_shape: tuple[int, ...] | None = Field(default=None, description="shape of the input, where known")
+    batch: Count | None = Field(default=None, description="samples per iteration, where known")
+    input_shape: tuple[Length, ...] | None = Field(default=None, description="shape of the input, where known")
     torch_version: str
     parameters: tuple[Parameter, ...] = Field(min_length=1)
     buffers: tuple[Buffer, ...] = ()
@@ -131,25 +138,22 @@ class Device(Schema):
 
     name: str = Field(description="name written into traces, with the precision, no unit; chosen by the user")
     flops_per_s: float = Field(
-        gt=0,
+        ge=1,
+        le=MOST_FLOPS,
         allow_inf_nan=False,
         description="peak rate of matrix products and convolutions in the precision used, floating-point operations "
         "per second; from the data sheet (the rate without sparsity), or from timing a large product",
     )
-    bytes_per_s: float = Field(
-        gt=0,
-        allow_inf_nan=False,
+    bytes_per_s: BytesPerS = Field(
         description="peak memory bandwidth, bytes per second; from the data sheet, or from timing a large addition",
     )
-    launch_ns: int = Field(
+    launch_ns: Nanoseconds = Field(
         default=0,
-        ge=0,
         description="fixed cost of every kernel, nanoseconds; from timing a chain of tiny kernels (data sheets do "
         "not have it)",
     )
-    pace_ns: int = Field(
+    pace_ns: Nanoseconds = Field(
         default=0,
-        ge=0,
         description="time in which the host launches one kernel, nanoseconds; hidden while the device is behind its "
         "host, unlike `launch_ns`; from a profile",
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Self
 
+from reference.reading import one_line_errors
 from reference.trace import Iteration, RankTrace, Trace, Workload
 
 from .roofline import Device, Operation, Operations
@@ -17,6 +18,7 @@ BY_ROOFLINE = " by its roofline"
 """Follows the device's name in traces whose times come from its data sheet alone."""
 
 
+@one_line_errors()
 def synthesize(operations: Operations, device: Device, *, step_ns: int | None = None) -> Trace:
     """Make a trace of one iteration of one rank, without communication, from the roofline times on `device`.
 
@@ -97,6 +99,7 @@ def _lengthened(times_ns: Sequence[float], duration_ns: int) -> list[float]:
     return [*(ns * (available_ns / passes_ns) for ns in passes), optimizer]
 
 
+@one_line_errors()
 def rescale(trace: Trace, operations: Operations, old: Device, new: Device) -> Trace:
     """Convert a recorded trace to another device.
 

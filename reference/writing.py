@@ -1,4 +1,4 @@
-"""Files: immutable pydantic schemas, JSON with one-line validation errors, and outputs that are never partial."""
+"""Writing: files that are never partial and overwrite no input, and text that no terminal takes for commands."""
 
 import fcntl
 import os
@@ -9,75 +9,16 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import BinaryIO
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-
-class Schema(BaseModel):
-    """Base of all file formats: flat, typed and immutable; an unknown field is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+NOT_PRINTABLE = re.compile("[^\t\n -~\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML 1.0 or UTF-8 does not have, and those that control a terminal, such as its text's direction."""
 
 
-class Settings(Schema):
-    """A schema that users construct themselves; an invalid field is a one-line ValueError that names it."""
+def printable(text: str) -> str:
+    r"""Replace each character that a file or a terminal may not show by its Python escape, such as `\x1b`."""
+    return NOT_PRINTABLE.sub(lambda match: ascii(match[0])[1:-1], text)
 
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise ValueError(first_problem(error)) from None
-
-
-R = TypeVar("R", bound=Schema)
-
-
-def validated(kind: type[R], /, **fields: object) -> R:
-    """Construct a schema from fields.
-
-    Raises:
-        ValueError: A field is invalid; one line, which names the first such field.
-    """
-    try:
-        return kind.model_validate(fields)
-    except ValidationError as error:
-        raise ValueError(first_problem(error)) from None
-
-
-def read_schema(kind: type[R], path: str | os.PathLike[str], *, what: str, cure: str = "") -> R:
-    """Read a JSON file.
-
-    Args:
-        kind: The schema of the file.
-        path: The file.
-        what: Noun phrase for this kind of file in messages, such as "a fabric".
-        cure: Advice that is appended to messages.
-
-    Raises:
-        ValueError: The file is missing, not JSON or inconsistent; one line, which names file, field and reason.
-    """
-    advice = f"; {cure}" if cure else ""
-    try:
-        return kind.model_validate_json(Path(path).read_bytes())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}{advice}") from None
-    except ValidationError as error:
-        raise ValueError(f"{path}: not {what}: {first_problem(error)}{advice}") from None
-
-
-def first_problem(error: ValidationError) -> str:
-    """The first problem that pydantic found, in one line: the field, then the reason."""
-    first = error.errors(include_url=False)[0]
-    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    reason = first["msg"].removeprefix("Value error, ")
-    if reason.startswith("Input should") and isinstance(first["input"], str | int | float | None):
-        reason += f", got {first['input']!r}"
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return (f"{field}: " if field else "") + reason[:1].lower() + reason[1:] + more
-
-
-# Outputs
 
 STANDARD_OUTPUT = 1
 """Number of the open file that is the standard output."""

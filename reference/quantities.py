@@ -1,0 +1,51 @@
+"""Quantities: the range of every time, size, count and factor that a file or an option may give, in one place.
+
+No training run leaves these ranges. Beyond them, sums of 64-bit integers would wrap around silently.
+"""
+
+from typing import Annotated
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from pydantic import Field
+
+YEAR_NS = 366 * 24 * 3600 * 1_000_000_000
+EXABYTE = 10**18
+MILLION = 1_000_000
+LARGEST = 2**62
+"""Largest integer in results: the sum of two of them still fits 64 bits."""
+
+Moment = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
+"""Nanoseconds on a clock, of any zero within 146 years, so that clocks that count from 1970 fit."""
+Nanoseconds = Annotated[int, Field(ge=0, le=YEAR_NS)]
+"""A duration of at most a year."""
+FractionalNanoseconds = Annotated[float, Field(ge=0, le=YEAR_NS, allow_inf_nan=False)]
+"""The same, before it is multiplied or rounded."""
+NanosecondsPerByte = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=0, le=EXABYTE)]
+BytesPerS = Annotated[float, Field(ge=1, le=EXABYTE, allow_inf_nan=False)]
+Rank = Annotated[int, Field(ge=0, lt=MILLION)]
+WorldSize = Annotated[int, Field(ge=1, le=MILLION)]
+Count = Annotated[int, Field(ge=1, le=MILLION)]
+"""A number of iterations, repetitions, members, collectives and the like."""
+SlowDown = Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)]
+"""A duration as a multiple of another that is never longer."""
+Multiple = Annotated[float, Field(ge=1 / MILLION, le=MILLION, allow_inf_nan=False)]
+"""A quantity as a multiple of another."""
+RelativeError = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
+"""Half the width of a band, as a fraction of the value in its middle."""
+
+
+def as_int64(numbers: ArrayLike) -> NDArray[np.int64]:
+    """Round to 64-bit integers, which wrap around silently where numpy does this.
+
+    Raises:
+        ValueError: A number is no number, or its absolute value is above `LARGEST`.
+    """
+    rounded = np.rint(np.asarray(numbers, np.float64))
+    if not (np.abs(rounded) <= LARGEST).all():
+        worst = rounded[~(np.abs(rounded) <= LARGEST)].flat[0]
+        raise ValueError(
+            f"expected times of at most 146 years and sizes of at most 4 EiB, got {worst:.3g} ns or bytes"
+        )
+    return rounded.astype(np.int64)

@@ -1,0 +1,233 @@
+"""Reading files: limits of size, JSON and YAML that mean one thing only, and schemas whose errors are one line."""
+
+import json
+import os
+import re
+import zlib
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from .writing import printable
+
+LARGEST_BYTES = 2**30
+"""Largest file that is read, after decompression."""
+LARGEST_YAML = 2**20
+"""Largest YAML that is read, in characters."""
+DEEPEST = 50
+"""Deepest nesting of YAML that is read."""
+GZIP_MAGIC = b"\x1f\x8b"
+GZIP_WINDOW = 31
+"""Tells zlib to expect the header of gzip."""
+CHUNK_BYTES = 2**20
+
+
+class Schema(BaseModel):
+    """Base of all file formats: flat, typed and immutable; an unknown field is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Settings(Schema):
+    """A schema that users construct themselves; an invalid field is a one-line ValueError that names it."""
+
+    def __init__(self, **fields: Any) -> None:
+        with one_line_errors():
+            super().__init__(**fields)
+
+
+R = TypeVar("R", bound=Schema)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Around code that constructs schemas, or as a decorator of a function: errors of pydantic become one line.
+
+    Raises:
+        ValueError: A field is invalid; the message names the first such field.
+    """
+    try:
+        yield
+    except ValidationError as error:
+        raise ValueError(first_problem(error)) from None
+
+
+def read_schema(
+    kind: type[R],
+    path: str | os.PathLike[str],
+    *,
+    what: str,
+    cure: str = "",
+    mistaken: tuple[bytes, str] | None = None,
+) -> R:
+    """Read a JSON file.
+
+    Args:
+        kind: The schema of the file.
+        path: The file.
+        what: Noun phrase for this kind of file in messages, such as "a fabric".
+        cure: Advice that is appended to messages.
+        mistaken: Bytes that occur in another kind of file, which users confuse with this one, and the message then.
+
+    Raises:
+        ValueError: The file is missing, not JSON or inconsistent; one line, which names file, field and reason.
+    """
+    advice = f"; {cure}" if cure else ""
+    try:
+        data = read_bytes(path)
+    except ValueError as error:
+        raise ValueError(f"{error}{advice}") from None
+    try:
+        with one_line_errors():
+            parsed = kind.model_validate_json(data)
+        parse_json(data)  # refuses what pydantic accepts silently
+    except ValueError as error:
+        if mistaken and mistaken[0] in data:
+            raise ValueError(f"{path}: {mistaken[1]}") from None
+        raise ValueError(f"{path}: not {what}: {error}{advice}") from None
+    return parsed
+
+
+def parse_json(data: str | bytes) -> Any:
+    """Parse JSON whose objects have no field twice, of which parsers silently keep the last.
+
+    Raises:
+        ValueError: It is not JSON, or has a field twice.
+    """
+    try:
+        return json.loads(data, object_pairs_hook=_without_repetition)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def parse_yaml(text: str) -> Any:
+    """Parse YAML by the core schema of YAML 1.2, without what could mean two things.
+
+    `1:30` and `yes` are text, where YAML 1.1 has 90 and true. Numbers with leading zeros, octal in YAML 1.1, are text
+    too. Refused are fields that occur twice, tags, and aliases, with which a short file can become a huge one.
+
+    Raises:
+        ValueError: It is not YAML, too large or nested too deeply, or has one of these; one line.
+    """
+    if len(text) > LARGEST_YAML:
+        raise ValueError(f"expected at most {LARGEST_YAML} characters of YAML, got {len(text)}")
+    depth = 0
+    try:
+        for event in yaml.parse(text):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            where = _line(event.start_mark)
+            if isinstance(event, yaml.AliasEvent):
+                raise ValueError(f"{where}: expected no alias, got *{event.anchor}; write the value again")
+            if tag := getattr(event, "tag", None):
+                raise ValueError(f"{where}: expected no tag, got {tag}")
+            if depth > DEEPEST:
+                raise ValueError(f"{where}: expected at most {DEEPEST} levels of nesting, got more")
+        return yaml.load(text, _CoreLoader)  # a subclass of SafeLoader
+    except yaml.MarkedYAMLError as error:
+        where = _line(error.problem_mark or error.context_mark)
+        raise ValueError(f"{where}: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def read_text(path: str | os.PathLike[str]) -> str:
+    """Read a file of text in UTF-8, with or without a byte-order mark, gzipped or not.
+
+    Raises:
+        ValueError: The file cannot be read, is too large or is not such text; the message names the file.
+    """
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected text in UTF-8, got {error}") from None
+
+
+def read_bytes(path: str | os.PathLike[str]) -> bytes:
+    """Read a file, gzipped or not; a byte-order mark is left out.
+
+    Raises:
+        ValueError: The file cannot be read, is too large, or is truncated or corrupt; the message names the file.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(LARGEST_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
+    if data.startswith(GZIP_MAGIC):
+        try:
+            data = _decompressed(data)
+        except (EOFError, zlib.error) as error:
+            raise ValueError(f"{path}: truncated or corrupt gzip data: {error}; copy or write it again") from None
+    if len(data) > LARGEST_BYTES:
+        raise ValueError(f"{path}: expected at most {LARGEST_BYTES >> 20} MiB of content, got more")
+    return data.removeprefix(b"\xef\xbb\xbf")
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first problem that pydantic found, in one line: the field, then the reason."""
+    first = error.errors(include_url=False)[0]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    reason = first["msg"].removeprefix("Value error, ")
+    if reason.startswith("Input should") and isinstance(first["input"], str | int | float | None):
+        reason += f", got {first['input']!r}"
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    problem = (f"{field}: " if field else "") + reason[:1].lower() + reason[1:] + more
+    return printable(problem).replace("\n", "\\n")
+
+
+def _decompressed(data: bytes) -> bytes:
+    """Decompress the members of a gzip file, up to a little more than the limit."""
+    parts: list[bytes] = []
+    length = 0
+    while data and length <= LARGEST_BYTES:
+        member = zlib.decompressobj(GZIP_WINDOW)
+        while not member.eof and length <= LARGEST_BYTES:
+            part = member.decompress(data, CHUNK_BYTES)
+            data = member.unconsumed_tail
+            if not part and not member.eof and not data:
+                raise EOFError("it ends too early")
+            parts.append(part)
+            length += len(part)
+        data = (member.unused_data if member.eof else data).lstrip(b"\0")
+    return b"".join(parts)
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)}: the field occurs twice")
+    return found
+
+
+def _line(mark: Any) -> str:
+    return f"line {mark.line + 1}" if mark else "somewhere"
+
+
+class _CoreLoader(yaml.SafeLoader):
+    """Resolves only null, booleans and decimal numbers; rejects fields that occur twice."""
+
+    yaml_implicit_resolvers = {}  # noqa: RUF012  # those of YAML 1.1 do not apply
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002  # the signature is PyYAML's
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.constructor.ConstructorError(
+                    problem=f"{key.value} occurs twice", problem_mark=key.start_mark
+                )
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
+for tag, pattern, first in (
+    ("null", "~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", "true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(?:0|[1-9]\d*)", list("-+0123456789")),
+    ("float", r"[-+]?(?:(?:0|[1-9]\d*)(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?", list("-+.0123456789")),
+):
+    _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"(?:{pattern})$", re.ASCII), first)
