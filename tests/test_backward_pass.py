@@ -183,7 +183,12 @@ class Comparison:
             and any(not one.sync for one in forwards)
         ):
             return "in torch's class, an ignored output of a forward pass under no_sync counts as a gradient"
-        if "mark a variable ready only once" in torchs and not self.ended and not all(one.sync for one in forwards):
+        last = self.steps[-1]
+        through = [forwards[index] for index in last.of] if isinstance(last, Backward) and self.pending else []
+        if not self.ended and (
+            ("mark a variable ready only once" in torchs and not all(one.sync for one in forwards))
+            or not (torchs or all(one.sync for one in through))
+        ):
             return "in torch's class, a forward pass under no_sync counts for a synchronised one that waits"
         if self.stray and not self.ended:
             return "after a forward pass without backward, torch's class averages under no_sync"
