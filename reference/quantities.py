@@ -27,7 +27,11 @@ BytesPerS = Annotated[float, Field(ge=1, le=EXABYTE, allow_inf_nan=False)]
 Rank = Annotated[int, Field(ge=0, lt=MILLION)]
 WorldSize = Annotated[int, Field(ge=1, le=MILLION)]
 Count = Annotated[int, Field(ge=1, le=MILLION)]
-"""A number of iterations, repetitions, members, collectives and the like."""
+"""A number of repetitions, members, batches and the like."""
+Iterations = Annotated[int, Field(ge=1, le=10_000)]
+"""A number of iterations to simulate one by one, each of which takes milliseconds."""
+InParallel = Annotated[int, Field(ge=1, le=100)]
+"""A number of collectives, or of process groups, that are in use at the same time."""
 SlowDown = Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)]
 """A duration as a multiple of another that is never longer."""
 Multiple = Annotated[float, Field(ge=1 / MILLION, le=MILLION, allow_inf_nan=False)]

@@ -73,9 +73,11 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
         engine: The engine for the iterations. The median iteration is always simulated again with "auto".
     """
     iterations = costs.policy.sync_every
-    batches = _batches(costs, sampler)
-    simulated = [_simulate_batch(costs, sampler, engine, cycles) for cycles in batches]
-    times_ns = np.concatenate(simulated, axis=-1) / iterations
+    distinct, place_of_cycle = sampler.distinct()
+    simulated = [
+        _simulate_batch(costs, sampler, engine, cycles) for cycles in _batches(costs, sampler, distinct.tolist())
+    ]
+    times_ns = np.concatenate(simulated, axis=-1)[..., place_of_cycle] / iterations
     place = place_of_median(times_ns[0])
     median = np.take_along_axis(times_ns[0], place[..., None], axis=-1)[..., 0]
 
@@ -138,14 +140,16 @@ def simulate(engine_input: EngineInput, engine: Engine) -> Timeline:
     return solve(engine_input) if _takes_closed_form(engine_input, engine) else replay(engine_input)
 
 
-def _batches(costs: ScheduleCosts, sampler: IterationSampler) -> list[range]:
+def _batches(costs: ScheduleCosts, sampler: IterationSampler, cycles: Sequence[int]) -> list[Sequence[int]]:
     """Split the cycles into batches of at most about `CELLS` durations."""
     width = max(costs.relative_error.size, len(costs.schedule.instructions), sampler.parameters)
     size = max(1, CELLS // (len(sampler.ranks) * width))
-    return [range(first, min(first + size, sampler.count)) for first in range(0, sampler.count, size)]
+    return [cycles[first : first + size] for first in range(0, len(cycles), size)]
 
 
-def _simulate_batch(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine, cycles: range) -> Nanoseconds:
+def _simulate_batch(
+    costs: ScheduleCosts, sampler: IterationSampler, engine: Engine, cycles: Sequence[int]
+) -> Nanoseconds:
     """Return duration, computation alone and duration without overlap; shape [3, axes of the costs, cycles]."""
     engine_input = _engine_input(costs, sampler, cycles)
     engine_input = replace(engine_input, cost_ns=engine_input.cost_ns[..., None, :])

@@ -346,6 +346,24 @@ def test_ranks_without_inputs_have_joined_and_an_epoch_is_as_long_as_the_longest
     assert predict(trace, FREE, world_size=len(inputs), variation=variation, inputs=inputs).compute_ns >= 0
 
 
+@given(traces(), st.lists(st.integers(0, 6), min_size=1, max_size=3).filter(any), st.integers(1, 3), variations())
+def test_cycles_that_count_as_equal_are_equal(trace, inputs, sync_every, variation):
+    inputs = [batches + sync_every for batches in inputs]
+    by_rank = recorded_times(trace)
+    sampler = IterationSampler(by_rank, len(inputs), variation, inputs=inputs, sync_every=sync_every)
+    first, place = sampler.distinct()
+    for cycle in range(sampler.count):
+        chosen = first[place[cycle]]
+        assert same(sampler.draw([cycle]), sampler.draw([chosen]))
+        assert (sampler.joined([cycle]) == sampler.joined([chosen])).all()
+
+
+def test_an_epoch_of_many_batches_has_few_distinct_ones():
+    trace = uneven_trace(3)
+    sampler = IterationSampler(recorded_times(trace), 2, Variation(), inputs=[1_000_000, 5])
+    assert len(sampler.distinct()[0]) == 6
+
+
 def test_a_rank_that_has_joined_computes_nothing_any_more():
     """The slow rank has one batch of three: the others' last two iterations are as fast as without it."""
     fast, slow = iteration(10, (30,), 30, 10), iteration(100, (300,), 300, 100)

@@ -19,10 +19,10 @@ from .options import (
     LinkRate,
     Model,
     Orders,
+    Processes,
     Repeat,
     TraceOut,
     UplinksText,
-    WorldSize,
     check_outputs,
     files_of,
     read_caps,
@@ -40,7 +40,7 @@ TURNS, EMULATED_TURNS = 10, 3
 
 def record(
     model: Model = "resnet50",
-    world_size: WorldSize = 1,
+    world_size: Processes = 1,
     iterations: Annotated[
         int, typer.Option(min=1, metavar="N", help="Iterations to record, after 2 warm-up iterations.")
     ] = 10,
@@ -70,7 +70,7 @@ def record(
 
 def calibrate(
     model: Model = "resnet50",
-    world_size: WorldSize = 2,
+    world_size: Processes = 2,
     hook: Annotated[
         list[str] | None,
         typer.Option(
@@ -117,7 +117,7 @@ def validate(
     ] = None,
     dilation: Dilation = 1.0,
     byte_scale: ByteScale = 1.0,
-    world_size: WorldSize = 2,
+    world_size: Processes = 2,
     calibrate_at: Annotated[
         str | None,
         typer.Option(

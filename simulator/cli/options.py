@@ -37,6 +37,9 @@ MODELS = (
 Model = Annotated[str, typer.Option(metavar="MODEL", help=MODELS)]
 ChosenModel = Annotated[str | None, typer.Option(metavar="MODEL", help=MODELS, show_default="resnet50")]
 WorldSize = Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks.")]
+Processes = Annotated[
+    int, typer.Option(min=1, max=256, metavar="N", help="Number of ranks, each a process of this machine.")
+]
 Dilation = Annotated[
     float,
     typer.Option(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from reference.quantities import MILLION, YEAR_NS, Count, Multiple, SlowDown, as_int64
+from reference.quantities import MILLION, YEAR_NS, InParallel, Multiple, SlowDown, as_int64
 from reference.reading import Schema, one_line_errors, read_schema
 from reference.trace import FIRST_FIELDS
 from reference.writing import write_atomically
@@ -70,7 +70,7 @@ class Fabric(Schema, strict=False):
         default=1.0,
         description="cost of every collective, as a multiple; chosen by the user, see `scaled`",
     )
-    concurrency: Count = Field(
+    concurrency: InParallel = Field(
         default=None,
         validate_default=True,
         description="collectives of a process group that run at the same time, a count (None: 1 with NCCL, 2 with "

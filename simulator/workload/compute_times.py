@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.special import ndtr, ndtri
 
-from reference.quantities import Count, Rank, SlowDown, as_int64
+from reference.quantities import MILLION, Iterations, Rank, SlowDown, as_int64
 from reference.reading import Settings
 from reference.trace import Buffer, Iteration, Parameter, Trace
 
@@ -192,7 +192,7 @@ class Variation(Settings):
         "between gradients on each rank, correlated with the previous gap), or `fitted` (each rank's median "
         "iteration multiplied by a lognormal factor); chosen by the user",
     )
-    iterations: Count = Field(
+    iterations: Iterations = Field(
         default=200,
         description="iterations to generate, a count (ignored by `recorded`, which has those of the trace); "
         "chosen by the user",
@@ -282,6 +282,8 @@ class IterationSampler:
                 f"inputs: expected {world_size} numbers of batches, one per rank, not all 0 and none negative; "
                 f"got {inputs}"
             )
+        if inputs is not None and max(inputs) > MILLION:
+            raise ValueError(f"inputs: expected at most {MILLION} batches, got {max(inputs)}")
         if inputs is not None and max(inputs) < sync_every:
             raise ValueError(
                 f"inputs: expected a rank with at least {sync_every} batches, because gradients are averaged every "
@@ -316,6 +318,25 @@ class IterationSampler:
         self._typical = np.array([_typical_iteration(times) for times in recorded])[source]
         self._spread = np.array([np.log(np.maximum(times.compute_ns, 1)).std() for times in recorded])[source]
         self._recorded, self._source = recorded, source
+        self._varies = variation.kind != "recorded" or at_random or self._slowest is not None
+        durations = self.count * sync_every * len(self.ranks) * self.parameters
+        if self._varies and durations > MOST_DURATIONS:
+            raise ValueError(
+                f"variation: expected at most {MOST_DURATIONS:.0e} gradients (iterations x ranks x parameters) to "
+                f"sample, got {durations:.0e}; sample fewer iterations"
+            )
+
+    def distinct(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return a cycle of each set of equal cycles, and for every cycle the place of its set among these."""
+        every = np.arange(self.count)
+        if self._varies:
+            return every, every
+        start = every * self.sync_every
+        alike = [start % self._counts.min()]
+        if self._inputs is not None:  # when ranks run out of inputs, relative to the start of the cycle
+            alike += [np.clip(batches - start, 0, self.sync_every) for batches in np.unique(self._inputs)]
+        _, first, place = np.unique(np.stack(alike, axis=-1), axis=0, return_index=True, return_inverse=True)
+        return first, place.reshape(-1)
 
     def draw(self, cycles: Sequence[int]) -> ComputeTimes:
         """Sample the last iteration of each of these cycles; shape [cycles, `ranks`].
@@ -375,6 +396,8 @@ class IterationSampler:
         return [GapSampler(times, self._variation.correlation) for times in self._recorded]
 
 
+MOST_DURATIONS = 200_000_000
+"""Gradients that are sampled at most, which takes minutes."""
 LEAST_SLOWEST = 21
 """Least number of iterations, each with another speed of the slowest device."""
 GOLDEN = (5**0.5 - 1) / 2
