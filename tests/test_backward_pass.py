@@ -228,12 +228,14 @@ class Comparison:
             self.local.clear()
             self.pending = False
         elif isinstance(step, Backward) and self.pending and (not step.fault or step.retry):
-            if step.sync:
+            forwards = [one for one in self.steps if isinstance(one, Forward) and one.grad]
+            synchronises = any(forwards[index].sync for index in step.of)
+            # A pass through a forward pass under `no_sync` counts for one that waits, unless that one has failed.
+            if step.sync and (synchronises or not any(one.fault and not one.retry for one in self._passes())):
                 self.local |= arrived
             # A pass through the sink is complete, whichever gradients it has brought.
             through = self.options.get("find_unused_parameters") or self.options.get("static_graph")
-            forwards = [one for one in self.steps if isinstance(one, Forward) and one.grad]
-            self.pending = not (through and any(forwards[index].sync for index in step.of))
+            self.pending = not (through and synchronises)
         elif isinstance(step, Zero):
             self.local.clear()
 
