@@ -337,6 +337,53 @@ def test_other_lines_of_a_log_are_skipped(tmp_path):
     assert read_log(tmp_path / "log") == [(2, 8, 8650), (2, 1024, 9250)]
 
 
+PREFIXES = (
+    "[1,0]<stdout>: ",
+    "[1,0]<stdout>:",
+    "0: ",
+    "12: ",
+    "[pod/worker-0/main] ",
+    "2026-11-24T23:20:48.123456789Z ",
+    "1764026448 ",
+    "Nov 24 23:20:48 host all_reduce_perf[17]: ",
+    "host:123:456 [0] NCCL INFO Connected all rings ",
+    "\x1b[32m",
+)
+
+
+@given(st.sampled_from(PREFIXES), st.data())
+def test_a_row_may_follow_a_prefix_or_messages(tmp_path_factory, prefix, data):
+    path = tmp_path_factory.getbasetemp() / "prefixed.log"
+    path.write_text("\n".join(prefix * data.draw(st.booleans()) + line for line in NCCL_LOG.splitlines()))
+    assert read_log(path) == [(2, 8, 8650), (2, 1024, 9250)]
+    assert "    9.25    0.11" in NCCL_LOG
+    path.write_text("\n".join(prefix + line for line in NCCL_LOG.replace("    9.25    0.11", " 9.2.5 ").splitlines()))
+    with pytest.raises(ValueError, match=r":11: expected a row `size"):
+        read_log(path)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("sum      -1", "sum       0", "expected the root -1 of an all-reduce"),
+        ("0.11    0.11      0", "0.11    0.11      3", "expected no wrong elements"),
+        ("0.11    0.11      0", "0.11    0.22      0", "expected a busbw of 1 times algbw"),
+    ],
+)
+def test_rows_of_another_collective_or_with_errors_are_refused(tmp_path, old, new, message):
+    assert old in NCCL_LOG
+    (tmp_path / "log").write_text(NCCL_LOG.replace(old, new))
+    with pytest.raises(ValueError, match=f"log:1[01]: {message}"):
+        read_log(tmp_path / "log")
+
+
+def test_a_log_of_another_number_of_ranks_than_it_lists_is_refused(tmp_path):
+    lines = [line for line in nccl_log(8, {2**20: 100.5}).splitlines() if "Rank  7" not in line]
+    (tmp_path / "log").write_text("\n".join(lines))
+    with pytest.raises(ValueError, match=r"expected a busbw of 1.714 times algbw, as of an all-reduce on 7 ranks"):
+        read_log(tmp_path / "log")
+
+
 def test_runs_of_several_world_sizes_in_one_log_are_refused(tmp_path):
     (tmp_path / "log").write_text(NCCL_LOG + nccl_log(4, {8: 9.65}))
     with pytest.raises(
