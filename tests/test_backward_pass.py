@@ -124,15 +124,14 @@ class Comparison:
         if isinstance(step, Backward | Forward):
             self._torch_in_flight = views and isinstance(step, Backward) and step.heads != "ab"
         same = bool(torchs) == bool(self.ended) and (
-            bool(torchs)
-            or self._in_flight
-            or self._torch_in_flight
-            or all(one.gradients["torch"] == one.gradients["ours"] for one in seen)
+            bool(torchs) or self._in_flight or all(one.gradients["torch"] == one.gradients["ours"] for one in seen)
         )
         if not same:
             self.torch_ended = self._difference(
                 torchs, all(x.gradients["ours"] == x.gradients["local"] for x in seen)
             )
+            if not (self.torch_ended or torchs or self.ended) and self._torch_in_flight:
+                return
             assert self.torch_ended, (
                 f"{self.options}\n{self.steps}\nours: {self.ended or [one.gradients['ours'] for one in seen]}\n"
                 f"torch: {torchs or [one.gradients['torch'] for one in seen]}"
