@@ -141,6 +141,20 @@ def test_gradients_in_another_order_than_in_their_buckets_are_found_by_their_byt
     assert any("of them count to a later bucket" in note for note in imported.notes)
 
 
+@pytest.mark.parametrize("damage", ["no kernels", "correlations 0"])
+def test_a_file_without_what_the_gpu_ran_is_refused(tmp_path, damage):
+    document, _ = profiler_files.profile(SMALL)
+    events = document["traceEvents"]
+    if damage == "no kernels":
+        document["traceEvents"] = [
+            one for one in events if one.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset")
+        ]
+    for one in events:
+        one.get("args", {}).update({} if damage == "no kernels" else {"correlation": 0})
+    with pytest.raises(TraceError, match=r"expected what the GPU ran, .* and 0 with such an id; profile with"):
+        import_profile([write(document, tmp_path / "rank0.json")])
+
+
 def test_steps_that_differ_are_left_out_and_told(tmp_path):
     document, _ = profiler_files.profile(SMALL)
     events = document["traceEvents"]

@@ -204,6 +204,7 @@ def read_profiler_file(path: Path) -> ProfilerFile:
         )
     spans = _spans(path, events)
     calls: dict[int, tuple[int, int, Thread]] = {}
+    launches = 0
     operations: list[HostOperation] = []
     ran: list[tuple[RawEvent, str, tuple[int, int]]] = []
     for event, span in zip(events, spans, strict=True):
@@ -213,10 +214,18 @@ def read_profiler_file(path: Path) -> ProfilerFile:
         elif category in HOST_OPERATIONS:
             thread = event.pid, event.tid
             operations.append(HostOperation(event.name or "", thread, *span, event.args or NO_ARGUMENTS))
-        elif RUNTIME.search(category) and event.args is not None and isinstance(event.args.correlation, int):
-            calls[event.args.correlation] = (*span, (event.pid, event.tid))
+        elif RUNTIME.search(category) and event.args is not None:
+            launches += "launch" in (event.name or "").lower()
+            if correlation := _positive(event.args.correlation):
+                calls[correlation] = (*span, (event.pid, event.tid))
     operations.sort(key=lambda one: (one.start_ns, -one.end_ns))
     activities = list(_launched(ran, calls))
+    if (launches or ran) and 2 * len(activities) <= len(ran):
+        raise TraceError(
+            f"{path}: expected what the GPU ran, each with the correlation id of its launch, got {launches} "
+            f"launches, {len(ran)} activities of the GPU and {len(activities)} with such an id; profile with "
+            "ProfilerActivity.CUDA and ProfilerActivity.CPU, and export the file again"
+        )
     info = raw.distributedInfo or RawDistributed()
     used = {event.args.device for event, *_ in ran if event.args and isinstance(event.args.device, int)}
     groups = [one.arguments.group_size for one in operations if isinstance(one.arguments.group_size, int)]
@@ -268,7 +277,7 @@ def _launched(
     found = []
     for event, kind, (start_ns, end_ns) in ran:
         arguments = event.args or NO_ARGUMENTS
-        call = calls.get(arguments.correlation) if isinstance(arguments.correlation, int) else None
+        call = calls.get(_positive(arguments.correlation) or 0)
         if call is not None:
             launch_start_ns, launch_end_ns, thread = call
             stream = str(arguments.device), str(arguments.stream)
