@@ -1,5 +1,6 @@
 """The command `ddplab`, which answers signals before it imports anything else; see `simulator.cli` for the rest."""
 
+import os
 import signal
 import sys
 from types import FrameType
@@ -14,6 +15,11 @@ class EndedError(BaseException):
 
 def main() -> None:
     """Run the command line. A signal ends it with one line, and with 128 plus its number as the exit status."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115  # closed at exit
+    if sys.stdout is None:
+        sys.exit("ddplab: the standard output is closed; redirect it, for example to /dev/null")
+    os.environ["MPLBACKEND"] = "agg"  # pictures become files; matplotlib refuses to load with an unknown name
     received: list[signal.Signals] = []
 
     def end(number: int, _frame: FrameType | None) -> None:

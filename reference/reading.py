@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from reprlib import Repr
 from typing import Any, TypeVar
 
 import yaml
@@ -20,6 +21,9 @@ LARGEST_YAML = 2**20
 """Largest YAML that is read, in characters."""
 DEEPEST = 50
 """Deepest nesting of YAML that is read."""
+SHORT = Repr()
+"""Shows values in messages."""
+SHORT.maxstring, SHORT.maxlong = 80, 40
 GZIP_MAGIC = b"\x1f\x8b"
 GZIP_WINDOW = 31
 """Tells zlib to expect the header of gzip."""
@@ -173,7 +177,7 @@ def first_problem(error: ValidationError) -> str:
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     reason = first["msg"].removeprefix("Value error, ")
     if reason.startswith("Input should") and isinstance(first["input"], str | int | float | None):
-        reason += f", got {first['input']!r}"
+        reason += f", got {SHORT.repr(first['input'])}"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     problem = (f"{field}: " if field else "") + reason[:1].lower() + reason[1:] + more
     return printable(problem).replace("\n", "\\n")

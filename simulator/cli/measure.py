@@ -42,7 +42,7 @@ def record(
     model: Model = "resnet50",
     world_size: Processes = 1,
     iterations: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Iterations to record, after 2 warm-up iterations.")
+        int, typer.Option(min=1, max=100_000, metavar="N", help="Iterations to record, after 2 warm-up iterations.")
     ] = 10,
     out: TraceOut = Path("out/trace.json.gz"),
     json_path: Json = None,

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from reference.quantities import YEAR_NS
 from reference.trace import Trace
 
 from ..workload.roofline import DEVICES, Operations, find_device
@@ -26,6 +27,7 @@ def synthesize(
         float | None,
         typer.Option(
             min=0,
+            max=YEAR_NS / 1e6,
             metavar="MS",
             help="Measured time of an iteration on one device, without communication; the trace is scaled to it.",
         ),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from reference.quantities import MILLION
 from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace
 
 
@@ -22,7 +23,7 @@ class ScaleModel:
         byte_scale: Bytes in the model per byte in the original; above 0.
 
     Raises:
-        ValueError: A factor is not above 0.
+        ValueError: A factor is below a millionth or above a million.
     """
 
     dilation: float = 1.0
@@ -30,8 +31,8 @@ class ScaleModel:
 
     def __post_init__(self) -> None:
         for name in ("dilation", "byte_scale"):
-            if not (value := getattr(self, name)) > 0 or math.isinf(value):
-                raise ValueError(f"{name}: expected a factor above 0, got {value}")
+            if not 1 / MILLION <= (value := getattr(self, name)) <= MILLION:
+                raise ValueError(f"{name}: expected a factor from {1 / MILLION:g} to {MILLION}, got {value:g}")
 
     def rate(self, original: float) -> float:
         """Return the rate of a link in the model."""

@@ -183,6 +183,8 @@ def main() -> None:
     parser.add_argument("--only", metavar="NAME,...", help="try these mutants only")
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="mutants to try at a time (default: 2)")
     arguments = parser.parse_args()
+    if arguments.jobs < 1:
+        parser.error(f"--jobs: expected at least 1, got {arguments.jobs}")
     mutants = catalogue()
     names = {mutant.name for mutant in mutants}
     only = set(arguments.only.split(",")) if arguments.only else names
