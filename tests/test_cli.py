@@ -522,6 +522,34 @@ def started(*words: object, folder: Path) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+def listening(session: int) -> set[str]:
+    """Addresses, as in /proc/net/tcp, on which the processes of a session listen."""
+    sockets = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            if int((process / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                sockets |= {os.readlink(one) for one in (process / "fd").iterdir()}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("conform", "ddplab", "--only", "a lost rank"), ("record", "--model", TINY, "--world-size", "2")],
+    ids=str,
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_ranks_listen_on_the_loopback_interface_alone(words, tmp_path):
+    out = () if words[0] == "conform" else ("--out", str(tmp_path / "trace.json"))
+    seen = set()
+    with started(*words, *out, folder=tmp_path) as running:
+        while running.poll() is None:
+            seen |= listening(running.pid)
+        errors = running.communicate()[1]
+    assert running.returncode == 0, errors
+    assert seen == {"0100007F"}  # 127.0.0.1
+
+
 def assert_ended_in_order(returncode: int, errors: str, number: signal.Signals, folder: Path) -> None:
     assert returncode == 128 + number
     assert errors.splitlines()[-1].startswith(f"ddplab: ended by {number.name}")
