@@ -172,6 +172,7 @@ def folder(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("inputs")
     trace_of([[iteration(500, (3000, 2000), 3500, 700)] * 2], [400, 800]).save(path / "t.json")
     (path / "pod.yaml").write_text("levels:\n  network: {latency_us: 5, gb_per_s: 12}\n")
+    (path / "mine.py").write_text("from tests.models_for_cli import tiny\n")
     (path / "out").mkdir()
     (path / "out" / "fabric.json").write_text("{}")
     return path
@@ -197,6 +198,9 @@ PREDICT = ("predict", "t.json", "--fabric", "pod.yaml")
         ("import", "kineto", "t.json", "--out", "t.json"),
         ("record", "--model", "emulated:t.json", "--out", "t.json"),
         ("synthesize", "--out", "a.json", "--json", "a.json"),
+        ("synthesize", "--model", "mine:tiny", "--out", "mine.py"),
+        ("record", "--model", "mine:tiny", "--out", "mine.py"),
+        ("conform", "mine:tiny", "--script", "mine.py"),
     ],
     ids=" ".join,
 )
@@ -205,9 +209,26 @@ def test_a_command_that_would_overwrite_its_inputs_is_refused(here, folder, monk
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     done = here(*words)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("ddplab: ")
-    assert "expected a name for an output, got that of" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("ddplab: ")
+    assert "expected a name for an output, got that of" in done.stderr.splitlines()[-1]
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    "words", [("validate", "--emulate"), ("emulate", "--wall", "--fabric", "pod.yaml")], ids=" ".join
+)
+def test_a_command_that_would_fill_the_folder_of_its_input_is_refused(here, folder, monkeypatch, words):
+    monkeypatch.chdir(folder)
+    done = here(*words, "t.json", "--out", ".")
+    assert done.returncode == 1
+    assert done.stderr == "ddplab: t.json: expected inputs outside of ., which the command fills; change --out\n"
+
+
+def test_a_command_says_which_file_a_model_comes_from(here, folder, monkeypatch, tmp_path):
+    monkeypatch.chdir(folder)
+    done = here("record", "--model", "mine:tiny", "--iterations", "1", "--out", str(tmp_path / "t.json"))
+    assert done.returncode == 0
+    assert f"mine:tiny comes from {folder / 'mine.py'}\n" in done.stderr
 
 
 def test_a_result_on_the_standard_output_is_all_that_is_there(folder):

@@ -8,7 +8,7 @@ import typer
 
 from reference.fork_server import start_server
 
-from .options import Json, check_outputs
+from .options import Json, check_outputs, files_of
 from .output import show_table, write_json
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ def conform(
     from ..conformance.overlap import compare, load_baseline, save
 
     check_outputs(
-        script, save_schedule, junit, json_path, inputs=[expect, *([Path(baseline)] if baseline is not None else [])]
+        *(script, save_schedule, junit, json_path),
+        inputs=[expect, *files_of(ddp), *([Path(baseline)] if baseline is not None else [])],
     )
     name, other = SHORT.get(ddp, ddp), None if against is None else SHORT.get(against, against)
     expected = {} if expect is None else read_expectations(expect, list(all_checks()))

@@ -31,6 +31,7 @@ from .options import (
     cap_word,
     check_outputs,
     check_picture,
+    files_of,
     read_counts,
     read_fabric,
     read_scale,
@@ -161,7 +162,7 @@ def emulate(
     from ..emulation.emulate import emulated_fabric
 
     check_picture("--timeline", timeline)
-    check_outputs(perfetto, timeline, json_path, inputs=[trace, *(fabric or [FABRIC]), processor])
+    check_outputs(perfetto, timeline, json_path, inputs=[trace, *(fabric or [FABRIC]), processor, *files_of(reducer)])
     _, policies = read_policies(policy, caps, orders, hooks)
     recorded, make = Trace.load(trace), read_reducer(reducer)
     costs = emulated_fabric(read_fabric(fabric or [FABRIC], fabric_set, processor), make)
@@ -207,7 +208,7 @@ def _emulate_on_wall_clock(
     from ..measure.report import Configuration
     from ..measure.validate_emulated import validate_emulated
 
-    check_outputs(out / "report.json", json_path, inputs=[trace])
+    check_outputs(json_path, inputs=[trace], folder=out)
     recorded = Trace.load(trace)
     configurations = []
     for one in policies:

@@ -8,7 +8,7 @@ import typer
 from reference.trace import Parameter
 
 from ..kineto.trace_of_profile import ImportedProfile, import_profile
-from .options import Json, TraceOut, check_outputs
+from .options import Json, TraceOut, check_outputs, files_of
 from .output import describe_trace, progress, show_table, write_json
 
 import_app = typer.Typer(help="Make a trace from files of other tools.", rich_markup_mode=None, add_completion=False)
@@ -44,7 +44,7 @@ def kineto(
     The script may use DistributedDataParallel or a plain module. Times are those of the GPU, if there is one. A
     gradient counts as ready when the last kernel that was launched before its accumulation has ended.
     """
-    check_outputs(out, json_path, inputs=files)
+    check_outputs(out, json_path, inputs=[*files, *files_of(model or "")])
     parameters = None if model is None else _parameters_of(model)
     with progress("reading files") as on_progress:
         on_progress(f"reading {', '.join(path.name for path in files[:3])}", 0, 1)

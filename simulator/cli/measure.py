@@ -161,7 +161,7 @@ def validate(
     from ..measure.validate import validate as run
     from ..measure.validate_emulated import calibrate_network, extrapolated, validate_emulated
 
-    check_outputs(out / "report.json", json_path, inputs=[emulate, *files_of(model or "")])
+    check_outputs(json_path, inputs=[emulate, *files_of(model or "")], folder=out)
     if emulate is None:
         for option, is_given in (
             ("--dilation", dilation != 1),

@@ -2,8 +2,10 @@
 
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -259,7 +261,7 @@ def read_scale(dilation: float, byte_scale: float) -> ScaleModel:
         raise ValueError(f"--{str(error).replace('_', '-')}") from None
 
 
-def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = ()) -> None:
+def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = (), folder: Path | None = None) -> None:
     """Check that these files can be written, before anything is computed; None: no file.
 
     If one of them is the standard output, the rest of the command prints to the standard error instead.
@@ -267,22 +269,41 @@ def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = ()) -> No
     Args:
         paths: The outputs.
         inputs: The files that the command reads.
+        folder: A folder to which the command writes a report and other data.
 
     Raises:
         OSError: A file cannot be written.
-        ValueError: An output would overwrite an input or another output.
+        ValueError: An output would overwrite an input or another output, or an input lies in `folder`.
     """
-    outputs = [path for path in paths if path is not None]
+    outputs = [*(path for path in paths if path is not None), *([] if folder is None else [folder / "report.json"])]
     for path in outputs:
         check_writable(path)
-    check_distinct(outputs, [path for path in inputs if path is not None])
+    read = [path for path in inputs if path is not None]
+    check_distinct(outputs, read)
+    for path in read:
+        if folder is not None and path.suffix != ".py" and path.resolve().is_relative_to(folder.resolve()):
+            raise ValueError(f"{path}: expected inputs outside of {folder}, which the command fills; change --out")
     if STANDARD_OUTPUT in map(open_descriptor, outputs):
         sys.stdout = PrintableStream(sys.stderr)  # `main` restores it
 
 
-def files_of(model: str) -> list[Path]:
-    """The files that a model is read from: the trace of `emulated:TRACE`."""
-    return [Path(model.removeprefix("emulated:"))] if model.startswith("emulated:") else []
+def files_of(name: str) -> list[Path]:
+    """Return the files that a model or class is read from, and print which file a MODULE:NAME comes from."""
+    if name.startswith("emulated:"):
+        return [Path(name.removeprefix("emulated:"))]
+    module, colon, _ = name.partition(":")
+    here = os.getcwd()
+    sys.path.insert(0, here)  # as `import_first_here` does
+    try:
+        found = find_spec(module) if colon else None
+    except (ImportError, ValueError):  # whoever imports it raises the error
+        found = None
+    finally:
+        sys.path.remove(here)
+    if found is None or found.origin is None or not Path(found.origin).is_file():
+        return []
+    print(f"{name} comes from {found.origin}", file=sys.stderr)
+    return [Path(found.origin)]
 
 
 def _processor_of(path: Path) -> Processor:

@@ -12,7 +12,7 @@ from ..workload.roofline import DEVICES, Operations, find_device
 from ..workload.roofline import Device as DataSheet
 from ..workload.synthesis import rescale as rescale_trace
 from ..workload.synthesis import synthesize as synthesize_trace
-from .options import Json, Model, TraceOut, check_outputs
+from .options import Json, Model, TraceOut, check_outputs, files_of
 from .output import describe_trace, show_table, write_json
 
 SHEETS = f"{', '.join(DEVICES)}, or a JSON file with name, flops_per_s and bytes_per_s"
@@ -40,7 +40,7 @@ def synthesize(
     Nothing is allocated or computed, so the model may be larger than this machine's memory. Devices seldom reach the
     peak rates of their data sheets: if you can, give the time of one measured iteration with --step-ms.
     """
-    check_outputs(out, json_path)
+    check_outputs(out, json_path, inputs=files_of(model))
     operations = _count(model)
     sheet = find_device(device)
     by_roofline = synthesize_trace(operations, sheet)
