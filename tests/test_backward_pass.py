@@ -69,7 +69,8 @@ class Comparison:
         self.steps.append(step)
         if isinstance(step, Join) and not self.torch_ended and self._torch_may_raise_on_one_rank(step, forwards):
             self.torch_ended, self._drop = "torch's class may raise its next error on one rank only", "torch"
-        self._has_averaged = self._has_averaged or bool(self._averaged)
+        if self._averaged and not isinstance(self.steps[-2], Forward):
+            self._has_averaged = True
         seen: list[Seen] = self.ranks.run(bodies.go_on, step, self._averaged, self._drop, timeout_s=STEP_TIMEOUT_S)
         self._drop = ""
         self.gradients = [one.gradients.get("ours") for one in seen]
@@ -366,7 +367,7 @@ class Scripts(RuleBasedStateMachine):
 
     @rule(in_place=st.booleans())
     def zero(self, in_place):
-        if self.script.local or self.script.has_packed:
+        if self.script.ended or self.script.local or self.script.has_packed:
             return  # a later pass would write back averages of the gradients that are packed already
         self.script.go_on(Zero(in_place))
 

@@ -39,12 +39,13 @@ class Residual:
     interval: tuple[float, float] | None = None
 
 
-def draw_residuals(groups: Mapping[str, Sequence[Residual]], ax: Axes) -> Axes:
+def draw_residuals(groups: Mapping[str, Sequence[Residual]], ax: Axes, *, named: bool = True) -> Axes:
     """Draw the errors in percent over one line for each configuration.
 
     Args:
         groups: The configurations, by the name that stands to the left of each group.
         ax: The axes to draw on; returned.
+        named: Whether to name the marks above, and the errors below. False: other axes of the figure do.
     """
     ax.axvspan(-100 * SMALL_ERROR, 100 * SMALL_ERROR, color=SMALL, zorder=0)
     ax.axvline(0, color=INK, linewidth=0.6, zorder=1)
@@ -59,8 +60,10 @@ def draw_residuals(groups: Mapping[str, Sequence[Residual]], ax: Axes) -> Axes:
     ax.set_yticks(middles, list(groups), fontsize=8)
     ax.tick_params(axis="y", length=0)
     ax.set_ylim(line - GAP / 2, -GAP / 2)
-    ax.set_xlabel("error of the prediction, %; grey: within 10 %; bars: 90 % intervals")
     ax.spines[["top", "right", "left"]].set_visible(False)
+    if not named:
+        return ax
+    ax.set_xlabel("error of the prediction, %; grey: within 10 %; bars: 90 % intervals")
     shown = dict.fromkeys(name for residuals in groups.values() for one in residuals for name in one.baselines)
     _name_marks([OURS, *shown], ax)
     return ax

@@ -66,6 +66,8 @@ NOT_RUNNING: tuple[Kind, ...] = ("straggler", "queued")
 
 HEIGHT, HEIGHT_NOT_RUNNING = 0.8, 0.25
 """Heights of spans in a lane of height 1."""
+DIGIT_WIDTH = 0.008
+"""Width of a digit of a bucket's number, as a share of the axes; narrower spans have no number."""
 
 
 def draw_timeline(prediction: Prediction, ax: Axes, *, ranks: Sequence[int] | None = None) -> Axes:
@@ -92,7 +94,7 @@ def draw_timeline(prediction: Prediction, ax: Axes, *, ranks: Sequence[int] | No
     seen: dict[Kind, None] = {}
     for span in spans:
         seen.setdefault(span.kind)
-        _draw_span(span, ax, lane_of)
+        _draw_span(span, ax, lane_of, ns_per_digit=DIGIT_WIDTH * prediction.timeline.iteration_ns)
     for span in prediction.critical_path:
         if span.rank in lane_of:
             _draw_span(span, ax, lane_of, frame=True)
@@ -109,7 +111,9 @@ def draw_timeline(prediction: Prediction, ax: Axes, *, ranks: Sequence[int] | No
     return ax
 
 
-def _draw_span(span: Span, ax: Axes, lane_of: dict[int, int], *, frame: bool = False) -> None:
+def _draw_span(
+    span: Span, ax: Axes, lane_of: dict[int, int], *, frame: bool = False, ns_per_digit: float = 0.0
+) -> None:
     lane = lane_of[span.rank] + (span.stream == "comm")
     extent = [(span.start_ns / 1e6, span.duration_ns / 1e6)]
     tall = HEIGHT_NOT_RUNNING if span.kind in NOT_RUNNING else HEIGHT
@@ -118,9 +122,11 @@ def _draw_span(span: Span, ax: Axes, lane_of: dict[int, int], *, frame: bool = F
         ax.broken_barh(extent, height, facecolors="none", edgecolors="black", linewidth=1.2)
         return
     ax.broken_barh(extent, height, facecolors=COLOURS[span.kind], edgecolors="white", linewidth=0.3)
-    if span.bucket is not None and span.stream == "comm" and span.kind not in NOT_RUNNING:
+    number = str(span.bucket)
+    runs = span.bucket is not None and span.stream == "comm" and span.kind not in NOT_RUNNING
+    if runs and span.duration_ns >= ns_per_digit * len(number):
         middle = (span.start_ns + span.end_ns) / 2e6
-        ax.text(middle, lane, str(span.bucket), ha="center", va="center", fontsize=7, color="white", clip_on=True)
+        ax.text(middle, lane, number, ha="center", va="center", fontsize=7, color="white", clip_on=True)
 
 
 def _title(prediction: Prediction) -> str:

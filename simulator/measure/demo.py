@@ -177,10 +177,13 @@ def ladder_sentences(reports: Sequence[dict[str, Any] | None]) -> list[str]:
 
 
 def ladder_figure(ladder: Ladder) -> Figure:
-    """Draw a figure with one panel per report, all with the same scale of errors."""
+    """Draw a figure with one panel per report, one above the other, all with the same scale of errors."""
     reports = [report for report in ladder if report is not None]
-    figure = Figure(figsize=(14, 3.4), layout="constrained")
-    panels = figure.subplots(1, len(reports), sharex=True, squeeze=False)[0]
+    heights = [len(report.rows) + 2 for report in reports]
+    figure = Figure(figsize=(8, 1 + 0.25 * sum(heights)), layout="constrained")
+    panels = figure.subplots(len(reports), 1, sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     for report, ax in zip(reports, panels, strict=True):
-        draw_validation(report.to_frame(), ax)
+        draw_validation(report.to_frame(), ax, named=ax is panels[0])
+    panels[-1].set_xlabel(panels[0].get_xlabel())
+    panels[0].set_xlabel("")
     return figure

@@ -548,13 +548,19 @@ def residual(row: Mapping[Any, Any], *, measured: Literal["paired_ns", "measured
     return Residual(error=error(row["predicted_ns"]), baselines=baselines, interval=(error(low), error(high)))
 
 
-def draw_validation(rows: pd.DataFrame, ax: Axes) -> Axes:
-    """Draw the paired errors of one model's configurations: those of our predictions and of all baselines."""
+def draw_validation(rows: pd.DataFrame, ax: Axes, *, named: bool = True) -> Axes:
+    """Draw the paired errors of one model's configurations: those of our predictions and of all baselines.
+
+    Args:
+        rows: The configurations.
+        ax: The axes to draw on; returned.
+        named: Whether to name the marks; see `draw_residuals`.
+    """
     groups = {f"{cap_name(row['cap_mb'])}, {row['order']}": [residual(row)] for row in rows.to_dict("records")}
-    draw_residuals(groups, ax)
+    draw_residuals(groups, ax, named=named)
     errors = rows["paired_error"]
     ax.set_title(
         f"{rows['model'].iloc[0]}\nmean error {errors.abs().mean():.1%}, worst {max(errors, key=abs):+.1%}",
-        loc="left", fontsize=9, pad=18,
+        loc="left", fontsize=9, pad=18 if named else None,
     )  # fmt: skip
     return ax
