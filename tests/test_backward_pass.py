@@ -235,8 +235,8 @@ class Comparison:
             # A pass through the sink is complete, whichever gradients it has brought.
             through = self.options.get("find_unused_parameters") or self.options.get("static_graph")
             self.pending = not (through and synchronises)
-        elif isinstance(step, Zero):
-            self.local.clear()
+        elif isinstance(step, Zero) or (isinstance(step, Backward) and step.fault):
+            self.local.clear()  # the exception has told the user that these gradients are not averaged
 
 
 def _mean(values: list[float | None]) -> float | None:
