@@ -3,6 +3,7 @@
 import json
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -31,7 +32,9 @@ from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import Compute, Wait
 from simulator.timeline import Timeline
 
+from .explore import examples
 from .strategies import fluid_fabrics, iteration, partitions, steady_fabrics, trace_of, traces
+from .test_readers import EXTREMES, with_another_value
 from .test_replay import engine_inputs
 
 STEP_MOMENTS = {
@@ -263,12 +266,12 @@ def test_a_folder_without_a_report_or_samples_is_told_in_one_line(tmp_path):
     with pytest.raises(ValueError, match=r"report.json: cannot be read: .*expected the folder of a run"):
         explain_run(tmp_path)
     (tmp_path / "report.json").write_text("{")
-    with pytest.raises(ValueError, match=r"report.json: expected a report as `ddplab validate` writes it"):
+    with pytest.raises(ValueError, match=r"report.json: not a report: invalid JSON"):
         explain_run(tmp_path)
     row = {"model": "m", "cap_mb": 1, "order": "ready", "hook": "none", "predicted_ns": 1}
     for wrong in ([], {}, {"rows": 5}, {"rows": [{}]}, {"rows": [row], "scale_model": {"other": 1}}, {"rows": []}):
         (tmp_path / "report.json").write_text(json.dumps(wrong))
-        with pytest.raises(ValueError, match=r"report.json: expected .*run `ddplab validate` again"):
+        with pytest.raises(ValueError, match=r"report.json: not a report: .*; expected the folder of a run"):
             explain_run(tmp_path)
     (tmp_path / "report.json").write_text(json.dumps({"rows": [row]}))
     (tmp_path / "calibration-1").mkdir()
@@ -287,6 +290,66 @@ def test_a_folder_without_a_report_or_samples_is_told_in_one_line(tmp_path):
     samples.assign(model="other").to_parquet(tmp_path / "samples.parquet")
     with pytest.raises(ValueError, match=r"samples.parquet: expected samples of 1 MB ready, got none"):
         explain_run(tmp_path)
+
+
+RUN = Path(__file__).parent.parent / "validation" / "runs" / "gru-1gbit-3ranks"
+MODEL_FOLDER = "validation.unseen.gru"
+VALUES = st.sampled_from(EXTREMES) | st.none() | st.booleans() | st.floats() | st.text(max_size=3) | st.just([])
+
+
+@st.composite
+def damaged_samples(draw, samples: pd.DataFrame) -> pd.DataFrame:
+    """Samples without some rows, or with another value in one row or in all rows of a column."""
+    samples = samples.copy()
+    column = draw(st.sampled_from(list(samples.columns)))
+    at = draw(st.integers(0, len(samples) - 1))
+    match draw(st.sampled_from(["rows", "value", "column"])):
+        case "rows":
+            return samples.drop(index=range(at, min(len(samples), at + draw(st.sampled_from([1, 50, 10_000])))))
+        case "value":
+            samples[column] = samples[column].astype(object)
+            samples.at[at, column] = draw(VALUES)
+        case "column":
+            value = draw(VALUES)
+            samples[column] = [value] * len(samples)
+    return samples
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory) -> Path:
+    """A copy of a run with two turns of few iterations."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / MODEL_FOLDER).mkdir()
+    for name in (f"{MODEL_FOLDER}/trace.json.gz", f"{MODEL_FOLDER}/fabric.json"):
+        (folder / name).write_bytes((RUN / name).read_bytes())
+    return folder
+
+
+@examples(60)
+@given(data=st.data())
+def test_a_damaged_run_is_explained_or_told_in_one_line(run_folder, data):
+    report = RUN.joinpath("report.json").read_text()
+    samples = pd.read_parquet(RUN / "samples.parquet")
+    samples = samples[(samples["turn"] < 1) & (samples["cap_mb"] == 10)].reset_index(drop=True)
+    document = json.loads(report)
+    document["rows"] = [row for row in document["rows"] if row["cap_mb"] == 10]
+    report = json.dumps(document)
+    if data.draw(st.booleans()):
+        (run_folder / "report.json").write_bytes(data.draw(with_another_value(report)))
+    else:
+        (run_folder / "report.json").write_text(report)
+        samples = data.draw(damaged_samples(samples))
+    try:
+        samples.to_parquet(run_folder / "samples.parquet")
+    except (ValueError, TypeError, OverflowError):  # of pyarrow: no file has such values
+        assume(False)
+    try:
+        explained = explain_run(run_folder)
+    except ValueError as error:
+        message = str(error)
+        assert "\n" not in message
+        return
+    assert explained.explanations or explained.left_out
 
 
 def test_a_configuration_that_is_not_watched_is_left_out_with_its_reason(tmp_path):

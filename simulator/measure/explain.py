@@ -6,21 +6,23 @@ are found by replacing the predicted durations of one kind after the other by th
 replacement the iteration is simulated again: a longer step that hides behind the network costs nothing.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self, get_args
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
+from pydantic import Field
 
-from reference.bucketing import cap_name
+from reference import quantities
+from reference.bucketing import Order, cap_name
+from reference.reading import Schema, read_schema
 from reference.trace import Trace
 
 from ..distribution import simulate
@@ -442,14 +444,20 @@ def explain_run(folder: Path) -> ExplainedRun:
         ValueError: A file is missing or damaged, or no configuration can be explained; the message names the file,
             what is wrong with it and what to do.
     """
-    rows, scale = _read_report(folder)
+    report = read_schema(
+        ReportFile,
+        folder / "report.json",
+        what="a report",
+        cure="expected the folder of a run, which `ddplab validate --out` names",
+    )
+    scale = None if report.scale_model is None else ScaleModel(**report.scale_model.model_dump())
     samples = _read_samples(folder)
     explanations, left_out = list[Explanation](), list[str]()
-    for row in rows:
-        cap_mb = math.inf if row["cap_mb"] is None else row["cap_mb"]
-        configuration = Configuration(cap_mb, row["order"], row["hook"])
+    for row in report.rows:
+        cap_mb = math.inf if row.cap_mb is None else row.cap_mb
+        configuration = Configuration(cap_mb, row.order, row.hook)
         own = samples[
-            (samples["model"] == row["model"])
+            (samples["model"] == row.model)
             & (samples["cap_mb"] == cap_mb)
             & (samples["order"] == configuration.order)
             & (samples["hook"] == configuration.hook)
@@ -460,9 +468,9 @@ def explain_run(folder: Path) -> ExplainedRun:
                 f"{folder / SAMPLES_FILE}: expected samples of {cap_name(cap_mb)} {configuration.order}, got none; "
                 "run `ddplab validate` again"
             )
-        by_rank = [tuple(chain(*of_rank)) for of_rank in zip(*turns, strict=True)]
+        by_rank = _by_rank(turns, folder / SAMPLES_FILE)
         if scale is None:
-            files = model_folder(folder, row["model"])
+            files = model_folder(folder, row.model)
             trace = Trace.load(files / "trace.json.gz")
         else:
             files, trace = folder, Trace.load(folder / PREDICTED_TRACE_FILE)
@@ -472,7 +480,7 @@ def explain_run(folder: Path) -> ExplainedRun:
             explanation = explain(
                 predicted.timeline,
                 by_rank,
-                model=row["model"],
+                model=row.model,
                 cap_mb=cap_mb,
                 order=configuration.order,
                 hook=configuration.hook,
@@ -481,10 +489,10 @@ def explain_run(folder: Path) -> ExplainedRun:
         except NotWatchedError as error:
             left_out.append(f"left out {cap_name(cap_mb)} {configuration.order}, {configuration.hook}: {error}")
             continue
-        if abs(explanation.predicted_ns - row["predicted_ns"]) > 1:
+        if abs(explanation.predicted_ns - row.predicted_ns) > 1:
             raise ValueError(
                 f"{folder}: {explanation.name}: expected the prediction of report.json, "
-                f"{row['predicted_ns'] / 1e6:.3f} ms, got {explanation.predicted_ns / 1e6:.3f} ms; the files are of "
+                f"{row.predicted_ns / 1e6:.3f} ms, got {explanation.predicted_ns / 1e6:.3f} ms; the files are of "
                 "different runs or versions, so run `ddplab validate` again"
             )
         explanations.append(explanation)
@@ -493,30 +501,37 @@ def explain_run(folder: Path) -> ExplainedRun:
     return ExplainedRun(explanations, left_out)
 
 
-REPORT_FIELDS = ("model", "cap_mb", "order", "hook", "predicted_ns")
-"""Fields of a report's row that are read."""
-SAMPLE_COLUMNS = ("model", "cap_mb", "order", "hook", "turn", "iteration", "rank", "moment", "bucket", "ns")
+class ReportedRow(Schema, extra="ignore"):
+    """The fields of a report's row that are read."""
+
+    model: str
+    cap_mb: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+    order: Order
+    hook: str
+    predicted_ns: quantities.Nanoseconds
 
 
-def _read_report(folder: Path) -> tuple[list[dict[str, Any]], ScaleModel | None]:
-    path = folder / "report.json"
-    try:
-        report: dict[str, Any] = json.loads(path.read_bytes())
-        rows = [{name: row[name] for name in REPORT_FIELDS} for row in report["rows"]]
-        scale = ScaleModel(**report["scale_model"]) if "scale_model" in report else None
-    except OSError as error:
-        raise ValueError(
-            f"{path}: cannot be read: {error.strerror or error}; expected the folder of a run, which "
-            "`ddplab validate --out` names"
-        ) from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path}: expected a report as `ddplab validate` writes it, got {type(error).__name__}: {error}; run "
-            "`ddplab validate` again"
-        ) from None
-    if not rows:
-        raise ValueError(f"{path}: expected rows, got none; run `ddplab validate` again")
-    return rows, scale
+class ReportedScale(Schema):
+    """The factors of a `ScaleModel`."""
+
+    dilation: quantities.Multiple
+    byte_scale: quantities.Multiple
+
+
+class ReportFile(Schema, extra="ignore"):
+    """The fields of report.json that are read."""
+
+    rows: tuple[ReportedRow, ...] = Field(min_length=1)
+    scale_model: ReportedScale | None = None
+
+
+SAMPLE_TYPES = {
+    **dict.fromkeys(("model", "order", "hook", "moment"), "str"),
+    **dict.fromkeys(("turn", "iteration", "rank", "ns"), "int64"),
+    "cap_mb": "float64",
+    "bucket": "Int64",
+}
+"""Columns of the samples that are read, with their types."""
 
 
 def _read_samples(folder: Path) -> pd.DataFrame:
@@ -535,9 +550,31 @@ def _read_samples(folder: Path) -> pd.DataFrame:
         ) from None
     except ValueError as error:  # includes pyarrow's errors
         raise ValueError(f"{path}: expected samples as `ddplab validate` writes them, got {error}") from None
-    if missing := [name for name in SAMPLE_COLUMNS if name not in samples.columns]:
-        raise ValueError(f"{path}: expected the columns {', '.join(SAMPLE_COLUMNS)}, got none named {missing[0]}")
+    if missing := [name for name in SAMPLE_TYPES if name not in samples.columns]:
+        raise ValueError(f"{path}: expected the columns {', '.join(SAMPLE_TYPES)}, got none named {missing[0]}")
+    try:
+        samples = samples.astype(SAMPLE_TYPES)
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: expected samples as `ddplab validate` writes them, got {error}") from None
+    unknown = [kind for kind in samples["moment"].unique().tolist() if kind not in get_args(MomentKind)]
+    if unknown or (samples["ns"].abs() > quantities.YEAR_NS).any():
+        raise ValueError(
+            f"{path}: expected the moments {', '.join(get_args(MomentKind))} within a year, got "
+            f"{unknown[0] if unknown else samples['ns'].abs().max()!r}; run `ddplab validate` again"
+        )
     return samples
+
+
+def _by_rank(turns: Sequence[Sequence[Iterations]], path: Path) -> list[Iterations]:
+    """Join the turns of each rank."""
+    counts = {len(ranks) for ranks in turns}, {len(iterations) for ranks in turns for iterations in ranks}
+    if any(len(some) != 1 for some in counts):
+        raise ValueError(
+            f"{path}: expected equally many ranks in each turn and iterations of each rank, got "
+            f"{' or '.join(map(str, sorted(counts[0])))} ranks and {' or '.join(map(str, sorted(counts[1])))} "
+            "iterations; run `ddplab validate` again"
+        )
+    return [tuple(chain(*of_rank)) for of_rank in zip(*turns, strict=True)]
 
 
 def draw_waterfall(explanation: Explanation, ax: Axes) -> Axes:
