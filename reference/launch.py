@@ -35,7 +35,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional  # before any process group exists, as its default arguments hold the group
 from torch._C._distributed_c10d import FileStore
 
-from .errors import ModelError, RankError
+from .errors import Error, RankError
 from .fork_server import Surroundings, ctrl_c_blocked, process_context
 from .virtual_links import DEVICE, Links, Uplinks, enter
 
@@ -164,6 +164,7 @@ class RankPool:
         Raises:
             RankError: As for `run_ranks`.
             ModelError: A body named a model that does not exist.
+            Error: The ranks cannot write to the folder of temporary files.
         """
         if not self._processes:
             self._start()
@@ -299,7 +300,7 @@ class RankPool:
                 f"rank {rank} exited without reporting an error (exit code {code}){hint}{self._others(rank)}"
                 f"{self._standard_errors[rank].tail()}",
             ) from None
-        if isinstance(value, ModelError):
+        if isinstance(value, Error):
             raise value
         if kind == _FAILURE:  # the first failure is the cause: other ranks fail because they lost that rank
             cause = value.strip().splitlines()[-1]
@@ -409,18 +410,23 @@ def _serve(
             try:
                 body, args = pickle.loads(request)
                 if not dist.is_initialized():
-                    dist.init_process_group(
-                        backend,
-                        store=FileStore(str(folder / "store"), world_size),
-                        rank=rank,
-                        world_size=world_size,
-                        timeout=timedelta(seconds=timeout_s),
-                    )
+                    _meet(rank, world_size, backend, folder, timedelta(seconds=timeout_s))
                 _send(connection, _RESULT, body(rank, world_size, *args))
-            except ModelError as error:  # the user's mistake, which the message explains without a traceback
+            except Error as error:  # outside our code; the message explains it without a traceback
                 _send(connection, _FAILURE, error)
             except Exception:  # noqa: BLE001 - any error of the body, or a result that cannot be pickled
                 _send(connection, _FAILURE, traceback.format_exc())
+
+
+def _meet(rank: int, world_size: int, backend: str, folder: Path, timeout: timedelta) -> None:
+    """Make the process group, through a file."""
+    try:
+        store = FileStore(str(folder / "store"), world_size)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+    except dist.DistStoreError as error:
+        raise Error(
+            f"ranks: cannot meet through a file in {folder}: {error}; make room there, or set TMPDIR"
+        ) from None
 
 
 def _end_with_launcher() -> None:
