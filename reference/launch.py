@@ -424,9 +424,8 @@ def _meet(rank: int, world_size: int, backend: str, folder: Path, timeout: timed
         store = FileStore(str(folder / "store"), world_size)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except dist.DistStoreError as error:
-        raise Error(
-            f"ranks: cannot meet through a file in {folder}: {error}; make room there, or set TMPDIR"
-        ) from None
+        advice = "make room there, or set TMPDIR"
+        raise Error(f"ranks: cannot meet through a file in {folder}: {error}; {advice}") from None
 
 
 def _end_with_launcher() -> None:
