@@ -26,8 +26,8 @@ from .reading import Schema, read_schema
 from .writing import write_atomically
 
 SCHEMA_VERSION: Literal[1] = 1
-FIRST_FIELDS = b'{"schema_version":1,"workload":'
-"""How the JSON of a trace begins."""
+VERSION_FIELD = b'"schema_version"'
+"""A field in the JSON of a trace."""
 PROFILER_FIELD = b'"traceEvents"'
 """A field in the JSON of torch's profiler."""
 PROFILER_ADVICE = (

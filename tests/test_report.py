@@ -1,7 +1,10 @@
 """Reports: what predictions and measurements amount to, and that no prediction has seen a measurement."""
 
 import hashlib
+import io
 import json
+import re
+from contextlib import redirect_stdout
 from dataclasses import replace
 from unittest import mock
 
@@ -14,7 +17,7 @@ from matplotlib.figure import Figure
 
 from reference.launch import RankPool
 from simulator import Fabric, predict
-from simulator.cli.output import fitting_columns, show_report, show_table
+from simulator.cli.output import PrintableStream, fitting_columns, show_report, show_table
 from simulator.measure import validate
 from simulator.measure.report import (
     Configuration,
@@ -148,6 +151,21 @@ def test_a_report_says_why_its_intervals_are_wide(capsys, extrapolated, advice):
     wide = replace(row(1, 100, 100), interval_ns=(80, 120))
     show_report(summarize([wide], "abc"), extrapolated=extrapolated)
     assert advice in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+@given(st.text(min_size=1, max_size=10))
+def test_names_cannot_control_the_terminal(encoding, name):
+    written = io.BytesIO()
+    stream = io.TextIOWrapper(written, encoding=encoding)
+    with redirect_stdout(PrintableStream(stream)):
+        print(f"\x1b[31m{name} \u202e", end="")
+        show_table([{"name": "[fp16] :smile:"}], "title")
+    stream.flush()
+    shown = written.getvalue().decode(encoding)
+    assert shown.startswith(r"\x1b[31m")
+    assert re.search(r"\[fp16\]\s+:smile:", shown)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown)
 
 
 def test_a_report_is_drawn_and_written(tmp_path):

@@ -99,7 +99,7 @@ def conform(
     def show(result: Result) -> None:
         if result.outcome == "left out":
             return  # shown together
-        typer.echo(f"{result.outcome:13}  {result.check}{': ' if result.message else ''}{result.message}")
+        print(f"{result.outcome:13}  {result.check}{': ' if result.message else ''}{result.message}")
 
     report = run(
         name,
@@ -114,7 +114,7 @@ def conform(
     )
     for reason in dict.fromkeys(one.message for one in report.results if one.outcome == "left out"):
         names = [one.check for one in report.results if one.outcome == "left out" and one.message == reason]
-        typer.echo(f"{'left out':13}  {', '.join(names)}: {reason}")
+        print(f"{'left out':13}  {', '.join(names)}: {reason}")
     outcomes = {result.check: result.outcome for result in report.results}
     slower: list[str] = []
     document = report.to_json()
@@ -135,14 +135,14 @@ def conform(
     shown = next((one for one in report.results if one.outcome == "failed" and one.program is not None), None)
     if shown is not None:
         write_script(script, name, world_size, shown)
-        typer.echo(f"written to {script}: a program that fails the check {shown.check}, without random choices")
+        print(f"written to {script}: a program that fails the check {shown.check}, without random choices")
     if not problems:
         counts = Counter(one.outcome for one in report.results)
         failed = f"{counts['failed']} failed as expected, " if counts["failed"] else ""
-        typer.echo(f"{name} conforms: {counts['passed']} passed, {failed}{counts['not supported']} not supported")
+        print(f"{name} conforms: {counts['passed']} passed, {failed}{counts['not supported']} not supported")
         return
     for problem in slower:
-        typer.echo(f"slower: {problem}")
+        print(f"slower: {problem}")
     left_out = sum(one.outcome == "left out" for one in report.results)
     rest = f", {left_out} checks left out" if left_out else ""
     if len(problems) == 1:

@@ -49,7 +49,7 @@ def explain(
     title = f"{name}: buckets, predicted | measured, in ms"
     show_table(_bucket_rows(worst), title, optional=("packed", "copied out"))
     for reason in left_out:
-        typer.echo(reason)
+        print(reason)
     save_picture(_waterfalls(explanations), picture)
     write_json(json_path, {"configurations": [one.to_json() for one in explanations], "left_out": left_out})
 

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from reference.quantities import MILLION, YEAR_NS, InParallel, Multiple, SlowDown, as_int64
 from reference.reading import Schema, one_line_errors, read_schema
-from reference.trace import FIRST_FIELDS
+from reference.trace import VERSION_FIELD
 from reference.writing import write_atomically
 
 from .algorithms import CONCURRENCY, AlgorithmCosts, AlgorithmSetting, Library
@@ -207,7 +207,7 @@ class Fabric(Schema, strict=False):
         if ending in (".log", ".txt"):
             return cls.from_nccl_tests(path)
         return read_schema(
-            cls, path, what="a fabric file", cure="run `ddplab calibrate`", mistaken=(FIRST_FIELDS, NOT_A_TRACE)
+            cls, path, what="a fabric file", cure="run `ddplab calibrate`", mistaken=(VERSION_FIELD, NOT_A_TRACE)
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:

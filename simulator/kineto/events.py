@@ -17,7 +17,7 @@ import msgspec
 
 from reference.errors import TraceError
 from reference.reading import read_bytes
-from reference.trace import FIRST_FIELDS
+from reference.trace import VERSION_FIELD
 
 LONGEST_US = 1e12
 """Longest time between two events of a file, in microseconds; more is damage."""
@@ -248,7 +248,7 @@ NO_ARGUMENTS = RawArguments()
 def _reason(error: Exception, data: bytes) -> str:
     if not data.strip():
         return "an empty file"
-    if data.startswith(FIRST_FIELDS):
+    if VERSION_FIELD in data:
         return "a trace of ddplab, which `ddplab predict` takes"
     return str(error).splitlines()[0]
 
