@@ -164,7 +164,7 @@ class RankPool:
         Raises:
             RankError: As for `run_ranks`.
             ModelError: A body named a model that does not exist.
-            Error: The ranks cannot write to the folder of temporary files.
+            Error: A body raised it, or the ranks cannot write to the folder of temporary files.
         """
         if not self._processes:
             self._start()
@@ -300,7 +300,7 @@ class RankPool:
                 f"rank {rank} exited without reporting an error (exit code {code}){hint}{self._others(rank)}"
                 f"{self._standard_errors[rank].tail()}",
             ) from None
-        if isinstance(value, Error):
+        if kind == _FAILURE and isinstance(value, Error):
             raise value
         if kind == _FAILURE:  # the first failure is the cause: other ranks fail because they lost that rank
             cause = value.strip().splitlines()[-1]
@@ -412,6 +412,8 @@ def _serve(
                 if not dist.is_initialized():
                     _meet(rank, world_size, backend, folder, timedelta(seconds=timeout_s))
                 _send(connection, _RESULT, body(rank, world_size, *args))
+            except RankError:  # has arguments that pickle does not keep
+                _send(connection, _FAILURE, traceback.format_exc())
             except Error as error:  # outside our code; the message explains it without a traceback
                 _send(connection, _FAILURE, error)
             except Exception:  # noqa: BLE001 - any error of the body, or a result that cannot be pickled
@@ -419,7 +421,7 @@ def _serve(
 
 
 def _meet(rank: int, world_size: int, backend: str, folder: Path, timeout: timedelta) -> None:
-    """Make the process group, through a file."""
+    """Initialise the process group with a file store."""
     try:
         store = FileStore(str(folder / "store"), world_size)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)

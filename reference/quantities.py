@@ -12,11 +12,11 @@ from pydantic import Field
 YEAR_NS = 366 * 24 * 3600 * 1_000_000_000
 EXABYTE = 10**18
 MILLION = 1_000_000
-LARGEST = 2**62
-"""Largest integer in results: the sum of two of them still fits 64 bits."""
+LARGEST = 2**62 - 1
+"""Largest integer in results; the sum of two fits 64 bits."""
 
 Moment = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
-"""Nanoseconds on a clock, of any zero within 146 years, so that clocks that count from 1970 fit."""
+"""Nanoseconds on a clock whose zero is at most 146 years away; Unix time fits."""
 Nanoseconds = Annotated[int, Field(ge=0, le=YEAR_NS)]
 """A duration of at most a year."""
 FractionalNanoseconds = Annotated[float, Field(ge=0, le=YEAR_NS, allow_inf_nan=False)]
@@ -26,13 +26,15 @@ Bytes = Annotated[int, Field(ge=0, le=EXABYTE)]
 BytesPerS = Annotated[float, Field(ge=1, le=EXABYTE, allow_inf_nan=False)]
 Rank = Annotated[int, Field(ge=0, lt=MILLION)]
 WorldSize = Annotated[int, Field(ge=1, le=MILLION)]
+Batch = Annotated[int, Field(ge=1, le=10**12)]
+"""A number of samples; rows of tables and points are many."""
 Count = Annotated[int, Field(ge=1, le=MILLION)]
 """A number of repetitions, members, batches and the like."""
 Iterations = Annotated[int, Field(ge=1, le=10_000)]
 """A number of iterations to simulate one by one, each of which takes milliseconds."""
 InParallel = Annotated[int, Field(ge=1, le=100)]
 """A number of collectives, or of process groups, that are in use at the same time."""
-SlowDown = Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)]
+SlowdownFactor = Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)]
 """A duration as a multiple of another that is never longer."""
 Multiple = Annotated[float, Field(ge=1 / MILLION, le=MILLION, allow_inf_nan=False)]
 """A quantity as a multiple of another."""
@@ -41,14 +43,14 @@ RelativeError = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
 
 
 def as_int64(numbers: ArrayLike) -> NDArray[np.int64]:
-    """Round to 64-bit integers, which wrap around silently where numpy does this.
+    """Round to 64-bit integers; raise an error where numpy would silently wrap around.
 
     Raises:
-        ValueError: A number is no number, or its absolute value is above `LARGEST`.
+        ValueError: A number is NaN, or its absolute value is above `LARGEST`.
     """
     rounded = np.rint(np.asarray(numbers, np.float64))
-    if not (np.abs(rounded) <= LARGEST).all():
-        worst = rounded[~(np.abs(rounded) <= LARGEST)].flat[0]
+    if not (np.abs(rounded) < 2.0**62).all():
+        worst = rounded[~(np.abs(rounded) < 2.0**62)].flat[0]
         raise ValueError(
             f"expected times of at most 146 years and sizes of at most 4 EiB, got {worst:.3g} ns or bytes"
         )

@@ -1,11 +1,13 @@
-"""Reading files: limits of size, JSON and YAML that mean one thing only, and schemas whose errors are one line."""
+"""Reading files: size limits, unambiguous JSON and YAML, and one-line validation errors."""
 
+import gzip
 import json
 import os
 import re
 import zlib
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
 from reprlib import Repr
 from typing import Any, TypeVar
@@ -25,9 +27,6 @@ SHORT = Repr()
 """Shows values in messages."""
 SHORT.maxstring, SHORT.maxlong = 80, 40
 GZIP_MAGIC = b"\x1f\x8b"
-GZIP_WINDOW = 31
-"""Tells zlib to expect the header of gzip."""
-CHUNK_BYTES = 2**20
 
 
 class Schema(BaseModel):
@@ -97,10 +96,10 @@ def read_schema(
 
 
 def parse_json(data: str | bytes) -> Any:
-    """Parse JSON whose objects have no field twice, of which parsers silently keep the last.
+    """Parse JSON; refuse repeated fields, of which parsers silently keep the last.
 
     Raises:
-        ValueError: It is not JSON, or has a field twice.
+        ValueError: The text is not JSON, has a repeated field, or is nested too deeply.
     """
     try:
         return json.loads(data, object_pairs_hook=_without_repetition)
@@ -112,10 +111,10 @@ def parse_yaml(text: str) -> Any:
     """Parse YAML by the core schema of YAML 1.2, without what could mean two things.
 
     `1:30` and `yes` are text, where YAML 1.1 has 90 and true. Numbers with leading zeros, octal in YAML 1.1, are text
-    too. Refused are fields that occur twice, tags, and aliases, with which a short file can become a huge one.
+    too. Repeated fields, tags and aliases are refused; aliases could expand a short file into a huge one.
 
     Raises:
-        ValueError: It is not YAML, too large or nested too deeply, or has one of these; one line.
+        ValueError: The text is not YAML, too large or nested too deeply, or has a refused feature; one line.
     """
     if len(text) > LARGEST_YAML:
         raise ValueError(f"expected at most {LARGEST_YAML} characters of YAML, got {len(text)}")
@@ -163,8 +162,9 @@ def read_bytes(path: str | os.PathLike[str]) -> bytes:
         raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
     if data.startswith(GZIP_MAGIC):
         try:
-            data = _decompressed(data)
-        except (EOFError, zlib.error) as error:
+            with gzip.GzipFile(fileobj=BytesIO(data)) as packed:
+                data = packed.read(LARGEST_BYTES + 1)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise ValueError(f"{path}: truncated or corrupt gzip data: {error}; copy or write it again") from None
     if len(data) > LARGEST_BYTES:
         raise ValueError(f"{path}: expected at most {LARGEST_BYTES >> 20} MiB of content, got more")
@@ -181,23 +181,6 @@ def first_problem(error: ValidationError) -> str:
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     problem = (f"{field}: " if field else "") + reason[:1].lower() + reason[1:] + more
     return printable(problem).replace("\n", "\\n")
-
-
-def _decompressed(data: bytes) -> bytes:
-    """Decompress the members of a gzip file, up to a little more than the limit."""
-    parts: list[bytes] = []
-    length = 0
-    while data and length <= LARGEST_BYTES:
-        member = zlib.decompressobj(GZIP_WINDOW)
-        while not member.eof and length <= LARGEST_BYTES:
-            part = member.decompress(data, CHUNK_BYTES)
-            data = member.unconsumed_tail
-            if not part and not member.eof and not data:
-                raise EOFError("it ends too early")
-            parts.append(part)
-            length += len(part)
-        data = (member.unused_data if member.eof else data).lstrip(b"\0")
-    return b"".join(parts)
 
 
 def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -218,13 +201,14 @@ class _CoreLoader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}  # noqa: RUF012  # those of YAML 1.1 do not apply
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002  # the signature is PyYAML's
-        seen: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+        seen: list[Any] = []
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:  # `4` and `+4` too
                 raise yaml.constructor.ConstructorError(
-                    problem=f"{key.value} occurs twice", problem_mark=key.start_mark
+                    problem=f"{key} occurs twice", problem_mark=key_node.start_mark
                 )
-            seen.add(str(key.value))
+            seen.append(key)
         return super().construct_mapping(node, deep)
 
 

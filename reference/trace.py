@@ -21,7 +21,7 @@ from pydantic import Field, field_validator, model_validator
 
 from .bucketing import check_partition
 from .errors import TraceError
-from .quantities import EXABYTE, YEAR_NS, Bytes, Count, Moment, Nanoseconds, Rank, WorldSize
+from .quantities import EXABYTE, YEAR_NS, Batch, Bytes, Moment, Nanoseconds, Rank, WorldSize
 from .reading import Schema, read_schema
 from .writing import write_atomically
 
@@ -97,7 +97,7 @@ class Workload(Schema):
     backend: str | None
     world_size: WorldSize
     torch_version: str
-    batch: Count | None = Field(default=None, description="samples per rank and iteration, where known")
+    batch: Batch | None = Field(default=None, description="samples per rank and iteration, where known")
     input_shape: tuple[Length, ...] | None = Field(
         default=None, description="shape of the first tensor that the module took as input, where known"
     )

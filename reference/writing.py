@@ -1,4 +1,4 @@
-"""Writing: files that are never partial and overwrite no input, and text that no terminal takes for commands."""
+"""Writing: complete files, outputs that replace no input, and printable text."""
 
 import fcntl
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 NOT_PRINTABLE = re.compile("[^\t\n -~\xa0-\u2029\u202f-\u2065\u206a-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 or UTF-8 does not have, and those that control a terminal, such as its text's direction."""
+"""Characters that XML 1.0 or UTF-8 cannot encode, and characters that control a terminal or the direction of text."""
 
 
 def printable(text: str) -> str:

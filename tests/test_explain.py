@@ -317,7 +317,7 @@ def damaged_samples(draw, samples: pd.DataFrame) -> pd.DataFrame:
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory) -> Path:
-    """A copy of a run with two turns of few iterations."""
+    """A folder with the trace and fabric of a run; each example writes its report and samples."""
     folder = tmp_path_factory.mktemp("run")
     (folder / MODEL_FOLDER).mkdir()
     for name in (f"{MODEL_FOLDER}/trace.json.gz", f"{MODEL_FOLDER}/fabric.json"):

@@ -87,7 +87,12 @@ def conform(
 
     check_outputs(
         *(script, save_schedule, junit, json_path),
-        inputs=[expect, *files_of(ddp), *([Path(baseline)] if baseline is not None else [])],
+        inputs=[
+            expect,
+            *files_of(ddp),
+            *files_of(against or ""),
+            *([Path(baseline)] if baseline is not None else []),
+        ],
     )
     name, other = SHORT.get(ddp, ddp), None if against is None else SHORT.get(against, against)
     expected = {} if expect is None else read_expectations(expect, list(all_checks()))

@@ -148,6 +148,7 @@ def emulate(
             repeat=repeat or 3,
             out=out or Path("out/emulate"),
             json_path=json_path,
+            fabric_files=fabric or [FABRIC],
         )
         return
     for option, is_given in (
@@ -201,6 +202,7 @@ def _emulate_on_wall_clock(
     repeat: int,
     out: Path,
     json_path: Path | None,
+    fabric_files: Sequence[Path],
 ) -> None:
     start_server()  # it imports torch while this process does
     from reference.launch import RankPool
@@ -208,7 +210,7 @@ def _emulate_on_wall_clock(
     from ..measure.report import Configuration
     from ..measure.validate_emulated import validate_emulated
 
-    check_outputs(json_path, inputs=[trace], folder=out)
+    check_outputs(json_path, inputs=[trace, *fabric_files], folder=out)
     recorded = Trace.load(trace)
     configurations = []
     for one in policies:

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
@@ -288,15 +289,19 @@ def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = (), folde
 
 
 def files_of(name: str) -> list[Path]:
-    """Return the files that a model or class is read from, and print which file a MODULE:NAME comes from."""
+    """Return the files from which a model or class is loaded; print the file of a MODULE:NAME."""
     if name.startswith("emulated:"):
         return [Path(name.removeprefix("emulated:"))]
-    module, colon, _ = name.partition(":")
+    first, *rest = name.partition(":")[0].split(".")
     here = os.getcwd()
     sys.path.insert(0, here)  # as `import_first_here` does
     try:
-        found = find_spec(module) if colon else None
-    except (ImportError, ValueError):  # whoever imports it raises the error
+        found = find_spec(first) if ":" in name else None
+        for depth, _ in enumerate(rest, start=1):  # without importing the packages
+            if found is None or found.submodule_search_locations is None:
+                break
+            found = PathFinder.find_spec(".".join([first, *rest[:depth]]), found.submodule_search_locations)
+    except (ImportError, ValueError):  # whoever imports the module raises the error
         found = None
     finally:
         sys.path.remove(here)
@@ -333,8 +338,10 @@ def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
             raise ValueError(f"{option}: expected NAME=VALUE, NAME being one of {names}, got {word!r}")
         try:
             settings[name] = parse_json(value)
-        except ValueError:
+        except json.JSONDecodeError:
             settings[name] = value
+        except ValueError as error:
+            raise ValueError(f"{option}: {name}: {error}") from None
     document = record.model_dump(mode="json", exclude_unset=True) | settings
     try:
         with one_line_errors():

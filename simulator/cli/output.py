@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,7 +21,7 @@ from ..measure.report import Report, Row
 
 
 class PrintableStream:
-    """A stream of text to a terminal or file; names out of files of others cannot control the terminal.
+    """A text stream in which names from files cannot control the terminal.
 
     Args:
         stream: Receives the text. Characters that its encoding lacks are written as Python escapes.
@@ -35,6 +35,11 @@ class PrintableStream:
         encoding = self._stream.encoding or "utf-8"
         self._stream.write(printable(text).encode(encoding, "backslashreplace").decode(encoding))
         return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write texts."""
+        for line in lines:
+            self.write(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

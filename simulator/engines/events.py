@@ -77,8 +77,8 @@ class _Replay:
         self.machine.env.run()
         if self.machine.now_ns > LARGEST:
             raise ValueError(
-                f"expected iterations of at most 146 years, got {self.machine.now_ns:.3g} ns with slow-downs; check "
-                "the factors of the fabric"
+                "expected cycles of sync_every iterations to take at most 146 years, got "
+                f"{self.machine.now_ns:.3g} ns with slow-downs; check the factors of the fabric"
             )
 
     def timeline(self) -> Timeline:

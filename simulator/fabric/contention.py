@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 import numpy as np
 from pydantic import Field
 
-from reference.quantities import Bytes, Count, Multiple, RelativeError, SlowDown
+from reference.quantities import Bytes, Count, Multiple, RelativeError, SlowdownFactor
 from reference.reading import Schema
 
 from .measured_tables import piecewise_linear
@@ -22,10 +22,10 @@ class Contention(Schema):
 
     size_bytes: Bytes = Field(default=0, description="message of one rank, bytes; chosen in the calibration")
     running: Count = Field(default=1, description="collectives in flight, a count; chosen in the calibration")
-    compute: SlowDown = Field(
+    compute: SlowdownFactor = Field(
         default=1.0, description="slow-down of computation, a factor on its time alone; from `ddplab calibrate`"
     )
-    collective: SlowDown = Field(
+    collective: SlowdownFactor = Field(
         default=1.0, description="slow-down of a collective, a factor on its time alone; from `ddplab calibrate`"
     )
     compute_error: RelativeError = Field(

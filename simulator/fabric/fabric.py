@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from reference.quantities import MILLION, YEAR_NS, InParallel, Multiple, SlowDown, as_int64
+from reference.quantities import MILLION, YEAR_NS, InParallel, Multiple, SlowdownFactor, as_int64
 from reference.reading import Schema, one_line_errors, read_schema
 from reference.trace import VERSION_FIELD
 from reference.writing import write_atomically
@@ -62,7 +62,7 @@ class Fabric(Schema, strict=False):
         description="whether tables are extrapolated to world sizes that were not measured, yes or no; "
         "chosen by the user",
     )
-    slow_link: SlowDown = Field(
+    slow_link: SlowdownFactor = Field(
         default=1.0,
         description="time of a byte on the slowest rank's link as a multiple of the others'; from a pairwise test",
     )

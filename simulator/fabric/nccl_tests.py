@@ -29,11 +29,13 @@ RANK = re.compile(r"#\s+Rank\s+(\d{1,9})\s")
 LOOKS_LIKE_A_RANK = re.compile(r"^\W*Rank\b.*\b(Pid|device)\b|\bPid\b.*\bdevice\b")
 TIMES = rf"(?P<us>{DECIMAL})\s+(?P<algbw>{DECIMAL})\s+(?P<busbw>{DECIMAL})(?:\s+(?P<wrong>\S+))?"
 ROW = re.compile(
-    rf"(?<![\w.])(?P<size>\d{{1,18}})\s+(?P<count>\d{{1,18}})\s+(?P<type>\S+)\s+(?P<redop>{REDOPS})\s+(?P<root>-?\d+)"
+    rf"(?<![\w.+-])(?P<size>\d{{1,18}})\s+(?P<count>\d{{1,18}})\s+(?P<type>\S+)\s+(?P<redop>{REDOPS})\s+(?P<root>-?\d+)"
     rf"\s+{TIMES}(?:\s+{DECIMAL}\s+{DECIMAL}\s+{DECIMAL}\s+(?P<wrong_in_place>\S+))?(?:\s|$)"
 )
 BEGINS_LIKE_A_ROW = re.compile(rf"^\s*\d+\s+\d+\s+(({'|'.join(TYPE_BYTES)})\s|\S+\s+({REDOPS})\s)")
-HAS_A_ROW = re.compile(rf"\d\s+\d+\s+({'|'.join(TYPE_BYTES)})\s+({REDOPS})\s+-?\d")
+HAS_A_ROW = re.compile(rf"(?<![\w.])\d+\s+\d+\s+(?:{'|'.join(TYPE_BYTES)})\s+(?:{REDOPS})\b")
+COUNT = re.compile(r"\d+|\d(?:\.\d+)?e\+\d+")
+"""A number of elements as C prints it with %g; an error of old versions, such as 2e-07, is none."""
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 ADVICE = "give the whole output of all_reduce_perf"
@@ -108,6 +110,8 @@ def _row(line: str) -> Row | None:
         if _looks_like_a_row(line):
             raise ValueError(_damage("a row `size count type redop root time algbw busbw ...`", line))
         return None
+    if HAS_A_ROW.search(line, match.end()):
+        raise ValueError(_damage("one row on a line", line))
     size_bytes, width = int(match["size"]), TYPE_BYTES.get(match["type"])
     if width is not None and size_bytes != width * int(match["count"]):
         raise ValueError(_damage(f"a size of {width} bytes times count, for elements of {match['type']}", line))
@@ -116,7 +120,7 @@ def _row(line: str) -> Row | None:
     if match["root"] != "-1":
         raise ValueError(_damage("the root -1 of an all-reduce", line))
     for wrong in (match["wrong"], match["wrong_in_place"]):
-        if wrong is not None and wrong.isdecimal() and int(wrong):
+        if wrong is not None and COUNT.fullmatch(wrong) and float(wrong):
             raise ValueError(_damage("no wrong elements", line))
     if match["redop"] != "sum":
         return None
@@ -127,12 +131,12 @@ def _looks_like_a_row(line: str) -> bool:
     """Whether a line without a valid row contains the beginning of a row, or consists mostly of numbers."""
     if line.lstrip().startswith("#"):
         return False
+    if BEGINS_LIKE_A_ROW.match(line) or HAS_A_ROW.search(line):
+        return True
     if "NCCL" in line:
-        return HAS_A_ROW.search(line) is not None
+        return False
     words = line.split()
-    numbers = sum(NUMBER.fullmatch(word) is not None for word in words)
-    begins = BEGINS_LIKE_A_ROW.match(line) is not None or HAS_A_ROW.search(line) is not None
-    return begins or (len(words) >= 8 and 2 * numbers > len(words))
+    return len(words) >= 8 and 2 * sum(NUMBER.fullmatch(word) is not None for word in words) > len(words)
 
 
 def _is_consistent(size_bytes: int, us: str, algbw: str) -> bool:

@@ -527,9 +527,8 @@ class ReportFile(Schema, extra="ignore"):
 
 SAMPLE_TYPES = {
     **dict.fromkeys(("model", "order", "hook", "moment"), "str"),
-    **dict.fromkeys(("turn", "iteration", "rank", "ns"), "int64"),
+    **dict.fromkeys(("turn", "iteration", "rank", "ns", "bucket"), "Int64"),
     "cap_mb": "float64",
-    "bucket": "Int64",
 }
 """Columns of the samples that are read, with their types."""
 
@@ -557,10 +556,13 @@ def _read_samples(folder: Path) -> pd.DataFrame:
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path}: expected samples as `ddplab validate` writes them, got {error}") from None
     unknown = [kind for kind in samples["moment"].unique().tolist() if kind not in get_args(MomentKind)]
-    if unknown or (samples["ns"].abs() > quantities.YEAR_NS).any():
+    if samples[["turn", "iteration", "rank", "ns"]].isna().any(axis=None):
+        raise ValueError(f"{path}: expected a turn, iteration, rank and ns in each row; run `ddplab validate` again")
+    outside = samples.loc[~samples["ns"].between(-quantities.YEAR_NS, quantities.YEAR_NS), "ns"].tolist()
+    if unknown or outside:
         raise ValueError(
             f"{path}: expected the moments {', '.join(get_args(MomentKind))} within a year, got "
-            f"{unknown[0] if unknown else samples['ns'].abs().max()!r}; run `ddplab validate` again"
+            f"{unknown[0] if unknown else outside[0]!r}; run `ddplab validate` again"
         )
     return samples
 

@@ -172,7 +172,8 @@ class ScheduleCosts:
         longest_ns = duration_ns.sum(axis=-1, dtype=float).max() + self.cost_ns.sum(axis=-1, dtype=float).max()
         if longest_ns > YEAR_NS:
             raise ValueError(
-                f"expected iterations of at most a year, got {longest_ns:.3g} ns of computing and collectives; check "
+                "expected cycles of sync_every iterations to take at most a year, got "
+                f"{longest_ns:.3g} ns of computing and collectives; check "
                 "the costs of the fabric, factors and `sync_every`"
             )
         own = np.array([step.kind not in SHADOWED for step in steps])

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.special import ndtr, ndtri
 
-from reference.quantities import MILLION, Iterations, Rank, SlowDown, as_int64
+from reference.quantities import MILLION, Iterations, Rank, SlowdownFactor, as_int64
 from reference.reading import Settings
 from reference.trace import Buffer, Iteration, Parameter, Trace
 
@@ -225,7 +225,7 @@ class Straggler(Settings):
         default=None,
         description="slow rank, a rank (None: a random one in each iteration); chosen by the user",
     )
-    factor: SlowDown = Field(
+    factor: SlowdownFactor = Field(
         description="computation time, a multiple of the recorded time; from the log of a slow node",
     )
 
@@ -322,19 +322,22 @@ class IterationSampler:
         durations = self.count * sync_every * len(self.ranks) * self.parameters
         if self._varies and durations > MOST_DURATIONS:
             raise ValueError(
-                f"variation: expected at most {MOST_DURATIONS:.0e} gradients (iterations x ranks x parameters) to "
-                f"sample, got {durations:.0e}; sample fewer iterations"
+                f"variation: expected at most {MOST_DURATIONS:,} gradients (iterations x ranks x parameters) to "
+                f"sample, got {durations:,}; give fewer iterations or ranks, or kind=recorded"
             )
 
     def distinct(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return a cycle of each set of equal cycles, and for every cycle the place of its set among these."""
+        """Return one cycle of each set of equal cycles, and for every cycle the index of its set."""
         every = np.arange(self.count)
         if self._varies:
             return every, every
         start = every * self.sync_every
         alike = [start % self._counts.min()]
-        if self._inputs is not None:  # when ranks run out of inputs, relative to the start of the cycle
-            alike += [np.clip(batches - start, 0, self.sync_every) for batches in np.unique(self._inputs)]
+        if self._inputs is not None:  # the ranks that have run out of inputs before the cycle, or within
+            batches = np.unique(self._inputs)
+            ended = np.searchsorted(batches, start, "right")
+            ends_within = np.searchsorted(batches, start + self.sync_every, "left") > ended
+            alike += [ended, np.where(ends_within, start, -1)]
         _, first, place = np.unique(np.stack(alike, axis=-1), axis=0, return_index=True, return_inverse=True)
         return first, place.reshape(-1)
 
@@ -396,7 +399,7 @@ class IterationSampler:
         return [GapSampler(times, self._variation.correlation) for times in self._recorded]
 
 
-MOST_DURATIONS = 200_000_000
+MOST_DURATIONS = 2_000_000_000
 """Gradients that are sampled at most, which takes minutes."""
 LEAST_SLOWEST = 21
 """Least number of iterations, each with another speed of the slowest device."""

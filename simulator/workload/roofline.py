@@ -21,7 +21,7 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from reference.quantities import Bytes, BytesPerS, Count, Nanoseconds
+from reference.quantities import Batch, Bytes, BytesPerS, Count, Nanoseconds
 from reference.reading import Schema, read_schema
 from reference.trace import Buffer, Length, Parameter
 from reference.writing import write_atomically
@@ -77,7 +77,7 @@ class Operations(Schema):
     """Operations of one iteration of a model; the module's docstring defines the intervals."""
 
     model: str
-    batch: Count | None = Field(default=None, description="samples per iteration, where known")
+    batch: Batch | None = Field(default=None, description="samples per iteration, where known")
     input_shape: tuple[Length, ...] | None = Field(default=None, description="shape of the input, where known")
     torch_version: str
     parameters: tuple[Parameter, ...] = Field(min_length=1)
