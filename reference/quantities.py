@@ -32,6 +32,8 @@ Count = Annotated[int, Field(ge=1, le=MILLION)]
 """A number of repetitions, members, batches and the like."""
 Iterations = Annotated[int, Field(ge=1, le=10_000)]
 """A number of iterations to simulate one by one, each of which takes milliseconds."""
+CycleLength = Annotated[int, Field(ge=1, le=1000)]
+"""A number of iterations, of which only the last averages gradients."""
 InParallel = Annotated[int, Field(ge=1, le=100)]
 """A number of collectives, or of process groups, that are in use at the same time."""
 SlowdownFactor = Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)]

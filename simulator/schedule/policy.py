@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, TypedDict
 from pydantic import Field, field_validator, model_validator
 
 from reference.bucketing import Order, bucket_caps
-from reference.quantities import InParallel, Iterations
+from reference.quantities import CycleLength, InParallel
 from reference.reading import Settings
 
 from .comm_hooks import NO_HOOK, CommHook, named_hook
@@ -78,7 +78,7 @@ class Policy(Settings, strict=False):
         description="rows of a sparse gradient that one batch touches, a fraction of the parameter's rows; "
         "distinct tokens of a batch divided by the size of the vocabulary",
     )
-    sync_every: Iterations = Field(
+    sync_every: CycleLength = Field(
         default=1,
         description="iterations per cycle, of which all but the last run under `no_sync`, a count; "
         "from the training script",

@@ -399,7 +399,7 @@ class IterationSampler:
         return [GapSampler(times, self._variation.correlation) for times in self._recorded]
 
 
-MOST_DURATIONS = 2_000_000_000
+MOST_DURATIONS = 500_000_000
 """Gradients that are sampled at most, which takes minutes."""
 LEAST_SLOWEST = 21
 """Least number of iterations, each with another speed of the slowest device."""
