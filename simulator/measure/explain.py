@@ -552,8 +552,9 @@ def _read_samples(folder: Path) -> pd.DataFrame:
     if missing := [name for name in SAMPLE_TYPES if name not in samples.columns]:
         raise ValueError(f"{path}: expected the columns {', '.join(SAMPLE_TYPES)}, got none named {missing[0]}")
     try:
-        samples = samples.astype(SAMPLE_TYPES)
-    except (ValueError, TypeError) as error:
+        with np.errstate(invalid="ignore"):  # pandas refuses numbers that a cast changes
+            samples = samples.astype(SAMPLE_TYPES)
+    except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{path}: expected samples as `ddplab validate` writes them, got {error}") from None
     unknown = [kind for kind in samples["moment"].unique().tolist() if kind not in get_args(MomentKind)]
     if samples[["turn", "iteration", "rank", "ns"]].isna().any(axis=None):
