@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
-from reference import models
+from ddplab import models
 from reference.data_parallel import DistributedDataParallel
 from reference.launch import run_ranks
 

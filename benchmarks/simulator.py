@@ -23,10 +23,11 @@ from matplotlib.figure import Figure
 from reference.trace import Trace
 from simulator import Fabric, Policy, Variation, predict, sweep
 from simulator.engines.closed_form import solve
-from simulator.engines.events import replay
+from simulator.engines.engine_input import EngineInput
+from simulator.engines.event_replay import replay
 from simulator.fabric import Contention, Processor
-from simulator.palette import COMPUTATION, COPIES, EXPOSED, QUIET
-from simulator.schedule.costs import EngineInput, price_schedule
+from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, QUIET
+from simulator.step_costs import price_schedule
 from simulator.workload.compute_times import IterationSampler, recorded_model
 
 TRACE = Path(__file__).parent / "resnet50.json.gz"

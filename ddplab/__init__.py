@@ -1,1 +1,71 @@
-"""What users start: the command, ddplab's pytest plugin, and the tests that the plugin has options for."""
+"""Data-parallel training small enough to read, its discrete-event simulator, and the command that joins them.
+
+Train and record (package `reference`, needs torch):
+
+- `DistributedDataParallel`: averages gradients over ranks during the backward pass; replaces torch's class.
+- `run_ranks`: starts processes on this machine that form a process group.
+- `record`: records when each gradient became ready, as a `Trace`.
+- `assign_buckets`: the rule that puts parameters into buckets.
+
+Predict (package `simulator`, without torch):
+
+- `Trace`: a recorded training run; `import_profile` makes one from files of torch's profiler.
+- `Fabric`: what collectives cost on a network.
+- `predict`: the iteration time for other buckets, networks and world sizes, as a `Prediction`.
+- `sweep`: a table of predictions; `Policy`: the settings of the reducer.
+
+Both together:
+
+- `emulate`: the iteration time of a real reducer on emulated devices and a modelled network.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from reference.bucketing import assign_buckets
+    from reference.data_parallel import DistributedDataParallel
+    from reference.launch import run_ranks
+    from reference.recorder import record
+    from reference.trace import Trace
+    from simulator import Fabric, Policy, Prediction, import_profile, predict
+    from simulator.sweep import sweep
+
+    from .emulation.emulate import emulate
+
+_MODULES = {
+    "DistributedDataParallel": "reference.data_parallel",
+    "Fabric": "simulator",
+    "Policy": "simulator",
+    "Prediction": "simulator",
+    "Trace": "reference.trace",
+    "assign_buckets": "reference.bucketing",
+    "emulate": "ddplab.emulation.emulate",
+    "import_profile": "simulator",
+    "predict": "simulator",
+    "record": "reference.recorder",
+    "run_ranks": "reference.launch",
+    "sweep": "simulator",
+}
+
+__all__ = [
+    "DistributedDataParallel",
+    "Fabric",
+    "Policy",
+    "Prediction",
+    "Trace",
+    "assign_buckets",
+    "emulate",
+    "import_profile",
+    "predict",
+    "record",
+    "run_ranks",
+    "sweep",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name when it is first used: torch takes seconds, and pytest's plugin needs none of them."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

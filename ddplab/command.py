@@ -1,4 +1,4 @@
-"""The command `ddplab`, which answers signals before it imports anything else; see `simulator.cli` for the rest."""
+"""The command `ddplab`, which answers signals before it imports anything else; see `ddplab.cli` for the rest."""
 
 import os
 import signal
@@ -32,7 +32,7 @@ def main() -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
             signal.signal(number, end)
     try:
-        from simulator.cli.main import main as run
+        from .cli.main import main as run
 
         run()
     except (KeyboardInterrupt, EndedError):

@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from reference.conformance.bench import FULL, QUICK, Bench, Result, first_lines, run_check
-from reference.conformance.kit import all_checks, subjects, why_left_out
-from reference.conformance.report import Expectation, read_expectations
 from reference.errors import RankError
 from reference.launch import RankPool
-from simulator.conformance.overlap import compare, load_baseline, schedules_of
+
+from .conformance.all_checks import CHECKS
+from .conformance.check_runner import FULL, QUICK, Bench, Result, first_lines, run_check
+from .conformance.conformance_report import Expectation, read_expectations
+from .conformance.kit import subjects, why_left_out
+from .conformance.overlap import compare, load_baseline, schedules_of
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -19,7 +21,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "check" not in metafunc.fixturenames:
         return
     option = metafunc.config.getoption
-    name, path, checks = option("--ddplab-class"), option("--ddplab-expect"), list(all_checks())
+    name, path, checks = option("--ddplab-class"), option("--ddplab-expect"), list(CHECKS)
     try:
         if name is None:
             raise ValueError("expected --ddplab-class MODULE:CLASS, got no class to check")
@@ -71,7 +73,7 @@ def test_conformance(bench: Bench, unexpected: list[Result], check: str, expecte
     """
     if reason := why_left_out(check, unexpected):
         pytest.skip(f"left out: {reason}")
-    result = run_check(check, all_checks()[check], bench)
+    result = run_check(check, CHECKS[check], bench)
     if expected != "expected-fail":
         unexpected.append(result)
     if result.outcome == "not supported" and expected != "must-pass":

@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from reference.writing import write_atomically
+from reference.files.writing import write_atomically
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("ddplab", "reference", "simulator", "validation", "tutorials", "figures", "benchmarks", "docs")

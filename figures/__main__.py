@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from reference.writing import write_atomically
+from reference.files.writing import write_atomically
 
 from . import (
     all_reduce_sizes,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from reference.trace import Iteration, Trace
-from simulator.palette import COMPUTATION, COPIES, EXPOSED, FORWARD, INK, QUIET
+from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, FORWARD, INK, QUIET
 
 from .drawing import DATA, plain, render, save
 

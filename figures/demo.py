@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from simulator.measure.demo import ladder_sentences, ladder_table
-from simulator.measure.report import draw_validation
+from ddplab.validation.demo import ladder_sentences, ladder_table
+from ddplab.validation.validation_report import draw_validation
 
 from .drawing import DATA, render, save
 

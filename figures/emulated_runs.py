@@ -14,9 +14,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import simulator
+from ddplab.validation.validation_report import Row
 from reference.trace import Iteration, Trace
 from simulator import Prediction, predict
-from simulator.measure.report import Row
 from validation.part_fg_runs import CommittedRun, committed_runs
 
 from .drawing import DATA

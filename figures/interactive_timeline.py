@@ -2,11 +2,11 @@
 
 from functools import cache
 
-from reference.writing import write_atomically
+from reference.files.writing import write_atomically
 from simulator import Fabric
 from simulator.interactive_timeline.page import interactive_page
-from simulator.interactive_timeline.questions import InteractiveIteration
-from simulator.workload.gpu_costs import default_processor, memory_of
+from simulator.interactive_timeline.reader_choices import InteractiveIteration
+from simulator.workload.default_gpu_costs import default_processor, memory_of
 
 from .drawing import FOLDER
 from .traces_and_fabrics import resnet50

@@ -17,17 +17,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from reference import models
+from ddplab import models
+from ddplab.cli.terminal_output import progress
+from ddplab.operation_counter import measure_operations
+from ddplab.validation.demo import demo as run_demo
 from reference.data_parallel import DistributedDataParallel
+from reference.files.writing import write_atomically
 from reference.launch import RankPool
 from reference.recorder import record
 from reference.trace import Trace
-from reference.writing import write_atomically
-from simulator.cli.output import progress
-from simulator.measure.demo import demo as run_demo
-from simulator.measure.operation_counter import measure_operations
 from simulator.workload.roofline import find_device
-from simulator.workload.synthesis import synthesize
+from simulator.workload.trace_synthesis import synthesize
 from tutorials.messages import time_in_pieces
 
 from . import bucket_sizes, emulated_runs, overlap, process_groups, scaling, skipped_synchronization

@@ -7,8 +7,8 @@ from functools import cache
 import numpy as np
 from matplotlib.axes import Axes
 
-from simulator.answers.residual_plot import SMALL_ERROR, Residual, draw_residuals
-from simulator.measure.report import residual
+from ddplab.validation.validation_report import residual
+from simulator.results.residual_plot import SMALL_ERROR, Residual, draw_residuals
 from validation.part_fg_runs import CommittedRun, committed_runs
 
 from .drawing import render, save

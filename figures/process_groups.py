@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from simulator.palette import COMPUTATION, COPIES, EXPOSED
+from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED
 
 from .drawing import plain, render, save
 from .emulated_runs import Run

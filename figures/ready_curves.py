@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from reference.trace import Trace
-from simulator.palette import COMPUTATION, COPIES, EXPOSED
+from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED
 
 from .drawing import FOLDER, plain, render, save
 from .traces_and_fabrics import resnet50

@@ -26,7 +26,6 @@ from .checks.construction import Setup, set_up, verify_setup
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.interface import Hook, check_hook
 from .delayed_all_reduce import DelayedAllReduce, resolve_delayed
-from .forward_parameters import ForwardParameters, compose, is_replaced, slots
 from .join import JoinableModule
 from .mixed_precision import (
     ReductionState,
@@ -39,6 +38,7 @@ from .mixed_precision import (
 )
 from .naive import NaiveDataParallel as NaiveDataParallel
 from .observer import fail
+from .parameter_substitution import ForwardParameters, compose, is_replaced, slots
 from .parameters import sparse_parameters, synchronized_buffers, synchronized_tensors, trainable_parameters
 from .reducer import Reducer
 from .tensor_parallel import is_slice, localize, put_back, stand_ins

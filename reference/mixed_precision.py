@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.utils import _cast_forward_inputs
 
 from .comm_hooks.interface import only_tensor
-from .forward_parameters import StandIn
+from .parameter_substitution import StandIn
 from .parameters import ignored_names, sparse_parameters
 
 DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype")

@@ -31,7 +31,8 @@ from torch import nn
 
 from .data_parallel import DistributedDataParallel
 from .device_clock import clock_of
-from .instrumentation import (
+from .parameters import described_buffers, described_parameters, trainable_parameters
+from .timing_hooks import (
     NsTimestamps,
     Timestamps,
     TorchDDP,
@@ -42,7 +43,6 @@ from .instrumentation import (
     watch_passes,
     watch_torch_buckets,
 )
-from .parameters import described_buffers, described_parameters, trainable_parameters
 from .trace import BucketLayout, Trace, Workload
 
 OFFSET_ROUNDS = 10

@@ -21,9 +21,9 @@ from pydantic import Field, field_validator, model_validator
 
 from .bucketing import check_partition
 from .errors import TraceError
-from .quantities import EXABYTE, YEAR_NS, Batch, Bytes, Moment, Nanoseconds, Rank, WorldSize
-from .reading import Schema, read_schema
-from .writing import write_atomically
+from .files.reading import Schema, read_schema
+from .files.value_ranges import EXABYTE, YEAR_NS, Batch, Bytes, Moment, Nanoseconds, Rank, WorldSize
+from .files.writing import write_atomically
 
 SCHEMA_VERSION: Literal[1] = 1
 VERSION_FIELD = b'"schema_version"'

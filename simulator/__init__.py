@@ -1,20 +1,17 @@
 """Discrete-event simulator of data-parallel training: predicts iteration times from recorded traces."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from reference.trace import Trace
 
+from .engines.timeline import Span
 from .fabric import Fabric, Topology
-from .kineto.trace_of_profile import import_profile
 from .prediction import Prediction, predict
-from .schedule.comm_hooks import CommHook
+from .profiler_import.trace_of_profile import import_profile
+from .schedule.hook_messages import CommHook
 from .schedule.policy import Policy
 from .sweep import sweep
-from .timeline import Span
 from .workload.compute_times import Straggler, Variation
-
-if TYPE_CHECKING:
-    from .emulation.emulate import emulate
 
 __all__ = [
     "CommHook",
@@ -33,10 +30,8 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Load `emulate`, which needs torch, when it is first used."""
-    if name == "emulate":
-        from .emulation.emulate import emulate
+def emulate(*arguments: Any, **settings: Any) -> Any:
+    """`ddplab.emulate` under its earlier name, for scripts that use it; needs torch, as no other function here."""
+    from ddplab import emulate as emulate_with_torch
 
-        return emulate
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return emulate_with_torch(*arguments, **settings)

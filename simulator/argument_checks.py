@@ -9,12 +9,12 @@ from typing import Any, get_args
 
 import numpy as np
 
-from reference.quantities import MILLION
-from reference.reading import Schema
+from reference.files.reading import Schema
+from reference.files.value_ranges import MILLION
 from reference.trace import Trace
 
-from .distribution import Engine
 from .fabric import Fabric
+from .interval import Engine
 from .schedule.policy import Policy, PolicySettings
 from .workload.compute_times import Straggler, Variation
 

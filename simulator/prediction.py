@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Unpack
 
 import pandas as pd
 
+from reference.files.writing import write_atomically
 from reference.trace import Trace
-from reference.writing import write_atomically
 
-from .answers import perfetto
-from .answers.breakdown import break_down, critical_path
 from .argument_checks import check_prediction, checked_policy
-from .distribution import Distribution, Engine, simulate, simulate_many
+from .engines.timeline import Span, Timeline
 from .fabric import Fabric
-from .schedule.costs import counted_as_free, price_schedule
+from .interval import Distribution, Engine, simulate, simulate_many
+from .results import perfetto_export
+from .results.breakdown import break_down, critical_path
 from .schedule.policy import Policy, PolicySettings
-from .timeline import Span, Timeline
+from .step_costs import counted_as_free, price_schedule
 from .workload.compute_times import RECORDED, IterationSampler, Straggler, Variation, recorded_model
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Prediction:
 
     def save_perfetto(self, path: str | os.PathLike[str]) -> None:
         """Write the median iteration as a Chrome trace, which ui.perfetto.dev opens."""
-        write_atomically(path, json.dumps(perfetto.chrome_trace(self.timeline)).encode())
+        write_atomically(path, json.dumps(perfetto_export.chrome_trace(self.timeline)).encode())
 
     def plot(self, ax: "Axes | None" = None, *, ranks: Sequence[int] | None = None) -> "Axes":
         """Draw the timeline of the median iteration; see `answers.timeline_plot.draw_timeline`.
@@ -133,7 +133,7 @@ class Prediction:
         Returns:
             The axes.
         """
-        from .answers.timeline_plot import draw_timeline  # loading matplotlib takes longer than a prediction
+        from .results.timeline_plot import draw_timeline  # loading matplotlib takes longer than a prediction
 
         if ax is None:
             from matplotlib import pyplot

@@ -18,19 +18,27 @@ import pandas as pd
 from joblib.parallel import get_active_backend
 
 from reference.bucketing import Order
-from reference.quantities import as_int64
+from reference.files.value_ranges import as_int64
+from reference.files.writing import write_atomically
 from reference.trace import Trace
-from reference.writing import write_atomically
 
 from .argument_checks import check_sweep, check_world_size, checked_policy, overruled
-from .distribution import simulate_many
 from .engines.closed_form import exposed_many
 from .fabric import Fabric
+from .interval import simulate_many
 from .prediction import Prediction, predict
-from .schedule.comm_hooks import CommHook
-from .schedule.costs import Nanoseconds, ScheduleCosts, charged_fabric, messages_of, price, price_schedule
+from .schedule.hook_messages import CommHook
 from .schedule.policy import Policy, PolicySettings
-from .workload.compute_times import RECORDED, IterationSampler, RecordedModel, Straggler, Variation, recorded_model
+from .step_costs import ScheduleCosts, charged_fabric, messages_of, price, price_schedule
+from .workload.compute_times import (
+    RECORDED,
+    IterationSampler,
+    Nanoseconds,
+    RecordedModel,
+    Straggler,
+    Variation,
+    recorded_model,
+)
 
 AXES = ("trace", "fabric", "world_size", "bucket_cap_mb", "order", "hook")
 FIGURES = (

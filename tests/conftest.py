@@ -46,7 +46,7 @@ def ranks(request, two_ranks, four_ranks) -> RankPool:
 @pytest.fixture
 def here(monkeypatch, capsys):
     """Runs the command in this process, which has imported everything; a new one would take seconds each time."""
-    from simulator.cli.main import main
+    from ddplab.cli.main import main
 
     def run(*words: object) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["ddplab", *map(str, words)])

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from reference.bucketing import ORDERS
 from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Workload
 from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Timing
-from simulator.fabric.processor import HookCost
+from simulator.fabric.processor_costs import HookCost
 from simulator.prediction import Prediction, predict
-from simulator.schedule.comm_hooks import HOOKS, named_hook
+from simulator.schedule.hook_messages import HOOKS, named_hook
 from simulator.schedule.policy import Policy
 from simulator.workload.compute_times import Kind, Straggler, Variation
 

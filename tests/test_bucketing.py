@@ -6,7 +6,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import models
+from ddplab import models
 from reference.bucketing import (
     MIB,
     ORDERS,

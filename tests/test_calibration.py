@@ -15,29 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from reference import buckets, models
-from reference.bucketing import MIB
-from reference.buckets import Bucket
-from reference.launch import RankPool
-from reference.trace import Parameter, Trace
-from reference.unused_parameters import reachable
-from simulator import Fabric, predict
-from simulator.cli.output import show_calibration
-from simulator.fabric import Contention, Linear, Processor, Timing
-from simulator.fabric.processor import HookCost
-from simulator.measure import collectives, hook_costs, reducer_costs, timing, training_runs
-from simulator.measure.calibrate import calibrate, measure_hook
-from simulator.measure.collectives import AllReduceQueue, MessageBuffer
-from simulator.measure.reference_runs import (
-    Fitter,
-    Reference,
-    reference_runs,
-    with_hook_costs,
-    with_slow_downs,
-)
-from simulator.measure.report import Configuration, Measurement, SpeedCheck, policy_of, predict_one
-from simulator.measure.slow_downs import ISOLATION_NS, IsolatedTimes, SlowdownTimes, choose_far_apart, fit_lingering
-from simulator.measure.timing import (
+from ddplab import models
+from ddplab.calibration import collective_times, hook_costs, reducer_costs, repeated_timing
+from ddplab.calibration.calibrate import calibrate, measure_hook
+from ddplab.calibration.collective_times import AllReduceQueue, MessageBuffer
+from ddplab.calibration.repeated_timing import (
     ContentionTimes,
     TimedCollective,
     count_outliers,
@@ -46,7 +28,27 @@ from simulator.measure.timing import (
     slowdown_factor,
     timed_collectives,
 )
-from simulator.schedule.comm_hooks import HALVES, HOOKS, named_hook
+from ddplab.calibration.slow_downs import ISOLATION_NS, IsolatedTimes, SlowdownTimes, choose_far_apart, fit_lingering
+from ddplab.cli.terminal_output import show_calibration
+from ddplab.validation import training_runs
+from ddplab.validation.reference_runs import (
+    Fitter,
+    Reference,
+    reference_runs,
+    with_hook_costs,
+    with_slow_downs,
+)
+from ddplab.validation.validation_report import Configuration, Measurement, SpeedCheck, policy_of, predict_one
+from reference import buckets
+from reference.bucketing import MIB
+from reference.buckets import Bucket
+from reference.launch import RankPool
+from reference.trace import Parameter, Trace
+from reference.unused_parameters import reachable
+from simulator import Fabric, predict
+from simulator.fabric import Contention, Linear, Processor, Timing
+from simulator.fabric.processor_costs import HookCost
+from simulator.schedule.hook_messages import HALVES, HOOKS, named_hook
 from simulator.schedule.schedule import buckets_of
 from simulator.workload.compute_times import recorded_model
 
@@ -266,10 +268,10 @@ def broadcasts_in_ticks(rank: int, world_size: int) -> dict:
     def now() -> int:
         return clock.now
 
-    with mock.patch.object(dist, "broadcast", broadcast), mock.patch.object(collectives, "clock_ns", now):
-        assert collectives.last_to_last_ns(dist.broadcast, torch.ones(1), 0) == 1000
+    with mock.patch.object(dist, "broadcast", broadcast), mock.patch.object(collective_times, "clock_ns", now):
+        assert collective_times.last_to_last_ns(dist.broadcast, torch.ones(1), 0) == 1000
         clock.now = 7 * rank
-        return collectives.last_to_last_ns(dist.broadcast, torch.ones(1), 0)
+        return collective_times.last_to_last_ns(dist.broadcast, torch.ones(1), 0)
 
 
 def test_a_broadcast_lasts_until_the_slowest_rank_has_the_message(two_ranks):
@@ -278,7 +280,7 @@ def test_a_broadcast_lasts_until_the_slowest_rank_has_the_message(two_ranks):
 
 
 def queue_that_ends_at(ends_ns):
-    queue = object.__new__(collectives.AllReduceQueue)
+    queue = object.__new__(collective_times.AllReduceQueue)
     queue._ends_ns, queue._start_ns = ends_ns, 0
     queue._over, queue._error = threading.Event(), None
     queue._over.set()
@@ -291,15 +293,15 @@ def test_the_first_messages_of_a_queue_do_not_count(gaps, data):
     in_flight = data.draw(st.integers(1, len(gaps) - 1))
     ends_ns = list(accumulate(gaps))
     shuffled = data.draw(st.permutations(ends_ns))
-    steady_ns = collectives.steady_ns_per_all_reduce(queue_that_ends_at(shuffled).ends_ns, in_flight)
+    steady_ns = collective_times.steady_ns_per_all_reduce(queue_that_ends_at(shuffled).ends_ns, in_flight)
     assert steady_ns == sum(gaps[in_flight:]) // (len(gaps) - in_flight)
 
 
 def two_at_a_time_in_ticks(rank: int, world_size: int) -> int:
     """`two_at_a_time_ns` of ranks that end an all-reduce 40 ticks apart, and in turns."""
     ends_ns = [100 * number + (40 if number % 2 == rank else 0) for number in range(1, 6)]
-    with mock.patch.object(collectives, "AllReduceQueue", return_value=queue_that_ends_at(ends_ns)):
-        return collectives.two_at_a_time_ns([])
+    with mock.patch.object(collective_times, "AllReduceQueue", return_value=queue_that_ends_at(ends_ns)):
+        return collective_times.two_at_a_time_ns([])
 
 
 def test_two_at_a_time_are_timed_by_the_rank_that_has_each_of_them_last(two_ranks):
@@ -490,7 +492,7 @@ def hook_in_ticks(rank: int, _world_size: int) -> tuple:
     def now() -> int:
         return clock.now
 
-    with mock.patch.object(hook_costs, "clock_ns", now), mock.patch.object(timing, "clock_ns", now):
+    with mock.patch.object(hook_costs, "clock_ns", now), mock.patch.object(repeated_timing, "clock_ns", now):
         return hook_costs.time_parts(hook, None, Bucket([0], [nn.Parameter(torch.ones(3))]))
 
 
@@ -555,7 +557,7 @@ def preparation_in_ticks(rank: int, world_size: int) -> tuple[list, list]:
         mock.patch.object(dist, "broadcast", broadcast),
         mock.patch.object(buckets, "Bucket", bucket),
         mock.patch.object(reducer_costs, "clock_ns", now),
-        mock.patch.object(timing, "clock_ns", now),
+        mock.patch.object(repeated_timing, "clock_ns", now),
     ):
         return reducer_costs.time_search_and_rebuild(rank, world_size, TINY, 2)
 

@@ -16,14 +16,14 @@ import pytest
 import typer
 from hypothesis import given
 
+from ddplab.cli.fabric_and_knobs import KNOBS
+from ddplab.cli.main import EXAMPLES, app
+from ddplab.cli.predict import conclusion
+from ddplab.validation.validation_report import model_folder
 from reference.trace import Trace
 from simulator import Fabric, Policy, Straggler, predict
-from simulator.cli.inspect import KNOBS
-from simulator.cli.main import EXAMPLES, app
-from simulator.cli.predict import conclusion
 from simulator.fabric import LevelEntry, Linear, Processor, TopologyFile
-from simulator.fabric.processor import HookCost
-from simulator.measure.report import model_folder
+from simulator.fabric.processor_costs import HookCost
 
 from .explore import examples
 from .nccl_log import nccl_log

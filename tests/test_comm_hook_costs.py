@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from reference.trace import Trace
 from simulator import Fabric
-from simulator.schedule.comm_hooks import BatchedPowerSGD, CommHook, PowerSGD, named_hook
-from simulator.schedule.costs import messages_of, price_schedule
+from simulator.schedule.hook_messages import BatchedPowerSGD, CommHook, PowerSGD, named_hook
 from simulator.schedule.policy import Phase, Policy
 from simulator.schedule.schedule import Compute, Launch
+from simulator.step_costs import messages_of, price_schedule
 from simulator.workload.compute_times import recorded_model
 
 from . import hook_cost_bodies

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from unittest import mock
 
+from ddplab.validation import demo
+from ddplab.validation.machine_conditions import ConditionsError
+from ddplab.validation.validation_report import BASELINES
 from figures.traces_and_fabrics import resnet50
 from reference.errors import LinkError
 from reference.trace import Trace
-from simulator.measure import demo
-from simulator.measure.conditions import ConditionsError
-from simulator.measure.report import BASELINES
 
 from .test_report import row
 

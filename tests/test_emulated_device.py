@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import models
-from reference.emulated_device import EmulatedModel, EmulatedTraining, IterationTimes, WallClock
+from ddplab import models
+from ddplab.emulation.emulated_device import EmulatedModel, EmulatedTraining, IterationTimes, WallClock
 from reference.errors import ModelError
 from reference.parameters import described_buffers, described_parameters
 from reference.trace import Buffer, Parameter, Trace, Workload

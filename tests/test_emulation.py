@@ -10,13 +10,13 @@ import torch.distributed as dist
 from hypothesis import given
 
 import simulator
+from ddplab.emulation import virtual_time
+from ddplab.emulation.emulate import emulate
 from reference.data_parallel import DistributedDataParallel
 from reference.errors import RankError
 from reference.observer import Observer
 from simulator import Fabric
-from simulator.answers.perfetto import chrome_trace
-from simulator.emulation import virtual_time
-from simulator.emulation.emulate import emulate
+from simulator.results.perfetto_export import chrome_trace
 
 from .explore import examples
 from .strategies import Asked, emulations, iteration, torch_emulations, trace_of

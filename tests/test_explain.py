@@ -10,10 +10,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from simulator.engines.events import replay
-from simulator.fabric import Fabric, Linear
-from simulator.measure import training_runs
-from simulator.measure.explain import (
+from ddplab.validation import training_runs
+from ddplab.validation.explain import (
     CAUSES,
     PARTS,
     FixedDurations,
@@ -24,13 +22,15 @@ from simulator.measure.explain import (
     measured_timelines,
     part_times,
 )
-from simulator.measure.report import Configuration, model_folder, predict_one
-from simulator.measure.training_runs import TargetRun, Trainer, time_iterations, warmed_up
-from simulator.measure.watch import Iterations, Moment, Watch, by_iteration, from_samples, to_samples
+from ddplab.validation.step_watcher import Iterations, Moment, Watch, by_iteration, from_samples, to_samples
+from ddplab.validation.training_runs import TargetRun, Trainer, time_iterations, warmed_up
+from ddplab.validation.validation_report import Configuration, model_folder, predict_one
+from simulator.engines.event_replay import replay
+from simulator.engines.timeline import Timeline
+from simulator.fabric import Fabric, Linear
 from simulator.prediction import predict
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import Compute, Wait
-from simulator.timeline import Timeline
 
 from .explore import examples
 from .strategies import fluid_fabrics, iteration, partitions, steady_fabrics, trace_of, traces

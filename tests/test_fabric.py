@@ -21,7 +21,6 @@ from simulator.fabric import (
     Topology,
     slowdowns_of,
 )
-from simulator.fabric.contention import relative_weights
 from simulator.fabric.extrapolation import (
     LATENCY_LAWS,
     extrapolated_table,
@@ -30,6 +29,7 @@ from simulator.fabric.extrapolation import (
     table_between,
     table_beyond,
 )
+from simulator.fabric.link_sharing import relative_weights
 from simulator.fabric.measured_tables import Table, relative_squared_error, segments
 from simulator.fabric.nccl_tests import read_log
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from simulator.answers.heat_map import GIVEN, draw_heat_map, draw_heat_maps
+from simulator.results.heat_map import GIVEN, draw_heat_map, draw_heat_maps
 from simulator.sweep import AXES
 
 from .explore import examples

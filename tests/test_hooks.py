@@ -1,6 +1,5 @@
 """Comm hooks: their laws, comparison with torch's classes and hooks, and states that are saved and loaded."""
 
-import importlib
 from functools import partial
 from types import SimpleNamespace
 
@@ -353,25 +352,6 @@ def test_what_powersgd_keeps_is_chosen_in_place_without_the_host(finite):
     for got, wanted in zip(new, expected, strict=True):
         torch.testing.assert_close(got, wanted, rtol=0, atol=0, equal_nan=True)
     assert [one.data_ptr() for one in new] == memory
-
-
-@pytest.mark.parametrize(
-    ("module", "names"),
-    [
-        ("allreduce", ["allreduce", "noop"]),
-        ("compress", ["compress", "fp16_compress", "bf16_compress"]),
-        ("post_local_sgd", ["PostLocalSGDState", "post_local_sgd"]),
-        ("powersgd", ["power_sgd", "batched_power_sgd"]),
-        ("powersgd_state", ["PowerSGDState"]),
-        ("quantization", ["quantize_per_tensor", "quantize_per_channel"]),
-    ],
-)
-def test_hooks_can_be_imported_under_their_former_name(module, names):
-    """So can a state that was saved under that name."""
-    former = importlib.import_module(f"reference.hooks.{module}")
-    now = importlib.import_module(f"reference.comm_hooks.{module.removesuffix('_state')}")
-    for name in names:
-        assert getattr(former, name) is getattr(now, name)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from figures import interactive_timeline, traces_and_fabrics
 from reference.bucketing import plan_buckets
 from simulator import Straggler, predict
 from simulator.interactive_timeline.browser_code import script, style
-from simulator.interactive_timeline.questions import ORDERS, Question
+from simulator.interactive_timeline.reader_choices import ORDERS, Question
 from simulator.interactive_timeline.widget import InteractiveTimeline
 
 from .chromium import PATH, Watched, chromium

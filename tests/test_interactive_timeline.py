@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from figures import interactive_timeline
 from simulator import Fabric, Straggler, predict
-from simulator.interactive_timeline import InteractiveTimeline
 from simulator.interactive_timeline.browser_code import FOLDER, SCRIPTS, script
 from simulator.interactive_timeline.page import interactive_page
-from simulator.interactive_timeline.questions import Choices, InteractiveIteration, Question, Start
+from simulator.interactive_timeline.reader_choices import Choices, InteractiveIteration, Question, Start
+from simulator.interactive_timeline.widget import InteractiveTimeline
 
 from .explore import examples
 from .strategies import fluid_fabrics, iteration, partitions, steady_fabrics, trace_of, traces
@@ -120,7 +120,7 @@ def test_a_notebook_without_a_kernel_has_the_first_answer():
 def test_without_anywidget_one_line_says_what_to_install():
     code = (
         "import sys; sys.modules['anywidget'] = None\n"
-        "try: from simulator.interactive_timeline import InteractiveTimeline\n"
+        "try: from simulator.interactive_timeline.widget import InteractiveTimeline\n"
         "except ImportError as error: sys.exit(str(error))"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from ddplab.cli.main import main
 from reference.errors import TraceError
 from reference.trace import Parameter, Trace
 from simulator import Fabric, emulate, import_profile, predict
-from simulator.cli.main import main
 from simulator.fabric import Linear
-from simulator.kineto.events import read_profiler_file
-from simulator.kineto.steps import slow_down_beside_collectives
-from simulator.kineto.trace_of_profile import host_bound
+from simulator.profiler_import.profiler_events import read_profiler_file
+from simulator.profiler_import.trace_of_profile import host_bound
+from simulator.profiler_import.training_steps import slow_down_beside_collectives
 
 from . import bodies, profiler_files
 from .explore import examples

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric, predict
-from simulator.answers.breakdown import PARTS, break_down
-from simulator.distribution import COMPUTATION
 from simulator.engines.closed_form import exposed_many, solve
-from simulator.engines.events import replay
+from simulator.engines.engine_input import EngineInput
+from simulator.engines.event_replay import replay
 from simulator.engines.machine import CollectiveCost, Machine, RunningCollective
 from simulator.fabric import LinkShare, Slowdowns, Timing
-from simulator.schedule.comm_hooks import CommHook, named_hook
-from simulator.schedule.costs import EngineInput
+from simulator.interval import COMPUTATION
+from simulator.results.breakdown import PARTS, break_down
+from simulator.schedule.hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import Wait, buckets_of, build_schedule
 from simulator.workload.compute_times import Variation, recorded_model

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from reference import models
-from simulator.measure.operation_counter import measure_operations
+from ddplab import models
+from ddplab.operation_counter import measure_operations
 
 CLASSES = {"transformer": 8192, "small-tensors": 16}
 SMALLEST_NORMAL = torch.finfo(torch.float32).tiny

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reference.writing import check_distinct, check_writable, write_atomically
+from reference.files.writing import check_distinct, check_writable, write_atomically
 
 from .strategies import iteration, trace_of
 from .test_cli import ddplab
@@ -96,7 +96,7 @@ def test_a_pipe_and_a_device_are_written_through(tmp_path):
 @pytest.mark.parametrize("name", ["-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
 def test_the_standard_output_is_appended_to_where_it_is_a_file(name, tmp_path):
     lines = ["print('first')", f"write_atomically({name!r}, b'second\\n')", "print('last')"]
-    script = "\n".join(["from reference.writing import write_atomically", *lines])
+    script = "\n".join(["from reference.files.writing import write_atomically", *lines])
     with (tmp_path / "out").open("wb") as out:
         subprocess.run([sys.executable, "-c", script], stdout=out, check=True)
     assert (tmp_path / "out").read_text() == "first\nsecond\nlast\n"
@@ -125,7 +125,9 @@ def test_many_threads_write_one_path(file):
 
 def test_what_a_killed_process_leaves_is_removed_by_the_next_one(file):
     script = (
-        "from reference.writing import write_atomically as w\nprint(flush=True)\nwhile True: w('file', bytes(2**26))"
+        "from reference.files.writing import write_atomically\n"
+        "print(flush=True)\n"
+        "while True: write_atomically('file', bytes(2**26))"
     )
     for _ in range(5):
         writer = subprocess.Popen([sys.executable, "-c", script], cwd=file.parent, stdout=subprocess.PIPE)

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from ddplab.conformance.overlap import MODELS
+from ddplab.emulation.scale_model import ScaleModel
 from reference.launch import RankPool
 from simulator import Fabric
-from simulator.conformance.overlap import MODELS
-from simulator.workload.scale_model import ScaleModel
 from tutorials import breaking, emulated, own_code
 
 BUILD = "02_build_your_own_ddp.ipynb"

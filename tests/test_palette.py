@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from simulator import palette
+from simulator import plot_colours
 
 ROOT = Path(__file__).parent.parent
 SEEN = {
@@ -22,7 +22,7 @@ SEEN = {
 """Linear RGB as seen: Machado, Oliveira and Fernandes, 2009, table for severity 1.0."""
 XYZ = np.array([[0.4125, 0.3576, 0.1804], [0.2127, 0.7152, 0.0722], [0.0193, 0.1192, 0.9503]])
 WHITE = np.array([0.9505, 1.0, 1.0888])
-COLOURS = {name: colour for name, colour in vars(palette).items() if isinstance(colour, str) and name.isupper()}
+COLOURS = {name: colour for name, colour in vars(plot_colours).items() if isinstance(colour, str) and name.isupper()}
 
 
 def lab(colour: str, seen: object) -> np.ndarray:
@@ -55,6 +55,6 @@ def test_the_interactive_timeline_has_the_colours_of_the_palette():
     """A style sheet cannot import them."""
     sheet = (ROOT / "simulator" / "interactive_timeline" / "timeline.css").read_text()
     declared = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", sheet))
-    assert declared.pop("on-colour") == palette.INK
+    assert declared.pop("on-colour") == plot_colours.INK
     assert declared == {name: COLOURS[name.upper()] for name in declared}
     assert len(declared) >= 5

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from reference.trace import Trace
 from simulator import Fabric, Straggler, predict
-from simulator.answers.perfetto import MOST_PROCESSES, chrome_trace
 from simulator.fabric import Processor
+from simulator.results.perfetto_export import MOST_PROCESSES, chrome_trace
 
 from .strategies import caps_mb, iteration, trace_of, traces
 

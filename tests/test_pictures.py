@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from simulator.measure import demo
+from ddplab.validation import demo
 
 from .test_report import row
 

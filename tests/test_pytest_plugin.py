@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from reference.conformance.subject import Subject
-from simulator.conformance import overlap
+from ddplab.conformance import overlap
+from ddplab.conformance.class_under_test import Subject
 
 NAIVE = "reference.naive:NaiveDataParallel"
 CONFTEST = """

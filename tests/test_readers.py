@@ -12,16 +12,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import reading
-from reference.conformance.report import read_expectations
-from reference.quantities import YEAR_NS, as_int64
-from reference.reading import parse_yaml, read_bytes
+from ddplab.conformance import overlap
+from ddplab.conformance.conformance_report import read_expectations
+from reference.files import reading
+from reference.files.reading import parse_yaml, read_bytes
+from reference.files.value_ranges import YEAR_NS, as_int64
 from reference.trace import Trace
 from simulator import Fabric, Prediction, predict
-from simulator.conformance import overlap
 from simulator.fabric import Contention, Linear, Processor
 from simulator.workload.roofline import DEVICES, Device, Gradient, Operation, Operations
-from simulator.workload.synthesis import synthesize
+from simulator.workload.trace_synthesis import synthesize
 
 from .explore import examples
 from .nccl_log import nccl_log

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from reference.instrumentation import Timestamps, rank_trace
 from reference.recorder import record
+from reference.timing_hooks import Timestamps, rank_trace
 from reference.trace import Trace
 from simulator import Fabric, predict
 

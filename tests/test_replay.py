@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 
 from simulator import predict
 from simulator.engines.closed_form import solve
-from simulator.engines.events import latency_ns, replay
+from simulator.engines.engine_input import EngineInput
+from simulator.engines.event_replay import latency_ns, replay
 from simulator.engines.machine import FULL_SPEED, PROGRESS_BITS, ProgressClock
+from simulator.engines.timeline import Span
 from simulator.fabric import Contention, Fabric, Linear, LinkShare, Processor, Sharing, Slowdowns, Timing
-from simulator.schedule.comm_hooks import PowerSGD
-from simulator.schedule.costs import EngineInput, price_schedule
+from simulator.schedule.hook_messages import PowerSGD
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import Compute, build_schedule
-from simulator.timeline import Span
+from simulator.step_costs import price_schedule
 from simulator.workload.compute_times import IterationSampler, Straggler, Variation, recorded_model
 
 from .explore import examples

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from reference.launch import RankPool
-from simulator import Fabric, predict
-from simulator.cli.output import PrintableStream, fitting_columns, show_report, show_table
-from simulator.measure import validate
-from simulator.measure.report import (
+from ddplab.cli.terminal_output import PrintableStream, fitting_columns, show_report, show_table
+from ddplab.validation import validate
+from ddplab.validation.step_watcher import Moment
+from ddplab.validation.training_runs import Turn
+from ddplab.validation.validation_report import (
     Configuration,
     Measurement,
     Row,
@@ -31,8 +31,8 @@ from simulator.measure.report import (
     predict_targets,
     summarize,
 )
-from simulator.measure.training_runs import Turn
-from simulator.measure.watch import Moment
+from reference.launch import RankPool
+from simulator import Fabric, predict
 
 from .strategies import iteration, trace_of
 

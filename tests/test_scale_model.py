@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.emulated_device import IterationTimes
+from ddplab.emulation.emulated_device import IterationTimes
+from ddplab.emulation.scale_model import ScaleModel
 from reference.trace import Buffer, Trace
 from simulator.fabric import Fabric
 from simulator.prediction import predict
 from simulator.workload.compute_times import recorded_model
-from simulator.workload.scale_model import ScaleModel
 
 from .strategies import traces
 

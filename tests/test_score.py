@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
+from ddplab.validation.validation_report import summarize
 from simulator import Fabric, predict
-from simulator.answers.residual_plot import MARKS, OURS
 from simulator.fabric import Processor
-from simulator.fabric.processor import EMULATED_MODEL_ERROR, MODEL_ERROR
-from simulator.measure.report import summarize
+from simulator.fabric.processor_costs import EMULATED_MODEL_ERROR, MODEL_ERROR
+from simulator.results.residual_plot import MARKS, OURS
 from validation import (
     part_a_all_reduces,
     part_b_iterations,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from simulator import Fabric, Policy, predict, sweep
-from simulator.schedule.comm_hooks import named_hook
+from simulator.schedule.hook_messages import named_hook
 from simulator.schedule.policy import PolicySettings
 
 from .explore import examples

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from reference import models
+from ddplab import models
+from ddplab.calibration.device_rates import measure_device
+from ddplab.cli.synthesize import judgement
+from ddplab.operation_counter import count_operations, measure_operations
 from reference.errors import ModelError
 from reference.recorder import record
 from reference.trace import PHASES, Parameter, Trace
 from simulator import Fabric, predict
-from simulator.cli.synthesize import judgement
-from simulator.measure.device_rates import measure_device
-from simulator.measure.operation_counter import count_operations, measure_operations
 from simulator.workload.roofline import DEVICES, Device, Gradient, Operation, Operations, find_device, merge, sgd_step
-from simulator.workload.synthesis import _paced, rescale, synthesize
+from simulator.workload.trace_synthesis import _paced, rescale, synthesize
 
 from .strategies import traces
 

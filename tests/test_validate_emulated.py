@@ -10,20 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.bucketing import ORDERS
-from reference.launch import RankPool
-from reference.models import EMULATED
-from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
-from simulator import Fabric
-from simulator.fabric import Sharing, Timing
-from simulator.measure import conditions, validate_emulated
-from simulator.measure.collectives import AllReduceQueue
-from simulator.measure.conditions import Conditions, ConditionsError
-from simulator.measure.explain import explain_run
-from simulator.measure.host_work import IterationWithOneAllReduce, host_ns_by_iteration, with_longer_steps
-from simulator.measure.report import Configuration, policy_of
-from simulator.measure.timing import slowdown_factor
-from simulator.measure.validate_emulated import (
+from ddplab.calibration.collective_times import AllReduceQueue
+from ddplab.calibration.repeated_timing import slowdown_factor
+from ddplab.emulation.scale_model import ScaleModel
+from ddplab.models import EMULATED
+from ddplab.validation import machine_conditions, validate_emulated
+from ddplab.validation.explain import explain_run
+from ddplab.validation.host_work import IterationWithOneAllReduce, host_ns_by_iteration, with_longer_steps
+from ddplab.validation.machine_conditions import Conditions, ConditionsError
+from ddplab.validation.validate_emulated import (
     FEWEST_ROUNDS,
     SIZE_RATIO,
     every_message_size,
@@ -33,9 +28,14 @@ from simulator.measure.validate_emulated import (
     spaced,
     time_slow_downs,
 )
+from ddplab.validation.validation_report import Configuration, policy_of
+from reference.bucketing import ORDERS
+from reference.launch import RankPool
+from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
+from simulator import Fabric
+from simulator.fabric import Sharing, Timing
 from simulator.schedule.schedule import buckets_of, build_schedule
 from simulator.workload.compute_times import recorded_model
-from simulator.workload.scale_model import ScaleModel
 
 from .strategies import traces
 
@@ -159,8 +159,8 @@ def test_emulated_devices_are_measured_in_the_original_time_and_predictions_come
     """The machine may be too busy for valid conditions while tests run, so these are not checked here."""
     trace, configurations = small_trace(), [Configuration(0.01), Configuration(float("inf"), "forward")]
     with (
-        mock.patch.object(conditions.Conditions, "check"),
-        mock.patch.object(conditions, "SLOW_DOWN_AT_MOST", float("inf")),
+        mock.patch.object(machine_conditions.Conditions, "check"),
+        mock.patch.object(machine_conditions, "SLOW_DOWN_AT_MOST", float("inf")),
         RankPool(2, timeout_s=100) as pool,  # ranks of their own, without what earlier tests left behind
     ):
         report = validate_emulated.validate_emulated(
@@ -232,12 +232,12 @@ def test_every_round_measures_a_pass_beside_the_network_on_a_busy_machine(two_ra
 def test_a_burst_of_other_work_does_not_end_a_run(network):
     """Slow-downs are measured up to three times, until they are within the limit."""
     measured = iter(network)
-    if min(network) > conditions.SLOW_DOWN_AT_MOST:
+    if min(network) > machine_conditions.SLOW_DOWN_AT_MOST:
         with pytest.raises(ConditionsError, match="the network to be slowed down"):
-            conditions.checked_slow_downs(lambda: (1.0, next(measured)))
+            machine_conditions.checked_slow_downs(lambda: (1.0, next(measured)))
     else:
-        first = next(one for one in network if one <= conditions.SLOW_DOWN_AT_MOST)
-        assert conditions.checked_slow_downs(lambda: (1.0, next(measured))) == (1.0, first)
+        first = next(one for one in network if one <= machine_conditions.SLOW_DOWN_AT_MOST)
+        assert machine_conditions.checked_slow_downs(lambda: (1.0, next(measured))) == (1.0, first)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_a_burst_of_other_work_does_not_end_a_run(network):
 def test_nothing_is_reported_under_bad_conditions(two_ranks, tmp_path, limits, predicted):
     """Slow-downs are known before anything is predicted or trained."""
     with (
-        mock.patch.multiple(conditions, **limits),
+        mock.patch.multiple(machine_conditions, **limits),
         pytest.raises(ConditionsError, match="try a larger --dilation"),
     ):
         validate_emulated.validate_emulated(

@@ -10,9 +10,9 @@ from scipy.stats import norm, spearmanr
 from reference.trace import Trace
 from simulator import Fabric, Straggler, Variation, predict
 from simulator.fabric import Linear, Processor
-from simulator.schedule.comm_hooks import named_hook
+from simulator.schedule.hook_messages import named_hook
 from simulator.workload.compute_times import ComputeTimes, IterationSampler, recorded_model
-from simulator.workload.gpu_costs import DEVICE_SPREAD, LAUNCH_NS, assume_gpu, memory_of
+from simulator.workload.default_gpu_costs import DEVICE_SPREAD, LAUNCH_NS, assume_gpu, memory_of
 
 from .explore import examples
 from .strategies import iteration, trace_of, traces, variations

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddplab.cli.predict import sweep_verdicts
 from simulator import Fabric, predict
-from simulator.answers.verdict import FASTEST_NETWORK, SLOWEST_NETWORK, TOLERANCE, counted, network_need
-from simulator.cli.predict import sweep_verdicts
+from simulator.results.scaling_verdict import FASTEST_NETWORK, SLOWEST_NETWORK, TOLERANCE, counted, network_need
 from simulator.sweep import AXES
 
 from .strategies import iteration, trace_of

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from reference.conformance.subject import FINISHING, Subject
-from reference.emulated_device import EmulatedTraining
+from ddplab.calibration.repeated_timing import meet, of_slowest_rank
+from ddplab.conformance.class_under_test import FINISHING, Subject
+from ddplab.emulation.emulated_device import EmulatedTraining
+from ddplab.emulation.wall_clock_network import modelled_network
 from reference.launch import let_network_threads_yield
 from reference.trace import Trace
 from simulator import Fabric
-from simulator.emulation.wall_network import modelled_network
-from simulator.measure.timing import meet, of_slowest_rank
 
 from .own_code import forget
 

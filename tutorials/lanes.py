@@ -16,15 +16,15 @@ from matplotlib.patches import Polygon, Rectangle
 from torch import Tensor
 
 from reference.join import UnevenInputsHook
-from simulator import palette
+from simulator import plot_colours
 
 Kind = Literal["batch", "shadow", "all-reduce"]
 COLOURS = {
-    "batch": palette.FORWARD,
+    "batch": plot_colours.FORWARD,
     "shadow": "white",
-    "waits": palette.HIDDEN,
-    "gradients": palette.COMPUTATION,
-    "count": palette.QUIET,
+    "waits": plot_colours.HIDDEN,
+    "gradients": plot_colours.COMPUTATION,
+    "count": plot_colours.QUIET,
 }
 LANE_HEIGHT, LANE_PITCH = 0.6, 1.5
 SETTLE_S = 1.0
@@ -172,9 +172,9 @@ def _draw_lane(lane: Lane, bottom: float, ax: Axes, ms: Callable[[int | None], f
 
 def _add_legend(ax: Axes, events: Sequence[Event]) -> None:
     kinds = {event.kind for event in events}
-    handles = [Rectangle((0, 0), 1, 1, facecolor=COLOURS["batch"], edgecolor=palette.INK, label="with a batch")]
+    handles = [Rectangle((0, 0), 1, 1, facecolor=COLOURS["batch"], edgecolor=plot_colours.INK, label="with a batch")]
     if "shadow" in kinds:
-        style: dict[str, Any] = {"facecolor": COLOURS["shadow"], "edgecolor": palette.INK, "hatch": "///"}
+        style: dict[str, Any] = {"facecolor": COLOURS["shadow"], "edgecolor": plot_colours.INK, "hatch": "///"}
         handles.append(Rectangle((0, 0), 1, 1, label="shadow", **style))
     handles.append(Rectangle((0, 0), 1, 1, color=COLOURS["gradients"], alpha=0.6, label="all-reduce of gradients"))
     if len({event.size_bytes for event in events if event.kind == "all-reduce"}) > 1:
@@ -190,7 +190,7 @@ def _before(lane: Lane, event: Event) -> Event:
 
 
 def _box(ax: Axes, start: float, end: float, bottom: float, text: str, **style: Any) -> None:
-    ax.add_patch(Rectangle((start, bottom), end - start, LANE_HEIGHT, edgecolor=palette.INK, zorder=2, **style))
+    ax.add_patch(Rectangle((start, bottom), end - start, LANE_HEIGHT, edgecolor=plot_colours.INK, zorder=2, **style))
     outline = {"facecolor": style["facecolor"], "edgecolor": "none", "pad": 1.5}
     place = ((start + end) / 2, bottom + LANE_HEIGHT / 2)
     ax.text(*place, text, ha="center", va="center", bbox=outline, zorder=4)

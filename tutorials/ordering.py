@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from reference import models
+from ddplab import models
 from reference.data_parallel import DistributedDataParallel
 from reference.parameters import trainable_parameters
 from reference.recorder import record

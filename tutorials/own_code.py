@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from reference.conformance.bench import QUICK, Result
-from reference.conformance.kit import conform
-from reference.conformance.subject import Subject
+from ddplab.conformance.check_runner import QUICK, Result
+from ddplab.conformance.class_under_test import Subject
+from ddplab.conformance.kit import conform
 from reference.launch import RankPool
 
 FOLDER = Path(__file__).parent.parent / "out" / "tutorials"

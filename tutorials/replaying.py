@@ -7,10 +7,10 @@ import torch
 from matplotlib.axes import Axes
 from torch import nn
 
+from ddplab.models import Model
+from ddplab.validation.validation_report import Row
 from reference.bucketing import cap_name
-from reference.models import Model
-from simulator import palette
-from simulator.measure.report import Row
+from simulator import plot_colours
 
 CHANNELS, BATCH, SIDE = (32, 64, 128, 256), 4, 32
 WIDTH, LAYERS, CLASSES = 1024, 5, 100
@@ -32,11 +32,11 @@ def convnet() -> Model:
 
 
 METHODS = {
-    "ddplab": ("paired_error", "o", palette.INK),
-    "perfect scaling": ("perfect_scaling_error", "v", palette.QUIET),
-    "no overlap": ("no_overlap_error", "^", palette.EXPOSED),
-    "naive overlap": ("naive_overlap_error", "s", palette.COPIES),
-    "pipelined overlap": ("pipelined_overlap_error", "D", palette.FORWARD),
+    "ddplab": ("paired_error", "o", plot_colours.INK),
+    "perfect scaling": ("perfect_scaling_error", "v", plot_colours.QUIET),
+    "no overlap": ("no_overlap_error", "^", plot_colours.EXPOSED),
+    "naive overlap": ("naive_overlap_error", "s", plot_colours.COPIES),
+    "pipelined overlap": ("pipelined_overlap_error", "D", plot_colours.FORWARD),
 }
 """By method: the field of a row with its error, a marker and a colour."""
 BAND_PERCENT = 10
@@ -54,8 +54,8 @@ def draw_residuals(rows: Sequence[Row], ax: Axes) -> Axes:
 
     The markers of a row stand side by side, so that equal errors do not hide each other.
     """
-    ax.axhspan(-BAND_PERCENT, BAND_PERCENT, color=palette.SMALL, zorder=0)
-    ax.axhline(0, color=palette.INK, linewidth=0.8, zorder=1)
+    ax.axhspan(-BAND_PERCENT, BAND_PERCENT, color=plot_colours.SMALL, zorder=0)
+    ax.axhline(0, color=plot_colours.INK, linewidth=0.8, zorder=1)
     for number, (name, (field, marker, colour)) in enumerate(METHODS.items()):
         errors = [100 * getattr(row, field) for row in rows]
         places = [place + (number - len(METHODS) // 2) * DODGE for place in range(len(rows))]

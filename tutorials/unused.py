@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from reference import models
+from ddplab import models
 from reference.data_parallel import DistributedDataParallel
 
 from .averaging import gradient

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from reference.reading import Schema, first_problem
+from reference.files.reading import Schema, first_problem
 from simulator.fabric import TopologyFile
 
 Positive = Field(gt=0, allow_inf_nan=False)

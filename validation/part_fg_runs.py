@@ -15,12 +15,8 @@ from typing import get_args
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from reference.bucketing import Order, cap_name
-from reference.reading import first_problem
-from reference.trace import Trace
-from simulator import Fabric
-from simulator.fabric.uncertainty import BAND
-from simulator.measure.report import (
+from ddplab.emulation.scale_model import ORIGINAL, ScaleModel
+from ddplab.validation.validation_report import (
     PREDICTED_TRACE_FILE,
     Configuration,
     Measurement,
@@ -34,7 +30,11 @@ from simulator.measure.report import (
     predict_targets,
     summarize,
 )
-from simulator.workload.scale_model import ORIGINAL, ScaleModel
+from reference.bucketing import Order, cap_name
+from reference.files.reading import first_problem
+from reference.trace import Trace
+from simulator import Fabric
+from simulator.fabric.uncertainty import BAND
 
 from .baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES
 from .comparison import CaseScore, Comparison, Part

@@ -7,12 +7,12 @@ computation down, and all GPUs wait for the slowest.
 
 from functools import cache
 
+from ddplab.operation_counter import measure_operations
 from reference.trace import Trace
 from simulator import Fabric, Straggler
 from simulator.fabric import Contention, Level, Linear, Processor, Topology
-from simulator.measure.operation_counter import measure_operations
 from simulator.workload.roofline import Device
-from simulator.workload.synthesis import synthesize
+from simulator.workload.trace_synthesis import synthesize
 
 from .cases import Node, NodeInputs
 from .part_a_all_reduces import fabric_of

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reference.writing import write_atomically
-from simulator.cli.output import show_table, write_json
+from ddplab.cli.terminal_output import show_table, write_json
+from reference.files.writing import write_atomically
 
 from . import (
     part_a_all_reduces,

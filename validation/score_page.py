@@ -9,9 +9,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from simulator.answers.residual_plot import MARKS, OURS, SMALL_ERROR
-from simulator.palette import INK
-from simulator.palette import SMALL as SMALL_COLOUR
+from simulator.plot_colours import INK
+from simulator.plot_colours import SMALL as SMALL_COLOUR
+from simulator.results.residual_plot import MARKS, OURS, SMALL_ERROR
 
 from .comparison import (
     LIMITS,

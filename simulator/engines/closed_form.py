@@ -6,9 +6,10 @@ number of iterations on leading axes.
 
 import numpy as np
 
-from ..schedule.costs import EngineInput, Nanoseconds
 from ..schedule.schedule import Compute, Launch
-from ..timeline import Timeline
+from ..workload.compute_times import Nanoseconds
+from .engine_input import EngineInput
+from .timeline import Timeline
 
 
 def solve(engine_input: EngineInput) -> Timeline:

@@ -16,7 +16,7 @@ import simpy
 from numpy.typing import NDArray
 
 from ..fabric import LinkShare
-from ..schedule.costs import Nanoseconds
+from ..workload.compute_times import Nanoseconds
 
 Process = Generator[simpy.Event, Any, None]
 Integers = NDArray[Any]

@@ -1,10 +1,10 @@
 """Costs of collectives on a network, and the processor costs of running them."""
 
 from .algorithms import CONCURRENCY
-from .contention import Contention, LinkShare, Sharing, Slowdowns, slowdowns_of
 from .fabric import Fabric
+from .link_sharing import LinkShare, Sharing
 from .measured_tables import Segment, Timing
-from .processor import Linear, Processor
+from .processor_costs import Contention, Linear, Processor, Slowdowns, slowdowns_of
 from .topology import Level, LevelEntry, Topology, TopologyFile, load_topology, save_topology, topology_of
 
 __all__ = [

@@ -15,17 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from reference.quantities import MILLION, YEAR_NS, InParallel, Multiple, SlowdownFactor, as_int64
-from reference.reading import Schema, one_line_errors, read_schema
+from reference.files.reading import Schema, one_line_errors, read_schema
+from reference.files.value_ranges import MILLION, YEAR_NS, InParallel, Multiple, SlowdownFactor, as_int64
+from reference.files.writing import write_atomically
 from reference.trace import VERSION_FIELD
-from reference.writing import write_atomically
 
 from .algorithms import CONCURRENCY, AlgorithmCosts, AlgorithmSetting, Library
-from .contention import LinkShare, Sharing, sharing_factor, sharing_weight
 from .cost_curves import AdjustedCurve, CostCurve, CostCurves
+from .link_sharing import LinkShare, Sharing, sharing_factor, sharing_weight
 from .measured_tables import Segment, Sizes, Table, Timing, segments, tables_by_world_size
 from .nccl_tests import read_log
-from .processor import Linear, Processor
+from .processor_costs import Linear, Processor
 from .topology import Topology, load_topology
 
 NOT_A_TRACE = "expected a fabric file, got a trace; traces are arguments without an option"

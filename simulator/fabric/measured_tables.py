@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from reference.quantities import MILLION, Bytes, Count, Nanoseconds, RelativeError, WorldSize
-from reference.reading import Schema
+from reference.files.reading import Schema
+from reference.files.value_ranges import MILLION, Bytes, Count, Nanoseconds, RelativeError, WorldSize
 
 Sizes = NDArray[Any]
 """Message sizes in bytes, whole numbers; as floats they may be larger than 64 bits hold."""

@@ -13,7 +13,7 @@ import re
 from math import inf
 from typing import NamedTuple
 
-from reference.reading import read_text
+from reference.files.reading import read_text
 
 TYPE_BYTES = {
     **dict.fromkeys(("int8", "uint8", "char", "f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), 1),

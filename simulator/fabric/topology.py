@@ -21,9 +21,9 @@ from typing import Annotated, Self
 import yaml
 from pydantic import Field, model_validator
 
-from reference.quantities import YEAR_NS, BytesPerS, Count, Nanoseconds
-from reference.reading import Schema, one_line_errors, parse_yaml, read_text
-from reference.writing import write_atomically
+from reference.files.reading import Schema, one_line_errors, parse_yaml, read_text
+from reference.files.value_ranges import YEAR_NS, BytesPerS, Count, Nanoseconds
+from reference.files.writing import write_atomically
 
 GbPerS = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
 

@@ -9,9 +9,9 @@ from string import Template
 
 from ..fabric import Fabric
 from ..fabric.algorithms import Cost, ring
-from ..schedule.costs import charged_fabric
+from ..step_costs import charged_fabric
 from .browser_code import FOLDER, script, style
-from .questions import InteractiveIteration
+from .reader_choices import InteractiveIteration
 
 
 def interactive_page(iteration: InteractiveIteration, *, heading: str, guidance: str, notes: str) -> str:

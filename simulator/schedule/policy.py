@@ -7,10 +7,10 @@ from typing import Any, Literal, Self, TypedDict
 from pydantic import Field, field_validator, model_validator
 
 from reference.bucketing import Order, bucket_caps
-from reference.quantities import CycleLength, InParallel
-from reference.reading import Settings
+from reference.files.reading import Settings
+from reference.files.value_ranges import CycleLength, InParallel
 
-from .comm_hooks import NO_HOOK, CommHook, named_hook
+from .hook_messages import NO_HOOK, CommHook, named_hook
 
 Phase = Literal["steady", "first", "second", "rebuild"]
 

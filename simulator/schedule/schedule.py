@@ -22,7 +22,7 @@ from reference.bucketing import (
 from reference.trace import Buffer, Parameter
 
 from ..workload.compute_times import RecordedModel
-from .comm_hooks import Message, Transport
+from .hook_messages import Message, Transport
 from .policy import Policy
 
 ComputeKind = Literal[

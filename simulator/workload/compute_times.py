@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.special import ndtr, ndtri
 
-from reference.quantities import MILLION, Iterations, Rank, SlowdownFactor, as_int64
-from reference.reading import Settings
+from reference.files.reading import Settings
+from reference.files.value_ranges import MILLION, Iterations, Rank, SlowdownFactor, as_int64
 from reference.trace import Buffer, Iteration, Parameter, Trace
 
 from ..fabric.uncertainty import NORMAL_HALF_BAND

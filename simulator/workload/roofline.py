@@ -21,10 +21,10 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from reference.quantities import Batch, Bytes, BytesPerS, Count, Nanoseconds
-from reference.reading import Schema, read_schema
+from reference.files.reading import Schema, read_schema
+from reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Nanoseconds
+from reference.files.writing import write_atomically
 from reference.trace import Buffer, Length, Parameter
-from reference.writing import write_atomically
 
 MOST_FLOPS = 10**24
 """Floating-point operations of an iteration, or of a second, at most."""

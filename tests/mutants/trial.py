@@ -12,9 +12,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from reference.conformance.bench import QUICK
-from reference.conformance.kit import conform
-from reference.conformance.subject import Subject
+from ddplab.conformance.check_runner import QUICK
+from ddplab.conformance.class_under_test import Subject
+from ddplab.conformance.kit import conform
 from reference.errors import RankError
 from reference.fork_server import start_server
 from reference.launch import RankPool
@@ -24,7 +24,7 @@ from . import plain
 NAME = "reference.data_parallel:DistributedDataParallel"
 PLAIN_WORLD_SIZE = 2
 PLAIN_TIMEOUT_S = 20.0
-IMPORTED_ONCE = ("reference.conformance.state_machine", "reference.data_parallel", "tests.mutants.plain")
+IMPORTED_ONCE = ("ddplab.conformance.random_step_sequences", "reference.data_parallel", "tests.mutants.plain")
 PASSED, SCHEDULES = "passed.json", "schedules.json"
 """Files in `FOLDER`: the checks that pass without a fault, and the schedules."""
 
@@ -48,7 +48,7 @@ def kit(folder: Path) -> Caught:
 
 def baseline(folder: Path) -> Caught:
     """Compare the schedules in virtual time with those without a fault."""
-    from simulator.conformance.overlap import compare, load, save, schedules_of
+    from ddplab.conformance.overlap import compare, load, save, schedules_of
 
     schedules = list(schedules_of(Subject(NAME)))
     path = folder / SCHEDULES

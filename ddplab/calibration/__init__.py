@@ -1,0 +1,1 @@
+"""Calibration: measures, on real ranks of this machine, the costs that predictions use."""

@@ -1,0 +1,204 @@
+"""Calibrates this machine: measures, on real ranks, the costs that predictions use.
+
+Measurements are repeated; the fabric holds their median and spread. Only collectives, copies and
+the model's computation without data parallelism are measured, never a training run that is to be predicted.
+"""
+
+import platform
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from statistics import median
+
+import torch
+
+from reference.bucketing import MIB
+from reference.launch import Progress, RankPool, no_progress
+from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
+from simulator.fabric.link_sharing import relative_weights
+from simulator.fabric.processor_costs import HookCost
+from simulator.schedule.hook_messages import NO_HOOK, named_hook
+
+from .collective_times import MessageSizes, Samples, gradient_bytes, time_collectives
+from .hook_costs import HookParts, time_hook
+from .reducer_costs import BUCKET_BYTES, time_copies, time_search_and_rebuild
+from .repeated_timing import count_outliers, fit_linear, median_ns, relative_spread
+from .slow_downs import fit_contention, fit_lingering, time_contention
+
+SIZES_BYTES = [4 * 1024 * 4**power for power in range(7)] + [32 * MIB, 64 * MIB, 128 * MIB]
+"""4 KiB to 16 MiB by factors of 4, then by factors of 2."""
+
+REPEATS = 7
+COLLECTIVE_REPEATS = 6
+"""Repetitions of a collective per repetition of anything else, because most collectives are short and vary much."""
+
+
+def sizes_up_to(gradient_bytes: int) -> list[int]:
+    """Return the message sizes to measure: those in `SIZES_BYTES` below `gradient_bytes`, and `gradient_bytes`."""
+    return [size for size in SIZES_BYTES if size < gradient_bytes] + [max(4, gradient_bytes - gradient_bytes % 4)]
+
+
+def calibrate(
+    pool: RankPool,
+    model: str,
+    *,
+    hooks: Sequence[str] = (),
+    sizes_bytes: Iterable[int] | None = None,
+    repeats: int = REPEATS,
+    on_progress: Progress = no_progress,
+) -> Fabric:
+    """Measure collectives, and the processor costs of collectives and of the reducer, on the ranks of `pool`.
+
+    Args:
+        pool: Ranks that share this machine as they will in training.
+        model: The model whose computation runs next to collectives to measure slow-downs; as for `--model`.
+        hooks: Comm hooks to measure with the model's gradients, by the names that `named_hook` takes.
+        sizes_bytes: Message sizes to measure. None: up to all gradients of the model in one message.
+        repeats: Repetitions of each measurement; the median is kept.
+        on_progress: Called with a word, the repetitions done and all repetitions.
+
+    Raises:
+        RankError: A rank failed.
+        ValueError: There is no such hook.
+    """
+    for name in hooks:
+        named_hook(name)  # raises an error before anything is measured
+    if sizes_bytes is None:
+        sizes_bytes = sizes_up_to(pool.run(gradient_bytes, model)[0])
+    collectives = measure_collectives(pool, MessageSizes.of_each(sizes_bytes), repeats, on_progress)
+    fabric = with_slowdowns(pool, model, collectives, repeats=repeats, on_progress=on_progress)
+    return measure_hooks(pool, fabric, hooks, model, repeats=repeats, on_progress=on_progress)
+
+
+def measure_collectives(
+    pool: RankPool,
+    sizes: MessageSizes,
+    repeats: int,
+    on_progress: Progress,
+    *,
+    bucket_bytes: int = BUCKET_BYTES,
+    pause_s: float = 0.0,
+) -> Fabric:
+    """Measure the costs that do not depend on the model: collectives, copies and launches.
+
+    Args:
+        pool: Ranks that share this machine as they will in training.
+        sizes: Message sizes to measure.
+        repeats: Repetitions of each measurement.
+        on_progress: Called with a word, the repetitions done and all repetitions.
+        bucket_bytes: Size of the largest bucket whose copies are measured.
+        pause_s: As for `time_collectives`.
+    """
+    samples = pool.run(time_collectives, sizes, COLLECTIVE_REPEATS * repeats, pause_s, on_progress=on_progress)[0]
+    copies = pool.run(time_copies, repeats, bucket_bytes)[0]
+    world_size = pool.world_size
+    network = "" if pool.link_rate is None else f", links of {pool.link_rate / 1e9:g} Gbit/s"
+    if pool.uplinks is not None:
+        ranks_per_node, rate = pool.uplinks
+        network += f", nodes of {ranks_per_node} ranks with uplinks of {rate / 1e9:g} Gbit/s"
+    return Fabric(
+        all_reduce=_timings(world_size, samples["all_reduce"]),
+        broadcast=_timings(world_size, samples["broadcast"]),
+        library=pool.backend,
+        sharing=_sharing(samples),
+        processor=Processor(**copies),
+        source=f"measured: {pool.backend}, {world_size} ranks on one {platform.machine()} machine{network}, "
+        f"torch {torch.__version__}",
+    )
+
+
+def with_slowdowns(
+    pool: RankPool, model: str, fabric: Fabric, *, repeats: int = REPEATS, on_progress: Progress = no_progress
+) -> Fabric:
+    """Measure the costs that depend on the model: slow-downs, the search for unused parameters, and the rebuild."""
+    times_by_rank = pool.run(time_contention, model, repeats + 1, on_progress=on_progress)
+    searching, rebuilding = zip(*pool.run(time_search_and_rebuild, model, repeats), strict=True)
+    rows = fit_contention(times_by_rank)
+    lingers_ns, lingers_error_ns = fit_lingering(
+        times_by_rank, rows, fabric.processor.launch_ns, lambda size: fabric.all_reduce_ns(size, pool.world_size)
+    )
+    measured = {
+        "contention": rows,
+        "lingers_ns": lingers_ns,
+        "lingers_error_ns": lingers_error_ns,
+        "search_ns_per_parameter": median(chain(*searching)),
+        "rebuild_ns": median_ns(chain(*rebuilding)),
+    }
+    return fabric.with_processor(**measured).model_copy(
+        update={"source": f"{fabric.source}; slow-downs, search and rebuild of {model}"}
+    )
+
+
+def measure_hooks(
+    pool: RankPool,
+    fabric: Fabric,
+    hooks: Sequence[str],
+    model: str,
+    *,
+    repeats: int = REPEATS,
+    on_progress: Progress = no_progress,
+) -> Fabric:
+    """Measure the costs of comm hooks; return the fabric with these costs. A repeated name is measured once."""
+    names = dict.fromkeys(named_hook(name).name for name in hooks)
+    costs = tuple(measure_hook(pool, name, model, repeats=repeats, on_progress=on_progress) for name in names)
+    return fabric.with_processor(hooks=costs)
+
+
+def measure_hook(
+    pool: RankPool, name: str, model: str, *, repeats: int = REPEATS, on_progress: Progress = no_progress
+) -> HookCost:
+    """Measure the computing time of a comm hook for buckets of the model's gradients, without its collectives.
+
+    Args:
+        pool: Ranks that share this machine as they will in training.
+        name: Name of the hook, as `named_hook` takes it; `none` costs nothing.
+        model: Model whose gradients fill the buckets (the cost of PowerSGD depends on shapes); as for `--model`.
+        repeats: Repetitions of each bucket, on each rank.
+        on_progress: Called with a word, the repetitions done and all repetitions.
+
+    Raises:
+        RankError: A rank failed.
+        ValueError: There is no such hook.
+    """
+    name = named_hook(name).name
+    if name == NO_HOOK.name:
+        return HookCost(name=name)
+    by_rank = pool.run(time_hook, name, model, repeats, on_progress=on_progress)
+    buckets = [bucket for of_rank in by_rank for bucket in of_rank]
+    costs = {part: _fit_part(buckets, part) for part in HookParts._fields}
+    return HookCost(name=name, world_size=pool.world_size, **costs)
+
+
+def _sharing(samples: Samples) -> tuple[Sharing, ...]:
+    alone_ns, two_ns, beside_larger_ns = (
+        {size: median_ns(taken) for size, taken in samples[name].items()}
+        for name in ("all_reduce", "two", "beside_larger")
+    )
+    weights = relative_weights(alone_ns, two_ns, beside_larger_ns)
+    return tuple(
+        Sharing.of_times(size, two_at_a_time_ns=two_ns[size], alone_ns=alone_ns[size], weight=weight)
+        for size, weight in zip(sorted(two_ns), weights, strict=True)
+    )
+
+
+def _timings(world_size: int, samples: Mapping[int, Sequence[int]]) -> tuple[Timing, ...]:
+    return tuple(
+        Timing(
+            world_size=world_size,
+            size_bytes=size,
+            ns=median_ns(times),
+            spread=relative_spread(times),
+            repeats=len(times),
+            outliers=count_outliers(times),
+        )
+        for size, times in samples.items()
+    )
+
+
+def _fit_part(buckets: Sequence[tuple[int, Sequence[HookParts]]], part: str) -> Linear:
+    """Fit a line to the times of one part by bytes; a part that the hook does not have costs nothing."""
+    samples: dict[int, list[int]] = {}
+    for size, calls in buckets:
+        times = [ns for call in calls if (ns := getattr(call, part)) is not None]
+        if times:
+            samples.setdefault(size, []).extend(times)
+    return fit_linear(samples)

@@ -1,0 +1,253 @@
+"""Measures collectives by message size: all-reduces alone, all-reduces two at a time, and broadcasts."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from reference.launch import report_progress
+from reference.parameters import size_bytes, trainable_parameters
+
+from .. import models
+from .repeated_timing import clock_ns, meet, of_slowest_rank
+
+BUDGET_NS = 1_500_000_000
+"""Time budget for the repetitions of one measurement; exceeded only to reach `LEAST_REPEATS`."""
+LEAST_REPEATS = 3
+SHORTEST_QUEUE, LONGEST_QUEUE = 4, 16
+"""Queue length for measuring two all-reduces at a time: as many as fit into the largest message, within limits.
+
+In training, a queue is as long as there are buckets, and the first messages of a queue are faster than the others,
+because an idle link lets a burst pass.
+"""
+
+Samples = dict[str, dict[int, list[int]]]
+"""Nanoseconds by measurement, which is named as in `MessageSizes`, and message size."""
+
+
+class MessageSizes(NamedTuple):
+    """Message sizes to measure, in bytes; a size of `two` is also one of `all_reduce`.
+
+    Attributes:
+        all_reduce: Sizes of single all-reduces.
+        two: Sizes of all-reduces that run two at a time, in ascending order.
+        broadcast: Sizes of broadcasts.
+    """
+
+    all_reduce: tuple[int, ...]
+    two: tuple[int, ...]
+    broadcast: tuple[int, ...]
+
+    @property
+    def beside_larger(self) -> tuple[int, ...]:
+        """Sizes of all-reduces that run beside one of the next larger size in `two`."""
+        return self.two[:-1]
+
+    def larger(self, size_bytes: int) -> int:
+        """Return the next larger size in `two`."""
+        return self.two[self.two.index(size_bytes) + 1]
+
+    @classmethod
+    def of_each(cls, sizes_bytes: Iterable[int]) -> Self:
+        """Make the same sizes for each measurement."""
+        sizes = tuple(sorted(sizes_bytes))
+        return cls(sizes, sizes, sizes)
+
+
+def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: int, pause_s: float = 0.0) -> Samples:
+    """Time the collectives of `sizes` repeatedly; drop the first time of each.
+
+    Repetitions of all sizes are interleaved, so that a drift of the machine's speed affects every size alike. A size
+    that takes long, as on a slow link, is repeated as `BUDGET_NS` allows, but at least `LEAST_REPEATS` times.
+
+    Args:
+        rank: This rank.
+        sizes: Message sizes.
+        repeats: Repetitions of each measurement, unless the budget allows fewer.
+        pause_s: Seconds for which ranks sleep before each measurement, except those of queues. A processor that
+            was idle takes longer to react to messages.
+    """
+    every_size = sorted({*sizes.all_reduce, *sizes.two, *sizes.broadcast})
+    buffer = MessageBuffer(2 * every_size[-1])
+    queued = {size: min(max(SHORTEST_QUEUE, every_size[-1] // size), LONGEST_QUEUE) for size in every_size}
+    measurements: dict[str, Callable[[int], int]] = {
+        "all_reduce": lambda size: last_to_last_ns(dist.all_reduce, *buffer.messages(size, 1)),
+        "two": lambda size: two_at_a_time_ns(buffer.messages(size, queued[size])),
+        "beside_larger": lambda size: beside_larger_ns(size, *buffer.messages(sizes.larger(size), 2)),
+        "broadcast": lambda size: last_to_last_ns(dist.broadcast, *buffer.messages(size, 1), 0),
+    }
+    times: Samples = {name: {size: [] for size in getattr(sizes, name)} for name in measurements}
+    repeats_of = dict.fromkeys(every_size, repeats)
+    for done in range(repeats + 1):
+        if rank == 0:
+            report_progress("calibrating collectives", done, repeats + 1)
+        for size in (size for size in every_size if done <= repeats_of[size]):
+            taken_ns = 0
+            for name in (name for name in measurements if size in times[name]):
+                meet()
+                if name != "two":
+                    time.sleep(pause_s)
+                times[name][size].append(measurements[name](size))
+                taken_ns += times[name][size][-1] * (queued[size] if name == "two" else 1)
+            if done == 0:
+                repeats_of[size] = affordable_repeats(taken_ns, repeats)
+    return {name: {size: taken[1:] for size, taken in by_size.items()} for name, by_size in times.items()}
+
+
+def two_at_a_time_ns(messages: list[Tensor]) -> int:
+    """Return the nanoseconds of one all-reduce while two run at a time; equal on all ranks.
+
+    An all-reduce ends when its last rank has the result. Ranks end one all-reduce up to several milliseconds apart,
+    and in another order than the next, so the time between two ends on one rank may be longer than on all together.
+    """
+    queue = AllReduceQueue(messages, all_at_once=True)
+    queue.wait()
+    return 2 * steady_ns_per_all_reduce(of_slowest_rank(queue.ends_ns), 2)
+
+
+def steady_ns_per_all_reduce(ends_ns: Sequence[int], in_flight: int) -> int:
+    """Return the mean nanoseconds between the ends of successive all-reduces, without the first `in_flight`."""
+    return (ends_ns[-1] - ends_ns[in_flight - 1]) // (len(ends_ns) - in_flight)
+
+
+def beside_larger_ns(size_bytes: int, message: Tensor, larger: Tensor) -> int:
+    """Return the nanoseconds of an all-reduce of the first `size_bytes` of `message` beside one of `larger`.
+
+    Both start at once; the time is that of the slowest rank, equal on all ranks.
+    """
+    start = clock_ns()
+    works = [dist.all_reduce(one, async_op=True) for one in (larger, message[: size_bytes // 4])]
+    ends = []
+    for work in reversed(works):
+        assert work is not None
+        work.wait()
+        ends.append(clock_ns())
+    last_start, last_end = of_slowest_rank([start, ends[0]])
+    return last_end - last_start
+
+
+def last_to_last_ns(action: Callable[..., object], *arguments: object) -> int:
+    """Return the nanoseconds of `action(*arguments)`, from the last rank's call to the last rank's end.
+
+    The result is equal on all ranks. Ranks do not finish a collective at the same time: the time on one rank would be
+    too short, because in training the next iteration's collectives wait for the rank that finished last. The ranks
+    share one machine and so one clock.
+    """
+    start = clock_ns()
+    action(*arguments)
+    last_start, last_end = of_slowest_rank([start, clock_ns()])
+    return last_end - last_start
+
+
+def affordable_repeats(
+    once_ns: int, repeats: int, budget_ns: int = BUDGET_NS, *, at_least: int = LEAST_REPEATS
+) -> int:
+    """Return how many repetitions fit into `budget_ns`: the minimum over all ranks.
+
+    Args:
+        once_ns: Nanoseconds that one repetition takes on this rank.
+        repeats: Largest number of repetitions.
+        budget_ns: Nanoseconds for all repetitions.
+        at_least: Smallest number of repetitions, whatever they take.
+    """
+    affordable = torch.tensor(min(repeats, max(at_least, budget_ns // once_ns)))
+    dist.all_reduce(affordable, op=dist.ReduceOp.MIN)
+    return int(affordable)
+
+
+def gradient_bytes(_rank: int, _world_size: int, model: str) -> int:
+    """Return the bytes of all gradients of a model; the name is as for `--model`."""
+    return sum(map(size_bytes, trainable_parameters(models.build(model)[0]).values()))
+
+
+class AllReduceQueue:
+    """All-reduces that are issued one after the other, starting immediately; all ranks create equal queues.
+
+    Each all-reduce is issued from the callback of an earlier one. A thread that waits would compete with computation
+    for a core, and would often not be scheduled when the next all-reduce is due.
+
+    Args:
+        messages: The tensors to all-reduce, in this order.
+        all_at_once: False: each all-reduce is issued when the previous one has finished. True: all are issued
+            immediately, as by a reducer whose network is slower than its computation, and the backend runs as many
+            at a time as it can.
+    """
+
+    def __init__(self, messages: Sequence[Tensor], *, all_at_once: bool) -> None:
+        issued_now = len(messages) if all_at_once else 1
+        self._due = deque(messages[issued_now:])
+        self._count = len(messages)
+        self._ends_ns: list[int] = []
+        self._over = threading.Event()
+        self._error: RuntimeError | None = None
+        self._start_ns = clock_ns()
+        for message in messages[:issued_now]:
+            self._issue(message)
+
+    def wait(self) -> None:
+        """Block until all all-reduces have finished.
+
+        Raises:
+            RuntimeError: An all-reduce failed.
+        """
+        self._over.wait()
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def ends_ns(self) -> list[int]:
+        """When the all-reduces finished on this rank, in ascending order, by `clock_ns`."""
+        return sorted(self._ends_ns)
+
+    @property
+    def running(self) -> bool:
+        """Whether an all-reduce has not finished."""
+        return not self._over.is_set()
+
+    def ns_per_all_reduce(self, until_ns: float = float("inf")) -> int:
+        """Return the mean nanoseconds between the ends of successive all-reduces.
+
+        Args:
+            until_ns: Leave out all-reduces that end after this moment, except the first.
+        """
+        counted = [end for end in self.ends_ns if end <= until_ns] or self.ends_ns[:1]
+        return (counted[-1] - self._start_ns) // len(counted)
+
+    def _issue(self, message: Tensor) -> None:
+        work = dist.all_reduce(message, async_op=True)
+        assert work is not None
+        work.get_future().add_done_callback(self._done)
+
+    def _done(self, future: "torch.futures.Future[object]") -> None:
+        """Issue the next all-reduce; called in threads of the backend, possibly in several at the same time."""
+        try:
+            future.value()
+            if self._due:
+                self._issue(self._due.popleft())
+        except RuntimeError as error:
+            self._error = error
+        self._ends_ns.append(clock_ns())
+        if self._error is not None or len(self._ends_ns) == self._count:
+            self._over.set()
+
+
+class MessageBuffer:
+    """A large buffer, such as one for all gradients, of which messages are successive parts, as buckets are.
+
+    Args:
+        total_bytes: Size of the buffer.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self._memory = torch.ones(total_bytes // 4)
+
+    def messages(self, size_bytes: int, count: int) -> list[Tensor]:
+        """Return `count` adjacent float32 views of `size_bytes` each; after the end of the buffer, start again."""
+        elements = size_bytes // 4
+        places = max(1, len(self._memory) // elements)
+        return [self._memory[elements * (n % places) :][:elements] for n in range(count)]

@@ -1,0 +1,176 @@
+"""Measures the reducer's own costs: packing, launching, copying out, the graph search, and the rebuild."""
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from reference.bucketing import MIB, bucket_caps, initial_buckets
+from reference.buckets import Bucket, Buckets, Features
+from reference.gradient_inbox import accumulators
+from reference.parameters import bucket_key, size_bytes, sparse_parameters, trainable_parameters
+from reference.unused_parameters import reachable, tensors_in
+
+from .. import models
+from .collective_times import AllReduceQueue, MessageBuffer, affordable_repeats, last_to_last_ns
+from .repeated_timing import clock_ns, fit_linear, median_ns, meet, of_slowest_rank, time_ns, timed_collectives
+
+GRADIENT_BYTES = [1024, 64 * 1024, MIB, 8 * MIB]
+"""Sizes of the gradients that are copied."""
+BUCKET_BYTES = 64 * MIB
+"""Size of the bucket that large gradients fill; exceeds the caches, as the gradients of a model do."""
+
+
+def time_copies(_rank: int, _world_size: int, repeats: int, bucket_bytes: int = BUCKET_BYTES) -> dict[str, Any]:
+    """Measure the costs of packing a gradient into its bucket, of launching a bucket and of copying a gradient out.
+
+    The times of the slowest rank count, because the others wait for it.
+
+    Args:
+        repeats: Largest number of repetitions of each measurement.
+        bucket_bytes: Size of the largest bucket. A bucket is also all-reduced, which takes long on a slow network.
+
+    Returns:
+        Values for the fields `pack`, `copy_out` and `launch_ns` of `Processor`.
+    """
+    group = dist.group.WORLD
+    assert group is not None
+    packing: dict[int, list[float]] = {}
+    copying_out: dict[int, list[float]] = {}
+    launching: list[float] = []
+    for size in [size for size in GRADIENT_BYTES if size <= bucket_bytes] or GRADIENT_BYTES[:1]:
+        parameters = [nn.Parameter(torch.ones(size // 4)) for _ in range(max(1, min(bucket_bytes // size, 200)))]
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        bucket = Bucket(range(len(parameters)), parameters)
+        packed_ns, copied_ns = list[int](), list[int]()
+        due, start_ns = repeats, clock_ns()
+        for done in range(repeats + 1):
+            if done == 1:
+                due = affordable_repeats(clock_ns() - start_ns, repeats)
+            if done > due:
+                break
+            bucket.reset()
+            meet()
+            packed_ns.append(time_ns(pack_bucket, bucket))
+            meet()
+            start = clock_ns()
+            future = bucket.all_reduce(group)
+            launching.append(clock_ns() - start)
+            future.wait()
+            copied_ns.append(time_ns(bucket.copy_out))
+        packing[size] = [ns / len(parameters) for ns in of_slowest_rank(packed_ns)]
+        copying_out[size] = [ns / len(parameters) for ns in of_slowest_rank(copied_ns)]
+    return {"pack": fit_linear(packing), "copy_out": fit_linear(copying_out), "launch_ns": median_ns(launching)}
+
+
+PAUSE_NS = 3_000_000
+LAUNCHES_PER_ROUND = 10
+
+
+def time_launch_beside_network(_rank: int, _world_size: int, size_bytes: int, rounds: int) -> int:
+    """Return the nanoseconds to pack and launch a bucket with one small gradient.
+
+    Each launch comes after a pause and while all-reduces are in flight, as between the gradients of a device that
+    leaves the host idle: the processor's caches have lost the reducer's code and data, and the threads of the network
+    take time from the launch. Each round counts with the rank whose launches took longest in total, because ranks do
+    not wait for each other after every launch.
+
+    Args:
+        size_bytes: Bytes of an all-reduce in flight.
+        rounds: Number of rounds of `LAUNCHES_PER_ROUND` launches.
+    """
+    group = dist.group.WORLD
+    assert group is not None
+    parameter = nn.Parameter(torch.ones(GRADIENT_BYTES[0] // 4))
+    parameter.grad = torch.ones_like(parameter)
+    buckets = [Bucket([0], [parameter]) for _ in range(LAUNCHES_PER_ROUND)]
+    buffer = MessageBuffer(4 * size_bytes)
+    first, again = buffer.messages(size_bytes, 2)
+    dist.all_reduce(first)  # the first one of a size is slow
+    all_reduce_ns = last_to_last_ns(dist.all_reduce, again)
+    in_flight = buffer.messages(size_bytes, 1 + LAUNCHES_PER_ROUND * PAUSE_NS // all_reduce_ns)
+    launching_ns = []
+    for _ in range(rounds):
+        meet()
+        queue, launched, taken_ns = AllReduceQueue(in_flight, all_at_once=True), [], 0
+        for bucket in buckets:
+            time.sleep(PAUSE_NS / 1e9)
+            start = clock_ns()
+            bucket.reset()
+            pack_bucket(bucket)
+            launched.append(bucket.all_reduce(group))
+            taken_ns += clock_ns() - start
+        queue.wait()
+        for future in launched:
+            future.wait()
+        launching_ns.append(taken_ns // LAUNCHES_PER_ROUND)
+    return median_ns(of_slowest_rank(launching_ns))
+
+
+def pack_bucket(bucket: Bucket, scale: float = 0.5) -> None:
+    """Put all gradients into a bucket that was reset and pack it, as the reducer does when the bucket is ready."""
+    bucket.put(range(len(bucket.parameters)))
+    bucket.pack(scale)
+
+
+REBUILT_CAP_MB = 25.0
+"""DDP's default cap. The number of buckets hardly matters: the cost of a rebuild depends on the parameters."""
+
+
+def time_search_and_rebuild(_rank: int, _world_size: int, model: str, repeats: int) -> tuple[list[float], list[int]]:
+    """Time the graph search for unused parameters and the rebuild of buckets; the first time of each is left out.
+
+    Returns:
+        Nanoseconds per parameter of each search, and nanoseconds of each rebuild.
+    """
+    module, loss_fn = models.build(model)
+    parameters = trainable_parameters(module)
+    searching = [_search_ns(module, loss_fn, list(parameters.values())) for _ in range(repeats + 1)]
+    rebuilding = [_rebuild_ns(module, parameters) for _ in range(repeats + 1)]
+    return [ns / len(parameters) for ns in searching[1:]], rebuilding[1:]
+
+
+def _search_ns(module: nn.Module, loss_fn: models.Loss, parameters: list[nn.Parameter]) -> int:
+    """Return the nanoseconds to search the graph of the module's outputs, which is new for each search."""
+    outputs: list[Tensor] = []
+    hook = module.register_forward_hook(lambda _module, _inputs, output: outputs.extend(tensors_in(output)))
+    try:
+        loss_fn(module)
+    finally:
+        hook.remove()
+    indices = {node: index for index, node in enumerate(accumulators(parameters))}
+    return time_ns(reachable, outputs, indices)
+
+
+def _rebuild_ns(module: nn.Module, parameters: dict[str, nn.Parameter]) -> int:
+    """Return the nanoseconds to rebuild one bucket into default buckets, without the broadcast of the ready order."""
+    group = dist.group.WORLD
+    assert group is not None
+    buckets = first_buckets(module, parameters)
+    with torch.no_grad(), timed_collectives("broadcast") as broadcasts:
+        start = clock_ns()
+        buckets.rebuild_if_due(range(len(parameters))[::-1], group)
+        total_ns = clock_ns() - start
+    (broadcast,) = broadcasts
+    return total_ns - (broadcast.wait() - broadcast.issued_ns)
+
+
+def first_buckets(module: nn.Module, parameters: dict[str, nn.Parameter]) -> Buckets:
+    """Make one bucket for each kind of gradient, as torch does at first; the rebuild uses the default cap."""
+    tensors, sparse = list(parameters.values()), sparse_parameters(module)
+    buckets = initial_buckets(
+        [size_bytes(tensor) for tensor in tensors],
+        bucket_caps(float("inf")),
+        keys=[bucket_key(tensor) for tensor in tensors],
+        sparse=[name in sparse for name in parameters],
+    )
+    return Buckets(
+        tensors,
+        buckets,
+        rebuild_caps_bytes=bucket_caps(REBUILT_CAP_MB),
+        sparse=frozenset(index for index, name in enumerate(parameters) if name in sparse),
+        features=Features(),
+    )

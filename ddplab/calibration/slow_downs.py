@@ -1,0 +1,311 @@
+"""Measures how much computation and collectives slow each other down, and for how long after a collective.
+
+Two kinds of passes through the model are timed and compared with passes without collectives. Passes while collectives
+run without a pause give the slow-down factors. Passes in which single collectives are issued far apart give the time
+for which computation stays slowed after a collective.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from reference.bucketing import MIB
+from reference.launch import report_progress
+from reference.parameters import size_bytes, trainable_parameters
+from simulator.fabric import CONCURRENCY, Contention, slowdowns_of
+
+from .. import models
+from .collective_times import AllReduceQueue, MessageBuffer, affordable_repeats
+from .reducer_costs import first_buckets, pack_bucket
+from .repeated_timing import (
+    ContentionTimes,
+    added_ns_by_round,
+    clock_ns,
+    half_band_of_median,
+    median_ns,
+    meet,
+    of_slowest_rank,
+    slowdown_factor,
+    time_ns,
+)
+
+SIZES_BYTES = [64 * 1024, MIB, 8 * MIB]
+"""Message sizes: small messages cost thread wake-ups, large ones memory bandwidth; above 8 MiB little changes."""
+BUDGET_NS = 45_000_000_000
+"""Time budget for all rounds; if they would take longer, there are fewer rounds."""
+ISOLATED_PASSES_PER_ROUND = 4
+"""More than one, because isolated collectives add little compared with the variation between passes."""
+LARGEST_ISOLATED_BYTES = MIB
+"""Limit: the time that larger collectives add while in flight would hide the time that they add afterwards."""
+ISOLATION_NS = 6_000_000
+"""Least time from the end of one isolated collective to the next; several times the expected `lingers_ns`."""
+
+
+class Case(NamedTuple):
+    """One kind of continuous collectives: bytes per message, and number of collectives in flight."""
+
+    size_bytes: int
+    in_flight: int
+
+
+class ContinuousTimes(NamedTuple):
+    """Times of passes through the model and of collectives, while collectives run without a pause.
+
+    Attributes:
+        passes: Times of passes, alone and during collectives.
+        collectives: Times of collectives, alone and during passes.
+    """
+
+    passes: ContentionTimes
+    collectives: ContentionTimes
+
+
+class IsolatedTimes(NamedTuple):
+    """Times of passes in which collectives are issued far apart.
+
+    Attributes:
+        collectives_per_pass: Number of collectives issued in each pass.
+        passes: Times of passes, without and with these collectives.
+    """
+
+    collectives_per_pass: int
+    passes: ContentionTimes
+
+
+class SlowdownTimes(NamedTuple):
+    """All times that one rank measured.
+
+    Attributes:
+        continuous: Times with continuous collectives, by case.
+        isolated: Times with isolated collectives, by bytes per message.
+    """
+
+    continuous: dict[Case, ContinuousTimes]
+    isolated: dict[int, IsolatedTimes]
+
+
+def time_contention(rank: int, _world_size: int, model: str, rounds: int) -> SlowdownTimes:
+    """Time this rank's passes through the model and its collectives, alone and under contention.
+
+    Each round has every case once, between passes without collectives, because the machine's speed drifts.
+
+    Args:
+        rank: This rank.
+        model: Name of the model, as for `--model`.
+        rounds: Largest number of rounds; `BUDGET_NS` may allow fewer.
+    """
+    contending = ContendingModel(model, dist.new_group())
+    sizes = [size for size in SIZES_BYTES if size <= contending.gradient_bytes] or [contending.gradient_bytes]
+    most = CONCURRENCY[dist.get_backend()]
+    cases = dict.fromkeys(Case(size, in_flight) for size in sizes for in_flight in (most, 1))
+    continuous = {case: ContinuousTimes(ContentionTimes([], []), ContentionTimes([], [])) for case in cases}
+    far_apart = {
+        size: contending.gradients_far_apart(size, ISOLATION_NS) for size in sizes if size <= LARGEST_ISOLATED_BYTES
+    }
+    isolated = {
+        size: IsolatedTimes(len(indices), ContentionTimes([], [])) for size, indices in far_apart.items() if indices
+    }
+    due, start_ns = rounds, clock_ns()
+    for number in range(rounds):
+        if number == 1:
+            due = affordable_repeats(clock_ns() - start_ns, rounds, BUDGET_NS)
+        if number == due:
+            break
+        if rank == 0:
+            report_progress("calibrating slow-downs", number, due)
+        before = contending.time_pass()
+        for case, (passes, collectives) in continuous.items():
+            alone_ns, contended_ns, passes_ns = contending.time_with_continuous_collectives(case)
+            after = contending.time_pass()
+            passes.alone.append([before, after])
+            passes.contended.append(passes_ns)
+            collectives.alone.append([alone_ns])
+            collectives.contended.append([contended_ns])
+            before = after
+        for _ in range(ISOLATED_PASSES_PER_ROUND):
+            for size, (_count, passes) in isolated.items():
+                passes.contended.append([contending.time_pass_with_isolated_collectives(size, far_apart[size])])
+                after = contending.time_pass()
+                passes.alone.append([before, after])
+                before = after
+    dist.destroy_process_group(contending.meeting_group)
+    return SlowdownTimes(continuous, isolated)
+
+
+# From times to factors
+
+
+def fit_contention(by_rank: Sequence[SlowdownTimes]) -> tuple[Contention, ...]:
+    """Compute the slow-down factors of each case from the times of all ranks."""
+    return tuple(
+        _contention(case, [of_rank.continuous[case] for of_rank in by_rank]) for case in by_rank[0].continuous
+    )
+
+
+def _contention(case: Case, by_rank: Sequence[ContinuousTimes]) -> Contention:
+    compute, compute_error = slowdown_factor([of_rank.passes for of_rank in by_rank])
+    collective, collective_error = slowdown_factor([of_rank.collectives for of_rank in by_rank])
+    return Contention(
+        size_bytes=case.size_bytes,
+        running=case.in_flight,
+        compute=compute,
+        compute_error=compute_error,
+        collective=collective,
+        collective_error=collective_error,
+    )
+
+
+def fit_lingering(
+    by_rank: Sequence[SlowdownTimes], rows: Sequence[Contention], launch_ns: int, cost_ns: Callable[[int], int]
+) -> tuple[int, int]:
+    """Compute how long computation stays slowed after a collective, and half of its 90 % band, in nanoseconds.
+
+    The time that isolated collectives add to a pass has three parts: issuing them, the slow-down while they are in
+    flight, and the slow-down afterwards. The first two are known. The third gives the result, on the assumption that
+    the slow-down factor stays the same afterwards. Each round gives one value; the result is their median, limited to
+    the range from 0 to `ISOLATION_NS`.
+
+    Args:
+        by_rank: The times of all ranks.
+        rows: The slow-down factors from the same times; sizes that do not slow computation are left out.
+        launch_ns: Nanoseconds to issue a collective.
+        cost_ns: Function from the bytes of a collective to its nanoseconds while no rank computes.
+    """
+    found: list[float] = []
+    for size, (collectives_per_pass, _) in by_rank[0].isolated.items():
+        slowdowns = slowdowns_of(rows, [size], 1)
+        if slowdowns is None or slowdowns.compute[0][0] == 1:
+            continue
+        lost_fraction = 1 - 1 / slowdowns.compute[0][0]
+        in_flight_ns = cost_ns(size) * slowdowns.collective[0][0]
+        added_ns = added_ns_by_round([of_rank.isolated[size].passes for of_rank in by_rank])
+        found += [(ns / collectives_per_pass - launch_ns) / lost_fraction - in_flight_ns for ns in added_ns]
+    if not found:
+        return 0, 0
+    lingering_ns, error_ns = max(0.0, median(found)), half_band_of_median(found)
+    return round(min(lingering_ns, ISOLATION_NS)), round(min(error_ns, ISOLATION_NS))
+
+
+# Timed passes and collectives
+
+PASSES = 2
+"""Passes timed during a queue of collectives, which is long enough for twice the time of these passes alone."""
+LEAST_COLLECTIVES, MOST_COLLECTIVES = 4, 400
+TRIALS = 5
+"""Trial passes and collectives, from which the positions of isolated collectives are chosen."""
+
+
+class ContendingModel:
+    """A model on this rank whose passes are timed, with or without collectives.
+
+    A pass is a backward pass, followed by copies of all gradients into buckets and out of them. The forward pass is
+    not timed, because in training it rarely runs at the same time as a collective.
+
+    Args:
+        model: Name of the model, as for `--model`.
+        meeting_group: A separate group of all ranks, in which they meet without queueing behind collectives.
+    """
+
+    def __init__(self, model: str, meeting_group: dist.ProcessGroup) -> None:
+        self.meeting_group = meeting_group
+        self._module, self._loss_fn = models.build(model)
+        parameters = trainable_parameters(self._module)
+        self._buckets = first_buckets(self._module, parameters)
+        self.gradient_bytes = sum(map(size_bytes, parameters.values())) // 4 * 4
+        self._buffer = MessageBuffer(self.gradient_bytes)
+        self._ready_ns = [0] * len(parameters)
+        self._isolated_at: Collection[int] = ()
+        self._isolated_bytes = 0
+        self._works: list[dist.Work] = []
+        for index, parameter in enumerate(parameters.values()):
+            parameter.register_post_accumulate_grad_hook(partial(self._gradient_ready, index))
+        self.time_pass()  # the first one also allocates all gradients and does not count
+        self._pass_ns = time_ns(self.time_pass)
+
+    def time_pass(self) -> int:
+        """Return the nanoseconds of a pass without collectives, up to the end of the slowest rank."""
+        meet()
+        return self._timed_pass()
+
+    def time_with_continuous_collectives(self, case: Case) -> tuple[int, int, list[int]]:
+        """Return the nanoseconds of a collective alone, of one during passes, and of each of these passes."""
+        about_ns, _ = self._time_queue(case, LEAST_COLLECTIVES)
+        per_pass = torch.tensor(min(max(LEAST_COLLECTIVES, self._pass_ns // about_ns), MOST_COLLECTIVES))
+        dist.all_reduce(per_pass, op=dist.ReduceOp.MAX)
+        alone_ns, _ = self._time_queue(case, int(per_pass))
+        contended_ns, passes_ns = self._time_queue(case, 2 * PASSES * int(per_pass), passes=PASSES)
+        return alone_ns, contended_ns, passes_ns
+
+    def gradients_far_apart(self, size: int, least_ns: int) -> list[int]:
+        """Return indices of parameters whose gradients become ready far apart on rank 0, without unused parameters.
+
+        The time from one to the next is at least `least_ns` plus twice the time of a collective of `size` bytes,
+        because computation may slow the collective down.
+        """
+        alone, ready = [], []
+        for _ in range(TRIALS):
+            meet()
+            alone.append(time_ns(dist.all_reduce, self._buffer.messages(size, 1)[0]))
+            self.time_pass()
+            ready.append(list(self._ready_ns))
+        of_rank_0 = torch.tensor([median_ns(alone), *map(median_ns, zip(*ready, strict=True))])
+        dist.broadcast(of_rank_0, 0)
+        alone_ns, *ready_ns = of_rank_0.tolist()
+        return choose_far_apart({index: ns for index, ns in enumerate(ready_ns) if ns}, least_ns + 2 * alone_ns)
+
+    def time_pass_with_isolated_collectives(self, size: int, indices: Collection[int]) -> int:
+        """Return the nanoseconds of a pass that issues a collective when the gradient of each of these is ready."""
+        self._isolated_at, self._isolated_bytes = frozenset(indices), size
+        pass_ns = self.time_pass()
+        self._isolated_at = ()
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+        return pass_ns
+
+    def _time_queue(self, case: Case, count: int, *, passes: int = 0) -> tuple[int, list[int]]:
+        """Return the mean nanoseconds of `count` collectives, and the nanoseconds of each pass during them."""
+        meet()
+        queue = AllReduceQueue(self._buffer.messages(case.size_bytes, count), all_at_once=case.in_flight > 1)
+        passes_ns = [self._timed_pass() for _ in range(passes)]
+        until_ns = clock_ns() if passes else float("inf")
+        queue.wait()
+        return queue.ns_per_all_reduce(until_ns), passes_ns
+
+    def _timed_pass(self) -> int:
+        """Return the nanoseconds of a pass from the start to the end of the slowest rank, equal on all ranks.
+
+        Collectives rarely slow all ranks equally, because their threads use one core more than another for a while. A
+        rank that finishes early waits for the others, as in training, and leaves its core to them.
+        """
+        self._module.zero_grad()
+        loss = self._loss_fn(self._module)
+        start = clock_ns()
+        loss.backward()
+        for bucket in self._buckets:
+            bucket.reset()
+            pack_bucket(bucket)
+            bucket.copy_out()
+        last_start, last_end = of_slowest_rank([start, clock_ns()], self.meeting_group)
+        return last_end - last_start
+
+    def _gradient_ready(self, index: int, _parameter: torch.Tensor) -> None:
+        """Issue an isolated collective if due; equal on all ranks, because their ready order is equal."""
+        self._ready_ns[index] = clock_ns()
+        if index in self._isolated_at:
+            work = dist.all_reduce(self._buffer.messages(self._isolated_bytes, 1)[0], async_op=True)
+            assert work is not None
+            self._works.append(work)
+
+
+def choose_far_apart(moments: Mapping[int, int], least: int) -> list[int]:
+    """Choose the key of the earliest moment, then each next one at least `least` after the previous choice."""
+    chosen: list[int] = []
+    for key in sorted(moments, key=moments.__getitem__):
+        if not chosen or moments[key] >= moments[chosen[-1]] + least:
+            chosen.append(key)
+    return chosen

@@ -1,0 +1,273 @@
+"""`ddplab emulate`: iteration times of a real reducer in virtual time or by the clock, beside the predicted ones."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from reference.fork_server import start_server
+from reference.trace import Trace
+from simulator.fabric import Fabric
+from simulator.prediction import Prediction, predict
+from simulator.schedule.policy import Policy
+
+from ..emulation.scale_model import ScaleModel
+from .predict import FABRIC, PREDICT_CAPS, read_policies, save_timelines, values_of_axes
+from .shared_options import (
+    CAPS,
+    FABRIC_FILE,
+    ByteScale,
+    ChosenOrders,
+    Dilation,
+    FabricSettings,
+    Hooks,
+    Json,
+    ProcessorFile,
+    Settings,
+    Stragglers,
+    VariationSettings,
+    WorldSize,
+    cap_json,
+    cap_word,
+    check_outputs,
+    check_picture,
+    files_of,
+    read_counts,
+    read_fabric,
+    read_scale,
+    read_stragglers,
+    read_variation,
+)
+from .terminal_output import progress, show_report, show_table, write_json
+
+
+def emulate(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace of `record`, `synthesize` or `rescale`.")],
+    fabric: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH",
+            help=f"{FABRIC_FILE}; may be repeated. Files are merged as by `ddplab fabric`.",
+            show_default=str(FABRIC),
+        ),
+    ] = None,
+    world_size: WorldSize = 2,
+    reducer: Annotated[
+        str,
+        typer.Option(
+            "--class",
+            metavar="CLASS",
+            help="The reducer: ddplab, torch, or MODULE:CLASS with the constructor of torch's class.",
+        ),
+    ] = "ddplab",
+    caps: Annotated[str | None, typer.Option(metavar="MB,...", help=CAPS, show_default=PREDICT_CAPS)] = None,
+    orders: ChosenOrders = None,
+    hooks: Hooks = "none",
+    policy: Settings = None,
+    fabric_set: FabricSettings = None,
+    processor: ProcessorFile = None,
+    variation: VariationSettings = None,
+    straggler: Stragglers = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="Number of batches of each rank; the ranks then train under Join."),
+    ] = None,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Write the timeline of the fastest configuration as a Chrome trace, for ui.perfetto.dev.",
+        ),
+    ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Plot the timeline of the fastest configuration to this file (.png, .svg, .pdf)."
+        ),
+    ] = None,
+    wall: Annotated[  # noqa: FBT002 - an option
+        bool,
+        typer.Option(
+            "--wall",
+            help="Use a wall clock: each rank is a process, which sleeps for the recorded times.",
+        ),
+    ] = False,
+    dilation: Dilation = 1.0,
+    byte_scale: ByteScale = 1.0,
+    repeat: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="With --wall: turns of each configuration; a turn measures 3 iterations.",
+            show_default="3",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="With --wall: folder for trace, fabric, predictions and report.",
+            show_default="out/emulate",
+        ),
+    ] = None,
+    json_path: Json = None,
+) -> None:
+    """Run a real reducer on an emulated device and a modelled network, in virtual time.
+
+    The device takes the recorded times instead of computing, and each collective takes the time that the fabric
+    gives; nothing sleeps. Everything else is real: gradients, buckets, comm hooks and their results. The table shows
+    what the reducer takes and what `predict` says for each combination of bucket cap, order and comm hook. ddplab's
+    and torch's reducers take the predicted time to the nanosecond (DESIGN.md lists the exceptions); a difference
+    shows that a reducer behaves differently.
+
+    With --wall, each rank is a process. Devices sleep for the recorded times, Gloo moves the data, and each
+    collective ends at the time that the fabric gives. The report is that of `validate --emulate`; no virtual links
+    are needed.
+    """
+    if wall:
+        for option, value in (
+            ("--class", None if reducer == "ddplab" else reducer),
+            ("--policy", policy),
+            ("--processor", processor),
+            ("--variation", variation),
+            ("--straggler", straggler),
+            ("--inputs", inputs),
+            ("--perfetto", perfetto),
+            ("--timeline", timeline),
+        ):
+            if value:
+                raise ValueError(f"{option}: not available with --wall")
+        _emulate_on_wall_clock(
+            trace,
+            read_fabric(fabric or [FABRIC], fabric_set, None),
+            world_size,
+            read_policies(None, caps, orders, hooks)[1],
+            scale=read_scale(dilation, byte_scale),
+            repeat=repeat or 3,
+            out=out or Path("out/emulate"),
+            json_path=json_path,
+            fabric_files=fabric or [FABRIC],
+        )
+        return
+    for option, is_given in (
+        ("--dilation", dilation != 1),
+        ("--byte-scale", byte_scale != 1),
+        ("--repeat", repeat is not None),
+        ("--out", out is not None),
+    ):
+        if is_given:
+            raise ValueError(f"{option}: expected with --wall only")
+    from ..emulation.emulate import emulate as run
+    from ..emulation.emulate import emulated_fabric
+
+    check_picture("--timeline", timeline)
+    check_outputs(perfetto, timeline, json_path, inputs=[trace, *(fabric or [FABRIC]), processor, *files_of(reducer)])
+    _, policies = read_policies(policy, caps, orders, hooks)
+    recorded, make = Trace.load(trace), read_reducer(reducer)
+    costs = emulated_fabric(read_fabric(fabric or [FABRIC], fabric_set, processor), make)
+    arguments: dict[str, Any] = {
+        "world_size": world_size,
+        "variation": read_variation(variation),
+        "stragglers": read_stragglers(straggler),
+        "inputs": None if inputs is None else read_counts("--inputs", inputs, least=0),
+    }
+    pairs = []
+    with progress() as on_progress:
+        for number, one in enumerate(policies):
+            on_progress("emulating", number, len(policies))
+            emulated = run(recorded, costs, policy=one, reducer=make, **arguments)
+            pairs.append((emulated, predict(recorded, costs, policy=one, **arguments)))
+    model = recorded.workload.model
+    rows = [_row(one, *pair) for one, pair in zip(policies, pairs, strict=True)]
+    show_table(rows, f"{model} on {world_size} ranks, reducer {reducer} in virtual time")
+    for sentence in dict.fromkeys(sentence for _, predicted in pairs for sentence in predicted.counted_as_free):
+        print(sentence)
+    fastest = min((emulated for emulated, _ in pairs), key=lambda emulated: emulated.iteration_ns)
+    save_timelines(fastest, perfetto, timeline)
+    results = [_row_json(one, *pair) for one, pair in zip(policies, pairs, strict=True)]
+    write_json(json_path, {"model": model, "world_size": world_size, "class": reducer, "rows": results})
+    largest_ns = max(abs(row["emulated_ns"] - row["predicted_ns"]) for row in results)
+    print(f"largest difference between emulated and predicted median iterations: {largest_ns} ns")
+
+
+def _emulate_on_wall_clock(
+    trace: Path,
+    fabric: Fabric,
+    world_size: int,
+    policies: Sequence[Policy],
+    *,
+    scale: ScaleModel,
+    repeat: int,
+    out: Path,
+    json_path: Path | None,
+    fabric_files: Sequence[Path],
+) -> None:
+    start_server()  # it imports torch while this process does
+    from reference.launch import RankPool
+
+    from ..validation.validate_emulated import validate_emulated
+    from ..validation.validation_report import Configuration
+
+    check_outputs(json_path, inputs=[trace, *fabric_files], folder=out)
+    recorded = Trace.load(trace)
+    configurations = []
+    for one in policies:
+        if one.bucket_cap_mb is None:
+            raise ValueError("--caps: expected sizes in MB or `single` with --wall, got 'default'")
+        configurations.append(Configuration(one.bucket_cap_mb, one.order, one.hook.name))
+    with progress() as on_progress, RankPool(world_size) as pool:
+        report = validate_emulated(
+            pool,
+            recorded,
+            configurations,
+            scale=scale,
+            out=out,
+            repeat=repeat,
+            modelled=fabric,
+            on_progress=on_progress,
+        )
+    show_report(report)
+    write_json(json_path, report.to_json())
+
+
+def read_reducer(text: str) -> str | Callable[..., Any]:
+    """Parse the name of a reducer: a built-in one, or MODULE:CLASS.
+
+    Raises:
+        ValueError: There is no such module or class.
+    """
+    module_name, colon, attribute = text.partition(":")
+    expected = f"--class: expected ddplab, torch or MODULE:CLASS, got {text!r}"
+    if not colon:
+        if text not in ("ddplab", "torch"):
+            raise ValueError(expected)
+        return text
+    from ..models import import_first_here
+
+    try:
+        found: Callable[..., Any] = getattr(import_first_here(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{expected}: {error}") from None
+    return found
+
+
+def _row(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[str, str]:
+    values = values_of_axes(policy)
+    return {
+        "cap": cap_word(values["bucket_cap_mb"]),
+        "order": values["order"],
+        "hook": values["hook"],
+        "buckets": str(len(emulated.buckets) or "?"),
+        "emulated ms": f"{emulated.iteration_ns / 1e6:.3f}",
+        "predicted ms": f"{predicted.iteration_ns / 1e6:.3f}",
+        "difference ns": str(emulated.iteration_ns - predicted.iteration_ns),
+        "without overlap ms": f"{predicted.no_overlap_ns / 1e6:.1f}",
+    }
+
+
+def _row_json(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[str, Any]:
+    values = values_of_axes(policy)
+    times = {"emulated_ns": emulated.iteration_ns, "predicted_ns": predicted.iteration_ns}
+    return {"cap_mb": cap_json(values.pop("bucket_cap_mb")), **values, **times, **emulated.to_json()}

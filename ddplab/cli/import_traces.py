@@ -1,0 +1,88 @@
+"""`ddplab import`: makes traces from files of other tools."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reference.trace import Parameter
+from simulator.profiler_import.trace_of_profile import ImportedProfile, import_profile
+
+from .shared_options import Json, TraceOut, check_outputs, files_of
+from .terminal_output import describe_trace, progress, show_table, write_json
+
+import_app = typer.Typer(help="Make a trace from files of other tools.", rich_markup_mode=None, add_completion=False)
+
+
+@import_app.callback()
+def importing() -> None:
+    """Make a trace from files of other tools."""
+
+
+@import_app.command(short_help="Files of torch's profiler.")
+def kineto(
+    files: Annotated[
+        list[Path],
+        typer.Argument(metavar="FILE", help="Files of torch's profiler (Chrome JSON, .gz too), one per rank."),
+    ],
+    out: TraceOut = Path("out/imported.json.gz"),
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="The profiled model, for names and shapes of its parameters: a built-in one, or MODULE:CALLABLE. "
+            "Without it, parameters are numbered.",
+        ),
+    ] = None,
+    json_path: Json = None,
+) -> None:
+    """Make a trace from files of torch's profiler, one per rank, of an unmodified training script.
+
+    Profile with the CPU and the GPU among the activities, call `step()` of the profiler after each training step, and
+    write the file with `export_chrome_trace`. With record_shapes=True the file has the shapes of the gradients.
+
+    The script may use DistributedDataParallel or a plain module. Times are those of the GPU, if there is one. A
+    gradient counts as ready when the last kernel that was launched before its accumulation has ended.
+    """
+    check_outputs(out, json_path, inputs=[*files, *files_of(model or "")])
+    parameters = None if model is None else _parameters_of(model)
+    with progress("reading files") as on_progress:
+        on_progress(f"reading {', '.join(path.name for path in files[:3])}", 0, 1)
+        profile = import_profile(files, parameters=parameters, model=model)
+    profile.trace.save(out)
+    show_table(
+        _step_rows(profile),
+        f"{profile.gpu or 'no GPU'}: steps of rank {profile.trace.ranks[0].rank}, in ms",
+        optional=("buckets", "forward", "optimiser", "all-reduces", "GPU busy"),
+    )
+    show_table([describe_trace(profile.trace)], f"saved as {out}")
+    for note in profile.notes:
+        print(f"- {note}")
+    write_json(json_path, {"trace": str(out), **profile.to_json()})
+
+
+def _parameters_of(model: str) -> tuple[Parameter, ...]:
+    from ..operation_counter import measure_operations
+
+    return measure_operations(model).parameters
+
+
+def _step_rows(profile: ImportedProfile) -> list[dict[str, str]]:
+    return [
+        {
+            "step": one.name,
+            "iteration": _ms(one.end_ns - one.start_ns),
+            "forward": _ms(one.forward_end_ns - one.start_ns),
+            "backward": _ms(one.last_ready_ns - one.backward_start_ns),
+            **({"GPU busy": _ms(one.computing_ns)} if one.on_gpu else {}),
+            "all-reduces": _ms(sum(each.end_ns - each.start_ns for each in one.all_reduces)),
+            "buckets": str(len(one.buckets)),
+            "optimiser": "-" if one.optimizer is None else _ms(one.optimizer[1] - one.optimizer[0]),
+            **({"waiting for the host": _ms(one.host_bound_ns)} if one.on_gpu else {}),
+        }
+        for one in profile.steps
+    ]
+
+
+def _ms(ns: int) -> str:
+    return f"{ns / 1e6:.2f}"

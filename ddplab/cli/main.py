@@ -1,0 +1,176 @@
+"""The command `ddplab`: subcommands, help, and one-line errors.
+
+Modules that need torch are imported when a subcommand that uses them runs, so that the others start quickly.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from typing import NoReturn
+
+import typer
+
+from reference.errors import Error
+from reference.files.reading import one_line_errors
+from reference.files.writing import printable
+
+from .conform import conform
+from .emulate import emulate
+from .explain import explain
+from .fabric_and_knobs import fabric, knobs
+from .import_traces import import_app
+from .predict import predict, sweep
+from .real_ranks import calibrate, demo, record, validate
+from .synthesize import rescale, synthesize
+from .terminal_output import PrintableStream
+
+USAGE = """\
+Record data-parallel training, predict its iteration time under other settings, and check the predictions.
+
+\b
+Typical workflow:
+  record      record when each gradient of a model is ready  -> trace.json.gz
+  calibrate   measure collectives on this machine            -> fabric.json
+  predict     predict iteration times from these two files
+  validate    do all of the above, then train and compare
+  explain     show where predictions and measurements differ
+
+A trace of a GPU comes from a file of torch's profiler: see `import`. To model hardware that you do not have, make a
+trace from a data sheet with `synthesize`, and use a YAML file of links or logs of nccl-tests as the fabric. `sweep`
+predicts all combinations of several settings, `emulate` runs a real reducer in virtual time beside the prediction,
+and `knobs` lists every setting.
+
+MODEL is resnet50 (2 images of 64 x 64), resnet18 (4 of them), mlp, transformer, small-tensors, in the sizes that GPUs
+train resnet50-224, bert-large or gpt2, emulated:TRACE (which sleeps for the times of a trace instead of computing) or
+MODULE:CALLABLE. The callable returns (model, loss_fn), and loss_fn(model) runs one batch and returns the loss. 1 MB
+is 2**20 bytes.
+
+Every command prints tables, and writes its result as JSON with --json PATH. The exit status is 0 on success, 1 after
+an error and 2 for an invalid command line; every error is one line.
+"""
+
+SUMMARIES: Mapping[str, str] = {
+    "record": "Record when each gradient of a model is ready.",
+    "import": "Make a trace from files of torch's profiler.",
+    "synthesize": "Make a trace from a model and a data sheet.",
+    "rescale": "Rescale a recorded trace to another device.",
+    "calibrate": "Measure collectives and their costs on this machine.",
+    "fabric": "Show latency, bandwidth and processor costs of a fabric.",
+    "predict": "Predict iteration times by bucket cap, order and hook.",
+    "sweep": "Predict all combinations; write a table and a heat map.",
+    "emulate": "Run a real reducer in virtual time, and compare.",
+    "knobs": "List every setting with its unit and source.",
+    "validate": "Predict, then train, and compare.",
+    "explain": "Show why predictions and measurements of a run differ.",
+    "conform": "Check that a data-parallel class is local training.",
+    "demo": "Check predictions in three ways, in about 3 minutes.",
+}
+"""One line per subcommand, for the list in the help."""
+
+EXAMPLES: Mapping[str, tuple[str, ...]] = {
+    "record": (
+        "ddplab record --model resnet18 --out out/resnet18.json.gz",
+        "ddplab record --model my_models:small --world-size 2 --iterations 20",
+    ),
+    "import": (
+        "ddplab import kineto rank0.json.gz --out trace.json.gz",
+        "ddplab import kineto rank*.json --model resnet50",
+    ),
+    "synthesize": (
+        "ddplab synthesize --model resnet50 --device a100-40gb-tf32",
+        "ddplab synthesize --device h100-tf32 --step-ms 95 --out out/h100.json.gz",
+    ),
+    "rescale": ("ddplab rescale out/a100.json.gz --from a100-40gb-tf32 --to h100-tf32",),
+    "calibrate": (
+        "ddplab calibrate --model mlp --world-size 2 --out out/fabric.json",
+        "ddplab calibrate --model mlp --hook fp16 --hook bf16 --link-rate 1gbit",
+    ),
+    "fabric": (
+        "ddplab fabric out/fabric.json",
+        "ddplab fabric 8.log 16.log pod.yaml",
+    ),
+    "predict": (
+        "ddplab predict trace.json.gz --fabric out/fabric.json --caps 1,25,single",
+        "ddplab predict trace.json.gz --hooks none,fp16 --timeline out/timeline.png",
+        "ddplab predict trace.json.gz --fabric pod.yaml --straggler 3:1.5",
+        "ddplab predict trace.json.gz --fabric 8.log --fabric 16.log --world-size 16",
+    ),
+    "sweep": (
+        "ddplab sweep trace.json.gz --fabric pod.yaml --world-sizes 8,64,512",
+        "ddplab sweep trace.json.gz --fabric pod.yaml --heat-map out/map.png",
+    ),
+    "emulate": (
+        "ddplab emulate trace.json.gz --fabric pod.yaml --world-size 8",
+        "ddplab emulate trace.json.gz --fabric pod.yaml --class torch --caps 1,25",
+    ),
+    "knobs": ("ddplab knobs",),
+    "validate": (
+        "ddplab validate --model mlp --caps 1,25 --out out/mlp",
+        "ddplab validate --model my_models:small --hooks none,bf16 --link-rate 1gbit",
+    ),
+    "explain": ("ddplab explain out/mlp",),
+    "conform": (
+        "ddplab conform torch",
+        "ddplab conform my_package.ddp:MyDDP --only 'one weight,any timing'",
+        "ddplab conform my_package.ddp:MyDDP --against torch --junit conform.xml",
+        "ddplab conform ddplab --baseline main",
+    ),
+    "demo": ("ddplab demo --out out/demo",),
+}
+"""Command lines by subcommand, shown at the end of its help."""
+
+
+def epilog(command: str) -> str:
+    """Return the end of a subcommand's help: its examples."""
+    return "\b\nExamples:\n" + "\n".join(f"  {example}" for example in EXAMPLES[command])
+
+
+app = typer.Typer(
+    help=USAGE,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+for command in (
+    record,
+    synthesize,
+    rescale,
+    calibrate,
+    fabric,
+    predict,
+    sweep,
+    emulate,
+    knobs,
+    validate,
+    explain,
+    conform,
+    demo,
+):
+    name = command.__name__
+    app.command(short_help=SUMMARIES[name], epilog=epilog(name))(command)
+
+
+app.add_typer(import_app, name="import", short_help=SUMMARIES["import"], epilog=epilog("import"))
+
+
+def main() -> None:
+    """Run the command line; print errors that the user can correct as one line."""
+    sys.path.append(os.getcwd())  # where modules of the user's import each other; see `import_first_here`
+    try:
+        # The standard output is restored at the end; see `check_outputs`.
+        with one_line_errors(), redirect_stdout(PrintableStream(sys.stdout)):
+            status = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except typer.TyperException as error:  # an invalid command, option or value
+        context = getattr(error, "ctx", None)
+        command_path = context.command_path if context else "ddplab"
+        message = error.format_message()
+        _end(f"{message}{'' if message[-1:] in '.?' else '.'} See `{command_path} --help`.", error.exit_code)
+    except (Error, ValueError, OSError) as error:
+        _end(str(error), 1)
+    sys.exit(status)
+
+
+def _end(line: str, status: int) -> NoReturn:
+    print(f"ddplab: {printable(line)}", file=sys.stderr)
+    sys.exit(status)

@@ -1,0 +1,443 @@
+"""`ddplab predict` and `ddplab sweep`: predict iteration times for several settings, or for all combinations."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import typer
+from matplotlib.figure import Figure
+
+from reference.trace import Trace
+from simulator.argument_checks import overruled
+from simulator.fabric import Fabric
+from simulator.interval import COMPUTATION
+from simulator.prediction import Prediction
+from simulator.prediction import predict as predict_one
+from simulator.profiler_import.trace_of_profile import HOST_BOUND, host_bound
+from simulator.results.breakdown import PARTS
+from simulator.results.heat_map import draw_heat_maps
+from simulator.results.scaling_verdict import TARGET, NetworkNeed, counted, network_need
+from simulator.results.timeline_plot import draw_timeline
+from simulator.schedule.policy import Policy
+from simulator.sweep import AXES, COLUMNS, TABLE_WRITERS, save_table
+from simulator.sweep import sweep as sweep_all
+from simulator.workload.default_gpu_costs import assume_gpu
+
+from .shared_options import (
+    CAPS,
+    FABRIC_FILE,
+    OPTIONS,
+    ChosenOrders,
+    FabricSettings,
+    Hooks,
+    Json,
+    ProcessorFile,
+    Settings,
+    Stragglers,
+    VariationSettings,
+    WorldSize,
+    cap_json,
+    cap_word,
+    check_outputs,
+    check_picture,
+    choose_caps,
+    choose_orders,
+    read_counts,
+    read_fabric,
+    read_hooks,
+    read_policy,
+    read_stragglers,
+    read_variation,
+    save_picture,
+)
+from .terminal_output import progress, show_table, write_json
+
+FABRIC = Path("out/fabric.json")
+PREDICT_CAPS = "0.5,1,5,25,single"
+SPARED = ("hook", "critical buckets", "computation ms", "buckets")
+"""Columns to leave out on a narrow terminal, the first one first."""
+
+
+def predict(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace of `record`, `synthesize` or `rescale`.")],
+    fabric: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH",
+            help=f"{FABRIC_FILE}; may be repeated. Files are merged as by `ddplab fabric`.",
+            show_default=str(FABRIC),
+        ),
+    ] = None,
+    world_size: WorldSize = 2,
+    caps: Annotated[str | None, typer.Option(metavar="MB,...", help=CAPS, show_default=PREDICT_CAPS)] = None,
+    orders: ChosenOrders = None,
+    hooks: Hooks = "none",
+    policy: Settings = None,
+    fabric_set: FabricSettings = None,
+    processor: ProcessorFile = None,
+    variation: VariationSettings = None,
+    straggler: Stragglers = None,
+    inputs: Annotated[
+        str | None,
+        typer.Option(metavar="N,...", help="Number of batches of each rank; the ranks then train under Join."),
+    ] = None,
+    perfetto: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH",
+            help="Write the timeline of the fastest configuration as a Chrome trace, for ui.perfetto.dev.",
+        ),
+    ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PATH", help="Plot the timeline of the fastest configuration to this file (.png, .svg, .pdf)."
+        ),
+    ] = None,
+    json_path: Json = None,
+) -> None:
+    """Predict the iteration time for each combination of bucket cap, order and comm hook.
+
+    The table shows the median iteration time, an interval that contains 90 % of the iterations, the time of
+    computation alone, the time that data parallelism adds (copies, slower computation, waiting), and the buckets on
+    the critical path. Costs that are unknown and count as free are listed below the table, followed by a breakdown of
+    the fastest configuration, the two largest parts of its iteration, and the configurations that are as fast within
+    the intervals. The verdict says how much of the ranks' time becomes training, and how fast the network must be for
+    90 %. A trace of one rank is enough for any world size.
+    """
+    check_picture("--timeline", timeline)
+    check_outputs(perfetto, timeline, json_path, inputs=[trace, *(fabric or [FABRIC]), processor])
+    base, policies = read_policies(policy, caps, orders, hooks)
+    recorded = Trace.load(trace)
+    given = read_fabric(fabric or [FABRIC], fabric_set, processor)
+    costs, varied, assumed = assume_gpu(
+        recorded, given, read_variation(variation), keep_processor=processor is not None
+    )
+    predict_policy = partial(
+        predict_one,
+        recorded,
+        fabric=costs,
+        world_size=world_size,
+        variation=varied,
+        stragglers=read_stragglers(straggler),
+        inputs=None if inputs is None else read_counts("--inputs", inputs, least=0),
+    )
+    predictions = [predict_policy(policy=one) for one in policies]
+    model = recorded.workload.model
+    show_table(
+        list(map(_prediction_row, policies, predictions)),
+        f"{recorded.workload.described}, on {world_size} ranks, predicted",
+        optional=SPARED,
+    )
+    if (share := host_bound(recorded)) > HOST_BOUND:
+        print(f"the trace is host-bound: its GPU waited for its host {share:.0%} of the time; counted as computation")
+    for sentence in dict.fromkeys([*assumed, *(free for one in predictions for free in one.counted_as_free)]):
+        print(sentence)
+    fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
+    _show_breakdown(fastest, base.sync_every)
+    save_timelines(fastest, perfetto, timeline)
+    rows = list(map(_row_json, policies, predictions))
+    print(conclusion(policies, predictions))
+    result: dict[str, Any] = {"model": model, "world_size": world_size, "rows": rows, "assumed": list(assumed)}
+    if world_size > 1:
+        need = _network_need(
+            recorded, costs, predict_policy, policies[predictions.index(fastest)], fastest, world_size
+        )
+        efficiency = _efficiency(fastest)
+        print(
+            f"verdict: {world_size} ranks do the work of {efficiency * world_size:.4g} without communication "
+            f"({efficiency:.0%}); {need.sentence()}"
+        )
+        result["verdict"] = {
+            "efficiency": efficiency,
+            "target": need.target,
+            "network_may_take_times_as_long": need.factor,
+            "bus_gb_per_s": need.bus_gb_per_s,
+            "needed_bus_gb_per_s": need.needed_gb_per_s,
+        }
+    write_json(json_path, result)
+
+
+def read_policies(
+    words: Sequence[str] | None, caps: str | None, orders: str | None, hooks: str
+) -> tuple[Policy, list[Policy]]:
+    """Return the settings common to all configurations, and those of each combination of cap, order and hook."""
+    base = read_policy(words)
+    axes = product(choose_caps(caps, base, PREDICT_CAPS), choose_orders(orders, base), read_hooks(hooks))
+    return base, [base.model_copy(update=dict(zip(OPTIONS, values, strict=True))) for values in axes]
+
+
+def values_of_axes(policy: Policy) -> dict[str, Any]:
+    """Return the policy's value on each axis, or the name of the field that overrides the axis."""
+    values = {"bucket_cap_mb": policy.bucket_cap_mb, "order": policy.order, "hook": policy.hook.name}
+    return values | overruled(policy)
+
+
+def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
+    """Return a row of the printed table; times in milliseconds."""
+    values = values_of_axes(policy)
+    return {
+        "cap": cap_word(values["bucket_cap_mb"]),
+        "order": values["order"],
+        "hook": values["hook"],
+        "buckets": str(len(prediction.buckets)),
+        "iteration ms": f"{prediction.iteration_ns / 1e6:.1f}",
+        "90 % ms": f"{prediction.interval_ns[0] / 1e6:.1f} - {prediction.interval_ns[1] / 1e6:.1f}",
+        "computation ms": f"{prediction.compute_ns / 1e6:.1f}",
+        "added ms": f"{(prediction.iteration_ns - prediction.compute_ns) / 1e6:.1f}",
+        "critical buckets": counted(prediction.critical_buckets, len(prediction.buckets)),
+    }
+
+
+def _row_json(policy: Policy, prediction: Prediction) -> dict[str, Any]:
+    """Return a row of the JSON result; see `cap_json` for the cap."""
+    values = values_of_axes(policy)
+    return {"cap_mb": cap_json(values.pop("bucket_cap_mb")), **values, **prediction.to_json()}
+
+
+def _show_breakdown(prediction: Prediction, cycle: int) -> None:
+    parts = {part: ns for part, ns in prediction.breakdown.items() if ns}
+    row = {part.replace("_", " "): f"{ns / 1e6:.1f}" for part, ns in parts.items()}
+    span = "iteration" if cycle == 1 else f"cycle of {cycle} iterations"
+    show_table([row], f"fastest configuration: parts of the median {span} on the slowest rank, ms")
+    if prediction.epoch_end_ns:
+        print(f"after the last iteration, all ranks receive one rank's model: {prediction.epoch_end_ns / 1e6:.1f} ms")
+
+
+def _efficiency(prediction: Prediction) -> float:
+    return prediction.compute_ns / max(1, prediction.iteration_ns)
+
+
+def _network_need(
+    trace: Trace,
+    fabric: Fabric,
+    predict_policy: Callable[..., Prediction],
+    policy: Policy,
+    prediction: Prediction,
+    world_size: int,
+) -> NetworkNeed:
+    """Find how fast the network must be for these settings."""
+
+    def efficiency_at(factor: float) -> float:
+        return _efficiency(predict_policy(fabric=fabric.scaled(factor), policy=policy))
+
+    return network_need(
+        efficiency_at,
+        bucket_bytes=[sum(trace.sizes_bytes[index] for index in bucket) for bucket in prediction.buckets],
+        all_reduce_ns=partial(fabric.all_reduce_ns, world_size=world_size),
+        world_size=world_size,
+    )
+
+
+def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) -> str:
+    """Describe the fastest configuration, its largest parts, and which others tie with it within the intervals."""
+    ranked = sorted(zip(policies, predictions, strict=True), key=lambda pair: pair[1].iteration_ns)
+    policy, fastest = ranked[0]
+    sentences = [f"fastest: {_in_words(policy)}, {fastest.iteration_ns / 1e6:.1f} ms, limited by {_limits(fastest)}"]
+    compared = [
+        (_in_words(other), fastest.compare(prediction))
+        for other, prediction in ranked[1:]
+        if prediction.buckets != fastest.buckets or other.hook != policy.hook
+    ]
+    ties = [
+        f"{name} (+{comparison.difference_ns / 1e6:.1f} ms)"
+        for name, comparison in compared
+        if comparison.intervals_overlap
+    ]
+    if len(compared) < len(ranked) - 1:
+        sentences.append(f"{len(ranked) - 1 - len(compared)} others have the same buckets")
+    if ties:
+        sentences.append(f"a tie within the 90 % intervals with {'; '.join(ties)}")
+    elif compared:
+        name, comparison = compared[0]
+        sentences.append(
+            f"its lead of {comparison.difference_ns / 1e6:.1f} ms over {name} exceeds the 90 % intervals"
+        )
+    return "; ".join(sentences)
+
+
+def _in_words(policy: Policy) -> str:
+    values = values_of_axes(policy)
+    return f"cap {cap_word(values['bucket_cap_mb'])}, order {values['order']}, hook {values['hook']}"
+
+
+def _limits(prediction: Prediction) -> str:
+    """Describe the two largest parts of the slowest rank's iteration.
+
+    "computation" is that of the median rank; any further computation of the slowest rank counts as "stragglers".
+    """
+    engine_input = prediction.timeline.engine_input
+    is_computation = [step.kind in COMPUTATION for step in engine_input.schedule.steps]
+    simulated_ns = engine_input.duration_ns[:, is_computation].sum(axis=1)
+    by_rank_ns = np.sort(np.repeat(simulated_ns, [len(ranks) for ranks in engine_input.alike().values()]))
+
+    shares = dict(prediction.breakdown)
+    slowest_ns = sum(shares.pop(part) for part, kinds in PARTS.items() if set(kinds) <= set(COMPUTATION))
+    shares["computation"] = min(slowest_ns, int(by_rank_ns[(len(by_rank_ns) - 1) // 2]))
+    shares["stragglers"] += slowest_ns - shares["computation"]
+    largest = sorted(((ns, part) for part, ns in shares.items() if ns), reverse=True)[:2]
+
+    of_buckets = f" of {counted(prediction.critical_buckets, len(prediction.buckets), 'buckets')}"
+    words = {"exposed_comm": f"exposed communication{of_buckets}", "slowdown": "slow-downs beside collectives"}
+    whole_ns = max(1, prediction.timeline.iteration_ns)
+    sentence = ", then by ".join(f"{words.get(part, part)} ({100 * ns / whole_ns:.0f} %)" for ns, part in largest)
+    return sentence or "nothing"
+
+
+def save_timelines(prediction: Prediction, perfetto: Path | None, picture: Path | None) -> None:
+    """Write the timeline of the fastest configuration as a Chrome trace and as a picture, if paths are given."""
+    if perfetto is not None:
+        prediction.save_perfetto(perfetto)
+        print(f"timeline of the fastest configuration written to {perfetto}; open it in ui.perfetto.dev")
+    if picture is not None:
+        figure = Figure(figsize=(11, 4.5), layout="constrained")
+        draw_timeline(prediction, figure.add_subplot())
+        save_picture(figure, picture)
+
+
+VALUES = COLUMNS[len(AXES) :]
+SWEEP_CAPS = "1,5,25,100,single"
+SHOWN_ROWS = 40
+
+
+def sweep(
+    traces: Annotated[
+        list[Path], typer.Argument(metavar="TRACE", help="Traces of `record`, `synthesize` or `rescale`.")
+    ],
+    fabric: Annotated[
+        list[Path], typer.Option(metavar="PATH", help=f"{FABRIC_FILE}; repeat the option to compare several fabrics.")
+    ],
+    world_sizes: Annotated[str, typer.Option(metavar="N,...", help="Numbers of ranks.")] = "2,4,8,16,32,64",
+    caps: Annotated[str | None, typer.Option(metavar="MB,...", help=CAPS, show_default=SWEEP_CAPS)] = None,
+    orders: ChosenOrders = None,
+    hooks: Hooks = "none",
+    policy: Settings = None,
+    fabric_set: FabricSettings = None,
+    processor: ProcessorFile = None,
+    variation: VariationSettings = None,
+    straggler: Stragglers = None,
+    out: Annotated[
+        Path, typer.Option(metavar="PATH", help="Where to write the table (.csv, .parquet, .json).")
+    ] = Path("out/sweep.csv"),
+    heat_map: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="Plot a heat map of the table to this file (.png, .svg, .pdf)."),
+    ] = None,
+    rows: Annotated[
+        str, typer.Option(metavar="AXIS", help=f"Axis for the rows of the heat map: {', '.join(AXES)}.")
+    ] = "bucket_cap_mb",
+    columns: Annotated[
+        str, typer.Option(metavar="AXIS", help="Axis for the columns of the heat map.")
+    ] = "world_size",
+    value: Annotated[
+        str,
+        typer.Option(metavar="COLUMN", help=f"Value to show in the cells of the heat map: {', '.join(VALUES)}."),
+    ] = "efficiency",
+    jobs: Annotated[
+        int | None, typer.Option(metavar="N", help="Number of parallel tasks; default: one per core.")
+    ] = None,
+    json_path: Json = None,
+) -> None:
+    """Predict all combinations of traces, fabrics, world sizes, bucket caps, orders and comm hooks as one table.
+
+    Fabrics are compared with each other, not merged. The heat map shows two axes of the table, and each cell the
+    fastest bucket cap, order and comm hook of those that are not on an axis. There is one map for each trace, fabric
+    and world size that is not on an axis. If speeds are constant, thousands of combinations take about a second;
+    other combinations are simulated on all cores.
+    """
+    if out.suffix not in TABLE_WRITERS:
+        raise ValueError(f"--out: expected a name that ends in {', '.join(TABLE_WRITERS)}; got {out}")
+    _check_heat_map(heat_map, rows, columns, value)
+    check_outputs(out, heat_map, json_path, inputs=[*traces, *fabric, processor])
+    base = read_policy(policy)
+    with progress("sweeping") as on_progress:
+        fabrics = {str(path): read_fabric([path], fabric_set, processor) for path in fabric}
+        chosen, tables, assumed = read_variation(variation), [], list[str]()
+        for path, recorded in {str(path): Trace.load(path) for path in traces}.items():
+            completed = {
+                name: assume_gpu(recorded, one, chosen, keep_processor=processor is not None)
+                for name, one in fabrics.items()
+            }
+            assumed += [sentence for one in completed.values() for sentence in one.sentences]
+            tables.append(
+                sweep_all(
+                    {path: recorded},
+                    {name: one.fabric for name, one in completed.items()},
+                    world_sizes=read_counts("--world-sizes", world_sizes),
+                    bucket_caps_mb=choose_caps(caps, base, SWEEP_CAPS),
+                    orders=choose_orders(orders, base),
+                    hooks=read_hooks(hooks),
+                    policy=base,
+                    variation=next(iter(completed.values())).variation,
+                    stragglers=read_stragglers(straggler),
+                    n_jobs=jobs,
+                    on_progress=on_progress,
+                )
+            )
+        table = pd.concat(tables, ignore_index=True)
+    table = table.assign(**overruled(base))
+    save_table(table, out)
+    if heat_map is not None:
+        figure = Figure(layout="constrained")
+        maps = draw_heat_maps(table, figure, rows=rows, columns=columns, value=value)
+        figure.set_size_inches(8, 4.5 * len(maps))
+        save_picture(figure, heat_map)
+    _show_fastest(table)
+    for sentence in (*dict.fromkeys(assumed), *sweep_verdicts(table)):
+        print(sentence)
+    print(f"{len(table)} configurations written to {out}")
+    write_json(json_path, {"rows": _rows_json(table)})
+
+
+def _check_heat_map(path: Path | None, rows: str, columns: str, value: str) -> None:
+    """Check the options of the heat map before anything is predicted."""
+    check_picture("--heat-map", path)
+    others = [axis for axis in AXES if axis != rows]
+    for option, name, names in (("--rows", rows, AXES), ("--columns", columns, others), ("--value", value, VALUES)):
+        if name not in names:
+            raise ValueError(f"{option}: expected one of {', '.join(names)}; got {name!r}")
+
+
+def _show_fastest(table: pd.DataFrame) -> None:
+    best = table.loc[table.groupby(list(AXES[:3]), sort=False)["iteration_ns"].idxmin()]
+    rows = [_sweep_row(row) for row in best.head(SHOWN_ROWS).to_dict("records")]
+    show_table(rows, "the fastest configuration at each world size")
+
+
+def sweep_verdicts(table: pd.DataFrame) -> list[str]:
+    """Return on which fabrics each trace reaches the target efficiency at each world size; at most `SHOWN_ROWS`."""
+    sentences = []
+    for (trace, ranks), part in table.groupby(["trace", "world_size"], sort=False):
+        best = part.groupby("fabric", sort=False)["efficiency"].max()
+        reached, missed = best[best >= TARGET], best[best < TARGET]
+        parts = [
+            f"{words} {', '.join(f'{Path(str(fabric)).name} ({share:.0%})' for fabric, share in some.items())}"
+            for words, some in ((f"at least {TARGET:.0%} on", reached), ("less on", missed))
+            if len(some)
+        ]
+        sentences.append(f"verdict: {Path(str(trace)).name} on {ranks} ranks has an efficiency of {'; '.join(parts)}")
+    return sentences[:SHOWN_ROWS]
+
+
+def _sweep_row(row: Mapping[Hashable, Any]) -> dict[str, str]:
+    """Return a row of the printed table; times in milliseconds."""
+    return {
+        "trace": Path(row["trace"]).name,
+        "fabric": Path(row["fabric"]).name,
+        "ranks": str(row["world_size"]),
+        "cap": cap_word(row["bucket_cap_mb"]),
+        "order": row["order"],
+        "hook": row["hook"],
+        "iteration ms": f"{row['iteration_ns'] / 1e6:.1f}",
+        "90 % ms": f"{row['low_ns'] / 1e6:.1f} - {row['high_ns'] / 1e6:.1f}",
+        "efficiency": f"{row['efficiency']:.0%}",
+    }
+
+
+def _rows_json(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
+    """Return the rows of the JSON result; see `cap_json` for the cap."""
+    return [row | {"bucket_cap_mb": cap_json(row["bucket_cap_mb"])} for row in table.to_dict("records")]

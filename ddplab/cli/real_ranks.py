@@ -1,0 +1,264 @@
+"""`ddplab record`, `calibrate`, `validate` and `demo`: subcommands that run real ranks on this machine."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from reference.fork_server import start_server
+from reference.trace import Trace
+
+from ..validation.validation_report import Configuration
+from .shared_options import (
+    ByteScale,
+    Caps,
+    ChosenModel,
+    Dilation,
+    Hooks,
+    Json,
+    LinkRate,
+    Model,
+    Orders,
+    Processes,
+    Repeat,
+    TraceOut,
+    UplinksText,
+    check_outputs,
+    files_of,
+    read_caps,
+    read_counts,
+    read_hooks,
+    read_links,
+    read_orders,
+    read_scale,
+)
+from .terminal_output import describe_trace, progress, show_report, show_table, write_json
+
+TURNS, EMULATED_TURNS = 10, 3
+"""Turns of each configuration by default; iterations of a processor that computes vary more."""
+
+
+def record(
+    model: Model = "resnet50",
+    world_size: Processes = 1,
+    iterations: Annotated[
+        int, typer.Option(min=1, max=100_000, metavar="N", help="Iterations to record, after 2 warm-up iterations.")
+    ] = 10,
+    out: TraceOut = Path("out/trace.json.gz"),
+    json_path: Json = None,
+) -> None:
+    """Record when each gradient of a model is ready, on all ranks, without communication.
+
+    The ranks compute at the same time, as in training, but send nothing: with all-reduces, every rank would take as
+    long as the slowest one. The trace is the input of `predict`, `sweep` and `rescale`. To record a script of your
+    own, see `reference.recorder`.
+    """
+    start_server()  # it imports torch while this process does
+    from reference.launch import RankPool
+
+    from ..validation.training_runs import record_computation
+
+    check_outputs(out, json_path, inputs=files_of(model))
+    with progress() as on_progress, RankPool(world_size, pinned=True) as pool:
+        on_progress("recording", 0, 1)
+        trace = pool.run(record_computation, model, iterations)[0]
+    trace.save(out)
+    summary = describe_trace(trace)
+    show_table([summary], f"{model}, recorded in {out}")
+    write_json(json_path, {"trace": str(out), **summary})
+
+
+def calibrate(
+    model: Model = "resnet50",
+    world_size: Processes = 2,
+    hook: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HOOK",
+            help="Also measure this comm hook: fp16, quantize_per_tensor, power_sgd:RANK, ... May be repeated.",
+        ),
+    ] = None,
+    link_rate: LinkRate = None,
+    uplinks: UplinksText = None,
+    out: Annotated[Path, typer.Option(metavar="PATH", help="Where to write the fabric file.")] = Path(
+        "out/fabric.json"
+    ),
+    json_path: Json = None,
+) -> None:
+    """Measure collectives on this machine, and how much they and the model's computation slow each other down.
+
+    Real ranks run all-reduces and broadcasts of up to the size of all gradients, alone and next to the model's
+    computation. Copies, launches, comm hooks and the rebuild of buckets are measured too. Nothing else should run on
+    the machine meanwhile: the spread of repeated measurements widens the predicted intervals. Choose the model that
+    you want to predict, or a similar one.
+    """
+    start_server()  # it imports torch while this process does
+    from reference.launch import RankPool
+
+    from ..calibration.calibrate import calibrate as measure
+    from .terminal_output import show_calibration
+
+    check_outputs(out, json_path, inputs=files_of(model))
+    rate, between_nodes = read_links(link_rate, uplinks)
+    with progress() as on_progress, RankPool(world_size, link_rate=rate, uplinks=between_nodes, pinned=True) as pool:
+        fabric = measure(pool, model, hooks=hook or (), on_progress=on_progress)
+    fabric.save(out)
+    show_calibration(fabric, model, f"{world_size} ranks, saved as {out}")
+    write_json(json_path, fabric.model_dump())
+
+
+def validate(
+    model: ChosenModel = None,
+    emulate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="TRACE", help="Instead of a model, train emulated devices that take the times of a trace."
+        ),
+    ] = None,
+    dilation: Dilation = 1.0,
+    byte_scale: ByteScale = 1.0,
+    world_size: Processes = 2,
+    calibrate_at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,...",
+            help="With --emulate: calibrate the network with these numbers of ranks, and extrapolate it.",
+        ),
+    ] = None,
+    caps: Caps = "0.5,1,5,25,single",
+    orders: Orders = "ready",
+    hooks: Hooks = "none",
+    repeat: Repeat = None,
+    calibrations: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Calibrate N times, each time before an equal share of the turns; the prediction is the mean of N.",
+        ),
+    ] = 1,
+    link_rate: LinkRate = None,
+    uplinks: UplinksText = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for trace, fabric file, predictions and report.")
+    ] = Path("out/validate"),
+    json_path: Json = None,
+) -> None:
+    """Record, calibrate, write predictions to disk, then train and compare.
+
+    The report has the errors of the prediction and of four baselines, the number of pairs of configurations that
+    were ranked wrongly, and the fraction of iterations inside the predicted interval. Errors are given by the clock,
+    and paired: after correction for the change of the machine's speed, which is measured next to each run. The folder
+    contains the trace, the fabric file, predictions.json (written before the first run), report.json and report.csv.
+
+    With --emulate, the devices sleep for the recorded times and make real gradients, so the machine's speed does not
+    matter as long as it is fast enough. That is checked: there is no report if the processor has too little idle
+    time, sleeps end too late, or devices and network slow each other down.
+    """
+    start_server()  # it imports torch while this process does
+    from reference.launch import RankPool
+
+    from ..validation.validate import validate as run
+    from ..validation.validate_emulated import calibrate_network, extrapolated, validate_emulated
+
+    check_outputs(json_path, inputs=[emulate, *files_of(model or "")], folder=out)
+    if emulate is None:
+        for option, is_given in (
+            ("--dilation", dilation != 1),
+            ("--byte-scale", byte_scale != 1),
+            ("--calibrate-at", calibrate_at is not None),
+        ):
+            if is_given:
+                raise ValueError(
+                    f"{option}: expected --emulate with it, because a real model has its own speed and size"
+                )
+    elif calibrations > 1:
+        raise ValueError(
+            "--calibrations: expected 1 with --emulate, because the speed of an emulated device does not change; "
+            f"got {calibrations}"
+        )
+    elif model is not None:
+        raise ValueError(f"--model: expected either --model or --emulate, got both {model} and {emulate}")
+    turns = repeat or (TURNS if emulate is None else EMULATED_TURNS)
+    if calibrations > turns:
+        raise ValueError(f"--calibrations: expected at most --repeat, which is {turns}, got {calibrations}")
+    configurations = [
+        Configuration(cap, order, hook.name)
+        for cap in read_caps(caps)
+        for order in read_orders(orders)
+        for hook in read_hooks(hooks)
+    ]
+    scale = read_scale(dilation, byte_scale)
+    trace = None if emulate is None else Trace.load(emulate)
+    rate, between_nodes = read_links(link_rate, uplinks, scale)
+    calibrated_at = [] if calibrate_at is None else read_counts("--calibrate-at", calibrate_at, least=2)
+    if len(set(calibrated_at)) < len(calibrated_at):
+        raise ValueError(f"--calibrate-at: expected different numbers of ranks, got {calibrate_at}")
+
+    def pool(ranks: int) -> RankPool:
+        # An emulated device hardly needs a core; ranks that compute keep theirs.
+        return RankPool(ranks, link_rate=rate, uplinks=between_nodes, pinned=trace is None)
+
+    with progress() as on_progress:
+        if trace is None:
+            with pool(world_size) as ranks:
+                result = run(
+                    ranks,
+                    model or "resnet50",
+                    configurations,
+                    out=out,
+                    repeat=turns,
+                    calibrations=calibrations,
+                    on_progress=on_progress,
+                )
+        else:
+            fabrics = []
+            for count in calibrated_at:
+                with pool(count) as ranks:
+                    fabrics.append(
+                        calibrate_network(ranks, trace, configurations, scale=scale, on_progress=on_progress)
+                    )
+            with pool(world_size) as ranks:
+                result = validate_emulated(
+                    ranks,
+                    trace,
+                    configurations,
+                    scale=scale,
+                    out=out,
+                    repeat=turns,
+                    calibrated=extrapolated(fabrics, world_size) if fabrics else None,
+                    on_progress=on_progress,
+                )
+    show_report(result, extrapolated=bool(calibrated_at))
+    write_json(json_path, result.to_json())
+
+
+def demo(
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for all results.")] = Path("out/demo"),
+    json_path: Json = None,
+) -> None:
+    """Check predictions in three ways, from exact to noisy: about 3 minutes on two cores.
+
+    First ResNet-50 on 8 emulated V100s in virtual time: the reducer takes the predicted time to the nanosecond. Then
+    on 4 emulated V100s by the clock: the devices sleep, the reducer and the network are real. Then a real ResNet-18
+    on 2 ranks, which the processor computes.
+    """
+    from ..validation.demo import demo as run
+    from ..validation.demo import ladder_sentences, ladder_table
+
+    check_outputs(out / "demo.png", json_path)
+    with progress() as on_progress:
+        ladder = run(out, on_progress=on_progress)
+    reports = [None if report is None else report.to_json() for report in ladder]
+    show_table(
+        ladder_table(reports),
+        "iteration of the real reducer and its prediction, in ms; errors of the prediction, and of two baselines",
+        optional=("ranks", "order", "perfect scaling"),
+    )
+    for sentence in ladder_sentences(reports):
+        print(sentence)
+    print(
+        f"written to {out}: demo.png, perfetto.json, and a folder for each of the three with report.csv and "
+        "report.json"
+    )
+    write_json(json_path, dict(zip(ladder._fields, reports, strict=True)))

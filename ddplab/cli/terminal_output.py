@@ -1,0 +1,345 @@
+"""Output of the subcommands: progress, tables, JSON, and the tables for traces, reports and calibrations."""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from reference.bucketing import cap_name
+from reference.files.writing import printable, write_atomically
+from reference.trace import Trace
+from simulator.fabric import Fabric, Linear, Processor
+
+from ..validation.machine_conditions import Conditions
+from ..validation.validation_report import Report, Row
+
+
+class PrintableStream:
+    """A text stream in which names from files cannot control the terminal.
+
+    Args:
+        stream: Receives the text. Characters that its encoding lacks are written as Python escapes.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write text; return its length."""
+        encoding = self._stream.encoding or "utf-8"
+        self._stream.write(printable(text).encode(encoding, "backslashreplace").decode(encoding))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+notes = Console(stderr=True, markup=False, emoji=False, highlight=False)
+PIPED_WIDTH = 120
+"""Width of tables, in characters, if the output is not a terminal."""
+TEXT = ("name", "input", "default", "meaning", "order", "hook", "part", "main cause", "trace", "fabric")
+"""Table columns that hold text; all others hold numbers."""
+
+
+@contextmanager
+def progress(first: str = "starting ranks") -> Iterator[Callable[[str, int, int], None]]:
+    """Show progress: as a bar on a terminal, else as one line per step.
+
+    Args:
+        first: Label to show until the first step is reported.
+
+    Yields:
+        A function that reports progress; takes the label of the step, the parts done and the number of parts.
+    """
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
+        task = bar.add_task(first, total=None)
+        last = ""
+
+        def on_progress(word: str, done: int, total: int) -> None:
+            nonlocal last
+            bar.update(task, description=printable(word), completed=done, total=total)
+            if word != last and not notes.is_terminal:
+                notes.print(printable(word))
+            last = word
+
+        yield on_progress
+
+
+def show_table(rows: Sequence[dict[str, str]], title: str, *, optional: Sequence[str] = ()) -> None:
+    """Print rows as a table, with their keys as the header.
+
+    Args:
+        rows: At least one; each maps the same columns to cells.
+        title: Printed above the table.
+        optional: Columns to leave out, in this order, until the table fits the terminal.
+    """
+    width = None if sys.stdout.isatty() else PIPED_WIDTH
+    console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
+    columns = fitting_columns(rows, console.width, optional)
+    print(title)
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    for column, width in zip(columns, column_widths(rows, columns, console.width), strict=True):
+        table.add_column(column, justify="left" if column in TEXT else "right", overflow="fold", width=width)
+    for row in rows:
+        table.add_row(*(row[column] for column in columns))
+    console.print(table)
+    if left_out := [column for column in rows[0] if column not in columns]:
+        print(f"left out, because the terminal has {console.width} columns: {', '.join(left_out)}")
+
+
+def fitting_columns(rows: Sequence[dict[str, str]], width: int, optional: Sequence[str]) -> list[str]:
+    """Return the columns that fit into `width` without breaking a word; leave out optional columns as needed."""
+    columns = list(rows[0])
+    for column in optional:
+        if sum(_longest(rows, kept, str.split) + 1 for kept in columns) <= width:
+            break
+        columns.remove(column)
+    return columns
+
+
+def column_widths(rows: Sequence[dict[str, str]], columns: Sequence[str], width: int) -> list[int]:
+    """Return column widths: at least the longest word; remaining room goes to the columns from left to right."""
+    least = [_longest(rows, column, str.split) for column in columns]
+    room = width - sum(least) - len(least)  # a space follows each column
+    widths = []
+    for column, word in zip(columns, least, strict=True):
+        more = max(0, min(room, _longest(rows, column, str.splitlines) - word))
+        room -= more
+        widths.append(word + more)
+    return widths
+
+
+def _longest(rows: Sequence[dict[str, str]], column: str, parts: Callable[[str], list[str]]) -> int:
+    cells = (column, *(row[column] for row in rows))
+    return max((len(part) for cell in cells for part in parts(cell)), default=0)
+
+
+def write_json(path: Path | None, result: dict[str, Any]) -> None:
+    """Write the result for programs, if a path is given.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    if path is not None:
+        write_atomically(path, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
+
+
+# Traces
+
+
+def describe_trace(trace: Trace) -> dict[str, str]:
+    """Return sizes and times of a trace as a row of a table."""
+    iterations = trace.ranks[0].iterations
+    times = sorted(iteration.duration_ns for iteration in iterations)
+    shape = trace.workload.input_shape
+    return {
+        "input": "unknown" if shape is None else " x ".join(map(str, shape)),
+        "parameters": f"{len(trace.workload.parameters)}",
+        "gradient MB": f"{sum(trace.sizes_bytes) / 2**20:.1f}",
+        "ranks": str(len(trace.ranks)),
+        "iterations": str(len(iterations)),
+        "median iteration ms": f"{times[len(times) // 2] / 1e6:.1f}",
+    }
+
+
+# Reports
+
+WIDE_INTERVAL = 0.08
+"""Half-width of predicted intervals above which they say little."""
+NOISY_DRIFT = 0.1
+"""Change of the machine's speed since calibration above which errors by the clock are not meaningful."""
+
+
+OPTIONAL_CELLS = (
+    "hook", "buckets", "quartiles", "naive overlap", "perfect scaling", "no overlap", "pipelined overlap",
+)  # fmt: skip
+"""Cells of a report that narrow terminals leave out, the first ones first."""
+
+
+def show_report(report: Report, *, extrapolated: bool = False) -> None:
+    """Print a table per model, and a summary of all rows; times in milliseconds.
+
+    Args:
+        report: The report.
+        extrapolated: Whether the network was calibrated with other numbers of ranks.
+    """
+    for model in dict.fromkeys(row.model for row in report.rows):
+        rows = [_report_row(row) for row in report.rows if row.model == model]
+        paired = "" if report.drift is None else " (paired)"
+        show_table(
+            rows,
+            f"{model}: iteration in ms; errors of the prediction, and of four baselines{paired}",
+            optional=(*OPTIONAL_CELLS, "paired"),
+        )
+    baselines = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.baselines.items())
+    errors = f"{report.mape:.1%} mean absolute, {report.worst_error:+.1%} worst"
+    if report.drift is None:
+        print(f"error: {errors} (mean absolute error of baselines: {baselines})")
+    else:
+        print(
+            f"error by the clock: {errors}; speed checks took {report.drift:+.1%} time compared with the "
+            "calibration\n"
+            f"paired error, without the change of the machine's speed: {report.paired_mape:.1%} mean absolute "
+            f"(baselines: {baselines})"
+        )
+    noise = ""
+    if report.noise is not None:
+        noise = f" (nine in ten repeated measurements differ by less than {report.noise:.1%})"
+    print(
+        f"ranked wrongly: {report.sign_errors} of {report.pairs_apart} pairs that differ by more than noise{noise}; "
+        f"fastest configuration found: {report.fastest_found:.0%}; "
+        f"iterations inside the interval: {report.coverage:.0%}, which reaches {report.half_width:.1%} to either side"
+    )
+    if report.conditions is not None:
+        _show_conditions(report.conditions)
+    if report.drift is not None and abs(report.drift) > NOISY_DRIFT:
+        print(
+            "the machine's speed has changed since the calibration, so errors by the clock are mostly due to this "
+            "change; run again while nothing else runs"
+        )
+    if report.half_width > WIDE_INTERVAL:
+        reason = (
+            "the network was calibrated with fewer ranks; calibrate it with more"
+            if extrapolated
+            else "iterations of the calibration varied; run again while nothing else runs"
+        )
+        print(f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side), because {reason}")
+
+
+def _report_row(row: Row) -> dict[str, str]:
+    """Return a row of the printed table; emulated devices keep their speed and are not paired with speed checks."""
+    digits, is_paired = (0, True) if row.drift is not None else (1, False)
+    cells = {
+        "cap": cap_name(row.cap_mb),
+        "order": row.order,
+        "hook": row.hook,
+        "buckets": str(row.buckets),
+        "measured": f"{row.measured_ns / 1e6:.{digits}f}",
+        "quartiles": "-".join(f"{ns / 1e6:.{digits}f}" for ns in row.quartiles_ns),
+        "paired": f"{row.paired_ns / 1e6:.0f}",
+        "predicted": f"{row.predicted_ns / 1e6:.{digits}f}",
+        "error": f"{row.error:+.{digits}%}",
+        "paired error": f"{row.paired_error:+.1%}",
+        "perfect scaling": f"{row.perfect_scaling_error:+.0%}",
+        "no overlap": f"{row.no_overlap_error:+.0%}",
+        "naive overlap": f"{row.naive_overlap_error:+.{digits}%}",
+        "pipelined overlap": f"{row.pipelined_overlap_error:+.{digits}%}",
+    }
+    return cells if is_paired else {name: cell for name, cell in cells.items() if not name.startswith("paired")}
+
+
+def _show_conditions(conditions: Conditions) -> None:
+    """Print whether emulated devices ran as they should, in one line."""
+    late = [f"{ns / 1e6:.2f}" for ns in conditions.overslept_ns]
+    print(
+        f"conditions: processor idle {conditions.idle:.0%}; sleeps ended late by {late[0]} ms (median), {late[1]} ms "
+        f"(90 % quantile) and {late[2]} ms (99 %); slow-down of the device {conditions.device_slow_down:.3f}, of the "
+        f"network {conditions.network_slow_down:.3f}; the host prolongs an iteration by "
+        f"{conditions.host_ns / 1e6:.1f} ms, which the predictions contain"
+    )
+
+
+# Calibrations
+
+NOISY_OUTLIERS = 0.1
+"""Fraction of outliers among all-reduces above which the machine counts as noisy."""
+PARTS = {
+    "compress": "before its collectives",
+    "recompress": "between them",
+    "decompress": "after them",
+}
+"""Parts of a comm hook's computation, and when each runs."""
+
+
+def show_calibration(fabric: Fabric, model: str, title: str) -> None:
+    """Print tables of collectives, comm hooks and slow-downs, and the other costs; `±` is half of a 90 % band.
+
+    Args:
+        fabric: A fabric made by `calibrate`.
+        model: The model that it was measured with.
+        title: Title of the first table.
+    """
+    show_table(collective_rows(fabric), title, optional=("outliers", "± ", "broadcast ms"))
+    outliers, repeats = sum(row.outliers for row in fabric.all_reduce), sum(row.repeats for row in fabric.all_reduce)
+    if outliers > NOISY_OUTLIERS * repeats:
+        print(
+            f"{outliers} of {repeats} all-reduces took over twice the median, probably because other programs "
+            "were running; calibrate again while nothing else runs"
+        )
+    processor = fabric.processor
+    if rows := list(hook_rows(processor)):
+        show_table(rows, f"computation of comm hooks for a bucket of {model}'s gradients")
+    if rows := contention_rows(processor):
+        show_table(rows, f"slow-down of {model}'s computation and of collectives that run at the same time")
+    print(
+        f"issuing a collective: {processor.launch_ns / 1e3:.0f} us\n"
+        f"computation stays slowed after a collective: {processor.lingers_ns / 1e6:.1f} ms\n"
+        f"search for unused parameters: {processor.search_ns_per_parameter / 1e3:.1f} us per parameter\n"
+        f"rebuild of buckets: {processor.rebuild_ns / 1e6:.1f} ms"
+    )
+
+
+def collective_rows(fabric: Fabric) -> list[dict[str, str]]:
+    """Return one row per message size."""
+    factors = {row.size_bytes: row.factor for row in fabric.sharing}
+    broadcasts = {row.size_bytes: row for row in fabric.broadcast}
+    return [
+        {
+            "bytes": f"{row.size_bytes:,}",
+            "all-reduce ms": f"{row.ns / 1e6:.3f}",
+            "±": f"{row.spread:.0%}",
+            "outliers": f"{row.outliers} of {row.repeats}",
+            "two at a time": f"x {factors[row.size_bytes]:.2f}",
+            "broadcast ms": f"{broadcasts[row.size_bytes].ns / 1e6:.3f}",
+            "± ": f"{broadcasts[row.size_bytes].spread:.0%}",
+        }
+        for row in fabric.all_reduce
+    ]
+
+
+def contention_rows(processor: Processor) -> list[dict[str, str]]:
+    """Return one row per message size and number of collectives in flight."""
+    return [
+        {
+            "bytes": f"{row.size_bytes:,}",
+            "in flight": f"{row.running}",
+            "computation": f"x {row.compute:.2f}",
+            "±": f"{row.compute_error:.0%}",
+            "collective": f"x {row.collective:.2f}",
+            "± ": f"{row.collective_error:.0%}",
+        }
+        for row in processor.contention
+    ]
+
+
+def hook_rows(processor: Processor) -> Iterator[dict[str, str]]:
+    """Yield one row for each part of a hook with a cost."""
+    for hook in processor.hooks:
+        parts: dict[str, Linear] = {part: getattr(hook, part) for part in PARTS}
+        for part, cost in parts.items():
+            if cost != Linear():
+                yield {
+                    "hook": hook.name,
+                    "part": f"{part}, {PARTS[part]}",
+                    "us per bucket": f"{cost.fixed_ns / 1e3:.0f}",
+                    "us per MiB": f"{cost.ns_per_byte * 2**20 / 1e3:.0f}",
+                    "GB/s": f"{1 / cost.ns_per_byte:.2f}" if cost.ns_per_byte else "",
+                }

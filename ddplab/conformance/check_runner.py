@@ -1,0 +1,289 @@
+"""Bench: the class under test on ranks, on which checks run programs, and the outcomes of checks."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from reference.errors import RankError
+from reference.launch import RankPool
+
+from . import rank_bodies
+from .class_under_test import NotSupportedError, Subject
+from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
+from .training_programs import Program
+
+if TYPE_CHECKING:
+    from hypothesis import settings
+
+Outcome = Literal["passed", "failed", "not supported", "left out"]
+TIMEOUT_S = 10.0
+"""Time-out of each program on the ranks; a class that hangs is reported then."""
+SHRINK_S = 20.0
+"""How long smaller programs with the same fault are sought; an error ends the ranks, and new ones take seconds."""
+START_TIMEOUT_S = 60.0
+"""Time-out of the first program, which starts the ranks."""
+STILL_RUNNING, LOST = "still running at the time-out", "exited without reporting an error"
+"""Parts of the messages of `RankError`: a rank hung, or its process ended, as if another mechanism had killed it."""
+UNMATCHED = (
+    STILL_RUNNING,
+    LOST,
+    "all ranks wait, so none can go on",
+    "expected its collective",
+    "closed by peer",
+    "reset by peer",
+    "Timed out",
+)
+"""Parts of messages that show that the ranks launched different collectives, or wait for each other for ever."""
+
+
+class HangError(BaseException):
+    """A program hung. Not an `Exception`, so that Hypothesis does not repeat it to find a smaller one."""
+
+
+class _ShrunkError(BaseException):
+    """The time for smaller programs is over. Not an `Exception`, so that Hypothesis stops."""
+
+
+class Effort(NamedTuple):
+    """How much is tried.
+
+    Attributes:
+        examples: Random programs of each kind.
+        derandomized: Whether every run tries the same ones.
+    """
+
+    examples: int
+    derandomized: bool
+
+
+QUICK, FULL = Effort(60, derandomized=True), Effort(1000, derandomized=True)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Outcome of a check.
+
+    Attributes:
+        check: Name of the check.
+        outcome: Whether the class passed.
+        message: What was found, why the check does not apply or was left out, or how the class passed.
+        program: The program that shows the fault. None: there is none.
+    """
+
+    check: str
+    outcome: Outcome
+    message: str = ""
+    program: Program | None = None
+
+    @property
+    def unmatched(self) -> bool:
+        """Whether the check failed because the ranks launched different collectives, hung, or one was lost."""
+        return self.outcome == "failed" and any(part in self.message for part in UNMATCHED)
+
+
+class Bench:
+    """The subject, the ranks on which it is tried, and the effort.
+
+    Args:
+        subject: The class under test.
+        pool: Ranks.
+        effort: How much is tried.
+        against: A class whose results must be equal. None: none.
+        scratch: Folder for files of checks.
+    """
+
+    def __init__(
+        self, subject: Subject, pool: RankPool, effort: Effort, *, against: Subject | None = None, scratch: Path
+    ) -> None:
+        self.subject, self.pool, self.effort, self.against, self.scratch = subject, pool, effort, against, scratch
+        self.methods: frozenset[str] = frozenset()
+        self.shrinks = True
+        """Whether a random program that shows a fault is made smaller; a first fault has been shown else."""
+
+    def start(self) -> None:
+        """Start the ranks and find out which methods the class has."""
+        found = self.run(rank_bodies.methods_of, self.subject, timeout_s=START_TIMEOUT_S)
+        self.methods = frozenset(found[0])
+
+    def run(self, body: Callable[..., Any], *arguments: Any, timeout_s: float | None = None) -> list[Any]:
+        """Run a body on all ranks.
+
+        Raises:
+            FindingError: A rank returned what is wrong, and others did not end in time.
+            HangError: It did not end in time.
+            RankError: A rank failed.
+        """
+        first = not self.pool._processes
+        try:
+            return self.pool.run(body, *arguments, timeout_s=timeout_s or (START_TIMEOUT_S if first else TIMEOUT_S))
+        except RankError as error:
+            report([one for one in error.returned.values() if isinstance(one, str)])
+            if STILL_RUNNING in str(error):
+                raise HangError(str(error)) from None
+            raise
+
+    def needs(self, *names: str) -> None:
+        """Check that the class has these methods and options.
+
+        Raises:
+            NotSupportedError: It lacks one.
+        """
+        for name in names:
+            if name not in self.methods and name not in self.subject.options:
+                raise NotSupportedError(f"it has no {name}")
+
+    def averages_or_raises(self, body: Callable[..., Any], *arguments: Any) -> str:
+        """Run a body on all ranks that returns what is wrong. A class may also raise an error, but not lose a rank.
+
+        Returns:
+            The first line of the error; empty if there was none.
+
+        Raises:
+            FindingError: Something is wrong.
+            HangError: It did not end in time.
+        """
+        try:
+            problems = self.run(body, self.subject, *arguments)
+        except RankError as error:
+            if LOST in str(error):
+                raise FindingError(first_lines(str(error))) from None
+            return first_lines(str(error))
+        report(problems)
+        return ""
+
+    def try_program(self, program: Program, habits: Sequence[str] = (AS_TORCH,)) -> list[str]:
+        """Run a program and compare it with local training; see `check_program`.
+
+        Raises:
+            FaultyProgramError: The class is wrong, or a rank failed.
+            HangError: It did not end in time.
+            WeakProgramError: The program could not show a fault.
+        """
+        try:
+            return check_program(self.subject, program, _Guarded(self), habits)  # type: ignore[arg-type]
+        except (FindingError, RankError) as error:
+            raise FaultyProgramError(str(error), program) from None
+
+    def try_random(self, **how: Any) -> None:
+        """Run random programs, and shrink the first one that shows a fault; arguments as for `programs`.
+
+        Raises:
+            FaultyProgramError: The class is wrong.
+        """
+        from hypothesis import assume, given
+
+        from .random_programs import programs
+
+        def run(program: Program) -> None:
+            try:
+                search.attempt(self.try_program, program)
+            except WeakProgramError:
+                assume(condition=False)
+
+        search = Search()
+        search.run(self.settings()(given(programs(self.pool.world_size, **how))(run)))
+
+    def settings(self, **further: Any) -> "settings":
+        """Return settings of Hypothesis for a random check; `further` replaces single ones."""
+        from hypothesis import HealthCheck, Phase, settings
+
+        usual: dict[str, Any] = {
+            "max_examples": self.effort.examples,
+            "derandomize": self.effort.derandomized,
+            "deadline": None,
+            "database": None,
+            "phases": [Phase.generate, Phase.shrink] if self.shrinks else [Phase.generate],
+            "report_multiple_bugs": False,
+            "suppress_health_check": list(HealthCheck),
+        }
+        return settings(**usual | further)
+
+
+class Search:
+    """A search for a faulty program, whose time for smaller programs with the same fault is limited."""
+
+    def __init__(self) -> None:
+        self._found: list[tuple[FaultyProgramError, float]] = []
+
+    def attempt(self, run: Callable[..., object], *arguments: Any) -> None:
+        """Try one program."""
+        if self._found and time.monotonic() - self._found[0][1] > SHRINK_S:
+            raise _ShrunkError
+        try:
+            run(*arguments)
+        except FaultyProgramError as fault:
+            self._found.append((fault, time.monotonic()))
+            raise
+
+    def run(self, test: Callable[[], None]) -> None:
+        """Run a test of Hypothesis that calls `attempt`.
+
+        Raises:
+            FaultyProgramError: The class is wrong.
+        """
+        try:
+            test()
+        except _ShrunkError:
+            raise self._found[-1][0] from None
+
+
+class _Guarded(NamedTuple):
+    """A pool whose runs have the time-out of conformance checks."""
+
+    bench: Bench
+
+    @property
+    def world_size(self) -> int:
+        return self.bench.pool.world_size
+
+    def run(self, *arguments: Any) -> list[Any]:
+        return self.bench.run(*arguments)
+
+
+class FaultyProgramError(Exception):
+    """A program that shows a fault.
+
+    Attributes:
+        program: The program.
+    """
+
+    def __init__(self, message: str, program: Program) -> None:
+        super().__init__(message)
+        self.program = program
+
+
+Check = Callable[[Bench], str | None]
+"""Returns if the class passed, perhaps with a text on how; raises FindingError, FaultyProgramError, RankError,
+HangError or NotSupportedError."""
+
+
+def run_check(name: str, check: Check, bench: Bench) -> Result:
+    """Run one check."""
+    try:
+        note = check(bench)
+    except NotSupportedError as reason:
+        return Result(name, "not supported", str(reason))
+    except FaultyProgramError as fault:
+        bench.shrinks = False  # one small program is enough
+        return Result(name, "failed", first_lines(str(fault)), fault.program)
+    except (FindingError, RankError, HangError) as fault:
+        return Result(name, "failed", first_lines(str(fault)))
+    return Result(name, "passed", note or "")
+
+
+def report(problems: Sequence[str]) -> None:
+    """Raise an error for the first problem that a rank returned.
+
+    Raises:
+        FindingError: There is one.
+    """
+    for problem in problems:
+        if problem:
+            raise FindingError(problem)
+
+
+def first_lines(message: str) -> str:
+    """Shorten the message of a failed rank: its cause without the traceback."""
+    return message.partition(" Traceback:\n")[0]

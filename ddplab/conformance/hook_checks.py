@@ -1,0 +1,218 @@
+"""Comm hooks: what a hook receives, what becomes of its result, and the hooks of `reference.comm_hooks`."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from reference.comm_hooks import allreduce, compress, powersgd, quantization
+
+from .check_runner import Bench, report
+from .class_under_test import Subject
+from .rank_bodies import batch, build, outside
+from .torch_options import difference, group_of, local_gradients
+
+STEPS = 3
+MODEL = "multi-layer perceptron"
+
+
+def _loss(module: nn.Module, step: int, rank: int) -> Tensor:
+    return module(batch(step, rank)).square().mean()  # type: ignore[no-any-return]
+
+
+# What a hook receives, and what becomes of its result
+
+
+def compare_hook(rank: int, world_size: int, subject: Subject, factor: float, options: dict[str, Any]) -> str:
+    """Train with a comm hook that averages and multiplies by a factor, if that is not 1 in a tensor of its own."""
+    module, twin = build(MODEL, seed=0), build(MODEL, seed=0)
+    wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4, **options)
+    seen: list[tuple[int, int, bool]] = []
+    wrong: list[str] = []
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - torch's class accepts no other
+        # annotation than its own bucket's
+        buffer = bucket.buffer()
+        state.append((bucket.index(), buffer.numel(), bucket.is_last()))
+        wrong.extend(_wrong_gradients(bucket))
+        future = dist.all_reduce(buffer.div_(world_size), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0] if factor == 1 else done.value()[0] * factor)
+
+    wrapped.register_comm_hook(seen, hook)
+    elements = sum(parameter.numel() for parameter in module.parameters())
+    for step in range(STEPS):
+        seen.clear()
+        module.zero_grad()
+        _loss(wrapped, step, rank).backward()
+        subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
+        where = f"iteration {step}, rank {rank}, hook that multiplies by {factor:g}"
+        local = local_gradients(twin, _loss, step, range(world_size))
+        scaled = [{name: None if one is None else one * factor for name, one in mine.items()} for mine in local]
+        if problem := difference(module, scaled):
+            return f"{where}: {problem}"
+        if wrong:
+            return f"{where}: {wrong[0]}"
+        if sum(size for _, size, _ in seen) != elements:
+            return f"{where}: hooks got {sum(size for _, size, _ in seen)} of {elements} elements"
+        if [index for index, _, _ in seen] != list(range(len(seen))):
+            return f"{where}: expected the buckets in the order of their indices, got {seen}"
+        if [is_last for _, _, is_last in seen] != [False] * (len(seen) - 1) + [True]:
+            return f"{where}: expected the bucket launched last to be the last one, got {seen}"
+    return ""
+
+
+def _wrong_gradients(bucket: Any) -> list[str]:
+    """Compare a bucket's gradients with its parameters and its buffer."""
+    gradients, parameters = bucket.gradients(), bucket.parameters()
+    shapes = [tuple(one.shape) for one in gradients], [tuple(one.shape) for one in parameters]
+    if shapes[0] != shapes[1]:
+        return [f"a bucket's gradients have the shapes {shapes[0]}, its parameters {shapes[1]}"]
+    if not torch.equal(torch.cat([one.flatten() for one in gradients]), bucket.buffer()):
+        return ["a bucket's gradients are not the parts of its buffer"]
+    return []
+
+
+# Hooks that compress
+
+Bound = Callable[[Tensor, float], Tensor]
+"""Largest error of an average, from the gradients of all ranks and the largest range of a rank's gradients."""
+
+
+def _rounding(dtype: torch.dtype) -> Bound:
+    info = torch.finfo(dtype)
+    return lambda parts, _range: 2 * info.eps * parts.abs().sum(dim=0) + info.tiny
+
+
+def _one_level(_parts: Tensor, largest_range: float) -> Tensor:
+    return torch.tensor(largest_range / 255)
+
+
+COMPRESSING: dict[str, tuple[Any, Bound]] = {
+    "allreduce": (allreduce.allreduce, _rounding(torch.float32)),
+    "fp16_compress": (compress.fp16_compress, _rounding(torch.float16)),
+    "bf16_compress": (compress.bf16_compress, _rounding(torch.bfloat16)),
+    "quantize_per_tensor": (quantization.quantize_per_tensor, _one_level),
+    "quantize_per_channel": (quantization.quantize_per_channel, _one_level),
+}
+"""Hooks whose state is the process group, and how exact they are."""
+
+
+def compare_compressing(rank: int, world_size: int, subject: Subject, name: str, *, in_a_group: bool) -> str:
+    """Train with one of `COMPRESSING`; in a group, on all ranks but the first."""
+    hook, bound = COMPRESSING[name]
+    members = range(1, world_size) if in_a_group else range(world_size)
+    group = group_of(members) if in_a_group else None
+    if rank not in members:
+        return ""
+    module, twin = build(MODEL, seed=0), build(MODEL, seed=0)
+    wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4, **({} if group is None else {"process_group": group}))
+    wrapped.register_comm_hook(group, hook)
+    for step in range(STEPS):
+        local = local_gradients(twin, _loss, step, members)
+        module.zero_grad()
+        _loss(wrapped, step, rank).backward()
+        subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
+        largest = max(_range(one) for one in local)
+        for key, parameter in module.named_parameters():
+            parts = torch.stack([gradient for one in local if (gradient := one[key]) is not None])
+            assert parameter.grad is not None
+            errors = (parameter.grad - parts.mean(dim=0)).abs()
+            if bool((errors > bound(parts, largest)).any()):
+                limit = bound(parts, largest).max().item()
+                return (
+                    f"{name}, iteration {step}, rank {rank}: {key!r} is off by {errors.max():.3g}, limit {limit:.3g}"
+                )
+    return ""
+
+
+def _range(gradients: dict[str, Tensor | None]) -> float:
+    flat = torch.cat([one.flatten() for one in gradients.values() if one is not None])
+    return float(flat.max().clamp(min=0) - flat.min().clamp(max=0))
+
+
+# PowerSGD
+
+SIDE = 8
+
+
+class _Bilinear(nn.Module):
+    """A square weight and a bias, whose gradients on a rank are constant and of rank 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.zeros(SIDE, SIDE)), nn.Parameter(torch.zeros(SIDE))
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return (left @ self.weight * right).sum() + (self.bias * right.sum(dim=0)).sum()
+
+
+def _samples(rank: int, count: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(rank)
+    return torch.randn(count, SIDE, generator=generator), torch.randn(count, SIDE, generator=generator)
+
+
+def compare_powersgd(rank: int, world_size: int, subject: Subject, *, feedback: bool) -> str:
+    """Average with PowerSGD: exact for matrices of low rank, and with error feedback exact in the long run."""
+    count, steps = (SIDE, 48) if feedback else (1, 4)
+    module = _Bilinear()
+    wrapped: Any = subject.wrap(module, bucket_cap_mb=25.0)
+    state = powersgd.PowerSGDState(
+        None,
+        matrix_approximation_rank=2 if feedback else world_size,
+        start_powerSGD_iter=2,
+        min_compression_rate=0.1,
+        use_error_feedback=feedback,
+        warm_start=feedback,
+    )
+    wrapped.register_comm_hook(state, powersgd.power_sgd)
+    everyone = [_samples(one, count) for one in range(world_size)]
+    expected = torch.stack([left.mT @ right for left, right in everyone]).mean(dim=0)
+    biases = torch.stack([right.sum(dim=0) for _, right in everyone])
+    total = torch.zeros_like(expected)
+    for step in range(steps):
+        module.zero_grad()
+        wrapped(*everyone[rank]).backward()
+        subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
+        assert module.weight.grad is not None
+        if problem := outside(module.bias.grad, biases.double(), torch.float32):
+            return f"PowerSGD, iteration {step}, rank {rank}: the bias, which is not compressed: {problem}"
+        total += module.weight.grad
+        error = float((module.weight.grad - expected).norm() / expected.norm())
+        if not feedback and error > 1e-3:
+            return f"PowerSGD, iteration {step}, rank {rank}: a matrix of low rank is off by {error:.3g} of its norm"
+    if state.iter != steps or not state.compression_stats()[2]:
+        return f"PowerSGD, rank {rank}: {state.iter} of {steps} iterations counted, {state.compression_stats()}"
+    error = float((total / steps - expected).norm() / expected.norm())
+    if error > 0.2:
+        return f"PowerSGD, rank {rank}: the mean of {steps} averages is off by {error:.3g} of its norm"
+    return ""
+
+
+# Checks
+
+
+def check(bench: Bench) -> None:
+    """A comm hook that averages changes nothing; one that halves the gradients, in its own tensor, halves them."""
+    bench.needs("register_comm_hook")
+    views = [{"gradient_as_bucket_view": True}] if "gradient_as_bucket_view" in bench.subject.options else []
+    for options in ({}, *views):
+        for factor in (1.0, 0.5):
+            report(bench.run(compare_hook, bench.subject, factor, options))
+
+
+def check_compressing(bench: Bench) -> None:
+    """The comm hooks of `reference.comm_hooks` are as exact as their kind of compression allows."""
+    bench.needs("register_comm_hook")
+    for name in COMPRESSING:
+        report(bench.run(partial(compare_compressing, in_a_group=False), bench.subject, name))
+    if "process_group" in bench.subject.options:
+        report(bench.run(partial(compare_compressing, in_a_group=True), bench.subject, "allreduce"))
+    for feedback in (False, True):
+        report(bench.run(partial(compare_powersgd, feedback=feedback), bench.subject))
+
+
+CHECKS = {"comm hooks": check, "compressing hooks": check_compressing}
+"""Checks by name."""

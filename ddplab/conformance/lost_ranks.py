@@ -1,0 +1,91 @@
+"""Faults: a rank dies or raises an error, and the others must end with an error in time.
+
+The ranks are processes without a launcher that watches over them, as on a cluster: what ends them is the class.
+"""
+
+import os
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
+
+from reference.fork_server import OUTPUTS, Surroundings, ctrl_c_blocked, process_context
+from reference.launch import choose_network
+
+from . import rank_bodies
+from .check_runner import Bench
+from .class_under_test import Subject
+from .local_training import FindingError
+
+WORLD_SIZE = 2
+COLLECTIVES_S = 8.0
+"""Time-out of collectives."""
+PATIENCE_S = 10.0
+"""How long the others may live on."""
+START_S = 60.0
+WORDS = {"killed": "was killed", "raises": "raised an error"}
+PLACES = {
+    "forward": "before its forward pass",
+    "between buckets": "during its backward pass",
+    "after backward": "after its backward pass",
+}
+
+
+def check(bench: Bench, kind: str, places: tuple[str, ...]) -> None:
+    """Let the last rank die at these places, in this way.
+
+    Raises:
+        FindingError: Another rank did not end, or ended without an error.
+    """
+    for place in places:
+        outcome = outcome_of(bench.subject, kind, place)
+        how = f"the last rank {WORDS[kind]} {PLACES[place]}"
+        if outcome is None:
+            raise FindingError(f"{how}: rank 0 was still running {PATIENCE_S:g} s later")
+        if outcome == 0:
+            raise FindingError(f"{how}: rank 0 ended without an error")
+
+
+def outcome_of(subject: Subject, kind: str, place: str) -> int | None:
+    """Return the exit status of rank 0 after the last rank failed; None if it did not end in time.
+
+    Raises:
+        FindingError: The ranks did not begin to train.
+    """
+    context, surroundings = process_context(), Surroundings()
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = subject.name, kind, place, str(Path(folder) / "store"), surroundings
+        ranks = [context.Process(target=_serve, args=(*arguments, rank)) for rank in range(WORLD_SIZE)]
+        try:
+            for process in ranks:
+                with ctrl_c_blocked():
+                    process.start()
+            ranks[-1].join(timeout=START_S)
+            if ranks[-1].exitcode is None:
+                raise FindingError(f"the last rank did not reach its fault in {START_S:g} s")
+            ranks[0].join(timeout=PATIENCE_S)
+            return ranks[0].exitcode
+        finally:
+            surroundings.close()
+            for process in ranks:
+                process.kill()
+                process.join()
+
+
+def _serve(name: str, kind: str, place: str, store: str, surroundings: Surroundings, rank: int) -> None:
+    """Be a rank, without a launcher; the errors that it reports are expected."""
+    surroundings.enter()
+    silent = os.open(os.devnull, os.O_WRONLY)
+    for output in OUTPUTS:
+        os.dup2(silent, output)
+    choose_network(None)
+    dist.init_process_group(
+        "gloo",
+        store=FileStore(store, WORLD_SIZE),
+        rank=rank,
+        world_size=WORLD_SIZE,
+        timeout=timedelta(seconds=COLLECTIVES_S),
+    )
+    rank_bodies.train_until(rank, WORLD_SIZE, Subject(name), place, kind)

@@ -1,0 +1,355 @@
+"""Overlap: when a class launches its all-reduces, and how much communication is exposed, exactly.
+
+The class runs in virtual time on emulated devices, for several models on several networks. There is no clock and so
+no noise: a schedule that is slower by a nanosecond is slower. `compare` names the first bucket that is late.
+"""
+
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import Field
+from torch import nn
+
+from reference.errors import RankError
+from reference.files.reading import Schema, read_schema
+from reference.files.value_ranges import Bytes, Moment, Nanoseconds
+from reference.files.writing import write_atomically
+from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
+from simulator.fabric import Fabric
+
+from ..emulation.emulate import emulate
+from .check_runner import Bench
+from .class_under_test import NotSupportedError, Subject
+from .local_training import FindingError
+
+US, MS = 1_000, 1_000_000
+OF_GRADIENTS = ("all_reduce", "second_all_reduce", "join")
+"""Kinds of collectives that average gradients; those after the backward pass look like the collectives of Join."""
+TIMEOUT_S = 300.0
+"""Time-out of the emulation of another revision."""
+CAP_MB = 5.0
+"""Bucket cap of the models, which gives each of them several buckets."""
+
+
+class Network(NamedTuple):
+    """A network to emulate.
+
+    Attributes:
+        name: In words.
+        world_size: Number of ranks.
+        latency_ns: Latency of a hop of the ring.
+        bytes_per_s: Rate of each rank's link.
+    """
+
+    name: str
+    world_size: int
+    latency_ns: int
+    bytes_per_s: float
+
+
+NETWORKS = (
+    Network("8 ranks at 2400 Gbit/s", 8, 3 * US, 300e9),
+    Network("64 ranks at 100 Gbit/s", 64, 10 * US, 12.5e9),
+    Network("16 ranks at 10 Gbit/s", 16, 20 * US, 1.25e9),
+)
+
+
+def _trace(model: str, shapes: Sequence[tuple[int, ...]], forward_ns: int, gap_ns: int) -> Trace:
+    """Make the trace of a model whose gradients become ready one after the other, the last parameter's first."""
+    parameters = tuple(
+        Parameter(name=f"layer{number}.weight", shape=shape, dtype="float32", size_bytes=4 * _product(shape))
+        for number, shape in enumerate(shapes)
+    )
+    moments = list(accumulate([gap_ns] * len(shapes), initial=forward_ns))[1:]
+    end = moments[-1] + gap_ns
+    iteration = Iteration(
+        forward_start_ns=0,
+        forward_end_ns=forward_ns,
+        backward_start_ns=forward_ns,
+        backward_end_ns=end,
+        optimizer_start_ns=end,
+        optimizer_end_ns=end + gap_ns,
+        end_ns=end + gap_ns,
+        synchronized=False,
+        ready_ns=tuple(reversed(moments)),
+    )
+    workload = Workload(
+        model=model,
+        source="module",
+        parameters=parameters,
+        device="cpu",
+        device_name="emulated",
+        backend=None,
+        world_size=1,
+        torch_version="",
+    )
+    return Trace(workload=workload, ranks=(RankTrace(rank=0, iterations=(iteration,)),))
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    product = 1
+    for length in shape:
+        product *= length
+    return product
+
+
+MODELS = (
+    _trace("12 equal layers", [(1024, 512)] * 12, 6 * MS, MS),
+    _trace("large last layers", [*[(64, 64)] * 30, *[(1024, 1024)] * 6], 4 * MS, 300 * US),
+    _trace("a large embedding first", [(4096, 1024), *[(512, 512)] * 24], 8 * MS, 500 * US),
+)
+
+
+class Launch(Schema):
+    """An all-reduce of a bucket, in nanoseconds from the start of the iteration."""
+
+    size_bytes: Bytes = Field(description="bytes of its message")
+    launched_ns: Moment = Field(description="when the class launched it")
+    done_ns: Moment = Field(description="when it was done")
+
+
+class Schedule(Schema):
+    """What a class does in one iteration of a model on a network."""
+
+    model: str = Field(description="name of the model")
+    network: str = Field(description="name of the network")
+    iteration_ns: Nanoseconds = Field(gt=0, description="duration of the iteration")
+    exposed_ns: Nanoseconds = Field(description="time in which the slowest rank waits for communication")
+    last_ready_ns: Nanoseconds = Field(description="when the last gradient is ready")
+    launches: tuple[Launch, ...] = Field(description="all-reduces in launch order")
+    other_collectives: int = Field(ge=0, description="number of further collectives")
+
+
+class ScheduleFile(Schema):
+    """Schedules of a class, as a file."""
+
+    subject: str = Field(description="name of the class")
+    schedules: tuple[Schedule, ...] = Field(description="by model and network")
+
+
+def schedules_of(subject: Subject) -> Iterator[Schedule]:
+    """Emulate all models on all networks.
+
+    Raises:
+        RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.
+    """
+    for trace in MODELS:
+        for network in NETWORKS:
+            yield schedule_of(subject, trace, network)
+
+
+def schedule_of(subject: Subject, trace: Trace, network: Network) -> Schedule:
+    """Emulate one model on one network; arguments as for `schedules_of`."""
+    fabric = Fabric.from_alpha_beta(alpha_ns=network.latency_ns, bytes_per_s=network.bytes_per_s)
+    prediction = emulate(
+        trace, fabric, world_size=network.world_size, reducer=reducer_of(subject), bucket_cap_mb=CAP_MB
+    )
+    timeline = prediction.timeline
+    collectives = timeline.engine_input.schedule.collectives
+    reduced = [number for number, one in enumerate(collectives) if one.kind in OF_GRADIENTS]
+    launched_ns = timeline.launched_ns.max(axis=0)
+    (iteration,) = trace.ranks[0].iterations
+    return Schedule(
+        model=trace.workload.model,
+        network=network.name,
+        iteration_ns=prediction.iteration_ns,
+        exposed_ns=prediction.exposed_comm_ns,
+        last_ready_ns=max(moment for moment in iteration.ready_ns if moment is not None),
+        launches=tuple(
+            Launch(
+                size_bytes=collectives[number].size_bytes,
+                launched_ns=int(launched_ns[number]),
+                done_ns=int(timeline.done_ns[number]),
+            )
+            for number in reduced
+        ),
+        other_collectives=len(collectives) - len(reduced),
+    )
+
+
+def reducer_of(subject: Subject) -> Callable[..., nn.Module]:
+    """Return a function that wraps an emulated model; before its step, it calls what must follow a backward pass."""
+
+    def make(module: Any, **options: Any) -> nn.Module:
+        wrapped = subject.wrap(module, **{name: value for name, value in options.items() if name in subject.options})
+        step = module.step
+
+        def finish_and_step() -> None:
+            subject.finish(wrapped, None)  # type: ignore[arg-type]  # an emulated device has no optimiser
+            step()
+
+        module.step = finish_and_step
+        return wrapped
+
+    return make
+
+
+def check_overlap(bench: Bench) -> None:
+    """All-reduces of several buckets are launched in one order, the first ones before the backward pass ends.
+
+    Raises:
+        FindingError: They are not.
+        NotSupportedError: The class cannot run in virtual time.
+    """
+    try:
+        schedules = list(schedules_of(bench.subject))
+    except RankError as error:
+        if "modelled network: expected" in str(error) or "not implemented" in str(error).lower():
+            raise NotSupportedError(f"virtual time: {error}") from None
+        raise
+    for schedule in schedules:
+        if problem := late_launches(schedule):
+            raise FindingError(f"{schedule.model} on {schedule.network}: {problem}")
+
+
+def late_launches(schedule: Schedule) -> str:
+    """Say what keeps communication from overlapping with the backward pass; empty if nothing does."""
+    if not schedule.launches:
+        return "no all-reduce was launched"
+    early = [launch for launch in schedule.launches if launch.launched_ns < schedule.last_ready_ns]
+    if not early:
+        return (
+            f"all {len(schedule.launches)} all-reduces were launched after the last gradient was ready; "
+            f"{schedule.exposed_ns / MS:.2f} ms of {schedule.iteration_ns / MS:.2f} ms are exposed communication"
+        )
+    return ""
+
+
+# Comparison with a baseline
+
+
+def save(path: Path, subject: str, schedules: Sequence[Schedule]) -> None:
+    """Write schedules as JSON, for `load`."""
+    document = ScheduleFile(subject=subject, schedules=tuple(schedules))
+    write_atomically(path, (document.model_dump_json(indent=1) + "\n").encode())
+
+
+def load(path: Path) -> tuple[Schedule, ...]:
+    """Read schedules that `save` wrote.
+
+    Raises:
+        ValueError: The file is missing or damaged; the message names file, field and reason.
+    """
+    return read_schema(
+        ScheduleFile, path, what="a file of schedules", cure="write it again with `ddplab conform --save-schedule`"
+    ).schedules
+
+
+def load_baseline(text: str, name: str) -> tuple[Schedule, ...]:
+    """Return the schedules of a baseline: those of a file that `save` wrote, or those of a class at a git revision.
+
+    Args:
+        text: Path of the file, or the revision of the repository in the working directory.
+        name: Name of the class.
+
+    Raises:
+        ValueError: There is no such file or revision, or the class cannot be imported from the revision or run there.
+    """
+    if Path(text).is_file():
+        return load(Path(text))
+    refusal = f"--baseline: expected a file or a git revision, got {text!r}"
+    commit = _git("rev-parse", "--verify", "--end-of-options", f"{text}^{{commit}}", refusal=refusal)
+    top, here = (Path(_git("rev-parse", f"--show-{one}", refusal=refusal)) for one in ("toplevel", "prefix"))
+    with tempfile.TemporaryDirectory() as name_of_folder:
+        folder = Path(name_of_folder).resolve()
+        tree, archive, out = folder / "tree", folder / "tree.tar", folder / "schedules.json"
+        _git("-C", str(top), "archive", "--format=tar", f"--output={archive}", commit, refusal=refusal)
+        with tarfile.open(archive) as packed:
+            packed.extractall(tree, filter="data")
+        places = [tree / here, tree / here / "src", *(_in_tree(Path(one), top, tree) for one in sys.path if one)]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
+        command = [sys.executable, "-P", "-c", _SAVE_SCHEDULES, name, str(out), str(tree)]
+        done = subprocess.run(
+            command, env=environment, cwd=tree / here, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
+        )
+        if done.returncode:
+            reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+            raise ValueError(f"--baseline: {name} has no schedule at {text}: {reason[0]}")
+        return load(out)
+
+
+_SAVE_SCHEDULES = f"""
+import runpy, sys, types
+from importlib import import_module
+from pathlib import Path
+
+name, _, tree = sys.argv[1:]
+path, _, attribute = name.partition(":")
+module = import_module(path)
+found = getattr(module, attribute or "make_ddp", None)
+defined_in = sys.modules[found.__module__] if isinstance(found, type | types.FunctionType) else module
+for one in (module, defined_in):
+    file = getattr(one, "__file__", None)
+    if file is None or not Path(file).resolve().is_relative_to(tree):
+        sys.exit(f"expected to import it from the revision, got {{one.__name__}} from {{file}}")
+runpy.run_module({__name__!r}, run_name="__main__", alter_sys=True)
+"""
+"""Runs this module as a script, in the version of the revision if it is part of the revision. A class from elsewhere,
+such as the working tree, would be compared with itself."""
+
+
+def _in_tree(entry: Path, top: Path, tree: Path) -> Path:
+    """The folder of an extracted revision in place of a folder of the repository, if the revision has it."""
+    entry = entry.resolve()
+    moved = tree / entry.relative_to(top) if entry.is_relative_to(top) else entry
+    return moved if moved.is_dir() else entry
+
+
+def _git(*arguments: str, refusal: str) -> str:
+    """Run git and return its output; `refusal`: the beginning of the message if git fails."""
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise ValueError(f"{refusal}; git is not installed") from None
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:] or ["git failed"]
+        raise ValueError(f"{refusal}: {reason[0]}")
+    return done.stdout.strip()
+
+
+def compare(schedules: Sequence[Schedule], baseline: Sequence[Schedule]) -> list[str]:
+    """Return one sentence for each schedule that is slower than the baseline's; it names the first late bucket."""
+    before = {(one.model, one.network): one for one in baseline}
+    sentences = []
+    for now in schedules:
+        then = before.get((now.model, now.network))
+        if then is not None and now.iteration_ns > then.iteration_ns:
+            slower = now.iteration_ns / then.iteration_ns - 1
+            more = f"+{slower:.1%}" if slower >= 0.001 else f"+{now.iteration_ns - then.iteration_ns} ns"
+            sentences.append(f"{_cause(now, then)}: {more} on {now.network} ({now.model})")
+    return sentences
+
+
+def _cause(now: Schedule, then: Schedule) -> str:
+    """Describe the first difference between two schedules of one model on one network."""
+    if now.other_collectives != then.other_collectives:
+        return f"{now.other_collectives} collectives beside the all-reduces instead of {then.other_collectives}"
+    if len(now.launches) != len(then.launches):
+        return f"{len(now.launches)} buckets instead of {len(then.launches)}"
+    for number, (launch, earlier) in enumerate(zip(now.launches, then.launches, strict=True)):
+        if launch.size_bytes != earlier.size_bytes:
+            return f"bucket {number} has {launch.size_bytes} bytes instead of {earlier.size_bytes}"
+        if launch.launched_ns > earlier.launched_ns:
+            later = (launch.launched_ns - earlier.launched_ns) / MS
+            together = [
+                other
+                for other, one in enumerate(now.launches)
+                if other != number and one.launched_ns == launch.launched_ns
+            ]
+            if together:
+                return f"bucket {number} waits for bucket {max(together)}"
+            if launch.launched_ns >= now.last_ready_ns > earlier.launched_ns:
+                return f"bucket {number} waits for the end of the backward pass"
+            return f"bucket {number} is launched {later:.3g} ms later"
+    return "the same launches, but the iteration ends later"
+
+
+if __name__ == "__main__":
+    save(Path(sys.argv[2]), sys.argv[1], list(schedules_of(Subject(sys.argv[1]))))

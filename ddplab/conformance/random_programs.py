@@ -1,0 +1,100 @@
+"""Hypothesis strategies: random programs."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import strategies as st
+
+from .training_programs import ROWS, Kind, Layout, Program, Step, Weight
+
+CAPS_MB = (1e-6, 3e-5, 1e-4, 3e-4, 25.0)
+"""Bucket caps, from one parameter in each bucket to a single bucket."""
+
+
+@st.composite
+def programs(
+    draw: Callable[[st.SearchStrategy[Any]], Any],
+    world_size: int,
+    *,
+    kinds: Sequence[Kind] = ("train", "train", "evaluate", "change_lr"),
+    options: st.SearchStrategy[dict[str, Any]] | None = None,
+    any_use: bool = False,
+    static: bool = False,
+    buffer: bool = False,
+    keep: bool = False,
+) -> Program:
+    """Draw a program; its last step trains.
+
+    Args:
+        draw: Given by Hypothesis.
+        world_size: Number of ranks.
+        kinds: Kinds of steps.
+        options: Arguments for the class, other than bucket caps.
+        any_use: Whether forward may leave weights out.
+        static: Whether each step uses the weights of the first step, in its order.
+        buffer: Whether the model has a buffer.
+        keep: Whether gradients are cleared only after they were averaged. (torch's class fails if a script drops
+            gradients that it accumulated under `no_sync`.)
+    """
+    weights = draw(_weights())
+    count = len(weights)
+    everything = st.permutations(range(count)).map(tuple)
+    some = everything.flatmap(lambda order: st.integers(1, count).map(lambda length: tuple(order[:length])))
+    some = some.map(lambda used: used if any(not weights[index].frozen for index in used) else (0, *used))
+    use = some if any_use else everything
+    used = [draw(st.tuples(*[use] * world_size)) for _ in range(1 if static else 5)]
+    steps = st.builds(
+        Step,
+        kind=st.sampled_from(kinds),
+        used=st.sampled_from(used),
+        rows=st.tuples(*[st.integers(1, ROWS)] * world_size),
+        zero=st.sampled_from(["none", "none", "zeros", "keep"]),
+        optimize=st.sampled_from([True, True, False]),
+        evaluation=st.sampled_from([False, False, True]),
+    )
+    drawn = draw(st.lists(steps, min_size=2, max_size=5))
+    last = drawn[-1]
+    if last.kind != "train":
+        drawn[-1] = replace(last, kind="train")
+    if keep:
+        drawn = [
+            replace(step, zero="keep") if before is not None and before.kind == "accumulate" else step
+            for before, step in zip([None, *drawn], drawn, strict=False)
+        ]
+    return Program(
+        weights=weights,
+        steps=tuple(drawn),
+        options={"bucket_cap_mb": draw(st.sampled_from(CAPS_MB))} | (draw(options) if options is not None else {}),
+        optimizer=draw(st.sampled_from(["sgd", "adam"])),
+        buffer=buffer,
+        seed=draw(st.integers(0, 999)),
+    )
+
+
+@st.composite
+def _weights(draw: Callable[[st.SearchStrategy[Any]], Any]) -> tuple[Weight, ...]:
+    """Draw weights of any shape, some frozen, some tied; the first one is neither."""
+    shapes: st.SearchStrategy[tuple[int, ...]] = st.sampled_from(
+        [(), (1,), (3,), (2, 2), (0,), (4, 3), (5, 2, 1), (2, 3, 2, 2)]
+    )
+    layouts: st.SearchStrategy[Layout] = st.sampled_from(["contiguous", "transposed", "channels last"])
+    weights: list[Weight] = []
+    for index in range(draw(st.integers(1, 7))):
+        shape = draw(shapes)
+        kind = "plain" if not index else draw(st.sampled_from(["plain", "plain", "plain", "frozen", "tied"]))
+        tied_to = draw(st.integers(0, index - 1)) if kind == "tied" else None
+        while tied_to is not None and weights[tied_to].tied_to is not None:
+            tied_to = weights[tied_to].tied_to
+        like = None if tied_to is None else weights[tied_to]
+        weights.append(
+            Weight(
+                shape=((3,) if not index else shape) if like is None else like.shape,
+                dtype=draw(st.sampled_from(["float32", "float32", "float64"])) if like is None else like.dtype,
+                depth=draw(st.integers(0, 2)),
+                frozen=kind == "frozen" if like is None else like.frozen,
+                tied_to=tied_to,
+                layout=draw(layouts) if like is None else like.layout,
+            )
+        )
+    return tuple(weights)

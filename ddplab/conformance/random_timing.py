@@ -1,0 +1,164 @@
+"""Any timing: collectives that take any time and end in any order, between ranks that compute for any time.
+
+A program runs in virtual time on a modelled network. A seed determines the time of each collective and of each
+gradient, so a failure repeats exactly, and a rank that waits for ever is named at once.
+"""
+
+import random
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import Reducer as TorchReducer
+
+from reference.errors import RankError
+from simulator.engines.machine import CollectiveCost, Machine
+from simulator.fabric import LinkShare
+from simulator.schedule.schedule import Compute
+
+from ..emulation.modelled_network import Message, ModelledGroup, ModelledNetwork, VirtualFuture, worlds_by_thread
+from ..emulation.virtual_time import VirtualRank, VirtualTime
+from .check_runner import Bench, FaultyProgramError, Search
+from .class_under_test import Subject
+from .local_training import FindingError, WeakProgramError, compare, run_locally
+from .training_programs import Net, Program, Seen, look, optimizer_of, run_step
+
+DURATIONS_NS = (0, 1, 10, 1000)
+"""Times of collectives, and of gradients; so that any of them may be the longest."""
+MOST_AT_A_TIME = 3
+
+
+def run_in_virtual_time(subject: Subject, program: Program, world_size: int, seed: int) -> list[list[Seen]]:
+    """Run a program on ranks in virtual time; returns what each rank saw, by rank and step.
+
+    Args:
+        subject: The class under test.
+        program: The program.
+        world_size: Number of ranks, each a thread.
+        seed: Determines all durations.
+
+    Raises:
+        RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.
+    """
+    chosen = random.Random(seed)
+    at_a_time = chosen.randint(1, MOST_AT_A_TIME)
+
+    def machine() -> Machine:
+        return Machine([0], concurrency=at_a_time, slows_computation=False, lingers_ns=0)
+
+    def price(_message: Message, _number: int) -> CollectiveCost:
+        return CollectiveCost(cost_ns=chosen.choice(DURATIONS_NS), queue=0, sharing=LinkShare())
+
+    time: VirtualTime[list[Seen]] = VirtualTime(machine, range(world_size))
+    network = ModelledNetwork(time, {rank: [rank] for rank in range(world_size)}, price)
+    with worlds_by_thread() as worlds:
+        groups = {one.rank: ModelledGroup(one, network) for one in time.ranks}
+        network.entered = lambda rank: worlds.entered(groups[rank])
+
+        def train(rank: VirtualRank) -> list[Seen]:
+            with worlds.entered(groups[rank.rank]):
+                return _train(
+                    rank, groups[rank.rank], subject, program, world_size, random.Random(f"{seed} {rank.rank}")
+                )
+
+        with warnings.catch_warnings():  # a class may choose the order of its averages in memory
+            warnings.filterwarnings("ignore", message="grad and param do not obey")
+            return time.run(train)
+
+
+def _train(
+    rank: VirtualRank,
+    group: ModelledGroup,
+    subject: Subject,
+    program: Program,
+    world_size: int,
+    chosen: random.Random,
+) -> list[Seen]:
+    net = Net(program, rank.rank)
+
+    def computed(_parameter: Tensor) -> None:
+        rank.compute(chosen.choice(DURATIONS_NS), Compute("backward"))
+
+    for parameter in net.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(computed)
+    wrapped = subject.wrap(net, **program.options)
+    script: nn.Module = wrapped
+    if isinstance(getattr(wrapped, "reducer", None), TorchReducer):
+        script = _WaitsAfterBackward(wrapped, group)
+    optimizer = optimizer_of(program, net)
+    seen = []
+    for number in range(len(program.steps)):
+        run_step(subject, script, optimizer, program, number, rank.rank, world_size)
+        seen.append(look(net, wrapped))
+    return seen
+
+
+class _WaitsAfterBackward(nn.Module):
+    """torch's class, whose reducer waits in C++, where virtual time cannot pass.
+
+    At the end of a backward pass, right before the reducer waits for its all-reduces, the rank waits for them.
+    """
+
+    def __init__(self, wrapped: nn.Module, group: ModelledGroup) -> None:
+        super().__init__()
+        self.wrapped = wrapped
+        self._awaited: list[VirtualFuture] = []
+        group.after_launch = lambda _number, future: self._awaited.append(future)
+
+    def forward(self, *arguments: Any) -> Tensor:
+        return _Output.apply(self.wrapped(*arguments), self._wait)  # type: ignore[no-any-return, no-untyped-call]
+
+    def no_sync(self) -> Any:
+        """See torch's class."""
+        return self.wrapped.no_sync()  # type: ignore[operator]
+
+    def _wait(self) -> None:
+        while self._awaited:
+            self._awaited.pop(0).wait()
+
+
+class _Output(torch.autograd.Function):
+    """The identity, whose backward pass queues a call for the end of the pass."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, call: Any) -> Tensor:
+        ctx.call = call
+        return output.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        torch.autograd.Variable._execution_engine.queue_callback(ctx.call)
+        return gradients[0], None
+
+
+def check_timing(bench: Bench) -> None:
+    """Results never depend on when collectives end and gradients become ready.
+
+    Raises:
+        FaultyProgramError: They do.
+    """
+    from hypothesis import assume, given
+    from hypothesis import strategies as st
+
+    from .random_programs import programs
+
+    def run(program: Program, seed: int) -> None:
+        try:
+            expected = run_locally(program, bench.pool.world_size)
+        except WeakProgramError:
+            assume(condition=False)
+        search.attempt(compare_with, expected, program, seed)
+
+    def compare_with(expected: list[list[Seen]], program: Program, seed: int) -> None:
+        try:
+            seen = run_in_virtual_time(bench.subject, program, bench.pool.world_size, seed)
+            for rank, of_rank in enumerate(seen):
+                for number, one in enumerate(of_rank):
+                    compare(one, expected[number][rank], iteration=number, rank=rank)
+        except (FindingError, RankError) as error:
+            raise FaultyProgramError(f"with seed {seed} in virtual time: {error}", program) from None
+
+    search = Search()
+    search.run(bench.settings()(given(programs(bench.pool.world_size), st.integers(0, 10**6))(run)))

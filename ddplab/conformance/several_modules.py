@@ -1,0 +1,172 @@
+"""Several modules: two modules in one loss, and copies of a module; none may disturb another."""
+
+import copy
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .check_runner import Bench, report
+from .class_under_test import Subject
+from .local_training import FindingError
+from .rank_bodies import batch, build
+from .torch_options import difference, local_gradients
+
+STEPS = 3
+COPY: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "a deep copy": copy.deepcopy,
+    "an unpickled copy": lambda module: pickle.loads(pickle.dumps(module)),
+}
+"""Functions that copy a wrapped module, by the name of the copy."""
+CUSTOM = ("__deepcopy__", "__copy__", "__reduce__", "__reduce_ex__", "__getstate__", "__setstate__")
+"""Methods with which a class determines how it is copied."""
+NOT_OF_THE_CLASS = sys.stdlib_module_names | {"torch"}
+"""Packages whose classes define `CUSTOM` methods for reasons of their own; see `determines_copies`."""
+LOCAL = "is trained on its own rank only"
+
+
+def _mlp(seed: int) -> nn.Module:
+    return build("multi-layer perceptron", seed)
+
+
+def _loss(module: nn.Module, step: int, rank: int) -> Tensor:
+    return module(batch(step, rank)).square().mean()  # type: ignore[no-any-return]
+
+
+def two_modules(rank: int, world_size: int, subject: Subject) -> str:
+    """Train two modules, in turn and in one loss; returns what is wrong."""
+    modules, twins = [_mlp(seed) for seed in (1, 2)], [_mlp(seed) for seed in (1, 2)]
+    wrapped = [subject.wrap(module, bucket_cap_mb=1e-4) for module in modules]
+
+    def loss(pair: Any, step: int, rank: int) -> Tensor:
+        outputs = [module(batch(step, rank)) for module in pair]
+        chosen = outputs if step % 3 == 0 else outputs[:1] if step % 3 == 1 else outputs[1:]
+        return torch.stack([output.square().mean() for output in chosen]).prod()
+
+    problem = ""  # returned at the end, because the other ranks go on
+    for step in range(STEPS):
+        for module in modules:
+            module.zero_grad()
+        chosen = slice(None) if step % 3 == 0 else slice(1) if step % 3 == 1 else slice(1, None)
+        if step % 3 == 0:
+            loss(wrapped, step, rank).backward()
+        else:
+            for one in wrapped[chosen]:
+                _loss(one, step, rank).backward()
+        for one, module in zip(wrapped[chosen], modules[chosen], strict=True):
+            subject.finish(one, torch.optim.SGD(module.parameters(), lr=0.1))
+        pair = nn.ModuleList(twins[chosen])
+        used = loss if step % 3 == 0 else lambda pair, step, rank: _loss(pair[0], step, rank)
+        local = local_gradients(pair, used, step, range(world_size))
+        if not problem and (wrong := difference(nn.ModuleList(modules[chosen]), local)):
+            problem = f"two modules, iteration {step}, rank {rank}: {wrong}"
+    return problem
+
+
+def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: bool) -> tuple[str, str]:
+    """Train a module and a copy of it, in turn and with both backward passes after both forward passes.
+
+    Args:
+        rank: The rank.
+        world_size: Number of ranks.
+        subject: The class under test.
+        how: The kind of copy, a key of `COPY`.
+        trained: Whether the module is trained before it is copied.
+
+    Returns:
+        What is wrong, and why the copy is not averaged, although nothing is wrong; each empty if nothing.
+    """
+    module = _mlp(rank)
+    wrapped = subject.wrap(module, bucket_cap_mb=1e-4)
+
+    def finish(one: nn.Module) -> None:
+        subject.finish(one, torch.optim.SGD(one.parameters(), lr=0.1))
+
+    if trained:
+        _loss(wrapped, 0, rank).backward()
+        finish(wrapped)
+    try:
+        twin_of_wrapped = COPY[how](wrapped)
+    except Exception as error:  # noqa: BLE001 - a class may refuse with any exception
+        return "", f"is refused with {type(error).__name__}"
+    module.zero_grad()
+    twin_of_wrapped.zero_grad()
+    inner = [one for one in twin_of_wrapped.modules() if isinstance(one, nn.Sequential)][-1]
+    if any(one is other for one in module.parameters() for other in inner.parameters()):
+        return f"{how} shares the parameters of the original", ""
+    problem = shortcoming = ""
+    for step in range(1, STEPS + 2):
+        order = [(wrapped, step), (twin_of_wrapped, step + 10)]
+        for one, _ in order:
+            one.zero_grad()
+        if step % 2:
+            for one, number in order:
+                _loss(one, number, rank).backward()
+                finish(one)
+        else:
+            losses = [_loss(one, number, rank) for one, number in order]
+            for loss in losses[::-1]:
+                loss.backward()
+            for one, _ in order:
+                finish(one)
+        for name, one, number in (("the original", module, step), (how, inner, step + 10)):
+            local = local_gradients(_same(one), _loss, number, range(world_size))
+            wrong = difference(one, local)
+            if wrong and one is inner and not difference(one, [local[rank]]):
+                shortcoming = LOCAL
+            elif wrong:
+                problem = problem or f"{name}, after {how} was made: iteration {step}, rank {rank}: {wrong}"
+    return problem, shortcoming
+
+
+def _same(module: nn.Module) -> nn.Module:
+    twin = _mlp(0)
+    twin.load_state_dict(module.state_dict())
+    return twin
+
+
+def determines_copies(_rank: int, _world_size: int, subject: Subject) -> bool:
+    """Whether the class under test, or the class of one of its attributes, defines how it is copied."""
+    wrapped = subject.wrap(nn.Linear(2, 1))
+    own = set(type(wrapped).__mro__) - set(nn.Module.__mro__)
+    for kind in {type(one) for one in vars(wrapped).values()}:
+        own |= {one for one in kind.__mro__ if one.__module__.partition(".")[0] not in NOT_OF_THE_CLASS}
+    return any(name in vars(one) for one in own for name in CUSTOM)
+
+
+def check(bench: Bench) -> str:
+    """Two modules train side by side, and an original beside its copy; copies may stay local or be refused.
+
+    Returns:
+        How copies behave that are not averaged; empty if all are.
+
+    Raises:
+        FindingError: A module is wrong, or a copy stays local although the class determines how it is copied.
+    """
+    report(bench.run(two_modules, bench.subject))
+    notes = []
+    for how in COPY:
+        for trained in (False, True):
+            outcomes = bench.run(_copied_after_training if trained else _copied_at_once, bench.subject, how)
+            report([problem for problem, _ in outcomes])
+            shortcoming = next((one for _, one in outcomes if one), "")
+            if shortcoming == LOCAL and bench.run(determines_copies, bench.subject)[0]:
+                raise FindingError(f"{how} {shortcoming}, although the class determines how it is copied")
+            if shortcoming and f"{how} {shortcoming}" not in notes:
+                notes.append(f"{how} {shortcoming}")
+    return "; ".join(notes)
+
+
+def _copied_at_once(rank: int, world_size: int, subject: Subject, how: str) -> tuple[str, str]:
+    return copied(rank, world_size, subject, how, trained=False)
+
+
+def _copied_after_training(rank: int, world_size: int, subject: Subject, how: str) -> tuple[str, str]:
+    return copied(rank, world_size, subject, how, trained=True)
+
+
+CHECKS = {"several modules": check}
+"""Checks by name."""

@@ -1,0 +1,271 @@
+"""Programs: training scripts as data, which run under a data-parallel class on ranks and on a single process.
+
+The models compute with integers. Their gradients are multiples of a power of the world size, so that averages over
+the ranks are exact whatever the order of the summation, and "equal" can mean equal.
+"""
+
+import warnings
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .class_under_test import Subject, buckets_of
+
+Kind = Literal["train", "accumulate", "evaluate", "forward", "change_lr"]
+"""A pass with averaging, one under `no_sync`, one in evaluation mode, a forward pass without a backward pass, or a
+change of the learning rate."""
+Zero = Literal["none", "zeros", "restrided", "keep"]
+"""Before a pass, gradients are set to None, to zeros, to zeros in another order of memory, or kept."""
+Layout = Literal["contiguous", "transposed", "channels last"]
+"""Order of a tensor in memory: the last two dimensions swapped, or a 4-dimensional one's channels last."""
+MOST_PASSES = 6
+"""Largest number of passes with averaging in a program; their gradients can be divided so often without rounding."""
+BUFFER_OPTIONS = ("forward_sync_buffers", "broadcast_buffers")
+"""Options of torch's class that turn the broadcast of buffers off."""
+ROWS = 3
+"""Largest number of samples of a batch."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A parameter of a program's model.
+
+    Attributes:
+        shape: Its shape.
+        dtype: Name of its dtype.
+        depth: Number of modules around it.
+        frozen: Whether it needs no gradient.
+        tied_to: Index of an earlier weight that is the same parameter. None: it is a parameter of its own.
+        layout: Its order in memory.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    depth: int = 0
+    frozen: bool = False
+    tied_to: int | None = None
+    layout: Layout = "contiguous"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a program.
+
+    Attributes:
+        kind: What the step does.
+        used: By rank, the weights that forward uses, in this order; gradients become ready in reverse order.
+        rows: By rank, the number of samples.
+        zero: What happens to the gradients before it.
+        optimize: Whether the optimiser steps after it.
+        evaluation: Whether the module is in evaluation mode, as for fine-tuning with frozen statistics.
+    """
+
+    kind: Kind
+    used: tuple[tuple[int, ...], ...]
+    rows: tuple[int, ...]
+    zero: Zero = "none"
+    optimize: bool = True
+    evaluation: bool = False
+
+
+@dataclass(frozen=True)
+class Program:
+    """A training script.
+
+    Attributes:
+        weights: The model's parameters.
+        steps: What is done, one after the other.
+        options: Arguments for the data-parallel class.
+        optimizer: SGD with momentum, or Adam.
+        buffer: Whether the model counts samples in buffers, which the class broadcasts from rank 0.
+        seed: Seed of weights and samples.
+    """
+
+    weights: tuple[Weight, ...]
+    steps: tuple[Step, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    buffer: bool = False
+    seed: int = 0
+
+
+def arranged(values: Tensor, layout: Layout) -> Tensor:
+    """Return a tensor of the same values in another order of memory, or as it is if its shape has no such order."""
+    if layout == "transposed" and values.dim() > 1 and min(values.shape[-2:]) > 1:
+        return values.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if layout == "channels last" and values.dim() == 4:
+        return values.contiguous(memory_format=torch.channels_last)
+    return values.contiguous()
+
+
+BUFFERS: dict[str, Layout] = {"samples": "contiguous", "transposed": "transposed"}
+"""A model's buffers, which hold different numbers at each place."""
+
+
+def buffer_values(samples: int) -> dict[str, Tensor]:
+    """Return what a model's buffers hold after so many samples, by name."""
+    table = torch.arange(6).reshape(2, 3)
+    return {name: torch.tensor(samples) + (0 if name == "samples" else table) for name in BUFFERS}
+
+
+class Net(nn.Module):
+    """The model of a program: `h = abs(h + x[:, i] * sum(weight_i * constant_i))`, weight after weight.
+
+    Signs depend on the weights, so a gradient of stale weights is wrong, and no gradient dies out.
+
+    Args:
+        program: The program.
+        rank: Ranks start from different weights, which construction must make equal; None: those of rank 0.
+    """
+
+    def __init__(self, program: Program, rank: int | None = None) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(program.seed)
+        self.counts = program.buffer
+        self.paths: list[str] = []
+        if program.buffer:
+            for name, values in buffer_values(0).items():
+                self.register_buffer(name, arranged(values, BUFFERS[name]))
+        for index, weight in enumerate(program.weights):
+            dtype = getattr(torch, weight.dtype)
+            values = torch.randint(-2, 3, weight.shape, generator=generator).to(dtype)
+            constant = torch.randint(1, 3, weight.shape, generator=generator).to(dtype)
+            parameter = nn.Parameter(arranged(values + (rank or 0), weight.layout), requires_grad=not weight.frozen)
+            if weight.tied_to is not None:
+                parameter = self.weight(weight.tied_to)
+            owner: nn.Module = self
+            for depth in range(weight.depth):
+                name = f"block{index if depth == 0 else ''}"
+                owner.add_module(name, nn.Module())
+                owner = owner.get_submodule(name)
+            owner.register_parameter(f"w{index}", parameter)
+            self.paths.append(".".join([f"block{index}", *["block"] * (weight.depth - 1)] if weight.depth else []))
+            setattr(self, f"constant{index}", constant)
+
+    def weight(self, index: int) -> nn.Parameter:
+        """The parameter of a weight."""
+        return self.get_submodule(self.paths[index]).get_parameter(f"w{index}")
+
+    def forward(self, x: Tensor, used: Sequence[int]) -> Tensor:
+        """Return one value for each row of `x`; shape [rows]."""
+        if self.counts and self.training:
+            for name in BUFFERS:
+                self.get_buffer(name).add_(len(x))
+        h: Tensor = torch.zeros(len(x), dtype=torch.float64)
+        for index in used:
+            constant: Tensor = getattr(self, f"constant{index}")
+            h = torch.abs(h + x[:, index] * (self.weight(index) * constant).sum().double())
+        return h
+
+
+def loss_of(module: nn.Module, program: Program, number: int, rank: int, world_size: int) -> Tensor:
+    """Run the forward pass of a step on a rank; the loss makes gradients whose averages are exact."""
+    step = program.steps[number]
+    generator = torch.Generator().manual_seed(1_000_003 * program.seed + 1_009 * number + rank)
+    x = torch.randint(1, 4, (step.rows[rank], len(program.weights)), generator=generator, dtype=torch.float64)
+    output: Tensor = module(x, step.used[rank])
+    return output.sum().mul(world_size**MOST_PASSES)
+
+
+def optimizer_of(program: Program, module: nn.Module) -> torch.optim.Optimizer:
+    """Make the optimiser. Its steps are large, so that a wrong gradient shows in the parameters."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    if program.optimizer == "adam":
+        return torch.optim.Adam(parameters, lr=0.5)
+    return torch.optim.SGD(parameters, lr=0.5, momentum=0.5)
+
+
+def zero_gradients(module: nn.Module, zero: Zero) -> None:
+    """Set all gradients to None or to zeros, or keep them."""
+    if zero != "keep":
+        for parameter in module.parameters():
+            if zero == "none":
+                parameter.grad = None
+            elif parameter.grad is not None:
+                zeros = torch.zeros_like(parameter.grad, memory_format=torch.contiguous_format)
+                is_transposed = parameter.dim() > 1 and not parameter.is_contiguous()
+                other: Layout = "contiguous" if is_transposed else "transposed"
+                parameter.grad = arranged(zeros, other) if zero == "restrided" else torch.zeros_like(parameter.grad)
+
+
+class Seen(NamedTuple):
+    """What a rank saw after a step.
+
+    Attributes:
+        gradients: By name.
+        parameters: By name.
+        buffers: By name.
+        buckets: Parameter indices by bucket; None: not reported.
+    """
+
+    gradients: dict[str, Tensor | None]
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    buckets: tuple[tuple[int, ...], ...] | None
+
+
+def run_on_rank(rank: int, world_size: int, subject: Subject, program: Program) -> list[Seen]:
+    """Run a program under the data-parallel class; returns what the rank saw after each step."""
+    net = Net(program, rank)
+    wrapped = subject.wrap(net, **program.options)
+    optimizer = optimizer_of(program, net)
+    seen = []
+    for number in range(len(program.steps)):
+        run_step(subject, wrapped, optimizer, program, number, rank, world_size)
+        seen.append(look(net, wrapped))
+    return seen
+
+
+def run_step(
+    subject: Subject,
+    wrapped: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    program: Program,
+    number: int,
+    rank: int,
+    world_size: int,
+) -> None:
+    """Run one step of a program on a rank."""
+    step = program.steps[number]
+    if step.kind == "change_lr":
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+        return
+    if step.kind == "evaluate":
+        wrapped.eval()
+        with torch.no_grad():
+            loss_of(wrapped, program, number, rank, world_size)
+        wrapped.train()
+        return
+    zero_gradients(wrapped, step.zero)
+    if step.kind == "forward":
+        loss_of(wrapped, program, number, rank, world_size)
+        return
+    wrapped.train(not step.evaluation)
+    with nullcontext() if step.kind == "train" else subject.no_sync(wrapped), warnings.catch_warnings():
+        if step.zero == "restrided":
+            warnings.filterwarnings("ignore", message="(?s).*strides")  # autograd warns that this is slow
+        torch.autograd.backward(loss_of(wrapped, program, number, rank, world_size))
+    if step.kind == "train":
+        subject.finish(wrapped, optimizer)
+        if step.optimize:
+            optimizer.step()
+    wrapped.train()
+
+
+def look(net: nn.Module, wrapped: nn.Module) -> Seen:
+    """Copy what a rank has."""
+    named = dict(net.named_parameters())
+    gradients = {
+        name: None if one.grad is None else one.grad.detach().to_dense().clone() for name, one in named.items()
+    }
+    return Seen(
+        gradients,
+        {name: one.detach().clone() for name, one in named.items()},
+        {name: buffer.clone() for name, buffer in net.named_buffers()},
+        buckets_of(wrapped),
+    )

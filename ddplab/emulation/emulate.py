@@ -1,0 +1,401 @@
+"""Emulate: the iteration time of the real reducer on an emulated device and a modelled network, in virtual time.
+
+Nothing sleeps, and the result depends on the arguments only. In virtual time the real reducer and the schedule that
+`predict` simulates take the same time to the nanosecond.
+"""
+
+import gc
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple, Unpack
+
+import numpy as np
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+
+from reference.data_parallel import DistributedDataParallel
+from reference.trace import Trace
+from simulator.argument_checks import check_prediction, checked_policy
+from simulator.engines.engine_input import EngineInput
+from simulator.engines.machine import CollectiveCost, Machine
+from simulator.engines.timeline import Timeline
+from simulator.fabric import Fabric, Linear, LinkShare, Slowdowns, slowdowns_of
+from simulator.interval import bounds_ns, place_of_median, summarize
+from simulator.prediction import Prediction, prediction_of
+from simulator.schedule.hook_messages import CommHook, named_hook
+from simulator.schedule.policy import Policy, PolicySettings
+from simulator.schedule.schedule import Collective, Compute, Instruction, Launch, Schedule, buckets_of
+from simulator.step_costs import charged_fabric, counted_as_free, price
+from simulator.workload.compute_times import (
+    RECORDED,
+    ComputeTimes,
+    IterationSampler,
+    RecordedModel,
+    Straggler,
+    Variation,
+    recorded_model,
+)
+
+from .emulated_device import IterationTimes
+from .modelled_network import Launched, Message, ModelledGroup, ModelledNetwork, worlds_by_thread
+from .virtual_time import LogEntry, VirtualRank, VirtualTime
+from .virtual_training import Label, RankTraining, Training, ddp_arguments
+
+REDUCERS: dict[str, Callable[..., nn.Module]] = {
+    "ddplab": DistributedDataParallel,
+    "torch": TorchDistributedDataParallel,
+}
+"""Reducers by name."""
+
+
+def emulate(
+    trace: Trace,
+    fabric: Fabric,
+    *,
+    world_size: int,
+    reducer: str | Callable[..., nn.Module] = "ddplab",
+    policy: Policy | None = None,
+    variation: Variation = RECORDED,
+    stragglers: Sequence[Straggler] = (),
+    inputs: Sequence[int] | None = None,
+    **settings: Unpack[PolicySettings],
+) -> Prediction:
+    """Run a real reducer in virtual time and report its iteration time.
+
+    Args:
+        trace: As for `predict`.
+        fabric: As for `predict`.
+        world_size: As for `predict`. Ranks with equal compute times and inputs are emulated once. A class whose ranks
+            act by their number therefore needs a trace with one recorded rank for each of them.
+        reducer: The class that averages gradients: "ddplab", "torch", or a class with the constructor of torch's
+            `DistributedDataParallel`. Copies and launches count as free unless the reducer is ddplab's. A class may
+            use all-reduces (SUM, MAX, MIN), broadcasts, all-gathers and barriers of the default process group.
+        policy: As for `predict`.
+        variation: As for `predict`.
+        stragglers: As for `predict`.
+        inputs: As for `predict`; requires the phase "steady".
+        settings: As for `predict`.
+
+    Returns:
+        The answer of `predict` with the emulated times. The interval contains 90 % of the emulated iterations.
+        `buckets` is empty if the class does not report them. Between two launches, the timeline shows the waits of
+        all ranks in one order.
+
+    Raises:
+        ValueError: As for `predict`; or the reducer does not offer a setting.
+        RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.
+    """
+    policy = checked_policy(policy, settings)
+    check_prediction(
+        trace, fabric, world_size, policy, variation=variation, stragglers=stragglers, inputs=inputs, engine="auto"
+    )
+    make = _class_of(reducer)
+    is_ours = isinstance(make, type) and issubclass(make, DistributedDataParallel)
+    if not is_ours and (policy.plan is not None or policy.order != "ready"):
+        raise ValueError("order: expected 'ready' and no plan, because only ddplab's reducer takes a plan")
+    if inputs is not None and policy.phase != "steady":
+        raise ValueError(f"phase: expected 'steady' with inputs, got {policy.phase!r}")
+    follows_caps = policy.plan is None and policy.order == "ready"
+    if policy.first_bucket_mb is not None and follows_caps and not policy.has_rebuilt:
+        raise ValueError(
+            f"first_bucket_mb: expected None unless the buckets have been rebuilt, got {policy.first_bucket_mb}: "
+            "reducers have no such argument, and the list that replaces it gives other buckets before the rebuild"
+        )
+    _check_hook(policy.hook)
+    model = recorded_model(trace, unused_allowed=policy.unused_allowed)
+    fabric = emulated_fabric(fabric, reducer)
+    charged = charged_fabric(fabric, model)
+    sampler = IterationSampler(
+        model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
+    )
+    plan = None if follows_caps else buckets_of(policy, model)
+    try:
+        inspect.signature(make).bind(None, **ddp_arguments(policy, plan))
+    except TypeError as error:
+        raise ValueError(
+            f"reducer: expected a class with the constructor of torch's DistributedDataParallel, got {make}: {error}"
+        ) from None
+    times = _Times(model, sampler)
+    if model.has_communication:  # the recorded forward passes include the broadcasts
+        policy = policy.model_copy(update={"broadcast_buffers": False})
+    training = Training(
+        workload=trace.workload,
+        policy=policy,
+        plan=plan,
+        reducer=make,
+        hook=policy.hook.charged(charged.processor.hooks, world_size),
+        processor=charged.processor,
+        warm_up=times.warm_up,
+        cycles=sampler.count,
+        times=times.of_cycle,
+        inputs=inputs,
+    )
+    emulation = _Emulation(training, charged, world_size, sampler)
+    emulation.run()
+    timelines = [emulation.timelines[cycle] for cycle in range(sampler.count)]
+    times_ns = np.array([(one.iteration_ns, *bounds_ns(one.engine_input)) for one in timelines]).T / policy.sync_every
+    median = timelines[int(place_of_median(times_ns[0]))]
+    end = emulation.timelines.get("join end")
+    return prediction_of(
+        summarize(times_ns, median.engine_input),
+        median,
+        buckets=emulation.buckets,
+        epoch_end_ns=0 if end is None else end.iteration_ns,
+        free=counted_as_free(policy, fabric),
+    )
+
+
+def emulated_fabric(fabric: Fabric, reducer: str | Callable[..., nn.Module]) -> Fabric:
+    """Return the fabric with the processor costs that an emulation of this reducer charges.
+
+    Only ddplab's reducer reports its copies and launches, so these count as free for all others.
+    """
+    make = _class_of(reducer)
+    if isinstance(make, type) and issubclass(make, DistributedDataParallel):
+        return fabric
+    return fabric.with_processor(
+        pack=Linear(), copy_out=Linear(), launch_ns=0, search_ns_per_parameter=0.0, rebuild_ns=0
+    )
+
+
+def _class_of(reducer: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    if not isinstance(reducer, str):
+        return reducer
+    if reducer not in REDUCERS:
+        raise ValueError(f"reducer: expected {', '.join(REDUCERS)} or a class, got {reducer!r}")
+    return REDUCERS[reducer]
+
+
+def _check_hook(hook: CommHook) -> None:
+    """Check that the real hook of this name does what the modelled hook does."""
+    costs = dict.fromkeys(("compress", "recompress", "decompress"), Linear())
+    if type(hook) is CommHook:
+        return
+    try:
+        named = named_hook(hook.name)
+    except ValueError:
+        named = None
+    if named is None or hook.model_copy(update=costs) != named.model_copy(update=costs):
+        raise ValueError(f"hook: expected one that its name describes, such as 'power_sgd:4', got {hook!r}")
+
+
+class _Times:
+    """The times of every simulated rank in every iteration, for emulated models."""
+
+    def __init__(self, model: RecordedModel, sampler: IterationSampler) -> None:
+        self._row = {rank: row for row, rank in enumerate(sampler.ranks.tolist())}
+        self._sync_every = sampler.sync_every
+        self._draw = lru_cache(maxsize=sampler.sync_every)(sampler.draw_iteration)
+        recorded = model.compute_times
+        self.warm_up = {rank: _iteration_times(recorded[rank % len(recorded)][-1]) for rank in self._row}
+        """By simulated rank, its last recorded iteration: that of rank 0 has the ready order of the rebuild."""
+
+    def of_cycle(self, rank: int, cycle: int) -> list[IterationTimes]:
+        """Return the times of each iteration of a cycle; all but the last skip the optimiser step."""
+        first, last = cycle * self._sync_every, (cycle + 1) * self._sync_every - 1
+        return [
+            _iteration_times(self._draw(number)[self._row[rank]], optimizes=number == last)
+            for number in range(first, last + 1)
+        ]
+
+
+def _iteration_times(times: ComputeTimes, *, optimizes: bool = True) -> IterationTimes:
+    moments = zip(times.ready_ns.tolist(), times.unused.tolist(), strict=True)
+    ready_ns = [None if unused else moment for moment, unused in moments]
+    step_ns = int(times.step_ns) - (0 if optimizes else int(times.optimizer_ns))
+    return IterationTimes.of(int(times.forward_ns), ready_ns, int(times.backward_end_ns), step_ns)
+
+
+class _Emulation:
+    """One run of all simulated ranks.
+
+    Attributes:
+        timelines: By label, what the ranks did between two common starts.
+        buckets: Parameter indices by bucket, in launch order.
+    """
+
+    def __init__(self, training: Training, fabric: Fabric, world_size: int, sampler: IterationSampler) -> None:
+        self.timelines: dict[Label, Timeline] = {}
+        self._training, self._fabric, self._world_size, self._sampler = training, fabric, world_size, sampler
+        self._at_a_time = fabric.concurrency * training.policy.process_groups
+        ranks = sampler.ranks.tolist()
+        self._time: VirtualTime[None] = VirtualTime(self._machine, ranks)
+        alike: dict[int, list[int]] = {rank: [] for rank in ranks}
+        for rank, simulated in enumerate(sampler.represented_by.tolist()):
+            alike[simulated].append(rank)
+        self._network = ModelledNetwork(self._time, alike, self._price)
+        self._cost = lru_cache(maxsize=None)(self._cost_of)
+        self._time.on_restart = self._collect
+        self._ranks: dict[int, RankTraining] = {}
+
+    def run(self) -> None:
+        """Train all cycles."""
+        with worlds_by_thread() as worlds, new_garbage_collected():
+            groups = {one.rank: ModelledGroup(one, self._network) for one in self._time.ranks}
+            self._network.entered = lambda rank: worlds.entered(groups[rank])
+            self._ranks = {one.rank: RankTraining(one, groups[one.rank], self._training) for one in self._time.ranks}
+
+            def train(rank: VirtualRank) -> None:
+                with worlds.entered(groups[rank.rank]):
+                    self._ranks[rank.rank].run()
+
+            try:
+                self._time.run(train)
+                self.buckets = tuple(map(tuple, next(iter(self._ranks.values())).buckets))
+            finally:
+                self._ranks.clear()
+
+    def _machine(self) -> Machine:
+        processor = self._fabric.processor
+        return Machine(
+            range(self._training.policy.process_groups),
+            concurrency=self._fabric.concurrency,
+            slows_computation=slowdowns_of(processor.contention, [0], 1) is not None,
+            lingers_ns=processor.lingers_ns,
+        )
+
+    def _price(self, message: Message, number: int) -> CollectiveCost:
+        return self._cost(message)._replace(queue=number % self._training.policy.process_groups)
+
+    def _cost_of(self, message: Message) -> CollectiveCost:
+        size = message.size_bytes
+        slowdowns = slowdowns_of(self._fabric.processor.contention, [size], self._at_a_time)
+        return CollectiveCost(
+            cost_ns=int(price([message], self._fabric, self._world_size)[0]),
+            queue=0,
+            sharing=LinkShare() if self._at_a_time == 1 else self._fabric.link_share(size, self._world_size),
+            slows_computation=() if slowdowns is None else slowdowns.compute[0],
+            slowed_by_computation=() if slowdowns is None else slowdowns.collective[0],
+        )
+
+    def _collect(self) -> None:
+        """Keep what the ranks did since the last common start, if it is measured."""
+        launched = self._network.restart()
+        label = next(iter(self._ranks.values())).label
+        if label is not None:
+            logs = {one.rank: one.log for one in self._time.ranks}
+            collectives = [self._collective(number, one) for number, one in enumerate(launched)]
+            self.timelines[label] = self._timeline(logs, launched, collectives)
+        for one in self._time.ranks:
+            one.log = []
+
+    def _collective(self, number: int, launched: Launched) -> Collective:
+        kinds = [training.kinds[number] for training in self._ranks.values() if number in training.kinds]
+        kind, bucket = next(
+            (one for one in kinds if one[0] != "join"), kinds[0]
+        )  # a rank without inputs does not learn the kind
+        return Collective(kind, bucket, *launched.message)
+
+    def _timeline(
+        self, logs: Mapping[int, Sequence[LogEntry]], launched: Sequence[Launched], collectives: Sequence[Collective]
+    ) -> Timeline:
+        schedule, end_ns, duration_ns = observed_schedule(list(logs.values()), collectives)
+        costs = [one.running.cost for one in launched]
+        slowdowns = Slowdowns(
+            tuple(cost.slows_computation for cost in costs), tuple(cost.slowed_by_computation for cost in costs)
+        )
+        engine_input = EngineInput(
+            schedule=schedule,
+            duration_ns=duration_ns,
+            ranks=tuple(logs),
+            represented_by=self._sampler.represented_by,
+            cost_ns=np.array([cost.cost_ns for cost in costs], np.int64),
+            queues=tuple(cost.queue for cost in costs),
+            concurrency=self._fabric.concurrency,
+            sharing=tuple(cost.sharing for cost in costs),
+            slowdowns=slowdowns if all(slowdowns.compute) and costs else None,
+            lingers_ns=self._fabric.processor.lingers_ns,
+        )
+        start_ns = np.array([one.running.start_ns for one in launched], np.int64)
+        done_ns = np.array([one.running.done_ns for one in launched], np.int64)
+        return Timeline(engine_input, end_ns, start_ns, done_ns)
+
+
+class _Activity(NamedTuple):
+    """How long a rank spent on an instruction between two launches."""
+
+    elapsed_ns: int
+    duration_ns: int
+
+
+def observed_schedule(
+    logs: Sequence[Sequence[LogEntry]], collectives: Sequence[Collective]
+) -> tuple[Schedule, Any, Any]:
+    """Make one schedule of what all ranks did.
+
+    All ranks launch the same collectives in the same order. Between two launches the schedule has every instruction
+    that any rank executed there; it takes no time on ranks that did not.
+
+    Returns:
+        The schedule; when each rank ended each instruction, in nanoseconds, shape [ranks, instructions]; and the
+        duration of each computing step at full speed, shape [ranks, steps].
+    """
+    pieces = [_between_launches(log, collectives) for log in logs]
+    instructions: list[Instruction] = []  # with at least one step, because an iteration may take no time at all
+    ends: list[list[int]] = [[] for _ in logs]
+    durations: list[list[int]] = [[] for _ in logs]
+    now = [0] * len(logs)
+    for number in range(len(collectives) + 1):
+        activities = [piece[number] for piece in pieces]
+        if number == len(collectives):
+            activities[0].setdefault(Compute("step"), _Activity(0, 0))
+        for instruction in dict.fromkeys(one for activity in activities for one in activity):
+            instructions.append(instruction)
+            for row, activity in enumerate(activities):
+                elapsed_ns, duration_ns = activity.get(instruction, _Activity(0, 0))
+                now[row] += elapsed_ns
+                ends[row].append(now[row])
+                if isinstance(instruction, Compute):
+                    durations[row].append(duration_ns)
+        if number < len(collectives):
+            instructions.append(Launch(number))
+            for row, at in enumerate(now):
+                ends[row].append(at)
+    schedule = Schedule(tuple(instructions), tuple(collectives))
+    return schedule, np.array(ends, np.int64), np.array(durations, np.int64).reshape(len(logs), -1)
+
+
+def _between_launches(
+    log: Sequence[LogEntry], collectives: Sequence[Collective]
+) -> list[dict[Instruction, _Activity]]:
+    """Return what a rank did before each launch, and after the last one."""
+    pieces: list[dict[Instruction, _Activity]] = [{}]
+    before_ns = 0
+    for entry in log:
+        elapsed_ns, before_ns = entry.end_ns - before_ns, entry.end_ns
+        if isinstance(entry.instruction, Launch):
+            bucket = collectives[entry.instruction.collective].bucket
+            pieces[-1] = {_of_bucket(one, bucket): activity for one, activity in pieces[-1].items()}
+            pieces.append({})
+            continue
+        so_far = pieces[-1].get(entry.instruction, _Activity(0, 0))
+        pieces[-1][entry.instruction] = _Activity(
+            so_far.elapsed_ns + elapsed_ns, so_far.duration_ns + entry.duration_ns
+        )
+    return pieces
+
+
+def _of_bucket(instruction: Instruction, bucket: int | None) -> Instruction:
+    """Assign the backward pass up to the launch of a bucket to this bucket."""
+    if isinstance(instruction, Compute) and instruction.kind == "backward":
+        return instruction._replace(bucket=bucket)
+    return instruction
+
+
+@contextmanager
+def new_garbage_collected() -> Iterator[None]:
+    """Collect the garbage among objects made inside: models and reducers hold each other, so they would stay.
+
+    Older objects are frozen meanwhile; a collection that visits them all takes a third of a second.
+    """
+    freezes = not gc.get_freeze_count()  # otherwise the caller has frozen objects
+    if freezes:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        gc.collect()
+        if freezes:
+            gc.unfreeze()

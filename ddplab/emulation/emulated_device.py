@@ -1,0 +1,358 @@
+"""Emulated device: a module that takes recorded time instead of computing, with real gradients.
+
+`ddplab record`, `calibrate` and `validate` accept it as `--model emulated:TRACE`, on a clock that sleeps.
+
+`EmulatedModel` has the parameters and buffers of a recorded workload. Its forward pass, each of its gradients and its
+optimiser step take the time that they took in the recording, on a clock that the caller supplies: a virtual clock,
+which jumps, or one that sleeps. Everything else is real: autograd runs a chain of nodes, one for each gradient, in
+ready order, and accumulates tensors of the recorded shapes. So any reducer can wrap the module.
+"""
+
+import ctypes
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from reference.observer import Future, Observer
+from reference.trace import Buffer, Iteration, Parameter, Trace, Workload
+
+Activity = Literal["forward", "backward", "step"]
+
+
+class Clock(Protocol):
+    """What an emulated device computes on."""
+
+    def computing(self, duration_ns: int, activity: Activity) -> AbstractContextManager[None]:
+        """Make a context that ends when the device has computed for `duration_ns` nanoseconds.
+
+        Code in the context runs on the host beside the device, and costs the device no time.
+        """
+
+
+class WallClock(Observer):
+    """Sleeps until the emulated device would have finished, with absolute deadlines and without holding the GIL.
+
+    As on a GPU's stream, the work of the host beside the device costs the device no time: within a backward pass,
+    each deadline follows from the one before, however late the host woke, and the host does not wait for the end of
+    the forward pass. At the start of a forward pass and of an optimiser step the device has waited for the host, so
+    these start at the present time if that is later. The stream of a GPU also copies gradients into buckets. An
+    observer of ddplab's reducer, the clock therefore counts the time in which the host packs and launches buckets as
+    time of the device.
+
+    Attributes:
+        overslept_ns: By how much each sleep ended after its deadline. A deadline that had passed before the sleep
+            counts as well.
+        due_ns: When the device will have finished, or finished last, in nanoseconds of `time.monotonic_ns`.
+    """
+
+    def __init__(self) -> None:
+        self.overslept_ns: list[int] = []
+        self.due_ns = 0
+        self._copying_since_ns = 0
+        least_timer_slack()
+
+    @contextmanager
+    def computing(self, duration_ns: int, activity: Activity) -> Iterator[None]:
+        """Sleep at the end of the context until `duration_ns` after the last deadline; see the class.
+
+        A forward pass only moves the deadline.
+        """
+        if activity != "backward":
+            self.due_ns = max(self.due_ns, time.monotonic_ns())
+        self.due_ns += duration_ns
+        yield
+        if duration_ns and activity != "forward":
+            remaining_ns = self.due_ns - time.monotonic_ns()
+            if remaining_ns > 0:
+                time.sleep(remaining_ns / 1e9)
+            self.overslept_ns.append(time.monotonic_ns() - self.due_ns)
+
+    def due_by(self, clock: Callable[[], int]) -> int:
+        """Return `due_ns` by another clock of nanoseconds."""
+        return self.due_ns - time.monotonic_ns() + clock()
+
+    def bucket_packing(self, bucket: int) -> None:
+        """Begin to count time of the host as time of the device."""
+        self._copying_since_ns = time.monotonic_ns()
+
+    def bucket_ready(self, bucket: int) -> None:
+        """Stop to count: the bucket may have to wait for those before it."""
+        self.due_ns += time.monotonic_ns() - self._copying_since_ns
+
+    def bucket_launching(self, bucket: int) -> None:
+        """Begin to count, as `bucket_packing`."""
+        self._copying_since_ns = time.monotonic_ns()
+
+    def bucket_launched(self, bucket: int, future: Future) -> None:
+        """Stop to count."""
+        self.due_ns += time.monotonic_ns() - self._copying_since_ns
+
+
+def least_timer_slack() -> None:
+    """Let sleeps of this thread end as close to their deadlines as Linux can; by default they end up to 50 us later.
+
+    Does nothing without Linux's prctl(2).
+    """
+    pr_set_timerslack, least_ns = 29, 1
+    prctl = getattr(ctypes.CDLL(None), "prctl", None) if sys.platform == "linux" else None
+    if prctl is not None:
+        prctl(pr_set_timerslack, least_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class IterationTimes:
+    """How long each part of an iteration computes, in nanoseconds.
+
+    Attributes:
+        forward_ns: Duration of the forward pass.
+        gradients: Parameter indices in ready order, each with the time since the gradient before it; the first with
+            the time since the end of the forward pass.
+        tail_ns: Time from the last gradient to the end of the backward pass.
+        step_ns: Duration of everything after the backward pass.
+    """
+
+    forward_ns: int
+    gradients: tuple[tuple[int, int], ...]
+    tail_ns: int
+    step_ns: int
+
+    @classmethod
+    def recorded(cls, iteration: Iteration, *, with_communication: bool) -> "IterationTimes":
+        """Make the times of a recorded iteration.
+
+        One recorded with communication ends its backward pass when everything is computed; then the rank only waited.
+        """
+        start = iteration.forward_start_ns
+        ready = [None if moment is None else moment - start for moment in iteration.ready_ns]
+        end = iteration.end_of_computation_ns(with_communication=with_communication) - start
+        return cls.of(iteration.forward_end_ns - start, ready, end, iteration.end_ns - iteration.backward_end_ns)
+
+    @classmethod
+    def of(
+        cls, forward_ns: int, ready_ns: Sequence[int | None], backward_end_ns: int, step_ns: int
+    ) -> "IterationTimes":
+        """Make the times from moments since the start of the forward pass.
+
+        Args:
+            forward_ns: End of the forward pass.
+            ready_ns: When each gradient is ready, by parameter index; None: the parameter gets no gradient. Gradients
+                that are ready at the same time come in order of their indices.
+            backward_end_ns: End of the backward pass.
+            step_ns: Duration of everything after the backward pass.
+        """
+        moments = sorted((moment, index) for index, moment in enumerate(ready_ns) if moment is not None)
+        gradients, before = [], forward_ns
+        for moment, index in moments:
+            gradients.append((index, moment - before))
+            before = moment
+        return cls(forward_ns, tuple(gradients), backward_end_ns - before, step_ns)
+
+
+class EmulatedTraining:
+    """A `loss_fn` (see `models`) that trains an emulated model through the recorded iterations, again and again.
+
+    Args:
+        trace: The recording; rank r emulates its rank r, or starts again at rank 0 if there are more ranks.
+        rank: This rank.
+
+    Attributes:
+        next_iteration: Index of the recorded iteration that is next.
+        observer: To be appended to the observers of ddplab's reducer.
+    """
+
+    def __init__(self, trace: Trace, rank: int) -> None:
+        recorded = trace.ranks[rank % len(trace.ranks)].iterations
+        waits = trace.workload.source != "module"
+        count = min(len(of_rank.iterations) for of_rank in trace.ranks)
+        self._iterations = [IterationTimes.recorded(one, with_communication=waits) for one in recorded[:count]]
+        self.next_iteration = 0
+        self.batch = trace.workload.batch
+        self.observer = WallClock()
+        self.model = EmulatedModel(trace.workload, self.observer)
+
+    def __call__(self, module: nn.Module) -> Tensor:
+        """Run the forward pass of the next recorded iteration; returns the loss."""
+        self.model.times = self._iterations[self.next_iteration % len(self._iterations)]
+        self.next_iteration += 1
+        return module()  # type: ignore[no-any-return]
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """An optimiser whose step takes the recorded time and changes nothing."""
+        return _EmulatedOptimizer(self.model)
+
+
+class _EmulatedOptimizer(torch.optim.Optimizer):
+    def __init__(self, model: "EmulatedModel") -> None:
+        super().__init__(model.parameters(), {})
+        self._model = model
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self._model.step()
+
+
+class EmulatedModel(nn.Module):
+    """A module with the parameters and buffers of a recorded workload; all parameters are zero at first.
+
+    Args:
+        workload: The recorded model.
+        clock: What the module computes on.
+        sparse_density: Fraction of a sparse gradient's rows that one batch touches.
+
+    Attributes:
+        times: How long the next iteration computes; set it before the forward pass.
+        value: Every element of the next gradients.
+        at_backward_end: Called at the end of each backward pass, before callbacks that a reducer has queued. None:
+            nothing is called.
+    """
+
+    def __init__(self, workload: Workload, clock: Clock, *, sparse_density: float = 1.0) -> None:
+        super().__init__()
+        self.clock = clock
+        self.times: IterationTimes | None = None
+        self.value = 1.0
+        self.at_backward_end: Callable[[], None] | None = None
+        tensors: list[Parameter | Buffer] = [*workload.parameters, *workload.buffers]
+        names = [tensor.name for tensor in tensors]
+        try:
+            named = _submodules(workload, names)
+        except KeyError:  # for example a parameter "a" and another one "a.b"
+            named = None
+        taken = any(hasattr(self, name.partition(".")[0]) for name in names)
+        if named is None or taken or [*_names(named)] != names:
+            named = _submodules(workload, [f"{number}.weight" for number in range(len(names))])
+        for name, child in named.named_children():
+            self.add_module(name, child)
+        for name, parameter in named.named_parameters(recurse=False):
+            self.register_parameter(name, parameter)
+        for name, buffer in named.named_buffers(recurse=False):
+            self.register_buffer(name, buffer)
+        self._parameters_by_index = list(self.parameters())
+        self._rows = [
+            parameter.touched_rows(sparse_density) if parameter.sparse else None for parameter in workload.parameters
+        ]
+
+    def forward(self) -> Tensor:
+        """Compute for the time of a forward pass; returns a loss whose backward pass takes recorded time."""
+        times = self.times
+        if times is None:
+            raise RuntimeError("EmulatedModel: expected `times` to be set before the forward pass, got None")
+        with self.clock.computing(times.forward_ns, "forward"):
+            token = _apply(_FirstLayer, torch.zeros(1, requires_grad=torch.is_grad_enabled()), self, times.tail_ns)
+            for index, gap_ns in reversed(times.gradients):
+                token = _apply(_Layer, token, self._parameters_by_index[index], self, index, gap_ns)
+            return _apply(_Loss, token, self).sum()
+
+    def step(self) -> None:
+        """Compute for the time of everything after the backward pass."""
+        assert self.times is not None
+        with self.clock.computing(self.times.step_ns, "step"):
+            pass
+
+    def gradient(self, index: int) -> Tensor:
+        """Make a gradient of a parameter: a new tensor, which autograd keeps without copying it."""
+        parameter, rows = self._parameters_by_index[index], self._rows[index]
+        if rows is None:
+            return torch.full_like(parameter, self.value, requires_grad=False)
+        values = torch.full((rows, *parameter.shape[1:]), self.value, dtype=parameter.dtype)
+        return torch.sparse_coo_tensor(
+            torch.arange(rows)[None], values, parameter.shape, is_coalesced=True, check_invariants=False
+        )
+
+
+def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    return function.apply(*arguments)  # type: ignore[no-any-return]
+
+
+class _FirstLayer(torch.autograd.Function):
+    """The last node of the backward pass: computes from the last gradient to the end of the pass."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, model: EmulatedModel, tail_ns: int) -> Tensor:
+        ctx.model, ctx.tail_ns = model, tail_ns
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        with ctx.model.clock.computing(ctx.tail_ns, "backward"):
+            return None, None, None
+
+
+class _Layer(torch.autograd.Function):
+    """Computes the gradient of one parameter."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, _parameter: Tensor, model: EmulatedModel, index: int, gap_ns: int) -> Tensor:
+        ctx.model, ctx.index, ctx.gap_ns = model, index, gap_ns
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (token,) = gradients
+        with ctx.model.clock.computing(ctx.gap_ns, "backward"):
+            gradient = ctx.model.gradient(ctx.index)
+        return token, gradient, None, None, None
+
+
+class _Loss(torch.autograd.Function):
+    """The first node of the backward pass; takes no time."""
+
+    @staticmethod
+    def forward(ctx: Any, token: Tensor, model: EmulatedModel) -> Tensor:
+        ctx.model = model
+        return token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (token,) = gradients
+        if ctx.model.at_backward_end is not None:
+            torch.autograd.Variable._execution_engine.queue_callback(ctx.model.at_backward_end)
+        return token, None
+
+
+def _submodules(workload: Workload, names: Sequence[str]) -> nn.Module:
+    """A module whose submodules hold the parameters, then the buffers, under these names.
+
+    Raises:
+        KeyError: A name is that of a submodule and of a tensor, or not possible in a module.
+    """
+    root = nn.Module()
+    tensors: list[Parameter | Buffer] = [*workload.parameters, *workload.buffers]
+    for tensor, name in zip(tensors, names, strict=True):
+        *path, attribute = name.split(".")
+        sparse = isinstance(tensor, Parameter) and tensor.sparse
+        if sparse and (attribute != "weight" or not path):
+            raise KeyError(name)
+        owner = root
+        for depth, part in enumerate(path):
+            if part not in owner._modules:
+                is_embedding = sparse and depth == len(path) - 1
+                owner.add_module(part, _SparseEmbedding() if is_embedding else nn.Module())
+            owner = owner.get_submodule(part)
+        if sparse and not isinstance(owner, _SparseEmbedding):
+            raise KeyError(name)
+        if isinstance(tensor, Parameter):
+            zeros = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
+            owner.register_parameter(attribute, nn.Parameter(zeros))
+        else:
+            dtype = getattr(torch, tensor.dtype)
+            owner.register_buffer(attribute, torch.zeros(tensor.size_bytes // dtype.itemsize, dtype=dtype))
+    return root
+
+
+def _names(module: nn.Module) -> Iterator[str]:
+    for name, _ in (*module.named_parameters(), *module.named_buffers()):
+        yield name
+
+
+class _SparseEmbedding(nn.Embedding):
+    """A layer that reducers recognise as one with sparse gradients; its weight is registered afterwards."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+        self.sparse = True

@@ -1,0 +1,410 @@
+"""Modelled network: a process group that moves real data, and whose collectives take the time that a fabric gives.
+
+`ModelledNetwork` is shared by all simulated ranks. Each rank has a `ModelledGroup`, which torch and the reducers use
+as any other process group. The n-th collective of each rank is matched with the n-th of the others. A simulated rank
+stands for all ranks that behave the same, so a sum counts its tensor once for each of them.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import distributed_c10d
+
+from simulator.engines.machine import CollectiveCost, RunningCollective
+from simulator.schedule.hook_messages import INDEX_BYTES, Transport
+
+from .virtual_time import VirtualRank, VirtualTime
+
+
+class Message(NamedTuple):
+    """What a rank launches."""
+
+    transport: Transport
+    size_bytes: int
+
+
+class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
+    """A future whose `wait` takes virtual time.
+
+    Args:
+        rank: The rank that waits.
+        number: Number of the collective that the result depends on last. None: of no collective.
+        description: What the rank waits for, for error messages.
+
+    Attributes:
+        after_wait: Called once, by the rank that has waited. None: nothing is called.
+    """
+
+    def __init__(self, rank: VirtualRank, number: int | None, description: str) -> None:
+        super().__init__()
+        self.number = number
+        self._rank, self._description = rank, description
+        self.after_wait: Callable[[], None] | None = None
+
+    def wait(self) -> Any:
+        """Let virtual time pass until the future has a result, and return it."""
+        self._rank.wait(
+            self.number, self.done, lambda wake: self.add_done_callback(lambda _: wake()), self._description
+        )
+        if self.after_wait is not None:
+            after_wait, self.after_wait = self.after_wait, None
+            after_wait()
+        return super().wait()
+
+    def then(self, callback: Callable[[Any], Any]) -> "VirtualFuture":
+        """See `torch.futures.Future.then`."""
+        child = VirtualFuture(self._rank, self.number, self._description)
+
+        def finish(done: Any) -> None:
+            try:
+                child.set_result(callback(done))
+            except Exception as error:  # noqa: BLE001 - as torch does
+                child.set_exception(error)
+
+        self.add_done_callback(finish)
+        return child
+
+
+class VirtualWork(dist.Work):
+    """A launched collective of one rank."""
+
+    def __init__(self, future: VirtualFuture) -> None:
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Let virtual time pass until the collective is done."""
+        self._future.wait()
+        return True
+
+    def get_future(self) -> VirtualFuture:
+        """The future of the tensors that the collective was given."""
+        return self._future
+
+    def is_completed(self) -> bool:
+        """Whether the collective is done."""
+        return self._future.done()
+
+
+@dataclass(eq=False)
+class Launched:
+    """A collective that some ranks have launched.
+
+    Attributes:
+        message: The same on all ranks; of messages that are gathered, the largest.
+        running: Its run on the machine.
+        reduce: Computes the result from the contributions by rank, and writes it into them.
+        contributions: What each rank launched the collective with.
+        futures: By rank, done when the collective is.
+    """
+
+    message: Message
+    running: RunningCollective
+    reduce: Callable[[Mapping[int, Any]], None]
+    contributions: dict[int, Any] = field(default_factory=dict)
+    futures: dict[int, VirtualFuture] = field(default_factory=dict)
+
+
+class ModelledNetwork:
+    """The collectives between all ranks.
+
+    Args:
+        time: The clock of all simulated ranks.
+        ranks_alike: For each simulated rank, all ranks that behave the same, including itself.
+        price: Returns the cost of a message that is the n-th of its iteration.
+
+    Attributes:
+        launched: The collectives of the present iteration, in launch order.
+        world_size: Number of ranks.
+        entered: Returns a context in which a rank's group is the default group.
+    """
+
+    def __init__(
+        self,
+        time: VirtualTime[Any],
+        ranks_alike: Mapping[int, Sequence[int]],
+        price: Callable[[Message, int], CollectiveCost],
+    ) -> None:
+        self._time = time
+        self._price = price
+        self._ranks_alike = ranks_alike
+        self._counts = {rank: len(alike) for rank, alike in ranks_alike.items()}
+        self._simulated = {rank: simulated for simulated, alike in ranks_alike.items() for rank in alike}
+        self.world_size = len(self._simulated)
+        self.launched: list[Launched] = []
+        self.entered: Callable[[int], AbstractContextManager[None]] = lambda _rank: nullcontext()
+        self._next = dict.fromkeys(ranks_alike, 0)
+
+    def restart(self) -> list[Launched]:
+        """Start an iteration without collectives; returns those of the last one.
+
+        Raises:
+            RuntimeError: Some ranks have launched a collective that others have not.
+        """
+        for number, collective in enumerate(self.launched):
+            if collective.contributions:
+                some = ", ".join(map(str, sorted(collective.contributions)))
+                raise RuntimeError(
+                    f"collective {number}, {_described(collective.message)}: expected all ranks to launch it, got "
+                    f"only rank {some}"
+                )
+        launched, self.launched = self.launched, []
+        self._next = dict.fromkeys(self._ranks_alike, 0)
+        return launched
+
+    def launch(
+        self, rank: VirtualRank, message: Message, contribution: Any, reduce: Callable[[Mapping[int, Any]], None]
+    ) -> tuple[int, VirtualFuture]:
+        """Launch a rank's next collective; returns its number and its future.
+
+        Raises:
+            RuntimeError: Another rank has launched a different collective.
+        """
+        number = self._next[rank.rank]
+        self._next[rank.rank] += 1
+        if number == len(self.launched):
+            running = RunningCollective(self._time.machine.env, self._price(message, number))
+            self.launched.append(Launched(message, running, reduce))
+        collective = self.launched[number]
+        sizes_may_differ = message.transport == "all_gather"  # of sparse gradients, for example
+        if sizes_may_differ and message.size_bytes > collective.message.size_bytes:
+            collective.message, collective.running.cost = message, self._price(message, number)
+        elif message != collective.message and not (
+            sizes_may_differ and collective.message.transport == "all_gather"
+        ):
+            other = next(iter(collective.contributions))
+            raise RuntimeError(
+                f"rank {rank.rank}: expected its collective {number} to be {_described(collective.message)}, as on "
+                f"rank {other}, got {_described(message)}"
+            )
+        future = VirtualFuture(rank, number, f"collective {number}, {_described(message)}")
+        collective.contributions[rank.rank] = contribution
+        collective.futures[rank.rank] = future
+        collective.running.launched = max(collective.running.launched, rank.progress)
+        if len(collective.contributions) == len(self._ranks_alike):
+            collective.running.done.callbacks.append(lambda _event: self._finish(collective))
+            self._time.machine.launched_by_all(collective.running)
+        return number, future
+
+    def _finish(self, collective: Launched) -> None:
+        with torch.no_grad():
+            collective.reduce(collective.contributions)
+        for rank, future in collective.futures.items():
+            contribution = collective.contributions[rank]
+            with self.entered(rank):  # callbacks of the future may launch further collectives
+                future.set_result(contribution[0] if isinstance(contribution, tuple) else contribution)
+        collective.contributions, collective.futures = {}, {}
+
+    # What collectives compute
+
+    def sum(self, contributions: Mapping[int, list[Tensor]]) -> None:
+        """Overwrite each rank's tensors with their sums over all ranks."""
+        for several in zip(*contributions.values(), strict=True):
+            weighted = zip(several, map(self._counts.__getitem__, contributions), strict=True)
+            self._write(several, _total([tensor if count == 1 else tensor.mul_(count) for tensor, count in weighted]))
+
+    def maximum(self, contributions: Mapping[int, list[Tensor]]) -> None:
+        """Overwrite each rank's tensors with their maxima over all ranks."""
+        for several in zip(*contributions.values(), strict=True):
+            self._write(several, torch.stack(several).amax(0) if len(several) > 1 else several[0])
+
+    def minimum(self, contributions: Mapping[int, list[Tensor]]) -> None:
+        """Overwrite each rank's tensors with their minima over all ranks."""
+        for several in zip(*contributions.values(), strict=True):
+            self._write(several, torch.stack(several).amin(0) if len(several) > 1 else several[0])
+
+    def copy_from(self, source: int) -> Callable[[Mapping[int, list[Tensor]]], None]:
+        """Return a function that overwrites each rank's tensors with those of a rank."""
+
+        def copy(contributions: Mapping[int, list[Tensor]]) -> None:
+            for several in zip(*contributions.values(), strict=True):
+                by_rank = dict(zip(contributions, several, strict=True))
+                self._write(several, by_rank[self._simulated[source]])
+
+        return copy
+
+    def gather(self, contributions: Mapping[int, tuple[list[list[Tensor]], list[Tensor]]]) -> None:
+        """Copy every rank's input into the outputs of all ranks; a contribution has the outputs and the inputs."""
+        for outputs, _ in contributions.values():
+            for position, by_rank in enumerate(outputs):
+                for rank, output in enumerate(by_rank):
+                    output.copy_(contributions[self._simulated[rank]][1][position])
+
+    @staticmethod
+    def _write(several: Sequence[Tensor], result: Tensor) -> None:
+        for tensor in several:
+            if tensor is not result:
+                tensor.copy_(result)
+
+
+def _total(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0]
+    for tensor in tensors[1:]:
+        total = total + tensor
+    return total
+
+
+def _described(message: Message) -> str:
+    return f"an {message.transport} of {message.size_bytes} bytes".replace("an broadcast", "a broadcast")
+
+
+REDUCTIONS = [
+    (dist.ReduceOp.SUM, ModelledNetwork.sum),
+    (dist.ReduceOp.MAX, ModelledNetwork.maximum),
+    (dist.ReduceOp.MIN, ModelledNetwork.minimum),
+]
+"""A list, because the operations of torch are equal but not hashed alike."""
+
+
+class ModelledGroup(dist.ProcessGroup):
+    """A rank's process group of all ranks.
+
+    Args:
+        rank: The rank.
+        network: Shared by all ranks.
+
+    Attributes:
+        before_launch: Called with each message and its tensors before it is launched, in the thread that launches it.
+        after_launch: Called with each collective's number and future after it was launched.
+    """
+
+    def __init__(self, rank: VirtualRank, network: ModelledNetwork) -> None:
+        super().__init__(rank.rank, network.world_size)  # type: ignore[call-arg]  # the annotations have a store
+        self._virtual_rank, self._network = rank, network
+        self.before_launch: Callable[[Message, Sequence[Tensor]], None] = lambda _message, _tensors: None
+        self.after_launch: Callable[[int, VirtualFuture], None] = lambda _number, _future: None
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Name of the backend."""
+        return "modelled"
+
+    def getRank(self) -> int:  # noqa: N802
+        """The rank."""
+        return self._virtual_rank.rank
+
+    def getSize(self) -> int:  # noqa: N802
+        """Number of ranks."""
+        return self._network.world_size
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> VirtualWork:  # type: ignore[override]
+        """Reduce tensors over all ranks, in place."""
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        operation = dist.ReduceOp.SUM if opts is None else opts.reduceOp
+        reduce = next((function for known, function in REDUCTIONS if operation == known), None)
+        if reduce is None:
+            raise NotImplementedError(f"modelled network: expected the operation SUM, MAX or MIN, got {operation}")
+        return self._launch(all_reduce_message(tensors), tensors, tensors, partial(reduce, self._network))
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> VirtualWork:  # type: ignore[override]
+        """Overwrite tensors with those of one rank."""
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        source = 0 if opts is None else opts.rootRank
+        message = Message("broadcast", sum(map(tensor_bytes, tensors)))
+        return self._launch(message, tensors, tensors, self._network.copy_from(source))
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> VirtualWork:
+        """Give every rank the tensors of all ranks."""
+        outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
+        message = Message("all_gather", sum(map(tensor_bytes, inputs)))
+        return self._launch(message, inputs, (outputs, inputs), self._network.gather)
+
+    def barrier(self, opts: Any = None) -> VirtualWork:
+        """Wait for all ranks."""
+        return self._launch(Message("all_reduce", 0), [], [], self._network.sum)
+
+    def _launch(
+        self,
+        message: Message,
+        tensors: Sequence[Tensor],
+        contribution: Any,
+        reduce: Callable[[Mapping[int, Any]], None],
+    ) -> VirtualWork:
+        self.before_launch(message, tensors)
+        number, future = self._network.launch(self._virtual_rank, message, contribution, reduce)
+        self._virtual_rank.launched(number)
+        self.after_launch(number, future)
+        return VirtualWork(future)
+
+
+def all_reduce_message(tensors: Sequence[Tensor]) -> Message:
+    """Return the message of an all-reduce; the rows of sparse tensors are gathered."""
+    size = sum(map(tensor_bytes, tensors))
+    if tensors[0].is_sparse:
+        return Message("all_gather", size + sum(tensor._nnz() for tensor in tensors) * INDEX_BYTES)
+    return Message("all_reduce", size)
+
+
+def tensor_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor's elements; of a sparse tensor, those of its values."""
+    values = tensor._values() if tensor.is_sparse else tensor
+    return values.numel() * values.element_size()
+
+
+# The default group of each rank
+
+
+class RankWorld:
+    """State of torch.distributed for one rank: the modelled group is the default group."""
+
+    def __init__(self, group: ModelledGroup) -> None:
+        ranks = {rank: rank for rank in range(group.getSize())}
+        self.default_pg = group
+        self.pg_map = {group: ("modelled", HashStore())}
+        self.pg_names = {group: "modelled"}
+        self.pg_group_ranks = {group: ranks}
+        self.pg_backend_config = {group: "cpu:modelled"}
+        self.group_count = 1
+        self.tags_to_pg: dict[str, list[dist.ProcessGroup]] = {"": [group]}
+        self.pg_to_tag = {group: ""}
+        self.pg_coalesce_state: dict[dist.ProcessGroup, list[Any]] = {}
+        self.comms: list[Any] = []
+
+
+class WorldOfEachThread:
+    """Gives each rank's thread its own `RankWorld`, and all other threads what there was before.
+
+    `torch.distributed.distributed_c10d._world` is the extension point that torch provides for this purpose.
+    """
+
+    def __init__(self, outside: Any) -> None:
+        object.__setattr__(self, "_outside", outside)
+        object.__setattr__(self, "_local", threading.local())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(getattr(self._local, "world", self._outside), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(getattr(self._local, "world", self._outside), name, value)
+
+    @contextmanager
+    def entered(self, group: ModelledGroup) -> Iterator[None]:
+        """Make a group the default group of this thread."""
+        before = getattr(self._local, "world", None)
+        self._local.world = RankWorld(group)
+        try:
+            yield
+        finally:
+            if before is None:
+                del self._local.world
+            else:
+                self._local.world = before
+
+
+@contextmanager
+def worlds_by_thread() -> Iterator[WorldOfEachThread]:
+    """Let each thread have its own process groups."""
+    outside = distributed_c10d._world
+    worlds = WorldOfEachThread(outside)
+    distributed_c10d._world = worlds  # type: ignore[assignment]
+    try:
+        yield worlds
+    finally:
+        distributed_c10d._world = outside

@@ -1,0 +1,125 @@
+"""Scale model: run emulated devices slowly and with small tensors, so that many of them fit one machine.
+
+Everything that takes time is slowed down by the same factor, the *dilation*, and everything that has bytes is made
+smaller by the same factor, the *byte scale*. What happens in an iteration then stays the same, apart from the unit
+of time. Dilation of time was introduced by Gupta et al., "To Infinity and Beyond: Time-Warped Network Emulation"
+(NSDI 2006).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from reference.files.value_ranges import MILLION
+from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleModel:
+    """How a scale model differs from the original.
+
+    Attributes:
+        dilation: Time in the model per time in the original; above 0.
+        byte_scale: Bytes in the model per byte in the original; above 0.
+
+    Raises:
+        ValueError: A factor is below a millionth or above a million.
+    """
+
+    dilation: float = 1.0
+    byte_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("dilation", "byte_scale"):
+            if not 1 / MILLION <= (value := getattr(self, name)) <= MILLION:
+                raise ValueError(f"{name}: expected a factor from {1 / MILLION:g} to {MILLION}, got {value:g}")
+
+    def rate(self, original: float) -> float:
+        """Return the rate of a link in the model."""
+        return original * self.byte_scale / self.dilation
+
+    def cap_mb(self, original: float) -> float:
+        """Return a bucket cap in the model."""
+        return original * self.byte_scale
+
+    def original_bytes(self, in_model_bytes: int) -> int:
+        """Return a size in the original."""
+        return round(in_model_bytes / self.byte_scale)
+
+    def original_ns(self, in_model_ns: float) -> int:
+        """Return a time in the original."""
+        return round(in_model_ns / self.dilation)
+
+    def trace(self, original: Trace, iterations: int) -> Trace:
+        """Return the trace of the model's computation.
+
+        The result is one without communication, because the emulated device only computes. The largest dimension of
+        each tensor is scaled (the rows of one with sparse gradients), to at least 1.
+
+        Args:
+            original: A trace; if it was recorded with communication, its backward passes end with their computation.
+            iterations: Number of iterations to keep at most, from the first.
+        """
+        waits = original.workload.source != "module"
+        workload = original.workload.model_copy(
+            update={
+                "source": "module",
+                "parameters": tuple(map(self._parameter, original.workload.parameters)),
+                "buffers": tuple(map(self._buffer, original.workload.buffers)),
+            }
+        )
+        kept = min(iterations, *(len(rank.iterations) for rank in original.ranks))
+        ranks = [
+            RankTrace(
+                rank=rank.rank,
+                iterations=self._iterations(rank.iterations[:kept], with_communication=waits),
+            )
+            for rank in original.ranks
+        ]
+        return Trace(workload=workload, ranks=tuple(ranks))
+
+    def _parameter(self, parameter: Parameter) -> Parameter:
+        if not parameter.size_bytes:
+            return parameter
+        shape = list(parameter.shape)
+        largest = 0 if parameter.sparse else max(range(len(shape)), key=shape.__getitem__, default=None)
+        if largest is not None:
+            shape[largest] = max(1, round(shape[largest] * self.byte_scale))
+        item = parameter.size_bytes // math.prod(parameter.shape)
+        return parameter.model_copy(update={"shape": tuple(shape), "size_bytes": item * math.prod(shape)})
+
+    def _buffer(self, buffer: Buffer) -> Buffer:
+        unit = math.gcd(buffer.size_bytes, LARGEST_ELEMENT_BYTES)  # a multiple of the size of one element
+        scaled = max(1, round(buffer.size_bytes * self.byte_scale / unit)) * unit if unit else 0
+        return buffer.model_copy(update={"size_bytes": scaled})
+
+    def _iterations(self, recorded: Sequence[Iteration], *, with_communication: bool) -> tuple[Iteration, ...]:
+        scaled: list[Iteration] = []
+        for iteration in recorded:
+            start = scaled[-1].end_ns if scaled else 0
+            scaled.append(self._iteration(iteration, start, with_communication=with_communication))
+        return tuple(scaled)
+
+    def _iteration(self, recorded: Iteration, start_ns: int, *, with_communication: bool) -> Iteration:
+        """Return an iteration of the model that starts at `start_ns`, without the time that a rank only waited."""
+
+        def scaled(moment: int) -> int:
+            return start_ns + round((moment - recorded.forward_start_ns) * self.dilation)
+
+        ready = tuple(None if moment is None else scaled(moment) for moment in recorded.ready_ns)
+        end = scaled(recorded.end_of_computation_ns(with_communication=with_communication))
+        return Iteration(
+            forward_start_ns=start_ns,
+            forward_end_ns=scaled(recorded.forward_end_ns),
+            backward_start_ns=scaled(recorded.backward_start_ns),
+            backward_end_ns=end,
+            end_ns=end + round((recorded.end_ns - recorded.backward_end_ns) * self.dilation),
+            synchronized=False,
+            ready_ns=ready,
+        )
+
+
+ORIGINAL = ScaleModel()
+"""A model in the original scale."""
+LARGEST_ELEMENT_BYTES = 16
+"""Size of an element of complex128; the sizes of all other elements are divisors of this."""

@@ -1,0 +1,266 @@
+"""Virtual time: ranks run real code, one thread each, on a clock that jumps from event to event.
+
+Only one thread runs at a time: a rank, until it computes or waits, or the thread that called `run`, which processes
+the next event of the machine and resumes the ranks that this event wakes. So two runs do the same in the same order.
+"""
+
+import sys
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import simpy
+
+from reference.errors import RankError
+from simulator.engines.machine import PROGRESS_BITS, Machine
+from simulator.schedule.schedule import Compute, Instruction, Launch, Wait
+
+Result = TypeVar("Result")
+
+
+TURN_TIMEOUT_S = 60.0
+"""Longest real time between two waits of a rank."""
+END_TIMEOUT_S = 1.0
+"""How long to wait for a rank's thread after a failure; a thread that is blocked outside of Python never ends."""
+
+
+class EndedError(BaseException):
+    """Ends the threads of all ranks after one has failed; no `Exception`, so `except Exception` does not catch it."""
+
+
+class LogEntry(NamedTuple):
+    """An instruction that a rank has executed, in the terms of a schedule.
+
+    Attributes:
+        instruction: The instruction.
+        end_ns: When it ended.
+        duration_ns: For computing, the duration at full speed.
+    """
+
+    instruction: Instruction
+    end_ns: int
+    duration_ns: int = 0
+
+
+class VirtualRank:
+    """One rank's view of virtual time; its methods are called by the rank's own thread.
+
+    Attributes:
+        rank: The rank.
+        log: What the rank has done since the ranks last started together.
+        thread: The thread in which the rank runs.
+        may_run: Released when the rank's turn begins.
+        blocked_on: What the rank waits for; empty while it runs.
+    """
+
+    def __init__(self, rank: int, time: "VirtualTime[Any]") -> None:
+        self.rank = rank
+        self.log: list[LogEntry] = []
+        self._time = time
+        self._progress = 0
+        self._is_computing = False
+        self.thread: threading.Thread | None = None
+        self.may_run = threading.Semaphore(0)
+        self.blocked_on = ""
+
+    @property
+    def progress(self) -> int:
+        """Progress of computation at the rank's current time; in another thread, that of the machine."""
+        if threading.current_thread() is self.thread:
+            return self._progress
+        return self._time.machine.computation.progress()
+
+    @property
+    def now_ns(self) -> int:
+        """Time since the ranks last started together."""
+        return self._time.machine.now_ns
+
+    def compute(self, duration_ns: int, step: Compute) -> None:
+        """Compute for this long at full speed; longer while collectives slow computation down."""
+        if not duration_ns:
+            return
+        if not self._is_computing:
+            self._is_computing = True
+            self._time.machine.add_computing_ranks(1)
+        self._progress += duration_ns << PROGRESS_BITS
+        event = self._time.machine.computation.reaches(self._progress)
+        event.callbacks.append(lambda _event: self._time.resume(self))
+        self._block("computing")
+        self.log.append(LogEntry(step, self.now_ns, duration_ns))
+
+    def launched(self, number: int) -> None:
+        """Log the launch of a collective."""
+        self.log.append(LogEntry(Launch(number), self.now_ns))
+
+    def wait(
+        self,
+        number: int | None,
+        is_done: Callable[[], bool],
+        when_done: Callable[[Callable[[], None]], None],
+        what: str,
+    ) -> None:
+        """Wait for a collective, or for what its callbacks compute.
+
+        Args:
+            number: Number of the collective. None: the result depends on no collective.
+            is_done: Whether it is done.
+            when_done: Registers a function to call when it is done.
+            what: Its name, for error messages.
+        """
+        if number is None and is_done():
+            return
+        self._stop_computing()
+        if not is_done():
+            when_done(lambda: self._time.resume(self))
+            self._block(what)
+        self._progress = self._time.machine.computation.progress()
+        if number is not None:
+            self.log.append(LogEntry(Wait(number), self.now_ns))
+
+    def start_together(self) -> None:
+        """Wait for all ranks; then all start at time 0."""
+        self._stop_computing()
+        self._time.arrive(self)
+        self._block("the other ranks, to start an iteration together")
+        self._progress = 0
+
+    def _stop_computing(self) -> None:
+        if self._is_computing:
+            self._is_computing = False
+            self._time.machine.add_computing_ranks(-1)
+
+    def _block(self, what: str) -> None:
+        if self._time.failure is not None:
+            raise EndedError
+        if threading.current_thread() is not self.thread:
+            self._time.failure = RankError(
+                self.rank,
+                f"rank {self.rank}: a callback of a collective may launch collectives, but not wait or compute",
+            )
+            raise EndedError
+        self.blocked_on = what
+        self._time.hand_over()
+        self.may_run.acquire()
+        self.blocked_on = ""
+        if self._time.failure is not None:
+            raise EndedError
+
+
+class VirtualTime(Generic[Result]):
+    """The clock of all simulated ranks.
+
+    Args:
+        make_machine: Makes the machine on which the ranks compute and communicate; called whenever the ranks start
+            together, so that each iteration starts at time 0.
+        ranks: The simulated ranks.
+
+    Attributes:
+        machine: The present machine.
+        failure: The first error that a rank raised.
+        on_restart: Called before a new machine is made, after everything on the old one has ended.
+    """
+
+    def __init__(self, make_machine: Callable[[], Machine], ranks: Sequence[int]) -> None:
+        self._make_machine = make_machine
+        self.machine = make_machine()
+        self.ranks = [VirtualRank(rank, self) for rank in ranks]
+        self.failure: BaseException | None = None
+        self.on_restart: Callable[[], None] = lambda: None
+        self._runnable: deque[VirtualRank] = deque()
+        self._arrived: list[VirtualRank] = []
+        self._turn_is_over = threading.Semaphore(0)
+        self._results: dict[int, Result] = {}
+
+    def run(self, body: Callable[[VirtualRank], Result]) -> list[Result]:
+        """Run `body` on every rank, each in a thread of its own; returns the results in order of the ranks.
+
+        Raises:
+            RankError: A rank raised an error; all ranks wait, and the message says for what; or a rank has not come
+                back in time.
+        """
+        for rank in self.ranks:
+            rank.thread = threading.Thread(
+                target=self._live, args=(rank, body), name=f"rank {rank.rank}", daemon=True
+            )
+            self._runnable.append(rank)
+            rank.thread.start()
+        try:
+            while len(self._results) < len(self.ranks) and self.failure is None:
+                self._advance()
+        except BaseException as error:
+            self.failure = self.failure or error
+            raise
+        finally:
+            self._end_threads()
+        if self.failure is not None:
+            raise self.failure
+        return [self._results[rank.rank] for rank in self.ranks]
+
+    def resume(self, rank: VirtualRank) -> None:
+        """Let a rank run in its next turn."""
+        self._runnable.append(rank)
+
+    def hand_over(self) -> None:
+        """End the turn of the rank that runs."""
+        self._turn_is_over.release()
+
+    def arrive(self, rank: VirtualRank) -> None:
+        """Register that a rank is ready to start together with all others."""
+        self._arrived.append(rank)
+
+    def _advance(self) -> None:
+        while self._runnable and self.failure is None:
+            rank = self._runnable.popleft()
+            rank.may_run.release()
+            if not self._turn_is_over.acquire(timeout=TURN_TIMEOUT_S):
+                frame = sys._current_frames().get(rank.thread.ident or 0) if rank.thread else None
+                stack = "".join(traceback.format_stack(frame)[-3:])
+                raise RankError(
+                    rank.rank,
+                    f"rank {rank.rank} has not come back for {TURN_TIMEOUT_S:g} s. In virtual time a reducer may "
+                    f"wait only for its process group, not for other threads. Its stack ends:\n{stack}",
+                )
+        if self.failure is not None or len(self._results) == len(self.ranks):
+            return
+        if len(self._arrived) == len(self.ranks) - len(self._results):
+            self._restart()
+            return
+        try:
+            self.machine.env.step()
+        except simpy.core.EmptySchedule:
+            waiting = "; ".join(
+                f"rank {rank.rank} waits for {rank.blocked_on}" for rank in self.ranks if rank.blocked_on
+            )
+            raise RankError(self.ranks[0].rank, f"all ranks wait, so none can go on: {waiting}") from None
+
+    def _restart(self) -> None:
+        self.machine.env.run()  # collectives that no rank waits for
+        self.on_restart()
+        self.machine = self._make_machine()
+        self._runnable.extend(sorted(self._arrived, key=lambda rank: rank.rank))
+        self._arrived.clear()
+
+    def _live(self, rank: VirtualRank, body: Callable[[VirtualRank], Result]) -> None:
+        rank.may_run.acquire()
+        try:
+            if self.failure is None:
+                self._results[rank.rank] = body(rank)
+                rank._stop_computing()
+        except EndedError:
+            pass
+        except BaseException as error:  # noqa: BLE001 - `run` raises it
+            if self.failure is None:
+                cause = f"{type(error).__name__}: {error}"
+                self.failure = RankError(rank.rank, f"rank {rank.rank} failed in virtual time: {cause}")
+                self.failure.__cause__ = error
+        finally:
+            self._turn_is_over.release()
+
+    def _end_threads(self) -> None:
+        for rank in self.ranks:
+            rank.may_run.release()
+        for rank in self.ranks:
+            if rank.thread is not None and rank.thread.is_alive():
+                rank.thread.join(timeout=END_TIMEOUT_S)

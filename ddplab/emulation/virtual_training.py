@@ -1,0 +1,438 @@
+"""Training of one rank in virtual time: a real reducer averages the gradients of an emulated model.
+
+`RankTraining` takes the reducer to the phase that is measured, trains the measured cycles, notes which bucket each
+collective belongs to, and charges the processor costs of the fabric where the reducer incurs them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch._C._distributed_c10d import Reducer as TorchReducer
+from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+
+from reference.checks.launch_order import LaunchOrder
+from reference.comm_hooks.allreduce import allreduce
+from reference.comm_hooks.powersgd import PowerSGDState
+from reference.data_parallel import DistributedDataParallel
+from reference.observer import Observer
+from reference.trace import Workload
+from simulator.fabric import Processor
+from simulator.schedule.hook_messages import NO_HOOK, CommHook, gradient_bytes
+from simulator.schedule.policy import Policy
+from simulator.schedule.schedule import CollectiveKind, Compute, ComputeKind
+
+from ..calibration.hook_costs import real_hook
+from .emulated_device import Activity, EmulatedModel, IterationTimes
+from .modelled_network import Message, ModelledGroup, VirtualFuture
+from .virtual_time import VirtualRank
+
+Label = int | Literal["join end"] | None
+"""What the ranks do between two common starts: a measured cycle, the end of an epoch under Join, or a warm-up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What all ranks train.
+
+    Attributes:
+        workload: The recorded model.
+        policy: Settings of the reducer.
+        plan: Explicit buckets in launch order. None: the reducer assigns buckets by the caps.
+        reducer: The class that averages gradients, with the constructor of torch's `DistributedDataParallel`.
+        hook: The comm hook, with its costs.
+        processor: Processor costs to charge.
+        warm_up: By simulated rank, the times of each warm-up iteration.
+        cycles: Number of cycles.
+        times: Returns the times of a rank in each iteration of a cycle; all but the last are under `no_sync`.
+        inputs: By rank, the number of batches under Join. None: no Join.
+    """
+
+    workload: Workload
+    policy: Policy
+    plan: Sequence[Sequence[int]] | None
+    reducer: Callable[..., nn.Module]
+    hook: CommHook
+    processor: Processor
+    warm_up: Mapping[int, IterationTimes]
+    cycles: int
+    times: Callable[[int, int], Sequence[IterationTimes]]
+    inputs: Sequence[int] | None
+
+
+class RankTraining:
+    """One rank that trains; its methods run in the rank's thread, or in a callback of a collective.
+
+    Attributes:
+        label: What the rank does at present.
+        kinds: Kind and bucket of each collective since the last common start, by number.
+        buckets: Parameter indices by bucket, in launch order, at the end of the training.
+    """
+
+    def __init__(self, rank: VirtualRank, group: ModelledGroup, training: Training) -> None:
+        self.label: Label = None
+        self.kinds: dict[int, tuple[CollectiveKind, int | None]] = {}
+        self.buckets: Sequence[Sequence[int]] = ()
+        self._rank, self._training = rank, training
+        self._hooked = False
+        self._rebuilds = training.policy.rebuilds and training.policy.phase == "rebuild"
+        self._torch_ddp: Any = None  # a module whose reducer is written in C++
+        self._in_iteration = False
+        self._in_backward = False
+        self._unsynchronized: int | None = None  # index of the iteration under `no_sync`
+        self._launching: int | None = None  # the bucket whose collectives are being launched
+        self._launched_first = False
+        self._second_due: list[tuple[int, int]] = []  # buckets whose second collective is due, with their bytes
+        self._kind: tuple[CollectiveKind, int | None] = ("broadcast", None)
+        self._last_of_bucket: dict[int, int] = {}  # number of the last collective of each bucket in this iteration
+        self._results: dict[int, VirtualFuture] = {}  # what the comm hook returned for each bucket
+        self._awaited: list[VirtualFuture] = []
+        self._buckets_left: int | None = None  # until torch's C++ reducer waits right after a launch
+        group.before_launch, group.after_launch = self._before_launch, self._after_launch
+
+    def run(self) -> None:
+        """Train all cycles; all ranks start each cycle together."""
+        training = self._training
+        if training.inputs is not None:
+            self._run_under_join(training.inputs)
+            return
+        ddp: nn.Module | None = None
+        for cycle in range(training.cycles):
+            if ddp is None or training.policy.phase != "steady":
+                ddp = self._prepare()
+            self._start(cycle)
+            for place, times in enumerate(training.times(self._rank.rank, cycle)):
+                self._train(ddp, times, place)
+            self._start(None)
+            self.buckets = buckets_of(ddp)
+
+    def _run_under_join(self, inputs: Sequence[int]) -> None:
+        training = self._training
+        ddp = self._prepare()
+        every = training.policy.sync_every
+        end = _EndOfIteration(ddp, lambda done: self._iteration_done(done, max(inputs)))
+        self._start(0)
+        with Join([ddp, end]):  # type: ignore[list-item]
+            for number in range(inputs[self._rank.rank]):
+                cycle, place = divmod(number, every)
+                self._train(ddp, training.times(self._rank.rank, cycle)[place], place)
+                end.notify()
+        self._start(None)
+        self.buckets = buckets_of(ddp)
+
+    def _iteration_done(self, done: int, most: int) -> None:
+        cycle, place = divmod(done, self._training.policy.sync_every)
+        if done == most:
+            self._start("join end")
+        elif not place:
+            self._start(cycle if cycle < self._training.cycles else None)
+
+    def _start(self, label: Label) -> None:
+        self._rank.start_together()
+        self.label = label
+        self.kinds, self._awaited = {}, []
+
+    # One iteration
+
+    def _prepare(self) -> nn.Module:
+        """Construct the reducer, and train until the phase that is measured."""
+        training = self._training
+        policy = training.policy
+        self._device = EmulatedModel(training.workload, self, sparse_density=policy.sparse_density)
+        ddp = training.reducer(self._device, **ddp_arguments(policy, training.plan))
+        self._listen_to(ddp)
+        # On a rank without inputs, only a comm hook identifies the all-reduces of torch's buckets.
+        self._hooked = training.hook != NO_HOOK or (self._torch_ddp is not None and training.inputs is not None)
+        if self._hooked:
+            hook, state = _real_hook(training.hook, policy)
+            cast("Any", ddp).register_comm_hook(state, self._charged(hook))
+        if self._torch_ddp is not None and policy.static_graph:
+            self._buckets_left = _bucket_count(self._torch_ddp)
+        warm_up = {"first": 0, "second": 1, "rebuild": 1 + policy.static_graph, "steady": 4}[policy.phase]
+        for _ in range(warm_up):
+            self._train(ddp, training.warm_up[self._rank.rank], policy.sync_every - 1)
+        return ddp
+
+    def _listen_to(self, ddp: nn.Module) -> None:
+        if isinstance(ddp, DistributedDataParallel):
+            ddp.reducer.launch_order = _Launches(self)
+            ddp.reducer.observers.append(_Copies(self, ddp, self._training))
+        elif isinstance(getattr(ddp, "reducer", None), TorchReducer):
+            self._torch_ddp = ddp
+            self._device.at_backward_end = self._wait_for_everything
+
+    def _train(self, ddp: nn.Module, times: IterationTimes, place: int) -> None:
+        synchronized = place == self._training.policy.sync_every - 1
+        self._unsynchronized = None if synchronized else place
+        self._device.times = times
+        training, policy = self._training, self._training.policy
+        self._in_iteration = True
+        with nullcontext() if synchronized else cast("Any", ddp).no_sync():
+            loss = ddp()
+            if synchronized and policy.find_unused_parameters and not policy.static_graph:
+                self.charge(
+                    "search",
+                    None,
+                    round(self._training.processor.search_ns_per_parameter * len(training.workload.parameters)),
+                )
+            self._in_backward = True
+            loss.backward()
+            self._in_backward = False
+        self._device.step()
+        self._in_iteration = False
+        if synchronized:
+            for parameter in self._device.parameters():
+                parameter.grad = None
+
+    @contextmanager
+    def computing(self, duration_ns: int, activity: Activity) -> Iterator[None]:
+        """Compute for the device; see `Clock`."""
+        yield
+        if self._unsynchronized is None:
+            self.charge(activity, None, duration_ns)
+        else:
+            self._rank.compute(duration_ns, Compute("unsynchronized", iteration=self._unsynchronized))
+
+    def charge(self, kind: ComputeKind, bucket: int | None, duration_ns: int) -> None:
+        """Compute for the reducer."""
+        self._rank.compute(duration_ns, Compute(kind, bucket))
+
+    # Collectives
+
+    def bucket_launches(self, bucket: int) -> None:
+        """Called before the first collective of a bucket is launched."""
+        self._launching, self._launched_first = bucket, False
+        self._last_of_bucket.pop(bucket, None)
+
+    def _charged(self, hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        """Return a comm hook that computes for as long as its costs say."""
+        costs = self._training.hook
+        index_of = {id(parameter): index for index, parameter in enumerate(self._device.parameters())}
+
+        def charged(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+            number, density = bucket.index(), self._training.policy.sparse_density
+            recorded = [self._training.workload.parameters[index_of[id(one)]] for one in bucket.parameters()]
+            size = sum(gradient_bytes(one, density) for one in recorded)
+            message = costs.message(recorded, density)
+            self.bucket_launches(number)
+            self.charge("compress", number, costs.compress(size))
+            self.charge("launch", number, self._training.processor.launch_ns)
+            self._second_due = [
+                due for due in self._second_due if due[0] < number
+            ]  # not those of an iteration before
+            if message is not None and message.second_bytes is not None:
+                self._second_due.append((number, size))
+            future = hook(state, bucket)
+            self._launching = None
+            last = self._last_of_bucket.get(number)
+            result = self._results[number] = VirtualFuture(self._rank, last, f"the comm hook of bucket {number}")
+            result.after_wait = lambda: self.charge("decompress", number, costs.decompress(size))
+            future.add_done_callback(lambda done: copy_result(done, result))
+            self._awaited.append(result)
+            self._bucket_launched()
+            return result
+
+        return charged
+
+    def _before_launch(self, message: Message, tensors: Sequence[Tensor]) -> None:
+        self._kind = kind, bucket = self._classified(message, tensors)
+        if kind == "all_reduce" and not self._hooked:
+            self.charge("launch", bucket, self._training.processor.launch_ns)
+
+    def _classified(self, message: Message, tensors: Sequence[Tensor]) -> tuple[CollectiveKind, int | None]:
+        if self._launching is not None and not self._launched_first:
+            self._launched_first = True
+            return "all_reduce", self._launching
+        if self._launching is not None:
+            bucket, size = self._second_due.pop(0)
+            self.charge("recompress", bucket, self._training.hook.recompress(size))
+            return "second_all_reduce", bucket
+        if message.transport == "broadcast":
+            launched = {kind for kind, _ in self.kinds.values()}
+            is_order = self._rebuilds and "order" not in launched
+            return ("order" if is_order and tensors[0].dtype == torch.int64 else "broadcast"), None
+        if tensors and tensors[0].dtype == torch.int32:
+            return "bitmap", None
+        if not self._in_backward:
+            return "join", None
+        return "all_reduce", sum(kind == "all_reduce" for kind, _ in self.kinds.values())
+
+    def _after_launch(self, number: int, future: VirtualFuture) -> None:
+        self.kinds[number] = kind, bucket = self._kind
+        if bucket is not None:
+            self._last_of_bucket[bucket] = number
+            if kind == "second_all_reduce" and bucket in self._results:
+                self._results[bucket].number = number
+        if kind == "all_reduce" and not self._hooked:
+            self._launching = None
+            self._awaited.append(future)
+            self._bucket_launched()
+        elif kind == "order":
+            future.after_wait = lambda: self.charge("rebuild", None, self._training.processor.rebuild_ns)
+
+    def _wait_for_everything(self) -> None:
+        """Wait for all buckets in order, as torch's C++ reducer does next, where virtual time cannot see it.
+
+        Usually called at the end of a backward pass.
+        """
+        while self._awaited:
+            self._awaited.pop(0).wait()
+
+    def _bucket_launched(self) -> None:
+        """Wait after the last launch where torch's C++ reducer waits as soon as all buckets are launched.
+
+        It does so in the first iteration of a static graph, and on a rank without inputs.
+        """
+        if self._torch_ddp is None:
+            return
+        if self._buckets_left is None and not self._in_iteration:
+            self._buckets_left = _bucket_count(self._torch_ddp)
+        if self._buckets_left is not None:
+            self._buckets_left -= 1
+            if not self._buckets_left:
+                self._buckets_left = None
+                self._wait_for_everything()
+
+
+def _real_hook(hook: CommHook, policy: Policy) -> tuple[Callable[[Any, Any], Any], Any]:
+    """Return the function of a comm hook and its state.
+
+    PowerSGD usually starts to compress in its third iteration; in a phase before that one, it starts at once.
+    """
+    if type(hook) is CommHook:  # sends gradients unchanged, but may compute
+        return allreduce, None
+    function, make_state = real_hook(hook.name)
+    state = make_state()
+    if policy.phase != "steady" and isinstance(state, PowerSGDState):
+        state.start_powerSGD_iter = 0
+    return function, state
+
+
+class _Launches(LaunchOrder):
+    """Reports each launch of our reducer to the rank's training, also on a rank without inputs."""
+
+    def __init__(self, training: RankTraining) -> None:
+        self._training = training
+
+    def launching(self, bucket: int, size_bytes: int) -> None:
+        """See `LaunchOrder.launching`."""
+        self._training.bucket_launches(bucket)
+
+
+class _Copies(Observer):
+    """Charges the copies of our reducer: into a bucket when it is full, and out of it when its averages are there."""
+
+    def __init__(self, training: RankTraining, ddp: DistributedDataParallel, costs: Training) -> None:
+        self._training, self._ddp, self._costs = training, ddp, costs
+
+    def bucket_ready(self, bucket: int) -> None:
+        """Charge the copies into the bucket."""
+        sizes = self._sizes(bucket)
+        self._training.charge("pack", bucket, sum(map(self._costs.processor.pack, sizes)))
+
+    def bucket_copied_out(self, bucket: int) -> None:
+        """Charge the copies out of the bucket."""
+        if not self._costs.policy.gradient_as_bucket_view:
+            sizes = self._sizes(bucket)
+            self._training.charge("copy_out", bucket, sum(map(self._costs.processor.copy_out, sizes)))
+
+    def _sizes(self, bucket: int) -> list[int]:
+        parameters, density = self._costs.workload.parameters, self._costs.policy.sparse_density
+        indices = self._ddp.reducer.buckets[bucket].indices
+        return [gradient_bytes(parameters[index], density) for index in indices]
+
+
+class _EndOfIteration(Joinable):
+    """Calls a function after each iteration under Join, on ranks with inputs and without.
+
+    Args:
+        ddp: The reducer, which comes first in Join's list.
+        done: Called with the number of iterations so far.
+    """
+
+    def __init__(self, ddp: Any, done: Callable[[int], None]) -> None:
+        super().__init__()
+        self._ddp, self._done, self._count = ddp, done, 0
+
+    def notify(self) -> None:
+        """Call the function."""
+        self._count += 1
+        self._done(self._count)
+
+    def join_hook(self, **_: Any) -> JoinHook:
+        """The hook that a rank without inputs runs."""
+        return _NotifyOfShadow(self)
+
+    @property
+    def join_device(self) -> torch.device:
+        """Device of Join's collectives."""
+        return torch.device("cpu")
+
+    @property
+    def join_process_group(self) -> Any:
+        """The ranks that take part in Join."""
+        return self._ddp.process_group
+
+
+class _NotifyOfShadow(JoinHook):
+    def __init__(self, end: _EndOfIteration) -> None:
+        super().__init__()
+        self._end = end
+
+    def main_hook(self) -> None:
+        """Called after the reducer has matched the collectives of an iteration."""
+        self._end.notify()
+
+
+ONE_BUCKET_MB = 2.0**30
+"""A cap that no model reaches, for torch's class, which does not take an infinite one."""
+
+
+def ddp_arguments(policy: Policy, plan: Sequence[Sequence[int]] | None) -> dict[str, Any]:
+    """Return the arguments of `DistributedDataParallel` that differ from its defaults."""
+    cap = policy.bucket_cap_mb
+    caps: dict[str, Any] = {"bucket_cap_mb": None if cap is None else min(cap, ONE_BUCKET_MB)}
+    if plan is not None:
+        caps = {"plan": plan}
+    elif policy.bucket_cap_mb_list:
+        caps = {"bucket_cap_mb_list": [min(cap, ONE_BUCKET_MB) for cap in policy.bucket_cap_mb_list]}
+    elif policy.first_bucket_mb is not None:
+        largest = 25 if policy.bucket_cap_mb is None else policy.bucket_cap_mb
+        caps = {"bucket_cap_mb_list": [min(cap, ONE_BUCKET_MB) for cap in (policy.first_bucket_mb, largest)]}
+    flags = (
+        "find_unused_parameters",
+        "static_graph",
+        "skip_all_reduce_unused_params",
+        "gradient_as_bucket_view",
+    )
+    chosen = {name: True for name in flags if getattr(policy, name)}
+    return caps | chosen | ({} if policy.broadcast_buffers else {"forward_sync_buffers": False})
+
+
+def buckets_of(ddp: Any) -> tuple[tuple[int, ...], ...]:
+    """Return the buckets in force as parameter indices in launch order; empty if the class does not report them."""
+    if isinstance(ddp, DistributedDataParallel):
+        return ddp.reducer.buckets.assignment
+    if not hasattr(ddp, "_get_ddp_logging_data"):
+        return ()
+    listed = ddp._get_ddp_logging_data().get("rebuilt_per_bucket_param_indices", "")
+    return tuple(tuple(map(int, bucket.split())) for bucket in listed.split(",") if bucket.strip())
+
+
+def _bucket_count(ddp: Any) -> int:
+    """Return the number of buckets of torch's class."""
+    data = ddp._get_ddp_logging_data()
+    sizes: str = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
+    return len(sizes.split(","))
+
+
+def copy_result(done: Any, into: Any) -> None:
+    """Give a future the result or the error of another one that is done."""
+    try:
+        into.set_result(done.value())
+    except Exception as error:  # noqa: BLE001 - raised where the future is waited for
+        into.set_exception(error)

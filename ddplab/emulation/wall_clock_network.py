@@ -1,0 +1,320 @@
+"""Modelled network between processes: Gloo moves the data, and each collective takes the time that a fabric gives.
+
+Each rank simulates the network by the clock, on a `Machine` of its own. When all ranks have launched a collective,
+they share the latest launch time. Each rank then begins to move the data, and completes the future, at the moments
+that its simulation gives. No links are needed, so this works without Linux, root or iproute2.
+
+A rank learns of a launch only after a message of Gloo. If its simulation has passed another event by then, the
+collective starts late on this rank, and its end may differ between ranks by the delay of that message.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import simpy
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
+from torch.distributed import distributed_c10d
+from torch.distributed.distributed_c10d import GroupName
+
+from simulator.engines.machine import CollectiveCost, Machine, RunningCollective
+from simulator.fabric import Fabric
+from simulator.step_costs import price
+
+from .emulated_device import least_timer_slack
+from .modelled_network import Message, all_reduce_message, tensor_bytes
+
+
+class InFlight(RunningCollective):
+    """A collective on this rank's replica of the machine.
+
+    Args:
+        env: The replica's simulation.
+        cost: What the collective costs.
+        move: Begins to move the data.
+
+    Attributes:
+        moved: Done when the data has arrived; exists from the start on.
+    """
+
+    __slots__ = ("_move", "moved")
+
+    def __init__(self, env: simpy.Environment, cost: CollectiveCost, move: Callable[[], dist.Work]) -> None:
+        super().__init__(env, cost)
+        self._move = move
+
+    def on_start(self) -> None:
+        """Begin to move the data."""
+        self.moved = self._move().get_future()
+
+
+@dataclass(frozen=True, eq=False)
+class Launched:
+    """A collective that all ranks have launched.
+
+    Attributes:
+        number: Its place in launch order.
+        message: What each rank sends.
+        launched_ns: When the last rank launched it.
+        result: What the caller of the collective gets.
+    """
+
+    number: int
+    message: Message
+    launched_ns: int
+    result: Any
+
+
+class Unfinished:
+    """The futures of collectives in flight.
+
+    Callbacks of Gloo hold this object instead of the group, which Gloo must not free; see
+    `reference.comm_hooks.interface`.
+    """
+
+    def __init__(self) -> None:
+        self.launching = threading.Lock()  # a hook may launch in a thread of Gloo
+        self.count = 0
+        self.late_ns: list[int] = []
+        self._futures: dict[int, torch.futures.Future[Any]] = {}
+        self._error: Exception | None = None
+
+    def add(self, future: "torch.futures.Future[Any]") -> int:
+        """Number a collective; the caller holds `launching`.
+
+        Raises:
+            Exception: The error of a collective that failed before.
+        """
+        if self._error is not None:
+            raise self._error
+        number, self.count = self.count, self.count + 1
+        self._futures[number] = future
+        return number
+
+    def finish(self, number: int, result: Any) -> None:
+        """Give a collective its result, unless it has failed."""
+        with self.launching:
+            future = self._futures.pop(number, None)
+        if future is not None:
+            future.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        """Give unfinished and further collectives this error."""
+        with self.launching:
+            self._error = self._error or error
+            futures, self._futures = self._futures, {}
+        for future in futures.values():
+            future.set_exception(error)
+
+
+class WallWork(dist.Work):
+    """A collective in flight."""
+
+    def __init__(self, future: "torch.futures.Future[Any]") -> None:
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Block until the collective ends."""
+        self._future.wait()
+        return True
+
+    def get_future(self) -> "torch.futures.Future[Any]":
+        """The future of the tensors that the collective was given."""
+        return self._future
+
+    def is_completed(self) -> bool:
+        """Whether the collective has ended."""
+        return self._future.done()
+
+
+class WallGroup(dist.ProcessGroup):
+    """A process group of all ranks whose collectives take the time that a fabric gives.
+
+    Args:
+        gloo: A process group that moves the data; nothing else may use it meanwhile.
+        moments: One through which ranks agree on launch times; the same holds.
+        fabric: Costs of the collectives, in the time of the clock. Contention is left out, because devices sleep.
+
+    Attributes:
+        late_ns: How late each collective ended on this rank.
+    """
+
+    def __init__(self, gloo: dist.ProcessGroup, moments: dist.ProcessGroup, fabric: Fabric) -> None:
+        super().__init__(gloo.rank(), gloo.size())  # type: ignore[call-arg]  # the annotations have a store
+        self._gloo, self._moments, self._fabric = gloo, moments, fabric
+        self._ranks = gloo.size()
+        self._unfinished = Unfinished()
+        self.late_ns = self._unfinished.late_ns
+        self._moves: dict[int, Callable[[], dist.Work]] = {}
+        # No SimpleQueue: in Python 3.11, its `get` blocks for ever if the time-out ends while it takes its lock.
+        self._arrivals: queue.Queue[Launched | None] = queue.Queue()
+        self._machine = Machine([0], concurrency=fabric.concurrency, slows_computation=False, lingers_ns=0)
+        origin = torch.tensor([time.monotonic_ns()])
+        moments.allreduce([origin], _options(dist.ReduceOp.MAX)).wait()
+        self._origin_ns = int(origin)
+        self._thread = threading.Thread(target=self._run, daemon=True, name="modelled network")
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; collectives in flight fail."""
+        self._arrivals.put(None)
+        self._thread.join()
+        self._unfinished.fail(RuntimeError("modelled network: closed with collectives in flight"))
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Name of the backend."""
+        return "modelled"
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> WallWork:  # type: ignore[override]
+        """Reduce tensors over all ranks, in place."""
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        opts = _options(dist.ReduceOp.SUM) if opts is None else opts
+        return self._launch(all_reduce_message(tensors), tensors, lambda: self._gloo.allreduce(tensors, opts))
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> WallWork:  # type: ignore[override]
+        """Overwrite tensors with those of one rank."""
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        opts = dist.BroadcastOptions() if opts is None else opts
+        message = Message("broadcast", sum(map(tensor_bytes, tensors)))
+        return self._launch(message, tensors, lambda: self._gloo.broadcast(tensors, opts))
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> WallWork:
+        """Give every rank the tensors of all ranks."""
+        outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
+        opts = AllgatherOptions() if opts is None else opts
+        message = Message("all_gather", sum(map(tensor_bytes, inputs)))
+        return self._launch(message, outputs, lambda: self._gloo.allgather(outputs, inputs, opts))
+
+    def barrier(self, opts: Any = None) -> WallWork:
+        """Wait for all ranks."""
+        nothing = torch.zeros(0)
+        return self.allreduce([nothing])
+
+    def _launch(self, message: Message, result: Any, move: Callable[[], dist.Work]) -> WallWork:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        unfinished, arrivals = self._unfinished, self._arrivals
+        with unfinished.launching:  # so that launch times rise with the numbers, on every rank
+            number = unfinished.add(future)
+            self._moves[number] = move
+            latest = torch.tensor([time.monotonic_ns(), message.size_bytes])
+            work = self._moments.allreduce([latest], _options(dist.ReduceOp.MAX))
+
+        def launched_by_all(done: "torch.futures.Future[Any]") -> None:
+            try:
+                done.value()
+                launched_ns, size_bytes = latest.tolist()  # ranks may gather different sizes; the largest counts
+                largest = message._replace(size_bytes=size_bytes)
+                arrivals.put(Launched(number, largest, launched_ns, result))
+            except Exception as error:  # noqa: BLE001 - the ranks that wait get it
+                unfinished.fail(error)
+
+        work.get_future().add_done_callback(launched_by_all)
+        return WallWork(future)
+
+    def _run(self) -> None:
+        """Run the machine; an error ends all collectives."""
+        try:
+            self._serve()
+        except Exception as error:  # noqa: BLE001 - the ranks that wait get it
+            self._unfinished.fail(error)
+
+    def _serve(self) -> None:
+        """Run the machine by the clock: start each collective when it was launched, and end it when it is due."""
+        least_timer_slack()
+        waiting: dict[int, Launched] = {}
+        started = 0
+        while True:
+            try:
+                arrival = self._arrivals.get(timeout=self._until_next_event_s())
+            except queue.Empty:
+                pass
+            else:
+                if arrival is None:
+                    return
+                waiting[arrival.number] = arrival
+                while started in waiting:
+                    self._start(waiting.pop(started))
+                    started += 1
+            self._advance(time.monotonic_ns())
+
+    def _until_next_event_s(self) -> float | None:
+        due_ns = self._machine.env.peek()
+        if due_ns == float("inf"):
+            return None
+        return max(0.0, (self._origin_ns + due_ns - time.monotonic_ns()) / 1e9)
+
+    def _start(self, launched: Launched) -> None:
+        number, result = launched.number, launched.result
+        collective = InFlight(self._machine.env, self._cost(launched.message), self._moves.pop(number))
+        unfinished, origin_ns = self._unfinished, self._origin_ns
+
+        def finish(due_ns: int, moved: "torch.futures.Future[Any]") -> None:
+            unfinished.late_ns.append(time.monotonic_ns() - origin_ns - due_ns)
+            try:
+                moved.value()
+            except Exception as error:  # noqa: BLE001 - the ranks that wait get it
+                unfinished.fail(error)
+                return
+            unfinished.finish(number, result)
+
+        collective.done.callbacks.append(
+            lambda _event: collective.moved.add_done_callback(partial(finish, collective.done_ns))
+        )
+        env = self._machine.env
+        launch = env.timeout(max(0, launched.launched_ns - self._origin_ns - self._machine.now_ns))
+        launch.callbacks.append(lambda _event: self._machine.launched_by_all(collective))
+
+    def _advance(self, clock_ns: int) -> None:
+        """Process all events up to this moment."""
+        while self._machine.env.peek() <= clock_ns - self._origin_ns:
+            self._machine.env.step()
+
+    def _cost(self, message: Message) -> CollectiveCost:
+        cost_ns = int(price([message], self._fabric, self._ranks)[0])
+        return CollectiveCost(cost_ns, queue=0, sharing=self._fabric.link_share(message.size_bytes, self._ranks))
+
+
+def _options(operation: Any) -> dist.AllreduceOptions:
+    options = dist.AllreduceOptions()
+    options.reduceOp = operation
+    return options
+
+
+@contextmanager
+def modelled_network(fabric: Fabric) -> Iterator[WallGroup]:
+    """Make a modelled network the default process group of this process, in place of Gloo's."""
+    world = distributed_c10d._world
+    before = world.default_pg
+    assert before is not None
+    group = WallGroup(*_gloo_groups(before), fabric)
+    world.pg_map[group] = ("modelled", world.pg_map[before][1])
+    world.pg_names[group] = GroupName("modelled")
+    world.pg_group_ranks[group] = {rank: rank for rank in range(before.size())}
+    world.pg_backend_config[group] = "cpu:modelled"
+    world.default_pg = group
+    try:
+        yield group
+    finally:
+        world.default_pg = before
+        for of_group in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config):
+            del of_group[group]
+        group.close()
+
+
+@cache
+def _gloo_groups(_default: dist.ProcessGroup) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    """Return two groups of all ranks, which last as long as the process.
+
+    The garbage collector may run in a callback. If it freed a group there, the group would be destroyed in its own
+    thread, which ends the process.
+    """
+    return dist.new_group(backend="gloo"), dist.new_group(backend="gloo")

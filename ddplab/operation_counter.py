@@ -1,0 +1,245 @@
+"""Counts the FLOPs of a model and the bytes that it moves, without allocating its tensors.
+
+A dispatch mode intercepts every operation of one forward and one backward pass. FLOPs follow the formulas of torch's
+own FLOP counter; bytes are those of every tensor that the operation reads or writes, each counted once. On the `meta`
+device tensors have shapes but no data, so even the largest model takes about a second and no memory.
+"""
+
+from collections.abc import Iterable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import conv_flop_count, flop_registry
+
+from reference.errors import ModelError
+from reference.parameters import described_buffers, described_parameters, trainable_parameters
+from reference.recorder import shape_of_input
+from simulator.workload.roofline import Gradient, Operation, Operations, merge, sgd_step
+
+from . import models
+
+aten = torch.ops.aten
+
+
+def measure_operations(model: str) -> Operations:
+    """Count FLOPs and bytes of one iteration of a model, by gradient, without allocating or computing anything.
+
+    Attention is counted as separate operations that write and read the scores; a fused kernel moves fewer bytes.
+
+    Args:
+        model: A built-in name or `module:callable`, as for `--model`.
+
+    Raises:
+        ModelError: There is no such model, a parameter gets no gradient, or the model does not run on the `meta`
+            device.
+    """
+    try:
+        with torch.device("meta"):
+            if model.startswith(models.EMULATED):
+                raise ModelError(
+                    f"--model {model}: expected a model that computes; an emulated device has no operations"
+                )
+            module, loss_fn = models.build(model)
+            return count_operations(module, loss_fn, model)
+    except ModelError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ModelError(
+            f"--model {model}: does not run on the meta device, where tensors have no data: {reason}; make model "
+            "and batch inside the callable, name no device, and use no values (.item(), .numpy(), `if tensor`); "
+            "or record a trace of it (ddplab record)"
+        ) from None
+
+
+def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Operations:
+    """Run `loss_fn(module)` and its backward pass once, on any device, and count their operations.
+
+    Args:
+        module: The model; the backward pass accumulates gradients in its parameters.
+        loss_fn: Runs one batch and returns the scalar loss.
+        model: The model's name in the result.
+
+    Raises:
+        ModelError: A parameter gets no gradient, or there is no trainable parameter.
+    """
+    parameters = trainable_parameters(module)
+    if not parameters:
+        raise ModelError(f"--model {model}: expected at least one trainable parameter, got none")
+    counter = _Counter()
+    shapes: list[tuple[int, ...] | None] = []
+    with ExitStack() as hooks:
+        hooks.callback(
+            module.register_forward_pre_hook(lambda _, inputs: shapes.append(shape_of_input(inputs))).remove
+        )
+        hooks.callback(module.register_forward_hook(counter.forward_ended).remove)
+        for index, parameter in enumerate(parameters.values()):
+            hook = partial(counter.gradient_ready, index)
+            hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
+        with counter:
+            loss_fn(module).backward()
+    if missing := [name for index, name in enumerate(parameters) if index not in counter.ready]:
+        raise ModelError(
+            f"--model {model}: expected the loss to use every parameter, {', '.join(missing[:5])} "
+            f"{'and more ' if len(missing) > 5 else ''}got no gradient; freeze them (requires_grad_(False))"
+        )
+    operations = _summarize(counter, module, model, getattr(loss_fn, "batch", None))
+    return operations.model_copy(update={"input_shape": shapes[0] if shapes else None})
+
+
+class _Counter(TorchDispatchMode):
+    """Lists all operations in order, and how many had run when each pass ended and when each gradient was ready."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.operations: list[Operation] = []
+        self.forward_end: int | None = None
+        self.backward_start: int | None = None
+        self.ready: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if _is_kernel(func, args, kwargs, result):
+            flops, moved = _flops(func, args, kwargs, result), _bytes_moved(func, args, kwargs, result)
+            self.operations.append(Operation(flops=flops, bytes_moved=moved))
+        return result
+
+    def forward_ended(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        self.forward_end = len(self.operations)
+        for leaf in tree_leaves(output):
+            if isinstance(leaf, Tensor) and leaf.requires_grad:
+                leaf.register_hook(lambda _gradient: self._backward_started())
+
+    def gradient_ready(self, index: int, _parameter: Tensor) -> None:
+        self._backward_started()
+        self.ready.pop(index, None)  # if accumulated twice, the last time counts, also for the ready order
+        self.ready[index] = len(self.operations)
+
+    def _backward_started(self) -> None:
+        if self.backward_start is None:
+            self.backward_start = len(self.operations)
+
+
+def _summarize(counter: _Counter, module: nn.Module, model: str, batch: int | None) -> Operations:
+    def operations(start: int, end: int) -> tuple[Operation, ...]:
+        return merge(counter.operations[start:end])
+
+    assert counter.backward_start is not None  # there is at least one gradient
+    backward_start = counter.backward_start
+    forward_end = min(backward_start if counter.forward_end is None else counter.forward_end, backward_start)
+    ends = list(counter.ready.values())
+    starts = [backward_start, *ends[:-1]]
+    parameters = described_parameters(module)
+    return Operations(
+        model=model,
+        batch=batch,
+        torch_version=torch.__version__,
+        parameters=parameters,
+        buffers=described_buffers(module),
+        forward=operations(0, forward_end),
+        loss=operations(forward_end, backward_start),
+        gradients=tuple(
+            Gradient(parameter=index, operations=operations(start, end))
+            for index, start, end in zip(counter.ready, starts, ends, strict=True)
+        ),
+        tail=operations(ends[-1], len(counter.operations)),
+        step=sgd_step(parameters),
+    )
+
+
+# One operation
+
+_ALLOCATES_ONLY = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
+_FIRST_IS_NOT_READ = {
+    *(aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like),
+    *(aten.new_zeros, aten.new_ones, aten.new_full),
+    *(aten.zero_, aten.fill_, aten.copy_, aten.normal_, aten.uniform_, aten.bernoulli_),
+}
+"""Operations whose first argument is overwritten, or used for its shape only."""
+_FIRST_IS_READ_IN_PART = {aten.embedding, aten.gather, aten.index, aten.index_select}
+"""Operations that read as many bytes of the first argument as the result has."""
+
+
+def _is_kernel(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
+    """Whether the operation writes anything; views and allocations do not."""
+    if func._overloadpacket in _ALLOCATES_ONLY:
+        return False
+    given = {tensor.untyped_storage()._cdata for tensor in _tensors((args, kwargs))}
+    returned = {tensor.untyped_storage()._cdata for tensor in _tensors(result)}
+    return bool(func._schema.is_mutable or returned - given)
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    if func._overloadpacket == aten.convolution_backward:
+        return _convolution_backward_flops(*args, **kwargs)
+    formula = flop_registry.get(func._overloadpacket)
+    return int(formula(*args, **kwargs, out_val=result)) if formula else 0
+
+
+def _convolution_backward_flops(
+    grad_output: Tensor,
+    inputs: Tensor,
+    weight: Tensor,
+    _bias_sizes: Any,
+    _stride: Any,
+    _padding: Any,
+    _dilation: Any,
+    transposed: bool,  # noqa: FBT001  # torch passes it by position
+    _output_padding: Any,
+    _groups: int,
+    output_mask: list[bool],
+) -> int:
+    """Return the FLOPs: as many for each of the two gradients as for the forward pass.
+
+    torch's own formula (2.13) overcounts the gradient of the weight by a factor of `groups`.
+    """
+    forward = conv_flop_count(list(inputs.shape), list(weight.shape), list(grad_output.shape), transposed=transposed)
+    return forward * sum(output_mask[:2])
+
+
+def _bytes_moved(func: Any, args: Any, kwargs: Any, result: Any) -> int:
+    written = _unique([*_tensors(result), *_tensors(_mutated(func, args, kwargs))])
+    packet = func._overloadpacket
+    if packet in _FIRST_IS_NOT_READ or packet in _FIRST_IS_READ_IN_PART:
+        args = args[1:]
+    read = _unique(_tensors((args, kwargs)))
+    if packet in _FIRST_IS_READ_IN_PART:
+        read += written
+    return sum(map(_distinct_bytes, [*read, *written]))
+
+
+def _mutated(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """Arguments that the operation writes to, according to its schema."""
+    arguments = func._schema.arguments
+    given = {argument.name: value for argument, value in zip(arguments, args, strict=False)} | kwargs
+    writes = [argument.name for argument in arguments if argument.alias_info and argument.alias_info.is_write]
+    return [given.get(name) for name in writes]
+
+
+def _tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors in a tree of arguments or results; indices and values in place of sparse tensors."""
+    found = []
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            found += [leaf._indices(), leaf._values()] if leaf.layout == torch.sparse_coo else [leaf]
+    return found
+
+
+def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return list({id(tensor): tensor for tensor in tensors}.values())
+
+
+def _distinct_bytes(tensor: Tensor) -> int:
+    """Return the bytes in memory; elements of an expanded tensor count once."""
+    count = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= size if stride or not size else 1
+    return count * tensor.element_size()

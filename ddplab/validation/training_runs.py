@@ -1,0 +1,223 @@
+"""Rank bodies that train: `record_computation` records a trace, `measure_configurations` measures target runs."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from itertools import pairwise
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from reference.data_parallel import DistributedDataParallel
+from reference.launch import report_progress
+from reference.parameters import size_bytes, trainable_parameters
+from reference.recorder import record
+from reference.trace import Iteration, Trace
+from simulator.schedule.hook_messages import NO_HOOK
+
+from .. import models
+from ..calibration.hook_costs import real_hook
+from ..calibration.repeated_timing import clock_ns, meet, of_slowest_rank, time_ns
+from ..emulation.emulated_device import EmulatedTraining
+from .step_watcher import Iterations, by_iteration, watched
+from .validation_report import Measurement, SpeedCheck
+
+WARM_UP = 2
+RECORDED_ITERATIONS = 8
+MEASURED_ITERATIONS = 3
+"""Measured iterations in each turn of a target run, after the warm-up iterations."""
+SPEED_CHECKS = 2
+"""Speed checks before and after each turn."""
+WARM_UP_OF_HOOKS = 4
+"""PowerSGD compresses from the third iteration on, and starts from its last Q from the fourth."""
+
+
+class Trainer:
+    """A model with its batch and optimiser on this rank."""
+
+    def __init__(self, model: str, rank: int) -> None:
+        torch.manual_seed(rank)  # each rank has its own batch; data parallelism makes the parameters equal
+        self.module, self._loss_fn = models.build(model)
+        self.batch: int | None = getattr(self._loss_fn, "batch", None)
+        self._optimizer = models.optimizer_of(self.module, self._loss_fn)
+
+    def uses_all_parameters(self) -> bool:
+        """Run a forward and a backward pass, and return whether every parameter got a gradient."""
+        self._loss_fn(self.module).backward()
+        got_one = [parameter.grad is not None for parameter in trainable_parameters(self.module).values()]
+        self._optimizer.zero_grad()
+        return all(got_one)
+
+    @property
+    def device(self) -> EmulatedTraining | None:
+        """The emulated device, or None if this rank computes."""
+        return self._loss_fn if isinstance(self._loss_fn, EmulatedTraining) else None
+
+    def step(self, module: nn.Module) -> None:
+        """Train one iteration; `module` is the model itself or its data-parallel wrapper."""
+        self._loss_fn(module).backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+@cache
+def groups_of_one(world_size: int) -> list[dist.ProcessGroup]:
+    """Return a group for each rank, which lasts as long as the process; see `emulation.wall_network`."""
+    return [dist.new_group([member], backend="gloo") for member in range(world_size)]
+
+
+def record_computation(rank: int, world_size: int, model: str, iterations: int = RECORDED_ITERATIONS) -> Trace:
+    """Record iterations without communication on all ranks at the same time, which start each one together.
+
+    Each rank trains under the reducer in a group of its own: its hooks take time for every gradient, and its buckets
+    leave less room in the caches, which makes a backward pass on a processor some percent slower. A model with unused
+    parameters is trained without it.
+    """
+    trainer = Trainer(model, rank)
+    alone = groups_of_one(world_size)[rank]
+    under_reducer = trainer.device is None and trainer.uses_all_parameters()
+    with record(trainer.module, model=model, batch=trainer.batch, process_group=dist.group.WORLD) as recording:
+        module = trainer.module
+        if under_reducer:  # made here, so that packing comes after the recorder's hook on the last gradient
+            module = DistributedDataParallel(trainer.module, process_group=alone, bucket_cap_mb=float("inf"))
+        for _ in range(WARM_UP + iterations):
+            meet()  # as in training, where the slowest rank has the processor to itself at the end of an iteration
+            trainer.step(module)
+            recording.end_iteration()
+        if isinstance(module, DistributedDataParallel):
+            module.reducer.detach()
+    return without_averaging(recording.trace, iterations)
+
+
+AFTER_AVERAGING = ("backward_end_ns", "optimizer_start_ns", "optimizer_end_ns", "end_ns")
+"""Moments of an iteration after the averaging of gradients."""
+
+
+def without_averaging(trace: Trace, iterations: int) -> Trace:
+    """Return the last iterations of a trace, in which each backward pass ends with its last gradient."""
+    ranks = []
+    for rank in trace.ranks:
+        kept: list[Iteration] = []
+        for one in rank.iterations[-iterations:]:
+            start_ns = kept[-1].end_ns if kept else 0
+            ready_ns = [moment for moment in one.ready_ns if moment is not None]
+            averaging_ns = one.backward_end_ns - max(ready_ns, default=one.backward_end_ns)
+            moved = one.shifted(start_ns - one.forward_start_ns)
+            later = {name: getattr(moved, name) for name in AFTER_AVERAGING}
+            update = {name: None if moment is None else moment - averaging_ns for name, moment in later.items()}
+            kept.append(moved.model_copy(update=update))
+        ranks.append(rank.model_copy(update={"iterations": tuple(kept)}))
+    return trace.model_copy(update={"ranks": tuple(ranks)})
+
+
+class TargetRun(NamedTuple):
+    """Settings of a target run, as its ranks need them.
+
+    Attributes:
+        ddp_arguments: Keyword arguments of `DistributedDataParallel`.
+        hook_name: Name of the comm hook.
+    """
+
+    ddp_arguments: dict[str, Any]
+    hook_name: str = NO_HOOK.name
+
+
+class Turn(NamedTuple):
+    """One turn of a target run on one rank.
+
+    Attributes:
+        measurement: The times of the iterations, equal on all ranks.
+        iterations: What this rank did in each iteration.
+    """
+
+    measurement: Measurement
+    iterations: Iterations
+
+
+def measure_configurations(
+    rank: int, _world_size: int, model: str, target_runs: Sequence[TargetRun], progress_word: str
+) -> list[Turn]:
+    """Train one turn of each target run, with speed checks between them.
+
+    Args:
+        rank: This rank.
+        model: As for `--model`.
+        target_runs: The configurations to train under, in this order.
+        progress_word: Label for the progress reports.
+    """
+    trainer = Trainer(model, rank)
+    measured = []
+    all_gradients = torch.ones(sum(map(size_bytes, trainable_parameters(trainer.module).values())) // 4)
+    _check_speed(trainer, all_gradients)  # the first one also allocates all gradients and does not count
+    before = _check_speed(trainer, all_gradients)
+    for done, target_run in enumerate(target_runs):
+        if rank == 0:
+            report_progress(progress_word, done, len(target_runs))
+        with warmed_up(trainer, target_run) as ddp:
+            times_ns, iterations = time_iterations(trainer, ddp)
+        after = _check_speed(trainer, all_gradients)
+        measured.append(Turn(Measurement(times_ns, _median([*before, *after])), iterations))
+        before = after
+    return measured
+
+
+@contextmanager
+def warmed_up(trainer: Trainer, target_run: TargetRun) -> Iterator[DistributedDataParallel]:
+    """Wrap the model as the target run says, and train until iterations are alike."""
+    ddp = DistributedDataParallel(trainer.module, **target_run.ddp_arguments)
+    warm_up = 1 if "plan" in target_run.ddp_arguments else 2  # without a plan, the second iteration rebuilds buckets
+    if trainer.device is not None:
+        ddp.reducer.observers.append(trainer.device.observer)
+    try:
+        if target_run.hook_name != NO_HOOK.name:
+            hook, make_state = real_hook(target_run.hook_name)
+            ddp.register_comm_hook(make_state(), hook)
+            warm_up = WARM_UP_OF_HOOKS
+        for _ in range(warm_up):
+            trainer.step(ddp)
+        yield ddp
+    finally:
+        ddp.reducer.detach()
+
+
+def time_iterations(trainer: Trainer, ddp: DistributedDataParallel) -> tuple[tuple[int, ...], Iterations]:
+    """Train `MEASURED_ITERATIONS` iterations.
+
+    A rank that finishes early waits for the others in its next iteration, so the sum of each iteration's longest time
+    would exceed the time of the training. The ranks share one machine and so one clock.
+
+    Returns:
+        The nanoseconds of each iteration, from one slowest rank's end to the next, equal on all ranks; and what this
+        rank did in each.
+    """
+    clock = None if trainer.device is None else trainer.device.observer
+    with watched(ddp, clock) as watch:
+        meet()
+        ends_ns = [clock_ns()]
+        for _ in range(MEASURED_ITERATIONS):
+            trainer.step(ddp)
+            ends_ns.append(watch.take("ended"))
+    last_ends_ns = of_slowest_rank(ends_ns)
+    times_ns = tuple(end - start for start, end in pairwise(last_ends_ns))
+    return times_ns, by_iteration(watch.moments, last_ends_ns[:-1])
+
+
+def _check_speed(trainer: Trainer, all_gradients: Tensor) -> list[SpeedCheck]:
+    """Run `SPEED_CHECKS` checks; ranks start each part together, and the slowest one counts."""
+    times_ns = []
+    for _ in range(SPEED_CHECKS):
+        for action, *arguments in ((trainer.step, trainer.module), (dist.all_reduce, all_gradients)):
+            meet()
+            times_ns.append(time_ns(action, *arguments))
+    slowest = of_slowest_rank(times_ns)
+    return [SpeedCheck(*slowest[start : start + 2]) for start in range(0, len(slowest), 2)]
+
+
+def _median(checks: Sequence[SpeedCheck]) -> SpeedCheck:
+    return SpeedCheck(
+        round(median(check.compute_ns for check in checks)),
+        round(median(check.all_reduce_ns for check in checks)),
+    )

@@ -1,0 +1,217 @@
+"""Validate: predict real training runs, train, and compare.
+
+The predictions cannot depend on the measurements: computation is recorded without communication, the machine is
+calibrated, all predictions are written to disk, and only then the first target run begins. The calibration includes
+training runs, the reference runs, with bucket caps that no target run has.
+
+Speed checks between the target runs measure how fast the machine is at that moment.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pandas as pd
+
+from reference.files.writing import write_atomically
+from reference.launch import Progress, RankPool, no_progress
+from reference.trace import Trace, join
+from simulator.fabric import Fabric
+from simulator.schedule.hook_messages import NO_HOOK
+from simulator.schedule.schedule import buckets_of
+from simulator.workload.compute_times import recorded_model
+
+from ..calibration.calibrate import REPEATS, measure_collectives, measure_hooks, sizes_up_to, with_slowdowns
+from ..calibration.collective_times import MessageSizes
+from ..calibration.reducer_costs import BUCKET_BYTES
+from ..calibration.repeated_timing import relative_spread
+from .reference_runs import Fitter, Reference, reference_runs
+from .step_watcher import save_samples, to_samples
+from .training_runs import TargetRun, measure_configurations, record_computation
+from .validation_report import (
+    Configuration,
+    Measurement,
+    Report,
+    SpeedCheck,
+    TargetPrediction,
+    join_rows,
+    make_row,
+    model_folder,
+    policy_of,
+    predict_targets,
+    share_folder,
+    summarize,
+)
+
+TURNS_AT_A_TIME = 2
+"""Turns of each reference run after a recording."""
+MOST_TURNS = 12
+STEADY = 0.02
+"""Half-width of the 90 % band of the reference run's median, as a fraction, above which further turns are trained."""
+
+
+def validate(
+    pool: RankPool,
+    model: str,
+    configurations: Sequence[Configuration],
+    *,
+    out: Path,
+    repeat: int = 10,
+    calibrations: int = 1,
+    on_progress: Progress = no_progress,
+) -> Report:
+    """Record, calibrate, write the predictions, and only then train and measure.
+
+    One calibration is one sample of a machine whose speed drifts: the errors of all configurations have its error in
+    common. With more calibrations, each is followed by an equal share of the turns, which it predicts. The report
+    compares the mean prediction of a configuration with all of its turns.
+
+    Args:
+        pool: The ranks to train on.
+        model: Model to train, as for `--model`.
+        configurations: Configurations to predict and measure.
+        out: Folder for `predictions.json`, `report.json`, `report.csv` and `samples.parquet`, and for a folder of the
+            model with `trace.json.gz` and `fabric.json`.
+        repeat: Number of turns of each configuration, in total.
+        calibrations: Number of calibrations. With more than one, the folders `calibration-1`, `calibration-2`, ... of
+            `out` have the files of each, and `out` itself has `report.json` and `report.csv`.
+        on_progress: Called with each step's name, the parts done and all parts.
+
+    Raises:
+        RankError: A rank failed.
+        ValueError: There is no such hook, or there are more calibrations than turns.
+    """
+    if calibrations > repeat:
+        raise ValueError(f"calibrations: expected at most one before each of {repeat} turns, got {calibrations}")
+    if calibrations == 1:
+        return _validate_once(pool, model, configurations, out, repeat, on_progress)
+    reports = []
+    for number in range(calibrations):
+        turns = repeat // calibrations + (number < repeat % calibrations)
+        folder = share_folder(out, number + 1)
+        reports.append(_validate_once(pool, model, configurations, folder, turns, on_progress))
+    hashes = "".join(f"{report.predictions_sha256}\n" for report in reports)
+    rows = [join_rows(of_configuration) for of_configuration in zip(*(one.rows for one in reports), strict=True)]
+    joined = summarize(rows, hashlib.sha256(hashes.encode()).hexdigest(), world_size=pool.world_size)
+    joined.save(out)
+    return joined
+
+
+def _validate_once(
+    pool: RankPool,
+    model: str,
+    configurations: Sequence[Configuration],
+    out: Path,
+    repeat: int,
+    on_progress: Progress,
+) -> Report:
+    hooks = list(dict.fromkeys(configuration.hook for configuration in configurations))
+    trace, fabric, speed_check = _calibrate(pool, model, configurations, hooks, on_progress)
+    trace.save(model_folder(out, model) / "trace.json.gz")
+    fabric.save(model_folder(out, model) / "fabric.json")
+    predictions = predict_targets(trace, fabric, configurations, pool.world_size, speed_check=speed_check)
+    predicted = dict(zip(configurations, predictions, strict=True))
+    digest = write_predictions(out / "predictions.json", model, predicted)
+    measured, samples = _measure(pool, model, trace, configurations, repeat, on_progress)
+    save_samples(samples, out)
+    rows = [make_row(model, one, prediction, measured[one]) for one, prediction in predicted.items()]
+    report = summarize(rows, digest, world_size=pool.world_size)
+    report.save(out)
+    return report
+
+
+def _calibrate(
+    pool: RankPool,
+    model: str,
+    configurations: Sequence[Configuration],
+    hooks: Sequence[str],
+    on_progress: Progress,
+) -> tuple[Trace, Fabric, SpeedCheck | None]:
+    """Record and calibrate; return trace, fabric and the usual speed check of the calibration.
+
+    Recordings and turns of the reference runs are spread out, because the machine's speed drifts.
+    """
+    recordings: list[Trace] = [pool.run(record_computation, model)[0]]
+    runs = reference_runs(recordings[0], configurations)
+    with_hooks = [replace(runs[0], hook=hook) for hook in hooks if runs and hook != NO_HOOK.name]
+    turns: dict[Configuration, list[Measurement]] = {configuration: [] for configuration in (*runs, *with_hooks)}
+
+    def record_and_train() -> None:
+        on_progress(f"{model}: recording computation", 0, 1)
+        recordings.append(pool.run(record_computation, model)[0])
+        due = [configuration for configuration in turns for _ in range(TURNS_AT_A_TIME)]
+        target_runs = [target_run(recordings[0], configuration) for configuration in due]
+        word = "training reference runs"
+        by_rank = pool.run(measure_configurations, model, target_runs, word, on_progress=on_progress)
+        for configuration, turn in zip(due, by_rank[0], strict=True):
+            turns[configuration].append(turn.measurement)
+
+    record_and_train()
+    gradient_bytes = sum(recordings[0].sizes_bytes)
+    sizes = MessageSizes.of_each(sizes_up_to(gradient_bytes))
+    largest = min(BUCKET_BYTES, gradient_bytes)
+    collectives = measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=largest)
+    record_and_train()
+    slowed = with_slowdowns(pool, model, collectives, on_progress=on_progress)
+    fabric = measure_hooks(pool, slowed, hooks, model, on_progress=on_progress)
+    record_and_train()
+    if not runs:
+        return join(recordings), fabric, None
+    while len(turns[runs[0]]) < MOST_TURNS and any(Reference.of(one).error > STEADY for one in turns.values()):
+        record_and_train()
+    trace = join(recordings)
+    references = {configuration: Reference.of(of_run) for configuration, of_run in turns.items()}
+    fitter = Fitter(trace, pool.world_size)
+    fabric = fitter.fit_slow_downs(fabric, {run: references[run] for run in runs})
+    for configuration in with_hooks:
+        fabric = fitter.fit_hook(fabric, configuration, references[configuration])
+    few = references[runs[0]]
+    return trace, fabric.with_processor(iteration_spread=relative_spread(few.times_ns)), few.speed_check
+
+
+def write_predictions(path: Path, model: str, predicted: Mapping[Configuration, TargetPrediction]) -> str:
+    """Write all predictions as JSON, and return the file's sha256."""
+    rows = [
+        {
+            "model": model,
+            **configuration.to_json(),
+            "naive_overlap_ns": target.naive_overlap_ns,
+            "reference": asdict(target.speed_check),
+            **target.prediction.to_json(),
+        }
+        for configuration, target in predicted.items()
+    ]
+    data = json.dumps(rows, indent=1, allow_nan=False).encode()
+    write_atomically(path, data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def _measure(
+    pool: RankPool,
+    model: str,
+    trace: Trace,
+    configurations: Sequence[Configuration],
+    repeat: int,
+    on_progress: Progress,
+) -> tuple[dict[Configuration, list[Measurement]], list[pd.DataFrame]]:
+    """Return all turns of each configuration, and the samples of all ranks; a turn trains each configuration once."""
+    measured: dict[Configuration, list[Measurement]] = {configuration: [] for configuration in configurations}
+    samples = []
+    target_runs = [target_run(trace, configuration) for configuration in measured]
+    for turn in range(repeat):
+        word = f"{model}: training, turn {turn + 1} of {repeat}"
+        by_rank = pool.run(measure_configurations, model, target_runs, word, on_progress=on_progress)
+        for configuration, *of_ranks in zip(measured, *by_rank, strict=True):
+            measured[configuration].append(of_ranks[0].measurement)
+            iterations = [of_rank.iterations for of_rank in of_ranks]
+            samples.append(to_samples(iterations, model=model, **asdict(configuration), turn=turn))
+    return measured, samples
+
+
+def target_run(trace: Trace, configuration: Configuration) -> TargetRun:
+    """Make a target run: with the cap if the bucket order is the ready order, else with an explicit plan."""
+    if configuration.order == "ready":
+        return TargetRun({"bucket_cap_mb": configuration.cap_mb}, configuration.hook)
+    return TargetRun({"plan": buckets_of(policy_of(configuration), recorded_model(trace))}, configuration.hook)

@@ -1,0 +1,442 @@
+"""Validate on emulated devices: predict, then train on real ranks whose computation sleeps for recorded times.
+
+The reducer, the collectives and the links are real. Only the computation is emulated. It hardly needs the processor,
+always has the same speed, and overlaps with communication as on a GPU. The times of the trace therefore hold during
+training, and only the collectives are calibrated. Whether the machine is fast enough for the emulated devices is
+measured too (`Conditions`); if it is not, nothing is reported.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import psutil
+import torch.distributed as dist
+
+from reference.launch import Progress, RankPool, let_network_threads_yield, no_progress, report_progress
+from reference.trace import Trace
+from simulator.fabric import Fabric, Processor, Sharing, Timing
+from simulator.fabric.processor_costs import EMULATED_MODEL_ERROR
+from simulator.schedule.schedule import buckets_of, build_schedule
+from simulator.workload.compute_times import recorded_model
+
+from ..calibration.calibrate import REPEATS, measure_collectives, measure_hooks
+from ..calibration.collective_times import AllReduceQueue, MessageBuffer, MessageSizes, affordable_repeats
+from ..calibration.reducer_costs import BUCKET_BYTES, time_copies, time_launch_beside_network
+from ..calibration.repeated_timing import (
+    ContentionTimes,
+    median_ns,
+    meet,
+    of_slowest_rank,
+    relative_spread,
+    slowdown_factor,
+    time_ns,
+)
+from ..emulation.scale_model import ScaleModel
+from ..emulation.wall_clock_network import WallGroup, modelled_network
+from ..models import EMULATED
+from .host_work import host_ns_by_iteration, time_one_all_reduce_each, with_longer_steps, with_packing
+from .machine_conditions import Conditions, checked_slow_downs
+from .step_watcher import Iterations, save_samples, to_samples
+from .training_runs import MEASURED_ITERATIONS, TargetRun, Trainer, time_iterations, warmed_up
+from .validate import target_run, write_predictions
+from .validation_report import (
+    PREDICTED_TRACE_FILE,
+    Configuration,
+    Measurement,
+    Report,
+    make_row,
+    policy_of,
+    predict_targets,
+    summarize,
+)
+
+Result = TypeVar("Result")
+
+LAUNCH_ROUNDS = 8
+PAUSE_S = 0.02
+"""Pause before a collective is calibrated; emulated devices leave the processor idle."""
+SIZE_RATIO = 1.5
+"""Least ratio of two message sizes that are calibrated; between them, costs are interpolated."""
+
+
+class SlowDownTimes(NamedTuple):
+    """Times of one rank, alone and while device and network work at the same time.
+
+    Attributes:
+        passes: Times of iterations of the device.
+        collectives: Times of all-reduces, of which several are in flight.
+    """
+
+    passes: ContentionTimes
+    collectives: ContentionTimes
+
+
+class EmulatedTurn(NamedTuple):
+    """One turn of a target run on one rank.
+
+    Attributes:
+        times_ns: Nanoseconds of each measured iteration, from one slowest rank's end to the next.
+        iterations: What the rank did in each.
+        idle: Fraction of the machine's processor time in which it was idle.
+        overslept_ns: How late each sleep of this rank's device ended.
+        late_ns: How late collectives of a modelled network ended on this rank: the median. 0 on a real network.
+    """
+
+    times_ns: tuple[int, ...]
+    iterations: Iterations
+    idle: float
+    overslept_ns: list[int]
+    late_ns: int
+
+
+def validate_emulated(
+    pool: RankPool,
+    trace: Trace,
+    configurations: Sequence[Configuration],
+    *,
+    scale: ScaleModel,
+    out: Path,
+    repeat: int = 3,
+    calibrated: Fabric | None = None,
+    modelled: Fabric | None = None,
+    on_progress: Progress = no_progress,
+) -> Report:
+    """Calibrate the collectives, write the predictions, and only then train emulated devices and measure.
+
+    Args:
+        pool: The ranks to train on; the rate of their links is that of the scale model.
+        trace: The computation to emulate. Rank r emulates its rank r, or starts again at rank 0 if there are more.
+        configurations: Configurations of the original.
+        scale: How the scale model that runs differs from the original.
+        out: Folder for the files of the scale model, `trace.json.gz`, `predicted_from.json.gz` (with the work of the
+            host), `fabric.json`, `predictions.json` and `samples.parquet`, and for `report.json` and `report.csv`
+            with times of the original.
+        repeat: Number of turns of each configuration; each trains the recorded iterations that follow on those of the
+            turn before.
+        calibrated: Costs of the collectives in the scale model, such as `extrapolated` returns. None: they are
+            measured on these ranks. Everything else is always measured on these ranks.
+        modelled: Costs of the original's collectives for a modelled network; see `emulation.wall_network`. None: the
+            network is real.
+        on_progress: Called with each step's name, the parts done and all parts.
+
+    Raises:
+        ConditionsError: The machine is too slow, so there is no report.
+        RankError: A rank failed.
+        ValueError: There is no such hook, or some parameter got no gradient.
+    """
+    model_trace = scale.trace(trace, repeat * MEASURED_ITERATIONS)
+    model_trace.save(out / "trace.json.gz")
+    model, name = f"{EMULATED}{out / 'trace.json.gz'}", trace.workload.model
+    in_model = _in_model(configurations, scale)
+    sizes = message_sizes(model_trace, in_model)
+    message_bytes = _middle(sizes.all_reduce)
+    if modelled is not None:
+        if calibrated is not None:
+            raise ValueError("modelled: expected no calibrated costs with a modelled network, got both")
+        exact_sizes = every_message_size(model_trace, in_model)
+        modelled = calibrated = fabric_in_model(modelled, exact_sizes, scale, pool.world_size)
+    run_on_ranks = partial(pool.run, on_network, modelled)
+    pool.run(prepare_network)
+    on_progress("measuring the work of the host", 0, 1)
+    one_all_reduce_each = run_on_ranks(time_one_all_reduce_each, model, message_bytes, PAUSE_S)[0]
+    if calibrated is None:
+        fabric = _measure_network(pool, model_trace, sizes, on_progress)
+    else:
+        copies = pool.run(time_copies, REPEATS, _bucket_bytes(model_trace))[0]
+        fabric = calibrated.model_copy(update={"processor": Processor(**copies)})
+    launch_ns = run_on_ranks(time_launch_beside_network, message_bytes, LAUNCH_ROUNDS)[0]
+    fabric = fabric.with_processor(launch_ns=launch_ns)
+    fabric = measure_hooks(pool, fabric, [one.hook for one in configurations], model, on_progress=on_progress)
+    on_progress("checking slow-downs", 0, 1)
+    slow_downs = checked_slow_downs(lambda: _slow_downs(run_on_ranks(time_slow_downs, model, message_bytes)))
+    on_progress("measuring the work of the host", 0, 1)
+    one_all_reduce_each += run_on_ranks(time_one_all_reduce_each, model, message_bytes, PAUSE_S)[0]
+    fabric = with_packing(fabric, model_trace, one_all_reduce_each).with_processor(
+        iteration_spread=relative_spread([one.iteration_ns for one in one_all_reduce_each]),
+        model_error=EMULATED_MODEL_ERROR,
+    )
+    fabric.save(out / "fabric.json")
+    host_ns = host_ns_by_iteration(model_trace, fabric, pool.world_size, one_all_reduce_each)
+    predicted_trace = with_longer_steps(model_trace, host_ns)
+    predicted_trace.save(out / PREDICTED_TRACE_FILE)
+    predicted = dict(
+        zip(configurations, predict_targets(predicted_trace, fabric, in_model, pool.world_size), strict=True)
+    )
+    digest = write_predictions(out / "predictions.json", name, predicted)
+    target_runs = [target_run(model_trace, configuration) for configuration in in_model]
+    turns: list[list[list[EmulatedTurn]]] = []
+    for turn in range(repeat):
+        word = f"{name}: training emulated devices, turn {turn + 1} of {repeat}"
+        first = turn * MEASURED_ITERATIONS
+        turns.append(run_on_ranks(train_emulated, model, target_runs, first, word, on_progress=on_progress))
+    save_samples(
+        [
+            to_samples([of_rank[number].iterations for of_rank in by_rank], model=name, **asdict(one), turn=turn)
+            for turn, by_rank in enumerate(turns)
+            for number, one in enumerate(configurations)
+        ],
+        out,
+    )
+    every_turn = [turn for by_rank in turns for of_rank in by_rank for turn in of_rank]
+    conditions = _conditions(every_turn, slow_downs, median_ns(host_ns))
+    conditions.check()
+    rows = []
+    for number, (configuration, prediction) in enumerate(predicted.items()):
+        measured = [Measurement(by_rank[0][number].times_ns) for by_rank in turns]
+        rows.append(make_row(name, configuration, prediction, measured).in_original(scale))
+    summary = summarize(rows, digest, world_size=pool.world_size)
+    report = replace(summary, scale_model=scale, conditions=conditions)
+    report.save(out)
+    return report
+
+
+def calibrate_network(
+    pool: RankPool,
+    trace: Trace,
+    configurations: Sequence[Configuration],
+    *,
+    scale: ScaleModel,
+    on_progress: Progress = no_progress,
+) -> Fabric:
+    """Measure the collectives of these configurations on the ranks of `pool`; arguments as of `validate_emulated`.
+
+    `extrapolated` makes a fabric for a further world size from several results.
+    """
+    model_trace = scale.trace(trace, 1)
+    sizes = message_sizes(model_trace, _in_model(configurations, scale))
+    pool.run(prepare_network)
+    return _measure_network(pool, model_trace, sizes, on_progress)
+
+
+def _measure_network(pool: RankPool, trace: Trace, sizes: MessageSizes, on_progress: Progress) -> Fabric:
+    return measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=_bucket_bytes(trace), pause_s=PAUSE_S)
+
+
+def extrapolated(calibrated: Sequence[Fabric], world_size: int) -> Fabric:
+    """Make a fabric for `world_size` ranks from calibrations of other numbers of ranks.
+
+    The time of two all-reduces at a time is extrapolated like that of one. Weights of sizes are those of the largest
+    calibrated world size.
+
+    Args:
+        calibrated: Calibrations at the same message sizes.
+        world_size: Number of ranks.
+
+    Raises:
+        ValueError: Two calibrations have the same world size.
+    """
+    alone = Fabric.merged(*calibrated).model_copy(update={"extrapolate": True})
+    two_at_a_time = tuple(
+        Timing(
+            world_size=n, size_bytes=row.size_bytes, ns=round(row.factor * fabric.all_reduce_ns(row.size_bytes, n))
+        )
+        for fabric in calibrated
+        for n in fabric.world_sizes
+        for row in fabric.sharing
+    )
+    two = alone.model_copy(update={"all_reduce": two_at_a_time})
+    largest = max(calibrated, key=attrgetter("world_sizes"))
+    sharing = tuple(
+        Sharing.of_times(
+            size,
+            two_at_a_time_ns=two.all_reduce_ns(size, world_size),
+            alone_ns=alone.all_reduce_ns(size, world_size),
+            weight=largest.link_share(size, world_size).weight,
+        )
+        for size in sorted({row.size_bytes for row in two_at_a_time})
+    )
+    return alone.model_copy(update={"sharing": sharing})
+
+
+def _in_model(configurations: Sequence[Configuration], scale: ScaleModel) -> list[Configuration]:
+    return [replace(one, cap_mb=scale.cap_mb(one.cap_mb)) for one in configurations]
+
+
+def _bucket_bytes(trace: Trace) -> int:
+    """Return the size of the largest bucket whose copies are measured."""
+    return min(BUCKET_BYTES, sum(trace.sizes_bytes))
+
+
+def fabric_in_model(original: Fabric, sizes: MessageSizes, scale: ScaleModel, world_size: int) -> Fabric:
+    """Return the costs of messages of these sizes in the scale model, as a measured table."""
+
+    def costs(cost_ns: Callable[[int, int], int], sizes_bytes: Iterable[int]) -> tuple[Timing, ...]:
+        return tuple(
+            Timing(
+                world_size=world_size,
+                size_bytes=size,
+                ns=round(scale.dilation * cost_ns(scale.original_bytes(size), world_size)),
+            )
+            for size in sizes_bytes
+        )
+
+    return Fabric(
+        all_reduce=costs(original.all_reduce_ns, sizes.all_reduce),
+        broadcast=costs(original.broadcast_ns, sizes.broadcast),
+        sharing=tuple(
+            Sharing(size_bytes=size, factor=share.slow_down, weight=share.weight)
+            for size in sizes.two
+            for share in [original.link_share(scale.original_bytes(size), world_size)]
+        ),
+        concurrency=original.concurrency,
+        library=original.library,
+        source=original.source,
+    )
+
+
+def every_message_size(trace: Trace, configurations: Sequence[Configuration]) -> MessageSizes:
+    """Return the sizes of all messages of these configurations."""
+    all_reduce, two, broadcast = set[int](), set[int](), set[int]()
+    recorded = recorded_model(trace)
+    for policy in map(policy_of, configurations):
+        collectives = build_schedule(policy, recorded, buckets_of(policy, recorded)).collectives
+        broadcast |= {one.size_bytes for one in collectives if one.transport == "broadcast"}
+        reduced = [one.size_bytes for one in collectives if one.transport != "broadcast"]
+        all_reduce.update(reduced)
+        if len(reduced) > 1:
+            two.update(reduced)
+    return MessageSizes(tuple(sorted(all_reduce)), tuple(sorted(two)), tuple(sorted(broadcast)))
+
+
+def message_sizes(trace: Trace, configurations: Sequence[Configuration]) -> MessageSizes:
+    """Return the message sizes to calibrate for these configurations; see `SIZE_RATIO`."""
+    sizes = every_message_size(trace, configurations)
+    two = spaced(sizes.two)
+    return MessageSizes(tuple(sorted({*spaced(sizes.all_reduce), *two})), two, spaced(sizes.broadcast))
+
+
+def spaced(sizes_bytes: Iterable[int]) -> tuple[int, ...]:
+    """Return the smallest and the largest size, and others between them at a ratio of at least `SIZE_RATIO`.
+
+    Sizes are multiples of 4 and at least 4, because messages of float32 are measured.
+    """
+    sizes = sorted({max(4, size - size % 4) for size in sizes_bytes})
+    kept = sizes[:1]
+    for size in sizes[1:-1]:
+        if size >= SIZE_RATIO * kept[-1] and SIZE_RATIO * size <= sizes[-1]:
+            kept.append(size)
+    return (*kept, *sizes[1:][-1:])
+
+
+def _slow_downs(by_rank: Sequence[SlowDownTimes]) -> tuple[float, float]:
+    """Return the factors by which the network slows the device down, and the device the network."""
+    device, _ = slowdown_factor([of_rank.passes for of_rank in by_rank])
+    network, _ = slowdown_factor([of_rank.collectives for of_rank in by_rank])
+    return device, network
+
+
+def _middle(sizes_bytes: Sequence[int]) -> int:
+    return sizes_bytes[len(sizes_bytes) // 2]
+
+
+def _conditions(turns: Sequence[EmulatedTurn], slow_downs: tuple[float, float], host_ns: int) -> Conditions:
+    overslept = np.concatenate([turn.overslept_ns for turn in turns])
+    p50, p90, p99 = (round(quantile) for quantile in np.quantile(overslept, [0.5, 0.9, 0.99]))
+    shortest_ns = min(ns for turn in turns for ns in turn.times_ns)
+    late_ns = max(turn.late_ns for turn in turns)
+    return Conditions(min(turn.idle for turn in turns), (p50, p90, p99), late_ns, shortest_ns, *slow_downs, host_ns)
+
+
+# Rank bodies
+
+
+def on_network(
+    rank: int, world_size: int, modelled: Fabric | None, body: Callable[..., Result], *arguments: Any
+) -> Result:
+    """Run a rank body on a modelled network, or on the real one if there is no fabric."""
+    if modelled is None:
+        return body(rank, world_size, *arguments)
+    with modelled_network(modelled):
+        return body(rank, world_size, *arguments)
+
+
+def prepare_network(_rank: int, _world_size: int) -> None:
+    """Connect this rank to the others, and keep its network threads from delaying the emulated devices."""
+    meet()
+    let_network_threads_yield()
+
+
+PASSES = 2
+"""Passes of the device that a queue of all-reduces lasts for."""
+LEAST_ALL_REDUCES = 4
+"""All-reduces in the shortest queue."""
+ACTIVITIES = 3
+"""Passes alone, a queue alone, and both at the same time; each takes about `PASSES` passes."""
+FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
+SLOW_DOWN_BUDGET_NS = 3_000_000_000
+
+
+def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int) -> SlowDownTimes:
+    """Time this rank's passes and its all-reduces, alone and at the same time.
+
+    Args:
+        rank: This rank.
+        model: As for `--model`: an emulated one.
+        size_bytes: Bytes of an all-reduce.
+    """
+    trainer, times = Trainer(model, rank), SlowDownTimes(ContentionTimes([], []), ContentionTimes([], []))
+    buffer = MessageBuffer(4 * size_bytes)
+    trial = AllReduceQueue(buffer.messages(size_bytes, LEAST_ALL_REDUCES), all_at_once=True)
+    trial.wait()  # in a queue, because the first all-reduce of a size takes much longer than the next
+    pass_ns, all_reduce_ns = of_slowest_rank([time_ns(trainer.step, trainer.module), trial.ns_per_all_reduce()])
+    messages = buffer.messages(size_bytes, max(LEAST_ALL_REDUCES, PASSES * pass_ns // all_reduce_ns))
+    for _ in range(
+        affordable_repeats(ACTIVITIES * PASSES * pass_ns, MOST_ROUNDS, SLOW_DOWN_BUDGET_NS, at_least=FEWEST_ROUNDS)
+    ):
+        meet()
+        times.passes.alone.append([time_ns(trainer.step, trainer.module) for _ in range(PASSES)])
+        meet()
+        queue = AllReduceQueue(messages, all_at_once=True)
+        queue.wait()
+        times.collectives.alone.append([queue.ns_per_all_reduce()])
+        meet()
+        queue = AllReduceQueue(messages, all_at_once=True)
+        passes_ns = [time_ns(trainer.step, trainer.module)]  # also if this thread gets no core before the queue ends
+        while queue.running:
+            passes_ns.append(time_ns(trainer.step, trainer.module))
+        queue.wait()
+        times.passes.contended.append(passes_ns)
+        times.collectives.contended.append([queue.ns_per_all_reduce()])
+    return times
+
+
+def train_emulated(
+    rank: int, _world_size: int, model: str, target_runs: Sequence[TargetRun], first: int, progress_word: str
+) -> list[EmulatedTurn]:
+    """Train one turn of each target run.
+
+    Args:
+        rank: This rank.
+        model: As for `--model`: an emulated one.
+        target_runs: The configurations to train under, in this order.
+        first: Index of the recorded iteration from which each target run is measured.
+        progress_word: Label for the progress reports.
+    """
+    trainer = Trainer(model, rank)
+    assert trainer.device is not None
+    clock, turns = trainer.device.observer, []
+    late_ns = dist.group.WORLD.late_ns if isinstance(dist.group.WORLD, WallGroup) else []
+    for done, run in enumerate(target_runs):
+        if rank == 0:
+            report_progress(progress_word, done, len(target_runs))
+        trainer.device.next_iteration = -1  # buckets are rebuilt in the last iteration's ready order, as predicted
+        with warmed_up(trainer, run) as ddp:
+            trainer.device.next_iteration = first
+            slept, before = len(clock.overslept_ns), psutil.cpu_times()
+            late_ns.clear()
+            times_ns, iterations = time_iterations(trainer, ddp)
+            idle = _idle(before, psutil.cpu_times())
+        turns.append(EmulatedTurn(times_ns, iterations, idle, clock.overslept_ns[slept:], median_ns(late_ns or [0])))
+    return turns
+
+
+def _idle(before: Any, after: Any) -> float:
+    """Return the fraction of processor time between two readings of `psutil.cpu_times` that was idle."""
+    spent = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
+    total = sum(ns for name, ns in spent.items() if not name.startswith("guest"))  # counted in user time already
+    return (spent["idle"] + spent.get("iowait", 0.0)) / total if total else 1.0

@@ -1,0 +1,566 @@
+"""Report: predictions and baselines compared with measurements, their errors, and a figure."""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from itertools import chain, combinations
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from reference.bucketing import Order, cap_name
+from reference.files.writing import write_atomically
+from reference.trace import Trace
+from simulator.fabric import Fabric, Processor
+from simulator.fabric.uncertainty import BAND, NORMAL_HALF_BAND
+from simulator.prediction import Prediction, predict
+from simulator.results.residual_plot import Residual, draw_residuals
+from simulator.schedule.hook_messages import named_hook
+from simulator.schedule.policy import Policy
+
+from ..emulation.scale_model import ScaleModel
+from .machine_conditions import Conditions
+
+BASELINES = ("perfect_scaling", "no_overlap", "naive_overlap", "pipelined_overlap")
+"""Simpler predictions to compare with."""
+PAIRS = ("quartiles_ns", "paired_quartiles_ns", "interval_ns")
+"""Fields of a row that hold two numbers."""
+JSON_NAMES = {"baselines": "yardsticks", "speed_check": "reference"}
+"""Fields with a different name in JSON files."""
+
+PREDICTED_TRACE_FILE = "predicted_from.json.gz"
+"""The trace from which the predictions for emulated devices are computed: with the work of the host."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The configuration of a target run.
+
+    Attributes:
+        cap_mb: Bucket cap in MiB; infinite for a single bucket.
+        order: Bucket order.
+        hook: Name of the comm hook, as `named_hook` takes it.
+    """
+
+    cap_mb: float
+    order: Order = "ready"
+    hook: str = "none"
+
+    def to_json(self) -> dict[str, object]:
+        """The fields by name; an infinite cap becomes null, because JSON has no infinity."""
+        return {"cap_mb": None if math.isinf(self.cap_mb) else self.cap_mb, "order": self.order, "hook": self.hook}
+
+
+@dataclass(frozen=True)
+class SpeedCheck:
+    """The machine's speed, as the time of an iteration without communication and of an all-reduce of all gradients.
+
+    Attributes:
+        compute_ns: Nanoseconds of the iteration on the slowest rank.
+        all_reduce_ns: Nanoseconds of the all-reduce on the slowest rank.
+    """
+
+    compute_ns: int
+    all_reduce_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        """Nanoseconds of both, one after the other."""
+        return self.compute_ns + self.all_reduce_ns
+
+
+@dataclass(frozen=True)
+class TargetPrediction:
+    """Everything that is predicted about a target run before the run starts.
+
+    Attributes:
+        prediction: The simulator's prediction.
+        naive_overlap_ns: Nanoseconds of an iteration if collectives run one at a time, nothing slows anything down,
+            and copies and launches are free.
+        pipelined_overlap_ns: Nanoseconds of an iteration with copies and launches, if nothing slows anything down.
+        speed_check: Times of a speed check at the calibration.
+        with_slower_network: Function from a factor to the nanoseconds of an iteration in which every collective
+            takes that many times as long.
+    """
+
+    prediction: Prediction
+    naive_overlap_ns: int
+    pipelined_overlap_ns: int
+    speed_check: SpeedCheck
+    with_slower_network: Callable[[float], int]
+
+    def speed(self, now: SpeedCheck | None) -> float:
+        """Return the machine's present speed for this target run, as a multiple of its speed at the calibration.
+
+        An iteration on a machine whose processor is p times and whose network is n times slower takes p times as long
+        as one on a machine whose network alone is n / p times slower: only the unit of time differs.
+
+        Args:
+            now: A speed check measured now; the computation gives p and the all-reduce gives n. None: the speed has
+                not changed.
+        """
+        if now is None:
+            return 1.0
+        slower_processor = now.compute_ns / self.speed_check.compute_ns
+        if not self.speed_check.all_reduce_ns:  # one rank: there is no network
+            return 1 / slower_processor
+        slower_network = now.all_reduce_ns / self.speed_check.all_reduce_ns
+        now_ns = slower_processor * self.with_slower_network(round(slower_network / slower_processor, 3))
+        return self.prediction.iteration_ns / now_ns
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One turn of a target run.
+
+    Attributes:
+        times_ns: Nanoseconds of each iteration, from one slowest rank's end to the next.
+        speed_check: Medians of the speed checks right before and after the turn. None: an emulated device sleeps, so
+            its speed does not change and is not checked.
+    """
+
+    times_ns: tuple[int, ...]
+    speed_check: SpeedCheck | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A configuration's prediction compared with its measurement; times in nanoseconds, errors as fractions.
+
+    A prediction is valid for the machine's speed at the calibration, but the speed of a shared machine changes within
+    seconds. Each turn is therefore paired with speed checks right before and after it, and the paired fields are
+    corrected for the change of the machine's speed. Every error is predicted / measured - 1.
+
+    Attributes:
+        model: Name of the model.
+        cap_mb: Bucket cap in MiB; infinite for a single bucket.
+        order: Bucket order.
+        hook: Name of the comm hook.
+        buckets: Number of buckets.
+        turns: The measurements.
+        speed_check: Times of a speed check at the calibration.
+        measured_ns: Median of the measured iterations.
+        quartiles_ns: First and third quartile of the measured iterations.
+        paired_ns: Median of the measured iterations, each multiplied by `TargetPrediction.speed`.
+        paired_quartiles_ns: First and third quartile of the same.
+        paired_turns_ns: Median of the same, of each turn.
+        paired_times_ns: All of them.
+        predicted_ns: Median of the predicted iterations.
+        interval_ns: Ends of the predicted 90 % interval.
+        coverage: Fraction of the paired iterations that lie inside the interval.
+        drift: How much longer the speed check took than predicted, as a fraction; median of the turns. None: there
+            were no speed checks.
+        error: Error of the prediction relative to `measured_ns`.
+        paired_error: Error of the prediction relative to `paired_ns`.
+        perfect_scaling_error: The same for the baseline "computation alone".
+        no_overlap_error: The same for the baseline "all communication after the backward pass".
+        naive_overlap_error: The same for the baseline `TargetPrediction.naive_overlap_ns`.
+        pipelined_overlap_error: The same for the baseline `TargetPrediction.pipelined_overlap_ns`.
+    """
+
+    model: str
+    cap_mb: float
+    order: str
+    hook: str
+    buckets: int
+    turns: tuple[Measurement, ...]
+    speed_check: SpeedCheck
+    measured_ns: int
+    quartiles_ns: tuple[int, int]
+    paired_ns: int
+    paired_quartiles_ns: tuple[int, int]
+    paired_turns_ns: tuple[int, ...]
+    paired_times_ns: tuple[int, ...]
+    predicted_ns: int
+    interval_ns: tuple[int, int]
+    coverage: float
+    drift: float | None
+    error: float
+    paired_error: float
+    perfect_scaling_error: float
+    no_overlap_error: float
+    naive_overlap_error: float
+    pipelined_overlap_error: float
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval's width, as a fraction of the prediction."""
+        low, high = self.interval_ns
+        return (high - low) / 2 / self.predicted_ns
+
+    def interval_score(self, interval_ns: tuple[float, float]) -> float:
+        """Return the mean interval score of the paired iterations, as a fraction of their median; less is better.
+
+        The score of an iteration is the width of the interval and, outside of it, 2 / 0.1 times the distance from it:
+        the proper score for an interval that should contain 90 % (Gneiting and Raftery 2007, equation 43).
+
+        Args:
+            interval_ns: The ends of the interval.
+        """
+        low, high = interval_ns
+        outside = [max(low - ns, ns - high, 0) for ns in self.paired_times_ns]
+        return (high - low + 2 / (1 - BAND) * statistics.fmean(outside)) / self.paired_ns
+
+    def in_original(self, scale: ScaleModel) -> Self:
+        """Convert the times of a row from those of a scale model."""
+
+        def both(times_ns: tuple[int, int]) -> tuple[int, int]:
+            return scale.original_ns(times_ns[0]), scale.original_ns(times_ns[1])
+
+        return replace(
+            self,
+            turns=tuple(Measurement(tuple(map(scale.original_ns, turn.times_ns))) for turn in self.turns),
+            measured_ns=scale.original_ns(self.measured_ns),
+            quartiles_ns=both(self.quartiles_ns),
+            paired_ns=scale.original_ns(self.paired_ns),
+            paired_quartiles_ns=both(self.paired_quartiles_ns),
+            paired_turns_ns=tuple(map(scale.original_ns, self.paired_turns_ns)),
+            paired_times_ns=tuple(map(scale.original_ns, self.paired_times_ns)),
+            predicted_ns=scale.original_ns(self.predicted_ns),
+            interval_ns=both(self.interval_ns),
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """All rows and their summary.
+
+    Attributes:
+        predictions_sha256: Hash of the predictions file, which was written before the first target run. With several
+            calibrations: the hash of their hashes, one a line.
+        mape: Mean absolute error.
+        paired_mape: Mean absolute paired error.
+        worst_error: The error with the largest absolute value.
+        noise: Half-width of the band that holds 90 % of the differences between two paired measurements of the same
+            configuration, as a fraction; from the differences between turns, of the noisiest model. None: one turn.
+        pairs_apart: Pairs of one model's configurations whose paired quartiles do not overlap, and whose paired times
+            differ by more than the noise.
+        sign_errors: Number of these pairs whose order is predicted wrongly.
+        fastest_found: Fraction of the models for which the configuration predicted to be the fastest is the fastest,
+            or not measurably slower than the fastest.
+        coverage: Mean coverage of the rows; the intervals should cover 90 % of the iterations.
+        half_width: Half of the interval's width as a fraction of the prediction, median of the rows.
+        interval_score: Mean interval score of the rows; see `Row.interval_score`.
+        drift: Median drift of the rows: how much slower the machine became after the calibration, as a fraction.
+            None: there were no speed checks.
+        baselines: Mean absolute paired error of each baseline.
+        rows: One per model and configuration.
+        world_size: Number of ranks. None: not written in earlier reports.
+        scale_model: How the scale model of emulated devices differs from the original; times are those of the
+            original. None: real models ran.
+        conditions: Conditions of a measurement on emulated devices. None: real models ran.
+    """
+
+    predictions_sha256: str
+    mape: float
+    paired_mape: float
+    worst_error: float
+    noise: float | None
+    pairs_apart: int
+    sign_errors: int
+    fastest_found: float
+    coverage: float
+    half_width: float
+    interval_score: float
+    drift: float | None
+    baselines: dict[str, float]
+    rows: tuple[Row, ...]
+    world_size: int | None = None
+    scale_model: ScaleModel | None = None
+    conditions: Conditions | None = None
+
+    def to_frame(self) -> pd.DataFrame:
+        """Return the rows as a table, with the number of turns instead of the turns."""
+        return pd.DataFrame([{**asdict(row), "turns": len(row.turns)} for row in self.rows])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields; an infinite cap becomes null. Real models have no `scale_model` and no `conditions`."""
+        fields = asdict(self, dict_factory=_with_json_names)
+        for name in ("scale_model", "conditions"):
+            if fields[name] is None:
+                del fields[name]
+        for row in fields["rows"]:
+            row["cap_mb"] = None if math.isinf(row["cap_mb"]) else row["cap_mb"]
+        return fields
+
+    def save(self, folder: Path) -> None:
+        """Write `report.json`, and `report.csv`, in which pairs of numbers become columns `_low` and `_high`."""
+        write_atomically(folder / "report.json", json.dumps(self.to_json(), indent=1, allow_nan=False).encode())
+        frame = self.to_frame()
+        for name in PAIRS:
+            of_pair = pd.DataFrame(frame[name].tolist(), columns=[f"{name}_low", f"{name}_high"])
+            frame = frame.drop(columns=name).join(of_pair)
+        write_atomically(folder / "report.csv", frame.to_csv(index=False).encode())
+
+
+def _with_json_names(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    return {JSON_NAMES.get(name, name): value for name, value in fields}
+
+
+def model_folder(out: Path, model: str) -> Path:
+    """Return the folder for a model's trace and fabric; a dot replaces the colon of `module:callable`."""
+    return out / model.replace(":", ".")
+
+
+def share_folder(out: Path, number: int) -> Path:
+    """Return the folder of the turns that one of several calibrations predicts; numbers start at 1."""
+    return out / f"calibration-{number}"
+
+
+def make_row(
+    model: str, configuration: Configuration, predicted: TargetPrediction, turns: Sequence[Measurement]
+) -> Row:
+    """Make the row of a configuration from its prediction and all of its turns."""
+    prediction = predicted.prediction
+    low, middle, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
+    by_turn = [[ns * predicted.speed(turn.speed_check) for ns in turn.times_ns] for turn in turns]
+    paired_times = list(chain(*by_turn))
+    paired_low, paired, paired_high = _quartiles(paired_times)
+    shortest, longest = prediction.interval_ns
+    checks_ns = [turn.speed_check.total_ns for turn in turns if turn.speed_check is not None]
+    return Row(
+        model=model,
+        cap_mb=configuration.cap_mb,
+        order=configuration.order,
+        hook=configuration.hook,
+        buckets=len(prediction.buckets),
+        turns=tuple(turns),
+        speed_check=predicted.speed_check,
+        measured_ns=middle,
+        quartiles_ns=(low, high),
+        paired_ns=paired,
+        paired_quartiles_ns=(paired_low, paired_high),
+        paired_turns_ns=tuple(round(statistics.median(of_turn)) for of_turn in by_turn),
+        paired_times_ns=tuple(map(round, paired_times)),
+        predicted_ns=prediction.iteration_ns,
+        interval_ns=prediction.interval_ns,
+        coverage=statistics.fmean(shortest <= ns <= longest for ns in paired_times),
+        drift=statistics.median(checks_ns) / predicted.speed_check.total_ns - 1 if checks_ns else None,
+        error=prediction.iteration_ns / middle - 1,
+        paired_error=prediction.iteration_ns / paired - 1,
+        perfect_scaling_error=prediction.compute_ns / paired - 1,
+        no_overlap_error=prediction.no_overlap_ns / paired - 1,
+        naive_overlap_error=predicted.naive_overlap_ns / paired - 1,
+        pipelined_overlap_error=predicted.pipelined_overlap_ns / paired - 1,
+    )
+
+
+def join_rows(rows: Sequence[Row]) -> Row:
+    """Join the rows of a configuration that was predicted anew before each share of its turns.
+
+    Predictions, also those of baselines, count by the number of turns that they were made for. `coverage` compares
+    each iteration with the interval of its own share.
+    """
+
+    def mean(values: Iterable[float]) -> float:
+        return statistics.fmean(values, weights=[len(row.turns) for row in rows])
+
+    low, middle, high = _quartiles([ns for row in rows for turn in row.turns for ns in turn.times_ns])
+    paired_times = tuple(chain.from_iterable(row.paired_times_ns for row in rows))
+    paired_low, paired, paired_high = _quartiles(paired_times)
+    predicted = round(mean(row.predicted_ns for row in rows))
+    drifts = [row.drift for row in rows if row.drift is not None]
+    baseline_errors: dict[str, Any] = {
+        error: mean((1 + getattr(row, error)) * row.paired_ns for row in rows) / paired - 1
+        for error in (f"{name}_error" for name in BASELINES)
+    }
+    return replace(
+        rows[0],
+        **baseline_errors,
+        turns=tuple(chain.from_iterable(row.turns for row in rows)),
+        speed_check=SpeedCheck(
+            round(mean(row.speed_check.compute_ns for row in rows)),
+            round(mean(row.speed_check.all_reduce_ns for row in rows)),
+        ),
+        measured_ns=middle,
+        quartiles_ns=(low, high),
+        paired_ns=paired,
+        paired_quartiles_ns=(paired_low, paired_high),
+        paired_turns_ns=tuple(chain.from_iterable(row.paired_turns_ns for row in rows)),
+        paired_times_ns=paired_times,
+        predicted_ns=predicted,
+        interval_ns=(
+            round(mean(row.interval_ns[0] for row in rows)),
+            round(mean(row.interval_ns[1] for row in rows)),
+        ),
+        coverage=mean(row.coverage for row in rows),
+        drift=mean(drifts) if len(drifts) == len(rows) else None,
+        error=predicted / middle - 1,
+        paired_error=predicted / paired - 1,
+    )
+
+
+def summarize(rows: Sequence[Row], predictions_sha256: str, *, world_size: int | None = None) -> Report:
+    """Make a report of these rows, with their summary."""
+    by_model = _by_model(rows)
+    noises = [measurement_noise(of_model) for of_model in by_model]
+    apart = pairs_apart(rows)
+    drifts = [row.drift for row in rows if row.drift is not None]
+    return Report(
+        predictions_sha256=predictions_sha256,
+        mape=statistics.fmean(abs(row.error) for row in rows),
+        paired_mape=statistics.fmean(abs(row.paired_error) for row in rows),
+        worst_error=max((row.error for row in rows), key=abs),
+        noise=max((noise for noise in noises if noise is not None), default=None),
+        pairs_apart=len(apart),
+        sign_errors=sum(_ranked_wrongly(a, b) for a, b in apart),
+        fastest_found=statistics.fmean(map(_fastest_found, by_model, noises)),
+        coverage=statistics.fmean(row.coverage for row in rows),
+        half_width=statistics.median(row.half_width for row in rows),
+        interval_score=statistics.fmean(row.interval_score(row.interval_ns) for row in rows),
+        drift=statistics.median(drifts) if drifts else None,
+        baselines={name: statistics.fmean(abs(getattr(row, f"{name}_error")) for row in rows) for name in BASELINES},
+        rows=tuple(rows),
+        world_size=world_size,
+    )
+
+
+def _by_model(rows: Sequence[Row]) -> list[list[Row]]:
+    return [[row for row in rows if row.model == model] for model in dict.fromkeys(row.model for row in rows)]
+
+
+def pairs_apart(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
+    """Return the pairs of one model's configurations that are counted in `Report.pairs_apart`."""
+    return [
+        pair
+        for of_model in _by_model(rows)
+        for noise in [measurement_noise(of_model)]
+        for pair in combinations(of_model, 2)
+        if _are_apart(*pair, noise)
+    ]
+
+
+def _quartiles(times_ns: Sequence[float]) -> tuple[int, int, int]:
+    low, middle, high = np.quantile(times_ns, [0.25, 0.5, 0.75])
+    return round(low), round(middle), round(high)
+
+
+def measurement_noise(rows: Sequence[Row]) -> float | None:
+    """Return `Report.noise` of these rows: the variance between the turns of a row, pooled over all rows.
+
+    What all rows of a turn have in common is left out: emulated devices train other recorded iterations in each turn.
+    """
+    repeated = [row.paired_turns_ns for row in rows if len(row.paired_turns_ns) > 1]
+    if not repeated:
+        return None
+    turns = min(map(len, repeated))
+    relative = np.array([of_row[:turns] for of_row in repeated], dtype=np.float64)
+    relative /= relative.mean(axis=1, keepdims=True)
+    freedom = turns - 1
+    if len(repeated) > 1:
+        relative -= relative.mean(axis=0)
+        freedom *= len(repeated) - 1
+    else:
+        relative -= 1
+    return NORMAL_HALF_BAND * float(np.sqrt(2 * (relative**2).sum() / freedom / turns))
+
+
+def _are_apart(a: Row, b: Row, noise: float | None) -> bool:
+    """Whether two measurements differ by more than noise."""
+    low, high = sorted((a, b), key=lambda row: row.paired_ns)
+    quartiles_overlap = low.paired_quartiles_ns[1] >= high.paired_quartiles_ns[0]
+    return not quartiles_overlap and high.paired_ns > (1 + (noise or 0.0)) * low.paired_ns
+
+
+def _ranked_wrongly(a: Row, b: Row) -> bool:
+    return (a.paired_ns < b.paired_ns) != (a.predicted_ns <= b.predicted_ns)
+
+
+def _fastest_found(rows: Sequence[Row], noise: float | None) -> bool:
+    chosen = min(rows, key=lambda row: row.predicted_ns)
+    fastest = min(rows, key=lambda row: row.paired_ns)
+    return chosen is fastest or not _are_apart(chosen, fastest, noise)
+
+
+def policy_of(configuration: Configuration) -> Policy:
+    """Return the settings of the reducer in a configuration."""
+    return Policy(bucket_cap_mb=configuration.cap_mb, order=configuration.order, hook=named_hook(configuration.hook))
+
+
+def predict_one(trace: Trace, fabric: Fabric, configuration: Configuration, world_size: int) -> Prediction:
+    """Predict one configuration."""
+    return predict(trace, fabric, world_size=world_size, policy=policy_of(configuration))
+
+
+def predict_targets(
+    trace: Trace,
+    fabric: Fabric,
+    configurations: Sequence[Configuration],
+    world_size: int,
+    *,
+    speed_check: SpeedCheck | None = None,
+) -> list[TargetPrediction]:
+    """Predict each configuration, with two baselines.
+
+    Args:
+        trace: The recorded computation.
+        fabric: The calibrated fabric.
+        configurations: The configurations.
+        world_size: Number of ranks.
+        speed_check: The usual speed check of the calibration. None: its times according to trace and fabric.
+    """
+    all_gradients_ns = fabric.all_reduce_ns(sum(trace.sizes_bytes), world_size)
+    naive = fabric.model_copy(update={"processor": Processor(), "concurrency": 1, "sharing": ()})
+    without_slow_downs = fabric.processor.model_copy(update={"contention": (), "lingers_ns": 0})
+    pipelined = fabric.model_copy(update={"processor": without_slow_downs})
+
+    def predict_target(configuration: Configuration) -> TargetPrediction:
+        prediction = predict_one(trace, fabric, configuration, world_size)
+
+        @cache
+        def with_slower_network(factor: float) -> int:
+            return predict_one(trace, fabric.scaled(factor), configuration, world_size).iteration_ns
+
+        return TargetPrediction(
+            prediction,
+            naive_overlap_ns=predict_one(trace, naive, configuration, world_size).iteration_ns,
+            pipelined_overlap_ns=predict_one(trace, pipelined, configuration, world_size).iteration_ns,
+            speed_check=speed_check or SpeedCheck(prediction.compute_ns, all_gradients_ns),
+            with_slower_network=with_slower_network,
+        )
+
+    return [predict_target(configuration) for configuration in configurations]
+
+
+def residual(row: Mapping[Any, Any], *, measured: Literal["paired_ns", "measured_ns"] = "paired_ns") -> Residual:
+    """Return the errors of a row's predictions.
+
+    Args:
+        row: Fields of a `Row`, by name.
+        measured: The field with the measured time.
+    """
+
+    def error(predicted_ns: float) -> float:
+        return float(predicted_ns / row[measured] - 1)
+
+    low, high = row["interval_ns"]
+    baselines = {
+        name.replace("_", " "): error((1 + row[f"{name}_error"]) * row["paired_ns"])
+        for name in BASELINES
+        if f"{name}_error" in row  # earlier reports have fewer
+    }
+    return Residual(error=error(row["predicted_ns"]), baselines=baselines, interval=(error(low), error(high)))
+
+
+def draw_validation(rows: pd.DataFrame, ax: Axes, *, named: bool = True) -> Axes:
+    """Draw the paired errors of one model's configurations: those of our predictions and of all baselines.
+
+    Args:
+        rows: The configurations.
+        ax: The axes to draw on; returned.
+        named: Whether to name the marks; see `draw_residuals`.
+    """
+    groups = {f"{cap_name(row['cap_mb'])}, {row['order']}": [residual(row)] for row in rows.to_dict("records")}
+    draw_residuals(groups, ax, named=named)
+    errors = rows["paired_error"]
+    ax.set_title(
+        f"{rows['model'].iloc[0]}\nmean error {errors.abs().mean():.1%}, worst {max(errors, key=abs):+.1%}",
+        loc="left", fontsize=9, pad=18 if named else None,
+    )  # fmt: skip
+    return ax

@@ -1,0 +1,1 @@
+"""Files: reading and writing them, and the range of every value that a file may hold."""

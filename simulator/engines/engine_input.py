@@ -1,0 +1,77 @@
+"""Engine input: a schedule with the durations of all its steps and collectives, ready to simulate."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..fabric import LinkShare, Slowdowns
+from ..schedule.schedule import Condition, Schedule
+from ..workload.compute_times import Nanoseconds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineInput:
+    """An iteration to simulate: a schedule and its durations.
+
+    Of ranks with identical behaviour, only one is simulated.
+
+    Attributes:
+        schedule: Steps of every rank.
+        duration_ns: Duration of each computing step at full speed; shape [ranks, steps of the schedule]. For the
+            closed form there may be more leading axes, for example one for the iterations.
+        ranks: The simulated ranks.
+        represented_by: For every rank, the simulated rank that behaves the same; shape [world size]. None: every
+            rank is simulated.
+        cost_ns: Duration of each collective while no other collective runs and no rank computes; shape
+            [collectives]. For the closed form there may be leading axes, for example one for the fabrics.
+        queues: Process group of each collective, as an index; the collectives of a group start in launch order.
+        concurrency: Collectives of one group that run at the same time.
+        sharing: How each collective shares the link with others that run at the same time.
+        slowdowns: Factors on computing while collectives run, and on collectives while a rank computes. While
+            several collectives run, the factor on computing is the mean of their factors. None: all factors are 1.
+        lingers_ns: Time for which computing stays slowed after the last collective has finished, unless another
+            collective starts.
+        meets: By condition of a `Wait`, whether each rank meets it; shape [ranks] or, for the closed form, the
+            leading axes of `duration_ns`.
+    """
+
+    schedule: Schedule
+    duration_ns: Nanoseconds
+    ranks: tuple[int, ...]
+    represented_by: NDArray[np.int64] | None = None
+    cost_ns: Nanoseconds
+    queues: tuple[int, ...]
+    concurrency: int = 1
+    sharing: tuple[LinkShare, ...]
+    slowdowns: Slowdowns | None = None
+    lingers_ns: int = 0
+    meets: Mapping[Condition, NDArray[np.bool_]] = field(default_factory=dict)
+
+    def at(self, index: Any) -> Self:
+        """Select iterations or ranks with a numpy index along the leading axes of `duration_ns`."""
+        meets = {condition: ranks[index] for condition, ranks in self.meets.items()}
+        return replace(self, duration_ns=self.duration_ns[index], meets=meets)
+
+    def alike(self) -> dict[int, list[int]]:
+        """Return, for each simulated rank, all ranks that behave the same, including itself."""
+        if self.represented_by is None:
+            return {rank: [rank] for rank in self.ranks}
+        alike: dict[int, list[int]] = {rank: [] for rank in self.ranks}
+        for rank, simulated in enumerate(self.represented_by.tolist()):
+            alike[simulated].append(rank)
+        return alike
+
+    @property
+    def is_fluid(self) -> bool:
+        """Whether the speed of computing or of a collective depends on what else runs at the same time."""
+        return self.slowdowns is not None or (
+            self.most_running > 1 and any(share.slow_down > 1 for share in self.sharing)
+        )
+
+    @property
+    def most_running(self) -> int:
+        """Largest number of collectives that can run at the same time."""
+        return self.concurrency * len(set(self.queues))

@@ -1,0 +1,116 @@
+"""Timeline: when each step and each collective of a simulated iteration started and ended, and their spans."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from ..schedule.schedule import CollectiveKind, Compute, ComputeKind, Launch, Wait
+from ..workload.compute_times import Nanoseconds
+from .engine_input import EngineInput
+
+Kind = ComputeKind | CollectiveKind | Literal["wait", "straggler", "queued"]
+Stream = Literal["compute", "comm"]
+
+
+class Span(NamedTuple):
+    """One activity of one rank from `start_ns` to `end_ns`, on the stream "compute" or "comm".
+
+    Kinds on the stream "compute":
+
+    - *unsynchronized*: the preceding iterations under `no_sync`
+    - *rebuild*: rebuilding the buckets
+    - *forward*, *backward*: the passes
+    - *search*: searching the graph for unused parameters
+    - *pack*, *copy_out*: copying gradients into a bucket, and averages out of the bucket
+    - *compress*, *recompress*, *decompress*: computation of a comm hook before its first collective, before its
+      second one and after its last
+    - *launch*: issuing a collective
+    - *wait*: waiting for a collective
+    - *step*: the optimiser step and everything else up to the next iteration
+
+    Kinds on the stream "comm" before a collective runs:
+
+    - *straggler*: launched on this rank, but not yet on all ranks
+    - *queued*: launched on all ranks, but the process group has no free slot
+
+    Kinds on the stream "comm" while a collective runs:
+
+    - *broadcast*: broadcast of buffers
+    - *order*: broadcast of rank 0's ready order, at the rebuild
+    - *join*: all-reduce that Join adds, such as that of the number of ranks with inputs
+    - *all_reduce*, *second_all_reduce*: first and second collective of a bucket
+    - *bitmap*: all-reduce of the bitmap of used parameters
+
+    `bucket` is the bucket index; None if the span belongs to no bucket.
+    """
+
+    rank: int
+    stream: Stream
+    kind: Kind
+    bucket: int | None
+    start_ns: int
+    end_ns: int
+
+    @property
+    def duration_ns(self) -> int:
+        """`end_ns - start_ns`."""
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """When everything in one simulated iteration happened, in nanoseconds from the start of the iteration.
+
+    Attributes:
+        engine_input: The simulated iteration.
+        end_ns: When each rank ended each instruction of the schedule; shape [ranks, instructions].
+        start_ns: When each collective started to run; shape [collectives].
+        done_ns: When each collective finished; shape [collectives].
+    """
+
+    engine_input: EngineInput
+    end_ns: Nanoseconds
+    start_ns: Nanoseconds
+    done_ns: Nanoseconds
+
+    @property
+    def iteration_ns(self) -> int:
+        """Duration of the iteration: the end of the slowest rank."""
+        return int(self.end_ns[:, -1].max())
+
+    @property
+    def slowest_row(self) -> int:
+        """Row of the slowest rank in `end_ns`; the first one if several are equally slow."""
+        return int(self.end_ns[:, -1].argmax())
+
+    @property
+    def launched_ns(self) -> Nanoseconds:
+        """When each rank launched each collective, in nanoseconds; shape [ranks, collectives]."""
+        instructions = self.engine_input.schedule.instructions
+        launches = [place for place, instruction in enumerate(instructions) if isinstance(instruction, Launch)]
+        return self.end_ns[:, launches]
+
+    def spans(self) -> Iterator[Span]:
+        """Yield all spans longer than 0 ns, rank by rank: first the rank's computation, then its collectives."""
+        launched = self.launched_ns
+        launched_by_all = launched.max(axis=0, initial=0).tolist()
+        starts, ends = self.start_ns.tolist(), self.done_ns.tolist()
+        for row, rank in enumerate(self.engine_input.ranks):
+            yield from self._computation(row, rank)
+            for number, collective in enumerate(self.engine_input.schedule.collectives):
+                moments = (int(launched[row, number]), launched_by_all[number], starts[number], ends[number])
+                kinds: tuple[Kind, ...] = ("straggler", "queued", collective.kind)
+                for kind, start, end in zip(kinds, moments, moments[1:], strict=False):
+                    if start < end:
+                        yield Span(rank, "comm", kind, collective.bucket, start, end)
+
+    def _computation(self, row: int, rank: int) -> Iterator[Span]:
+        start = 0
+        for instruction, end in zip(self.engine_input.schedule.instructions, self.end_ns[row].tolist(), strict=True):
+            if end > start:
+                if isinstance(instruction, Compute):
+                    yield Span(rank, "compute", instruction.kind, instruction.bucket, start, end)
+                elif isinstance(instruction, Wait):
+                    bucket = self.engine_input.schedule.collectives[instruction.collective].bucket
+                    yield Span(rank, "compute", "wait", bucket, start, end)
+            start = end

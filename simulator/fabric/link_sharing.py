@@ -1,0 +1,106 @@
+"""Link sharing: how much collectives that run at the same time slow each other down on the network."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from operator import attrgetter
+from typing import NamedTuple, Self
+
+import numpy as np
+from pydantic import Field
+
+from reference.files.reading import Schema
+from reference.files.value_ranges import Bytes, Multiple
+
+from .measured_tables import piecewise_linear
+
+LEAST_FACTOR, LARGEST_FACTOR = 0.5, 100.0
+"""Limits of `Sharing.factor`. A link that was idle may let a burst pass at once, so short messages take longer by a
+large factor when two run at a time."""
+
+
+class LinkShare(NamedTuple):
+    """How a collective shares the link with other collectives.
+
+    Attributes:
+        slow_down: Factor on its duration while another collective of the same weight runs.
+        weight: What it takes of the link, relative to the weights of the others that run.
+    """
+
+    slow_down: float = 1.0
+    weight: float = 1.0
+
+
+class Sharing(Schema):
+    """How a collective of `size_bytes` shares the link with another collective.
+
+    Gloo sends the segments of two messages in turn, and a larger message has larger segments, up to 1 MiB.
+    """
+
+    size_bytes: Bytes = Field(description="message of one rank, bytes; chosen in the calibration")
+    factor: float = Field(
+        ge=LEAST_FACTOR,
+        le=LARGEST_FACTOR,
+        allow_inf_nan=False,
+        description="time with two at a time as a multiple of the time alone; measured by the calibration",
+    )
+    weight: Multiple = Field(
+        default=1.0,
+        description="what a message of this size takes of the link beside messages of other sizes, relative to their "
+        "weights; measured by the calibration, 1 if every message takes equally much",
+    )
+
+    @classmethod
+    def of_times(cls, size_bytes: int, *, two_at_a_time_ns: float, alone_ns: float, weight: float = 1.0) -> Self:
+        """Make a row from two times, with a factor within the limits."""
+        factor = min(max(two_at_a_time_ns / alone_ns, LEAST_FACTOR), LARGEST_FACTOR)
+        return cls(size_bytes=size_bytes, factor=factor, weight=weight)
+
+
+CLEARLY_SLOWED = 1.2
+"""Factor above which the slow-down by a second collective is large enough to compare slow-downs."""
+
+
+def relative_weights(
+    alone_ns: Mapping[int, float], two_at_a_time_ns: Mapping[int, float], beside_larger_ns: Mapping[int, float]
+) -> list[float]:
+    """Return the weight of each message size, in ascending order of sizes; the smallest size has weight 1.
+
+    A message beside the next larger size is slowed more than beside its own size. The ratio of the two slow-downs is
+    the ratio of the weights, which is at least 1 and at most the ratio of the sizes. Where a second message hardly
+    slows a message, the ratio cannot be measured and counts as 1.
+
+    Args:
+        alone_ns: Duration of one collective by size.
+        two_at_a_time_ns: Duration of one collective while another of the same size runs, by size.
+        beside_larger_ns: Duration of one collective while another of the next larger size runs; no largest size.
+    """
+    sizes = sorted(two_at_a_time_ns)
+    weights = [1.0] * len(sizes[:1])
+    for smaller, larger in pairwise(sizes):
+        own, next_larger = (
+            two_at_a_time_ns[smaller] / alone_ns[smaller],
+            beside_larger_ns[smaller] / alone_ns[smaller],
+        )
+        ratio = (next_larger - 1) / (own - 1) if own > CLEARLY_SLOWED else 1.0
+        weights.append(weights[-1] * min(max(ratio, 1.0), larger / smaller))
+    return weights
+
+
+def sharing_factor(rows: Sequence[Sharing], size_bytes: int, running: int) -> float:
+    """Return the time of a collective while `running` of them run, as a multiple of its time alone; at least 1.
+
+    Each further collective adds as much as the second. The factor is interpolated linearly between measured sizes;
+    outside, that of the nearest size is used.
+    """
+    ordered = sorted(rows, key=attrgetter("size_bytes"))
+    sizes = np.array([row.size_bytes for row in ordered])
+    factors = np.array([row.factor for row in ordered])
+    two = float(piecewise_linear(sizes, factors, np.clip(np.array([size_bytes]), sizes[0], sizes[-1]))[0])
+    return max(1.0, 1.0 + (two - 1.0) * (running - 1))
+
+
+def sharing_weight(rows: Sequence[Sharing], size_bytes: int) -> float:
+    """Return the weight of a message: interpolated by logarithms, outside the sizes that of the nearest size."""
+    ordered = sorted(rows, key=attrgetter("size_bytes"))
+    sizes = np.log([max(1, row.size_bytes) for row in ordered])
+    return float(np.exp(np.interp(np.log(max(1, size_bytes)), sizes, np.log([row.weight for row in ordered]))))

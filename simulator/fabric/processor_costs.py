@@ -1,0 +1,202 @@
+"""Processor costs: the time that copies, launches, comm hooks and collectives take from computation."""
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple, Self
+
+import numpy as np
+from pydantic import Field
+
+from reference.files.reading import Schema
+from reference.files.value_ranges import (
+    Bytes,
+    Count,
+    FractionalNanoseconds,
+    Nanoseconds,
+    NanosecondsPerByte,
+    RelativeError,
+    SlowdownFactor,
+    WorldSize,
+)
+
+from .measured_tables import piecewise_linear
+
+MODEL_ERROR = 0.04
+"""The error of predicted medians after a reference run, from the committed runs of the public score."""
+EMULATED_MODEL_ERROR = 0.009
+"""The same with emulated devices, whose computation takes the recorded times."""
+
+
+class Linear(Schema):
+    """A cost that grows linearly with the bytes handled."""
+
+    fixed_ns: FractionalNanoseconds = Field(
+        default=0.0,
+        description="fixed cost of each call, nanoseconds; from a line fitted to measured times",
+    )
+    ns_per_byte: NanosecondsPerByte = Field(
+        default=0.0,
+        description="cost per byte, nanoseconds; from the slope of the same line",
+    )
+
+    def __call__(self, size_bytes: int) -> int:
+        """Return the cost of `size_bytes`, in nanoseconds."""
+        return round(self.fixed_ns + self.ns_per_byte * size_bytes)
+
+    def times(self, factor: float) -> Self:
+        """Return this cost multiplied by `factor`."""
+        return (
+            self
+            if factor == 1
+            else type(self)(fixed_ns=factor * self.fixed_ns, ns_per_byte=factor * self.ns_per_byte)
+        )
+
+
+class HookCost(Schema):
+    """Computing time of a comm hook for one bucket, by bytes of the bucket's gradients."""
+
+    name: str = Field(description="name of the hook, as for `--hook`; chosen by the user")
+    compress: Linear = Field(
+        default=Linear(),
+        description="computation before the first collective, nanoseconds; from `ddplab calibrate --hook`",
+    )
+    recompress: Linear = Field(
+        default=Linear(),
+        description="computation between the two collectives, nanoseconds; from `ddplab calibrate --hook`",
+    )
+    decompress: Linear = Field(
+        default=Linear(),
+        description="computation after the last collective, nanoseconds; from `ddplab calibrate --hook`",
+    )
+    world_size: WorldSize = Field(
+        default=1,
+        description="ranks with which `decompress` was measured, a count (hooks that gather take time in "
+        "proportion); from `ddplab calibrate --hook`",
+    )
+
+
+class Contention(Schema):
+    """Slow-down factors of computation and collectives while ranks compute and `running` collectives are in flight.
+
+    The factor of a collective is relative to its time with equally many collectives in flight and no computation.
+    """
+
+    size_bytes: Bytes = Field(default=0, description="message of one rank, bytes; chosen in the calibration")
+    running: Count = Field(default=1, description="collectives in flight, a count; chosen in the calibration")
+    compute: SlowdownFactor = Field(
+        default=1.0, description="slow-down of computation, a factor on its time alone; from `ddplab calibrate`"
+    )
+    collective: SlowdownFactor = Field(
+        default=1.0, description="slow-down of a collective, a factor on its time alone; from `ddplab calibrate`"
+    )
+    compute_error: RelativeError = Field(
+        default=0.0,
+        description="half-width of the band that holds 90 % of repeated measurements of `compute`, a fraction of it; "
+        "from `ddplab calibrate`, 0 if they were not kept",
+    )
+    collective_error: RelativeError = Field(
+        default=0.0,
+        description="half-width of the band that holds 90 % of repeated measurements of `collective`, a fraction of "
+        "it; from `ddplab calibrate`, 0 if they were not kept",
+    )
+
+    def shifted(self, half_widths: float) -> Self:
+        """Return a copy with factors increased by this many half-widths of their error bands, but at least 1."""
+        compute = max(1.0, self.compute * (1 + half_widths * self.compute_error))
+        collective = max(1.0, self.collective * (1 + half_widths * self.collective_error))
+        return self.model_copy(update={"compute": compute, "collective": collective})
+
+
+class Slowdowns(NamedTuple):
+    """Slow-down factors by collective and by the number of collectives in flight, starting at one.
+
+    Attributes:
+        compute: Factor on computation; shape [collectives, numbers in flight]. Beside several collectives, the mean
+            of their factors applies.
+        collective: Factor on the collective; same shape.
+    """
+
+    compute: tuple[tuple[float, ...], ...]
+    collective: tuple[tuple[float, ...], ...]
+
+
+def slowdowns_of(rows: Sequence[Contention], sizes_bytes: Sequence[int], most: int) -> Slowdowns | None:
+    """Return the slow-down factors for messages of these sizes with up to `most` in flight; None if all are 1.
+
+    Factors are interpolated linearly between measured sizes; outside, the nearest size is used. For a number in
+    flight that was not measured, the next smaller measured number is used, or else the smallest.
+    """
+    if all(row.compute == row.collective == 1 for row in rows):
+        return None
+    measured = sorted({row.running for row in rows})
+    compute, collective = np.empty((2, len(sizes_bytes), most))
+    for running in range(1, most + 1):
+        nearest = max((number for number in measured if number <= running), default=measured[0])
+        by_size = sorted((row for row in rows if row.running == nearest), key=attrgetter("size_bytes"))
+        at = np.array([row.size_bytes for row in by_size])
+        sizes = np.clip(np.array(sizes_bytes), at[0], at[-1])
+        compute[:, running - 1] = piecewise_linear(at, np.array([row.compute for row in by_size]), sizes)
+        collective[:, running - 1] = piecewise_linear(at, np.array([row.collective for row in by_size]), sizes)
+    return Slowdowns(tuple(map(tuple, compute.tolist())), tuple(map(tuple, collective.tolist())))
+
+
+class Processor(Schema):
+    """Costs that data parallelism has for the processor that also computes the model."""
+
+    pack: Linear = Field(
+        default=Linear(),
+        description="copying one gradient into its ready bucket, nanoseconds; from `ddplab calibrate`",
+    )
+    launch_ns: Nanoseconds = Field(
+        default=0, description="issuing one all-reduce, nanoseconds; from `ddplab calibrate` or a profiler"
+    )
+    copy_out: Linear = Field(
+        default=Linear(),
+        description="copying one gradient out of its bucket, nanoseconds; from `ddplab calibrate`",
+    )
+    contention: tuple[Contention, ...] = Field(
+        default=(),
+        description="how computation and collectives slow each other down, factors; from `ddplab calibrate`",
+    )
+    lingers_ns: Nanoseconds = Field(
+        default=0,
+        description="how long computation stays slowed after the last collective in flight is done, nanoseconds; "
+        "from `ddplab calibrate`",
+    )
+    lingers_error_ns: Nanoseconds = Field(
+        default=0,
+        description="half-width of the band that holds 90 % of repeated measurements of `lingers_ns`, nanoseconds; "
+        "from `ddplab calibrate`, 0 if they were not kept",
+    )
+    search_ns_per_parameter: FractionalNanoseconds = Field(
+        default=0.0,
+        description="searching the autograd graph for unused parameters, nanoseconds per parameter; "
+        "from `ddplab calibrate`, or from steps with and without find_unused_parameters",
+    )
+    rebuild_ns: Nanoseconds = Field(
+        default=0,
+        description="allocating new buckets and assigning parameters to them at the rebuild, nanoseconds; "
+        "from `ddplab calibrate`, or from a profile, as the second iteration minus the third",
+    )
+    iteration_spread: RelativeError = Field(
+        default=0.0,
+        description="half-width of the band that holds 90 % of the iterations of one training run around their "
+        "median, a fraction; from a training run of `ddplab validate` before the predictions, 0 if none was measured",
+    )
+    model_error: RelativeError = Field(
+        default=MODEL_ERROR,
+        description="half-width of the band that holds 90 % of the errors of predicted medians, a fraction; added to "
+        "`iteration_spread` in quadrature; from the committed runs of the public score",
+    )
+    hooks: tuple[HookCost, ...] = Field(
+        default=(), description="computation of comm hooks, nanoseconds; from `ddplab calibrate --hook`"
+    )
+
+    def slowed(self, half_widths: float) -> Self:
+        """Return a copy with contention increased by this many half-widths of its error bands."""
+        return self.model_copy(
+            update={
+                "contention": tuple(row.shifted(half_widths) for row in self.contention),
+                "lingers_ns": max(0, round(self.lingers_ns + half_widths * self.lingers_error_ns)),
+            }
+        )

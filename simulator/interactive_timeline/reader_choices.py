@@ -1,0 +1,287 @@
+"""Questions and answers: which layout, network and straggler the reader has chosen, and the simulated iteration.
+
+Both are JSON documents. In a notebook `InteractiveIteration.answer` answers a question with `simulator.predict`. In
+the page without a kernel `replay.js` gives the same answer, number by number.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reference.bucketing import Order, bucket_caps, plan_buckets
+from reference.trace import Trace
+
+from ..engines.timeline import Timeline
+from ..fabric import Fabric
+from ..prediction import Prediction, predict
+from ..schedule.schedule import Compute, Wait
+from ..workload.compute_times import Nanoseconds, RecordedModel, Straggler, recorded_model
+
+ORDERS: tuple[Order, ...] = ("ready", "reverse", "forward")
+"""Orders in which the reader can fill the buckets."""
+
+
+class Choices(NamedTuple):
+    """Values that the reader can choose.
+
+    Attributes:
+        bucket_caps_mb: Bucket caps in MiB; infinity: one bucket.
+        gbit_per_s: Bandwidths in Gbit/s.
+        world_sizes: Numbers of ranks.
+        most_straggling: Largest factor on the compute times of the straggler, which is the last rank.
+    """
+
+    bucket_caps_mb: tuple[float, ...] = (1, 2, 5, 10, 15, 25, 50, math.inf)
+    gbit_per_s: tuple[float, ...] = (1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 100, 200, 400)
+    world_sizes: tuple[int, ...] = (2, 4, 8, 16, 32, 64, 128, 256)
+    most_straggling: float = 2.0
+
+
+EVERY_CHOICE = Choices()
+
+
+class Start(NamedTuple):
+    """Values that are chosen at the start; each is one of `Choices`."""
+
+    bucket_cap_mb: float = 25
+    gbit_per_s: float = 25
+    world_size: int = 16
+    order: Order = "ready"
+
+
+USUAL_START = Start()
+
+
+class Question(NamedTuple):
+    """A question of the reader.
+
+    Attributes:
+        plan: Parameter indices by bucket, in launch order.
+        world_size: Number of ranks.
+        gbit_per_s: Bandwidth in Gbit/s.
+        factor: Compute times of the last rank as a multiple of those recorded; 1: no straggler.
+    """
+
+    plan: tuple[tuple[int, ...], ...]
+    world_size: int
+    gbit_per_s: float
+    factor: float
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> "Question":
+        """Read a question from its JSON document.
+
+        Raises:
+            ValueError: A field is missing or has another type.
+        """
+        try:
+            plan = tuple(tuple(int(index) for index in bucket) for bucket in document["plan"])
+            return cls(plan, int(document["world_size"]), float(document["gbit_per_s"]), float(document["factor"]))
+        except (KeyError, TypeError, ValueError) as error:
+            fields = ", ".join(cls._fields)
+            raise ValueError(f"question: expected {fields}, got {dict(document)}: {error!r}") from None
+
+
+class InteractiveIteration:
+    """One recorded iteration, the values that the reader can choose for it, and the answers to questions about it.
+
+    Args:
+        trace: Recorded iterations; of each rank, the one of median duration is used.
+        fabric: Returns the fabric for a bandwidth in Gbit/s.
+        title: Name of the model, which is shown.
+        choices: Values that the reader can choose.
+        start: Values that are chosen at the start.
+
+    Raises:
+        ValueError: A start value is not among the choices, or the trace has no prediction, for example because a
+            parameter got no gradient.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        fabric: Callable[[float], Fabric],
+        *,
+        title: str,
+        choices: Choices = EVERY_CHOICE,
+        start: Start = USUAL_START,
+    ) -> None:
+        _check_start(start, choices)
+        self.trace, self.fabric, self.title = of_median_iterations(trace), fabric, title
+        self.choices, self.start = choices, start
+        self.predict(self.first_question)
+
+    @cached_property
+    def model(self) -> RecordedModel:
+        """The recorded model."""
+        return recorded_model(self.trace)
+
+    @property
+    def first_question(self) -> Question:
+        """The question about the start values, without a straggler."""
+        plan = self._buckets(self.start.order, self.start.bucket_cap_mb)
+        return Question(tuple(map(tuple, plan)), self.start.world_size, self.start.gbit_per_s, 1.0)
+
+    def predict(self, question: Question) -> Prediction:
+        """Predict the iteration that a question is about.
+
+        Raises:
+            ValueError: As for `simulator.predict`.
+        """
+        late = (Straggler(rank=question.world_size - 1, factor=question.factor),) if question.factor > 1 else ()
+        fabric = self.fabric(question.gbit_per_s)
+        return predict(self.trace, fabric, world_size=question.world_size, plan=question.plan, stragglers=late)
+
+    def answer(self, question: Question, prediction: Prediction) -> dict[str, object]:
+        """Return the prediction for a question as a JSON document; all times are nanoseconds from the start.
+
+        - *iteration_ns*, *compute_ns*, *exposed_ns*: as the attributes of `Prediction`
+        - *stragglers_ns*: time for which the slowest rank waits while no collective runs
+        - *collectives*: `[bucket, launched by all ranks, start, end]` of each; the bucket is None for a broadcast
+        - *exposed*: `[start, end]` of the times for which the slowest rank waits while a collective runs
+        - *ranks*: the ranks to show: the slowest, or an ordinary one and the straggler. Each has its number `rank`,
+          its `spans` `[kind, bucket, start, end]`, and `ready_ns`, when each gradient is ready
+        """
+        timeline = prediction.timeline
+        starts, ends = timeline.start_ns.tolist(), timeline.done_ns.tolist()
+        launched = timeline.launched_ns.max(axis=0, initial=0).tolist()
+        collectives = timeline.engine_input.schedule.collectives
+        return {
+            "iteration_ns": prediction.iteration_ns,
+            "compute_ns": prediction.compute_ns,
+            "exposed_ns": prediction.exposed_comm_ns,
+            "stragglers_ns": prediction.breakdown["stragglers"],
+            "collectives": [
+                [collective.bucket, *moments]
+                for collective, *moments in zip(collectives, launched, starts, ends, strict=True)
+            ],
+            "exposed": exposed_intervals(timeline),
+            "ranks": [self._rank(question, prediction, row) for row in _shown_rows(timeline, question)],
+        }
+
+    def document(self) -> dict[str, object]:
+        """Return everything that the widget shows before the first answer, as a JSON document."""
+        caps = self.choices.bucket_caps_mb
+        return {
+            "title": self.title,
+            "names": [parameter.name for parameter in self.trace.workload.parameters],
+            "sizes_bytes": self.trace.sizes_bytes,
+            "orders": ORDERS,
+            "caps": ["one bucket" if math.isinf(cap) else f"{cap:g} MiB" for cap in caps],
+            "gbit_per_s": self.choices.gbit_per_s,
+            "world_sizes": self.choices.world_sizes,
+            "most_straggling": self.choices.most_straggling,
+            "layouts": {order: [self._buckets(order, cap) for cap in caps] for order in ORDERS},
+            "start": {
+                "order": self.start.order,
+                "cap": caps.index(self.start.bucket_cap_mb),
+                "gbit_per_s": self.choices.gbit_per_s.index(self.start.gbit_per_s),
+                "world_size": self.choices.world_sizes.index(self.start.world_size),
+            },
+        }
+
+    def _buckets(self, order: Order, cap_mb: float) -> list[list[int]]:
+        return plan_buckets(
+            order,
+            self.trace.sizes_bytes,
+            bucket_caps(cap_mb),
+            ready_order=self.model.ready_order,
+            keys=self.trace.keys,
+            sparse=self.trace.sparse,
+        )
+
+    def _rank(self, question: Question, prediction: Prediction, row: int) -> dict[str, object]:
+        rank = prediction.timeline.engine_input.ranks[row]
+        times = self.model.compute_times[rank % len(self.model.compute_times)][0]
+        if question.factor > 1 and rank == question.world_size - 1:
+            times = times.scaled(np.array(question.factor))
+        spans = [span for span in prediction.spans if span.rank == rank and span.stream == "compute"]
+        return {
+            "rank": rank,
+            "spans": [[span.kind, span.bucket, span.start_ns, span.end_ns] for span in spans],
+            "ready_ns": simulated_ready_ns(prediction.timeline, row, times.forward_ns, times.ready_ns).tolist(),
+        }
+
+
+def of_median_iterations(trace: Trace) -> Trace:
+    """Return a trace with one iteration of each rank, the one of median duration."""
+    ranks = []
+    for rank in trace.ranks:
+        by_duration = sorted(rank.iterations, key=lambda iteration: iteration.end_ns - iteration.forward_start_ns)
+        ranks.append(rank.model_copy(update={"iterations": (by_duration[len(by_duration) // 2],)}))
+    return trace.model_copy(update={"ranks": tuple(ranks)})
+
+
+def exposed_intervals(timeline: Timeline) -> list[list[int]]:
+    """Return the times for which the slowest rank waits while a collective runs, as disjoint `[start, end]`."""
+    row = timeline.slowest_row
+    collectives = sorted(zip(timeline.start_ns.tolist(), timeline.done_ns.tolist(), strict=True))
+    intervals: list[list[int]] = []
+    begin = 0
+    for instruction, end in zip(
+        timeline.engine_input.schedule.instructions, timeline.end_ns[row].tolist(), strict=True
+    ):
+        for start, done in collectives if isinstance(instruction, Wait) else ():
+            low, high = max(start, begin), min(done, end)
+            if low >= high:
+                continue
+            if intervals and low <= intervals[-1][1]:
+                intervals[-1][1] = max(high, intervals[-1][1])
+            else:
+                intervals.append([low, high])
+        begin = end
+    return intervals
+
+
+def simulated_ready_ns(timeline: Timeline, row: int, forward_ns: Nanoseconds, ready_ns: Nanoseconds) -> Nanoseconds:
+    """Return when each gradient is ready on a simulated rank, where copies and slow-downs delay the computation.
+
+    Args:
+        timeline: The simulated iteration.
+        row: Row of the rank.
+        forward_ns: End of the forward pass of computation alone.
+        ready_ns: When each gradient is ready in computation alone; shape [parameters], as that of the result.
+    """
+    engine_input = timeline.engine_input
+    durations = iter(engine_input.duration_ns[row].tolist())
+    alone, begins, ends = [int(forward_ns)], [], []
+    begin = 0
+    for instruction, end in zip(engine_input.schedule.instructions, timeline.end_ns[row].tolist(), strict=True):
+        if isinstance(instruction, Compute):
+            duration_ns = next(durations)
+            if instruction.kind == "backward":
+                alone.append(alone[-1] + duration_ns)
+                begins.append(begin)
+                ends.append(end)
+        begin = end
+    before, after = np.array(alone[:-1]), np.array(alone[1:])
+    piece = np.searchsorted(after, ready_ns)  # the first piece of the backward pass that does not end earlier
+    whole = np.maximum(1, after - before)[piece]
+    stretch = (np.array(ends) - np.array(begins))[piece] / whole
+    simulated: Nanoseconds = np.array(ends)[piece] - np.rint((after[piece] - ready_ns) * stretch).astype(np.int64)
+    return simulated
+
+
+def _shown_rows(timeline: Timeline, question: Question) -> list[int]:
+    """Return the rows of an ordinary rank and of the straggler, or that of the slowest rank."""
+    ranks = timeline.engine_input.ranks
+    if question.factor <= 1:
+        return [timeline.slowest_row]
+    late = ranks.index(question.world_size - 1)
+    ordinary = [row for row in range(len(ranks)) if row != late]
+    return [*ordinary[:1], late]
+
+
+def _check_start(start: Start, choices: Choices) -> None:
+    offered: dict[str, Sequence[object]] = {
+        "bucket_cap_mb": choices.bucket_caps_mb,
+        "gbit_per_s": choices.gbit_per_s,
+        "world_size": choices.world_sizes,
+        "order": ORDERS,
+    }
+    for name, values in offered.items():
+        if (value := getattr(start, name)) not in values:
+            raise ValueError(f"{name}: expected one of {', '.join(map(str, values))}, got {value!r}")

@@ -1,0 +1,220 @@
+"""Distribution of the iteration time: median, quantiles and 90 % interval of many simulated iterations."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.files.value_ranges import as_int64
+
+from .engines.closed_form import solve, solve_many
+from .engines.engine_input import EngineInput
+from .engines.event_replay import latency_ns, replay
+from .engines.timeline import Timeline
+from .schedule.schedule import ComputeKind
+from .step_costs import ScheduleCosts
+from .workload.compute_times import Floats, IterationSampler, Nanoseconds
+
+Engine = Literal["auto", "events", "closed_form"]
+"""The event replay, the closed form, or "auto": the closed form if speeds are constant, else the event replay."""
+
+INTERVAL = (0.05, 0.95)
+"""Quantiles of the iterations at the ends of the interval; of up to 11 iterations, fastest and slowest."""
+
+CELLS = 4_000_000
+"""Durations simulated at a time, to limit memory: 32 MB of int64."""
+
+COMPUTATION: tuple[ComputeKind, ...] = ("unsynchronized", "forward", "backward", "step")
+"""Computing steps of training without data parallelism."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Statistics of many iterations, in nanoseconds; arrays with the axes of `ScheduleCosts.relative_error`.
+
+    Times of a cycle of several iterations are divided by their number.
+
+    Attributes:
+        samples_ns: Time of every iteration or cycle, in simulation order along the last axis.
+        iteration_ns: Median.
+        low_ns: Lower end of the interval that contains 90 % of the iterations.
+        high_ns: Upper end of that interval.
+        mean_ns: Mean.
+        p95_ns: 95th percentile.
+        p99_ns: 99th percentile.
+        compute_ns: Median of computation alone.
+        no_overlap_ns: Median if all collectives run after the backward pass, one at a time.
+        median: The median iteration; its durations have shape [axes of the costs, ranks, steps].
+    """
+
+    samples_ns: Nanoseconds
+    iteration_ns: Nanoseconds
+    low_ns: Nanoseconds
+    high_ns: Nanoseconds
+    mean_ns: Nanoseconds
+    p95_ns: Nanoseconds
+    p99_ns: Nanoseconds
+    compute_ns: Nanoseconds
+    no_overlap_ns: Nanoseconds
+    median: EngineInput
+
+
+def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine = "auto") -> Distribution:
+    """Simulate all iterations of a sampler and summarise them.
+
+    The median iteration is simulated again with every uncertain cost at the low and at the high end of its error
+    band. The variation of the iterations and the errors of the costs are independent, so their distances from the
+    median are added in quadrature. A measured spread of iterations takes the place of both.
+
+    Args:
+        costs: The schedule and its costs; the closed form takes several costs of the collectives at once.
+        sampler: Generates the compute times of each iteration.
+        engine: The engine for the iterations. The median iteration is always simulated again with "auto".
+    """
+    iterations = costs.policy.sync_every
+    distinct, place_of_cycle = sampler.distinct()
+    simulated = [
+        _simulate_batch(costs, sampler, engine, cycles) for cycles in _batches(costs, sampler, distinct.tolist())
+    ]
+    times_ns = np.concatenate(simulated, axis=-1)[..., place_of_cycle] / iterations
+    place = place_of_median(times_ns[0])
+    median = np.take_along_axis(times_ns[0], place[..., None], axis=-1)[..., 0]
+
+    cycles, which = np.unique(place, return_inverse=True)
+    medians = _engine_input(costs, sampler, cycles.tolist())
+    medians = medians.at(which.reshape(place.shape))
+    below, above = np.zeros(median.shape), np.zeros(median.shape)
+    for cheaper, dearer in _extremes(medians, costs, sampler.speed_error):
+        below = below + np.maximum(0, median - _latencies(cheaper, "auto") / iterations) ** 2
+        above = above + np.maximum(0, _latencies(dearer, "auto") / iterations - median) ** 2
+    return summarize(times_ns, medians, below=np.sqrt(below), above=np.sqrt(above), spread=costs.spread)
+
+
+def place_of_median(latency_ns: Floats) -> NDArray[np.int64]:
+    """Return the index of the median along the last axis: the upper median, so that it is one of the iterations."""
+    places: NDArray[np.int64] = latency_ns.argsort(axis=-1, kind="stable")[..., latency_ns.shape[-1] // 2]
+    return places
+
+
+def summarize(
+    times_ns: Floats,
+    median: EngineInput,
+    *,
+    below: Floats | float = 0.0,
+    above: Floats | float = 0.0,
+    spread: Floats | float = 0.0,
+) -> Distribution:
+    """Summarise many iterations.
+
+    Args:
+        times_ns: Duration, computation alone and duration without overlap of each iteration; shape [3, ..., cycles].
+        median: The median iteration.
+        below: Distance from the median to the lower end of the interval that errors of the costs alone would give.
+        above: The same for the upper end.
+        spread: Half-width of the interval as a fraction of the median, where it was measured; see `ScheduleCosts`.
+    """
+    latency, compute, no_overlap = times_ns
+    middle = latency.shape[-1] // 2
+    median_ns = np.take_along_axis(latency, place_of_median(latency)[..., None], axis=-1)[..., 0]
+    low, high = np.quantile(latency, INTERVAL, axis=-1, method="nearest")
+    below, above = np.hypot(np.maximum(0, median_ns - low), below), np.hypot(np.maximum(0, high - median_ns), above)
+    below, above = (np.where(spread, spread * median_ns, distance) for distance in (below, above))
+    figures = {
+        "samples_ns": latency,
+        "iteration_ns": median_ns,
+        "low_ns": np.maximum(0, median_ns - below),
+        "high_ns": median_ns + above,
+        "mean_ns": latency.mean(axis=-1),
+        "p95_ns": np.quantile(latency, 0.95, axis=-1),
+        "p99_ns": np.quantile(latency, 0.99, axis=-1),
+        "compute_ns": np.sort(compute, axis=-1)[..., middle],
+        "no_overlap_ns": np.sort(no_overlap, axis=-1)[..., middle],
+    }
+    whole = {name: as_int64(ns) for name, ns in figures.items()}
+    return Distribution(**whole, median=median)
+
+
+def simulate(engine_input: EngineInput, engine: Engine) -> Timeline:
+    """Simulate one iteration."""
+    return solve(engine_input) if _takes_closed_form(engine_input, engine) else replay(engine_input)
+
+
+def _batches(costs: ScheduleCosts, sampler: IterationSampler, cycles: Sequence[int]) -> list[Sequence[int]]:
+    """Split the cycles into batches of at most about `CELLS` durations."""
+    width = max(costs.relative_error.size, len(costs.schedule.instructions), sampler.parameters)
+    size = max(1, CELLS // (len(sampler.ranks) * width))
+    return [cycles[first : first + size] for first in range(0, len(cycles), size)]
+
+
+def _simulate_batch(
+    costs: ScheduleCosts, sampler: IterationSampler, engine: Engine, cycles: Sequence[int]
+) -> Nanoseconds:
+    """Return duration, computation alone and duration without overlap; shape [3, axes of the costs, cycles]."""
+    engine_input = _engine_input(costs, sampler, cycles)
+    engine_input = replace(engine_input, cost_ns=engine_input.cost_ns[..., None, :])
+    bounds = bounds_ns(engine_input, sampler.of_usual_speed)
+    return np.stack(np.broadcast_arrays(_latencies(engine_input, engine), *bounds))
+
+
+def bounds_ns(
+    engine_input: EngineInput, of_usual_speed: NDArray[np.int64] | None = None
+) -> tuple[Nanoseconds, Nanoseconds]:
+    """Return the duration of computation alone, and that of an iteration without overlap.
+
+    Args:
+        engine_input: One iteration or many.
+        of_usual_speed: Indices of the ranks whose computation alone counts. None: all.
+    """
+    duration_ns = engine_input.duration_ns
+    alone_ns = duration_ns[..., _is_computation(engine_input)].sum(axis=-1)
+    compute = (alone_ns if of_usual_speed is None else alone_ns[..., of_usual_speed]).max(axis=-1)
+    no_overlap = duration_ns.sum(axis=-1).max(axis=-1) + engine_input.cost_ns.sum(axis=-1)
+    return compute, no_overlap
+
+
+def _engine_input(costs: ScheduleCosts, sampler: IterationSampler, cycles: Sequence[int]) -> EngineInput:
+    """Return the engine input of these cycles, which are the first axis of its durations."""
+    engine_input = costs.engine_input(sampler.draw(cycles), sampler.ranks.tolist(), sampler.joined(cycles))
+    return replace(engine_input, represented_by=sampler.represented_by)
+
+
+def _latencies(engine_input: EngineInput, engine: Engine) -> Nanoseconds:
+    """Return the duration of each iteration; shape: the leading axes of durations and costs."""
+    if _takes_closed_form(engine_input, engine):
+        return solve_many(engine_input)
+    several = engine_input.duration_ns.shape[:-2]
+    one_fabric = replace(engine_input, cost_ns=engine_input.cost_ns.reshape(-1))
+    return np.array([latency_ns(one_fabric.at(place)) for place in np.ndindex(several)], np.int64).reshape(several)
+
+
+def _takes_closed_form(engine_input: EngineInput, engine: Engine) -> bool:
+    return engine == "closed_form" or (engine == "auto" and not engine_input.is_fluid)
+
+
+def _is_computation(engine_input: EngineInput) -> NDArray[np.bool_]:
+    """Return whether each computing step belongs to training without data parallelism."""
+    return np.array([step.kind in COMPUTATION for step in engine_input.schedule.steps])
+
+
+def _extremes(median: EngineInput, costs: ScheduleCosts, speed_error: float) -> list[tuple[EngineInput, EngineInput]]:
+    """Return pairs of the median iteration with one kind of cost at the low and at the high end of its error band."""
+
+    def with_costs(factor: Floats) -> EngineInput:
+        return replace(median, cost_ns=as_int64(median.cost_ns * factor[..., None]))
+
+    error = costs.relative_error
+    extremes = [(with_costs(np.maximum(0.0, 1 - error)), with_costs(1 + error))]
+    least, most = costs.contention_bounds
+    if least != most:
+        extremes.append((replace(median, **least._asdict()), replace(median, **most._asdict())))
+    if speed_error:
+        computation = _is_computation(median)
+
+        def at_speed(factor: float) -> EngineInput:
+            factors = np.where(computation, factor, 1.0)
+            return replace(median, duration_ns=as_int64(median.duration_ns * factors))
+
+        extremes.append((at_speed(1 - speed_error), at_speed(1 + speed_error)))
+    return extremes

@@ -1,0 +1,269 @@
+"""Which gradients a training step has, how large they are, and which bucket each belongs to.
+
+A file of the profiler holds little of this: shapes only if they were recorded, buckets only as numbers of bytes.
+Everything else is derived, and each derivation is a sentence in the result.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from math import prod
+from typing import NamedTuple
+
+from reference.trace import Parameter
+
+from .training_steps import ELEMENT_BYTES, Gradient, Step
+
+MOST_CANDIDATES = 300
+"""Most gradients of which pairs are tried; of triples half as many."""
+MOST_MISPLACED = 3
+"""Most gradients that became ready before a bucket was launched and belong to a later one."""
+DTYPES = {
+    **dict.fromkeys(("float", "float32"), "float32"),
+    **dict.fromkeys(("double", "float64"), "float64"),
+    **dict.fromkeys(("half", "c10::half", "float16"), "float16"),
+    **dict.fromkeys(("bfloat16", "c10::bfloat16"), "bfloat16"),
+}
+"""Names of element types as torch writes them, by those in the file in lower case."""
+BYTES_OF_DTYPE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
+DEFAULT_DTYPE = "float32"
+
+
+class ModelGradients(NamedTuple):
+    """The gradients of a model as a file shows them.
+
+    Attributes:
+        parameters: By parameter index: in the reverse of the order in which the gradients of the last step became
+            ready, or as the given model defines them.
+        places: Place of each parameter's gradient among the gradients of the last step, by parameter index.
+        buckets: Parameter indices by bucket, in launch order; empty if there are no buckets or they are unknown.
+        derived: How values were derived that are not in the file; one sentence each.
+    """
+
+    parameters: tuple[Parameter, ...]
+    places: tuple[int, ...]
+    buckets: tuple[tuple[int, ...], ...]
+    derived: tuple[str, ...]
+
+
+def model_gradients(steps: Sequence[Step], given: Sequence[Parameter] | None = None) -> ModelGradients:
+    """Return the gradients of the model that was trained in these steps.
+
+    Args:
+        steps: Steps with equal gradients and buckets.
+        given: The parameters of the model, in registration order. None: they are unknown.
+
+    Raises:
+        ValueError: The sizes of the gradients cannot be determined, or the given parameters do not match the file.
+    """
+    derived: list[str] = []
+    last = steps[-1]
+    count = last.buckets[-1].gradients if last.buckets else len(last.gradients)
+    if outside := len(last.gradients) - count:
+        derived.append(
+            f"{outside} gradients were accumulated after the last bucket was launched; they are in no bucket and "
+            "count as computation"
+        )
+    gradients = last.gradients[:count]
+    sizes, dtypes = _sizes(steps, gradients, derived)
+    if given is None and None in sizes:
+        sizes = _guessed(steps, gradients, dtypes, derived)
+    indices = list(reversed(range(count)))
+    if given is None:
+        parameters = _unnamed(gradients, sizes, dtypes, derived)
+    else:
+        indices = _match(gradients, sizes, given)
+        parameters = tuple(given)
+        if None in sizes:
+            derived.append("sizes of gradients: those of the given model, in the reverse of its registration order")
+        sizes = [given[index].size_bytes for index in indices]
+    if None in sizes:
+        raise ValueError(
+            "the sizes of the gradients are neither in the file nor follow from it; profile with record_shapes=True, "
+            "or give the model with --model"
+        )
+    known = [size for size in sizes if size is not None]
+    buckets = _buckets(last, known, [parameters[index].dtype for index in indices], derived)
+    return ModelGradients(
+        parameters=parameters,
+        places=tuple(sorted(range(count), key=indices.__getitem__)),
+        buckets=tuple(tuple(indices[place] for place in bucket) for bucket in buckets),
+        derived=tuple(derived),
+    )
+
+
+def _sizes(
+    steps: Sequence[Step], gradients: Sequence[Gradient], derived: list[str]
+) -> tuple[list[int | None], list[str]]:
+    """Return bytes and element type of each gradient of the last step, in the order of accumulation."""
+    last = steps[-1]
+    noted = {one.dtype for one in last.buckets or last.all_reduces} - {None}
+    usual = DTYPES.get(str(noted.pop()).lower(), DEFAULT_DTYPE) if len(noted) == 1 else DEFAULT_DTYPE
+    dtypes = [DTYPES.get((one.dtype or "").lower(), usual) for one in gradients]
+    sizes = [
+        None
+        if one.shape is None
+        else prod(one.shape) * ELEMENT_BYTES.get((one.dtype or "").lower(), BYTES_OF_DTYPE[usual])
+        for one in gradients
+    ]
+    if None not in sizes:
+        return sizes, dtypes
+    copied = [copy.size_bytes for copy in last.copies]
+    if len(copied) == len(sizes) and None not in copied and _fits(last, [size or 0 for size in copied]):
+        derived.append("sizes of gradients: bytes of the copies out of the buckets, which come in the same order")
+        return list(copied), dtypes
+    return sizes, dtypes
+
+
+def _guessed(
+    steps: Sequence[Step], gradients: Sequence[Gradient], dtypes: Sequence[str], derived: list[str]
+) -> list[int | None]:
+    """Return bytes of gradients from the all-reduces, where neither shapes nor copies were noted; None: unknown."""
+    last = steps[-1]
+    if not last.buckets and len(last.all_reduces) == len(gradients):
+        derived.append(
+            "sizes of gradients: bytes of the all-reduces, of which there is one for each gradient, in the same order"
+        )
+        return _reduced(steps, derived)
+    if last.buckets and all(one.size_bytes for one in last.buckets):
+        derived.append("sizes of gradients: the bytes of each bucket, divided equally among its gradients")
+        return list(_divided(last, BYTES_OF_DTYPE[dtypes[0]]))
+    return [None] * len(gradients)
+
+
+def _reduced(steps: Sequence[Step], derived: list[str]) -> list[int | None]:
+    """Return the bytes of the last step's all-reduces; of unknown ones, those of the one that took the nearest time.
+
+    The shortest time of all steps counts, because an all-reduce also waits for the other ranks.
+    """
+    last = steps[-1].all_reduces
+    sizes = [one.size_bytes for one in last]
+    alike = [step.all_reduces for step in steps if len(step.all_reduces) == len(last)]
+    shortest = [min(one.end_ns - one.start_ns for one in same) for same in zip(*alike, strict=True)]
+    known = [place for place, size in enumerate(sizes) if size is not None]
+    if known and len(known) < len(sizes):
+        derived.append(
+            f"{len(sizes) - len(known)} of these all-reduces have no bytes in the file; each counts as large as the "
+            "one that took the nearest time"
+        )
+        return [
+            sizes[min(known, key=lambda other: abs(shortest[other] - shortest[place]))] if size is None else size
+            for place, size in enumerate(sizes)
+        ]
+    return sizes
+
+
+def _divided(last: Step, element_bytes: int) -> Iterator[int]:
+    accumulated = 0
+    for one in last.buckets:
+        count, accumulated = one.gradients - accumulated, one.gradients
+        elements = (one.size_bytes or 0) // element_bytes
+        for number in range(count):
+            yield (elements * (number + 1) // count - elements * number // count) * element_bytes
+
+
+def _fits(last: Step, sizes: Sequence[int]) -> bool:
+    """Return whether the gradients accumulated up to each bucket's launch have the bytes of these buckets."""
+    launched = [one for one in last.buckets if one.size_bytes is not None]
+    sent = 0
+    for bucket in launched:
+        sent += bucket.size_bytes or 0
+        if sum(sizes[: bucket.gradients]) != sent:
+            return False
+    return True
+
+
+def _unnamed(
+    gradients: Sequence[Gradient], sizes: Sequence[int | None], dtypes: Sequence[str], derived: list[str]
+) -> tuple[Parameter, ...]:
+    derived.append(
+        "names of parameters are unknown without --model; they are numbered in reverse gradient-ready order"
+    )
+    parameters: list[Parameter] = []
+    for gradient, size, dtype in zip(gradients, sizes, dtypes, strict=True):
+        each = BYTES_OF_DTYPE[dtype]
+        if size is not None and size % each:
+            dtype, each = "int8", 1
+        shape = gradient.shape if gradient.shape is not None else ((size or 0) // each,)
+        name = f"parameter {len(gradients) - 1 - len(parameters)}"
+        parameters.append(Parameter(name=name, shape=shape, dtype=dtype, size_bytes=size or 0))
+    return tuple(reversed(parameters))
+
+
+def _match(gradients: Sequence[Gradient], sizes: Sequence[int | None], given: Sequence[Parameter]) -> list[int]:
+    """Return the parameter index of each gradient.
+
+    Gradients of equal size belong to the parameters of this size in the reverse of the registration order.
+    """
+    if len(given) != len(gradients):
+        raise ValueError(
+            f"--model: expected a model with {len(gradients)} trainable parameters, as many as the file has "
+            f"gradients, got {len(given)}"
+        )
+    left = list(reversed(range(len(given))))
+    indices = []
+    for place, (gradient, size) in enumerate(zip(gradients, sizes, strict=True)):
+        for index in left:
+            parameter = given[index]
+            if size in (None, parameter.size_bytes) and gradient.shape in (None, parameter.shape):
+                break
+        else:
+            raise ValueError(
+                f"--model: expected a parameter of {size} bytes for gradient {place} of the file, got none that is "
+                "left; give the model that was profiled"
+            )
+        left.remove(index)
+        indices.append(index)
+    return indices
+
+
+def _buckets(last: Step, sizes: Sequence[int], dtypes: Sequence[str], derived: list[str]) -> list[list[int]]:
+    """Return the places of the gradients in each bucket; empty if the bytes of the buckets do not fit.
+
+    A bucket holds gradients of one element type and is launched when its last gradient is ready. If those that were
+    ready by then have more bytes, some belong to a later bucket; of several that fit, those that were ready last.
+    """
+    buckets: list[list[int]] = []
+    waiting: list[int] = []
+    accumulated = 0
+    for number, one in enumerate(last.buckets):
+        waiting += range(accumulated, one.gradients)
+        accumulated = one.gradients
+        dtype = DTYPES.get((one.dtype or "").lower(), one.dtype)
+        alike = [place for place in waiting if dtypes[place] == dtype]
+        if not alike:  # the element type of the bucket is unknown
+            alike = waiting
+        later: tuple[int, ...] | None = ()
+        if one.size_bytes is not None:
+            later = _with_sum(alike[:-1][::-1], sizes, sum(sizes[place] for place in alike) - one.size_bytes)
+        if later is None:
+            derived.append(
+                f"bucket {number} has {one.size_bytes} bytes, to which no gradients that were ready add up, as with "
+                "a comm hook that compresses, or with unused or sparse gradients; the trace has no buckets"
+            )
+            return []
+        if later:
+            derived.append(
+                f"bucket {number} has fewer bytes than the gradients that were ready when it was launched; "
+                f"{len(later)} of them count to a later bucket, of those of equal size the last ones"
+            )
+        members = [place for place in alike if place not in later]
+        buckets.append(members)
+        waiting = [place for place in waiting if place not in members]
+    if waiting:
+        derived.append(f"{len(waiting)} gradients are in no bucket, by its bytes; the trace has no buckets")
+        return []
+    return buckets
+
+
+def _with_sum(places: Sequence[int], sizes: Sequence[int], total: int) -> tuple[int, ...] | None:
+    """Return the fewest of these places whose sizes add up to `total`, the first ones if there are several."""
+    if total < 0:
+        return None
+    candidates = [place for place in places if sizes[place] <= total]
+    for count in range(MOST_MISPLACED + 1):
+        if count > 1:
+            candidates = candidates[: MOST_CANDIDATES // count]
+        for some in combinations(candidates, count):
+            if sum(sizes[place] for place in some) == total:
+                return some
+    return None

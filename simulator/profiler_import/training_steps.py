@@ -1,0 +1,526 @@
+"""Training steps in a file of torch's profiler: when each gradient, all-reduce, copy and phase took place.
+
+With a GPU, times are those of the GPU, which may run tens of milliseconds behind the host: an operation took place
+when the activities ran that the host launched inside it. Without a GPU, they are those of the host.
+"""
+
+import re
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+
+from reference.errors import TraceError
+
+from .profiler_events import Activity, HostOperation, ProfilerFile, Stream, Thread
+
+# Names that torch and its reducer give to operations
+
+STEP = "ProfilerStep#"
+FORWARD = "DistributedDataParallel.forward"
+NODE = "autograd::engine::evaluate_function: "
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+PACK = "torch::distributed::reducer::mul_out"
+COPY_OUT = "torch.distributed.ddp.reducer::copy_bucket_to_grad"
+OPTIMIZER = "Optimizer.step#"
+COLLECTIVE_CALL = "record_param_comms"
+ALL_REDUCE_CALLS = ("c10d::allreduce_", "c10d::allreduce_coalesced_")
+COLLECTIVE = re.compile(r"(?:nccl|rccl|xccl|hccl|gloo|ucc|mpi):(\w+)$")
+"""A collective that runs: inside its call with NCCL and RCCL, on another thread with Gloo."""
+ALL_REDUCE = re.compile(r"all_?reduce(_coalesced)?$")
+ELEMENT_BYTES = {
+    **dict.fromkeys(("float", "float32", "int", "int32"), 4),
+    **dict.fromkeys(("double", "float64", "long", "long int", "int64"), 8),
+    **dict.fromkeys(("half", "float16", "bfloat16", "c10::half", "c10::bfloat16"), 2),
+    **dict.fromkeys(("byte", "char", "bool", "signed char", "unsigned char", "int8", "uint8"), 1),
+}
+"""Bytes of one element, by the names of element types in the file, in lower case."""
+INTEGERS = frozenset(name for name in ELEMENT_BYTES if "int" in name or "long" in name)
+"""Element types that gradients never have."""
+MOST_ELEMENTS = 2**50
+"""Most elements of a tensor; more are damage."""
+MOST_NESTED = 8
+"""Most calls that begin between a call and one inside it."""
+
+Span = tuple[int, int]
+"""Start and end, in nanoseconds from the first event of the file."""
+
+
+class Gradient(NamedTuple):
+    """The accumulation of one gradient.
+
+    Attributes:
+        ready_ns: When it was computed.
+        shape: Its shape, if it was noted.
+        dtype: Name of its element type, if it was noted.
+        hooks: The operation inside which the reducer's hook ran.
+    """
+
+    ready_ns: int
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    hooks: HostOperation
+
+
+class AllReduce(NamedTuple):
+    """An all-reduce.
+
+    Attributes:
+        issued_ns: When the host called it.
+        start_ns: When it began to run; it then also waits for the other ranks.
+        end_ns: When it ended.
+        size_bytes: Bytes of its message, if they are known.
+        dtype: Name of its element type, if it was noted.
+        gradients: Number of gradients of the step that were accumulated when it was called, the one in whose hook it
+            was called included.
+        in_hook: Whether the hook of a gradient called it, as torch's reducer does.
+    """
+
+    issued_ns: int
+    start_ns: int
+    end_ns: int
+    size_bytes: int | None
+    dtype: str | None
+    gradients: int
+    in_hook: bool
+
+
+class Copy(NamedTuple):
+    """A copy of one gradient out of its bucket: its start and end, and its bytes if they are known."""
+
+    start_ns: int
+    end_ns: int
+    size_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training step; moments in nanoseconds from the first event of the file.
+
+    Attributes:
+        name: Number of the step in the file.
+        on_gpu: Whether the moments are those of a GPU.
+        start_ns: When the step began and the one before was over.
+        forward_end_ns: End of the forward pass.
+        backward_start_ns: Start of the loss and the backward pass.
+        gradients: In the order in which they were accumulated.
+        all_reduces: In the order in which they were called.
+        other_collectives: Number of collectives other than all-reduces, by name.
+        copies: Copies out of buckets, in the order in which they were called.
+        optimizer: Start and end of the optimiser step, if there is one.
+        end_ns: End of the step.
+        computing_ns: Time in the backward pass in which the GPU computed; of the whole pass without a GPU.
+        host_bound_ns: Time in the step in which the GPU waited for the host to launch something; 0 without a GPU.
+        backward_host_bound_ns: The part of `host_bound_ns` in the backward pass.
+    """
+
+    name: str
+    on_gpu: bool
+    start_ns: int
+    forward_end_ns: int
+    backward_start_ns: int
+    gradients: tuple[Gradient, ...]
+    all_reduces: tuple[AllReduce, ...]
+    other_collectives: dict[str, int]
+    copies: tuple[Copy, ...]
+    optimizer: Span | None
+    end_ns: int
+    computing_ns: int
+    host_bound_ns: int
+    backward_host_bound_ns: int
+
+    @property
+    def last_ready_ns(self) -> int:
+        """When the last gradient was ready."""
+        return max(gradient.ready_ns for gradient in self.gradients)
+
+    @property
+    def buckets(self) -> tuple[AllReduce, ...]:
+        """The all-reduces of gradients that the reducer called from hooks; the bitmap of unused ones is none."""
+        return tuple(one for one in self.all_reduces if one.in_hook and (one.dtype or "").lower() not in INTEGERS)
+
+
+def read_steps(file: ProfilerFile, notes: list[str]) -> list[Step]:
+    """Return the training steps of a file; steps without a gradient are left out, with a note.
+
+    Raises:
+        TraceError: There is no training step, or one has several backward passes.
+    """
+    windows = _windows(file)
+    reader = _Reader(file)
+    steps = [step for step in reader.steps(windows) if step is not None]
+    if not steps:
+        raise TraceError(
+            f"{file.path}: expected events named {ACCUMULATE}, one for each gradient, got none in {len(windows)} "
+            "steps; profile training steps, with ProfilerActivity.CPU among the activities"
+        )
+    if len(steps) < len(windows):
+        notes.append(
+            f"{file.path.name}: {len(windows) - len(steps)} of {len(windows)} steps have no gradient; left out"
+        )
+    return steps
+
+
+class Window(NamedTuple):
+    """A step on the host: its start, the start of the next one, its end, which may be earlier, and its name."""
+
+    start_ns: int
+    next_ns: int
+    end_ns: int
+    name: str
+
+
+def _windows(file: ProfilerFile) -> list[Window]:
+    """Return the steps on the host.
+
+    Raises:
+        TraceError: Nothing in the file marks steps.
+    """
+    if marks := [one for one in file.operations if one.name.startswith(STEP)]:
+        edges = [*(one.start_ns for one in marks), marks[-1].end_ns]
+        spans = zip(pairwise(edges), marks, strict=True)
+        return [
+            Window(start, after, min(mark.end_ns, after), mark.name.removeprefix(STEP))
+            for (start, after), mark in spans
+        ]
+    if forwards := file.by_name.get(FORWARD, []):
+        edges = [*(one.start_ns for one in forwards), max(one.end_ns for one in file.operations)]
+    else:
+        steps = [one.end_ns for one in file.operations if one.name.startswith(OPTIMIZER)]
+        edges = [min((one.start_ns for one in file.operations), default=0), *steps]
+    if len(edges) < 2:
+        raise TraceError(
+            f"{file.path}: expected training steps, got no event named {STEP}N, {FORWARD} or {OPTIMIZER}...; call "
+            "`step()` of the profiler after each training step, with a schedule that does not start a second cycle "
+            "(repeat=1)"
+        )
+    return [Window(start, after, after, str(number)) for number, (start, after) in enumerate(pairwise(edges))]
+
+
+class _Launches:
+    """What some threads launched, by launch time."""
+
+    def __init__(self, activities: Sequence[Activity]) -> None:
+        self.activities = activities
+        self.starts = [one.launch_start_ns for one in activities]
+
+    def inside(self, start_ns: int, end_ns: int) -> Sequence[Activity]:
+        """Return what was launched from `start_ns` to `end_ns`, both included."""
+        return self.activities[bisect_left(self.starts, start_ns) : bisect_right(self.starts, end_ns)]
+
+    def last_before(self, moment_ns: int) -> Activity | None:
+        """Return what was launched last before a moment."""
+        place = bisect_left(self.starts, moment_ns) - 1
+        return self.activities[place] if place >= 0 else None
+
+
+NOTHING = _Launches(())
+
+
+class _Reader:
+    """Finds the parts of steps in one file."""
+
+    def __init__(self, file: ProfilerFile) -> None:
+        self._file = file
+        computing = [one for one in file.activities if not one.communicates]
+        self._on_gpu = bool(computing)
+        self._stream = _busiest_stream(computing)
+        self._on_stream = _Launches([one for one in computing if one.stream == self._stream])
+        self._by_thread = _by_thread(computing)
+        self._collectives = _by_thread(one for one in file.activities if one.communicates)
+        packing = self._launched_inside(file.by_name.get(PACK, []))
+        self._packing = frozenset(packing)
+        self._producing = _by_thread(one for one in computing if one not in self._packing)
+        self._starts = {name: [one.start_ns for one in named] for name, named in file.by_name.items()}
+        self._host_starts = [one.start_ns for one in file.operations]
+        self._nodes = [one.start_ns for one in file.operations if one.name.startswith((NODE, ACCUMULATE))]
+        self._optimizers = [name for name in file.by_name if name.startswith(OPTIMIZER)]
+        kinds = {name: match[1] for name in file.by_name if (match := COLLECTIVE.match(name))}
+        self._all_reduce_runs = [name for name, kind in kinds.items() if ALL_REDUCE.match(kind)]
+        self._other_collectives = {name: kind for name, kind in kinds.items() if not ALL_REDUCE.match(kind)}
+
+    def steps(self, windows: Sequence[Window]) -> Iterator[Step | None]:
+        """Read the step in each of these windows; None: no gradient was accumulated in it.
+
+        A step begins when the host begins it and the GPU is done with the one before, and ends likewise.
+        """
+        done_ns = 0
+        for window in windows:
+            start_ns = max(window.start_ns, done_ns)
+            launched = self._on_stream.inside(window.start_ns, window.next_ns - 1)
+            done_ns = max([done_ns, *(one.end_ns for one in launched)])
+            yield self._step(window, start_ns, max(start_ns, window.end_ns, done_ns))
+
+    def _step(self, window: Window, start_ns: int, end_ns: int) -> Step | None:
+        gradients = list(self._gradients(window, start_ns))
+        if not gradients:
+            return None
+        if (passes := self._backward_passes(window, gradients)) > 1:
+            raise TraceError(
+                f"{self._file.path}: expected one backward pass in each step, got {passes} in step {window.name}; "
+                "call `step()` of the profiler after each backward pass"
+            )
+        divide_ns = self._end_of_forward(window)
+        backward = self._on_stream.inside(divide_ns, window.next_ns - 1)
+        if self._on_gpu:
+            forward = self._on_stream.inside(window.start_ns, divide_ns - 1)
+            forward_end_ns = max([start_ns, *(one.end_ns for one in forward)])
+            backward_start_ns = max(forward_end_ns, min((one.start_ns for one in backward), default=0))
+        else:
+            forward_end_ns = max(start_ns, divide_ns)
+            backward_start_ns = self._first_node_ns(forward_end_ns)
+        gradients = [one._replace(ready_ns=max(one.ready_ns, backward_start_ns)) for one in gradients]
+        last_ready_ns = max(one.ready_ns for one in gradients)
+        computing = [(one.start_ns, one.end_ns) for one in backward if one not in self._packing]
+        waits = self._waits_for_host(start_ns, window)
+        others = ((kind, len(self._named(name, window))) for name, kind in self._other_collectives.items())
+        return Step(
+            name=window.name,
+            on_gpu=self._on_gpu,
+            start_ns=start_ns,
+            forward_end_ns=forward_end_ns,
+            backward_start_ns=backward_start_ns,
+            gradients=tuple(gradients),
+            all_reduces=tuple(self._all_reduces(window, gradients)),
+            other_collectives={kind: count for kind, count in others if count},
+            copies=tuple(self._copies(window)),
+            optimizer=self._optimizer(window),
+            end_ns=end_ns,
+            computing_ns=_inside(computing, backward_start_ns, last_ready_ns)
+            if self._on_gpu
+            else last_ready_ns - backward_start_ns,
+            host_bound_ns=_inside(waits, start_ns, end_ns),
+            backward_host_bound_ns=_inside(waits, backward_start_ns, last_ready_ns),
+        )
+
+    # Parts of a step
+
+    def _gradients(self, window: Window, start_ns: int) -> Iterator[Gradient]:
+        """Yield the gradients; the reducer's own copies into buckets, launched in between, compute none."""
+        hooks_of: dict[Thread, list[HostOperation]] = defaultdict(list)
+        for one in self._named(NODE + ACCUMULATE, window):
+            hooks_of[one.thread].append(one)
+        for one in self._named(ACCUMULATE, window):
+            candidates = hooks_of[one.thread]
+            place = bisect_right(candidates, one.start_ns, key=lambda other: other.start_ns) - 1
+            hooks = candidates[place] if place >= 0 and candidates[place].end_ns >= one.end_ns else one
+            shape, dtype = _shape_and_dtype(one)
+            ready_ns = one.end_ns
+            if self._on_gpu:
+                producer = self._producing.get(one.thread, NOTHING).last_before(hooks.start_ns)
+                is_of_step = producer is not None and producer.launch_start_ns >= window.start_ns
+                ready_ns = producer.end_ns if producer is not None and is_of_step else max(start_ns, hooks.start_ns)
+            yield Gradient(ready_ns, shape, dtype, hooks)
+
+    def _backward_passes(self, window: Window, gradients: Sequence[Gradient]) -> int:
+        """Return the number of backward passes: between two of them, the training script computes by itself.
+
+        Gradients of several passes come in blocks of equal shapes.
+        """
+        threads = {one.thread for name in self._optimizers for one in self._named(name, window)}
+        first, last = gradients[0].hooks.start_ns, gradients[-1].hooks.start_ns
+        done_ns, edges = first, list[int]()
+        for one in self._file.operations[
+            bisect_left(self._host_starts, first) : bisect_left(self._host_starts, last)
+        ]:
+            if one.thread not in threads or one.start_ns < done_ns:
+                continue  # on another thread, or inside an operation
+            done_ns = one.end_ns
+            if one.name.startswith("aten::"):
+                edges.append(one.start_ns)
+        blocks: dict[int, list[str]] = defaultdict(list)
+        for gradient in gradients:
+            blocks[bisect_right(edges, gradient.hooks.start_ns)].append(str(gradient.shape))
+        return len(blocks) if len(set(map(tuple, blocks.values()))) == 1 else 1
+
+    def _end_of_forward(self, window: Window) -> int:
+        """Return the end of the forward pass on the host: that of DDP, or where the first node's backward begins."""
+        forwards = self._named(FORWARD, window)
+        return forwards[-1].end_ns if forwards else self._first_node_ns(window.start_ns)
+
+    def _first_node_ns(self, start_ns: int) -> int:
+        """Return when the host began with the first node of a backward pass from `start_ns` on."""
+        return self._nodes[min(bisect_left(self._nodes, start_ns), len(self._nodes) - 1)]
+
+    def _all_reduces(self, window: Window, gradients: Sequence[Gradient]) -> Iterator[AllReduce]:
+        accumulated = [one.hooks.start_ns for one in gradients]
+        hooks_of: dict[Thread, list[HostOperation]] = defaultdict(list)
+        for one in gradients:
+            hooks_of[one.hooks.thread].append(one.hooks)
+        calls = [one for name in ALL_REDUCE_CALLS for one in self._named(name, window)]
+        runs = [one for name in self._all_reduce_runs for one in self._named(name, window)]
+        described = self._named(COLLECTIVE_CALL, window)
+        calls, runs = (sorted(some, key=lambda one: one.start_ns) for some in (calls or runs, runs or calls))
+        for call, run in zip(calls, _paired(calls, runs), strict=True):
+            ran = self._collectives.get(call.thread, NOTHING).inside(call.start_ns, call.end_ns)
+            count = bisect_right(accumulated, call.start_ns)
+            hooks = hooks_of[call.thread]
+            place = bisect_right(hooks, call.start_ns, key=lambda one: one.start_ns) - 1
+            in_hook = place >= 0 and hooks[place].end_ns >= call.start_ns
+            start_ns, end_ns = run.start_ns, run.end_ns
+            if ran:
+                start_ns, end_ns = min(one.start_ns for one in ran), max(one.end_ns for one in ran)
+            elif self._on_gpu:  # a group of one rank runs nothing
+                start_ns = end_ns = max([call.start_ns, *(one.ready_ns for one in gradients[:count])])
+            size_bytes, dtype = _message(run, described) or _message(call, ()) or (self._copied_before(call), None)
+            yield AllReduce(call.start_ns, start_ns, end_ns, size_bytes, dtype, count, in_hook)
+
+    def _copied_before(self, call: HostOperation) -> int | None:
+        """Return the bytes of the copy launched last before a call: functional collectives copy their input."""
+        last = self._by_thread.get(call.thread, NOTHING).last_before(call.start_ns)
+        return last.size_bytes if last is not None and "memcpy" in last.kind else None
+
+    def _copies(self, window: Window) -> Iterator[Copy]:
+        for call in self._named(COPY_OUT, window):
+            ran = self._launched_inside([call])
+            sizes = [one.size_bytes for one in ran if one.size_bytes]
+            size_bytes, _ = _message(call, ()) or (None, None)
+            yield Copy(
+                min((one.start_ns for one in ran), default=call.start_ns),
+                max((one.end_ns for one in ran), default=call.end_ns),
+                sizes[0] if sizes else size_bytes,
+            )
+
+    def _optimizer(self, window: Window) -> Span | None:
+        calls = [one for name in self._optimizers for one in self._named(name, window)]
+        if not calls:
+            return None
+        if not self._on_gpu:
+            return min(one.start_ns for one in calls), max(one.end_ns for one in calls)
+        ran = [one for one in self._launched_inside(calls) if one.stream == self._stream]
+        return (min(one.start_ns for one in ran), max(one.end_ns for one in ran)) if ran else None
+
+    def _waits_for_host(self, start_ns: int, window: Window) -> list[Span]:
+        """Return the times in which the GPU had nothing to do because the host had not launched the next activity."""
+        waits, done_ns = [], start_ns
+        for one in self._on_stream.inside(window.start_ns, window.next_ns - 1):
+            if done_ns < min(one.start_ns, one.launch_end_ns):
+                waits.append((done_ns, min(one.start_ns, one.launch_end_ns)))
+            done_ns = max(done_ns, one.end_ns)
+        return waits
+
+    # Lookups
+
+    def _named(self, name: str, window: Window) -> list[HostOperation]:
+        starts = self._starts.get(name, [])
+        first, last = bisect_left(starts, window.start_ns), bisect_left(starts, window.next_ns)
+        return self._file.by_name[name][first:last] if first < last else []
+
+    def _launched_inside(self, operations: Iterable[HostOperation]) -> list[Activity]:
+        """Return what the threads of these operations launched inside them."""
+        return [
+            one
+            for operation in operations
+            for one in self._by_thread.get(operation.thread, NOTHING).inside(operation.start_ns, operation.end_ns)
+        ]
+
+
+def _by_thread(activities: Iterable[Activity]) -> dict[Thread, _Launches]:
+    by_thread: dict[Thread, list[Activity]] = defaultdict(list)
+    for one in activities:
+        by_thread[one.thread].append(one)
+    return {thread: _Launches(launched) for thread, launched in by_thread.items()}
+
+
+def _busiest_stream(activities: Iterable[Activity]) -> Stream | None:
+    busy: Counter[Stream] = Counter()
+    for one in activities:
+        if one.kind == "kernel":
+            busy[one.stream] += one.end_ns - one.start_ns
+    return busy.most_common(1)[0][0] if busy else None
+
+
+def _inside(spans: Sequence[Span], start_ns: int, end_ns: int) -> int:
+    """Return how much of the time from `start_ns` to `end_ns` these spans cover together."""
+    covered, done_ns = 0, start_ns
+    for start, end in sorted(spans):
+        covered += max(0, min(end, end_ns) - max(start, done_ns))
+        done_ns = max(done_ns, min(end, end_ns))
+    return covered
+
+
+# Messages
+
+
+def _shape_and_dtype(operation: HostOperation) -> tuple[tuple[int, ...] | None, str | None]:
+    """Return shape and element type of an operation's first input, if it is a tensor and they were noted."""
+    dims, types = operation.arguments.dims, operation.arguments.types
+    dtype = types[0] if isinstance(types, list) and types and isinstance(types[0], str) else ""
+    if not dtype or not (isinstance(dims, list) and dims and isinstance(dims[0], list)):
+        return None, None
+    if not all(isinstance(size, int) and size >= 0 for size in dims[0]) or prod(dims[0]) > MOST_ELEMENTS:
+        return None, None
+    return tuple(dims[0]), dtype
+
+
+def _paired(calls: Sequence[HostOperation], runs: Sequence[HostOperation]) -> list[HostOperation]:
+    """Return for each call what ran: the first run of as many elements, as two threads may begin in another order."""
+    if len(runs) != len(calls):
+        return list(calls)
+    waiting: dict[int | None, deque[HostOperation]] = defaultdict(deque)
+    for run in runs:
+        waiting[_elements(run)].append(run)
+    counts = list(map(_elements, calls))
+    if Counter(counts) != Counter(map(_elements, runs)):
+        return list(runs)
+    return [waiting[count].popleft() for count in counts]
+
+
+def _elements(operation: HostOperation) -> int | None:
+    """Return the number of elements of the first input, a tensor or a list of tensors, if it was noted."""
+    dims = operation.arguments.dims
+    shapes = dims[0] if isinstance(dims, list) and dims and isinstance(dims[0], list) else None
+    if shapes is None:
+        return None
+    several = shapes if all(isinstance(shape, list) for shape in shapes) else [shapes]
+    if not all(isinstance(size, int) and 0 <= size <= MOST_ELEMENTS for shape in several for size in shape):
+        return None
+    return min(MOST_ELEMENTS, sum(map(prod, several)))
+
+
+def _message(call: HostOperation, described: Sequence[HostOperation]) -> tuple[int, str] | None:
+    """Return bytes and element type of a collective's message, from its own inputs or the call that contains it."""
+    shape, dtype = _shape_and_dtype(call)
+    if shape is not None and dtype is not None and dtype.lower() in ELEMENT_BYTES:
+        return prod(shape) * ELEMENT_BYTES[dtype.lower()], dtype
+    place = bisect_right(described, call.start_ns, key=lambda one: one.start_ns)
+    for one in reversed(described[max(0, place - MOST_NESTED) : place]):
+        elements, name = one.arguments.elements, one.arguments.dtype
+        if one.contains(call.thread, call.start_ns) and isinstance(elements, int) and isinstance(name, str):
+            each = ELEMENT_BYTES.get(name.lower())
+            return None if each is None or not 0 <= elements <= MOST_ELEMENTS else (elements * each, name)
+    return None
+
+
+def slow_down_beside_collectives(file: ProfilerFile) -> tuple[float, int] | None:
+    """Return how many times as long kernels take while a collective runs, and the number of kernels compared.
+
+    Kernels of one name and shape are compared. None: no kernel ran both beside a collective and alone.
+    """
+    collectives = sorted((one.start_ns, one.end_ns) for one in file.activities if one.communicates)
+    starts = np.array([start for start, _ in collectives])
+    ends = np.maximum.accumulate(np.array([end for _, end in collectives])) if collectives else starts
+    alone: dict[str, list[int]] = defaultdict(list)
+    beside: dict[str, list[int]] = defaultdict(list)
+    for one in file.activities:
+        if one.kind != "kernel" or one.communicates:
+            continue
+        before = int(np.searchsorted(starts, one.start_ns, side="right")) - 1
+        key = f"{one.name} {one.shape}"
+        if before >= 0 and ends[before] >= one.end_ns:
+            beside[key].append(one.end_ns - one.start_ns)
+        elif (before < 0 or ends[before] <= one.start_ns) and not (
+            before + 1 < len(starts) and starts[before + 1] < one.end_ns
+        ):
+            alone[key].append(one.end_ns - one.start_ns)
+    common = [key for key in beside if any(alone.get(key, ()))]
+    if not common:
+        return None
+    shared_ns = sum(sum(beside[key]) for key in common)
+    alone_ns = sum(float(np.mean(alone[key])) * len(beside[key]) for key in common)
+    return shared_ns / alone_ns, sum(len(beside[key]) for key in common)

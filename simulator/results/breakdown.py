@@ -1,0 +1,107 @@
+"""Breakdown of the slowest rank's iteration into parts, and the critical path, which determines its duration."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..engines.timeline import Span, Timeline
+from ..schedule.schedule import Compute, ComputeKind, Launch, Wait
+from ..workload.compute_times import Nanoseconds
+
+PARTS: dict[str, tuple[ComputeKind, ...]] = {
+    "unsynchronized": ("unsynchronized",),
+    "forward": ("forward",),
+    "backward": ("backward",),
+    "search": ("search",),
+    "copies": ("pack", "copy_out"),
+    "hook": ("compress", "recompress", "decompress"),
+    "launch": ("launch",),
+    "rebuild": ("rebuild",),
+    "optimizer": ("step",),
+}
+"""The kinds of computing steps in each part; a part is the sum of their durations at full speed."""
+
+OTHER_PARTS = ("slowdown", "exposed_comm", "stragglers")
+
+
+def break_down(timeline: Timeline) -> dict[str, int]:
+    """Divide the slowest rank's iteration into parts that add up to it, in nanoseconds.
+
+    The parts in `PARTS` are computation at full speed. `slowdown` is the time that contention adds to them,
+    `exposed_comm` is waiting while a collective runs, and `stragglers` is waiting while none runs, because a rank has
+    not launched it yet.
+    """
+    engine_input = timeline.engine_input
+    row = timeline.slowest_row
+    ends = timeline.end_ns[row].tolist()
+    full_speed_ns = iter(engine_input.duration_ns[row].tolist())
+    part_of = {kind: part for part, kinds in PARTS.items() for kind in kinds}
+    parts = dict.fromkeys([*PARTS, *OTHER_PARTS], 0)
+    start = 0
+    for instruction, end in zip(engine_input.schedule.instructions, ends, strict=True):
+        if isinstance(instruction, Compute):
+            duration_ns = next(full_speed_ns)
+            parts[part_of[instruction.kind]] += duration_ns
+            parts["slowdown"] += end - start - duration_ns
+        elif isinstance(instruction, Wait) and end > start:
+            communicating = _covered_ns(timeline.start_ns, timeline.done_ns, start, end)
+            parts["exposed_comm"] += communicating
+            parts["stragglers"] += end - start - communicating
+        start = end
+    return parts
+
+
+def critical_path(timeline: Timeline) -> tuple[Span, ...]:
+    """Find the chain of spans that leads from the start to the end of the iteration without a gap.
+
+    The chain is followed backwards from the end of the slowest rank. A wait leads to its collective; a collective
+    leads to the last rank that launched it or, if it was queued, to the collective whose slot it took over.
+    """
+    return tuple(_backwards(timeline))[::-1]
+
+
+def _backwards(timeline: Timeline) -> Iterator[Span]:
+    engine_input, launched = timeline.engine_input, timeline.launched_ns
+    schedule = engine_input.schedule
+    launches = [place for place, instruction in enumerate(schedule.instructions) if isinstance(instruction, Launch)]
+    row, place = timeline.slowest_row, len(schedule.instructions) - 1
+    while place >= 0:
+        instruction = schedule.instructions[place]
+        end = int(timeline.end_ns[row, place])
+        start = int(timeline.end_ns[row, place - 1]) if place else 0
+        if isinstance(instruction, Wait) and end > start:
+            number = instruction.collective
+            yield from _ran(timeline, number, row)
+            while launched[:, number].max() < timeline.start_ns[number]:
+                number = _slot_from(timeline, number)
+                yield from _ran(timeline, number, row)
+            row, place = int(launched[:, number].argmax()), launches[number]
+        elif isinstance(instruction, Compute) and end > start:
+            yield Span(engine_input.ranks[row], "compute", instruction.kind, instruction.bucket, start, end)
+        place -= 1
+
+
+def _ran(timeline: Timeline, number: int, row: int) -> Iterator[Span]:
+    """Yield the span of a collective on one rank, if it took any time."""
+    start, done = int(timeline.start_ns[number]), int(timeline.done_ns[number])
+    if start < done:
+        collective = timeline.engine_input.schedule.collectives[number]
+        yield Span(timeline.engine_input.ranks[row], "comm", collective.kind, collective.bucket, start, done)
+
+
+def _slot_from(timeline: Timeline, number: int) -> int:
+    """Return the collective of the same process group whose end let this queued one start."""
+    queues = timeline.engine_input.queues
+    before = [other for other in range(number) if queues[other] == queues[number]]
+    return next(other for other in before if timeline.done_ns[other] == timeline.start_ns[number])
+
+
+def _covered_ns(starts: Nanoseconds, ends: Nanoseconds, begin: int, end: int) -> int:
+    """Return how much of the time from `begin` to `end` lies in at least one of the intervals."""
+    inside: NDArray[np.bool_] = (starts < end) & (ends > begin)
+    covered, reached = 0, begin
+    for low, high in sorted(zip(starts[inside].tolist(), ends[inside].tolist(), strict=True)):
+        covered += max(0, min(high, end) - max(low, reached))
+        reached = max(reached, high)
+    return covered

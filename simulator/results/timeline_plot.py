@@ -1,0 +1,141 @@
+"""Plot of a timeline: the computation and the collectives of each rank, with the critical path framed."""
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from ..engines.timeline import Kind, Span, Timeline
+from ..plot_colours import COMPRESSION, COMPUTATION, COPIES, EXPOSED, FORWARD, HIDDEN, INK, QUIET, SMALL
+
+
+class Prediction(Protocol):
+    """The attributes of a `simulator.Prediction` that the plot uses."""
+
+    @property
+    def iteration_ns(self) -> int:
+        """Median iteration time."""
+
+    @property
+    def interval_ns(self) -> tuple[int, int]:
+        """Interval that contains 90 % of the iterations."""
+
+    @property
+    def exposed_comm_ns(self) -> int:
+        """Exposed communication."""
+
+    @property
+    def timeline(self) -> Timeline:
+        """Timeline of the median iteration."""
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """Spans of the timeline."""
+
+    @property
+    def critical_path(self) -> tuple[Span, ...]:
+        """Spans that determine the duration of the iteration."""
+
+
+COLOURS: dict[Kind, str] = {
+    "unsynchronized": QUIET,
+    "rebuild": COPIES,
+    "forward": FORWARD,
+    "search": QUIET,
+    "backward": COMPUTATION,
+    "pack": COPIES,
+    "compress": COMPRESSION,
+    "launch": INK,
+    "recompress": COMPRESSION,
+    "decompress": COMPRESSION,
+    "wait": SMALL,
+    "copy_out": COPIES,
+    "step": FORWARD,
+    "straggler": COPIES,
+    "queued": QUIET,
+    "join": HIDDEN,
+    "order": HIDDEN,
+    "broadcast": HIDDEN,
+    "bitmap": HIDDEN,
+    "all_reduce": EXPOSED,
+    "second_all_reduce": EXPOSED,
+}
+NOT_RUNNING: tuple[Kind, ...] = ("straggler", "queued")
+"""Kinds of spans before a collective runs."""
+
+HEIGHT, HEIGHT_NOT_RUNNING = 0.8, 0.25
+"""Heights of spans in a lane of height 1."""
+DIGIT_WIDTH = 0.008
+"""Width of a digit of a bucket's number, as a share of the axes; narrower spans have no number."""
+
+
+def draw_timeline(prediction: Prediction, ax: Axes, *, ranks: Sequence[int] | None = None) -> Axes:
+    """Draw the median iteration with two lanes per rank, computation and collectives, and frame the critical path.
+
+    Args:
+        prediction: The prediction to draw.
+        ax: The axes to draw on; returned.
+        ranks: Simulated ranks to draw. None: the first four.
+
+    Raises:
+        ValueError: A rank was not simulated.
+    """
+    simulated = prediction.timeline.engine_input.ranks
+    shown = list(simulated[:4] if ranks is None else ranks)
+    if unknown := sorted(set(shown) - set(simulated)):
+        raise ValueError(
+            f"ranks: expected some of the simulated ranks {list(simulated[:20])}, got {unknown}; ranks that are not "
+            "simulated behave like one of these"
+        )
+    lane_of = {rank: 2 * place for place, rank in enumerate(shown)}
+    spans = [span for span in prediction.spans if span.rank in lane_of]
+    spans.sort(key=lambda span: span.kind not in NOT_RUNNING)  # running collectives are drawn on top
+    seen: dict[Kind, None] = {}
+    for span in spans:
+        seen.setdefault(span.kind)
+        _draw_span(span, ax, lane_of, ns_per_digit=DIGIT_WIDTH * prediction.timeline.iteration_ns)
+    for span in prediction.critical_path:
+        if span.rank in lane_of:
+            _draw_span(span, ax, lane_of, frame=True)
+    lanes = [f"rank {rank} {what}" for rank in shown for what in ("computes", "network")]
+    ax.set_yticks(range(len(lanes)), lanes, fontsize=8)
+    ax.set_ylim(len(lanes) - 0.5, -0.5)
+    ax.set_xlim(0, max(1.0, prediction.timeline.iteration_ns / 1e6))
+    ax.set_xlabel("ms", loc="right")
+    ax.set_title(_title(prediction), loc="left", fontsize=10)
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.legend(
+        handles=_legend(seen), fontsize=7, ncols=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15)
+    )
+    return ax
+
+
+def _draw_span(
+    span: Span, ax: Axes, lane_of: dict[int, int], *, frame: bool = False, ns_per_digit: float = 0.0
+) -> None:
+    lane = lane_of[span.rank] + (span.stream == "comm")
+    extent = [(span.start_ns / 1e6, span.duration_ns / 1e6)]
+    tall = HEIGHT_NOT_RUNNING if span.kind in NOT_RUNNING else HEIGHT
+    height = (lane - tall / 2, tall)
+    if frame:
+        ax.broken_barh(extent, height, facecolors="none", edgecolors="black", linewidth=1.2)
+        return
+    ax.broken_barh(extent, height, facecolors=COLOURS[span.kind], edgecolors="white", linewidth=0.3)
+    number = str(span.bucket)
+    runs = span.bucket is not None and span.stream == "comm" and span.kind not in NOT_RUNNING
+    if runs and span.duration_ns >= ns_per_digit * len(number):
+        middle = (span.start_ns + span.end_ns) / 2e6
+        ax.text(middle, lane, number, ha="center", va="center", fontsize=7, color="white", clip_on=True)
+
+
+def _title(prediction: Prediction) -> str:
+    low, high = prediction.interval_ns
+    return (
+        f"{prediction.iteration_ns / 1e6:.1f} ms (90 %: {low / 1e6:.1f} to {high / 1e6:.1f}), "
+        f"{prediction.exposed_comm_ns / 1e6:.1f} ms exposed communication; framed: the critical path"
+    )
+
+
+def _legend(kinds: Iterable[Kind]) -> list[Patch]:
+    return [Patch(facecolor=COLOURS[kind], edgecolor=QUIET, label=kind.replace("_", " ")) for kind in kinds]

@@ -1,0 +1,290 @@
+"""Comm hooks: the messages that each hook sends for a bucket, and the time it computes; one class per hook.
+
+The classes model the hooks of `reference.comm_hooks`. Message sizes follow from the shapes of the parameters by the
+formulas of the hooks; a test compares them with the bytes that the real hooks send. Computing times are linear in the
+bytes of the gradients; they are measured (`ddplab calibrate --hook NAME`) or given by the user.
+"""
+
+from collections.abc import Callable, Sequence
+from math import ceil, prod, sqrt
+from typing import Literal, NamedTuple, NoReturn, Self
+
+from pydantic import Field
+
+from reference.files.reading import Settings
+from reference.trace import Parameter
+
+from ..fabric.processor_costs import HookCost, Linear
+
+Transport = Literal["all_reduce", "all_gather", "broadcast"]
+
+
+class Message(NamedTuple):
+    """The collectives of one bucket: one, or two if the second depends on the first (PowerSGD)."""
+
+    transport: Transport
+    first_bytes: int
+    second_bytes: int | None = None
+
+
+FLOAT32_BYTES = 4
+INDEX_BYTES = 8
+"""Size of a row index of a sparse gradient."""
+CHANNEL_ELEMENTS = 512
+"""Elements that share a scale, as in `reference.comm_hooks.quantization`."""
+
+
+class CommHook(Settings):
+    """No hook: each bucket's gradients are all-reduced unchanged. Subclasses model the other hooks.
+
+    The three costs apply to one bucket and depend on the bytes of its gradients.
+    """
+
+    name: str = Field(default="none", description="name in tables, no unit; chosen by the user")
+    compress: Linear = Field(
+        default=Linear(), description="computation before the first collective, ns; from `calibrate --hook`"
+    )
+    recompress: Linear = Field(
+        default=Linear(), description="computation between two collectives, ns; from `calibrate --hook`"
+    )
+    decompress: Linear = Field(
+        default=Linear(), description="computation after the last collective, ns; from `calibrate --hook`"
+    )
+
+    def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
+        """Return the message of a bucket of these parameters; None if the hook sends nothing.
+
+        Args:
+            parameters: The bucket's parameters, in the bucket's order.
+            sparse_density: Fraction of a sparse gradient's rows that a batch touches.
+
+        Raises:
+            ValueError: A gradient is sparse and the hook does not support sparse gradients.
+        """
+        if any(parameter.sparse for parameter in parameters):
+            return self.sparse_message(parameters[0], sparse_density)
+        return self.dense_message(parameters)
+
+    def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
+        """Return the message of a bucket of dense gradients."""
+        return Message("all_reduce", sum(parameter.size_bytes for parameter in parameters))
+
+    def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
+        """Return the message of a bucket of one sparse gradient: rows and indices, gathered from all ranks."""
+        rows = parameter.touched_rows(density)
+        return Message("all_gather", rows * (_row_bytes(parameter) + INDEX_BYTES))
+
+    def charged(self, measured: Sequence[HookCost], world_size: int) -> Self:
+        """Return the hook with the costs measured for its name, unless the hook has costs already.
+
+        Args:
+            measured: `Processor.hooks` of a fabric. A name without an approximation rank also matches rank 1.
+            world_size: Number of ranks, with which `decompress` may grow.
+        """
+        costs = self.measured_in(measured)
+        if costs is None or self.has_costs:
+            return self
+        return self.model_copy(
+            update={
+                "compress": costs.compress,
+                "recompress": costs.recompress,
+                "decompress": costs.decompress.times(self.growth(costs.world_size, world_size)),
+            }
+        )
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether any cost was given."""
+        return not self.compress == self.recompress == self.decompress == Linear()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the hook never computes anything."""
+        return type(self) is CommHook
+
+    def measured_in(self, measured: Sequence[HookCost]) -> HookCost | None:
+        """Return the costs measured for a hook of this name; None if it was not measured."""
+        return next((cost for cost in measured if self.name in (cost.name, f"{cost.name}:1")), None)
+
+    def growth(self, _measured: int, _world_size: int) -> float:
+        """Return the ratio of the decompression time on `world_size` ranks to that on `measured` ranks."""
+        return 1.0
+
+
+class Noop(CommHook):
+    """`noop`: each rank keeps its own gradients, so nothing is sent."""
+
+    name: str = "noop"
+
+    @property
+    def is_free(self) -> bool:
+        """True: the hook computes nothing."""
+        return True
+
+    def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
+        """None: the hook sends nothing."""
+        return None
+
+
+class HalfPrecision(CommHook):
+    """`compress(dtype)` around another hook; without one, `fp16_compress` and `bf16_compress`."""
+
+    name: str = "fp16"
+    of: CommHook = Field(
+        default=CommHook(), description="hook that gets the half-precision gradients, a hook; argument of `compress`"
+    )
+
+    def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
+        """Return the inner hook's message for 2-byte elements; Gloo cannot add sparse half-precision gradients."""
+        if sparse := [parameter for parameter in parameters if parameter.sparse]:
+            _refuse_sparse(self, sparse[0])
+        halved = [parameter.model_copy(update={"size_bytes": 2 * _elements(parameter)}) for parameter in parameters]
+        return self.of.message(halved, sparse_density)
+
+    def growth(self, measured: int, world_size: int) -> float:
+        """Return the growth of the inner hook."""
+        return self.of.growth(measured, world_size)
+
+
+class Quantized(CommHook):
+    """`quantize_per_tensor` and `quantize_per_channel`: 1 byte per element and 8 bytes per channel.
+
+    Every rank gathers the gradients of all ranks and dequantises them.
+    """
+
+    name: str = "quantize_per_tensor"
+    channel_elements: int | None = Field(
+        default=None,
+        ge=1,
+        description="elements that share a scale, a count (None: all elements of the bucket); argument of the hook",
+    )
+
+    def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
+        """Return the message of levels, scales and zero points; the last channel is filled up."""
+        elements = sum(map(_elements, parameters))
+        if not elements:
+            return None
+        channel = self.channel_elements or elements
+        channels = -(-elements // channel)
+        return Message("all_gather", channels * (channel + 2 * FLOAT32_BYTES))
+
+    def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
+        """Raise ValueError: the hook takes dense gradients only."""
+        return _refuse_sparse(self, parameter)
+
+    def growth(self, measured: int, world_size: int) -> float:
+        """Return the ratio of the world sizes, because each rank dequantises the gradients of all ranks."""
+        return world_size / measured
+
+
+class PowerSGD(CommHook):
+    """`power_sgd`: sends P and all uncompressed gradients, then Q (Vogels et al. 2019, Algorithm 1)."""
+
+    name: str = "power_sgd:1"
+    matrix_approximation_rank: int = Field(
+        default=1, ge=1, description="columns of P and Q, a count; PowerSGDState's argument"
+    )
+    min_compression_rate: float = Field(
+        default=2.0,
+        gt=0,
+        description="least compression rate at which a matrix is compressed, a factor; PowerSGDState's argument",
+    )
+
+    def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
+        """Raise ValueError: the hook takes dense gradients only."""
+        return _refuse_sparse(self, parameter)
+
+    def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
+        """Return the message: (rows + columns) * rank elements per compressed matrix, and the other gradients."""
+        first = second = 0
+        for parameter in parameters:
+            rows, columns = _rows_and_columns(parameter)
+            rank = min(rows, columns, self.matrix_approximation_rank)
+            bytes_each = parameter.size_bytes // max(1, _elements(parameter))
+            sent = (rows + columns) * rank
+            if len(parameter.shape) > 1 and sent * self.min_compression_rate < rows * columns:
+                first += rows * rank * bytes_each
+                second += columns * rank * bytes_each
+            else:
+                first += parameter.size_bytes
+        return Message("all_reduce", first, second or None)
+
+
+class BatchedPowerSGD(PowerSGD):
+    """`batched_power_sgd`: treats the whole bucket as one square matrix."""
+
+    name: str = "batched_power_sgd:1"
+
+    def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
+        """Return the message: P, then Q, of the smallest square matrix that holds all elements."""
+        elements = sum(map(_elements, parameters))
+        side = ceil(sqrt(elements))
+        sent = side * min(side, self.matrix_approximation_rank)
+        bytes_each = sum(parameter.size_bytes for parameter in parameters) // max(1, elements)
+        return Message("all_reduce", sent * bytes_each, sent * bytes_each)
+
+
+NO_HOOK = CommHook()
+HALVES = ("fp16", "bf16")
+HOOKS: dict[str, Callable[[int], CommHook]] = {
+    "none": lambda _rank: NO_HOOK,
+    "noop": lambda _rank: Noop(),
+    "fp16": lambda _rank: HalfPrecision(name="fp16"),
+    "bf16": lambda _rank: HalfPrecision(name="bf16"),
+    "quantize_per_tensor": lambda _rank: Quantized(),
+    "quantize_per_channel": lambda _rank: Quantized(name="quantize_per_channel", channel_elements=CHANNEL_ELEMENTS),
+    "power_sgd": lambda rank: PowerSGD(name=f"power_sgd:{rank}", matrix_approximation_rank=rank),
+    "batched_power_sgd": lambda rank: BatchedPowerSGD(
+        name=f"batched_power_sgd:{rank}", matrix_approximation_rank=rank
+    ),
+}
+"""Constructors by hook name; the argument is the approximation rank, which only PowerSGD uses."""
+
+
+def named_hook(name: str) -> CommHook:
+    """Make a hook from its name.
+
+    Args:
+        name: One of `HOOKS`; both PowerSGD hooks take a rank, as in `power_sgd:4`. The prefix `fp16+` or `bf16+`
+            converts gradients to half precision first, as in `fp16+power_sgd:4`.
+
+    Raises:
+        ValueError: There is no such hook, or the rank is not a positive integer.
+    """
+    dtype, plus, inner = name.partition("+")
+    if plus and dtype in HALVES:
+        return HalfPrecision(name=name, of=named_hook(inner))
+    word, colon, rank = name.partition(":")
+    takes_rank = word.endswith("power_sgd")
+    if word not in HOOKS or (colon and not (takes_rank and rank.isdecimal() and int(rank))):
+        raise ValueError(f"hook: expected one of {', '.join(HOOKS)}, power_sgd:RANK, or fp16+ANOTHER; got {name!r}")
+    return HOOKS[word](int(rank or 1))
+
+
+def gradient_bytes(parameter: Parameter, sparse_density: float) -> int:
+    """Return the bytes of a gradient's values, without the row indices of a sparse gradient."""
+    if not parameter.sparse:
+        return parameter.size_bytes
+    return parameter.touched_rows(sparse_density) * _row_bytes(parameter)
+
+
+def _row_bytes(parameter: Parameter) -> int:
+    return parameter.size_bytes // max(1, parameter.shape[0])
+
+
+def _refuse_sparse(hook: CommHook, parameter: Parameter) -> NoReturn:
+    raise ValueError(
+        f"hook: {hook.name} does not support sparse gradients, and that of {parameter.name} is sparse; use the hook "
+        "`none`, or make the embedding dense (sparse=False)"
+    )
+
+
+def _elements(parameter: Parameter) -> int:
+    return prod(parameter.shape)
+
+
+def _rows_and_columns(parameter: Parameter) -> tuple[int, int]:
+    """Return the shape as `reference.comm_hooks.powersgd` has it if the first dimension is outermost in memory."""
+    elements = _elements(parameter)
+    rows = parameter.shape[0] if parameter.shape else 1
+    return (rows, elements // rows) if elements else (0, 0)

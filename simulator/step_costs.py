@@ -1,0 +1,290 @@
+"""Step costs: the duration of each step and each collective of a schedule, for a fabric and a world size."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.files.value_ranges import YEAR_NS, as_int64
+
+from .engines.engine_input import EngineInput
+from .fabric import Fabric, Linear, LinkShare, Processor, Slowdowns, slowdowns_of
+from .schedule.hook_messages import Transport, gradient_bytes
+from .schedule.policy import Policy
+from .schedule.schedule import (
+    Collective,
+    Compute,
+    ComputeKind,
+    Condition,
+    Schedule,
+    buckets_of,
+    build_join_end,
+    build_schedule,
+)
+from .workload.compute_times import ComputeTimes, Floats, RecordedModel
+from .workload.compute_times import Nanoseconds as Nanoseconds
+
+SHADOWED: frozenset[ComputeKind] = frozenset(
+    ("unsynchronized", "rebuild", "compress", "launch", "recompress", "decompress")
+)
+"""Computing steps in a cycle before whose last iteration the rank has run out of inputs under Join.
+
+In that iteration the rank contributes zeros to every bucket.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScheduleCosts:
+    """A schedule with all costs except the compute times of the ranks.
+
+    Attributes:
+        policy: Settings of the reducer.
+        fabric: Costs of collectives, and processor costs, without the costs that the trace already includes.
+        buckets: Parameter indices by bucket, in launch order.
+        schedule: Steps of every rank.
+        same_ns: Duration of each step whose duration is equal on all ranks.
+        pack_ns: Duration of copying each bucket's gradients into it; shape [buckets].
+        cost_ns: Duration of each collective while no other collective runs and no rank computes; shape
+            [..., collectives].
+        relative_error: Half-width of the band that contains 90 % of a collective's costs, as a fraction of
+            `cost_ns`; shape [...], the leading axes of `cost_ns`.
+        spread: Half-width of the 90 % interval of iterations as a fraction of their median, if a training run on
+            this number of ranks was measured; shape [...] as `relative_error`. 0: from the variation of the recorded
+            iterations and the errors of the costs.
+        sharing: How each collective shares the link with others that run at the same time.
+        contention: How collectives and computing slow each other down.
+        contention_bounds: `contention` with all factors at the low, and at the high, end of their error bands.
+        join_end: The collectives after the last iteration under Join; None without Join.
+    """
+
+    policy: Policy
+    fabric: Fabric
+    buckets: tuple[tuple[int, ...], ...]
+    schedule: Schedule
+    same_ns: dict[Compute, int]
+    pack_ns: Nanoseconds
+    cost_ns: Nanoseconds
+    relative_error: Floats
+    spread: Floats
+    sharing: tuple[LinkShare, ...]
+    contention: "ScheduleContention"
+    contention_bounds: "tuple[ScheduleContention, ScheduleContention]"
+    join_end: EngineInput | None
+
+    def engine_input(
+        self, times: ComputeTimes, ranks: Sequence[int], joined: NDArray[np.bool_] | None = None
+    ) -> EngineInput:
+        """Combine the schedule with the compute times of the simulated ranks.
+
+        Args:
+            times: Compute times; the last leading axis is the ranks, and any axes before it are iterations.
+            ranks: The simulated ranks.
+            joined: Whether each rank has run out of inputs, before each iteration of its cycle, and shadows the
+                collectives of the others; shape: the leading axes of `times` and one for the iterations. None: no
+                rank has run out of inputs.
+        """
+        if joined is None:
+            joined = np.zeros((*times.forward_ns.shape, self.policy.sync_every), bool)
+        launch_ns, packed_ns = self._launches(times)
+        pass_ns = np.concatenate([times.forward_ns[..., None], launch_ns, times.backward_end_ns[..., None]], axis=-1)
+        pieces_ns = np.diff(pass_ns)  # the backward pass up to each launch, and from the last one to its end
+        rank_ns: dict[Compute, Nanoseconds] = {
+            Compute("forward"): times.forward_ns,
+            Compute("backward"): pieces_ns[..., -1],
+            Compute("step"): times.step_ns,
+        }
+        for number in range(times.before_ns.shape[-1]):
+            rank_ns[Compute("unsynchronized", iteration=number)] = times.before_ns[..., number]
+        for bucket in range(len(self.buckets)):
+            rank_ns[Compute("backward", bucket)] = pieces_ns[..., bucket]
+            rank_ns[Compute("pack", bucket)] = packed_ns[..., bucket]
+        steps = self.schedule.steps
+        duration_ns = np.empty((*times.forward_ns.shape, len(steps)), np.int64)
+        for place, step in enumerate(steps):
+            duration_ns[..., place] = rank_ns[step] if step in rank_ns else as_int64(self.same_ns[step])
+        longest_ns = duration_ns.sum(axis=-1, dtype=float).max() + self.cost_ns.sum(axis=-1, dtype=float).max()
+        if longest_ns > YEAR_NS:
+            raise ValueError(
+                "expected cycles of sync_every iterations to take at most a year, got "
+                f"{longest_ns:.3g} ns of computing and collectives; check "
+                "the costs of the fabric, factors and `sync_every`"
+            )
+        own = np.array([step.kind not in SHADOWED for step in steps])
+        duration_ns[joined[..., -1:] & own] = 0
+        meets = {
+            Condition("without_inputs", iteration): joined[..., iteration]
+            for iteration in range(self.policy.sync_every)
+        }
+        meets[Condition("with_unused")] = times.some_unused & ~joined[..., -1]
+        meets[Condition("all_used")] = ~meets[Condition("with_unused")]
+        return EngineInput(
+            schedule=self.schedule,
+            duration_ns=duration_ns,
+            ranks=tuple(ranks),
+            cost_ns=self.cost_ns,
+            queues=_queues(self.schedule, self.policy),
+            concurrency=self.fabric.concurrency,
+            sharing=self.sharing,
+            slowdowns=self.contention.slowdowns,
+            lingers_ns=self.contention.lingers_ns,
+            meets=meets,
+        )
+
+    def _launches(self, times: ComputeTimes) -> tuple[Nanoseconds, Nanoseconds]:
+        """Return when each bucket is launched, and the packing time since the previous launch; shapes [..., buckets].
+
+        A bucket is packed as soon as it is full, and launched when all earlier buckets are full too. Of gradients
+        that are ready at the same time, those of unused parameters come first, then those with lower indices.
+        """
+        members = np.concatenate([np.array(bucket) for bucket in self.buckets])
+        first = np.cumsum([0, *map(len, self.buckets[:-1])])
+        ready_ns = times.ready_ns
+        if self.policy.launches_at_the_end:  # all gradients count as ready in order of their indices
+            ready_ns = np.broadcast_to(times.backward_end_ns[..., None], ready_ns.shape)
+        full = np.maximum.reduceat(ready_ns[..., members], first, axis=-1)
+        launch = np.maximum.accumulate(full, axis=-1)
+        if (full[..., 1:] > full[..., :-1]).all():
+            return launch, np.broadcast_to(self.pack_ns, full.shape)
+        counts_later = ready_ns if self.policy.launches_at_the_end else 2 * ready_ns + ~times.unused
+        place = counts_later.argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable")
+        turn = np.maximum.reduceat(place[..., members], first, axis=-1)  # of packing
+        last_turn = np.maximum.accumulate(turn, axis=-1)
+        packed = np.zeros_like(full)
+        for bucket, pack_ns in enumerate(self.pack_ns.tolist()):
+            piece = (last_turn < turn[..., bucket, None]).sum(axis=-1)  # the first launch after the packing
+            packed += pack_ns * (np.arange(len(self.buckets)) == piece[..., None])
+        return launch, packed
+
+
+class ScheduleContention(NamedTuple):
+    """Fields of `EngineInput` that describe how collectives and computing slow each other down."""
+
+    slowdowns: Slowdowns | None
+    lingers_ns: int
+
+
+def price_schedule(
+    model: RecordedModel, fabric: Fabric, policy: Policy, world_size: int, *, joins: bool = False
+) -> ScheduleCosts:
+    """Build the schedule of an iteration of this model and compute the cost of every step.
+
+    Args:
+        model: The recorded model; its compute times are not used.
+        fabric: Costs of collectives, and processor costs.
+        policy: Settings of the reducer.
+        world_size: Number of ranks.
+        joins: Whether the ranks train under Join.
+
+    Raises:
+        ValueError: The plan is not a partition of the parameters, or a gradient is sparse and the hook does not
+            support sparse gradients.
+    """
+    buckets = buckets_of(policy, model)
+    schedule = build_schedule(policy, model, buckets, joins=joins)
+    join_end = build_join_end(policy, model) if joins else None
+    fabric = charged_fabric(fabric, model)
+    processor = fabric.processor
+    hook = policy.hook.charged(processor.hooks, world_size)
+    sizes = [gradient_bytes(parameter, policy.sparse_density) for parameter in model.parameters]
+    collective_bytes = [collective.size_bytes for collective in schedule.collectives]
+    copies_out = not policy.gradient_as_bucket_view
+    same_ns = {
+        Compute("rebuild"): processor.rebuild_ns,
+        Compute("search"): round(processor.search_ns_per_parameter * len(sizes)),
+    }
+    for number, bucket in enumerate(buckets):
+        bucket_bytes = sum(sizes[index] for index in bucket)
+        same_ns |= {
+            Compute("compress", number): hook.compress(bucket_bytes),
+            Compute("launch", number): processor.launch_ns,
+            Compute("recompress", number): hook.recompress(bucket_bytes),
+            Compute("decompress", number): hook.decompress(bucket_bytes),
+            Compute("copy_out", number): copies_out * sum(processor.copy_out(sizes[index]) for index in bucket),
+        }
+    at_a_time = fabric.concurrency * policy.process_groups
+    least, contention, most = (
+        ScheduleContention(slowdowns_of(some.contention, collective_bytes, at_a_time), some.lingers_ns)
+        for some in (processor.slowed(-1), processor, processor.slowed(1))
+    )
+    return ScheduleCosts(
+        policy=policy,
+        fabric=fabric,
+        buckets=tuple(map(tuple, buckets)),
+        schedule=schedule,
+        same_ns=same_ns,
+        pack_ns=as_int64([sum(processor.pack(sizes[index]) for index in bucket) for bucket in buckets]),
+        cost_ns=price(messages_of(schedule), fabric, world_size),
+        relative_error=np.array(fabric.relative_error(world_size)),
+        spread=np.array(fabric.iteration_spread(world_size)),
+        sharing=_sharing(schedule.collectives, fabric, world_size, at_a_time),
+        contention=contention,
+        contention_bounds=(least, most),
+        join_end=None if join_end is None else _price_join_end(join_end, fabric, policy, world_size),
+    )
+
+
+def charged_fabric(fabric: Fabric, model: RecordedModel) -> Fabric:
+    """Return the fabric without the costs that the model's compute times already include."""
+    if not model.has_communication:
+        return fabric
+    charged = fabric.for_ddp_trace()
+    return charged.with_processor(copy_out=Linear()) if model.includes_copy_out else charged
+
+
+def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
+    """Return one sentence for each kind of cost that is unknown and counts as zero."""
+    hook, processor = policy.hook, fabric.processor
+    sentences = []
+    if processor == Processor(hooks=processor.hooks):
+        sentences.append("the fabric has no processor costs, so copies, launches and slow-downs count as free")
+    if not (hook.is_free or hook.has_costs or hook.measured_in(processor.hooks)):
+        cure = f"measure it with `ddplab calibrate --hook {hook.name}`"
+        sentences.append(f"the hook {hook.name} was not measured, so its computation counts as free; {cure}")
+    return tuple(sentences)
+
+
+def messages_of(schedule: Schedule) -> list[tuple[Transport, int]]:
+    """Return the transport and the size in bytes of each collective."""
+    return [(collective.transport, collective.size_bytes) for collective in schedule.collectives]
+
+
+def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size: int) -> Nanoseconds:
+    """Return the duration of each message while nothing else runs; shape [messages]."""
+    transports = np.array([transport for transport, _ in messages], dtype=object)
+    sizes = as_int64([size for _, size in messages])
+    cost_ns = np.zeros(len(messages), np.int64)
+    reduced, gathered = transports == "all_reduce", transports == "all_gather"
+    if reduced.any():
+        cost_ns[reduced] = fabric.all_reduce_costs_ns(sizes[reduced], world_size)
+    if gathered.any():
+        cost_ns[gathered] = fabric.all_gather_costs_ns(sizes[gathered], world_size)
+    for place in np.flatnonzero(transports == "broadcast"):
+        cost_ns[place] = fabric.broadcast_ns(int(sizes[place]), world_size)
+    return cost_ns
+
+
+def _queues(schedule: Schedule, policy: Policy) -> tuple[int, ...]:
+    return tuple(number % policy.process_groups for number in range(len(schedule.collectives)))
+
+
+def _sharing(
+    collectives: Sequence[Collective], fabric: Fabric, world_size: int, at_a_time: int
+) -> tuple[LinkShare, ...]:
+    if at_a_time == 1:
+        return (LinkShare(),) * len(collectives)
+    return tuple(fabric.link_share(collective.size_bytes, world_size) for collective in collectives)
+
+
+def _price_join_end(schedule: Schedule, fabric: Fabric, policy: Policy, world_size: int) -> EngineInput:
+    at_a_time = fabric.concurrency * policy.process_groups
+    return EngineInput(
+        schedule=schedule,
+        duration_ns=np.zeros((1, 0), np.int64),
+        ranks=(0,),
+        cost_ns=price(messages_of(schedule), fabric, world_size),
+        queues=_queues(schedule, policy),
+        concurrency=fabric.concurrency,
+        sharing=_sharing(schedule.collectives, fabric, world_size, at_a_time),
+    )
