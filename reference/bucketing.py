@@ -166,18 +166,6 @@ def plan_buckets(
     return assign_buckets(sizes_bytes, caps_bytes, keys=keys, sparse=sparse, order=walks[order]())
 
 
-def should_rebuild(*, rebuilt: bool, fixed: bool, has_ready_order: bool) -> bool:
-    """Whether the next forward pass rebuilds the buckets: once, after the backward pass that gave the ready order.
-
-    Args:
-        rebuilt: Whether the buckets have been rebuilt already.
-        fixed: Whether they are never rebuilt: there is an explicit plan, or the graph may change (in torch, with
-            `find_unused_parameters` but without `static_graph`).
-        has_ready_order: Whether the ready order is known.
-    """
-    return has_ready_order and not rebuilt and not fixed
-
-
 def check_partition(buckets: Sequence[Sequence[int]], count: int, *, name: str = "buckets") -> None:
     """Raise a ValueError about `name` unless each index in range(count) is in exactly one non-empty bucket."""
     seen = [index for bucket in buckets for index in bucket]

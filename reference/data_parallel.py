@@ -1,32 +1,40 @@
-"""Data parallelism as a module wrapper; `naive` has the simplest form of it.
+"""A drop-in for torch's DistributedDataParallel: its arguments and its names, on top of `wrapper.DataParallel`.
 
-The sections follow an iteration: construction, forward pass, backward pass. The optimiser step needs no code here,
-because it sees the same averaged gradients on every rank.
+Most of torch's names begin with an underscore, or torch keeps them for old scripts.
 """
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.distributed.algorithms.join import Join
+from torch import Tensor, nn
+from torch._C._distributed_c10d import BuiltinCommHookType, Logger
+from torch._C._distributed_c10d import Reducer as TorchReducer
+from torch.distributed.algorithms.ddp_comm_hooks import optimizer_overlap_hooks
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _rank_not_in_group
 from torch.distributed.utils import _to_kwargs
-from torch.nn.parallel.distributed import _MixedPrecision
+from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
+from torch.nn.parallel.distributed import _BufferCommHookLocation, _MixedPrecision
+from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
-from .broadcast import BufferHook, broadcast_coalesced
-from .bucketing import bucket_caps, first_iteration_caps
+from .broadcast import PIECE_BYTES, BufferHook, broadcast_coalesced
+from .bucketing import MIB, bucket_caps
 from .buckets import Features
 from .checks import construction
-from .checks.construction import Setup, set_up, verify_setup
 from .checks.launch_order import CheckedLaunchOrder, new_series
-from .comm_hooks.interface import Hook, check_hook
+from .comm_hooks.allreduce import allreduce
+from .comm_hooks.compress import fp16_compress
+from .comm_hooks.interface import Hook
 from .delayed_all_reduce import DelayedAllReduce, resolve_delayed
-from .join import JoinableModule
+from .exception_safe_reducer import ExceptionSafeReducer
+from .join import UnevenInputsHook
+from .logging_data import LoggingData
 from .mixed_precision import (
     ReductionState,
     cast_buffers,
@@ -36,30 +44,50 @@ from .mixed_precision import (
     reduction_dtype,
     sum_in_low_precision,
 )
-from .naive import NaiveDataParallel as NaiveDataParallel
-from .observer import fail
-from .parameter_substitution import ForwardParameters, compose, is_replaced, slots
-from .parameters import sparse_parameters, synchronized_buffers, synchronized_tensors, trainable_parameters
-from .reducer import Reducer
+from .parameter_substitution import ForwardParameters, compose
+from .parameters import sparse_parameters, synchronized_buffers, trainable_parameters
 from .tensor_parallel import is_slice, localize, put_back, stand_ins
-from .torch_compat import DataParallelNames, LoggingData
-from .unused_parameters import call_at_backward, tensors_in, through_sink
+from .wrapper import DataParallel
 
-PROCESS_LOCAL = ("process_group", "reducer", "log", "delayed", "_presence", "_slots")
+PROCESS_LOCAL = ("process_group", "reducer", "log", "delayed", "_presence", "slots", "input_steps")
 """Attributes that are not pickled."""
 
-_Method = TypeVar("_Method", bound=Callable[..., Any])
-_not_compiled = cast("Callable[[_Method], _Method]", torch.compiler.disable)
+
+class TorchNamedReducer(ExceptionSafeReducer):
+    """The reducer with the names of torch's reducer, `ddp.reducer`."""
+
+    def _get_local_used_map(self) -> Tensor:
+        used: Tensor = self.tracker.used.tensor  # type: ignore[attr-defined]  # of the trackers that have a map
+        return used
+
+    def _ddp_graph_static(self) -> bool:
+        return self.tracker.is_static
+
+    def _run_allreduce_hook(self, bucket: Any) -> "torch.futures.Future[Any]":
+        work: Any = dist.all_reduce(bucket.buffer(), group=self._group, async_op=True)
+        future: torch.futures.Future[Any] = work.get_future()
+        return future
+
+    def _set_optimizer_in_backward(self) -> None:
+        self.optimizers_in_backward = True
 
 
-class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
+def _feature(name: str) -> Any:
+    """A read-only attribute of the wrapper; only construction and `_set_static_graph` set it."""
+
+    def refuse(_ddp: Any, _value: Any) -> None:
+        raise AttributeError(
+            f"{name} cannot be changed after construction: the buckets depend on it. Wrap the module again"
+        )
+
+    return property(lambda ddp: getattr(ddp.features, name), refuse)
+
+
+class DistributedDataParallel(DataParallel):
     """Wraps a module so that its gradients are averaged over all ranks while the backward pass runs.
 
-    A drop-in for torch 2.13's class of this name. Every rank constructs it at the same time with the same
-    arguments. Ranks start from rank 0's parameters and buffers; forward returns what the module returns; after
-    each backward pass every rank holds the same averaged gradients. The state dict is that of torch's class: the
-    module's, behind the prefix `module.`. Parameters and buffers named in the module's
-    `_ddp_params_and_buffers_to_ignore` are not synchronised.
+    A drop-in for torch 2.13's class of this name; see `DataParallel` for what it does. The state dict is that of
+    torch's class.
 
     Args:
         module: The module to train; do not add, remove or freeze parameters afterwards.
@@ -98,6 +126,9 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         TypeError: `mixed_precision` is not a configuration of mixed precision.
     """
 
+    reducer_class = TorchNamedReducer
+    reducer: TorchNamedReducer
+
     def __init__(
         self,
         module: nn.Module,
@@ -124,250 +155,376 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
         plan: Sequence[Sequence[int | str]] | None = None,
         debug: bool = False,
     ) -> None:
-        super().__init__()
-        JoinableModule.__init__(self)
         construction.warn_of_check_reduction(check_reduction=check_reduction)
-        self.forward_sync_buffers, sync_buffers_now = construction.resolve_buffer_sync(
+        forward_sync, initial_sync = construction.resolve_buffer_sync(
             broadcast_buffers=broadcast_buffers, forward_sync_buffers=forward_sync_buffers
         )
-        self.process_group = construction.resolve_group(process_group, device_mesh)
-        if device_mesh is not None:
-            self.device_mesh = device_mesh
-        self.module = module
-        self.mixed_precision = mixed_precision
+        group = construction.resolve_group(process_group, device_mesh)
+        self.mixed_precision, self.dim = mixed_precision, dim
         self._delay = delay_all_reduce_named_params, param_to_hook_all_reduce
-        self.dim = dim
-        self.bucket_cap_mb, self.bucket_cap_mb_list, self.plan = bucket_cap_mb, bucket_cap_mb_list, plan
-        self.features = Features(
-            find_unused_parameters=find_unused_parameters,
-            skip_all_reduce_unused_params=skip_all_reduce_unused_params,
-            static_graph=static_graph,
-            gradient_as_bucket_view=gradient_as_bucket_view,
-            batched_grad_copy=batched_grad_copy,
-        )
-        self.debug = debug
-        self.launch_series = new_series(self.process_group) if debug else ""
-        self.require_backward_grad_sync = True
-        self.require_forward_param_sync = True
-        self.buffer_hook: BufferHook | None = None
-        self._comm_hook: tuple[Any, ...] = ()  # hook and state; in pickles without the state if that is the group
-        self.sink_clones = True
         self._given_devices = device_ids, output_device
         shards = localize(module) if is_slice(device_mesh) else {}
-        self._sharded = stand_ins(shards)
         try:
-            self._make_reducer(exchange=init_sync, with_buffers=sync_buffers_now)
+            super().__init__(
+                module,
+                process_group=group,
+                bucket_cap_mb=bucket_cap_mb,
+                bucket_cap_mb_list=bucket_cap_mb_list,
+                plan=plan,
+                features=Features(
+                    find_unused_parameters=find_unused_parameters,
+                    skip_all_reduce_unused_params=skip_all_reduce_unused_params,
+                    static_graph=static_graph,
+                    gradient_as_bucket_view=gradient_as_bucket_view,
+                    batched_grad_copy=batched_grad_copy,
+                ),
+                forward_sync_buffers=forward_sync,
+                init_sync=init_sync,
+                init_sync_buffers=initial_sync,
+                debug=debug,
+            )
         except BaseException:
             put_back(module, shards)  # a refused module stays as it was
             raise
-        if init_sync:
-            self.send_state(source=0, with_buffers=sync_buffers_now)
-        self._replace_in_forward()
+        if device_mesh is not None:
+            self.device_mesh = device_mesh
+        self._replace_in_forward(stand_ins(shards))
+        self._make_input_steps()
 
     # Construction
 
-    def _make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
-        setup = verify_setup(
-            lambda: self._set_up(with_buffers=with_buffers), self.process_group, self.module, exchange=exchange
-        )
-        trainable = self.bucketed_parameters()
-        self.device = next(iter(trainable_parameters(self.module).values())).device
-        sparse = sparse_parameters(self.module)
-        this = weakref.ref(self)
-        self.reducer = Reducer(
-            trainable,
-            setup.buckets,
-            rebuild_caps_bytes=setup.rebuild_caps_bytes,
-            group=self.process_group,
-            sparse=frozenset(index for index, name in enumerate(trainable) if name in sparse),
-            features=self.features,
-            sync_enabled=lambda: (alive := this()) is not None and alive.require_backward_grad_sync,
-        )
-        if self.debug:
-            self.reducer.launch_order = CheckedLaunchOrder(self.process_group, self.launch_series)
-        self._has_buffers = bool(synchronized_buffers(self.module))
-        self._forward_ran = False
-        self.log = LoggingData(self.device)
-        self.reducer.observers.append(self.log)
-        if self.mixed_precision is not None and (dtype := reduction_dtype(self.mixed_precision)) is not None:
-            self._use_comm_hook(ReductionState(dtype, this), sum_in_low_precision)
-        self.delayed: DelayedAllReduce | None = None
-        _, trigger = self._delay
-        if trigger is not None:
-            parameters = list(dict.fromkeys(self.delayed_parameters.values()))
-            self.delayed = DelayedAllReduce(parameters, trigger, self.process_group)
-        self._slots = slots(self.module, trainable_parameters(self.module).values())
+    def set_up(self, *, with_buffers: bool, delayed: Sequence[str] = ()) -> construction.Setup:
+        """See `DataParallel.set_up`; also checks the other arguments."""
+        check_config(self.mixed_precision)
+        self.delayed_parameters = resolve_delayed(self.module, *self._delay)
+        setup = super().set_up(with_buffers=with_buffers, delayed=[*delayed, *self.delayed_parameters])
+        trainable = list(trainable_parameters(self.module).values())
+        self.device_ids, self.output_device = construction.resolve_devices(trainable, *self._given_devices)
+        return setup
 
     def bucketed_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters in the buckets by name, in the order of the parameter index: all but the delayed ones."""
         return trainable_parameters(self.module, without=self.delayed_parameters)
 
-    def _replace_in_forward(self) -> None:
+    def make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
+        """See `DataParallel.make_reducer`."""
+        super().make_reducer(exchange=exchange, with_buffers=with_buffers)
+        self.log = LoggingData(self.device)
+        self.log.attach(self.reducer)
+        if self.mixed_precision is not None and (dtype := reduction_dtype(self.mixed_precision)) is not None:
+            self.use_comm_hook(ReductionState(dtype, weakref.ref(self)), sum_in_low_precision)
+        _, trigger = self._delay
+        self.delayed = None
+        if trigger is not None:
+            self.delayed = DelayedAllReduce(self._delay_all_reduce_params, trigger, self.process_group)
+
+    def _replace_in_forward(self, sharded: dict[nn.Parameter, Callable[[Tensor], Tensor]]) -> None:
         """Have forward compute with low-precision copies, sharded tensors or both instead of the parameters."""
-        stand_ins = self._sharded
+        replaced = sharded
         if self.mixed_precision is not None:
             cast_buffers(self.module, self.mixed_precision)
-            stand_ins = compose(casts(self.module, self.mixed_precision), self._sharded)
-        self.forward_parameters = ForwardParameters(self.module, stand_ins) if stand_ins else None
-        if self.forward_parameters is not None and not self._sharded:  # a sharded module cannot do without
+            replaced = compose(casts(self.module, self.mixed_precision), sharded)
+        self.forward_parameters = ForwardParameters(self.module, replaced) if replaced else None
+        if self.forward_parameters is not None and not sharded:  # a sharded module cannot do without
             weakref.finalize(self, self.forward_parameters.detach)
 
-    def _set_up(self, *, with_buffers: bool) -> Setup:
-        check_config(self.mixed_precision)
-        self.delayed_parameters = resolve_delayed(self.module, *self._delay)
-        caps = bucket_caps(self.bucket_cap_mb, self.bucket_cap_mb_list)
-        first_caps = first_iteration_caps(
-            caps, listed=bool(self.bucket_cap_mb_list), graph_may_change=self.features.graph_may_change
-        )
-        setup = set_up(
-            self.module, self.plan, first_caps, caps, with_buffers=with_buffers, delayed=self.delayed_parameters
-        )
-        trainable = list(trainable_parameters(self.module).values())
-        self.device_ids, self.output_device = construction.resolve_devices(trainable, *self._given_devices)
-        return setup
-
-    def send_state(self, *, source: int, with_buffers: bool) -> None:
-        """Overwrite every rank's parameters and buffers with those of `source`."""
-        tensors = synchronized_tensors(self.module)
-        if not with_buffers:
-            for name in synchronized_buffers(self.module):
-                del tensors[name]
-        broadcast_coalesced(list(tensors.values()), self.process_group, source=source)
-
-    # Forward pass
-
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module on this rank's inputs and return its output."""
-        with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
-            inputs, kwargs = self._before_forward(inputs, kwargs)
-            with self._inside_ddp_forward():
-                output = self.module(*inputs, **kwargs)
-            return self._after_forward(output)
-
-    @_not_compiled
-    def _before_forward(
-        self, inputs: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if not self._forward_ran:
-            self._forward_ran = True
-            self._setup_in_backward_optimizers()
-        if torch.is_grad_enabled():
-            self._check_parameters()
-            self.reducer.prepare_for_forward(synchronized=self.require_backward_grad_sync)
-        self._presence = Join.notify_join_context(self)
-        # Under Join, a rank without inputs cannot know whether the other ranks have gradients enabled.
-        if torch.is_grad_enabled() or self._join_config.enable:
-            self.reducer.rebuild_if_due()
-        if self.sends_buffers(after_forward=False):
-            self.send_buffers()
-        if self._join_config.enable:
-            self.announce_averaging(wanted=torch.is_grad_enabled() and self.require_backward_grad_sync)
+    def _make_input_steps(self) -> None:
         if self.device_ids:
-            device = torch.device(self.device.type, self.device_ids[0])
-            (inputs,), (kwargs,) = _to_kwargs(inputs, kwargs, device, use_side_stream_for_tensor_copies=True)
+            self.input_steps.append(partial(_move, torch.device(self.device.type, self.device_ids[0])))
         if self.mixed_precision is not None:
-            inputs, kwargs = cast_inputs(self.mixed_precision, inputs, kwargs)
+            self.input_steps.append(partial(cast_inputs, self.mixed_precision))
         if self.forward_parameters is not None:
-            self.forward_parameters.restore()
-        return inputs, kwargs
+            self.input_steps.append(partial(_restore, self.forward_parameters))
 
-    def _check_parameters(self) -> None:
-        """Raise RuntimeError if a parameter has been replaced by another since the module was wrapped.
+    def first_forward_starts(self) -> None:
+        """Make optimisers that run in the backward pass step after averaging instead of after accumulation."""
+        self._setup_in_backward_optimizers()
 
-        If all are replaced, looking at any of them finds out. If only some are, the others' gradients arrive, so an
-        unfinished backward pass is reported, unless unused parameters are searched for: then all are looked at.
-        """
-        turn = self.reducer.iterations % len(self._slots)
-        looked_at = self._slots if self.features.graph_may_change else self._slots[turn : turn + 1]
-        if all(slot.module._parameters.get(slot.name) is slot.parameter for slot in looked_at):
+    def use_comm_hook(self, state: object, hook: Hook) -> None:
+        """See `DataParallel.use_comm_hook`; keeps an error, or the hook's name, in the logging data."""
+        with self.log.errors():
+            super().use_comm_hook(state, hook)
+        self.log.comm_hook = getattr(hook, "__qualname__", repr(hook))
+
+    def join_hook(self, **kwargs: Any) -> UnevenInputsHook:
+        """See `JoinableModule.join_hook`."""
+        self.log.uneven_inputs = True
+        return super().join_hook(**kwargs)
+
+    # Names of torch's class
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        """Deprecated name of `forward_sync_buffers`."""
+        return self.forward_sync_buffers
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:  # the signature of a setter
+        self.forward_sync_buffers = value
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Whether the graph is searched for unused parameters; may change between iterations, on all ranks alike."""
+        return self.features.find_unused_parameters
+
+    @find_unused_parameters.setter
+    def find_unused_parameters(self, value: bool) -> None:
+        self.reducer.set_features(replace(self.features, find_unused_parameters=value))
+        self.features = self.reducer.features
+
+    gradient_as_bucket_view = _feature("gradient_as_bucket_view")
+    batched_grad_copy = _feature("batched_grad_copy")
+    skip_all_reduce_unused_params = _feature("skip_all_reduce_unused_params")
+    static_graph = _feature("static_graph")
+
+    @property
+    def bucket_bytes_cap(self) -> int:
+        """Size in bytes at which a bucket closes; with a list of caps, the largest."""
+        return max(bucket_caps(self.bucket_cap_mb, self.bucket_cap_mb_list))
+
+    @property
+    def bucket_bytes_cap_list(self) -> list[int]:
+        """The caps in `bucket_cap_mb_list`, in bytes."""
+        return [int(cap * MIB) for cap in self.bucket_cap_mb_list or []]
+
+    @property
+    def _has_rebuilt_buckets(self) -> bool:
+        return self.reducer.buckets.rebuilt
+
+    @property
+    def broadcast_bucket_size(self) -> int:
+        """Size in bytes of the pieces in which parameters and buffers are broadcast."""
+        return PIECE_BYTES
+
+    def will_sync_module_buffers(self) -> bool:
+        """Whether the next synchronised forward pass broadcasts buffers."""
+        return bool(self.require_forward_param_sync and self.forward_sync_buffers and self.has_buffers)
+
+    def scatter(self, inputs: Any, kwargs: Any, device_ids: list[int]) -> Any:
+        """Distribute inputs over GPUs along `dim`; the wrapper itself does not call this."""
+        return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
+
+    def gather(self, outputs: Any, output_device: int) -> Any:
+        """Collect outputs on one device along `dim`; the wrapper itself does not call this."""
+        return gather(outputs, output_device, dim=self.dim)
+
+    def to_kwargs(self, inputs: Any, kwargs: Any, device_id: int) -> Any:
+        """Move inputs to a GPU of the module's type; the wrapper itself does not call this."""
+        device = torch.device(self.device.type, device_id)
+        return _to_kwargs(inputs, kwargs, device, use_side_stream_for_tensor_copies=True)
+
+    @property
+    def device_type(self) -> str:
+        """Type of the module's device."""
+        return self.device.type
+
+    @property
+    def is_multi_device_module(self) -> bool:
+        """Whether the module's parameters are on several devices."""
+        return len({parameter.device for parameter in self._module_parameters}) > 1
+
+    @property
+    def modules_buffers(self) -> list[Tensor]:
+        """Buffers that are synchronised."""
+        return list(self.named_module_buffers.values())
+
+    @property
+    def named_module_buffers(self) -> dict[str, Tensor]:
+        """Buffers that are synchronised, by name."""
+        return synchronized_buffers(self.module)
+
+    @property
+    def _module_parameters(self) -> list[nn.Parameter]:
+        """All parameters but those that are ignored or whose all-reduce is delayed."""
+        skipped = self.parameters_to_ignore | set(self.delayed_parameters)
+        return [parameter for name, parameter in self.module.named_parameters() if name not in skipped]
+
+    @property
+    def _delay_all_reduce_params(self) -> list[nn.Parameter]:
+        return list(dict.fromkeys(self.delayed_parameters.values()))
+
+    @property
+    def _delay_all_reduce_all_params(self) -> bool:
+        return not self.bucketed_parameters()
+
+    @property
+    def _distributed_rank(self) -> int:
+        return dist.get_rank(self.process_group)
+
+    @property
+    def _ddp_sink_clone(self) -> bool:
+        return self.sink_clones
+
+    def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return self._before_forward(inputs, kwargs)
+
+    def _post_forward(self, output: Any) -> Any:
+        return self._after_forward(output)
+
+    def _sync_buffers(self) -> None:
+        self.send_buffers()
+
+    def _remove_autograd_hooks(self) -> None:
+        self.reducer.detach()
+
+    def _check_reducer_finalized(self) -> None:
+        self.reducer.check_finished()
+
+    @classmethod
+    def _get_active_ddp_module(cls) -> Any:
+        return TorchDDP._active_ddp_module
+
+    # Logging
+
+    @property
+    def logger(self) -> Any:
+        """A logger of torch's own type, for torch functions that report errors to a logger."""
+        if "torch_logger" not in self.__dict__:
+            dummy = nn.Parameter(torch.empty(1))  # torch's logger needs torch's reducer, which needs a parameter
+            self.__dict__["torch_reducer"] = TorchReducer([dummy], [[0]], [1], self.process_group)
+            self.__dict__["torch_logger"] = Logger(self.__dict__["torch_reducer"])
+        return self.__dict__["torch_logger"]
+
+    def _get_ddp_logging_data(self) -> dict[str, str | int]:
+        data: dict[str, str | int] = self.log.data(self)
+        if "torch_logger" in self.__dict__:
+            torchs = self.__dict__["torch_logger"]._get_ddp_logging_data()
+            if torchs.ints_map.get("has_error"):
+                data |= {"has_error": 1, "error": torchs.strs_map["error"]}
+        return data
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        if sample_rate < 1:
+            raise ValueError("DDP runtime logging sample rate should be equal or greater than 1")
+        self.log.set_sample_rate(sample_rate)
+
+    # Features that torch switches on after construction
+
+    def _set_static_graph(self) -> None:
+        if self.static_graph:
+            warnings.warn("You've set static_graph to be True, no need to set it again.", stacklevel=2)
             return
-        if replaced := [slot for slot in self._slots if is_replaced(slot)]:
-            names = {parameter: name for name, parameter in self.module.named_parameters()}
-            listed = ", ".join({names[slot.module._parameters[slot.name]]: None for slot in replaced})  # type: ignore[index]
-            fail(
-                self.reducer.observers,
-                f"rank {dist.get_rank(self.process_group)}: {listed}: other parameters than those that were wrapped. "
-                "load_state_dict(assign=True) or an assignment has replaced them, and their gradients would not be "
-                "averaged. Load without assign=True, or wrap the module after loading",
+        self.reducer.set_features(replace(self.features, static_graph=True))
+        self.features = self.reducer.features
+        if self.find_unused_parameters:
+            warnings.warn(
+                "You passed find_unused_parameters=true to DistributedDataParallel; a static graph needs no search, "
+                "because its first iteration shows which parameters are unused. Leave the argument out",
+                stacklevel=2,
             )
 
-    @_not_compiled
-    def _after_forward(self, output: Any) -> Any:
-        if self.sends_buffers(after_forward=True):
-            self.send_buffers()
-        averaging = torch.is_grad_enabled() and self.require_backward_grad_sync
-        # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
-        self.require_forward_param_sync = averaging
-        if self.delayed is not None and averaging:
-            self.delayed.forward_done()
-        if averaging:
-            outputs = list(tensors_in(output))
-            self.reducer.prepare_for_backward(outputs, self.rank_counter(self._presence))
-            if self.reducer.tracker.needs_sink:
-                return through_sink(output, self.reducer.backward_starts, clone=self.sink_clones)
-            call_at_backward(outputs, self.reducer.backward_starts)
-        elif torch.is_grad_enabled():
-            self.reducer.prepare_without_averaging()
-        return output
+    def _set_ddp_sink_clone(self, val: bool) -> None:  # noqa: FBT001 - torch's signature
+        self.sink_clones = val
 
-    def sends_buffers(self, *, after_forward: bool) -> bool:
-        """Whether this iteration sends buffers after the forward pass or, with `after_forward=False`, before it."""
-        wanted = self.require_forward_param_sync and self.forward_sync_buffers
-        hooked_after = self.buffer_hook is not None and self.buffer_hook.after_forward
-        return wanted and self._has_buffers and after_forward == hooked_after
+    def _update_process_group(self, new_process_group: dist.ProcessGroup | None) -> None:
+        """Average over other ranks from the next forward pass on; states of comm hooks keep their own groups.
 
-    def send_buffers(self, *, candidate: bool = True) -> None:
-        """Broadcast rank 0's buffers (under Join: those of the highest rank with inputs), or call the buffer hook.
-
-        Args:
-            candidate: Whether this rank may be the source under Join: it still has inputs.
+        All ranks of the new group call this between two iterations. Ranks outside of it, for which
+        `dist.new_group` returned no group, keep the old one. Parameters are not sent again.
         """
-        source = self.agree_on_rank(candidate=candidate) if self._join_config.enable else 0
-        named = synchronized_buffers(self.module)
-        # The graph of an earlier forward pass may have saved a buffer; its backward pass must still be allowed.
-        with torch.no_grad(), _unsafe_preserve_version_counter(tuple(named.values())):
-            if self.buffer_hook is None:
-                broadcast_coalesced(list(named.values()), self.process_group, source=source)
-            else:
-                self.reducer.after_backward += self.buffer_hook(named)
+        left_out = _rank_not_in_group(new_process_group)
+        if not left_out:
+            self.process_group = construction.resolve_group(new_process_group)
+        self.reducer.set_group(self.process_group)
+        if self.delayed is not None:
+            self.delayed.set_group(self.process_group)
+        if self.debug and not left_out:
+            self.launch_series = new_series(self.process_group)
+            self.reducer.launch_order = CheckedLaunchOrder(self.process_group, self.launch_series)
+        for of_the_old_group in ("torch_logger", "torch_reducer"):
+            self.__dict__.pop(of_the_old_group, None)
 
-    # Backward pass
+    def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
+        hooks: dict[BuiltinCommHookType, Callable[..., Any]] = {
+            BuiltinCommHookType.ALLREDUCE: allreduce,
+            BuiltinCommHookType.FP16_COMPRESS: fp16_compress,
+        }
+        self.register_comm_hook(self.process_group, hooks[comm_hook_type])
+        self.log.comm_hook = str(comm_hook_type)
 
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients locally: passes inside the context average nothing.
+    def _register_buffer_comm_hook(
+        self,
+        state: Any,
+        hook: Callable[..., Any],
+        comm_hook_location: _BufferCommHookLocation = _BufferCommHookLocation.POST_FORWARD,
+    ) -> None:
+        if not callable(hook):
+            raise TypeError(f"buffer hook: expected hook(state, buffers_by_name), got {hook!r}")
+        after_forward = comm_hook_location == _BufferCommHookLocation.POST_FORWARD
+        self.buffer_hook = BufferHook(hook, state, after_forward=after_forward)
 
-        The first synchronised backward pass afterwards averages the accumulated gradients.
-        """
-        before = self.require_backward_grad_sync
-        self.require_backward_grad_sync = False
-        try:
-            yield
-        finally:
-            self.require_backward_grad_sync = before
+    def _default_broadcast_coalesced(
+        self, bufs: list[Tensor] | None = None, bucket_size: int | None = None, authoritative_rank: int = 0
+    ) -> None:
+        broadcast_coalesced(
+            list(self.module.buffers()) if bufs is None else bufs,
+            self.process_group,
+            source=authoritative_rank,
+            piece_bytes=bucket_size or PIECE_BYTES,
+        )
 
-    def register_comm_hook(self, state: object, hook: Hook) -> None:
-        """Replace the all-reduce by `hook(state, bucket)`; call once, between two iterations.
+    def _register_fused_optim(
+        self, optim: type, *args: Any, optim_params: list[Tensor] | None = None, **kwargs: Any
+    ) -> None:
+        from torch.distributed.algorithms._optimizer_overlap import optimizer_overlap  # imports all optimisers
 
-        Deep copies and pickles of the module keep the hook, with a copy of its state.
+        optimizer_overlap._as_overlapped_optim(optim, optim_params, *args, **kwargs).register_ddp(self)
 
-        Args:
-            state: Passed to every call of the hook.
-            hook: Gets a `GradBucket` and returns a future of the flat tensor that becomes the gradients.
+    def _setup_in_backward_optimizers(self) -> None:
+        """Make optimisers that run in the backward pass step after averaging instead of after accumulation."""
+        parameters = [p for p in self.bucketed_parameters().values() if hasattr(p, "_in_backward_optimizers")]
+        if not parameters:
+            return
+        # Imported here, because the import takes a second and warns; the user's script has done it already.
+        from torch.distributed.optim.apply_optimizer_in_backward import param_to_optim_hook_handle_map
 
-        Raises:
-            TypeError: The hook is not callable.
-            ValueError: The hook has no parameter `bucket`, or its annotations are not those of a comm hook.
-            RuntimeError: A comm hook is registered already, or a backward pass has begun and not ended.
-        """
-        self._use_comm_hook(state, hook)
-        self._comm_hook = hook, state
+        for parameter in parameters:
+            for handle in param_to_optim_hook_handle_map.get(parameter, []):
+                handle.remove()
+        hook = optimizer_overlap_hooks._apply_optim_in_backward_hook(
+            gradient_is_bucket_view=self.gradient_as_bucket_view
+        )
+        self.use_comm_hook(weakref.ref(self), hook)
+        self.reducer._set_optimizer_in_backward()
 
-    def _use_comm_hook(self, state: object, hook: Hook) -> None:
-        with self.log.errors():
-            check_hook(hook)
-            self.reducer.register_comm_hook(state, hook)
-        self.log.comm_hook = getattr(hook, "__qualname__", repr(hook))
+    # Parameters
+
+    @property
+    def parameters_to_ignore(self) -> set[str]:
+        """Names of the parameters and buffers that are not synchronised."""
+        return set(getattr(self.module, "_ddp_params_and_buffers_to_ignore", ()))
+
+    @staticmethod
+    def _set_params_and_buffers_to_ignore_for_model(
+        module: nn.Module, params_and_buffers_to_ignore: list[str] | set[str]
+    ) -> None:
+        module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore  # type: ignore[assignment]
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            if name in params_and_buffers_to_ignore:
+                tensor._ddp_ignored = True  # type: ignore[attr-defined]
+
+    @staticmethod
+    def _get_data_parallel_params(module: nn.Module, named_params: bool = False) -> Iterator[Any]:  # noqa: FBT001, FBT002
+        for name, parameter in module.named_parameters():
+            if not hasattr(parameter, "_ddp_ignored"):
+                yield (name, parameter) if named_params else parameter
+
+    def _build_params_for_reducer(self) -> tuple[list[nn.Parameter], list[bool]]:
+        trainable = self.bucketed_parameters()
+        sparse = sparse_parameters(self.module)
+        return list(trainable.values()), [name in sparse for name in trainable]
+
+    def _build_debug_param_to_name_mapping(self, parameters: list[nn.Parameter]) -> dict[int, str]:
+        names = {parameter: name for name, parameter in self.bucketed_parameters().items()}
+        for parameter, name in names.items():
+            if not any(parameter is given for given in parameters):
+                raise ValueError(f"Param with name {name} found in module parameters, but not DDP parameters.")
+        if len(parameters) != len(names):
+            raise ValueError(
+                "Expected param to name mapping to cover all parameters, but got conflicting lengths: "
+                f"{len(parameters)} vs {len(names)}"
+            )
+        return {index: names[parameter] for index, parameter in enumerate(parameters)}
 
     # Pickling
 
@@ -387,7 +544,19 @@ class DistributedDataParallel(DataParallelNames, JoinableModule, nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.process_group = construction.resolve_group(None)
-        self._make_reducer(exchange=False, with_buffers=False)
+        self.make_reducer(exchange=False, with_buffers=False)
+        self._make_input_steps()
         if self._comm_hook:
             hook, hook_state = (*self._comm_hook, self.process_group)[:2]
             self.register_comm_hook(hook_state, hook)
+
+
+def _move(device: torch.device, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
+    (moved,), (moved_kwargs,) = _to_kwargs(inputs, kwargs, device, use_side_stream_for_tensor_copies=True)
+    return moved, moved_kwargs
+
+
+def _restore(parameters: ForwardParameters, inputs: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Put all parameters back if the last forward pass was interrupted; the inputs stay as they are."""
+    parameters.restore()
+    return inputs, kwargs

@@ -13,9 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from .autograd_graph import accumulators
+from .bucket_kinds import ViewBucket
 from .bucketing import ONE_BUCKET, assign_buckets
-from .buckets import ViewBucket
-from .gradient_inbox import accumulators
 from .observer import Future
 from .parameters import bucket_key, size_bytes, sparse_parameters
 

@@ -36,15 +36,35 @@ class UnevenInputsHook(JoinHook):
             ddp.send_buffers(candidate=False)
         ddp.require_forward_param_sync = averaging
         if averaging:
-            ddp.reducer.shadow_backward()
+            match_backward(ddp.reducer)
 
     def post_hook(self, is_last_joiner: bool) -> None:  # noqa: FBT001 - torch's signature
         """Give all ranks the model of a rank that had inputs to the end."""
         self._ddp.sync_final_model(is_last_joiner=is_last_joiner)
 
 
+def match_backward(reducer: "Reducer") -> None:
+    """Match the collectives of the other ranks' backward pass with buckets of zeros."""
+    last = len(reducer.buckets) - 1
+    in_flight = {
+        number: reducer.send(bucket.zeros(), number, is_last=number == last)
+        for number, bucket in enumerate(reducer.buckets)
+    }
+    reducer.tracker.launched_all()
+    for number in in_flight:
+        reducer.wait(in_flight, number)
+    reducer.tracker.untouched()
+    reducer.wait_for_others()
+    reducer.tracker.finished()
+    reducer.iterations += 1
+    if reducer.iterations > reducer.tracker.iterations_without_ready_order:
+        reducer.ready_order = list(
+            range(len(reducer.buckets.bucket_of))
+        )  # the rebuild is due here when it is elsewhere
+
+
 class JoinableModule(Joinable):
-    """Join support. `DistributedDataParallel` supplies the attributes below."""
+    """Join support. `DataParallel` supplies the attributes below."""
 
     module: torch.nn.Module
     reducer: "Reducer"
@@ -57,7 +77,6 @@ class JoinableModule(Joinable):
     send_buffers: Callable[..., None]
     send_state: Callable[..., None]
     delayed: Any
-    log: Any
 
     def join(
         self,
@@ -97,7 +116,6 @@ class JoinableModule(Joinable):
                 "buckets the others skip. Construct the module without it"
             )
         self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
-        self.log.uneven_inputs = True
         return UnevenInputsHook(self)
 
     @property
@@ -110,14 +128,13 @@ class JoinableModule(Joinable):
         """The ranks that take part in Join."""
         return self.process_group
 
-    def rank_counter(self, presence: dist.Work | None) -> Callable[[], int] | None:
+    def rank_counter(self, presence: dist.Work) -> Callable[[], int] | None:
         """A function that returns the number of ranks that have inputs; None: averages are over all ranks.
 
         Args:
-            presence: The collective in which Join counts those ranks. None: no Join is active, or this
-                module is not the first in its list.
+            presence: The collective in which Join counts those ranks.
         """
-        if presence is None or self._divide_by_initial_world_size:
+        if self._divide_by_initial_world_size:
             return None
 
         def count() -> int:

@@ -1,7 +1,6 @@
-"""Observer interface: callbacks at each step of a reducer, for recorders and logs."""
+"""Observer interface: callbacks at each step of a reducer, for recorders, logs and emulated devices."""
 
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
@@ -43,13 +42,3 @@ class Observer:
 
     def bucket_copied_out(self, bucket: int) -> None:
         """The bucket's averages are in the gradients."""
-
-    def failed(self, message: str) -> None:
-        """The reducer is about to raise an error."""
-
-
-def fail(observers: Iterable[Observer], message: str) -> NoReturn:
-    """Raise RuntimeError after notifying the observers."""
-    for observer in observers:
-        observer.failed(message)
-    raise RuntimeError(message)

@@ -48,10 +48,21 @@ def slots(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[Slot]:
     ]
 
 
-def is_replaced(slot: Slot) -> bool:
-    """Whether another trainable parameter has taken the place; tensors that are no parameters are stand-ins."""
-    now = slot.module._parameters.get(slot.name)
-    return isinstance(now, nn.Parameter) and now is not slot.parameter and now.requires_grad
+def replaced_parameters(module: nn.Module, wrapped: Iterable[Slot]) -> str | None:
+    """An error if another trainable parameter has taken a place. None: none has; other tensors are stand-ins."""
+    names = {parameter: name for name, parameter in module.named_parameters()}
+    replaced = {}
+    for slot in wrapped:
+        now = slot.module._parameters.get(slot.name)
+        if isinstance(now, nn.Parameter) and now is not slot.parameter and now.requires_grad:
+            replaced[names[now]] = now
+    if not replaced:
+        return None
+    return (
+        f"{', '.join(replaced)}: other parameters than those that were wrapped. load_state_dict(assign=True) or an "
+        "assignment has replaced them, and their gradients would not be averaged. Load without assign=True, or wrap "
+        "the module after loading"
+    )
 
 
 class ForwardParameters:

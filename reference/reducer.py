@@ -11,47 +11,89 @@ One iteration:
    averages back into the gradients.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, Concatenate, NoReturn, ParamSpec
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
+from torch.autograd.graph import Node
 
-from .backward_pass import (
-    NO_TASK,
-    Expecting,
-    Failed,
-    Idle,
-    InFlight,
-    PassEnd,
-    Reduction,
-    Running,
-    State,
-    backward_ends,
-    backward_raises,
-    backward_starts,
-    forward_begins,
-    gradient_after_failure,
-    synchronized_outputs_reached,
-)
-from .buckets import Bucket, Buckets, Features, SecondGradientError
-from .checks.backward import ErrorMessages, GradientCheck, NoSyncCheck
+from .autograd_graph import accumulators, reachable
+from .autograd_hooks import NEVER, Inbox, PassEnd, attach_hooks, gradients_until_pack
+from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running, State
+from .buckets import Bucket, BucketMaker, Buckets, Features, SecondGradientError
+from .checks.error_messages import ErrorMessages, GradientReport
 from .checks.launch_order import LaunchOrder
 from .comm_hooks.interface import Hook, HookCaller
-from .gradient_inbox import NEVER, Inbox, accumulators, attach_hooks, gradients_until_pack
-from .observer import Future, Observer, fail
-from .torch_compat import ReducerNames
-from .unused_parameters import make_tracker, reachable
+from .observer import Future, Observer
+
+NO_TASK = -1
+"""The number that torch returns for the running backward pass when no backward pass runs."""
 
 _engine: Any = torch.autograd.Variable._execution_engine
+_current_task = torch._C._current_graph_task_id
+P = ParamSpec("P")
 
 
-class Reducer(ReducerNames):
+class AllParametersUsed:
+    """The tracker for models in which every parameter gets exactly one gradient in each backward pass.
+
+    A tracker knows which parameters get a gradient. `unused_parameters` has the others, which override the methods.
+    """
+
+    counts_gradients = False
+    """Whether `gradient_arrived` must be called."""
+    needs_sink = False
+    """Whether forward's outputs must pass through the sink; see `output_sink`."""
+    launches_during_backward = True
+    """False: all buckets are launched at the end of the backward pass."""
+    iterations_without_ready_order = 0
+    """Number of iterations at the start that yield no ready order."""
+    unused: frozenset[int] = frozenset()
+    """Parameter indices that get no gradient in the coming backward pass."""
+    is_static = True
+    """Whether the same parameters were unused in all iterations so far."""
+
+    def forward_done(self, outputs: Iterable[Tensor]) -> None:
+        """Called after a synchronised forward pass with the tensors that it returned."""
+
+    def gradient_arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001 - in every hook
+        """Called after `gradient` was added to that of the parameter (None: an undefined one, nothing was added).
+
+        Returns:
+            Gradients still expected for this parameter, if they are `expected` to be averaged; negative if too many
+            arrived.
+        """
+        return 0
+
+    def all_arrived(self) -> bool:
+        """Whether a first iteration that launches all buckets at its end has all the gradients that it waits for."""
+        return True
+
+    def launched_all(self) -> None:
+        """Called after the last bucket was launched; a tracker exchanges here which parameters each rank used."""
+
+    def untouched(self) -> frozenset[int]:
+        """Parameter indices that no rank used, so their gradients must stay as they are."""
+        return frozenset()
+
+    def finished(self) -> None:
+        """Called at the end of a synchronised backward pass."""
+
+    def abandoned(self) -> None:
+        """Called after an exception ended a backward pass before the first launch: the next pass starts again."""
+
+
+TrackerMaker = Callable[[Features, Sequence[nn.Parameter], Sequence[Node], dist.ProcessGroup], AllParametersUsed]
+
+
+class Reducer:
     """Averages the gradients of `parameters` over `group` during every backward pass it was prepared for.
 
     Args:
@@ -61,16 +103,20 @@ class Reducer(ReducerNames):
         group: Ranks to average over; each must construct its reducer with the same arguments.
         sparse: Parameter indices whose gradients are sparse tensors.
         features: Optional behaviour.
+        make_bucket: Makes a bucket of the kind that the features need; see `bucket_kinds`.
+        make_tracker: Makes the tracker of unused parameters that the features need; see `unused_parameters`.
         sync_enabled: False inside `no_sync()`.
 
     Attributes:
         buckets: The buckets in force.
-        tracker: Finds unused parameters; see `unused_parameters`.
+        tracker: Finds unused parameters.
         iterations: Synchronised forward passes so far, including those that this rank only matched under Join.
         ready_order: Parameter indices in ready order, as of the last synchronised backward pass.
         reduced_buckets: Number of buckets that were sent in that pass.
         observers: Called at each step; append between iterations.
-        launch_order: Notified of every launch.
+        alarm: Called once, when a synchronised forward pass begins and `iterations` has reached `alarm_at`.
+        on_error: Called with the message of every error.
+        launch_order: Notified of every launch. None: launches are not checked.
         after_backward: Futures that the coming backward pass waits for at its end.
         inbox: Gradients that have arrived but were not processed yet.
         optimizers_in_backward: Whether the comm hook steps optimisers and sets the gradients it has used to None.
@@ -85,27 +131,41 @@ class Reducer(ReducerNames):
         group: dist.ProcessGroup,
         sparse: frozenset[int] = frozenset(),
         features: Features = Features(),  # noqa: B008 - frozen
+        make_bucket: BucketMaker = Bucket,
+        make_tracker: TrackerMaker = lambda *_: AllParametersUsed(),
         sync_enabled: Callable[[], bool] = lambda: True,
     ) -> None:
         self._parameters = list(parameters.values())
         self._group = group
         self.features = features
         self.buckets = Buckets(
-            self._parameters, assignment, rebuild_caps_bytes=rebuild_caps_bytes, sparse=sparse, features=features
+            self._parameters,
+            assignment,
+            rebuild_caps_bytes=rebuild_caps_bytes,
+            sparse=sparse,
+            features=features,
+            make_bucket=make_bucket,
         )
         self._accumulators = accumulators(self._parameters)
+        self._make_tracker = make_tracker
         self.tracker = make_tracker(features, self._parameters, self._accumulators, group)
         self.iterations = 0
         self.ready_order: list[int] = []
         self.reduced_buckets = 0
         self.observers: list[Observer] = []
-        self.launch_order = LaunchOrder()
+        self.alarm: Callable[[], None] = lambda: None
+        self.alarm_at = math.inf
+        self.on_error: Callable[[str], None] = lambda _message: None
+        self.launch_order: LaunchOrder | None = None
         self.after_backward: list[Future] = []
         self.optimizers_in_backward = False
         self._collective: AllReduce | HookCaller = AllReduce(group)
         self._messages = ErrorMessages(parameters, dist.get_rank(group))
-        self._gradient_check = GradientCheck(self._parameters, self._messages)
-        self._no_sync_check = NoSyncCheck(self._messages, sync_enabled)
+        self._report = GradientReport(self._messages)
+        self._thorough = True  # check every gradient: in the first iteration and in the one after the rebuild
+        self._sync_enabled = sync_enabled
+        self._forward_under_no_sync = False
+        self._compared_with_forward = True  # whether `no_sync` is known to be the same in forward and backward
         self.inbox = Inbox()
         self._state: State = Idle()
         self._parameter_observers: list[Callable[[int], None]] = []
@@ -113,10 +173,20 @@ class Reducer(ReducerNames):
         self.detach = attach_hooks(self._accumulators, self, locked=several_devices)
         """Remove the autograd hooks for good; also happens when the reducer is garbage-collected."""
 
-    # Construction
+    def notify(self, event: Callable[Concatenate[Any, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Call this method of `Observer` on all observers."""
+        for observer in tuple(self.observers):  # one may remove itself
+            getattr(observer, event.__name__)(*args, **kwargs)
+
+    def fail(self, message: str) -> NoReturn:
+        """Raise RuntimeError after `on_error`."""
+        self.on_error(message)
+        raise RuntimeError(message)
+
+    # Changes between iterations
 
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
-        """Have a hook communicate; see `DistributedDataParallel.register_comm_hook`."""
+        """Have a hook communicate; see `DataParallel.register_comm_hook`."""
         now = self._state
         if isinstance(now, Running) or (isinstance(now, Expecting) and now.reduction.begun):
             raise RuntimeError(
@@ -128,18 +198,15 @@ class Reducer(ReducerNames):
         self._collective = HookCaller(hook, state, self._group)
 
     def set_features(self, features: Features) -> None:
-        """Change how unused parameters are found, between two iterations.
+        """Change how unused parameters are found.
 
         Raises:
             RuntimeError: `static_graph` is set after the first iteration.
         """
         if features.static_graph and not self.features.static_graph and self.iterations > 0:
-            fail(
-                self.observers,
-                "static_graph should be called before training loop starts, on the wrapped module",
-            )
+            self.fail("static_graph should be called before training loop starts, on the wrapped module")
         self.features = self.buckets.features = features
-        self.tracker = make_tracker(features, self._parameters, self._accumulators, self._group)
+        self.tracker = self._make_tracker(features, self._parameters, self._accumulators, self._group)
 
     def set_group(self, group: dist.ProcessGroup) -> None:
         """Average over other ranks from now on, as if the reducer had just been constructed.
@@ -156,8 +223,8 @@ class Reducer(ReducerNames):
         self.after_backward.clear()
         self.inbox.reset()
         self.buckets.reset()
-        self.tracker = make_tracker(self.features, self._parameters, self._accumulators, group)
-        self._gradient_check.thorough = True
+        self.tracker = self._make_tracker(self.features, self._parameters, self._accumulators, group)
+        self._thorough = True
 
     # Forward pass
 
@@ -165,8 +232,10 @@ class Reducer(ReducerNames):
         """Start a forward pass; `synchronized`: its gradients will be averaged."""
         if synchronized:
             self.iterations += 1
-            for observer in self.observers:
-                observer.forward_started()
+            if self.iterations >= self.alarm_at:
+                self.alarm_at = math.inf
+                self.alarm()
+            self.notify(Observer.forward_started)
 
     def rebuild_if_due(self) -> None:
         """Rebuild the buckets once, in ready order, as soon as that is known; all ranks must call this together.
@@ -176,10 +245,16 @@ class Reducer(ReducerNames):
                 or the module was converted to another dtype or device after it was wrapped.
         """
         self.check_finished()
-        if converted := self._gradient_check.converted_module(self.buckets):
-            fail(self.observers, converted)
+        every = range(len(self._parameters))
+        self._check_not_converted(every if self._thorough else [bucket.indices[0] for bucket in self.buckets])
         if self.buckets.rebuild_if_due(self.ready_order if isinstance(self._state, Idle) else [], self._group):
-            self._gradient_check.thorough = True
+            self._thorough = True
+
+    def _check_not_converted(self, indices: Iterable[int]) -> None:
+        """Raise RuntimeError if one of these parameters was converted: autograd does not call its hook any more."""
+        if (converted := self.buckets.converted(indices)) is not None:
+            number, now = self.buckets.bucket_of[converted], self._parameters[converted]
+            self.fail(self._messages.converted(converted, number, now, *self.buckets.kinds[converted]))
 
     def prepare_for_backward(self, outputs: Sequence[Tensor], count_ranks: Callable[[], int] | None = None) -> None:
         """Average the gradients of the coming backward pass.
@@ -191,13 +266,12 @@ class Reducer(ReducerNames):
         for bucket in self.buckets:
             bucket.reset()
         self.tracker.forward_done(outputs)
-        if converted := self._gradient_check.converted_parameter(self.buckets, sorted(self.tracker.unused)):
-            fail(self.observers, converted)  # autograd lost its gradient, so the parameter would count as unused
-        self._state = Expecting(
-            Reduction(
-                count_ranks=count_ranks or partial(dist.get_world_size, self._group), reachable=self._search(outputs)
-            )
-        )
+        self._check_not_converted(sorted(self.tracker.unused))  # a converted one would count as unused
+        behind = None  # parameters behind the outputs, for error messages
+        if self.iterations <= 1 or get_debug_level() != DebugLevel.OFF:  # the first search finds what is never used
+            behind = reachable(outputs, {node: index for index, node in enumerate(self._accumulators)})
+        count_ranks = count_ranks or partial(dist.get_world_size, self._group)
+        self._state = Expecting(Reduction(count_ranks=count_ranks, reachable=behind))
         self._watch_gradients(synchronized=True)
 
     def prepare_without_averaging(self) -> None:
@@ -207,39 +281,48 @@ class Reducer(ReducerNames):
     def _watch_gradients(self, *, synchronized: bool) -> None:
         if not isinstance(self._state, Running):  # an activation checkpoint runs forward inside a backward pass
             self.inbox.reset()
-        self._no_sync_check.forward_done(synchronized=synchronized)
+        self._forward_under_no_sync, self._compared_with_forward = not synchronized, False
         self._parameter_observers = [o.parameter_ready for o in self.observers if o.watches_parameters]
 
-    # Backward pass: the events
+    # Backward pass: what autograd calls
 
     def backward_starts(self) -> None:
-        """Called when autograd reaches the outputs of a synchronised forward pass.
+        """Called when autograd reaches the outputs of a synchronised forward pass; it is averaged even in `no_sync`.
 
         There the outermost backward pass is running. So `_backward_ends` runs after all re-entrant passes that
         activation checkpoints start in between.
         """
-        task = torch._C._current_graph_task_id()
-        if isinstance(self._state, Running) and self._state.task != task:
+        if isinstance(self._state, Running) and self._state.task != _current_task():
             self._backward_raises(self._state.task)  # autograd has not dropped the end of a pass that raised, yet
         self._enter_backward()
-        self._state = synchronized_outputs_reached(self._state)
+        match self._state:
+            case Running(task=task, reduction=None, before=Expecting(reduction) as before):
+                self._state = Running(task, reduction, before, reduction.arrived)
 
     def _enter_backward(self) -> None:
-        if isinstance(self._state, Idle | Expecting):
-            task = torch._C._current_graph_task_id()
-            self._state = backward_starts(self._state, task, stays_local=self._no_sync_check.both_inside())
-            _engine.queue_callback(PassEnd(task, self._backward_ends, self._backward_raises))
+        """Autograd has reached an output that has the reducer's hook or, if none has one, a parameter."""
+        state = self._state
+        if not isinstance(state, Idle | Expecting):
+            return
+        task = _current_task()
+        # After a forward pass under `no_sync`, an earlier synchronised one keeps waiting for its gradients.
+        stays_local = self._forward_under_no_sync and not self._sync_enabled()
+        if isinstance(state, Expecting) and not stays_local:
+            self._state = Running(task, state.reduction, state, state.reduction.arrived)
+        else:
+            self._state = Running(task, None, state)
+        _engine.queue_callback(PassEnd(task, self._backward_ends, self._backward_raises))
 
     def gradients_arrived(self, gradient: Tensor | None) -> None:
         """Called by autograd when `inbox.limit` gradients have arrived; `gradient`: the last one, or None."""
         self._enter_backward()
         state = self._state
-        if not isinstance(state, Running):
-            assert isinstance(state, Failed)
+        if isinstance(state, Failed):
             message = self._messages.retried(state.message)
-            self._state = gradient_after_failure(state, message)
+            self._state = Failed(message, resumes=False) if state.resumes else state
             self.inbox.reset()
-            fail(self.observers, message)
+            self.fail(message)
+        assert isinstance(state, Running)
         try:
             if state.reduction is not None and not state.reduction.begun:
                 self._begin(state.reduction)
@@ -247,7 +330,12 @@ class Reducer(ReducerNames):
         except BaseException as error:
             self._backward_raises(state.task, error)
             raise
-        self.inbox.limit = self._gradients_until_next_step(state.reduction)
+        if self.tracker.counts_gradients or self._parameter_observers:
+            self.inbox.limit = 1
+        elif state.reduction is None:
+            self.inbox.limit = NEVER
+        else:
+            self.inbox.limit = gradients_until_pack(self.buckets, state.reduction.next_bucket)
 
     def _backward_ends(self, task: int) -> None:
         """Called by autograd at the end of a backward pass: finish if all buckets were launched.
@@ -265,59 +353,62 @@ class Reducer(ReducerNames):
             self._backward_raises(task, error)
             raise
         self.inbox.reset()
-        self._state = backward_ends(state, len(self.buckets))
+        complete = state.reduction is not None and state.reduction.next_bucket == len(self.buckets)
+        self._state = Idle() if complete else state.before
 
     def _backward_raises(self, task: int, error: BaseException | None = None) -> None:
         """An exception ends the backward pass; `error`: the exception, if the reducer itself raised it.
 
-        If training may go on, all collectives in flight have ended when this returns, because the next pass, or a
-        script that clears its gradients in place, writes into their buffers. After an error of the reducer's own it
-        may not: other ranks may have launched less, and the error must not wait for them.
+        Every further pass raises an error. `ExceptionSafeReducer` lets training go on where that is possible.
         """
         state = self._state
-        if not isinstance(state, Running) or state.task != task:
-            return
-        reduction = state.reduction
-        launched, arrived = 0, len(self.inbox.indices)
-        if reduction is not None:
-            launched, arrived = len(reduction.in_flight), arrived + reduction.arrived - state.arrived_before
-        self.inbox.reset()
-        message = self._messages.interrupted(launched, len(self.buckets), error)
-        by_reducer = isinstance(error, Exception)  # not Ctrl-C
-        after = backward_raises(state, message, arrived=arrived, by_reducer=by_reducer, alone=self._group.size() == 1)
-        self._state = Failed(message, resumes=False)  # stays if a collective fails too, or Ctrl-C ends the waiting
-        with suppress(Exception):
-            if reduction is not None and isinstance(after, Expecting) and arrived:
-                self._start_again(reduction)
-            elif reduction is not None and isinstance(after, Failed) and after.resumes:
-                self._wait_for_all(reduction)
-                self._close(reduction)
-            self._state = after
+        if isinstance(state, Running) and state.task == task:
+            launched = len(state.reduction.in_flight) if state.reduction is not None else 0
+            self.inbox.reset()
+            self._state = Failed(self._messages.interrupted(launched, len(self.buckets), error), resumes=False)
 
     def check_finished(self) -> None:
         """Raise RuntimeError if the last backward pass did not average its gradients; the message names the cause."""
-        if isinstance(self._state, Running) and torch._C._current_graph_task_id() == NO_TASK:
+        if isinstance(self._state, Running) and _current_task() == NO_TASK:
             self._backward_raises(self._state.task)  # autograd has not dropped the end of a pass that raised, yet
-        self._state = forward_begins(self._state)
-        if isinstance(self._state, Failed):
-            fail(self.observers, self._state.message)
-        if isinstance(self._state, Expecting) and self._state.reduction.begun:
-            fail(self.observers, self._unfinished(self._state.reduction))
+        match self._state:
+            case Failed(resumes=True):
+                self._state = Idle()
+            case Failed(message):
+                self.fail(message)
+            case Expecting(Reduction(begun=True) as reduction):
+                self.fail(self._unfinished(reduction))
+
+    def _unfinished(self, reduction: Reduction) -> str:
+        """Error: the last backward pass left gradients out."""
+        missing = sorted(
+            index for bucket in self.buckets for slot, index in enumerate(bucket.indices) if not bucket.is_put[slot]
+        )
+        self._check_not_converted(missing)
+        unlaunched = range(reduction.next_bucket, len(self.buckets))
+        return self._messages.unfinished(missing, reduction.reachable, unlaunched, self.features)
 
     # Averaging
 
     def _begin(self, reduction: Reduction) -> None:
         """The first gradient has arrived."""
-        self._no_sync_check.gradient_arrived(averaged=True)
+        self._compare_with_forward(averaged=True)
         # Multiplying is faster than dividing, and gives the same bits as torch's default path, which multiplies too.
         hooked = isinstance(self._collective, HookCaller)
         reduction.scale = 1.0 if hooked else 1.0 / reduction.count_ranks()
-        for observer in self.observers:
-            observer.backward_started()
+        self.notify(Observer.backward_started)
         skip = self.tracker.unused if self.features.skip_all_reduce_unused_params else frozenset()
         reduction.to_send = [n for n, bucket in enumerate(self.buckets) if not skip.issuperset(bucket.indices)]
         reduction.begun = True
         self._mark_ready(reduction, sorted(self.tracker.unused))
+
+    def _compare_with_forward(self, *, averaged: bool) -> None:
+        """Warn if one of forward and backward ran inside `no_sync` and the other outside."""
+        inside = not self._sync_enabled()
+        differs = inside if averaged else self._forward_under_no_sync and not inside
+        if differs and not self._compared_with_forward:
+            warnings.warn(self._messages.changed_mind(averaged=averaged), stacklevel=2)
+        self._compared_with_forward = True
 
     def _take_from_inbox(self, reduction: Reduction | None, gradient: Tensor | None = None) -> None:
         arrived = self.inbox.take()
@@ -335,20 +426,14 @@ class Reducer(ReducerNames):
                 for parameter_ready in self._parameter_observers:
                     parameter_ready(index)
             if reduction is None:
-                self._no_sync_check.gradient_arrived(averaged=False)
+                self._compare_with_forward(averaged=False)
             elif remaining == 0:
                 reduction.ready_order.append(index)
                 self._mark_ready(reduction, [index])
             elif remaining < 0:
                 # As in torch, every further forward pass reports the gradients that are missing.
                 self._state = Failed(self._unfinished(reduction), resumes=False)
-                fail(self.observers, self._messages.graph_changed(index, self.buckets.bucket_of[index]))
-
-    def _gradients_until_next_step(self, reduction: Reduction | None) -> int:
-        """How many gradients can arrive before the reducer has anything to do."""
-        if self.tracker.counts_gradients or self._parameter_observers:
-            return 1
-        return NEVER if reduction is None else gradients_until_pack(self.buckets, reduction.next_bucket)
+                self.fail(self._messages.graph_changed(index, self.buckets.bucket_of[index]))
 
     def _mark_ready(self, reduction: Reduction, indices: Sequence[int]) -> None:
         for number, together in groupby(indices, self.buckets.bucket_of.__getitem__):
@@ -357,21 +442,20 @@ class Reducer(ReducerNames):
                 should_pack = bucket.put(list(map(self.buckets.slot_of.__getitem__, together)))
             except SecondGradientError as error:
                 unused = error.index in self.tracker.unused
-                fail(self.observers, self._messages.ready_twice(error.index, number, unused=unused))
+                self.fail(self._messages.ready_twice(error.index, number, unused=unused))
             if should_pack:
                 self._pack(bucket, number, reduction.scale)
             if bucket.ready:
-                for observer in self.observers:
-                    observer.bucket_ready(number)
+                self.notify(Observer.bucket_ready, number)
                 self._launch_ready_buckets(reduction)
 
     def _pack(self, bucket: Bucket, number: int, scale: float) -> None:
         # All gradients in the first iteration, later one per bucket: modules are converted as a whole.
-        slots = bucket.waiting if self._gradient_check.thorough else bucket.waiting[:1]
-        if problem := self._gradient_check.problem(bucket, number, slots):
-            fail(self.observers, problem)
-        for observer in self.observers:
-            observer.bucket_packing(number)
+        slots = bucket.waiting if self._thorough else bucket.waiting[:1]
+        for slot in bucket.misfits(slots, strides=self._thorough):
+            if error := self._report(bucket, number, slot):
+                self.fail(error)
+        self.notify(Observer.bucket_packing, number)
         bucket.pack(scale)
 
     def _launch_ready_buckets(self, reduction: Reduction) -> None:
@@ -383,13 +467,11 @@ class Reducer(ReducerNames):
             self.tracker.launched_all()
 
     def _launch(self, reduction: Reduction, number: int) -> None:
-        for observer in self.observers:
-            observer.bucket_launching(number)
+        self.notify(Observer.bucket_launching, number)
         reduction.launches += 1
-        launched = self._send(self.buckets[number], number, is_last=number == reduction.to_send[-1])
+        launched = self.send(self.buckets[number], number, is_last=number == reduction.to_send[-1])
         reduction.in_flight[number] = launched
-        for observer in self.observers:
-            observer.bucket_launched(number, launched.future)
+        self.notify(Observer.bucket_launched, number, launched.future)
 
     def _end(self, reduction: Reduction) -> None:
         self._take_from_inbox(reduction)
@@ -403,50 +485,48 @@ class Reducer(ReducerNames):
 
     @torch.no_grad()
     def _finish(self, reduction: Reduction) -> None:
-        for observer in self.observers:
-            observer.backward_computed()
+        self.notify(Observer.backward_computed)
         untouched = self.tracker.untouched()
         if self.optimizers_in_backward:
             untouched |= {index for index, parameter in enumerate(self._parameters) if parameter.grad is None}
         for number, bucket in enumerate(self.buckets):
             if number in reduction.in_flight:
-                averages = self._wait(reduction.in_flight, number)
-                for observer in self.observers:
-                    observer.bucket_done(number)
+                averages = self.wait(reduction.in_flight, number)
+                self.notify(Observer.bucket_done, number)
                 bucket.copy_out(averages, unused=untouched)
-                for observer in self.observers:
-                    observer.bucket_copied_out(number)
+                self.notify(Observer.bucket_copied_out, number)
         self._close(reduction)
 
     def _close(self, reduction: Reduction) -> None:
         """After the last bucket: remember what the next iteration needs, on all ranks alike."""
         self.ready_order = reduction.ready_order
         self.reduced_buckets = len(reduction.in_flight)
-        self._wait_for_others()
+        self.wait_for_others()
         self.tracker.finished()
-        self._gradient_check.thorough = False
+        self._thorough = False
 
-    def _wait_for_others(self) -> None:
+    def wait_for_others(self) -> None:
+        """Wait for the futures in `after_backward`."""
         while self.after_backward:
             self.after_backward.pop(0).wait()
 
     # Sending buckets
 
-    def _send(self, bucket: Bucket, number: int, *, is_last: bool) -> InFlight:
+    def send(self, bucket: Bucket, number: int, *, is_last: bool) -> InFlight:
         """Launch the collective of a bucket; returns at once.
 
         Raises:
             RuntimeError: The comm hook failed.
         """
-        self.launch_order.launching(number, bucket.size_bytes)
+        launch = self.launch_order.launching(number, bucket.size_bytes) if self.launch_order is not None else 0
         try:
             future = self._collective.call(bucket, number, is_last=is_last)
         except RuntimeError as error:
-            self._notify_of(error)
+            self.on_error(str(error))
             raise
-        return InFlight(future, bucket, self.launch_order.launches)
+        return InFlight(future, bucket, launch)
 
-    def _wait(self, in_flight: dict[int, InFlight], number: int) -> Tensor | None:
+    def wait(self, in_flight: dict[int, InFlight], number: int) -> Tensor | None:
         """Block until a bucket is done (on CUDA: make the current stream wait).
 
         Returns:
@@ -460,79 +540,11 @@ class Reducer(ReducerNames):
         future, bucket, launch = in_flight[number]
         try:
             return self._collective.wait(future, bucket, number)
-        except TypeError as error:
-            self._notify_of(error)
+        except (TypeError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and self.launch_order and (why := self.launch_order.explain(launch)):
+                self.fail(f"{why}. {error}")
+            self.on_error(str(error))
             raise
-        except RuntimeError as error:
-            if explanation := self.launch_order.explain(launch):
-                fail(self.observers, f"{explanation}. {error}")
-            self._notify_of(error)
-            raise
-
-    def _notify_of(self, error: Exception) -> None:
-        for observer in self.observers:
-            observer.failed(str(error))
-
-    # Exceptions in the backward pass
-
-    def _start_again(self, reduction: Reduction) -> None:
-        """Forget all gradients that have arrived: no bucket was launched, and a further pass brings them again."""
-        self._wait_for_others()
-        for bucket in self.buckets:
-            bucket.unpack(reduction.scale)
-            bucket.reset()
-        reduction.begun = False
-        reduction.arrived = reduction.next_bucket = 0  # buckets without used parameters may have been skipped
-        reduction.ready_order = []
-        self.tracker.abandoned()
-
-    def _wait_for_all(self, reduction: Reduction) -> None:
-        """Wait for all collectives; the future of a comm hook may hold an error, but must have a result."""
-        for number, (future, bucket, _) in reduction.in_flight.items():
-            try:
-                self._collective.wait(future, bucket, number)
-            except Exception:
-                if not future.done():
-                    raise
-        self.tracker.untouched()
-
-    def _unfinished(self, reduction: Reduction) -> str:
-        """Error: the last backward pass left gradients out."""
-        missing = sorted(
-            index for bucket in self.buckets for slot, index in enumerate(bucket.indices) if not bucket.is_put[slot]
-        )
-        if converted := self._gradient_check.converted_parameter(self.buckets, missing):
-            return converted
-        unlaunched = range(reduction.next_bucket, len(self.buckets))
-        return self._messages.unfinished(missing, reduction.reachable, unlaunched, self.features)
-
-    def _search(self, outputs: Sequence[Tensor]) -> frozenset[int] | None:
-        """Parameters behind the outputs, for error messages; None: not searched, to save time.
-
-        The search in the first iteration finds every parameter that is never used.
-        """
-        if self.iterations > 1 and get_debug_level() == DebugLevel.OFF:
-            return None
-        return reachable(outputs, {node: index for index, node in enumerate(self._accumulators)})
-
-    # Join
-
-    def shadow_backward(self) -> None:
-        """On a rank without inputs, match the collectives of the other ranks' backward pass with zeros."""
-        last = len(self.buckets) - 1
-        in_flight = {
-            number: self._send(bucket.zeros(), number, is_last=number == last)
-            for number, bucket in enumerate(self.buckets)
-        }
-        self.tracker.launched_all()
-        for number in in_flight:
-            self._wait(in_flight, number)
-        self.tracker.untouched()
-        self._wait_for_others()
-        self.tracker.finished()
-        self.iterations += 1
-        if self.iterations > self.tracker.iterations_without_ready_order:
-            self.ready_order = list(range(len(self._parameters)))  # the rebuild is due here when it is on other ranks
 
 
 class AllReduce:

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from .autograd_hooks import call_at_backward, tensors_in
 from .data_parallel import DistributedDataParallel
 from .device_clock import Clock, HostClock, Reading, nanoseconds
 from .observer import Future, Observer
 from .parameters import trainable_parameters
 from .trace import BucketLayout, BucketTimes, Iteration, RankTrace
-from .unused_parameters import call_at_backward, tensors_in
 
 TorchDDP = nn.parallel.DistributedDataParallel
 _engine: Any = torch.autograd.Variable._execution_engine

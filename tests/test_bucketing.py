@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab import models
+from reference.bucket_copies import lead_in
 from reference.bucketing import (
     MIB,
     ORDERS,
@@ -16,7 +17,7 @@ from reference.bucketing import (
     initial_buckets,
     plan_buckets,
 )
-from reference.buckets import Bucket, lead_in
+from reference.buckets import Bucket
 from reference.parameters import size_bytes, trainable_parameters
 
 DTYPES = (torch.float16, torch.float32, torch.float64)

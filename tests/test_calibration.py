@@ -40,11 +40,11 @@ from ddplab.validation.reference_runs import (
 )
 from ddplab.validation.validation_report import Configuration, Measurement, SpeedCheck, policy_of, predict_one
 from reference import buckets
+from reference.autograd_graph import reachable
 from reference.bucketing import MIB
 from reference.buckets import Bucket
 from reference.launch import RankPool
 from reference.trace import Parameter, Trace
-from reference.unused_parameters import reachable
 from simulator import Fabric, predict
 from simulator.fabric import Contention, Linear, Processor, Timing
 from simulator.fabric.processor_costs import HookCost

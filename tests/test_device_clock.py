@@ -1,7 +1,6 @@
 """The clock of a device, on a simulated GPU: times are right, and the host never waits inside an iteration."""
 
 from itertools import accumulate, pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch import nn
 import reference.recorder
 from reference.device_clock import HostClock, clock_of
 from reference.recorder import record
-from reference.torch_compat import LoggingData
 from simulator.workload.compute_times import recorded_model
 
 from . import bodies
@@ -195,55 +193,3 @@ def test_buckets_on_a_gpu_end_with_the_last_all_reduce(two_ranks, wrapper):
                 for bucket, members in zip(one.buckets, trace.layouts[one.layout], strict=True):
                     last_ns = max(one.ready_ns[index] for index in members)
                     assert last_ns <= bucket.ready_ns <= bucket.launched_ns
-
-
-# Logging data
-
-
-@given(st.lists(st.lists(durations_ns, min_size=4, max_size=4), min_size=1, max_size=12))
-def test_logging_data_has_the_times_of_the_gpu_without_waiting_for_it(iterations):
-    gpu = SimulatedGpu()
-    clock = gpu.clock()
-    log = LoggingData(torch.device("cpu"), clock)
-    waits = gpu.synchronizations
-    for forward_ns, first_ns, rest_ns, wait_ns in iterations:
-        log.forward_started()
-        gpu.launch(forward_ns)
-        log.backward_started()
-        gpu.launch(first_ns)
-        log.bucket_launching(0)
-        gpu.launch(rest_ns)
-        log.backward_computed()
-        gpu.launch(wait_ns)
-        log.bucket_done(0)
-    log.forward_started()
-    assert gpu.synchronizations == waits
-    data = log.runtime()
-    assert data["iteration"] == min(len(iterations), 10)
-    forward_ns, first_ns, rest_ns, wait_ns = iterations[data["iteration"] - 1]
-    expected = {
-        "forward_compute_time": forward_ns,
-        "backward_compute_time": first_ns + rest_ns,
-        "backward_comm_time": rest_ns + wait_ns,
-        "backward_compute_comm_overlap_time": rest_ns,
-    }
-    for name, ns in expected.items():  # on a GPU that waits for its host, with the host's calls
-        assert ns - 50 <= data[name] <= ns + 20_050
-    assert data["backward_comm_time_start"] <= data["backward_compute_time_end"] <= data["backward_comm_time_end"]
-    assert log.runtime() == data
-
-
-def test_iterations_that_are_not_sampled_read_no_clock():
-    readings = []
-    log = LoggingData(
-        torch.device("cpu"),
-        SimpleNamespace(now=lambda: len(readings.append(0) or readings), settle=lambda wait: None),
-    )
-    for number in range(1, 250):
-        before = len(readings)
-        log.forward_started()
-        log.backward_started()
-        log.bucket_launching(0)
-        log.backward_computed()
-        log.bucket_done(0)
-        assert (len(readings) > before) == (number <= 10 or number % 100 == 0)

@@ -1,10 +1,7 @@
 """What our data parallelism does beyond averaging, and where it differs from torch's class on purpose."""
 
 import threading
-from functools import partial
-from itertools import accumulate
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -13,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from reference.buckets import CACHE_LINE_BYTES, MOST_WAITING_BYTES, Bucket, ViewBucket
-from reference.checks.backward import ErrorMessages, GradientCheck
-from reference.gradient_inbox import Inbox, accumulators, attach_hooks
+from reference.autograd_graph import accumulators
+from reference.autograd_hooks import Inbox, attach_hooks, tensors_in
+from reference.bucket_copies import CACHE_LINE_BYTES
+from reference.bucket_kinds import MOST_WAITING_BYTES, ViewBucket
+from reference.buckets import Bucket
+from reference.checks.error_messages import ErrorMessages, GradientReport
 from reference.launch import run_ranks
-from reference.torch_compat import LoggingData
-from reference.unused_parameters import map_tensors, tensors_in
+from reference.output_sink import map_tensors
 
 from . import bodies, scenarios
 from .explore import examples
@@ -322,37 +321,12 @@ def test_one_warning_about_strides_ends_no_check_of_dtypes():
     parameters = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2, 3))]
     bucket = Bucket([0, 1], parameters)
     messages = ErrorMessages({"first": parameters[0], "second": parameters[1]}, rank=0)
-    check = GradientCheck(parameters, messages)
+    report = GradientReport(messages)
     parameters[0].grad = torch.zeros(3, 2).t()
+    assert bucket.misfits([0], strides=True) == [0]
     with pytest.warns(UserWarning, match="Grad strides do not match bucket view strides"):
-        assert check.problem(bucket, 0, [0]) is None
-    assert check.thorough
+        assert report(bucket, 0, 0) is None
     parameters[1] = bucket.parameters[1] = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
     parameters[1].grad = torch.zeros(2, 3, dtype=torch.float64)
-    assert "expected the gradient of second (parameter 1" in check.problem(bucket, 0, [0, 1])
-
-
-@given(st.lists(st.lists(st.integers(1, 10**9), min_size=4, max_size=4), min_size=1, max_size=300))
-def test_logging_data_averages_without_keeping_every_iteration(gaps):
-    """The first ten iterations are timed, then one in a hundred; memory does not grow with their number."""
-    log = LoggingData(torch.device("cpu"))
-    timed = []
-    for number, (forward, launch, rest, wait) in enumerate(gaps, start=1):
-        readings = accumulate([number * 10**12, forward, launch, rest, wait])
-        log._clock = SimpleNamespace(now=partial(next, readings), settle=lambda wait: None)
-        log.forward_started()
-        log.backward_started()
-        log.bucket_launching(0)
-        log.bucket_launching(1)
-        log.backward_computed()
-        log.bucket_done(0)
-        if number < len(gaps) and (number <= 10 or number % 100 == 0):
-            timed.append((forward, launch + rest, rest + wait))
-    if timed:
-        data = log.runtime()
-        names = ("forward_compute_time", "backward_compute_time", "backward_comm_time")
-        for name, durations in zip(names, zip(*timed, strict=True), strict=True):
-            assert data[f"avg_{name}"] == round(sum(durations) / len(durations))
-            assert data[name] == durations[-1]
-    sizes = [len(value) for value in vars(log).values() if isinstance(value, list | dict)]
-    assert max(sizes) <= 5
+    assert bucket.misfits([0, 1], strides=False) == [1]
+    assert "expected the gradient of second (parameter 1" in report(bucket, 0, 1)

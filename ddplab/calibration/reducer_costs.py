@@ -1,17 +1,19 @@
 """Measures the reducer's own costs: packing, launching, copying out, the graph search, and the rebuild."""
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from reference.autograd_graph import accumulators, reachable
+from reference.autograd_hooks import tensors_in
+from reference.bucket_kinds import make_bucket
 from reference.bucketing import MIB, bucket_caps, initial_buckets
 from reference.buckets import Bucket, Buckets, Features
-from reference.gradient_inbox import accumulators
 from reference.parameters import bucket_key, size_bytes, sparse_parameters, trainable_parameters
-from reference.unused_parameters import reachable, tensors_in
 
 from .. import models
 from .collective_times import AllReduceQueue, MessageBuffer, affordable_repeats, last_to_last_ns
@@ -167,10 +169,12 @@ def first_buckets(module: nn.Module, parameters: dict[str, nn.Parameter]) -> Buc
         keys=[bucket_key(tensor) for tensor in tensors],
         sparse=[name in sparse for name in parameters],
     )
+    indices = frozenset(index for index, name in enumerate(parameters) if name in sparse)
     return Buckets(
         tensors,
         buckets,
         rebuild_caps_bytes=bucket_caps(REBUILT_CAP_MB),
-        sparse=frozenset(index for index, name in enumerate(parameters) if name in sparse),
+        sparse=indices,
         features=Features(),
+        make_bucket=partial(make_bucket, sparse=indices),
     )

@@ -15,7 +15,6 @@ from torch._C._distributed_c10d import GradBucket
 from torch._C._distributed_c10d import Reducer as TorchReducer
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
-from reference.checks.launch_order import LaunchOrder
 from reference.comm_hooks.allreduce import allreduce
 from reference.comm_hooks.powersgd import PowerSGDState
 from reference.data_parallel import DistributedDataParallel
@@ -312,15 +311,20 @@ def _real_hook(hook: CommHook, policy: Policy) -> tuple[Callable[[Any, Any], Any
     return function, state
 
 
-class _Launches(LaunchOrder):
+class _Launches:
     """Reports each launch of our reducer to the rank's training, also on a rank without inputs."""
 
     def __init__(self, training: RankTraining) -> None:
         self._training = training
 
-    def launching(self, bucket: int, size_bytes: int) -> None:
+    def launching(self, bucket: int, size_bytes: int) -> int:
         """See `LaunchOrder.launching`."""
         self._training.bucket_launches(bucket)
+        return 0
+
+    def explain(self, launch: int) -> str:
+        """Nothing: no collective fails."""
+        return ""
 
 
 class _Copies(Observer):

@@ -6,7 +6,7 @@ hang or an asynchronous error its watchdog ends the process; torch's flight reco
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
@@ -15,20 +15,14 @@ KEPT = 256
 """Number of launches of each rank that the store keeps."""
 
 
-class LaunchOrder:
-    """Interface for checking a reducer's launch order; this class checks nothing."""
+class LaunchOrder(Protocol):
+    """Receives every launch of a reducer, also on a rank that runs out of inputs."""
 
-    def launching(self, bucket: int, size_bytes: int) -> None:
-        """Called before the collective of a bucket is issued."""
+    def launching(self, bucket: int, size_bytes: int) -> int:
+        """Called before the collective of a bucket is issued; returns the launch's number."""
 
     def explain(self, launch: int) -> str:
         """Describe what each rank launched as launch number `launch`, whose collective failed. Empty: unknown."""
-        return ""
-
-    @property
-    def launches(self) -> int:
-        """Number of launches so far; always 0 without the check."""
-        return 0
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ def new_series(group: dist.ProcessGroup) -> str:
 _constructed: Counter[str] = Counter()  # modules by group; ranks construct the modules of a group in the same order
 
 
-class CheckedLaunchOrder(LaunchOrder):
+class CheckedLaunchOrder:
     """Writes every launch, numbered, into the process group's store, and compares the ranks after a failure.
 
     A module and its copies share one numbering, so a copy that is never trained changes nothing.
@@ -87,13 +81,14 @@ class CheckedLaunchOrder(LaunchOrder):
         """Number of launches so far, of the module and its copies."""
         return self._launches[self._series]
 
-    def launching(self, bucket: int, size_bytes: int) -> None:
+    def launching(self, bucket: int, size_bytes: int) -> int:
         """Write the launch into the store before its collective is issued, which may never return."""
         self._launches[self._series] += 1
         self._store.set(f"{self._rank}/{self.launches}", Launch(bucket, size_bytes).encode())
         self._store.set(f"{self._rank}/last", str(self.launches))
         if self.launches > KEPT:
             self._store.delete_key(f"{self._rank}/{self.launches - KEPT}")
+        return self.launches
 
     def explain(self, launch: int) -> str:
         """Describe which ranks launched something else, or nothing, as launch number `launch`."""

@@ -1,18 +1,20 @@
-"""Autograd hooks: record each accumulated gradient in an inbox, and call the reducer when it has something to do.
+"""Autograd hooks: how the reducer learns that a backward pass starts, brings gradients, and ends.
 
-Between two layers of the backward pass, the layers' own code and data have displaced the interpreter from the CPU
-caches, so a Python call there costs many times as much as in a loop. The hook of a gradient therefore only appends a
-number to a list, unless the inbox then holds as many gradients as the limit that the reducer has set.
+[Note: the inbox] Between two layers of the backward pass, the layers' own code and data have displaced the
+interpreter from the CPU caches, so a Python call there costs many times as much as in a loop. The hook of a gradient
+therefore only appends a number to a list, the inbox, and calls the reducer when it has something to do: when the
+inbox holds as many gradients as the limit that the reducer has set.
 """
 
+import dataclasses
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor, nn
-from torch.autograd.graph import Node, get_gradient_edge
+from torch import Tensor
+from torch.autograd.graph import Node
+from torch.utils._pytree import SUPPORTED_NODES, tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from .buckets import Bucket
@@ -73,24 +75,6 @@ class GradientListener(Protocol):
         """Called when the inbox holds `inbox.limit` gradients; `gradient`: the last one. None: it is undefined."""
 
 
-def accumulators(parameters: Sequence[nn.Parameter]) -> list[Node]:
-    """The autograd node that accumulates each parameter's gradient; the caller must keep the nodes alive.
-
-    Raises:
-        TypeError: A parameter is not a leaf of autograd's graph, so nothing accumulates its gradient.
-    """
-    with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor may put nodes of its own in between
-        nodes = [get_gradient_edge(parameter).node for parameter in parameters]
-    for index, (parameter, node) in enumerate(zip(parameters, nodes, strict=True)):
-        if node.name() != "torch::autograd::AccumulateGrad":
-            raise TypeError(
-                f"expected autograd to accumulate the gradient of parameter {index} ({type(parameter).__name__}, "
-                f"shape {tuple(parameter.shape)}), got the node {node.name()}. Wrap a module whose parameters are "
-                "leaves of autograd's graph"
-            )
-    return nodes
-
-
 def attach_hooks(nodes: Sequence[Node], listener: GradientListener, *, locked: bool) -> weakref.finalize:  # type: ignore[type-arg]  # not generic
     """Have each node put its index into the listener's inbox whenever it has accumulated a gradient.
 
@@ -135,3 +119,82 @@ def _with_lock(hook: AutogradHook, lock: Any) -> AutogradHook:
 def _remove(handles: list[RemovableHandle]) -> None:
     for handle in handles:
         handle.remove()
+
+
+# Where a backward pass starts
+
+
+def tensors_in(output: Any) -> Iterator[Tensor]:
+    """Every tensor in lists, tuples, named tuples, dicts, dataclasses and registered pytree nodes, to any depth."""
+    if isinstance(output, Tensor):
+        yield output
+    else:
+        for part in _parts(output):
+            yield from tensors_in(part)
+
+
+def _parts(output: Any) -> list[Any]:
+    if isinstance(output, list | tuple):
+        return list(output)
+    if isinstance(output, dict):
+        return list(output.values())
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):
+        return [getattr(output, field.name) for field in dataclasses.fields(output)]
+    return tree_leaves(output) if type(output) in SUPPORTED_NODES else []
+
+
+@dataclasses.dataclass(frozen=True)
+class _Calls:
+    """A hook of a tensor that calls `action`."""
+
+    action: Callable[[], None]
+
+    def __call__(self, _gradient: Tensor) -> None:
+        self.action()
+
+
+def call_at_backward(outputs: Iterable[Tensor], action: Callable[[], None]) -> list[RemovableHandle]:
+    """Call `action` whenever a backward pass reaches one of `outputs`, before gradients behind it are accumulated.
+
+    A tensor that calls an equal action already, because the module returns one tensor again and again, gets no second
+    hook.
+
+    Returns:
+        Handles of the new hooks.
+    """
+    hook = _Calls(action)
+    return [
+        output.register_hook(hook)
+        for output in outputs
+        # A hook on a leaf would outlive this iteration.
+        if output.grad_fn is not None and hook not in (output._backward_hooks or {}).values()
+    ]
+
+
+# Where a backward pass ends
+
+
+class PassEnd:
+    """Autograd calls this object when a backward pass ends, and drops it if an exception ends the pass.
+
+    Nothing else may hold the object, because its destructor is the only sign of the exception.
+
+    Args:
+        task: Autograd's number of the backward pass.
+        ended: Called with the number at the end of the pass.
+        raised: Called with the number when autograd drops the object after an exception. (On a GPU, autograd's own
+            thread may drop it a little after the exception has reached the script.)
+    """
+
+    def __init__(self, task: int, ended: Callable[[int], None], raised: Callable[[int], None]) -> None:
+        self._task, self._ended, self._raised = task, ended, raised
+        self._was_called = False
+
+    def __call__(self) -> None:
+        """Called by autograd when the backward pass ends without an exception."""
+        self._was_called = True
+        self._ended(self._task)
+
+    def __del__(self) -> None:
+        if not self._was_called:
+            self._raised(self._task)

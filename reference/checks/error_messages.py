@@ -1,17 +1,17 @@
-"""Checks during forward and backward passes, and the text of every error and warning about a reduction.
+"""The text of every error and warning about a reduction.
 
 Each message contains the rank, the parameter, the bucket and what to do. Phrases that torch's tools and tests search
 for are kept.
 """
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
-from ..buckets import Bucket, Buckets, Features
+from ..buckets import Bucket, Features, dense_strides
 
 NAMED_AT_MOST = 5  # unless TORCH_DISTRIBUTED_DEBUG asks for more
 
@@ -201,92 +201,30 @@ def _kind(tensor: Tensor) -> str:
     return f"a {layout}{tensor.dtype} tensor on {tensor.device}"
 
 
-class GradientCheck:
-    """Checks that parameters and gradients fit into their buckets.
-
-    Args:
-        parameters: Trainable parameters by parameter index, as they are when the module is wrapped.
-        messages: The texts.
-
-    Attributes:
-        thorough: Whether to check all gradients instead of only the first of each bucket, and to compare strides too;
-            True in the first iteration and in the one after the rebuild.
-    """
-
-    def __init__(self, parameters: Sequence[Tensor], messages: ErrorMessages) -> None:
-        self._kinds = [(parameter.dtype, parameter.device) for parameter in parameters]
-        self._messages = messages
-        self._warned_of_strides = False
-        self._warned_of_graph = False
-        self.thorough = True
-
-    def converted_module(self, buckets: Buckets) -> str | None:
-        """An error if the module was converted to another dtype or device after it was wrapped; None: it was not.
-
-        Looks at every parameter while `thorough`, then at the first one of each bucket.
-        """
-        indices = range(len(self._kinds)) if self.thorough else [bucket.indices[0] for bucket in buckets]
-        return self.converted_parameter(buckets, indices)
-
-    def converted_parameter(self, buckets: Buckets, indices: Iterable[int]) -> str | None:
-        """An error if one of these parameters was converted to another dtype or device; None: none was."""
-        for index in indices:
-            number = buckets.bucket_of[index]
-            parameter = buckets[number].parameters[buckets.slot_of[index]]
-            if (parameter.dtype, parameter.device) != self._kinds[index]:
-                return self._messages.converted(index, number, parameter, *self._kinds[index])
-        return None
-
-    def problem(self, bucket: Bucket, number: int, slots: Sequence[int]) -> str | None:
-        """An error about the gradients of these slots; None: they fit. Warns of slow copies and of create_graph."""
-        for slot in slots:
-            gradient = bucket.parameters[slot].grad
-            if gradient is None:
-                continue
-            index, view = bucket.indices[slot], bucket.views[slot]
-            if gradient.dtype != view.dtype or gradient.device != view.device or gradient.layout != view.layout:
-                return self._messages.mismatch(index, number, gradient, view)
-            compare_strides = self.thorough and not self._warned_of_strides and not view.is_sparse
-            if compare_strides and _dense_strides(gradient) != _dense_strides(view):
-                warnings.warn(self._messages.strides(index, gradient, view), stacklevel=2)
-                self._warned_of_strides = True
-            if gradient.requires_grad and not self._warned_of_graph:
-                warnings.warn(self._messages.graph_not_averaged(index), stacklevel=2)
-                self._warned_of_graph = True
-        return None
-
-
-def _dense_strides(tensor: Tensor) -> list[int]:
-    """Strides of the dimensions that have more than one element; the other strides have no meaning."""
-    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
-
-
-class NoSyncCheck:
-    """Warns if one of forward and backward ran inside `no_sync` and the other outside.
+class GradientReport:
+    """Reports gradients that do not fit their buckets: an error, or a warning that is given once.
 
     Args:
         messages: The texts.
-        sync_enabled: False inside `no_sync`.
     """
 
-    def __init__(self, messages: ErrorMessages, sync_enabled: Callable[[], bool]) -> None:
+    def __init__(self, messages: ErrorMessages) -> None:
         self._messages = messages
-        self._sync_enabled = sync_enabled
-        self._last_forward_was_inside = False
-        self._checked = True
+        self._warned: set[str] = set()
 
-    def forward_done(self, *, synchronized: bool) -> None:
-        """Note whether the gradients of this forward pass will be averaged."""
-        self._last_forward_was_inside = not synchronized
-        self._checked = False
+    def __call__(self, bucket: Bucket, number: int, slot: int) -> str | None:
+        """Warn of a slow copy or of create_graph; an error message if the gradient cannot be copied."""
+        index, gradient, view = bucket.indices[slot], bucket.parameters[slot].grad, bucket.views[slot]
+        assert gradient is not None
+        if gradient.dtype != view.dtype or gradient.device != view.device or gradient.layout != view.layout:
+            return self._messages.mismatch(index, number, gradient, view)
+        if gradient.requires_grad:
+            self._warn_once("create_graph", self._messages.graph_not_averaged(index))
+        if not view.is_sparse and dense_strides(gradient) != dense_strides(view):
+            self._warn_once("strides", self._messages.strides(index, gradient, view))
+        return None
 
-    def both_inside(self) -> bool:
-        """Whether the last forward pass and the present backward pass ran inside `no_sync`."""
-        return self._last_forward_was_inside and not self._sync_enabled()
-
-    def gradient_arrived(self, *, averaged: bool) -> None:
-        """Compare the first gradient that follows with `no_sync`, and warn; `averaged`: it will be averaged."""
-        inside = not self._sync_enabled()
-        if not self._checked and (inside if averaged else self._last_forward_was_inside and not inside):
-            warnings.warn(self._messages.changed_mind(averaged=averaged), stacklevel=2)
-        self._checked = True
+    def _warn_once(self, kind: str, message: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(message, stacklevel=2)

@@ -1,0 +1,47 @@
+"""The autograd graph: the nodes that accumulate gradients, and which of them a backward pass can reach."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
+
+
+def accumulators(parameters: Sequence[nn.Parameter]) -> list[Node]:
+    """The autograd node that accumulates each parameter's gradient; the caller must keep the nodes alive.
+
+    Raises:
+        TypeError: A parameter is not a leaf of autograd's graph, so nothing accumulates its gradient.
+    """
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass of Tensor may put nodes of its own in between
+        nodes = [get_gradient_edge(parameter).node for parameter in parameters]
+    for index, (parameter, node) in enumerate(zip(parameters, nodes, strict=True)):
+        if node.name() != "torch::autograd::AccumulateGrad":
+            raise TypeError(
+                f"expected autograd to accumulate the gradient of parameter {index} ({type(parameter).__name__}, "
+                f"shape {tuple(parameter.shape)}), got the node {node.name()}. Wrap a module whose parameters are "
+                "leaves of autograd's graph"
+            )
+    return nodes
+
+
+def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[int]:
+    """Parameter indices whose gradients a backward pass from `outputs` can reach.
+
+    Args:
+        outputs: Tensors that forward returned.
+        indices: Parameter index of each node that accumulates a gradient.
+    """
+    found = set()
+    seen: set[Node] = set()
+    pending = [get_gradient_edge(output).node for output in outputs if output.requires_grad]
+    with torch.autograd.profiler.record_function("search_unused_parameters"):  # torch's name
+        while pending:
+            node = pending.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if node in indices:
+                found.add(indices[node])
+            pending.extend(following for following, _ in node.next_functions if following is not None)
+    return frozenset(found)

@@ -1,0 +1,87 @@
+"""Copies of gradients into a bucket: fused for small gradients, aligned to the cache lines of a CPU."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+from operator import is_
+
+import torch
+from torch import Tensor
+
+LARGE_ELEMENTS = 16 * 1024
+"""On a CPU, a gradient of at least this many elements is copied and scaled by an operation of its own, in one pass
+over memory. For smaller gradients the start of an operation costs more than the copy, so one fused operation copies
+many of them. On a GPU, fused operations copy gradients of all sizes."""
+CACHE_LINE_BYTES = 64
+
+
+class ScaledCopies:
+    """Copies gradients into the views of a buffer and multiplies them by a factor, in few operations.
+
+    Args:
+        buffer: The flat buffer.
+        views: Consecutive pieces of the buffer, by slot.
+        batched: Whether large gradients are copied by the fused operation too.
+    """
+
+    def __init__(self, buffer: Tensor, views: Sequence[Tensor], *, batched: bool) -> None:
+        self._buffer, self._views = buffer, list(views)
+        self._ends = list(accumulate((view.numel() for view in views), initial=0))
+        all_fused = batched or buffer.device.type != "cpu"
+        self._is_large = [not all_fused and view.numel() >= LARGE_ELEMENTS for view in views]
+        self._all_small = not any(self._is_large)
+
+    def copy(self, slots: Sequence[int], gradients: Sequence[Tensor], scale: float) -> None:
+        """Copy the gradients of these slots, which ascend; a gradient that is its view already is only scaled."""
+        if self._all_small:
+            self._copy_fused(slots, gradients, scale)
+            return
+        small: tuple[list[int], list[Tensor]] = [], []
+        for slot, gradient in zip(slots, gradients, strict=True):
+            if self._is_large[slot]:
+                torch.mul(gradient, scale, out=self._views[slot])
+            else:
+                small[0].append(slot)
+                small[1].append(gradient)
+        self._copy_fused(*small, scale)
+
+    def _copy_fused(self, slots: Sequence[int], gradients: Sequence[Tensor], scale: float) -> None:
+        if not slots:
+            return
+        first, end = slots[0], slots[-1] + 1
+        neighbours = end - first == len(slots)
+        views = self._views[first:end] if neighbours else [self._views[slot] for slot in slots]
+        if any(map(is_, gradients, views)):
+            pairs = [pair for pair in zip(views, gradients, strict=True) if pair[0] is not pair[1]]
+            if pairs:
+                torch._foreach_copy_([view for view, _ in pairs], [gradient for _, gradient in pairs])
+        else:
+            torch._foreach_copy_(views, list(gradients))
+        if scale == 1.0:
+            return
+        if neighbours:  # one operation scales all of them
+            self._buffer[self._ends[first] : self._ends[end]].mul_(scale)
+        else:
+            torch._foreach_mul_(views, scale)
+
+
+def aligned_buffer(elements: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """An uninitialised flat buffer for slots of these sizes; on a CPU most of its bytes begin at cache lines."""
+    lead = lead_in(elements, CACHE_LINE_BYTES // dtype.itemsize) if device.type == "cpu" else 0
+    return torch.empty(lead + sum(elements), dtype=dtype, device=device)[lead:]
+
+
+def lead_in(elements: Iterable[int], line: int) -> int:
+    """Elements to leave free before a buffer so that most of its bytes lie in slots that begin at a cache line.
+
+    If a buffer starts at a cache line, one slot of odd size, such as a classifier's 1000 biases, shifts all slots
+    after it off the cache lines, and copying into those slots takes half as long again.
+
+    Args:
+        elements: Elements of each slot, in the order of the buffer.
+        line: Elements per cache line.
+    """
+    aligned: Counter[int] = Counter({0: 0})  # elements of the slots that would begin at a line, by lead-in
+    for begin, end in pairwise(accumulate(elements, initial=0)):
+        aligned[-begin % line] += end - begin
+    return max(aligned, key=lambda lead: (aligned[lead], -lead))

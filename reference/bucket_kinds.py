@@ -1,0 +1,108 @@
+"""Kinds of buckets: those whose views are the gradients (`gradient_as_bucket_view`), those of sparse gradients."""
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .buckets import Bucket, Features
+
+MOST_WAITING_BYTES = 2**18
+"""A bucket whose views become the gradients is packed as soon as gradients of more bytes in total wait in it, because
+until then each of them takes memory beside its view."""
+
+
+def make_bucket(
+    indices: Sequence[int], parameters: Sequence[nn.Parameter], features: Features, *, sparse: frozenset[int]
+) -> Bucket:
+    """A bucket of the kind that the features need; `sparse`: parameter indices whose gradients are sparse tensors."""
+    kind: type[Bucket] = ViewBucket if features.gradient_as_bucket_view else Bucket
+    if sparse.intersection(indices):
+        kind = SparseBucket
+    return kind(indices, parameters, features)
+
+
+class ViewBucket(Bucket):
+    """A bucket whose views *are* the gradients once they have been packed: less memory, nothing to copy out.
+
+    A gradient that autograd allocated anew, because the last one was set to None, is copied once and becomes a view.
+    """
+
+    most_waiting_bytes = MOST_WAITING_BYTES
+
+    @property
+    def puts_until_pack(self) -> int:
+        """See `Bucket.puts_until_pack`."""
+        room = max(0, MOST_WAITING_BYTES - self._waiting_bytes)
+        return min(self._pending, 1 + room // max(1, self._largest_bytes))
+
+    def _make_buffer(self) -> None:
+        super()._make_buffer()
+        for slot, parameter in enumerate(self.parameters):
+            if parameter.grad is not None:
+                self.views[slot].copy_(parameter.grad)
+                parameter.grad = self.views[slot]
+
+    def _packed(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self.parameters[slot].grad = self.views[slot]
+
+    @torch.no_grad()
+    def unpack(self, scale: float) -> None:
+        """Undo the scaling of the gradients that became views; see `Bucket.unpack`."""
+        for slot, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
+            if self.is_put[slot] and slot not in self.waiting and parameter.grad is view:
+                view.div_(scale)
+
+    def copy_out(self, averages: Tensor | None = None, *, unused: frozenset[int] = frozenset()) -> None:
+        """Write averages that are elsewhere into the views; see `Bucket.copy_out`."""
+        if averages is not None:
+            self.buffer.copy_(averages)
+        for slot in self._absent:
+            if self.indices[slot] not in unused:
+                self.parameters[slot].grad = self.views[slot]
+
+
+class SparseBucket(Bucket):
+    """The bucket of one parameter whose gradient is a sparse tensor; that tensor itself is the buffer.
+
+    The gradient has one sparse dimension, as that of an embedding: Gloo requires the same number on all ranks.
+    """
+
+    def _make_buffer(self) -> None:
+        (parameter,) = self.parameters
+        rows = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
+        values = parameter.new_empty((0, *parameter.shape[1:]))
+        empty = rows, values, parameter.shape
+        self.buffer = torch.sparse_coo_tensor(*empty, is_coalesced=True, check_invariants=False)
+        self.views = [self.buffer]
+
+    def pack(self, scale: float) -> None:
+        """Copy the gradient and scale the copy: its values may be the memory of a dense gradient too."""
+        if not self.waiting:
+            return
+        self.waiting = []
+        gradient = self.parameters[0].grad
+        if gradient is None:
+            self._make_buffer()
+        else:
+            self.buffer = gradient.detach() * scale
+            self.views = [self.buffer]
+
+    def zeros(self) -> "Bucket":
+        """A copy of the bucket whose gradient has no rows; see `Bucket.zeros`."""
+        shadow = copy.copy(self)
+        shadow._make_buffer()
+        return shadow
+
+    def copy_out(self, averages: Tensor | None = None, *, unused: frozenset[int] = frozenset()) -> None:
+        """Overwrite the parameter's gradient with the averages; see `Bucket.copy_out`."""
+        (parameter,) = self.parameters
+        averages = self.buffer if averages is None else averages
+        if self.indices[0] in unused:
+            return
+        if parameter.grad is None:
+            parameter.grad = averages
+        elif parameter.grad is not averages:
+            parameter.grad.copy_(averages)

@@ -1,0 +1,87 @@
+"""Exceptions in the backward pass: training goes on wherever every rank still issues the same collectives."""
+
+from contextlib import suppress
+
+from .backward_pass import Expecting, Failed, Reduction, Running, State
+from .reducer import Reducer
+
+
+def after_exception(state: Running, message: str, *, arrived: int, by_reducer: bool, alone: bool) -> State:
+    """The state after an exception has ended the backward pass.
+
+    - No gradient arrived in this pass: the state is the one before the pass.
+    - No bucket was launched, and no earlier pass brought gradients: likewise. Another backward pass may bring the
+      gradients again, or another forward pass may skip the batch.
+    - All buckets were launched: every rank issues the same collectives, so the next forward pass may go on.
+    - Only some buckets were launched: the next forward pass must raise, because this rank's next launch, of its first
+      bucket, would be paired with the launch of a later bucket on the other ranks.
+    - Gradients arrived, and the reducer itself raised the exception: the next forward pass must raise, because other
+      ranks may have launched fewer buckets.
+
+    A single rank may always go on.
+
+    Args:
+        state: The state in which the exception was raised.
+        message: Message of the error that the next forward pass raises if it must.
+        arrived: Number of gradients that arrived in this pass.
+        by_reducer: Whether the reducer itself raised the exception.
+        alone: Whether there is only one rank.
+    """
+    reduction = state.reduction
+    if reduction is None or not arrived:
+        return state.before
+    if not reduction.launches and not state.arrived_before and not by_reducer:
+        return state.before
+    return Failed(message, resumes=alone or (reduction.launched_all and not by_reducer))
+
+
+class ExceptionSafeReducer(Reducer):
+    """A reducer that permits another backward or forward pass after an exception if no rank is left behind."""
+
+    def _backward_raises(self, task: int, error: BaseException | None = None) -> None:
+        """An exception ends the backward pass; `error`: the exception, if the reducer itself raised it.
+
+        If training may go on, all collectives in flight have ended when this returns, because the next pass, or a
+        script that clears its gradients in place, writes into their buffers. After an error of the reducer's own it
+        may not: other ranks may have launched less, and the error must not wait for them.
+        """
+        state = self._state
+        if not isinstance(state, Running) or state.task != task:
+            return
+        reduction = state.reduction
+        launched, arrived = 0, len(self.inbox.indices)
+        if reduction is not None:
+            launched, arrived = len(reduction.in_flight), arrived + reduction.arrived - state.arrived_before
+        self.inbox.reset()
+        message = self._messages.interrupted(launched, len(self.buckets), error)
+        by_reducer = isinstance(error, Exception)  # not Ctrl-C
+        after = after_exception(state, message, arrived=arrived, by_reducer=by_reducer, alone=self._group.size() == 1)
+        self._state = Failed(message, resumes=False)  # stays if a collective fails too, or Ctrl-C ends the waiting
+        with suppress(Exception):
+            if reduction is not None and isinstance(after, Expecting) and arrived:
+                self._start_again(reduction)
+            elif reduction is not None and isinstance(after, Failed) and after.resumes:
+                self._wait_for_all(reduction)
+                self._close(reduction)
+            self._state = after
+
+    def _start_again(self, reduction: Reduction) -> None:
+        """Forget all gradients that have arrived: no bucket was launched, and a further pass brings them again."""
+        self.wait_for_others()
+        for bucket in self.buckets:
+            bucket.unpack(reduction.scale)
+            bucket.reset()
+        reduction.begun = False
+        reduction.arrived = reduction.next_bucket = 0  # buckets without used parameters may have been skipped
+        reduction.ready_order = []
+        self.tracker.abandoned()
+
+    def _wait_for_all(self, reduction: Reduction) -> None:
+        """Wait for all collectives; the future of a comm hook may hold an error, but must have a result."""
+        for number, (future, bucket, _) in reduction.in_flight.items():
+            try:
+                self._collective.wait(future, bucket, number)
+            except Exception:
+                if not future.done():
+                    raise
+        self.tracker.untouched()

@@ -1,0 +1,276 @@
+"""Logging data of a data-parallel module, by torch's keys: sampled times, the buckets, and the last error."""
+
+import os
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum, auto
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from .device_clock import Clock, Reading, clock_of, nanoseconds
+from .observer import Observer
+from .parameters import size_bytes
+from .reducer import Reducer
+
+SAMPLE_RATE = 100
+ALWAYS_SAMPLED = 10  # iterations at the start, at any sample rate
+
+Data = dict[str, str | int]
+
+_ENVIRONMENT = {
+    "master_port": "MASTER_PORT",
+    "master_addr": "MASTER_ADDR",
+    "torch_distributed_debug": "TORCH_DISTRIBUTED_DEBUG",
+    "cuda_visible_devices": "CUDA_VISIBLE_DEVICES",
+}
+_GLOO_ENVIRONMENT = {
+    "gloo_socket_ifname": "GLOO_SOCKET_IFNAME",
+    "gloo_device_transport": "GLOO_DEVICE_TRANSPORT",
+}
+_NCCL_ENVIRONMENT = {
+    "nccl_socket_ifname": "NCCL_SOCKET_IFNAME",
+    "nccl_blocking_wait": "TORCH_NCCL_BLOCKING_WAIT",
+    "nccl_async_error_handling": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "nccl_debug": "NCCL_DEBUG",
+    "nccl_nthreads": "NCCL_NTHREADS",
+    "nccl_ib_timeout": "NCCL_IB_TIMEOUT",
+}
+GLOO_THREADS = 2  # torch's Gloo runs this many collectives at a time
+_DTYPES = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16",
+    torch.complex64: "c10::complex<float>",
+    torch.complex128: "c10::complex<double>",
+}
+"""Names of dtypes in torch's logging data."""
+
+
+class Moment(StrEnum):
+    """A moment of an iteration that is timed."""
+
+    FORWARD_STARTED = auto()
+    BACKWARD_STARTED = auto()
+    FIRST_LAUNCH = auto()
+    BACKWARD_COMPUTED = auto()
+    LAST_DONE = auto()
+
+
+DURATIONS = {
+    "forward_compute_time": (Moment.FORWARD_STARTED, Moment.BACKWARD_STARTED),
+    "backward_compute_time": (Moment.BACKWARD_STARTED, Moment.BACKWARD_COMPUTED),
+    "backward_comm_time": (Moment.FIRST_LAUNCH, Moment.LAST_DONE),
+    "backward_compute_comm_overlap_time": (Moment.FIRST_LAUNCH, Moment.BACKWARD_COMPUTED),
+}
+"""Start and end of each duration, by torch's key."""
+STARTS_AND_ENDS = {
+    "forward_compute_time_start": Moment.FORWARD_STARTED,
+    "backward_compute_time_start": Moment.BACKWARD_STARTED,
+    "backward_compute_time_end": Moment.BACKWARD_COMPUTED,
+    "backward_comm_time_start": Moment.FIRST_LAUNCH,
+    "backward_comm_time_end": Moment.LAST_DONE,
+}
+"""The moment of each reading, by torch's key."""
+
+
+@dataclass(frozen=True)
+class SampledIteration:
+    """The readings of an iteration that is to be timed, and its number."""
+
+    number: int
+    readings: dict[Moment, Reading]
+
+    def moments_ns(self) -> dict[Moment, int] | None:
+        """The times of the readings; None: the device has not reached all of them."""
+        found = {moment: nanoseconds(reading) for moment, reading in self.readings.items()}
+        settled = {moment: ns for moment, ns in found.items() if ns is not None}
+        return settled if len(settled) == len(found) else None
+
+
+class LoggingData(Observer):
+    """Times sampled iterations and keeps the last error.
+
+    A GPU is timed by events on its streams. Their times are read in a later iteration, once the GPU has reached them,
+    so training never waits for them; only `runtime` does. (torch's class waits in `forward`.)
+
+    Args:
+        device: The module's device.
+        clock: The clock to read. None: that of the device, since the epoch.
+
+    Attributes:
+        sample_rate: After the first ten iterations, one in `sample_rate` is timed.
+        error: Message of the last error. None: no error.
+        uneven_inputs: Whether the module has run under `join`.
+        comm_hook: The comm hook's name. None: no comm hook.
+        iteration: Number of the last timed iteration; 0 before the first.
+    """
+
+    def __init__(self, device: torch.device, clock: Clock | None = None) -> None:
+        self.sample_rate = SAMPLE_RATE
+        self.error: str | None = None
+        self.uneven_inputs = False
+        self.comm_hook: str | None = None
+        self.iteration = 0
+        self._clock = clock or clock_of(device, time.time_ns)
+        self._number = 0  # of the iteration that is being timed
+        self._averaged = False  # whether the reducer has waited for one of its buckets
+        self._readings: dict[Moment, Reading] = {}
+        self._sampled: deque[SampledIteration] = deque()  # the device has not reached all of their events
+        self._moments_ns: dict[Moment, int] = {}  # of the last timed iteration, since the epoch
+        self._timed = 0
+        self._totals_ns = dict.fromkeys(DURATIONS, 0)
+
+    def attach(self, reducer: Reducer) -> None:
+        """Time iterations of this reducer, and keep its errors. In other iterations, nothing here runs."""
+        self._reducer = weakref.ref(reducer)
+        reducer.on_error = self._keep
+        reducer.observers.append(self)
+
+    def _keep(self, message: str) -> None:
+        self.error = message
+
+    def set_sample_rate(self, sample_rate: int) -> None:
+        """Time one in `sample_rate` iterations from now on."""
+        self.sample_rate = sample_rate
+        if (reducer := self._reducer()) is not None and self not in reducer.observers:
+            self._sleep(reducer)
+
+    def _sleep(self, reducer: Reducer) -> None:
+        """Have the reducer wake this observer in the next iteration that is to be timed."""
+        reducer.alarm_at = (reducer.iterations // self.sample_rate + 1) * self.sample_rate
+        reducer.alarm = partial(reducer.observers.insert, 0, self)
+
+    def forward_started(self) -> None:
+        """Keep the readings of the last iteration, and time the one that begins if it is to be sampled."""
+        reducer = self._reducer()
+        assert reducer is not None
+        if self._averaged:
+            self._sampled.append(SampledIteration(self._number, self._readings))
+        self._settle()
+        self._readings, self._averaged, self._number = {}, False, reducer.iterations
+        if self._number <= ALWAYS_SAMPLED or self._number % self.sample_rate == 0:
+            self._read(Moment.FORWARD_STARTED)
+        else:
+            reducer.observers.remove(self)
+            self._sleep(reducer)
+
+    def _read(self, moment: Moment) -> None:
+        self._readings[moment] = self._clock.now()
+
+    def _settle(self, *, wait: bool = False) -> None:
+        self._clock.settle(wait=wait)
+        while self._sampled and (moments_ns := self._sampled[0].moments_ns()):
+            self.iteration, self._moments_ns = self._sampled.popleft().number, moments_ns
+            self._timed += 1
+            for name, duration_ns in self._durations_ns().items():
+                self._totals_ns[name] += duration_ns
+
+    def _durations_ns(self) -> dict[str, int]:
+        return {name: self._moments_ns[end] - self._moments_ns[start] for name, (start, end) in DURATIONS.items()}
+
+    def backward_started(self) -> None:
+        """See `Observer`."""
+        self._read(Moment.BACKWARD_STARTED)
+
+    def bucket_launching(self, bucket: int) -> None:
+        """See `Observer`."""
+        if Moment.FIRST_LAUNCH not in self._readings:
+            self._read(Moment.FIRST_LAUNCH)
+
+    def backward_computed(self) -> None:
+        """See `Observer`."""
+        self._read(Moment.BACKWARD_COMPUTED)
+
+    def bucket_done(self, bucket: int) -> None:
+        """See `Observer`."""
+        self._averaged = True
+        self._read(Moment.LAST_DONE)
+
+    @contextmanager
+    def errors(self) -> Iterator[None]:
+        """Keep the message of an error that is raised inside the context."""
+        try:
+            yield
+        except Exception as error:
+            self.error = f"{type(error).__name__}: {error}"
+            raise
+
+    def runtime(self) -> Data:
+        """Times of the last sampled iteration, and averages over all sampled ones, in nanoseconds.
+
+        Waits until a GPU has reached the end of that iteration.
+        """
+        self._settle(wait=bool(self._sampled))
+        if not self.iteration:
+            return {}
+        averages = {f"avg_{name}": round(total / self._timed) for name, total in self._totals_ns.items()}
+        moments = {name: self._moments_ns[moment] for name, moment in STARTS_AND_ENDS.items()}
+        return {"iteration": self.iteration, **self._durations_ns(), **moments, **averages}
+
+    def data(self, ddp: Any) -> Data:
+        """All logging data by torch's keys: strings, and ints for counts, bytes, nanoseconds and flags."""
+        data: Data = {**_construction(ddp), **_buckets(ddp.reducer), **self.runtime()}
+        data["iteration"] = self.iteration
+        if self.comm_hook is not None:
+            data["comm_hook"] = self.comm_hook
+        if self.uneven_inputs:
+            data["join_uneven_inputs"] = 1
+        if self.error is not None:
+            data |= {"has_error": 1, "error": self.error}
+        return data
+
+
+def _construction(ddp: Any) -> Data:
+    parameters = ddp.bucketed_parameters().values()
+    backend = dist.get_backend(ddp.process_group)
+    environment = {**_ENVIRONMENT, **({"gloo": _GLOO_ENVIRONMENT, "nccl": _NCCL_ENVIRONMENT}.get(backend, {}))}
+    return {
+        "module_name": type(ddp.module).__name__,
+        "backend_name": backend,
+        "world_size": dist.get_world_size(ddp.process_group),
+        "rank": dist.get_rank(ddp.process_group),
+        "device_ids": ", ".join(map(str, ddp.device_ids or [])),
+        "output_device": -1 if ddp.output_device is None else ddp.output_device,
+        "broadcast_buffers": int(ddp.forward_sync_buffers),
+        "find_unused_parameters": int(ddp.find_unused_parameters),
+        "gradient_as_bucket_view": int(ddp.gradient_as_bucket_view),
+        "static_graph": int(ddp.static_graph),
+        "has_sync_bn": int(any(isinstance(layer, nn.SyncBatchNorm) for layer in ddp.module.modules())),
+        "is_multi_device_module": int(len({parameter.device for parameter in parameters}) > 1),
+        "dtypes": ", ".join(sorted({_DTYPES.get(p.dtype, str(p.dtype)) for p in parameters})),
+        "num_parameter_tensors": len(parameters),
+        "total_parameter_size_bytes": sum(map(size_bytes, parameters)),
+        "bucket_cap_bytes": ddp.bucket_bytes_cap,
+        **({"gloo_num_threads": GLOO_THREADS} if backend == "gloo" else {}),
+        **{key: os.environ.get(variable, "N/A") for key, variable in environment.items()},
+    }
+
+
+def _buckets(reducer: Any) -> Data:
+    def listed(sizes: Any) -> str:
+        return ", ".join(map(str, sizes))
+
+    unused = sum(size_bytes(reducer._parameters[index]) for index in reducer.tracker.unused)
+    data: Data = {
+        "bucket_sizes": listed(reducer.buckets.initial_sizes_bytes),
+        "num_buckets_reduced": reducer.reduced_buckets,
+        "has_rebuilt_buckets": int(reducer.buckets.rebuilt),
+        "can_set_static_graph": int(reducer.tracker.is_static),
+        "unused_parameter_size": unused,
+        "prev_iteration_grad_ready_order_indices": listed(reducer.ready_order),
+    }
+    if reducer.buckets.rebuilt:
+        data["rebuilt_bucket_sizes"] = listed(bucket.size_bytes for bucket in reducer.buckets)
+        data["rebuilt_per_bucket_param_indices"] = listed(
+            " ".join(map(str, indices)) for indices in reducer.buckets.assignment
+        )
+    return data

@@ -1,0 +1,91 @@
+"""The sink: one autograd node behind all outputs of forward, the first of the module's backward pass."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from .autograd_hooks import call_at_backward, tensors_in
+
+Change = Callable[[Tensor], Tensor]
+
+
+def through_sink(output: Any, on_backward: Callable[[], None], *, clone: bool = True) -> Any:
+    """Pass tensors in `output` that have a `grad_fn` through one autograd node, the *sink*; returns the new output.
+
+    The sink is the first node of the module's backward pass, so `on_backward` is called in the outermost backward
+    pass, before any re-entrant one that checkpointing starts. The sink passes on a gradient, possibly undefined, for
+    *every* tensor, so the nodes that accumulate gradients also run for parameters behind an output that the loss
+    ignores.
+
+    Args:
+        output: What forward returned.
+        on_backward: Called when the backward pass begins.
+        clone: Whether to clone tensors, so that the caller may change them in place (torch: `_set_ddp_sink_clone`).
+    """
+    inputs = list({id(tensor): tensor for tensor in tensors_in(output) if tensor.grad_fn is not None}.values())
+    if not inputs:
+        return output
+    passed = dict(zip(map(id, inputs), _Sink.apply(on_backward, clone, *inputs), strict=True))  # type: ignore[no-untyped-call]
+    changed = map_tensors(lambda tensor: passed.get(id(tensor), tensor), output)
+    call_at_backward((tensor for tensor in tensors_in(changed) if id(tensor) in passed), on_backward)
+    return changed
+
+
+class _Sink(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, on_backward: Callable[[], None], clone: bool, *inputs: Tensor) -> tuple[Tensor, ...]:  # noqa: FBT001 - autograd functions take no keywords
+        context.set_materialize_grads(False)  # an undefined gradient stays undefined
+        context.on_backward = on_backward
+        return tuple(tensor.clone() for tensor in inputs) if clone else inputs
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        context.on_backward()
+        return (None, None, *gradients)
+
+
+def map_tensors(change: Change, output: Any) -> Any:
+    """The same structure with every tensor replaced by `change(tensor)`; a part without tensors stays as it is.
+
+    So does a part of a class that permits no copies. Constructors of lists and tuples are not called, because a
+    subclass may have one of its own.
+    """
+    if isinstance(output, Tensor):
+        return change(output)
+    if not any(True for _ in tensors_in(output)):
+        return output
+    try:
+        return _with_parts_changed(change, output)
+    except Exception:  # noqa: BLE001 - the class's own code may raise anything
+        return output
+
+
+def _with_parts_changed(change: Change, output: Any) -> Any:
+    if isinstance(output, tuple):
+        parts = [map_tensors(change, part) for part in output]
+        if hasattr(output, "n_fields"):  # a type of torch.return_types
+            return type(output)(parts)
+        twin: Any = tuple.__new__(type(output), parts)
+        if hasattr(output, "__dict__"):
+            twin.__dict__.update(output.__dict__)
+        return twin
+    if isinstance(output, list):
+        twin = copy.copy(output)  # keeps the class and other attributes
+        list.__setitem__(twin, slice(None), [map_tensors(change, part) for part in output])
+        return twin
+    if isinstance(output, dict):
+        twin = copy.copy(output)
+        for key, part in output.items():
+            twin[key] = map_tensors(change, part)
+        return twin
+    if not dataclasses.is_dataclass(output):  # a registered pytree node
+        return tree_map(lambda part: change(part) if isinstance(part, Tensor) else part, output)
+    twin = copy.copy(output)
+    for field in dataclasses.fields(output):
+        object.__setattr__(twin, field.name, map_tensors(change, getattr(output, field.name)))  # frozen ones too
+    return twin

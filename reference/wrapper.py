@@ -1,0 +1,303 @@
+"""Data parallelism as a module wrapper, with the options that change how gradients are averaged.
+
+The sections follow an iteration: construction, forward pass, backward pass. The optimiser step needs no code here,
+because it sees the same averaged gradients on every rank. `minimal` has simpler classes of the same kind, and
+`data_parallel` adds the arguments and the names of torch's class.
+"""
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
+
+from .autograd_hooks import call_at_backward, tensors_in
+from .broadcast import BufferHook, broadcast_coalesced
+from .bucket_kinds import make_bucket
+from .bucketing import bucket_caps, first_iteration_caps
+from .buckets import Features
+from .checks import construction
+from .checks.launch_order import CheckedLaunchOrder, new_series
+from .comm_hooks.interface import Hook, check_hook
+from .delayed_all_reduce import DelayedAllReduce
+from .exception_safe_reducer import ExceptionSafeReducer
+from .join import JoinableModule
+from .output_sink import through_sink
+from .parameter_substitution import replaced_parameters, slots
+from .parameters import sparse_parameters, synchronized_buffers, synchronized_tensors, trainable_parameters
+from .unused_parameters import make_tracker
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+_not_compiled = cast("Callable[[_Method], _Method]", torch.compiler.disable)
+
+
+class DataParallel(JoinableModule, nn.Module):
+    """Wraps a module so that its gradients are averaged over all ranks while the backward pass runs.
+
+    Every rank constructs it at the same time with the same arguments. Ranks start from rank 0's parameters and
+    buffers; forward returns what the module returns; after each backward pass every rank holds the same averaged
+    gradients. The state dict is the module's, behind the prefix `module.`. Parameters and buffers named in the
+    module's `_ddp_params_and_buffers_to_ignore` are not synchronised.
+
+    Args:
+        module: The module to train; do not add, remove or freeze parameters afterwards.
+        process_group: The ranks that train together. None: the default group.
+        bucket_cap_mb: Size in MiB at which a bucket closes. None: 25, and 1 for the first bucket.
+        bucket_cap_mb_list: Size in MiB of each bucket, the last for all further ones; overrides `bucket_cap_mb`.
+        plan: Parameter indices or names by bucket, in launch order; such buckets are never rebuilt.
+        features: Optional behaviour of the reducer; see `Features`.
+        forward_sync_buffers: Whether to broadcast rank 0's buffers in each synchronised forward pass.
+        init_sync: Whether ranks compare their modules and start from rank 0's. False: construction communicates
+            nothing.
+        init_sync_buffers: Whether that includes the buffers.
+        debug: Whether each rank writes its launches to the process group's store, so that the error of a failed
+            collective names the rank that left the launch order. With NCCL only its watchdog sees failures.
+
+    Attributes:
+        reducer: Averages the gradients.
+        require_backward_grad_sync: False inside `no_sync()`.
+        require_forward_param_sync: Whether the next forward pass sends buffers: the last one was synchronised.
+        input_steps: Functions that change forward's inputs in turn: `step(inputs, kwargs)`.
+        buffer_hook: Replaces the broadcast of buffers. None: rank 0's are broadcast.
+        delayed: Averages parameters that are in no bucket. None: there are none.
+
+    Raises:
+        RuntimeError: No process group, nothing to train, or parameters that differ between ranks.
+        ValueError: A plan that is not a partition of the parameters.
+    """
+
+    reducer_class: type[ExceptionSafeReducer] = ExceptionSafeReducer
+
+    def __init__(
+        self,
+        module: nn.Module,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        bucket_cap_mb: float | None = None,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        plan: Sequence[Sequence[int | str]] | None = None,
+        features: Features = Features(),  # noqa: B008 - frozen
+        forward_sync_buffers: bool = True,
+        init_sync: bool = True,
+        init_sync_buffers: bool = True,
+        debug: bool = False,
+    ) -> None:
+        nn.Module.__init__(self)
+        JoinableModule.__init__(self)
+        self.process_group = construction.resolve_group(process_group)
+        self.module = module
+        self.bucket_cap_mb, self.bucket_cap_mb_list, self.plan = bucket_cap_mb, bucket_cap_mb_list, plan
+        self.features = features
+        self.forward_sync_buffers = forward_sync_buffers
+        self.debug = debug
+        self.launch_series = new_series(self.process_group) if debug else ""
+        self.require_backward_grad_sync = self.require_forward_param_sync = True
+        self.buffer_hook: BufferHook | None = None
+        self.delayed: DelayedAllReduce | None = None
+        self._comm_hook: tuple[Any, ...] = ()  # hook and state; in pickles without the state if that is the group
+        self.sink_clones = True
+        self.make_reducer(exchange=init_sync, with_buffers=init_sync_buffers)
+        if init_sync:
+            self.send_state(source=0, with_buffers=init_sync_buffers)
+
+    # Construction
+
+    def make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
+        """Assign the buckets and make the reducer; also when a pickle of the module is loaded.
+
+        Args:
+            exchange: Whether to check that all ranks have the same module and buckets.
+            with_buffers: Whether that includes the buffers.
+        """
+        setup = construction.verify_setup(
+            lambda: self.set_up(with_buffers=with_buffers), self.process_group, self.module, exchange=exchange
+        )
+        trainable = self.bucketed_parameters()
+        sparse_names = sparse_parameters(self.module)
+        sparse = frozenset(index for index, name in enumerate(trainable) if name in sparse_names)
+        this = weakref.ref(self)
+        self.reducer = self.reducer_class(
+            trainable,
+            setup.buckets,
+            rebuild_caps_bytes=setup.rebuild_caps_bytes,
+            group=self.process_group,
+            sparse=sparse,
+            features=self.features,
+            make_bucket=partial(make_bucket, sparse=sparse),
+            make_tracker=make_tracker,
+            sync_enabled=lambda: (alive := this()) is not None and alive.require_backward_grad_sync,
+        )
+        if self.debug:
+            self.reducer.launch_order = CheckedLaunchOrder(self.process_group, self.launch_series)
+        every_parameter = trainable_parameters(self.module).values()
+        self.device = next(iter(every_parameter)).device
+        self.slots = slots(self.module, every_parameter)
+        self.has_buffers = bool(synchronized_buffers(self.module))
+        self.input_steps: list[Callable[[Any, Any], tuple[Any, Any]]] = []
+        self._forward_ran = False
+
+    def set_up(self, *, with_buffers: bool, delayed: Sequence[str] = ()) -> construction.Setup:
+        """Everything that must be the same on all ranks; `delayed`: names of parameters that are in no bucket."""
+        caps = bucket_caps(self.bucket_cap_mb, self.bucket_cap_mb_list)
+        first_caps = first_iteration_caps(
+            caps, listed=bool(self.bucket_cap_mb_list), graph_may_change=self.features.graph_may_change
+        )
+        return construction.set_up(
+            self.module, self.plan, first_caps, caps, with_buffers=with_buffers, delayed=delayed
+        )
+
+    def bucketed_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters in the buckets by name, in the order of the parameter index."""
+        return trainable_parameters(self.module)
+
+    def send_state(self, *, source: int, with_buffers: bool) -> None:
+        """Overwrite every rank's parameters and buffers with those of `source`."""
+        tensors = synchronized_tensors(self.module)
+        if not with_buffers:
+            for name in synchronized_buffers(self.module):
+                del tensors[name]
+        broadcast_coalesced(list(tensors.values()), self.process_group, source=source)
+
+    # Forward pass
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module on this rank's inputs and return its output."""
+        with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
+            inputs, kwargs = self._before_forward(inputs, kwargs)
+            with self._inside_ddp_forward():
+                output = self.module(*inputs, **kwargs)
+            return self._after_forward(output)
+
+    @contextmanager
+    def _inside_ddp_forward(self) -> Iterator[None]:
+        """Make this module torch's active DDP module, so that torch.compile splits its graph at bucket boundaries."""
+        before = TorchDDP._active_ddp_module
+        TorchDDP._active_ddp_module = self  # type: ignore[assignment]  # torch.compile reads only its bucket size
+        try:
+            yield
+        finally:
+            TorchDDP._active_ddp_module = before
+
+    @_not_compiled
+    def _before_forward(
+        self, inputs: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if not self._forward_ran:
+            self._forward_ran = True
+            self.first_forward_starts()
+        with_gradients, joining = torch.is_grad_enabled(), self._join_config.enable
+        if with_gradients:
+            self._check_parameters()
+            self.reducer.prepare_for_forward(synchronized=self.require_backward_grad_sync)
+        self._presence = Join.notify_join_context(self)
+        # Under Join, a rank without inputs cannot know whether the other ranks have gradients enabled.
+        if with_gradients or joining:
+            self.reducer.rebuild_if_due()
+        if self.sends_buffers(after_forward=False):
+            self.send_buffers()
+        if joining:
+            self.announce_averaging(wanted=with_gradients and self.require_backward_grad_sync)
+        for step in self.input_steps:
+            inputs, kwargs = step(inputs, kwargs)
+        return inputs, kwargs
+
+    def first_forward_starts(self) -> None:
+        """Called once, when the first forward pass begins."""
+
+    def _check_parameters(self) -> None:
+        """Raise RuntimeError if a parameter has been replaced by another since the module was wrapped.
+
+        If all are replaced, looking at any of them finds out. If only some are, the others' gradients arrive, so an
+        unfinished backward pass is reported, unless unused parameters are searched for: then all are looked at.
+        """
+        turn = self.reducer.iterations % len(self.slots)
+        looked_at = self.slots if self.features.graph_may_change else self.slots[turn : turn + 1]
+        if not all(slot.module._parameters.get(slot.name) is slot.parameter for slot in looked_at) and (
+            message := replaced_parameters(self.module, self.slots)
+        ):
+            self.reducer.fail(f"rank {dist.get_rank(self.process_group)}: {message}")
+
+    @_not_compiled
+    def _after_forward(self, output: Any) -> Any:
+        if self.sends_buffers(after_forward=True):
+            self.send_buffers()
+        averaging = torch.is_grad_enabled() and self.require_backward_grad_sync
+        # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
+        self.require_forward_param_sync = averaging
+        if self.delayed is not None and averaging:
+            self.delayed.forward_done()
+        if averaging:
+            outputs = list(tensors_in(output))
+            count_ranks = None if self._presence is None else self.rank_counter(self._presence)
+            self.reducer.prepare_for_backward(outputs, count_ranks)
+            if self.reducer.tracker.needs_sink:
+                return through_sink(output, self.reducer.backward_starts, clone=self.sink_clones)
+            call_at_backward(outputs, self.reducer.backward_starts)
+        elif torch.is_grad_enabled():
+            self.reducer.prepare_without_averaging()
+        return output
+
+    def sends_buffers(self, *, after_forward: bool) -> bool:
+        """Whether this iteration sends buffers after the forward pass or, with `after_forward=False`, before it."""
+        wanted = self.require_forward_param_sync and self.forward_sync_buffers
+        hooked_after = self.buffer_hook is not None and self.buffer_hook.after_forward
+        return wanted and self.has_buffers and after_forward == hooked_after
+
+    def send_buffers(self, *, candidate: bool = True) -> None:
+        """Broadcast rank 0's buffers (under Join: those of the highest rank with inputs), or call the buffer hook.
+
+        Args:
+            candidate: Whether this rank may be the source under Join: it still has inputs.
+        """
+        source = self.agree_on_rank(candidate=candidate) if self._join_config.enable else 0
+        named = synchronized_buffers(self.module)
+        # The graph of an earlier forward pass may have saved a buffer; its backward pass must still be allowed.
+        with torch.no_grad(), _unsafe_preserve_version_counter(tuple(named.values())):
+            if self.buffer_hook is None:
+                broadcast_coalesced(list(named.values()), self.process_group, source=source)
+            else:
+                self.reducer.after_backward += self.buffer_hook(named)
+
+    # Backward pass
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients locally: passes inside the context average nothing.
+
+        The first synchronised backward pass afterwards averages the accumulated gradients.
+        """
+        before = self.require_backward_grad_sync
+        self.require_backward_grad_sync = False
+        try:
+            yield
+        finally:
+            self.require_backward_grad_sync = before
+
+    def register_comm_hook(self, state: object, hook: Hook) -> None:
+        """Replace the all-reduce by `hook(state, bucket)`; call once, between two iterations.
+
+        Deep copies and pickles of the module keep the hook, with a copy of its state.
+
+        Args:
+            state: Passed to every call of the hook.
+            hook: Gets a `GradBucket` and returns a future of the flat tensor that becomes the gradients.
+
+        Raises:
+            TypeError: The hook is not callable.
+            ValueError: The hook has no parameter `bucket`, or its annotations are not those of a comm hook.
+            RuntimeError: A comm hook is registered already, or a backward pass has begun and not ended.
+        """
+        self.use_comm_hook(state, hook)
+        self._comm_hook = hook, state
+
+    def use_comm_hook(self, state: object, hook: Hook) -> None:
+        """Register a comm hook that copies and pickles of the module do not keep."""
+        check_hook(hook)
+        self.reducer.register_comm_hook(state, hook)
