@@ -4,7 +4,7 @@ BIN    := .venv/bin
 READY  := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch mutants test-gpu check format bench bench-simulator bench-timeline score clean
+.PHONY: help setup demo tutorials slides figures site test test-reducer explore test-tutorials test-readme test-torch mutants test-gpu check format bench bench-simulator bench-timeline score house clean
 
 help:  ## list the verbs
 	@echo "make VERB, where VERB is one of:"
@@ -95,6 +95,9 @@ bench: $(READY)  ## our DDP and our PowerSGD beside torch's, the recorder's over
 	$(BIN)/python -m benchmarks.ddp
 	$(BIN)/python -m benchmarks.powersgd
 	$(BIN)/python -m benchmarks.recorder
+
+house: $(READY)  ## what a reader must hold in his head: measured sizes of the code base, beside their targets
+	$(BIN)/python -m docs.house
 
 clean:  ## remove .venv and everything that was made
 	rm -rf .venv out dist $$(find . -name __pycache__ -not -path './.venv/*') .pytest_cache .ruff_cache .mypy_cache .hypothesis

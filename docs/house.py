@@ -1,0 +1,266 @@
+"""What a reader must hold in his head: sizes of the code base, beside targets. `make house` prints them.
+
+Nothing fails because a target is missed; the table marks such a row with an asterisk.
+
+A *pass* is one forward and backward pass on rank 0 of two Gloo ranks, after 20 iterations. Its files are those of the
+three packages in which a line of a function runs. Autograd calls hooks in the thread of `backward`, so their lines
+count; callbacks in threads that Gloo starts do not.
+
+A *route* is what a reader follows through a call: the named functions of the three packages, in the order of their
+first calls. Consecutive functions of one module are one *stay*; a stay in a module left before is a *return*.
+
+A *part* is one of the three packages, or a direct sub-package of one. A file that lies directly in a package belongs
+to the package. Imports under `if TYPE_CHECKING` do not count, nor do those of the `__init__` of one of the three.
+"""
+
+import ast
+import inspect
+import sys
+import textwrap
+import threading
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from itertools import groupby
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from reference.data_parallel import DistributedDataParallel
+from reference.launch import run_ranks
+from reference.trace import Trace
+from simulator import Fabric, predict
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("reference", "simulator", "ddplab")
+FOLDERS = tuple(f"{ROOT / package}/" for package in PACKAGES)
+TRACE = ROOT / "benchmarks" / "resnet50.json.gz"
+ALL_REDUCES = [(8, 1_000, 100_000), (8, 100_000_000, 50_000_000)]
+"""Ranks, bytes and nanoseconds."""
+WARM_UP = 20
+"""Iterations before the traced pass: buckets are rebuilt after the first, and each of the first ten is timed."""
+LAYERS, WIDTH = 12, 1024
+"""48 MiB of parameters: three buckets with the default caps."""
+
+
+class Row(NamedTuple):
+    """One number, its target if there is one, and the names that the number counts."""
+
+    name: str
+    value: int
+    target: int | None = None
+    sign: Literal["<=", ">="] = "<="
+    names: Iterable[str] = ()
+
+    def __str__(self) -> str:
+        target, mark = "", ""
+        if self.target is not None:
+            target = f"{self.sign} {self.target:,}"
+            mark = "" if self.value == self.target or (self.value < self.target) == (self.sign == "<=") else " *"
+        row = f"{self.name:50} {self.value:>8,} {target:>10}{mark}".rstrip()
+        return "\n    ".join([row, *textwrap.wrap(", ".join(self.names), 110, break_on_hyphens=False)])
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Files of the three packages by module name; an `__init__.py` has the name of its package."""
+    files = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
+    return {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path for path in files}
+
+
+def plain_modules(root: Path) -> list[str]:
+    """All modules except `__init__` and `__main__`."""
+    return [name for name, path in modules(root).items() if path.stem not in ("__init__", "__main__")]
+
+
+def untested_modules(root: Path) -> list[str]:
+    """Plain modules for which `tests` has no file `test_<module>.py`."""
+    tested = {path.stem.removeprefix("test_") for path in (root / "tests").rglob("test_*.py")}
+    return [name for name in plain_modules(root) if name.rpartition(".")[2] not in tested]
+
+
+def torch_imports(root: Path) -> list[str]:
+    """Modules of `simulator` that import torch, at their top or in a function."""
+    ours = {name: path for name, path in modules(root).items() if name.partition(".")[0] == "simulator"}
+    return [name for name, path in ours.items() if any(i.partition(".")[0] == "torch" for i in imports(path, root))]
+
+
+def mutual_imports(root: Path) -> list[str]:
+    """Pairs of parts that import each other."""
+    files, arrows = modules(root), set()
+    for path in (path for name, path in files.items() if name not in PACKAGES):
+        for name in imports(path, root):
+            target = files.get(name) or files.get(name.rpartition(".")[0])
+            if target is not None:
+                arrows |= set(zip(_package_and_part(path, root), _package_and_part(target, root), strict=True))
+    return sorted(f"{one}<->{other}" for one, other in arrows if one < other and (other, one) in arrows)
+
+
+def imports(path: Path, root: Path) -> set[str]:
+    """Full names of what a file imports: of modules, and of names in modules."""
+    found = set()
+    package = path.parent.relative_to(root).parts
+    for node in _executed(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = [*above, *([node.module] if node.module else [])]
+            found |= {".".join([*base, alias.name]) for alias in node.names}
+    return found
+
+
+def _executed(node: ast.AST) -> Iterator[ast.AST]:
+    """A node and all below it, without what only type checkers read."""
+    yield node
+    typing_only = isinstance(node, ast.If) and ast.unparse(node.test).removeprefix("typing.") == "TYPE_CHECKING"
+    for child in node.orelse if isinstance(node, ast.If) and typing_only else ast.iter_child_nodes(node):
+        yield from _executed(child)
+
+
+def _package_and_part(path: Path, root: Path) -> tuple[str, str]:
+    folders = path.parent.relative_to(root).parts
+    return folders[0], ".".join(folders[:2])
+
+
+def repeated_class_names(root: Path) -> list[str]:
+    """Names that more than one class has."""
+    nodes = (node for path in modules(root).values() for node in ast.walk(ast.parse(path.read_text())))
+    counts = Counter(node.name for node in nodes if isinstance(node, ast.ClassDef))
+    return sorted(name for name, count in counts.items() if count > 1)
+
+
+def hidden_loads(root: Path) -> list[str]:
+    """Entry points in `pyproject.toml`, without commands and without plugins of pytest, which have no other place."""
+    groups = tomllib.loads((root / "pyproject.toml").read_text())["project"].get("entry-points", {})
+    return [f"{group}: {name}" for group in groups if group != "pytest11" for name in groups[group]]
+
+
+def stays(route: Iterable[str]) -> list[str]:
+    """Modules of a route, consecutive equal ones once."""
+    return [module for module, _ in groupby(route)]
+
+
+def returns(route: Iterable[str]) -> int:
+    """Number of stays in modules that were left before."""
+    visited = stays(route)
+    return len(visited) - len(set(visited))
+
+
+def route_of(action: Callable[[], object]) -> list[str]:
+    """Files of the named functions that an action calls, in the order of their first calls."""
+    first_calls: dict[tuple[str, int], str] = {}
+
+    def on_event(frame: FrameType, event: str, _argument: object) -> None:
+        code = frame.f_code
+        if event == "call" and _is_our_function(code) and not code.co_name.startswith("<"):
+            first_calls.setdefault((code.co_filename, code.co_firstlineno), _short(code.co_filename))
+
+    sys.setprofile(on_event)
+    try:
+        action()
+    finally:
+        sys.setprofile(None)
+    return list(first_calls.values())
+
+
+def lines_of(action: Callable[[], object]) -> dict[str, set[int]]:
+    """Lines of our functions that an action runs, by file; in this thread and in those that Python starts."""
+    lines: defaultdict[str, set[int]] = defaultdict(set)
+
+    def on_event(frame: FrameType, event: str, _argument: object) -> Any:
+        if not _is_our_function(frame.f_code):
+            return None
+        if event == "line":
+            lines[_short(frame.f_code.co_filename)].add(frame.f_lineno)
+        return on_event
+
+    threading.settrace(on_event)
+    sys.settrace(on_event)
+    try:
+        action()
+    finally:
+        sys.settrace(None)
+        threading.settrace(None)
+    return dict(lines)
+
+
+def _is_our_function(code: CodeType) -> bool:
+    """Whether the code is of a function in the three packages; bodies of modules and classes are not optimized."""
+    return bool(code.co_flags & inspect.CO_OPTIMIZED) and code.co_filename.startswith(FOLDERS)
+
+
+def _short(file: str) -> str:
+    return Path(file).relative_to(ROOT).as_posix()
+
+
+def train(_rank: int, _world_size: int) -> tuple[list[str], dict[str, set[int]]]:
+    """Route of the constructor, and the lines of a pass; both of a small model."""
+    module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    models: list[nn.Module] = []
+    route = route_of(lambda: models.append(DistributedDataParallel(module)))
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
+    inputs = torch.ones(2, WIDTH)
+
+    def one_pass() -> None:
+        models[0](inputs).sum().backward()
+
+    for _ in range(WARM_UP):
+        one_pass()
+        optimizer.step()
+        optimizer.zero_grad()
+    return route, lines_of(one_pass)
+
+
+def rows() -> Iterator[Row]:
+    """All rows of the table."""
+    construction, lines = run_ranks(train, 2)[0]
+    trace, fabric = Trace.load(TRACE), Fabric.from_table(ALL_REDUCES)
+    prediction = route_of(lambda: predict(trace, fabric, world_size=8))
+    yield Row("files of one forward and backward pass", len(lines), 5, names=lines)
+    yield Row("lines of these files", _length(ROOT / file for file in lines), 1_300)
+    yield Row("lines of them that run", sum(map(len, lines.values())))
+    yield Row("stays on the route of predict", len(stays(prediction)), 15, names=_stems(prediction))
+    yield Row("modules on it", len(set(prediction)), 8)
+    yield Row("returns on it", returns(prediction), 5)
+    yield Row("stays on the route of the constructor", len(stays(construction)), 18, names=_stems(construction))
+    for name, target, find in (
+        ("modules of simulator that import torch", 0, torch_imports),
+        ("pairs of parts that import each other", 0, mutual_imports),
+        ("loads hidden in metadata", 0, hidden_loads),
+        ("class names of more than one class", 3, repeated_class_names),
+    ):
+        found = find(ROOT)
+        yield Row(name, len(found), target, names=found)
+    count, untested = len(plain_modules(ROOT)), len(untested_modules(ROOT))
+    yield Row("modules", count)
+    yield Row("% of modules with a test file of their name", 100 * (count - untested) // count, 70, ">=")
+    files = modules(ROOT).values()
+    for package in PACKAGES:
+        yield Row(f"lines of {package}", _length(path for path in files if ROOT / package in path.parents))
+    yield Row("lines of the three packages", _length(files), 27_000)
+    for page, target in (("DESIGN.md", 2_000), ("CHANGELOG.md", 500)):
+        yield Row(f"words of {page}", len((ROOT / page).read_text().split()), target)
+    for path in (path for path in files if path.stem == "minimal"):
+        yield Row(f"lines of {_short(str(path))}", _length([path]), 130)
+
+
+def _stems(route: Iterable[str]) -> list[str]:
+    return [Path(file).stem for file in stays(route)]
+
+
+def _length(files: Iterable[Path]) -> int:
+    return sum(len(path.read_text().splitlines()) for path in files)
+
+
+def main() -> None:
+    """Print the table."""
+    print(f"{'':50} {'today':>8} {'target':>10}")
+    for row in rows():
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
