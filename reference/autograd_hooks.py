@@ -9,8 +9,9 @@ inbox holds as many gradients as the limit that the reducer has set.
 import dataclasses
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.autograd.graph import Node
@@ -18,6 +19,9 @@ from torch.utils._pytree import SUPPORTED_NODES, tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from .buckets import Bucket
+
+if TYPE_CHECKING:
+    from .reducer import Reducer
 
 AutogradHook = Callable[[Any, Any], None]
 """Called by an autograd node after its work: `hook(outputs, gradients)`."""
@@ -55,54 +59,39 @@ class Inbox:
 
 
 def gradients_until_pack(buckets: Sequence[Bucket], next_bucket: int) -> int:
-    """How many gradients can arrive before a bucket may have to be packed; at least 1.
-
-    Args:
-        buckets: All buckets, in launch order.
-        next_bucket: Index of the first bucket that has not been launched.
-    """
+    """How many gradients can arrive before a bucket from `next_bucket` on may have to be packed; at least 1."""
     if len(buckets) - next_bucket > MOST_BUCKETS_TO_COUNT:
         return 1
     return min((bucket.puts_until_pack for bucket in buckets if not bucket.ready), default=1)
 
 
-class GradientListener(Protocol):
-    """An object to which the hooks of `attach_hooks` report gradients."""
-
-    inbox: Inbox
-
-    def gradients_arrived(self, gradient: Tensor | None) -> None:
-        """Called when the inbox holds `inbox.limit` gradients; `gradient`: the last one. None: it is undefined."""
-
-
-def attach_hooks(nodes: Sequence[Node], listener: GradientListener, *, locked: bool) -> weakref.finalize:  # type: ignore[type-arg]  # not generic
-    """Have each node put its index into the listener's inbox whenever it has accumulated a gradient.
+def attach_hooks(nodes: Sequence[Node], reducer: "Reducer", *, locked: bool) -> weakref.finalize:  # type: ignore[type-arg]  # not generic
+    """Have each node put its index into the reducer's inbox whenever it has accumulated a gradient.
 
     Hooks on the nodes run after the user's hooks on the parameters, and also for undefined gradients.
 
     Args:
-        nodes: The accumulating nodes, by parameter index; the listener must hold them.
-        listener: Held weakly: hooks do not keep it alive.
-        locked: Whether gradients arrive in several threads, as for a module on several devices. If so, a lock lets
-            only one hook run at a time.
+        nodes: The accumulating nodes, by parameter index; the reducer must hold them.
+        reducer: Held weakly: hooks do not keep it alive.
+        locked: Whether only one hook may run at a time, because a module on several devices has several threads.
 
     Returns:
-        A function that removes the hooks; also called when the listener is garbage-collected.
+        A function that removes the hooks; also called when the reducer is garbage-collected.
     """
-    hooks = [_gradient_hook(weakref.ref(listener), listener.inbox, index) for index in range(len(nodes))]
+    hooks = [_gradient_hook(weakref.ref(reducer), reducer.inbox, index) for index in range(len(nodes))]
     if locked:
         lock = threading.RLock()
         hooks = [_with_lock(hook, lock) for hook in hooks]
     handles = [node.register_hook(hook) for node, hook in zip(nodes, hooks, strict=True)]
-    return weakref.finalize(listener, _remove, handles)
+    return weakref.finalize(reducer, lambda: deque(map(RemovableHandle.remove, handles), maxlen=0))
 
 
-def _gradient_hook(listener: "weakref.ref[GradientListener]", inbox: Inbox, index: int) -> AutogradHook:
+def _gradient_hook(reducer: "weakref.ref[Reducer]", inbox: Inbox, index: int) -> AutogradHook:
     indices = inbox.indices
 
     def gradient_accumulated(_outputs: Any, gradients: Any) -> None:
         indices.append(index)
-        if len(indices) >= inbox.limit and (alive := listener()) is not None:
+        if len(indices) >= inbox.limit and (alive := reducer()) is not None:
             alive.gradients_arrived(gradients[0])
 
     return gradient_accumulated
@@ -114,11 +103,6 @@ def _with_lock(hook: AutogradHook, lock: Any) -> AutogradHook:
             hook(outputs, gradients)
 
     return gradient_accumulated
-
-
-def _remove(handles: list[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()
 
 
 # Where a backward pass starts
@@ -175,15 +159,10 @@ def call_at_backward(outputs: Iterable[Tensor], action: Callable[[], None]) -> l
 
 
 class PassEnd:
-    """Autograd calls this object when a backward pass ends, and drops it if an exception ends the pass.
+    """Calls `ended(task)` when autograd's backward pass `task` ends, `raised(task)` when an exception ends the pass.
 
-    Nothing else may hold the object, because its destructor is the only sign of the exception.
-
-    Args:
-        task: Autograd's number of the backward pass.
-        ended: Called with the number at the end of the pass.
-        raised: Called with the number when autograd drops the object after an exception. (On a GPU, autograd's own
-            thread may drop it a little after the exception has reached the script.)
+    Autograd then drops this object, and its destructor is the only sign of the exception, so nothing else may hold
+    it. (On a GPU, autograd's own thread may drop it a little after the exception has reached the script.)
     """
 
     def __init__(self, task: int, ended: Callable[[int], None], raised: Callable[[int], None]) -> None:

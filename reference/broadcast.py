@@ -1,9 +1,7 @@
 """Broadcast of parameters and buffers from one rank to all, in large pieces."""
 
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -76,22 +74,3 @@ def _overwrite(tensors: list[Tensor], values: list[Tensor]) -> None:
                 if stride == 0 and tensor.size(dimension) > 1:
                     into, value = into.narrow(dimension, 0, 1), value.narrow(dimension, 0, 1)
             into.copy_(value)
-
-
-@dataclass(frozen=True)
-class BufferHook:
-    """A function that replaces the broadcast of rank 0's buffers (torch: `_register_buffer_comm_hook`).
-
-    Attributes:
-        hook: `hook(state, buffers_by_name)`; returns None, or futures that the backward pass waits for.
-        state: Passed to the hook.
-        after_forward: Whether it runs after the forward pass, not before it.
-    """
-
-    hook: Callable[[Any, dict[str, Tensor]], "list[torch.futures.Future[Any]] | None"]
-    state: Any
-    after_forward: bool
-
-    def __call__(self, buffers: dict[str, Tensor]) -> "list[torch.futures.Future[Any]]":
-        """Call the hook; returns the futures to wait for."""
-        return self.hook(self.state, buffers) or []

@@ -16,12 +16,9 @@ CACHE_LINE_BYTES = 64
 
 
 class ScaledCopies:
-    """Copies gradients into the views of a buffer and multiplies them by a factor, in few operations.
+    """Copies gradients into `views`, consecutive pieces of `buffer`, and scales them, in few operations.
 
-    Args:
-        buffer: The flat buffer.
-        views: Consecutive pieces of the buffer, by slot.
-        batched: Whether large gradients are copied by the fused operation too.
+    `batched`: large gradients are copied by the fused operation too.
     """
 
     def __init__(self, buffer: Tensor, views: Sequence[Tensor], *, batched: bool) -> None:
@@ -76,10 +73,6 @@ def lead_in(elements: Iterable[int], line: int) -> int:
 
     If a buffer starts at a cache line, one slot of odd size, such as a classifier's 1000 biases, shifts all slots
     after it off the cache lines, and copying into those slots takes half as long again.
-
-    Args:
-        elements: Elements of each slot, in the order of the buffer.
-        line: Elements per cache line.
     """
     aligned: Counter[int] = Counter({0: 0})  # elements of the slots that would begin at a line, by lead-in
     for begin, end in pairwise(accumulate(elements, initial=0)):

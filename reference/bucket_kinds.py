@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .buckets import Bucket, Features
+from .buckets import Bucket
+from .features import Features
 
 MOST_WAITING_BYTES = 2**18
 """A bucket whose views become the gradients is packed as soon as gradients of more bytes in total wait in it, because
@@ -29,16 +30,31 @@ class ViewBucket(Bucket):
     A gradient that autograd allocated anew, because the last one was set to None, is copied once and becomes a view.
     """
 
-    most_waiting_bytes = MOST_WAITING_BYTES
-
     @property
     def puts_until_pack(self) -> int:
         """See `Bucket.puts_until_pack`."""
         room = max(0, MOST_WAITING_BYTES - self._waiting_bytes)
-        return min(self._pending, 1 + room // max(1, self._largest_bytes))
+        return min(super().puts_until_pack, 1 + room // max(1, *self._sizes_bytes))
+
+    def reset(self) -> None:
+        """See `Bucket.reset`."""
+        super().reset()
+        self._waiting_bytes = 0
+
+    def put(self, slots: Sequence[int]) -> bool:
+        """See `Bucket.put`; also True as soon as many bytes wait."""
+        should_pack = super().put(slots)
+        self._waiting_bytes += sum(map(self._sizes_bytes.__getitem__, slots))
+        return should_pack or self._waiting_bytes > MOST_WAITING_BYTES
+
+    def pack(self, scale: float) -> None:
+        """See `Bucket.pack`."""
+        super().pack(scale)
+        self._waiting_bytes = 0
 
     def _make_buffer(self) -> None:
         super()._make_buffer()
+        self._sizes_bytes = [view.nbytes for view in self.views]
         for slot, parameter in enumerate(self.parameters):
             if parameter.grad is not None:
                 self.views[slot].copy_(parameter.grad)

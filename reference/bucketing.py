@@ -112,6 +112,17 @@ def first_iteration_caps(caps_bytes: Sequence[int], *, listed: bool, graph_may_c
     return list(caps_bytes) if listed or graph_may_change else [ONE_BUCKET]
 
 
+def two_stage_caps(
+    bucket_cap_mb: float | None,
+    bucket_cap_mb_list: Sequence[float] | None,
+    graph_may_change: bool,  # noqa: FBT001
+) -> tuple[list[int], list[int]]:
+    """Caps in bytes before and after the rebuild, from DDP's arguments; see `first_iteration_caps`."""
+    caps = bucket_caps(bucket_cap_mb, bucket_cap_mb_list)
+    first = first_iteration_caps(caps, listed=bool(bucket_cap_mb_list), graph_may_change=graph_may_change)
+    return first, caps
+
+
 def cap_name(cap_mb: float) -> str:
     """A cap's name in tables and figures: "25 MB", or "single" for one bucket without a limit."""
     return "single" if math.isinf(cap_mb) else f"{cap_mb:g} MB"

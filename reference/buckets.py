@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import repeat
 from operator import is_
 from typing import Any
@@ -13,35 +12,12 @@ from torch import Tensor, nn
 
 from .bucket_copies import ScaledCopies, aligned_buffer
 from .bucketing import assign_buckets, check_partition
-from .parameters import bucket_key, size_bytes
-
-
-@dataclass(frozen=True, kw_only=True)
-class Features:
-    """Optional behaviour of a reducer; see the arguments of `DistributedDataParallel`."""
-
-    find_unused_parameters: bool = False
-    skip_all_reduce_unused_params: bool = False
-    static_graph: bool = False
-    gradient_as_bucket_view: bool = False
-    batched_grad_copy: bool = False
-
-    @property
-    def graph_may_change(self) -> bool:
-        """Whether each iteration finds its own unused parameters; then one ready order does not predict the next."""
-        return self.find_unused_parameters and not self.static_graph
+from .features import PLAIN, Features
+from .parameters import bucket_key, dense_strides, size_bytes
 
 
 class SecondGradientError(Exception):
-    """A parameter got a second gradient in one backward pass.
-
-    Attributes:
-        index: Its parameter index.
-    """
-
-    def __init__(self, index: int) -> None:
-        super().__init__(index)
-        self.index = index
+    """A parameter got a second gradient in one backward pass; the argument is its parameter index."""
 
 
 class Bucket:
@@ -68,17 +44,13 @@ class Bucket:
     """
 
     buffer: Tensor
-    most_waiting_bytes: float = float("inf")
-    """If gradients of more bytes in total wait, they are packed although the bucket is not ready."""
 
     def __init__(
-        self, indices: Sequence[int], parameters: Sequence[nn.Parameter], features: Features = Features()
+        self, indices: Sequence[int], parameters: Sequence[nn.Parameter], features: Features = PLAIN
     ) -> None:
         self.indices = tuple(indices)
         self.parameters = list(parameters)
-        self._sizes_bytes = [size_bytes(parameter) for parameter in self.parameters]
-        self._largest_bytes = max(self._sizes_bytes)
-        self.size_bytes = sum(self._sizes_bytes)
+        self.size_bytes = sum(map(size_bytes, self.parameters))
         self._make_buffer()
         self._copies = ScaledCopies(self.buffer, self.views, batched=features.batched_grad_copy)
         self.reset()
@@ -106,7 +78,6 @@ class Bucket:
         self._pending = len(self.parameters)
         self.is_put = bytearray(self._pending)
         self.waiting: list[int] = []
-        self._waiting_bytes = 0
         self._absent: list[int] = []
 
     def put(self, slots: Sequence[int]) -> bool:
@@ -122,16 +93,10 @@ class Bucket:
             is_put[slot] = True
         self._pending -= len(slots)
         self.waiting += slots
-        self._waiting_bytes += sum(map(self._sizes_bytes.__getitem__, slots))
-        return not self._pending or self._waiting_bytes > self.most_waiting_bytes
+        return not self._pending
 
     def misfits(self, slots: Sequence[int], *, strides: bool) -> list[int]:
-        """Those of these slots whose gradients do not fit their views, or are differentiable.
-
-        Args:
-            slots: Slots to examine.
-            strides: Whether strides must be equal too; other strides make copies slow.
-        """
+        """Slots whose gradients do not fit their views (with `strides`: in strides too), or are differentiable."""
         found = []
         for slot in slots:
             gradient, view = self.parameters[slot].grad, self.views[slot]
@@ -153,7 +118,6 @@ class Bucket:
         """
         slots = sorted(self.waiting)  # the order of the buffer, which the cache prefers
         self.waiting = []
-        self._waiting_bytes = 0
         gradients = [self.parameters[slot].grad for slot in slots]
         if any(map(is_, gradients, repeat(None))):
             absent = [slot for slot, gradient in zip(slots, gradients, strict=True) if gradient is None]
@@ -226,7 +190,7 @@ class Buckets(Sequence[Bucket]):
         rebuild_caps_bytes: Caps for the rebuild in ready order. None: `assignment` stays.
         sparse: Parameter indices whose gradients are sparse tensors.
         features: See `Features`.
-        make_bucket: Makes a bucket of these parameter indices and parameters.
+        make_bucket: Makes a bucket.
 
     Attributes:
         bucket_of: By parameter index the index of its bucket.
@@ -320,8 +284,3 @@ class Buckets(Sequence[Bucket]):
         )
         self.rebuilt = True
         return True
-
-
-def dense_strides(tensor: Tensor) -> list[int]:
-    """Strides of the dimensions that have more than one element; the other strides have no meaning."""
-    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]

@@ -23,9 +23,10 @@ from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHookLocation, _MixedPrecision
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
-from .broadcast import PIECE_BYTES, BufferHook, broadcast_coalesced
+from .backward_pass import Idle
+from .broadcast import PIECE_BYTES, broadcast_coalesced
 from .bucketing import MIB, bucket_caps
-from .buckets import Features
+from .buffers import BufferHook, send_buffers
 from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.allreduce import allreduce
@@ -33,6 +34,7 @@ from .comm_hooks.compress import fp16_compress
 from .comm_hooks.interface import Hook
 from .delayed_all_reduce import DelayedAllReduce, resolve_delayed
 from .exception_safe_reducer import ExceptionSafeReducer
+from .features import Features
 from .join import UnevenInputsHook
 from .logging_data import LoggingData
 from .mixed_precision import (
@@ -54,7 +56,38 @@ PROCESS_LOCAL = ("process_group", "reducer", "log", "delayed", "_presence", "slo
 
 
 class TorchNamedReducer(ExceptionSafeReducer):
-    """The reducer with the names of torch's reducer, `ddp.reducer`."""
+    """A reducer whose features and ranks may change between iterations; with the names of torch's, `ddp.reducer`."""
+
+    def set_features(self, features: Features) -> None:
+        """Change how unused parameters are found.
+
+        Raises:
+            RuntimeError: `static_graph` is set after the first iteration.
+        """
+        if features.static_graph and not self.features.static_graph and self.iterations > 0:
+            self.fail("static_graph should be called before training loop starts, on the wrapped module")
+        self.features = self.buckets.features = features
+        self.tracker = self.make_tracker(features, self._parameters, self._accumulators, self._group)
+
+    def set_group(self, group: dist.ProcessGroup) -> None:
+        """Average over other ranks from now on, as if the reducer had just been constructed.
+
+        The buckets are those of construction again, because ranks that come from different groups may have rebuilt
+        theirs at different times. A backward pass that is under way is forgotten. Its collectives may never end, so
+        nothing waits for them; they keep the old buckets' memory.
+        """
+        self._group = group
+        if self._hook is not None:
+            self._hook.group = group
+        self._messages.rank = dist.get_rank(group)
+        self._state = Idle()
+        self.iterations = 0
+        self.ready_order = []
+        self.after_backward.clear()
+        self.inbox.reset()
+        self.buckets.reset()
+        self.tracker = self.make_tracker(self.features, self._parameters, self._accumulators, group)
+        self._thorough = True
 
     def _get_local_used_map(self) -> Tensor:
         used: Tensor = self.tracker.used.tensor  # type: ignore[attr-defined]  # of the trackers that have a map
@@ -229,16 +262,13 @@ class DistributedDataParallel(DataParallel):
             weakref.finalize(self, self.forward_parameters.detach)
 
     def _make_input_steps(self) -> None:
+        self.input_steps.append(partial(_first_forward, weakref.ref(self)))
         if self.device_ids:
             self.input_steps.append(partial(_move, torch.device(self.device.type, self.device_ids[0])))
         if self.mixed_precision is not None:
             self.input_steps.append(partial(cast_inputs, self.mixed_precision))
         if self.forward_parameters is not None:
             self.input_steps.append(partial(_restore, self.forward_parameters))
-
-    def first_forward_starts(self) -> None:
-        """Make optimisers that run in the backward pass step after averaging instead of after accumulation."""
-        self._setup_in_backward_optimizers()
 
     def use_comm_hook(self, state: object, hook: Hook) -> None:
         """See `DataParallel.use_comm_hook`; keeps an error, or the hook's name, in the logging data."""
@@ -362,7 +392,7 @@ class DistributedDataParallel(DataParallel):
         return self._after_forward(output)
 
     def _sync_buffers(self) -> None:
-        self.send_buffers()
+        send_buffers(self)
 
     def _remove_autograd_hooks(self) -> None:
         self.reducer.detach()
@@ -549,6 +579,14 @@ class DistributedDataParallel(DataParallel):
         if self._comm_hook:
             hook, hook_state = (*self._comm_hook, self.process_group)[:2]
             self.register_comm_hook(hook_state, hook)
+
+
+def _first_forward(this: "weakref.ref[DistributedDataParallel]", inputs: Any, kwargs: Any) -> tuple[Any, Any]:
+    """Set up optimisers that run in the backward pass: the script has made them by the first forward pass."""
+    if (ddp := this()) is not None:
+        del ddp.input_steps[0]
+        ddp._setup_in_backward_optimizers()
+    return inputs, kwargs
 
 
 def _move(device: torch.device, inputs: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -78,10 +78,10 @@ class ExceptionSafeReducer(Reducer):
 
     def _wait_for_all(self, reduction: Reduction) -> None:
         """Wait for all collectives; the future of a comm hook may hold an error, but must have a result."""
-        for number, (future, bucket, _) in reduction.in_flight.items():
+        for number, launched in reduction.in_flight.items():
             try:
-                self._collective.wait(future, bucket, number)
+                self.wait(reduction.in_flight, number)
             except Exception:
-                if not future.done():
+                if not launched.future.done():
                     raise
         self.tracker.untouched()

@@ -5,23 +5,26 @@
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
+from . import buffers
+
 __all__ = ["Join", "JoinHook", "Joinable", "JoinableModule", "UnevenInputsHook"]
 
 if TYPE_CHECKING:
-    from .buckets import Features
+    from .features import Features
     from .reducer import Reducer
+    from .wrapper import DataParallel
 
 
 class UnevenInputsHook(JoinHook):
     """Matches every collective of the iterations that other ranks still run (torch: `_DDPJoinHook`)."""
 
-    def __init__(self, ddp: "JoinableModule") -> None:
+    def __init__(self, ddp: "DataParallel") -> None:
         super().__init__()
         self._ddp = ddp
 
@@ -29,11 +32,9 @@ class UnevenInputsHook(JoinHook):
         """Match one forward and backward pass, collective by collective, in the order of a real pass."""
         ddp = self._ddp
         ddp.reducer.rebuild_if_due()
-        if ddp.sends_buffers(after_forward=False):
-            ddp.send_buffers(candidate=False)
+        buffers.before_forward(ddp, candidate=False)
         averaging = ddp.any_rank_averages()
-        if ddp.sends_buffers(after_forward=True):
-            ddp.send_buffers(candidate=False)
+        buffers.after_forward(ddp, candidate=False)
         ddp.require_forward_param_sync = averaging
         if averaging:
             match_backward(ddp.reducer)
@@ -58,9 +59,8 @@ def match_backward(reducer: "Reducer") -> None:
     reducer.tracker.finished()
     reducer.iterations += 1
     if reducer.iterations > reducer.tracker.iterations_without_ready_order:
-        reducer.ready_order = list(
-            range(len(reducer.buckets.bucket_of))
-        )  # the rebuild is due here when it is elsewhere
+        # The rebuild is due here when it is due on the other ranks; its order is rank 0's.
+        reducer.ready_order = list(range(len(reducer.buckets.bucket_of)))
 
 
 class JoinableModule(Joinable):
@@ -73,8 +73,6 @@ class JoinableModule(Joinable):
     features: "Features"
     forward_sync_buffers: bool
     require_forward_param_sync: bool
-    sends_buffers: Callable[..., bool]
-    send_buffers: Callable[..., None]
     send_state: Callable[..., None]
     delayed: Any
 
@@ -116,7 +114,7 @@ class JoinableModule(Joinable):
                 "buckets the others skip. Construct the module without it"
             )
         self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
-        return UnevenInputsHook(self)
+        return UnevenInputsHook(cast("DataParallel", self))
 
     @property
     def join_device(self) -> torch.device:

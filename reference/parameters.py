@@ -28,10 +28,10 @@ def trainable_parameters(module: nn.Module, *, without: Collection[str] = ()) ->
     return {name: parameter for parameter, name in found.items()}
 
 
-def synchronized_tensors(module: nn.Module) -> dict[str, Tensor]:
+def synchronized_tensors(module: nn.Module, *, with_buffers: bool = True) -> dict[str, Tensor]:
     """All parameters, trainable or not, and buffers by name, except the ignored ones."""
     ignored = ignored_names(module)
-    named = [*module.named_parameters(), *module.named_buffers()]
+    named = [*module.named_parameters(), *(module.named_buffers() if with_buffers else ())]
     return {name: tensor for name, tensor in named if name not in ignored}
 
 
@@ -82,6 +82,11 @@ def dtype_name(tensor: Tensor) -> str:
 def size_bytes(tensor: Tensor) -> int:
     """Size of the tensor's elements, which does not depend on its strides."""
     return tensor.numel() * tensor.element_size()
+
+
+def dense_strides(tensor: Tensor) -> list[int]:
+    """Strides of the dimensions that have more than one element; the other strides have no meaning."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
 
 
 def bucket_key(tensor: Tensor) -> tuple[torch.dtype, torch.device]:

@@ -27,10 +27,11 @@ from torch.autograd.graph import Node
 from .autograd_graph import accumulators, reachable
 from .autograd_hooks import NEVER, Inbox, PassEnd, attach_hooks, gradients_until_pack
 from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running, State
-from .buckets import Bucket, BucketMaker, Buckets, Features, SecondGradientError
+from .buckets import Bucket, BucketMaker, Buckets, SecondGradientError
 from .checks.error_messages import ErrorMessages, GradientReport
 from .checks.launch_order import LaunchOrder
 from .comm_hooks.interface import Hook, HookCaller
+from .features import PLAIN, Features
 from .observer import Future, Observer
 
 NO_TASK = -1
@@ -47,28 +48,20 @@ class AllParametersUsed:
     A tracker knows which parameters get a gradient. `unused_parameters` has the others, which override the methods.
     """
 
-    counts_gradients = False
-    """Whether `gradient_arrived` must be called."""
-    needs_sink = False
-    """Whether forward's outputs must pass through the sink; see `output_sink`."""
-    launches_during_backward = True
-    """False: all buckets are launched at the end of the backward pass."""
-    iterations_without_ready_order = 0
-    """Number of iterations at the start that yield no ready order."""
-    unused: frozenset[int] = frozenset()
-    """Parameter indices that get no gradient in the coming backward pass."""
-    is_static = True
-    """Whether the same parameters were unused in all iterations so far."""
+    counts_gradients = False  # whether `gradient_arrived` must be called
+    needs_sink = False  # whether forward's outputs must pass through the sink; see `output_sink`
+    launches_during_backward = True  # False: all buckets are launched at the end of the backward pass
+    iterations_without_ready_order = 0  # at the start
+    unused: frozenset[int] = frozenset()  # parameter indices that get no gradient in the coming backward pass
+    is_static = True  # whether the same parameters were unused in all iterations so far
 
     def forward_done(self, outputs: Iterable[Tensor]) -> None:
         """Called after a synchronised forward pass with the tensors that it returned."""
 
     def gradient_arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001 - in every hook
-        """Called after `gradient` was added to that of the parameter (None: an undefined one, nothing was added).
+        """Called after `gradient` (None: an undefined one) was accumulated, and is `expected` to be averaged or not.
 
-        Returns:
-            Gradients still expected for this parameter, if they are `expected` to be averaged; negative if too many
-            arrived.
+        Returns the number of gradients still expected for this parameter; negative if too many arrived.
         """
         return 0
 
@@ -120,6 +113,7 @@ class Reducer:
         after_backward: Futures that the coming backward pass waits for at its end.
         inbox: Gradients that have arrived but were not processed yet.
         optimizers_in_backward: Whether the comm hook steps optimisers and sets the gradients it has used to None.
+        detach: Removes the autograd hooks for good, as garbage collection of the reducer does.
     """
 
     def __init__(
@@ -130,7 +124,7 @@ class Reducer:
         rebuild_caps_bytes: Sequence[int] | None,
         group: dist.ProcessGroup,
         sparse: frozenset[int] = frozenset(),
-        features: Features = Features(),  # noqa: B008 - frozen
+        features: Features = PLAIN,
         make_bucket: BucketMaker = Bucket,
         make_tracker: TrackerMaker = lambda *_: AllParametersUsed(),
         sync_enabled: Callable[[], bool] = lambda: True,
@@ -147,7 +141,7 @@ class Reducer:
             make_bucket=make_bucket,
         )
         self._accumulators = accumulators(self._parameters)
-        self._make_tracker = make_tracker
+        self.make_tracker = make_tracker
         self.tracker = make_tracker(features, self._parameters, self._accumulators, group)
         self.iterations = 0
         self.ready_order: list[int] = []
@@ -159,7 +153,7 @@ class Reducer:
         self.launch_order: LaunchOrder | None = None
         self.after_backward: list[Future] = []
         self.optimizers_in_backward = False
-        self._collective: AllReduce | HookCaller = AllReduce(group)
+        self._hook: HookCaller | None = None
         self._messages = ErrorMessages(parameters, dist.get_rank(group))
         self._report = GradientReport(self._messages)
         self._thorough = True  # check every gradient: in the first iteration and in the one after the rebuild
@@ -171,7 +165,6 @@ class Reducer:
         self._parameter_observers: list[Callable[[int], None]] = []
         several_devices = len({parameter.device for parameter in self._parameters}) > 1
         self.detach = attach_hooks(self._accumulators, self, locked=several_devices)
-        """Remove the autograd hooks for good; also happens when the reducer is garbage-collected."""
 
     def notify(self, event: Callable[Concatenate[Any, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Call this method of `Observer` on all observers."""
@@ -183,8 +176,6 @@ class Reducer:
         self.on_error(message)
         raise RuntimeError(message)
 
-    # Changes between iterations
-
     def register_comm_hook(self, state: Any, hook: Hook) -> None:
         """Have a hook communicate; see `DataParallel.register_comm_hook`."""
         now = self._state
@@ -193,38 +184,9 @@ class Reducer:
                 "register_comm_hook: expected a call between two iterations, got one in a backward pass, or between "
                 "two of one forward pass"
             )
-        if isinstance(self._collective, HookCaller):
+        if self._hook is not None:
             raise RuntimeError("register_comm_hook or register_builtin_comm_hook can only be called once.")
-        self._collective = HookCaller(hook, state, self._group)
-
-    def set_features(self, features: Features) -> None:
-        """Change how unused parameters are found.
-
-        Raises:
-            RuntimeError: `static_graph` is set after the first iteration.
-        """
-        if features.static_graph and not self.features.static_graph and self.iterations > 0:
-            self.fail("static_graph should be called before training loop starts, on the wrapped module")
-        self.features = self.buckets.features = features
-        self.tracker = self._make_tracker(features, self._parameters, self._accumulators, self._group)
-
-    def set_group(self, group: dist.ProcessGroup) -> None:
-        """Average over other ranks from now on, as if the reducer had just been constructed.
-
-        The buckets are those of construction again, because ranks that come from different groups may have rebuilt
-        theirs at different times. A backward pass that is under way is forgotten. Its collectives may never end, so
-        nothing waits for them; they keep the old buckets' memory.
-        """
-        self._group = self._collective.group = group
-        self._messages.rank = dist.get_rank(group)
-        self._state = Idle()
-        self.iterations = 0
-        self.ready_order = []
-        self.after_backward.clear()
-        self.inbox.reset()
-        self.buckets.reset()
-        self.tracker = self._make_tracker(self.features, self._parameters, self._accumulators, group)
-        self._thorough = True
+        self._hook = HookCaller(hook, state, self._group)
 
     # Forward pass
 
@@ -357,15 +319,13 @@ class Reducer:
         self._state = Idle() if complete else state.before
 
     def _backward_raises(self, task: int, error: BaseException | None = None) -> None:
-        """An exception ends the backward pass; `error`: the exception, if the reducer itself raised it.
+        """An exception, `error` if the reducer raised it, ends the backward pass: every further pass raises an error.
 
-        Every further pass raises an error. `ExceptionSafeReducer` lets training go on where that is possible.
+        `ExceptionSafeReducer` lets training go on where that is possible.
         """
-        state = self._state
-        if isinstance(state, Running) and state.task == task:
-            launched = len(state.reduction.in_flight) if state.reduction is not None else 0
+        if isinstance(self._state, Running) and self._state.task == task:
             self.inbox.reset()
-            self._state = Failed(self._messages.interrupted(launched, len(self.buckets), error), resumes=False)
+            self._state = Failed(self._messages.interrupted(0, len(self.buckets), error), resumes=False)
 
     def check_finished(self) -> None:
         """Raise RuntimeError if the last backward pass did not average its gradients; the message names the cause."""
@@ -394,8 +354,7 @@ class Reducer:
         """The first gradient has arrived."""
         self._compare_with_forward(averaged=True)
         # Multiplying is faster than dividing, and gives the same bits as torch's default path, which multiplies too.
-        hooked = isinstance(self._collective, HookCaller)
-        reduction.scale = 1.0 if hooked else 1.0 / reduction.count_ranks()
+        reduction.scale = 1.0 if self._hook is not None else 1.0 / reduction.count_ranks()
         self.notify(Observer.backward_started)
         skip = self.tracker.unused if self.features.skip_all_reduce_unused_params else frozenset()
         reduction.to_send = [n for n, bucket in enumerate(self.buckets) if not skip.issuperset(bucket.indices)]
@@ -441,8 +400,8 @@ class Reducer:
             try:
                 should_pack = bucket.put(list(map(self.buckets.slot_of.__getitem__, together)))
             except SecondGradientError as error:
-                unused = error.index in self.tracker.unused
-                self.fail(self._messages.ready_twice(error.index, number, unused=unused))
+                unused = error.args[0] in self.tracker.unused
+                self.fail(self._messages.ready_twice(error.args[0], number, unused=unused))
             if should_pack:
                 self._pack(bucket, number, reduction.scale)
             if bucket.ready:
@@ -513,18 +472,15 @@ class Reducer:
     # Sending buckets
 
     def send(self, bucket: Bucket, number: int, *, is_last: bool) -> InFlight:
-        """Launch the collective of a bucket; returns at once.
-
-        Raises:
-            RuntimeError: The comm hook failed.
-        """
+        """Launch the collective of a bucket; returns at once. Raises RuntimeError if the comm hook failed."""
         launch = self.launch_order.launching(number, bucket.size_bytes) if self.launch_order is not None else 0
+        if self._hook is None:
+            return InFlight(bucket.all_reduce(self._group), bucket, launch)
         try:
-            future = self._collective.call(bucket, number, is_last=is_last)
+            return InFlight(self._hook.call(bucket, number, is_last=is_last), bucket, launch)
         except RuntimeError as error:
             self.on_error(str(error))
             raise
-        return InFlight(future, bucket, launch)
 
     def wait(self, in_flight: dict[int, InFlight], number: int) -> Tensor | None:
         """Block until a bucket is done (on CUDA: make the current stream wait).
@@ -533,31 +489,17 @@ class Reducer:
             The averages as a flat tensor. None: the averages are in the bucket's own buffer.
 
         Raises:
-            RuntimeError: The collective failed; the message names ranks that left the launch order, if that is
-                checked.
+            RuntimeError: The collective failed; names ranks that left the launch order, if that is checked.
             TypeError: The comm hook's future holds something else than a tensor of the bucket's size.
         """
         future, bucket, launch = in_flight[number]
         try:
-            return self._collective.wait(future, bucket, number)
+            if self._hook is not None:
+                return self._hook.wait(future, bucket, number)
+            future.wait()
+            return None
         except (TypeError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and self.launch_order and (why := self.launch_order.explain(launch)):
                 self.fail(f"{why}. {error}")
             self.on_error(str(error))
             raise
-
-
-class AllReduce:
-    """Averages a bucket without a comm hook; has the methods of `HookCaller`."""
-
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
-
-    def call(self, bucket: Bucket, _number: int, *, is_last: bool) -> Future:
-        """Start to sum a bucket over the ranks, in place."""
-        return bucket.all_reduce(self.group)
-
-    def wait(self, future: Future, _bucket: Bucket, _number: int) -> Tensor | None:
-        """Block until the sums are in the bucket's own buffer."""
-        future.wait()
-        return None

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from .autograd_graph import reachable
-from .buckets import Features
+from .features import Features
 from .reducer import AllParametersUsed
 
 

@@ -14,24 +14,25 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 
+from . import buffers
 from .autograd_hooks import call_at_backward, tensors_in
-from .broadcast import BufferHook, broadcast_coalesced
+from .broadcast import broadcast_coalesced
 from .bucket_kinds import make_bucket
-from .bucketing import bucket_caps, first_iteration_caps
-from .buckets import Features
+from .bucketing import two_stage_caps
+from .buffers import BufferHook
 from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.interface import Hook, check_hook
 from .delayed_all_reduce import DelayedAllReduce
 from .exception_safe_reducer import ExceptionSafeReducer
+from .features import PLAIN, Features
 from .join import JoinableModule
 from .output_sink import through_sink
 from .parameter_substitution import replaced_parameters, slots
-from .parameters import sparse_parameters, synchronized_buffers, synchronized_tensors, trainable_parameters
+from .parameters import synchronized_buffers, synchronized_tensors, trainable_parameters
 from .unused_parameters import make_tracker
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -65,8 +66,6 @@ class DataParallel(JoinableModule, nn.Module):
         require_backward_grad_sync: False inside `no_sync()`.
         require_forward_param_sync: Whether the next forward pass sends buffers: the last one was synchronised.
         input_steps: Functions that change forward's inputs in turn: `step(inputs, kwargs)`.
-        buffer_hook: Replaces the broadcast of buffers. None: rank 0's are broadcast.
-        delayed: Averages parameters that are in no bucket. None: there are none.
 
     Raises:
         RuntimeError: No process group, nothing to train, or parameters that differ between ranks.
@@ -74,6 +73,7 @@ class DataParallel(JoinableModule, nn.Module):
     """
 
     reducer_class: type[ExceptionSafeReducer] = ExceptionSafeReducer
+    _inside_ddp_forward: Any = TorchDDP._inside_ddp_forward
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class DataParallel(JoinableModule, nn.Module):
         bucket_cap_mb: float | None = None,
         bucket_cap_mb_list: Sequence[float] | None = None,
         plan: Sequence[Sequence[int | str]] | None = None,
-        features: Features = Features(),  # noqa: B008 - frozen
+        features: Features = PLAIN,
         forward_sync_buffers: bool = True,
         init_sync: bool = True,
         init_sync_buffers: bool = True,
@@ -119,39 +119,29 @@ class DataParallel(JoinableModule, nn.Module):
         setup = construction.verify_setup(
             lambda: self.set_up(with_buffers=with_buffers), self.process_group, self.module, exchange=exchange
         )
-        trainable = self.bucketed_parameters()
-        sparse_names = sparse_parameters(self.module)
-        sparse = frozenset(index for index, name in enumerate(trainable) if name in sparse_names)
         this = weakref.ref(self)
         self.reducer = self.reducer_class(
-            trainable,
+            self.bucketed_parameters(),
             setup.buckets,
             rebuild_caps_bytes=setup.rebuild_caps_bytes,
             group=self.process_group,
-            sparse=sparse,
+            sparse=setup.sparse,
             features=self.features,
-            make_bucket=partial(make_bucket, sparse=sparse),
+            make_bucket=partial(make_bucket, sparse=setup.sparse),
             make_tracker=make_tracker,
             sync_enabled=lambda: (alive := this()) is not None and alive.require_backward_grad_sync,
         )
         if self.debug:
             self.reducer.launch_order = CheckedLaunchOrder(self.process_group, self.launch_series)
-        every_parameter = trainable_parameters(self.module).values()
-        self.device = next(iter(every_parameter)).device
-        self.slots = slots(self.module, every_parameter)
+        self.slots = slots(self.module, trainable_parameters(self.module).values())
+        self.device = self.slots[0].parameter.device
         self.has_buffers = bool(synchronized_buffers(self.module))
         self.input_steps: list[Callable[[Any, Any], tuple[Any, Any]]] = []
-        self._forward_ran = False
 
     def set_up(self, *, with_buffers: bool, delayed: Sequence[str] = ()) -> construction.Setup:
         """Everything that must be the same on all ranks; `delayed`: names of parameters that are in no bucket."""
-        caps = bucket_caps(self.bucket_cap_mb, self.bucket_cap_mb_list)
-        first_caps = first_iteration_caps(
-            caps, listed=bool(self.bucket_cap_mb_list), graph_may_change=self.features.graph_may_change
-        )
-        return construction.set_up(
-            self.module, self.plan, first_caps, caps, with_buffers=with_buffers, delayed=delayed
-        )
+        caps = two_stage_caps(self.bucket_cap_mb, self.bucket_cap_mb_list, self.features.graph_may_change)
+        return construction.set_up(self.module, self.plan, *caps, with_buffers=with_buffers, delayed=delayed)
 
     def bucketed_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters in the buckets by name, in the order of the parameter index."""
@@ -159,10 +149,7 @@ class DataParallel(JoinableModule, nn.Module):
 
     def send_state(self, *, source: int, with_buffers: bool) -> None:
         """Overwrite every rank's parameters and buffers with those of `source`."""
-        tensors = synchronized_tensors(self.module)
-        if not with_buffers:
-            for name in synchronized_buffers(self.module):
-                del tensors[name]
+        tensors = synchronized_tensors(self.module, with_buffers=with_buffers)
         broadcast_coalesced(list(tensors.values()), self.process_group, source=source)
 
     # Forward pass
@@ -171,27 +158,14 @@ class DataParallel(JoinableModule, nn.Module):
         """Run the module on this rank's inputs and return its output."""
         with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
             inputs, kwargs = self._before_forward(inputs, kwargs)
-            with self._inside_ddp_forward():
+            with self._inside_ddp_forward():  # torch.compile splits its graph at buckets
                 output = self.module(*inputs, **kwargs)
             return self._after_forward(output)
-
-    @contextmanager
-    def _inside_ddp_forward(self) -> Iterator[None]:
-        """Make this module torch's active DDP module, so that torch.compile splits its graph at bucket boundaries."""
-        before = TorchDDP._active_ddp_module
-        TorchDDP._active_ddp_module = self  # type: ignore[assignment]  # torch.compile reads only its bucket size
-        try:
-            yield
-        finally:
-            TorchDDP._active_ddp_module = before
 
     @_not_compiled
     def _before_forward(
         self, inputs: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if not self._forward_ran:
-            self._forward_ran = True
-            self.first_forward_starts()
         with_gradients, joining = torch.is_grad_enabled(), self._join_config.enable
         if with_gradients:
             self._check_parameters()
@@ -200,16 +174,13 @@ class DataParallel(JoinableModule, nn.Module):
         # Under Join, a rank without inputs cannot know whether the other ranks have gradients enabled.
         if with_gradients or joining:
             self.reducer.rebuild_if_due()
-        if self.sends_buffers(after_forward=False):
-            self.send_buffers()
+        if self.has_buffers:
+            buffers.before_forward(self)
         if joining:
             self.announce_averaging(wanted=with_gradients and self.require_backward_grad_sync)
-        for step in self.input_steps:
+        for step in tuple(self.input_steps):  # the first one removes itself
             inputs, kwargs = step(inputs, kwargs)
         return inputs, kwargs
-
-    def first_forward_starts(self) -> None:
-        """Called once, when the first forward pass begins."""
 
     def _check_parameters(self) -> None:
         """Raise RuntimeError if a parameter has been replaced by another since the module was wrapped.
@@ -226,8 +197,8 @@ class DataParallel(JoinableModule, nn.Module):
 
     @_not_compiled
     def _after_forward(self, output: Any) -> Any:
-        if self.sends_buffers(after_forward=True):
-            self.send_buffers()
+        if self.has_buffers:
+            buffers.after_forward(self)
         averaging = torch.is_grad_enabled() and self.require_backward_grad_sync
         # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
         self.require_forward_param_sync = averaging
@@ -243,27 +214,6 @@ class DataParallel(JoinableModule, nn.Module):
         elif torch.is_grad_enabled():
             self.reducer.prepare_without_averaging()
         return output
-
-    def sends_buffers(self, *, after_forward: bool) -> bool:
-        """Whether this iteration sends buffers after the forward pass or, with `after_forward=False`, before it."""
-        wanted = self.require_forward_param_sync and self.forward_sync_buffers
-        hooked_after = self.buffer_hook is not None and self.buffer_hook.after_forward
-        return wanted and self.has_buffers and after_forward == hooked_after
-
-    def send_buffers(self, *, candidate: bool = True) -> None:
-        """Broadcast rank 0's buffers (under Join: those of the highest rank with inputs), or call the buffer hook.
-
-        Args:
-            candidate: Whether this rank may be the source under Join: it still has inputs.
-        """
-        source = self.agree_on_rank(candidate=candidate) if self._join_config.enable else 0
-        named = synchronized_buffers(self.module)
-        # The graph of an earlier forward pass may have saved a buffer; its backward pass must still be allowed.
-        with torch.no_grad(), _unsafe_preserve_version_counter(tuple(named.values())):
-            if self.buffer_hook is None:
-                broadcast_coalesced(list(named.values()), self.process_group, source=source)
-            else:
-                self.reducer.after_backward += self.buffer_hook(named)
 
     # Backward pass
 
@@ -283,11 +233,8 @@ class DataParallel(JoinableModule, nn.Module):
     def register_comm_hook(self, state: object, hook: Hook) -> None:
         """Replace the all-reduce by `hook(state, bucket)`; call once, between two iterations.
 
+        The hook gets `state` and a `GradBucket`, and returns a future of the flat tensor that becomes the gradients.
         Deep copies and pickles of the module keep the hook, with a copy of its state.
-
-        Args:
-            state: Passed to every call of the hook.
-            hook: Gets a `GradBucket` and returns a future of the flat tensor that becomes the gradients.
 
         Raises:
             TypeError: The hook is not callable.

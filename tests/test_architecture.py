@@ -16,10 +16,14 @@ FORWARDED = {"simulator": {"ddplab", "ddplab.emulate"}}
 
 
 def imported(path: Path) -> set[str]:
-    """Full names of the modules, and of the names in them, that a file imports anywhere."""
+    """Full names of the modules, and of the names in them, that a file imports anywhere but for types."""
     found = set()
     package = path.parent.relative_to(ROOT).parts
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    tree.body = [
+        node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+    ]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):

@@ -12,7 +12,8 @@ from reference.autograd_graph import accumulators, reachable
 from reference.autograd_hooks import tensors_in
 from reference.bucket_kinds import make_bucket
 from reference.bucketing import MIB, bucket_caps, initial_buckets
-from reference.buckets import Bucket, Buckets, Features
+from reference.buckets import Bucket, Buckets
+from reference.features import Features
 from reference.parameters import bucket_key, size_bytes, sparse_parameters, trainable_parameters
 
 from .. import models

@@ -146,6 +146,8 @@ class Setup:
     parameters: list[Description]
     buffers: list[Description]
     buckets: BucketAssignment
+    sparse: frozenset[int]
+    """Parameter indices whose gradients are sparse tensors."""
     rebuild_caps_bytes: list[int] | None
 
 
@@ -276,6 +278,7 @@ def set_up(
         parameters=[_describe(*named) for named in module.named_parameters() if named[0] not in ignored],
         buffers=[_describe(*named) for named in module.named_buffers() if with_buffers and named[0] not in ignored],
         buckets=buckets,
+        sparse=frozenset(index for index, name in enumerate(trainable) if name in sparse),
         rebuild_caps_bytes=list(rebuild_caps_bytes) if plan is None else None,
     )
 
