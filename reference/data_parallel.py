@@ -1,4 +1,4 @@
-"""Data parallelism as a module wrapper; `naive` has the simplest form of it.
+"""Data parallelism as a module wrapper; `minimal` has the simplest forms of it.
 
 The sections follow an iteration: construction, forward pass, backward pass. The optimiser step needs no code here,
 because it sees the same averaged gradients on every rank.
@@ -37,7 +37,6 @@ from .mixed_precision import (
     reduction_dtype,
     sum_in_low_precision,
 )
-from .naive import NaiveDataParallel as NaiveDataParallel
 from .observer import fail
 from .parameters import sparse_parameters, synchronized_buffers, synchronized_tensors, trainable_parameters
 from .reducer import Reducer

@@ -22,7 +22,7 @@ InFlight = tuple[list[nn.Parameter], Tensor, dist.Work]
 
 
 class NaiveDataParallel(nn.Module):
-    """Averages each gradient with an all-reduce of its own.
+    """Averages each gradient with an all-reduce of its own; the ranks must have gradients of the same parameters.
 
     Call `average_gradients` between the backward pass and the optimiser step, on every rank.
     """
@@ -40,15 +40,10 @@ class NaiveDataParallel(nn.Module):
 
     def average_gradients(self) -> None:
         """Replace every gradient by its average over the ranks."""
-        for gradient in map(self.gradient, self.trainable):
-            gradient /= dist.get_world_size(self.process_group)  # before the sum, which could overflow
-            dist.all_reduce(gradient, group=self.process_group)
-
-    def gradient(self, parameter: nn.Parameter) -> Tensor:
-        """The gradient; zeros if the backward pass made none, because all ranks must send the same tensors."""
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        return parameter.grad
+        for parameter in self.trainable:
+            if parameter.grad is not None:
+                parameter.grad /= dist.get_world_size(self.process_group)  # before the sum, which could overflow
+                dist.all_reduce(parameter.grad, group=self.process_group)
 
 
 class FlatDataParallel(NaiveDataParallel):
@@ -74,6 +69,12 @@ class FlatDataParallel(NaiveDataParallel):
         averages = flat.split([parameter.numel() for parameter in parameters])
         for parameter, average in zip(parameters, averages, strict=True):
             self.gradient(parameter).copy_(average.view_as(parameter))
+
+    def gradient(self, parameter: nn.Parameter) -> Tensor:
+        """The gradient; zeros if the backward pass made none, because the ranks must send equally large tensors."""
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        return parameter.grad
 
 
 class BucketedDataParallel(FlatDataParallel):

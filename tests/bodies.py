@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-from reference.data_parallel import DistributedDataParallel, NaiveDataParallel
+from reference.data_parallel import DistributedDataParallel
+from reference.minimal import NaiveDataParallel
 from reference.observer import Observer
 from reference.recorder import record
 from reference.trace import Trace

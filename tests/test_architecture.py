@@ -14,6 +14,7 @@ LAYERS = {  # each module imports only from those before it
     "reference": [
         "errors",
         "bucketing",
+        "minimal",
         "quantities",
         "writing",
         "reading",
@@ -42,7 +43,6 @@ LAYERS = {  # each module imports only from those before it
         "forward_parameters",
         "mixed_precision",
         "tensor_parallel",
-        "naive",
         "join",
         "data_parallel",
         "instrumentation",

@@ -9,7 +9,7 @@ import pytest
 from reference.conformance.subject import Subject
 from simulator.conformance import overlap
 
-NAIVE = "reference.naive:NaiveDataParallel"
+NAIVE = "reference.minimal:NaiveDataParallel"
 CONFTEST = """
 def pytest_addoption(parser):
     parser.addoption("--ddp")
