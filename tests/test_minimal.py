@@ -20,10 +20,14 @@ from .explore import examples
 NAMES = ("NaiveDataParallel", "FlatDataParallel", "BucketedDataParallel", "OverlappedDataParallel")
 CHECKS = (
     "any timing", "overlap", "construction", "bucket caps", "special parameters", "kept gradients", "real models",
-    "special values", "process group", "several backward passes", "accumulation", "unused parameters", "comm hooks",
-    "sparse gradients", "uneven inputs", "random programs", "a lost rank",
+    "special values", "process group", "accumulation", "unused parameters", "comm hooks", "sparse gradients",
+    "uneven inputs", "random programs", "a lost rank",
 )  # fmt: skip
-"""A part of the kit, which takes a minute for each class as a whole."""
+"""A part of the kit, which takes a minute for each class as a whole.
+
+The flat and the bucketed class also fail `a backward pass that raises`, by a hang of 10 s: there, one rank calls
+`average_gradients` without any gradient, and these classes send zeros.
+"""
 LACKS = {"accumulation", "unused parameters", "comm hooks", "sparse gradients", "uneven inputs"}
 LITTLE = Effort(4, derandomized=True)
 MOST_LINES = 130
