@@ -28,8 +28,8 @@ LONGEST_CODE = 22
 """Lines of the longest code that a slide shows; of longer cells it shows the output only."""
 LETTERS_OF_A_LINE = 90
 """Letters of text that fit on a line."""
-HOUSEKEEPING = re.compile(r"^import |^pool\.close|\bplt\.|\bax\b", re.MULTILINE)
-"""Code that imports, ends ranks or draws."""
+HOUSEKEEPING = re.compile(r"^import |^pool\.close|^show\(|\bplt\.|\bax\b", re.MULTILINE)
+"""Code that imports, ends ranks, draws or shows code."""
 LONGEST_TEXT = 620
 """Characters of text on a slide; longer texts continue on the next."""
 
@@ -141,8 +141,13 @@ def _code_slide(cell: NotebookNode, *, hides_code: bool, room: int) -> Iterator[
         height = (lines if is_shown else 0) + sum(len(str(output.text).splitlines()) for output in printed)
         yield _outputs(cell, printed, "-" if height <= room else "subslide", is_shown=is_shown)
     for output in cell.outputs:
-        if output not in printed:
+        if output not in printed and not _is_long_code(output):
             yield _outputs(cell, [output], "subslide", is_shown=False)
+
+
+def _is_long_code(output: NotebookNode) -> bool:
+    """Whether a cell shows a class that is too long for a slide."""
+    return len(output.get("data", {}).get("text/markdown", "").splitlines()) > LONGEST_CODE
 
 
 def _outputs(cell: NotebookNode, outputs: Sequence[NotebookNode], kind: Kind, *, is_shown: bool) -> NotebookNode:

@@ -14,7 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from reference.data_parallel import DistributedDataParallel
-from reference.naive import NaiveDataParallel
+from reference.minimal import NaiveDataParallel
 from reference.observer import Observer
 from reference.recorder import record
 from reference.trace import Trace

@@ -30,7 +30,7 @@ from .faulty_reducers import wrong_on_rank_0
 
 OURS = "reference.data_parallel:DistributedDataParallel"
 TORCHS = "torch.nn.parallel:DistributedDataParallel"
-NAIVE = "reference.naive:NaiveDataParallel"
+NAIVE = "reference.minimal:NaiveDataParallel"
 CORRECT = ("Bucketed", "Small")
 ADAPTERS = ("get_ddp_bucketed", "make_ddp")
 """Functions that wrap a module with a correct class."""
@@ -289,7 +289,7 @@ def test_the_revision_is_imported_wherever_its_package_is(project, layout, insid
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("packaged.ddp:NaiveDataParallel", "expected to .* revision, got reference.naive from /.*/naive.py$"),
+        ("packaged.ddp:NaiveDataParallel", "expected to .* revision, got reference.minimal from /.*/minimal.py$"),
         ("elsewhere:DDP", "expected to import it from the revision, got elsewhere from /.*/new/elsewhere.py$"),
         ("packaged.later:DDP", "ModuleNotFoundError: No module named 'packaged.later'$"),
     ],

@@ -53,7 +53,7 @@ def test_parts_import_each_other_also_through_functions_and_parent_packages(root
 
 
 def test_packages_import_each_other_through_different_sub_packages(root):
-    (root / "reference/records.py").write_text("import simulator.answers.text")
+    (root / "reference/records.py").write_text("import simulator.results.text")
     (root / "simulator/clock.py").write_text("from reference.parts import wheel")
     assert house.mutual_imports(root) == ["reference<->simulator"]
 
@@ -64,7 +64,7 @@ def test_class_names_are_repeated_across_packages_and_in_functions(root):
 
 def test_a_module_is_tested_by_a_file_of_its_name_in_any_folder(root):
     tested = set(house.plain_modules(root)) - set(house.untested_modules(root))
-    assert tested == {"simulator.clock", "simulator.answers.text"}
+    assert tested == {"simulator.clock", "simulator.results.text"}
     assert not [name for name in house.plain_modules(root) if name.endswith(("__main__", "engine"))]
 
 

@@ -9,7 +9,7 @@ import pytest
 from ddplab.conformance import overlap
 from ddplab.conformance.class_under_test import Subject
 
-NAIVE = "reference.naive:NaiveDataParallel"
+NAIVE = "reference.minimal:NaiveDataParallel"
 CONFTEST = """
 def pytest_addoption(parser):
     parser.addoption("--ddp")

@@ -1,31 +1,30 @@
 """Tutorial 10: the code that is broken there, and what a loss curve and a simple test show of a faulty class."""
 
-import re
+import inspect
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from reference import minimal
+
 from .averaging import gradient
-from .own_code import folder, modules_of, read
+from .own_code import folder, read
 
 INPUTS, WIDTH, CLASSES, BATCH = 16, 64, 10, 32
 CAP_MB = 0.002
-"""Bucket cap that gives the classifier three buckets."""
+"""Bucket cap that gives the classifier four buckets."""
 
 
-def source_of_tutorial_2() -> str:
-    """Return the code of `MyDDP` that tutorial 2 shows, in one module."""
-    modules = modules_of("02_build_your_own_ddp.ipynb")
-    source = "\n".join(modules[name] for name in ("naive", "bucketed", "my_ddp"))
-    return re.sub(r"^from (naive|bucketed) import .*\n", "", source, flags=re.MULTILINE)
+def source() -> str:
+    """Return the code of `reference.minimal` as a module that can be imported from another folder."""
+    return inspect.getsource(minimal).replace("from .", "from reference.")
 
 
 def plant_sixth() -> str:
     """Write a class whose fault the learner has to find; returns its name."""
-    source = source_of_tutorial_2().replace("parameter.grad.copy_(average", "parameter.grad.add_(average")
-    (folder() / "sixth.py").write_text(source)
-    return "sixth:MyDDP"
+    (folder() / "sixth.py").write_text(source().replace(".copy_(average", ".add_(average"))
+    return "sixth:OverlappedDataParallel"
 
 
 def one_gradient(rank: int, _world_size: int, name: str) -> tuple[float, float, float]:

@@ -4,7 +4,6 @@ A rank is another process, which cannot import what a notebook defines. A notebo
 `FOLDER` with `%%writefile`. Processes import them again after each change.
 """
 
-import json
 import os
 import sys
 from collections.abc import Callable, Collection
@@ -28,23 +27,6 @@ def folder() -> Path:
     if str(FOLDER) not in sys.path:
         sys.path.insert(0, str(FOLDER))
     return Path(os.path.relpath(FOLDER))
-
-
-def modules_of(notebook: str) -> dict[str, str]:
-    """Return the modules that a notebook of this folder writes with `%%writefile`: their sources by name."""
-    cells = json.loads((Path(__file__).parent / notebook).read_text())["cells"]
-    parts = ["".join(cell["source"]).partition("\n") for cell in cells]
-    return {
-        magic.removeprefix(WRITES).removesuffix(".py"): text for magic, _, text in parts if magic.startswith(WRITES)
-    }
-
-
-def write_missing(notebook: str) -> list[str]:
-    """Write the modules of a notebook that the learner has not written; returns their names."""
-    missing = {name: text for name, text in modules_of(notebook).items() if not (folder() / f"{name}.py").exists()}
-    for name, text in missing.items():
-        (folder() / f"{name}.py").write_text(text)
-    return list(missing)
 
 
 def forget(_rank: int = 0, _world_size: int = 1) -> None:
