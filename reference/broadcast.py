@@ -1,6 +1,5 @@
 """Broadcast of parameters and buffers from one rank to all, in large pieces."""
 
-from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -8,12 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from .bucketing import MIB, assign_buckets
-
-PIECE_BYTES = 250 * MIB
-"""Size of a piece (torch: `broadcast_bucket_size`)."""
-MAX_IN_FLIGHT = 2
-"""Pieces that are sent at the same time; bounds the memory of the flat copies, whatever the model's size."""
+from .collectives import PIECE_BYTES, send_in_pieces
+from .parameters import bucket_key
 
 
 def broadcast_coalesced(
@@ -22,21 +17,16 @@ def broadcast_coalesced(
     """Overwrite `tensors` on every rank with those of `source`, a rank within the group.
 
     Expanded tensors, conjugate and negative views are written through to the memory that they show.
-    Tensors of one dtype and device are flattened into pieces of about `piece_bytes`; at most two pieces are
-    in flight. Blocks until all pieces have arrived.
+    Tensors of one dtype and device are flattened into pieces of about `piece_bytes`, of which few are in flight; see
+    `send_in_pieces`. Blocks until all pieces have arrived.
     """
-    in_flight: deque[_Piece] = deque()
-    pieces = assign_buckets(
+    send_in_pieces(
         [tensor.nbytes for tensor in tensors],
-        [piece_bytes],
-        keys=[(tensor.dtype, tensor.device) for tensor in tensors],
+        list(map(bucket_key, tensors)),
+        launch=lambda indices: _Piece([tensors[index] for index in indices], group, source),
+        finish=_Piece.finish,
+        piece_bytes=piece_bytes,
     )
-    for indices in pieces:
-        if len(in_flight) == MAX_IN_FLIGHT:
-            in_flight.popleft().finish()
-        in_flight.append(_Piece([tensors[index] for index in indices], group, source))
-    while in_flight:
-        in_flight.popleft().finish()
 
 
 class _Piece:

@@ -75,52 +75,53 @@ def assign_buckets(
     return sorted(buckets, key=min) if order is None else buckets
 
 
-def bucket_caps(bucket_cap_mb: float | None = None, bucket_cap_mb_list: Sequence[float] | None = None) -> list[int]:
+def bucket_caps(
+    bucket_cap_mb: float | None = None,
+    bucket_cap_mb_list: Sequence[float] | None = None,
+    first_bucket_mb: float | None = None,
+) -> list[int]:
     """Convert the caps that a user gives in MiB to caps in bytes for `assign_buckets`.
 
     Args:
         bucket_cap_mb: Cap of all buckets, the first one included (torch 2.13); 0: each parameter gets its own bucket.
             None: 25 MiB, and 1 MiB for the first bucket, so that communication starts early.
-        bucket_cap_mb_list: Cap of each bucket; overrides `bucket_cap_mb` unless it is empty.
+        bucket_cap_mb_list: Cap of each bucket; overrides the other caps unless it is empty.
+        first_bucket_mb: Cap of the first bucket. None: as above.
 
     Raises:
         ValueError: A cap is negative or not a number.
     """
-    if bucket_cap_mb_list:
-        caps_mb = list(bucket_cap_mb_list)
-    elif bucket_cap_mb is not None:
-        caps_mb = [bucket_cap_mb]
-    else:
-        caps_mb = [DEFAULT_FIRST_BUCKET_MB, DEFAULT_BUCKET_CAP_MB]
+    if bucket_cap_mb is None:
+        bucket_cap_mb = DEFAULT_BUCKET_CAP_MB
+        first_bucket_mb = DEFAULT_FIRST_BUCKET_MB if first_bucket_mb is None else first_bucket_mb
+    caps_mb = list(bucket_cap_mb_list or ())
+    caps_mb = caps_mb or [cap for cap in (first_bucket_mb, bucket_cap_mb) if cap is not None]
     if not all(cap >= 0 for cap in caps_mb):  # also refuses NaN
         raise ValueError(f"bucket caps: expected sizes in MiB, none negative, got {caps_mb}")
     return [int(min(cap * MIB, float(ONE_BUCKET))) for cap in caps_mb]  # int(infinity) would raise
 
 
-def first_iteration_caps(caps_bytes: Sequence[int], *, listed: bool, graph_may_change: bool) -> list[int]:
-    """Caps until the rebuild: no limit, unless the user's caps hold from the start (torch 2.13).
-
-    Reversed registration order only approximates the ready order. Where it is wrong, an all-reduce could be
-    launched between collectives that the backward pass itself issues, earlier on some ranks than on others. Therefore
-    the first iteration has one bucket.
-
-    Args:
-        caps_bytes: The user's caps.
-        listed: Whether the user gave a list of caps; they hold from the start.
-        graph_may_change: Whether there is no rebuild, because the graph may change; the caps hold from the start.
-    """
-    return list(caps_bytes) if listed or graph_may_change else [ONE_BUCKET]
-
-
 def two_stage_caps(
     bucket_cap_mb: float | None,
     bucket_cap_mb_list: Sequence[float] | None,
-    graph_may_change: bool,  # noqa: FBT001
+    first_bucket_mb: float | None = None,
+    *,
+    graph_may_change: bool,
 ) -> tuple[list[int], list[int]]:
-    """Caps in bytes before and after the rebuild, from DDP's arguments; see `first_iteration_caps`."""
-    caps = bucket_caps(bucket_cap_mb, bucket_cap_mb_list)
-    first = first_iteration_caps(caps, listed=bool(bucket_cap_mb_list), graph_may_change=graph_may_change)
-    return first, caps
+    """Caps in bytes until the rebuild and after it: no limit until then, unless the user's caps hold from the start.
+
+    Reversed registration order only approximates the ready order. Where it is wrong, an all-reduce could be
+    launched between collectives that the backward pass itself issues, earlier on some ranks than on others. Therefore
+    the first iteration has one bucket (torch 2.13).
+
+    Args:
+        bucket_cap_mb: As for `bucket_caps`.
+        bucket_cap_mb_list: As for `bucket_caps`; a list holds from the start.
+        first_bucket_mb: As for `bucket_caps`.
+        graph_may_change: Whether there is no rebuild, because the graph may change; the caps hold from the start.
+    """
+    caps = bucket_caps(bucket_cap_mb, bucket_cap_mb_list, first_bucket_mb)
+    return (caps if bucket_cap_mb_list or graph_may_change else [ONE_BUCKET]), caps
 
 
 def cap_name(cap_mb: float) -> str:

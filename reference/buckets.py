@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from .bucket_copies import ScaledCopies, aligned_buffer
 from .bucketing import assign_buckets, check_partition
+from .collectives import READY_ORDER_BYTES
 from .features import PLAIN, Features
-from .parameters import bucket_key, dense_strides, size_bytes
+from .parameters import INTEGERS, bucket_key, dense_strides, size_bytes
 
 
 class SecondGradientError(Exception):
@@ -270,7 +271,9 @@ class Buckets(Sequence[Bucket]):
         if self.rebuilt or not ready_order or self._rebuild_caps is None or self.features.graph_may_change:
             return False
         never_ready = sorted(set(range(len(self._parameters))) - set(ready_order))  # unused in a static graph
-        order = torch.tensor([*ready_order, *never_ready], device=self._parameters[0].device)
+        order = torch.tensor(
+            [*ready_order, *never_ready], dtype=INTEGERS[READY_ORDER_BYTES], device=self._parameters[0].device
+        )
         dist.broadcast(order, group_src=0, group=group)
         self._buckets = []  # frees the old buffers before the new ones are allocated
         self._allocate(

@@ -24,11 +24,12 @@ from torch.nn.parallel.distributed import _BufferCommHookLocation, _MixedPrecisi
 from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
 
 from .backward_pass import Idle
-from .broadcast import PIECE_BYTES, broadcast_coalesced
+from .broadcast import broadcast_coalesced
 from .bucketing import MIB, bucket_caps
 from .buffers import BufferHook, send_buffers
 from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
+from .collectives import PIECE_BYTES
 from .comm_hooks.allreduce import allreduce
 from .comm_hooks.compress import fp16_compress
 from .comm_hooks.interface import Hook

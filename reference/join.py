@@ -12,6 +12,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
 from . import buffers
+from .collectives import JOIN_RANK_BYTES
+from .parameters import INTEGERS
 
 __all__ = ["Join", "JoinHook", "Joinable", "JoinableModule", "UnevenInputsHook"]
 
@@ -156,7 +158,8 @@ class JoinableModule(Joinable):
 
     def agree_on_rank(self, *, candidate: bool) -> int:
         """The highest rank among the candidates."""
-        rank = torch.tensor([dist.get_rank(self.process_group) if candidate else -1], device=self.device)
+        mine = dist.get_rank(self.process_group) if candidate else -1
+        rank = torch.tensor([mine], dtype=INTEGERS[JOIN_RANK_BYTES], device=self.device)
         dist.all_reduce(rank, op=dist.ReduceOp.MAX, group=self.process_group)
         return int(rank.item())
 

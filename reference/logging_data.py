@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from .collectives import GLOO_THREADS
 from .device_clock import Clock, Reading, clock_of, nanoseconds
 from .observer import Observer
 from .parameters import size_bytes
@@ -43,7 +44,6 @@ _NCCL_ENVIRONMENT = {
     "nccl_nthreads": "NCCL_NTHREADS",
     "nccl_ib_timeout": "NCCL_IB_TIMEOUT",
 }
-GLOO_THREADS = 2  # torch's Gloo runs this many collectives at a time
 _DTYPES = {
     torch.float32: "float",
     torch.float64: "double",

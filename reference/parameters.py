@@ -7,6 +7,9 @@ from torch import Tensor, nn
 
 from .trace import Buffer, Parameter
 
+INTEGERS = {4: torch.int32, 8: torch.int64}
+"""Element types of integers, by their size in bytes."""
+
 
 def ignored_names(module: nn.Module) -> frozenset[str]:
     """Names of the parameters and buffers that are not synchronised (torch's `_ddp_params_and_buffers_to_ignore`)."""

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from .autograd_graph import reachable
+from .collectives import USED_MAP_BYTES
 from .features import Features
+from .parameters import INTEGERS
 from .reducer import AllParametersUsed
 
 
@@ -37,8 +39,8 @@ class UsedParameterMap:
     def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
         self._parameters = parameters
         device = parameters[0].device if parameters else None  # none: the all-reduce of each one is delayed
-        self.tensor = torch.zeros(len(parameters), dtype=torch.int32, device=device)
-        """Number of ranks that used each parameter, int32, as of the last exchange."""
+        self.tensor = torch.zeros(len(parameters), dtype=INTEGERS[USED_MAP_BYTES], device=device)
+        """Number of ranks that used each parameter, as of the last exchange."""
         self._group = group
         self._used: set[int] = set()
         self._work: dist.Work | None = None
@@ -54,7 +56,7 @@ class UsedParameterMap:
         """
         self.wait()  # an exchange that an exception has left still uses the tensor
         self._used = {index for index in self._used if self._parameters[index].grad is not None}
-        used = torch.zeros(len(self.tensor), dtype=torch.int32, pin_memory=self.tensor.is_cuda)
+        used = torch.zeros(len(self.tensor), dtype=self.tensor.dtype, pin_memory=self.tensor.is_cuda)
         used[sorted(self._used)] = 1
         self.tensor.copy_(used, non_blocking=True)  # on CUDA from pinned memory, as in torch: the host does not wait
         self._work = dist.all_reduce(self.tensor, group=self._group, async_op=True)

@@ -140,7 +140,8 @@ class DataParallel(JoinableModule, nn.Module):
 
     def set_up(self, *, with_buffers: bool, delayed: Sequence[str] = ()) -> construction.Setup:
         """Everything that must be the same on all ranks; `delayed`: names of parameters that are in no bucket."""
-        caps = two_stage_caps(self.bucket_cap_mb, self.bucket_cap_mb_list, self.features.graph_may_change)
+        changes = self.features.graph_may_change
+        caps = two_stage_caps(self.bucket_cap_mb, self.bucket_cap_mb_list, graph_may_change=changes)
         return construction.set_up(self.module, self.plan, *caps, with_buffers=with_buffers, delayed=delayed)
 
     def bucketed_parameters(self) -> dict[str, nn.Parameter]:

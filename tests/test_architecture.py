@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PURE = ("reference.bucketing", "reference.errors", "reference.files", "reference.trace")
+PURE = (
+    *("reference.bucketing", "reference.collectives", "reference.errors", "reference.features", "reference.files"),
+    "reference.trace",
+)
 """The parts of `reference` that `simulator` uses: none of them needs torch."""
 FORWARDED = {"simulator": {"ddplab", "ddplab.emulate"}}
 """`simulator.emulate` is the earlier name of `ddplab.emulate`, and imports it when it is called."""

@@ -1,6 +1,7 @@
 """Comm hooks: their laws, comparison with torch's classes and hooks, and states that are saved and loaded."""
 
 from functools import partial
+from math import prod
 from types import SimpleNamespace
 
 import pytest
@@ -8,13 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from reference.collectives import factors_of_gradient, rows_and_columns
 from reference.comm_hooks.powersgd import (
     PowerSGDState,
     keep_where,
     orthogonalize,
-    rows_and_columns,
     square,
-    worth_compressing,
 )
 from reference.comm_hooks.quantization import dequantize, quantize, quantize_per_channel, quantize_per_tensor
 from reference.launch import RankPool
@@ -113,7 +113,7 @@ def test_quantisation_is_right_to_half_a_level_and_keeps_zeros(channels, element
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(channels, elements, generator=generator) * size
     values[:, 0] = 0
-    got = dequantize(quantize(values), channels)
+    got = dequantize(quantize(values), (channels, elements))
     levels = (values.amax(1).clamp(min=0) - values.amin(1).clamp(max=0)) / 255
     assert ((got - values).abs() <= levels[:, None] * 0.501).all()
     assert (got[:, 0] == 0).all()
@@ -121,7 +121,7 @@ def test_quantisation_is_right_to_half_a_level_and_keeps_zeros(channels, element
 
 def test_what_is_not_a_number_stays_so():
     values = torch.tensor([[1.0, float("nan")], [1.0, float("inf")], [1.0, 2.0]])
-    got = dequantize(quantize(values), 3)
+    got = dequantize(quantize(values), (3, 2))
     assert not got[:2].isfinite().all(1).any()
     assert got[2].isfinite().all()
 
@@ -177,11 +177,18 @@ def test_a_square_holds_all_numbers_and_zeros(elements):
 
 
 def test_rows_are_the_outermost_dimension_in_memory():
-    assert rows_and_columns(torch.empty(2, 3, 5, 7)) == (2, 105)
-    assert rows_and_columns(torch.empty(2, 3, 5, 7).to(memory_format=torch.channels_last)) == (2, 105)
-    assert rows_and_columns(torch.empty(2, 3).T) == (2, 3)
-    assert rows_and_columns(torch.empty(())) == (1, 1)
-    assert rows_and_columns(torch.empty(0, 3)) == (0, 0)
+    channels_last = torch.empty(2, 3, 5, 7).to(memory_format=torch.channels_last)
+    for tensor in (torch.empty(2, 3, 5, 7), channels_last):
+        assert rows_and_columns(tensor.shape, tensor.stride()) == (2, 105)
+    assert rows_and_columns((3, 2), torch.empty(2, 3).T.stride()) == (2, 3)
+
+
+@given(hook_shapes())
+def test_without_strides_the_first_dimension_is_the_outermost(shapes):
+    for shape in shapes:
+        assert rows_and_columns(shape) == rows_and_columns(shape, torch.empty(shape).stride())
+    assert rows_and_columns(()) == (1, 1)
+    assert rows_and_columns((0, 3)) == (0, 0)
 
 
 @BOTH_POOLS
@@ -271,15 +278,14 @@ def test_error_feedback_loses_nothing(ranks, hook, shapes, seed, options):
 
 @examples(15)
 @given(hook_shapes(), power_options)
-def test_what_powersgd_sends_is_what_the_formula_says(two_ranks, shapes, options):
-    """The formula: rank * (rows + columns) elements of a matrix worth compressing, all elements of the others."""
+def test_powersgd_sends_the_elements_of_p_and_q_of_what_it_compresses(two_ranks, shapes, options):
+    """And all elements of other gradients; `compression_stats` counts both."""
+    limits = options["matrix_approximation_rank"], options["min_compression_rate"]
     before = after = 0
     for shape in shapes:
-        rows, columns = rows_and_columns(torch.empty(shape))
-        rank = min(rows, columns, options["matrix_approximation_rank"])
-        worth = len(shape) > 1 and worth_compressing(rows, columns, rank, options["min_compression_rate"])
-        before += rows * columns
-        after += rank * (rows + columns) if worth else rows * columns
+        factors = factors_of_gradient(shape, *limits)
+        before += prod(shape)
+        after += prod(shape) if factors is None else prod(factors.p_shape) + prod(factors.q_shape)
     sent, statistics = two_ranks.run(hook_bodies.elements_sent, "power", shapes, options)[0]
     assert sent == after
     assert statistics == (before / after if after else 0, before, after)

@@ -15,10 +15,12 @@ from torch._C._distributed_c10d import GradBucket
 from torch._C._distributed_c10d import Reducer as TorchReducer
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
 
+from reference.collectives import READY_ORDER_BYTES, USED_MAP_BYTES
 from reference.comm_hooks.allreduce import allreduce
 from reference.comm_hooks.powersgd import PowerSGDState
 from reference.data_parallel import DistributedDataParallel
 from reference.observer import Observer
+from reference.parameters import INTEGERS
 from reference.trace import Workload
 from simulator.fabric import Processor
 from simulator.schedule.hook_messages import NO_HOOK, CommHook, gradient_bytes
@@ -253,8 +255,8 @@ class RankTraining:
         if message.transport == "broadcast":
             launched = {kind for kind, _ in self.kinds.values()}
             is_order = self._rebuilds and "order" not in launched
-            return ("order" if is_order and tensors[0].dtype == torch.int64 else "broadcast"), None
-        if tensors and tensors[0].dtype == torch.int32:
+            return ("order" if is_order and tensors[0].dtype == INTEGERS[READY_ORDER_BYTES] else "broadcast"), None
+        if tensors and tensors[0].dtype == INTEGERS[USED_MAP_BYTES]:
             return "bitmap", None
         if not self._in_backward:
             return "join", None

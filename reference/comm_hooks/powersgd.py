@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from functools import partial
 from hashlib import sha256
 from itertools import accumulate, pairwise
-from math import ceil, sqrt
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from ..collectives import MIN_COMPRESSION_RATE, factors_of_gradient, low_rank_factors, square_side
 from .allreduce import average
 from .interface import HookState, used_on_this_stream
 
@@ -69,7 +69,7 @@ class PowerSGDState(HookState):
         process_group: dist.ProcessGroup | None,
         matrix_approximation_rank: int = 1,
         start_powerSGD_iter: int = 1_000,  # noqa: N803 - torch's name
-        min_compression_rate: float = 2,
+        min_compression_rate: float = MIN_COMPRESSION_RATE,
         use_error_feedback: bool = True,  # noqa: FBT001, FBT002 - torch's signature
         warm_start: bool = True,  # noqa: FBT001, FBT002
         orthogonalization_epsilon: float = 0,
@@ -140,12 +140,13 @@ class PowerSGDState(HookState):
 
     def q(self, name: str, matrix: Tensor) -> Tensor:
         """The last Q of this matrix, or a random one that is the same on all ranks; shape [columns, rank]."""
-        rank = min(*matrix.shape, self.matrix_approximation_rank)
+        rows, columns = matrix.shape
+        shape = low_rank_factors(rows, columns, self.matrix_approximation_rank).q_shape
         last = self._qs.get(name, matrix.new_empty(0)).to(matrix)
-        known = last.shape == (matrix.shape[1], rank)
+        known = last.shape == shape
         if known and not self.orthogonalization_epsilon:
             return last
-        fresh = random_q(matrix.shape[1], rank, f"{self.random_seed} {self._iteration} {name}", like=matrix)
+        fresh = random_q(*shape, f"{self.random_seed} {self._iteration} {name}", like=matrix)
         # Gradients of zeros give columns of zeros, which the Gram-Schmidt process would keep for ever.
         return torch.where(last.any(0), last, fresh) if known else fresh
 
@@ -172,20 +173,20 @@ class PowerSGDState(HookState):
 
 
 def power_sgd(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Compress each gradient for which `worth_compressing` holds; average the others, and vectors, as they are."""
+    """Compress each gradient that `factors_of_gradient` gives factors; average the others as they are."""
     parameters = bucket.parameters()
     names = [state.name(parameter) for parameter in parameters]
     if not state.compresses(bucket):
         return average(bucket.buffer(), state.process_group)
     pieces = bucket.buffer().split([parameter.numel() for parameter in parameters])
+    limits = state.matrix_approximation_rank, state.min_compression_rate
     matrices, rest = {}, []
     for name, parameter, piece in zip(names, parameters, pieces, strict=True):
-        rows, columns = rows_and_columns(parameter)
-        rank = min(rows, columns, state.matrix_approximation_rank)
-        if parameter.dim() > 1 and worth_compressing(rows, columns, rank, state.min_compression_rate):
-            matrices[name] = piece.view(rows, columns)
-        else:
+        factors = factors_of_gradient(parameter.shape, *limits, strides=parameter.stride())
+        if factors is None:
             rest.append(piece)
+        else:
+            matrices[name] = piece.view(factors.rows, factors.columns)
     return _compress(state, bucket, matrices, rest)
 
 
@@ -413,22 +414,9 @@ def orthogonalize(stack: Tensor, epsilon: float = 0.0) -> Tensor:
     return basis.to(stack.dtype)
 
 
-def worth_compressing(rows: int, columns: int, rank: int, min_compression_rate: float) -> bool:
-    """Whether the matrix has more than `min_compression_rate` times as many elements as P and Q together."""
-    return (rows + columns) * rank * min_compression_rate < rows * columns
-
-
-def rows_and_columns(parameter: Tensor) -> tuple[int, int]:
-    """The shape of a parameter as a matrix: the outermost dimension in memory becomes the rows."""
-    if not parameter.numel():
-        return 0, 0
-    rows = max(zip(parameter.stride(), parameter.shape, strict=True), default=(1, 1))[1]
-    return rows, parameter.numel() // rows
-
-
 def square(flat: Tensor) -> Tensor:
     """The elements of `flat`, padded with zeros to the smallest square matrix that holds them."""
-    side = ceil(sqrt(flat.numel()))
+    side = square_side(flat.numel())
     return torch.nn.functional.pad(flat, (0, side * side - flat.numel())).view(side, side)
 
 

@@ -7,6 +7,7 @@ Each rank has its own scale, so an all-reduce cannot add the levels. They are al
 `(world size - 1) * (elements + 8 * channels)` bytes; from 8 ranks on a ring all-reduce of float32 needs fewer.
 """
 
+from math import prod
 from typing import Any
 
 import torch
@@ -14,15 +15,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
+from ..collectives import CHANNEL_ELEMENTS, channel_shape, quantized_parts_bytes
 from .interface import used_on_this_stream
 
-CHANNEL_ELEMENTS = 512
 LEVELS = 256
 
 
 def quantize_per_tensor(state: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Average with one scale for each bucket; a rank's error is at most half a level, 1 / 510 of its range."""
-    return _average(bucket.buffer(), state, channel_elements=max(1, bucket.buffer().numel()))
+    return _average(bucket.buffer(), state, channel_elements=None)
 
 
 def quantize_per_channel(
@@ -51,30 +52,32 @@ def quantize(channels: Tensor) -> Tensor:
     return torch.cat([part.flatten() for part in (scales.view(torch.uint8), zeros.view(torch.uint8), levels.byte())])
 
 
-def dequantize(data: Tensor, channels: int) -> Tensor:
-    """The inverse of `quantize`, to half a level; shape [channels, elements]."""
-    scales, zeros, levels = data.split([4 * channels, 4 * channels, data.numel() - 8 * channels])
-    steps: Tensor = levels.view(channels, -1) - zeros.view(torch.float32)[:, None]
+def dequantize(data: Tensor, shape: tuple[int, int]) -> Tensor:
+    """The inverse of `quantize`, to half a level; `shape` is [channels, elements]."""
+    scales, zeros, levels = data.split(quantized_parts_bytes(*shape))
+    steps: Tensor = levels.view(shape) - zeros.view(torch.float32)[:, None]
     return steps.mul_(scales.view(torch.float32)[:, None])  # r = S (q - Z)
 
 
-def _average(flat: Tensor, group: dist.ProcessGroup | None, *, channel_elements: int) -> torch.futures.Future[Tensor]:
+def _average(
+    flat: Tensor, group: dist.ProcessGroup | None, *, channel_elements: int | None
+) -> torch.futures.Future[Tensor]:
     if not flat.is_floating_point():
         raise TypeError(f"quantisation: expected real gradients, got {flat.dtype}")
     if not flat.numel():
         nothing: torch.futures.Future[Tensor] = torch.futures.Future()
         nothing.set_result(flat)
         return nothing
-    count = -(-flat.numel() // channel_elements)
-    padded = torch.nn.functional.pad(flat.float(), (0, count * channel_elements - flat.numel()))
-    mine = quantize(padded.view(count, channel_elements))
+    shape = channel_shape(flat.numel(), channel_elements)
+    padded = torch.nn.functional.pad(flat.float(), (0, prod(shape) - flat.numel())).view(shape)
+    mine = quantize(padded)
     everyones = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
 
     def add(_gathered: torch.futures.Future[Any]) -> Tensor:
         used_on_this_stream(*everyones)
-        total = torch.zeros_like(padded).view(count, channel_elements)
+        total = torch.zeros_like(padded)
         for data in everyones:
-            total += dequantize(data, count)
+            total += dequantize(data, shape)
         return flat.copy_(total.flatten()[: flat.numel()].div_(len(everyones)))
 
     gathering: torch.futures.Future[Any] = dist.all_gather(everyones, mine, group=group, async_op=True).get_future()

@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.collectives import GLOO_THREADS
+
 from .measured_tables import Sizes
 from .topology import Level
 
@@ -173,7 +175,7 @@ ALL_REDUCE = {
 BROADCAST = {"nccl": ring_broadcast, "gloo": tree_broadcast}
 LIBRARY_ALGORITHMS: dict[Library, tuple[Algorithm, ...]] = {"nccl": ("ring", "tree", "in_network"), "gloo": ("ring",)}
 """All-reduce algorithms that a library chooses from when torch calls it."""
-CONCURRENCY: dict[str, int] = {"gloo": 2, "nccl": 1}
+CONCURRENCY: dict[str, int] = {"gloo": GLOO_THREADS, "nccl": 1}
 """Collectives of one process group that the backend runs at a time: Gloo has two threads, NCCL one stream."""
 
 

@@ -1,16 +1,25 @@
 """Comm hooks: the messages that each hook sends for a bucket, and the time it computes; one class per hook.
 
-The classes model the hooks of `reference.comm_hooks`. Message sizes follow from the shapes of the parameters by the
-formulas of the hooks; a test compares them with the bytes that the real hooks send. Computing times are linear in the
-bytes of the gradients; they are measured (`ddplab calibrate --hook NAME`) or given by the user.
+The classes model the hooks of `reference.comm_hooks`. Message sizes follow from the shapes of the parameters by
+`reference.collectives`, which the hooks call too. Computing times are linear in the bytes of the gradients; they are
+measured (`ddplab calibrate --hook NAME`) or given by the user.
 """
 
 from collections.abc import Callable, Sequence
-from math import ceil, prod, sqrt
+from math import prod
 from typing import Literal, NamedTuple, NoReturn, Self
 
 from pydantic import Field
 
+from reference.collectives import (
+    CHANNEL_ELEMENTS,
+    MIN_COMPRESSION_RATE,
+    channel_shape,
+    factors_of_gradient,
+    low_rank_factors,
+    quantized_parts_bytes,
+    square_side,
+)
 from reference.files.reading import Settings
 from reference.trace import Parameter
 
@@ -27,11 +36,8 @@ class Message(NamedTuple):
     second_bytes: int | None = None
 
 
-FLOAT32_BYTES = 4
 INDEX_BYTES = 8
 """Size of a row index of a sparse gradient."""
-CHANNEL_ELEMENTS = 512
-"""Elements that share a scale, as in `reference.comm_hooks.quantization`."""
 
 
 class CommHook(Settings):
@@ -164,9 +170,7 @@ class Quantized(CommHook):
         elements = sum(map(_elements, parameters))
         if not elements:
             return None
-        channel = self.channel_elements or elements
-        channels = -(-elements // channel)
-        return Message("all_gather", channels * (channel + 2 * FLOAT32_BYTES))
+        return Message("all_gather", sum(quantized_parts_bytes(*channel_shape(elements, self.channel_elements))))
 
     def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
         """Raise ValueError: the hook takes dense gradients only."""
@@ -185,7 +189,7 @@ class PowerSGD(CommHook):
         default=1, ge=1, description="columns of P and Q, a count; PowerSGDState's argument"
     )
     min_compression_rate: float = Field(
-        default=2.0,
+        default=MIN_COMPRESSION_RATE,
         gt=0,
         description="least compression rate at which a matrix is compressed, a factor; PowerSGDState's argument",
     )
@@ -195,18 +199,16 @@ class PowerSGD(CommHook):
         return _refuse_sparse(self, parameter)
 
     def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
-        """Return the message: (rows + columns) * rank elements per compressed matrix, and the other gradients."""
+        """Return the message: P and the gradients that are not compressed, then Q."""
         first = second = 0
         for parameter in parameters:
-            rows, columns = _rows_and_columns(parameter)
-            rank = min(rows, columns, self.matrix_approximation_rank)
-            bytes_each = parameter.size_bytes // max(1, _elements(parameter))
-            sent = (rows + columns) * rank
-            if len(parameter.shape) > 1 and sent * self.min_compression_rate < rows * columns:
-                first += rows * rank * bytes_each
-                second += columns * rank * bytes_each
-            else:
+            factors = factors_of_gradient(parameter.shape, self.matrix_approximation_rank, self.min_compression_rate)
+            if factors is None:
                 first += parameter.size_bytes
+            else:
+                bytes_each = parameter.size_bytes // _elements(parameter)
+                first += prod(factors.p_shape) * bytes_each
+                second += prod(factors.q_shape) * bytes_each
         return Message("all_reduce", first, second or None)
 
 
@@ -218,10 +220,10 @@ class BatchedPowerSGD(PowerSGD):
     def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
         """Return the message: P, then Q, of the smallest square matrix that holds all elements."""
         elements = sum(map(_elements, parameters))
-        side = ceil(sqrt(elements))
-        sent = side * min(side, self.matrix_approximation_rank)
+        side = square_side(elements)
+        factors = low_rank_factors(side, side, self.matrix_approximation_rank)
         bytes_each = sum(parameter.size_bytes for parameter in parameters) // max(1, elements)
-        return Message("all_reduce", sent * bytes_each, sent * bytes_each)
+        return Message("all_reduce", prod(factors.p_shape) * bytes_each, prod(factors.q_shape) * bytes_each)
 
 
 NO_HOOK = CommHook()
@@ -281,10 +283,3 @@ def _refuse_sparse(hook: CommHook, parameter: Parameter) -> NoReturn:
 
 def _elements(parameter: Parameter) -> int:
     return prod(parameter.shape)
-
-
-def _rows_and_columns(parameter: Parameter) -> tuple[int, int]:
-    """Return the shape as `reference.comm_hooks.powersgd` has it if the first dimension is outermost in memory."""
-    elements = _elements(parameter)
-    rows = parameter.shape[0] if parameter.shape else 1
-    return (rows, elements // rows) if elements else (0, 0)

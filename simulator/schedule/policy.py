@@ -6,7 +6,8 @@ from typing import Any, Literal, Self, TypedDict
 
 from pydantic import Field, field_validator, model_validator
 
-from reference.bucketing import Order, bucket_caps
+from reference.bucketing import DEFAULT_BUCKET_CAP_MB, Order, two_stage_caps
+from reference.features import Features
 from reference.files.reading import Settings
 from reference.files.value_ranges import CycleLength, InParallel
 
@@ -22,7 +23,8 @@ class Policy(Settings, strict=False):
     """
 
     bucket_cap_mb: float | None = Field(
-        default=25, description="bucket cap, MiB (None: 25, and 1 for the first bucket); DDP's argument"
+        default=DEFAULT_BUCKET_CAP_MB,
+        description="bucket cap, MiB (None: 25, and 1 for the first bucket); DDP's argument",
     )
     bucket_cap_mb_list: tuple[float, ...] | None = Field(
         default=None,
@@ -108,7 +110,7 @@ class Policy(Settings, strict=False):
 
     @model_validator(mode="after")
     def _has_caps(self) -> Self:
-        self.caps_bytes()
+        self.two_stage_caps()  # raises if a cap is negative
         if self.bucket_cap_mb_list is not None and self.first_bucket_mb is not None:
             raise ValueError(
                 "first_bucket_mb: expected None with bucket_cap_mb_list, whose first entry takes its place"
@@ -131,10 +133,15 @@ class Policy(Settings, strict=False):
         return self.find_unused_parameters or self.static_graph
 
     @property
+    def graph_may_change(self) -> bool:
+        """Whether each iteration searches the graph for unused parameters, and buckets are never rebuilt."""
+        given = Features(find_unused_parameters=self.find_unused_parameters, static_graph=self.static_graph)
+        return given.graph_may_change
+
+    @property
     def rebuilds(self) -> bool:
         """Whether the reducer rebuilds its buckets after the first iteration."""
-        follows_readiness = self.plan is None and self.order == "ready"
-        return follows_readiness and (self.static_graph or not self.find_unused_parameters)
+        return self.plan is None and self.order == "ready" and not self.graph_may_change
 
     @property
     def has_rebuilt(self) -> bool:
@@ -146,12 +153,10 @@ class Policy(Settings, strict=False):
         """Whether all buckets are launched after the backward pass, as in a static graph's first iteration."""
         return self.static_graph and self.phase == "first"
 
-    def caps_bytes(self) -> list[int]:
-        """Bucket caps in bytes, as `reference.bucketing.assign_buckets` takes them."""
-        caps_mb = self.bucket_cap_mb_list
-        if caps_mb is None and self.first_bucket_mb is not None:
-            caps_mb = (self.first_bucket_mb, 25 if self.bucket_cap_mb is None else self.bucket_cap_mb)
-        return bucket_caps(self.bucket_cap_mb, caps_mb)
+    def two_stage_caps(self) -> tuple[list[int], list[int]]:
+        """Bucket caps in bytes until the rebuild and after it."""
+        caps_mb = self.bucket_cap_mb, self.bucket_cap_mb_list, self.first_bucket_mb
+        return two_stage_caps(*caps_mb, graph_may_change=self.graph_may_change)
 
 
 class PolicySettings(TypedDict, total=False):

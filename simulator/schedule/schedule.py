@@ -5,19 +5,17 @@ steps is that of `reference.reducer`: gradients become ready, full buckets are p
 in bucket order, and after the backward pass each bucket is waited for and copied out.
 """
 
-from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from reference.bucketing import (
-    MIB,
-    BucketAssignment,
-    assign_buckets,
-    check_partition,
-    first_iteration_caps,
-    initial_buckets,
-    plan_buckets,
+from reference.bucketing import BucketAssignment, check_partition, initial_buckets, plan_buckets
+from reference.collectives import (
+    JOIN_COUNT_BYTES,
+    JOIN_RANK_BYTES,
+    READY_ORDER_BYTES,
+    USED_MAP_BYTES,
+    send_in_pieces,
 )
 from reference.trace import Buffer, Parameter
 
@@ -110,16 +108,11 @@ def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
                 name = model.parameters[alone[0]].name
                 raise ValueError(f"plan: expected {name} alone, because its gradient is sparse, got bucket {bucket}")
         return [list(bucket) for bucket in policy.plan]
-    caps = policy.caps_bytes()
+    first_caps, caps = policy.two_stage_caps()
     sizes = [parameter.size_bytes for parameter in model.parameters]
     sparse = [parameter.sparse for parameter in model.parameters]
     if policy.order == "ready" and not policy.has_rebuilt:
-        caps = first_iteration_caps(
-            caps,
-            listed=bool(policy.bucket_cap_mb_list),
-            graph_may_change=policy.find_unused_parameters and not policy.static_graph,
-        )
-        return initial_buckets(sizes, caps, keys=keys, sparse=sparse)
+        return initial_buckets(sizes, first_caps, keys=keys, sparse=sparse)
     return plan_buckets(
         policy.order,
         sizes,
@@ -131,14 +124,6 @@ def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
     )
 
 
-BITMAP_BYTES = 4
-"""Size of a parameter's entry in the bitmap of used parameters, an int32 (torch: `local_used_map`)."""
-ORDER_BYTES = 8
-"""Size of a parameter's entry in the ready order that rank 0 broadcasts before the rebuild."""
-JOIN_BYTES = 4
-"""Size, under Join, of the count of ranks with inputs and of the flag whether any rank synchronises gradients."""
-RANK_BYTES = 8
-"""Size, under Join, of the number of the rank whose buffers or model all ranks receive."""
 BUCKET_STEPS: tuple[ComputeKind, ...] = ("backward", "pack", "compress", "launch")
 """Computing steps of a rank up to the launch of a bucket's collective."""
 UNSENT_BUCKET_STEPS = BUCKET_STEPS[:2]
@@ -159,8 +144,7 @@ def build_schedule(
     Raises:
         ValueError: A gradient is sparse, and the policy's comm hook does not support sparse gradients.
     """
-    searches = policy.find_unused_parameters and not policy.static_graph
-    sends_bitmap = searches or policy.launches_at_the_end
+    sends_bitmap = policy.graph_may_change or policy.launches_at_the_end
     broadcasts = policy.broadcast_buffers and not model.has_communication
     knows_unused = policy.skip_all_reduce_unused_params and not policy.launches_at_the_end
     skipped = model.never_used if knows_unused else frozenset[int]()
@@ -171,27 +155,26 @@ def build_schedule(
     for iteration in range(policy.sync_every):
         without_inputs = Condition("without_inputs", iteration)
         if joins:
-            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_BYTES)), only=without_inputs)
+            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_COUNT_BYTES)), only=without_inputs)
         if iteration == 0:  # only an iteration after a synchronised one rebuilds buckets and broadcasts buffers
             if policy.phase == "rebuild" and policy.rebuilds:
-                writer.wait(
-                    writer.launch(Collective("order", None, "broadcast", len(model.parameters) * ORDER_BYTES))
-                )
+                size = len(model.parameters) * READY_ORDER_BYTES
+                writer.wait(writer.launch(Collective("order", None, "broadcast", size)))
                 writer.compute("rebuild")
             if joins and broadcasts and model.buffers:
-                writer.wait(writer.launch(Collective("join", None, "all_reduce", RANK_BYTES)))
+                writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_RANK_BYTES)))
             if broadcasts:
                 writer.broadcast(model.buffers)
         if joins:
-            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_BYTES)), only=without_inputs)
+            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_COUNT_BYTES)), only=without_inputs)
         if iteration < policy.sync_every - 1:
             writer.compute("unsynchronized", iteration=iteration)
     writer.compute("forward")
-    if searches:
+    if policy.graph_may_change:
         writer.compute("search")
     awaited = _launch_buckets(writer, messages, unsent)
     if sends_bitmap:
-        bitmap = writer.launch(Collective("bitmap", None, "all_reduce", len(model.parameters) * BITMAP_BYTES))
+        bitmap = writer.launch(Collective("bitmap", None, "all_reduce", len(model.parameters) * USED_MAP_BYTES))
     writer.compute("backward")
     if sends_bitmap:  # the bitmap decides whether the gradient of an unused parameter is copied out
         writer.wait(bitmap, only=Condition("with_unused"))
@@ -210,7 +193,7 @@ def build_schedule(
 def build_join_end(policy: Policy, model: RecordedModel) -> Schedule:
     """List the steps under Join after all ranks have run out of inputs: all receive the model of one rank."""
     writer = _Writer()
-    for size in (JOIN_BYTES, RANK_BYTES):
+    for size in (JOIN_COUNT_BYTES, JOIN_RANK_BYTES):
         writer.wait(writer.launch(Collective("join", None, "all_reduce", size)))
     writer.broadcast([*model.parameters, *(model.buffers if policy.broadcast_buffers else ())])
     return Schedule(tuple(writer.instructions), tuple(writer.collectives))
@@ -245,12 +228,6 @@ def _launch_buckets(writer: "_Writer", messages: Sequence[Message | None], unsen
     return awaited
 
 
-PIECE_BYTES = 250 * MIB
-"""Largest size of the pieces in which tensors are broadcast, as in `reference.broadcast`."""
-BROADCASTS_IN_FLIGHT = 2
-"""Pieces that are broadcast at the same time, as in `reference.broadcast`."""
-
-
 class _Writer:
     """Appends instructions, and numbers collectives in the order in which they are launched."""
 
@@ -273,11 +250,8 @@ class _Writer:
     def broadcast(self, tensors: Sequence[Parameter | Buffer]) -> None:
         """Broadcast tensors in pieces of one dtype, and wait for all of them."""
         sizes, keys = [tensor.size_bytes for tensor in tensors], [tensor.dtype for tensor in tensors]
-        in_flight: deque[int] = deque()
-        for piece in assign_buckets(sizes, [PIECE_BYTES], keys=keys):
-            if len(in_flight) == BROADCASTS_IN_FLIGHT:
-                self.wait(in_flight.popleft())
-            size = sum(sizes[index] for index in piece)
-            in_flight.append(self.launch(Collective("broadcast", None, "broadcast", size)))
-        for collective in in_flight:
-            self.wait(collective)
+
+        def launch(piece: Sequence[int]) -> int:
+            return self.launch(Collective("broadcast", None, "broadcast", sum(sizes[index] for index in piece)))
+
+        send_in_pieces(sizes, keys, launch=launch, finish=self.wait)
