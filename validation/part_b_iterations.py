@@ -14,9 +14,9 @@ from scipy.stats import norm
 from reference.bucketing import DEFAULT_FIRST_BUCKET_MB, MIB, BucketAssignment, initial_buckets
 from reference.trace import Trace
 from simulator import Fabric, Straggler, predict
+from simulator.baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 from simulator.fabric import Contention, Level, Processor, Topology
 
-from .baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 from .cases import IterationInputs, IterationsCase, Link, MeasuredIteration, Model
 from .comparison import CaseScore, Comparison, FastestChoice, TimesByMethod, fastest
 from .part_a_all_reduces import fabric_of

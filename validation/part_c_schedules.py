@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from reference.trace import Trace
 from simulator import Fabric, predict
+from simulator.baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 from simulator.fabric import Contention, Linear, Processor
 
-from .baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 from .cases import MeasuredSchedule, MergingCosts, ScheduleInputs, SchedulesCase, Throughput
 from .comparison import CaseScore, Comparison, FastestChoice, fastest
 from .part_a_all_reduces import ring_share

@@ -6,8 +6,8 @@ slowest GPU.
 """
 
 from simulator import predict
+from simulator.baselines import BASELINES, baselines_ns
 
-from .baselines import BASELINES, baselines_ns
 from .cases import MeasuredScaling, OneGpuRun, ScalingCase, ScalingInputs
 from .comparison import CaseScore, Comparison
 from .published_nodes import device_of, fabric_of_node, slowest_of, trace_of_model

@@ -10,8 +10,8 @@ from itertools import combinations
 from reference.bucketing import MIB, BucketAssignment, assign_buckets, bucket_caps
 from reference.trace import Trace
 from simulator import Fabric, predict
+from simulator.baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 
-from .baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 from .cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap
 from .comparison import CaseScore, Comparison, FastestChoice, TimesByMethod, fastest
 from .published_nodes import device_of, fabric_of_node, slowest_of, trace_of_model

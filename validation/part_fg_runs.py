@@ -34,9 +34,9 @@ from reference.bucketing import Order, cap_name
 from reference.files.reading import first_problem
 from reference.trace import Trace
 from simulator import Fabric
+from simulator.baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES
 from simulator.fabric.uncertainty import BAND
 
-from .baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES
 from .comparison import CaseScore, Comparison, Part
 
 RUNS = Path(__file__).parent / "runs"

@@ -11,8 +11,8 @@ from statistics import median
 
 from reference.trace import Iteration, Trace
 from simulator import Fabric, import_profile, predict
+from simulator.baselines import baselines_ns
 
-from .baselines import baselines_ns
 from .comparison import CaseScore, Comparison
 
 PROFILES = Path(__file__).parent / "profiler"

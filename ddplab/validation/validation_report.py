@@ -17,7 +17,9 @@ from matplotlib.axes import Axes
 from reference.bucketing import Order, cap_name
 from reference.files.writing import write_atomically
 from reference.trace import Trace
-from simulator.fabric import Fabric, Processor
+from simulator.baselines import BASELINES as BASELINE_NAMES
+from simulator.baselines import baselines_ns
+from simulator.fabric import Fabric
 from simulator.fabric.uncertainty import BAND, NORMAL_HALF_BAND
 from simulator.prediction import Prediction, predict
 from simulator.results.residual_plot import Residual, draw_residuals
@@ -27,7 +29,7 @@ from simulator.schedule.policy import Policy
 from ..emulation.scale_model import ScaleModel
 from .machine_conditions import Conditions
 
-BASELINES = ("perfect_scaling", "no_overlap", "naive_overlap", "pipelined_overlap")
+BASELINES = tuple(name.replace(" ", "_") for name in BASELINE_NAMES)
 """Simpler predictions to compare with."""
 PAIRS = ("quartiles_ns", "paired_quartiles_ns", "interval_ns")
 """Fields of a row that hold two numbers."""
@@ -159,7 +161,7 @@ class Row:
         error: Error of the prediction relative to `measured_ns`.
         paired_error: Error of the prediction relative to `paired_ns`.
         perfect_scaling_error: The same for the baseline "computation alone".
-        no_overlap_error: The same for the baseline "all communication after the backward pass".
+        no_overlap_error: The same for the baseline "all communication after the backward pass"; copies are charged.
         naive_overlap_error: The same for the baseline `TargetPrediction.naive_overlap_ns`.
         pipelined_overlap_error: The same for the baseline `TargetPrediction.pipelined_overlap_ns`.
     """
@@ -506,12 +508,10 @@ def predict_targets(
         speed_check: The usual speed check of the calibration. None: its times according to trace and fabric.
     """
     all_gradients_ns = fabric.all_reduce_ns(sum(trace.sizes_bytes), world_size)
-    naive = fabric.model_copy(update={"processor": Processor(), "concurrency": 1, "sharing": ()})
-    without_slow_downs = fabric.processor.model_copy(update={"contention": (), "lingers_ns": 0})
-    pipelined = fabric.model_copy(update={"processor": without_slow_downs})
 
     def predict_target(configuration: Configuration) -> TargetPrediction:
         prediction = predict_one(trace, fabric, configuration, world_size)
+        simpler = baselines_ns(trace, fabric, world_size=world_size, policy=policy_of(configuration))
 
         @cache
         def with_slower_network(factor: float) -> int:
@@ -519,8 +519,8 @@ def predict_targets(
 
         return TargetPrediction(
             prediction,
-            naive_overlap_ns=predict_one(trace, naive, configuration, world_size).iteration_ns,
-            pipelined_overlap_ns=predict_one(trace, pipelined, configuration, world_size).iteration_ns,
+            naive_overlap_ns=simpler["naive overlap"],
+            pipelined_overlap_ns=simpler["pipelined overlap"],
             speed_check=speed_check or SpeedCheck(prediction.compute_ns, all_gradients_ns),
             with_slower_network=with_slower_network,
         )

@@ -1,7 +1,7 @@
 """Baselines: simpler predictions of an iteration, beside which those of the simulator stand.
 
 - *perfect scaling*: computation alone
-- *no overlap*: all communication after the backward pass
+- *no overlap*: all communication after the backward pass; copies are free
 - *naive overlap*: `end = max(ready, previous end) + cost` for each bucket; copies are free and nothing slows down
 - *pipelined overlap*: the simulator with copies, launches and as many collectives at a time as the library runs, but
   without the slow-downs of computation and of collectives
@@ -9,12 +9,12 @@
 Rankings have one more: *fewer buckets*, the configuration with fewer buckets is the faster one.
 """
 
-from typing import Unpack
+from typing import Any
 
 from reference.trace import Trace
-from simulator import Fabric, predict
-from simulator.fabric import Processor
-from simulator.schedule.policy import PolicySettings
+
+from .fabric import Fabric, Processor
+from .prediction import predict
 
 BASELINES = ("perfect scaling", "no overlap", "naive overlap", "pipelined overlap")
 FEWER_BUCKETS = "fewer buckets"
@@ -22,9 +22,7 @@ RANKING_BASELINES = ("no overlap", "naive overlap", "pipelined overlap", FEWER_B
 """Baselines that differ between configurations, and so predict which one is the fastest."""
 
 
-def baselines_ns(
-    trace: Trace, fabric: Fabric, *, world_size: int, **settings: Unpack[PolicySettings]
-) -> dict[str, int]:
+def baselines_ns(trace: Trace, fabric: Fabric, *, world_size: int, **settings: Any) -> dict[str, int]:
     """Nanoseconds of an iteration by baseline.
 
     Args:
