@@ -186,10 +186,10 @@ class DataParallel(JoinableModule, nn.Module):
         """Raise RuntimeError if a parameter has been replaced by another since the module was wrapped.
 
         If all are replaced, looking at any of them finds out. If only some are, the others' gradients arrive, so an
-        unfinished backward pass is reported, unless unused parameters are searched for: then all are looked at.
+        unfinished backward pass is reported, unless parameters may be unused: then all are looked at.
         """
         turn = self.reducer.iterations % len(self.slots)
-        looked_at = self.slots if self.features.graph_may_change else self.slots[turn : turn + 1]
+        looked_at = self.slots if self.reducer.tracker.counts_gradients else self.slots[turn : turn + 1]
         if not all(slot.module._parameters.get(slot.name) is slot.parameter for slot in looked_at) and (
             message := replaced_parameters(self.module, self.slots)
         ):
