@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.conformance import overlap
-from ddplab.conformance.conformance_report import read_expectations
+from ddplab.conformance.check_outcomes import read_expectations
 from reference.files import reading
 from reference.files.reading import parse_yaml, read_bytes
 from reference.files.value_ranges import YEAR_NS, as_int64
