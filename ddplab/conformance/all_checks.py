@@ -13,20 +13,22 @@ from reference.errors import RankError
 from . import (
     backward_passes,
     bucket_layouts,
-    hook_checks,
+    comm_hooks,
     lost_ranks,
+    number_formats,
     random_step_sequences,
-    rank_bodies,
+    real_models,
     several_modules,
-    torch_options,
     uneven_inputs,
+    unused_parameters,
 )
-from .check_runner import FULL, Bench, Check, first_lines, report
+from . import groups_and_ignored_parameters as groups
+from .check_runner import VIEWS, Bench, Check, first_lines
 from .class_under_test import NotSupportedError
 from .local_training import HABITS, FindingError, check_ranks_equal, describe_difference, same
 from .overlap import late_launches, schedules_of
 from .random_timing import check_timing
-from .training_programs import BUFFER_OPTIONS, Kind, Program, Step, Weight, Zero
+from .training_programs import BUFFER_OPTIONS, Kind, Program, Step, Weight, Zero, after_construction
 
 # Fixed scenarios
 
@@ -103,7 +105,7 @@ def construction(bench: Bench) -> None:
     """Ranks that were initialised differently start from rank 0's parameters and buffers."""
     has_buffers = any(name in bench.subject.options for name in BUFFER_OPTIONS)
     program = program_of(SPECIAL, ["evaluate"], bench.pool.world_size, buffer=has_buffers)
-    seen = bench.run(rank_bodies.after_construction, bench.subject, program)
+    seen = bench.run(after_construction, bench.subject, program)
     check_ranks_equal([one for one, _ in seen], iteration=0)
     own = seen[0][1]
     for name, value in seen[0][0].parameters.items():
@@ -126,7 +128,7 @@ def special_parameters(bench: Bench) -> None:
     for cap_mb in (1e-6, 25.0):
         program = program_of(SPECIAL, ["train"] * 3, bench.pool.world_size, options={"bucket_cap_mb": cap_mb})
         bench.try_program(program)
-    bench.averages_or_raises(rank_bodies.subclassed_parameters)
+    bench.averages_or_raises(real_models.subclassed_parameters)
 
 
 def optimizers(bench: Bench) -> None:
@@ -144,11 +146,6 @@ def kept_gradients(bench: Bench) -> None:
         program = program_of(PLAIN, ["train"] * 3, bench.pool.world_size, options={"bucket_cap_mb": 5e-5})
         steps = tuple(replace(step, zero=zero) for step in program.steps)
         bench.try_program(replace(program, steps=steps))
-
-
-def random_programs(bench: Bench) -> None:
-    """Random models, caps, ready orders and steps."""
-    bench.try_random()
 
 
 # Capabilities
@@ -169,7 +166,7 @@ def accumulation(bench: Bench) -> None:
     bench.try_random(kinds=("train", "accumulate"), keep=True)
 
 
-def unused_parameters(bench: Bench) -> None:
+def unused(bench: Bench) -> None:
     """Ranks use different parameters, and some parameter is used by no rank."""
     bench.needs("find_unused_parameters")
     options = {"find_unused_parameters": True, "bucket_cap_mb": 5e-5}
@@ -181,7 +178,7 @@ def unused_parameters(bench: Bench) -> None:
     bench.try_program(program_of(PLAIN, ["train"] * 4, world_size, used=one_each, options=options))
     from hypothesis import strategies as st
 
-    bench.try_random(any_use=True, options=st.sampled_from(_with_views(bench, {"find_unused_parameters": True})))
+    bench.try_random(any_use=True, options=st.sampled_from(bench.variants({"find_unused_parameters": True}, VIEWS)))
 
 
 def static_graph(bench: Bench) -> None:
@@ -195,20 +192,14 @@ def static_graph(bench: Bench) -> None:
     everywhere: list[Callable[[int, int], list[int]]] = [lambda *_: [2, 0, 1], lambda *_: [3, 0, 1]]
     for used in (*everywhere, lambda _step, rank: [2, 0] if rank else [1, 0]):
         for cap_mb in (5e-5, 25.0):
-            for options in _with_views(bench, {"static_graph": True, "bucket_cap_mb": cap_mb}):
+            for options in bench.variants({"static_graph": True, "bucket_cap_mb": cap_mb}, VIEWS):
                 program = program_of(PLAIN, kinds, world_size, used=used, options=options)
                 steps = (replace(step, zero=zero) for step, zero in zip(program.steps, zeros, strict=False))
                 bench.try_program(replace(program, steps=tuple(steps)))
     from hypothesis import strategies as st
 
-    every = st.sampled_from(_with_views(bench, {"static_graph": True}))
+    every = st.sampled_from(bench.variants({"static_graph": True}, VIEWS))
     bench.try_random(static=True, kinds=("train", "evaluate", "change_lr"), options=every)
-
-
-def _with_views(bench: Bench, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return options without and, if the class has them, with gradients that are views of the buckets."""
-    views = "gradient_as_bucket_view" in bench.subject.options
-    return [options, {**options, "gradient_as_bucket_view": True}] if views else [options]
 
 
 def gradient_views(bench: Bench) -> None:
@@ -253,15 +244,15 @@ def plans(bench: Bench) -> None:
     for plan in ([[0], [3], [1, 2]], [[3, 1, 0, 2]], [[2], [1], [0], [3]]):
         bench.try_program(program_of(PLAIN, ["train"] * 3, bench.pool.world_size, options={"plan": plan}))
         wanted = tuple(map(tuple, plan))
-        for got in bench.run(rank_bodies.layout_of, bench.subject, (6, 4, 5, 6), {"plan": plan}, 3):
+        for got in bucket_layouts.layouts(bench, (6, 4, 5, 6), {"plan": plan}):
             if got not in (wanted, None):
                 raise FindingError(f"plan {wanted}: after 3 iterations the buckets are {got}")
 
 
-def real_models(bench: Bench) -> None:
+def real(bench: Bench) -> None:
     """Convolutions with batch norm, an LSTM, an embedding, shared layers: equal up to the rounding of the average."""
-    for name in rank_bodies.REAL_MODELS:
-        problem = next((one for one in bench.run(rank_bodies.compare_real, bench.subject, name, {}) if one), None)
+    for name in real_models.REAL_MODELS:
+        problem = next((one for one in bench.run(real_models.compare_real, bench.subject, name) if one), None)
         if problem:
             raise FindingError(f"{name}: {problem}")
 
@@ -271,46 +262,18 @@ def sparse_gradients(bench: Bench) -> None:
 
     A class may refuse them with an error.
     """
-    for name in rank_bodies.SPARSE_MODELS:
+    for name in real_models.SPARSE_MODELS:
         try:
-            problems = bench.run(rank_bodies.compare_real, bench.subject, name, {})
+            problems = bench.run(real_models.compare_real, bench.subject, name)
         except RankError as error:
             raise NotSupportedError(f"it refuses them: {first_lines(str(error))}") from None
         for problem in problems:
             if problem:
                 raise FindingError(f"{name}: {problem}")
     if "find_unused_parameters" in bench.subject.options:
-        bench.averages_or_raises(torch_options.sparse_on_some_ranks)
+        bench.averages_or_raises(unused_parameters.sparse_on_some_ranks)
     if "join" in bench.methods:
         bench.averages_or_raises(uneven_inputs.sparse_under_join)
-
-
-def special_values(bench: Bench) -> None:
-    """NaN and infinity come out as from a local average, and averages that can be represented do not overflow."""
-    report(bench.run(rank_bodies.compare_special_values, bench.subject))
-    report(bench.run(rank_bodies.compare_large_values, bench.subject))
-
-
-def bucket_layout(bench: Bench) -> None:
-    """Buckets follow one of the two rules: close a bucket when it reaches the cap, or keep it at most the cap."""
-    bucket_layouts.check(bench)
-
-
-def same_as_another(bench: Bench) -> None:
-    """The same gradients, missing gradients and errors as another class, on random programs."""
-    if bench.against is None:
-        raise NotSupportedError("--against names no other class")
-    bucket_layouts.check_against(bench, bench.against)
-
-
-def a_failing_rank(bench: Bench) -> None:
-    """An error in one rank's backward pass reaches the caller in time."""
-    lost_ranks.check(bench, "raises", rank_bodies.FAULTS if bench.effort == FULL else rank_bodies.FAULTS[1:2])
-
-
-def a_lost_rank(bench: Bench) -> None:
-    """A killed rank ends the others with an error in time, wherever it dies."""
-    lost_ranks.check(bench, "killed", rank_bodies.FAULTS if bench.effort == FULL else rank_bodies.FAULTS[1:2])
 
 
 CHECKS: Mapping[str, Check] = {
@@ -323,24 +286,37 @@ CHECKS: Mapping[str, Check] = {
     "optimizers": optimizers,
     "kept gradients": kept_gradients,
     "buffers": buffers,
-    "real models": real_models,
-    "special values": special_values,
-    **torch_options.CHECKS,
-    **backward_passes.CHECKS,
-    **several_modules.CHECKS,
+    "real models": real,
+    "special values": number_formats.check_special_values,
+    "large gradients": bucket_layouts.check_large,
+    "repeated forward passes": backward_passes.check_repeated_forward,
+    "nested no_sync": backward_passes.check_nested_no_sync,
+    "process group": groups.check_group,
+    "ignored parameters": groups.check_ignored,
+    "nested outputs": unused_parameters.check_outputs,
+    "untouched gradients": unused_parameters.check_untouched,
+    "mixed precision": number_formats.check_mixed_precision,
+    "checkpoints": backward_passes.check_checkpoints,
+    "skipped all-reduces": unused_parameters.check_skipped,
+    "list of bucket caps": bucket_layouts.check_list,
+    "several backward passes": backward_passes.check_several,
+    "a backward pass that raises": backward_passes.check_raising,
+    "first pass of a static graph": backward_passes.check_static_first,
+    "several modules": several_modules.check,
     "plans": plans,
-    **hook_checks.CHECKS,
-    **uneven_inputs.CHECKS,
+    "comm hooks": comm_hooks.check,
+    "compressing hooks": comm_hooks.check_compressing,
+    "uneven inputs": uneven_inputs.check,
     "sparse gradients": sparse_gradients,
-    "bucket layout": bucket_layout,
+    "bucket layout": bucket_layouts.check,
     "accumulation": accumulation,
-    "unused parameters": unused_parameters,
+    "unused parameters": unused,
     "static graph": static_graph,
     "gradient views": gradient_views,
-    "same as another": same_as_another,
-    "random programs": random_programs,
+    "same as another": bucket_layouts.check_against,
+    "random programs": Bench.try_random,
     "state machine": random_step_sequences.check,
-    "a failing rank": a_failing_rank,
-    "a lost rank": a_lost_rank,
+    "a failing rank": lost_ranks.check_failing,
+    "a lost rank": lost_ranks.check_lost,
 }
 """All checks by name, in the order in which they run: first those in virtual time, then those on real ranks."""

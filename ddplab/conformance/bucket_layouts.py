@@ -1,13 +1,12 @@
-"""Bucket layouts: the two rules by which reducers fill buckets, and comparison of two classes on random programs."""
+"""Buckets: the two rules by which reducers fill them, large gradients in them, and equality with another class."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from . import rank_bodies
-from .check_runner import Bench, FaultyProgramError
-from .class_under_test import NotSupportedError, Subject
+from .check_runner import VIEWS, Bench, FaultyProgramError
+from .class_under_test import NotSupportedError
 from .local_training import FindingError, WeakProgramError, describe_difference, run_locally, same
-from .training_programs import Program, Seen
+from .training_programs import Program, Seen, Step, Weight, run_on_rank, run_until_error
 
 Layout = tuple[tuple[int, ...], ...]
 BYTES = 4
@@ -46,6 +45,14 @@ def at_most(order: Sequence[int], sizes: Sequence[int], *caps: int) -> Layout:
 RULES = {"closed when the cap is reached": closed_when_reached, "at most the cap": at_most}
 
 
+def layouts(bench: Bench, sizes: Sequence[int], options: dict[str, Any]) -> list[Layout | None]:
+    """Return the buckets on each rank after some iterations whose gradients become ready in reverse order."""
+    world_size = bench.pool.world_size
+    step = Step("train", (tuple(range(len(sizes))),) * world_size, (1,) * world_size)
+    program = Program(tuple(Weight((size,)) for size in sizes), (step,) * 3, options)
+    return [seen[-1].buckets for seen in bench.run(run_on_rank, bench.subject, program)]
+
+
 def check(bench: Bench) -> None:
     """Check the layouts of several models and caps, which all have to follow one rule, on every rank alike.
 
@@ -58,7 +65,8 @@ def check(bench: Bench) -> None:
 
 
 def check_list(bench: Bench) -> None:
-    """Check the layouts of lists of caps; see `check`."""
+    """With a list of caps, each bucket has its own, and the last cap holds for all further ones; see `check`."""
+    bench.needs("bucket_cap_mb_list")
     lists = ((8, 40, 16), (100, 4), (4, 4, 1 << 20))
     _check_layouts(bench, [(caps, {"bucket_cap_mb_list": [(cap + 0.5) / MIB for cap in caps]}) for caps in lists])
 
@@ -67,7 +75,7 @@ def _check_layouts(bench: Bench, cases: Sequence[tuple[tuple[int, ...], dict[str
     possible = set(RULES)
     for sizes in SIZES:
         for caps, options in cases:
-            by_rank = bench.run(rank_bodies.layout_of, bench.subject, sizes, options, 3)
+            by_rank = layouts(bench, sizes, options)
             got = by_rank[0]
             if got is None:
                 raise NotSupportedError("it does not report its buckets")
@@ -81,12 +89,14 @@ def _check_layouts(bench: Bench, cases: Sequence[tuple[tuple[int, ...], dict[str
                 raise FindingError(f"{words}: got buckets {got}, expected those of one rule throughout: {wanted}")
 
 
-def check_against(bench: Bench, other: Subject) -> None:
-    """Check that two classes see the same on random programs, errors and missing gradients included.
+def check_against(bench: Bench) -> None:
+    """Another class sees the same on random programs, errors and missing gradients included.
 
     Raises:
         FaultyProgramError: They differ on a program.
     """
+    if (other := bench.against) is None:
+        raise NotSupportedError("--against names no other class")
     from hypothesis import assume, given
 
     from .random_programs import programs
@@ -96,8 +106,8 @@ def check_against(bench: Bench, other: Subject) -> None:
             run_locally(program, bench.pool.world_size)
         except WeakProgramError:
             assume(condition=False)
-        mine = bench.run(rank_bodies.run_script, bench.subject, program)
-        theirs = bench.run(rank_bodies.run_script, other, program)
+        mine = bench.run(run_until_error, bench.subject, program)
+        theirs = bench.run(run_until_error, other, program)
         for rank, (got, expected) in enumerate(zip(mine, theirs, strict=True)):
             if problem := difference(got, expected):
                 raise FaultyProgramError(f"rank {rank}, unlike {other.name}: {problem}", program)
@@ -121,3 +131,18 @@ def difference(got: tuple[list[Seen], str], expected: tuple[list[Seen], str]) ->
         if one.buckets and two.buckets and sorted(one.buckets) != sorted(two.buckets):
             return f"iteration {number}: buckets {one.buckets}, the other's {two.buckets}"
     return ""
+
+
+def check_large(bench: Bench) -> None:
+    """Gradients large enough that a class may copy each alone, between small ones."""
+    shapes = ((4,), (150, 150), (3,), (300, 300), (2,), (2, 2))
+    weights = tuple(Weight(shape) for shape in shapes)
+    world_size = bench.pool.world_size
+    orders = tuple(tuple((index * 5 + rank) % len(weights) for index in range(6)) for rank in range(world_size))
+    rows = (1,) * world_size
+    for options in bench.variants({"bucket_cap_mb": 25.0}, VIEWS):
+        bench.try_program(Program(weights, (Step("train", orders, rows),) * 3, options))
+    if "find_unused_parameters" in bench.subject.options:
+        some = tuple((rank % 2, 2, 3 + rank % 2) for rank in range(world_size))
+        for options in bench.variants({"bucket_cap_mb": 25.0, "find_unused_parameters": True}, VIEWS):
+            bench.try_program(Program(weights, (Step("train", some, rows),) * 3, options))

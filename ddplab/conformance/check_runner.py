@@ -11,16 +11,17 @@ import torch
 from reference.errors import RankError
 from reference.launch import RankPool
 
-from . import rank_bodies
 from .check_outcomes import LOST, STILL_RUNNING, CheckResult, Expectation, why_left_out
-from .class_under_test import NotSupportedError, Subject
+from .class_under_test import NotSupportedError, Subject, methods_of
 from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
-from .overlap import EmulatedSchedule
 from .training_programs import Program
 
 if TYPE_CHECKING:
     from hypothesis import settings
 
+    from .overlap import EmulatedSchedule
+
+VIEWS = "gradient_as_bucket_view"
 TIMEOUT_S = 10.0
 """Time-out of each program on the ranks; a class that hangs is reported then."""
 SHRINK_S = 20.0
@@ -78,7 +79,7 @@ class Bench:
 
     def start(self) -> None:
         """Start the ranks and find out which methods the class has."""
-        found = self.run(rank_bodies.methods_of, self.subject, timeout_s=START_TIMEOUT_S)
+        found = self.run(methods_of, self.subject, timeout_s=START_TIMEOUT_S)
         self.methods = frozenset(found[0])
 
     def run(self, body: Callable[..., Any], *arguments: Any, timeout_s: float | None = None) -> list[Any]:
@@ -107,6 +108,10 @@ class Bench:
         for name in names:
             if name not in self.methods and name not in self.subject.options:
                 raise NotSupportedError(f"it has no {name}")
+
+    def variants(self, options: dict[str, Any], *further: str) -> list[dict[str, Any]]:
+        """Return these options alone, and with each of the further ones that the class has."""
+        return [options, *(options | {name: True} for name in further if name in self.subject.options)]
 
     def averages_or_raises(self, body: Callable[..., Any], *arguments: Any) -> str:
         """Run a body on all ranks that returns what is wrong. A class may also raise an error, but not lose a rank.

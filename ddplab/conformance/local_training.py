@@ -180,6 +180,13 @@ def same(a: Tensor | None, b: Tensor | None) -> bool:
     )
 
 
+def close(got: Tensor | None, want: Tensor | None) -> bool:
+    """Whether a gradient is another one up to rounding, with NaN and infinities at the same places."""
+    if got is None or want is None:
+        return got is want
+    return torch.allclose(got, want, rtol=1e-6, atol=0, equal_nan=True)
+
+
 def describe_difference(got: Tensor | None, expected: Tensor | None) -> str:
     """Say how two tensors differ; by a ratio, if that is all."""
     if got is None:

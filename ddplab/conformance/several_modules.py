@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from .check_runner import Bench, report
 from .class_under_test import Subject
 from .local_training import FindingError
-from .rank_bodies import batch, build
-from .torch_options import difference, local_gradients
+from .real_models import batch, difference, local_gradients, mlp, square
 
 STEPS = 3
 COPY: dict[str, Callable[[nn.Module], nn.Module]] = {
@@ -28,17 +27,9 @@ NOT_OF_THE_CLASS = sys.stdlib_module_names | {"torch"}
 LOCAL = "is trained on its own rank only"
 
 
-def _mlp(seed: int) -> nn.Module:
-    return build("multi-layer perceptron", seed)
-
-
-def _loss(module: nn.Module, step: int, rank: int) -> Tensor:
-    return module(batch(step, rank)).square().mean()  # type: ignore[no-any-return]
-
-
 def two_modules(rank: int, world_size: int, subject: Subject) -> str:
     """Train two modules, in turn and in one loss; returns what is wrong."""
-    modules, twins = [_mlp(seed) for seed in (1, 2)], [_mlp(seed) for seed in (1, 2)]
+    modules, twins = [mlp(seed) for seed in (1, 2)], [mlp(seed) for seed in (1, 2)]
     wrapped = [subject.wrap(module, bucket_cap_mb=1e-4) for module in modules]
 
     def loss(pair: Any, step: int, rank: int) -> Tensor:
@@ -55,11 +46,11 @@ def two_modules(rank: int, world_size: int, subject: Subject) -> str:
             loss(wrapped, step, rank).backward()
         else:
             for one in wrapped[chosen]:
-                _loss(one, step, rank).backward()
+                square(one, step, rank).backward()
         for one, module in zip(wrapped[chosen], modules[chosen], strict=True):
             subject.finish(one, torch.optim.SGD(module.parameters(), lr=0.1))
         pair = nn.ModuleList(twins[chosen])
-        used = loss if step % 3 == 0 else lambda pair, step, rank: _loss(pair[0], step, rank)
+        used = loss if step % 3 == 0 else lambda pair, step, rank: square(pair[0], step, rank)
         local = local_gradients(pair, used, step, range(world_size))
         if not problem and (wrong := difference(nn.ModuleList(modules[chosen]), local)):
             problem = f"two modules, iteration {step}, rank {rank}: {wrong}"
@@ -79,14 +70,14 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
     Returns:
         What is wrong, and why the copy is not averaged, although nothing is wrong; each empty if nothing.
     """
-    module = _mlp(rank)
+    module = mlp(rank)
     wrapped = subject.wrap(module, bucket_cap_mb=1e-4)
 
     def finish(one: nn.Module) -> None:
         subject.finish(one, torch.optim.SGD(one.parameters(), lr=0.1))
 
     if trained:
-        _loss(wrapped, 0, rank).backward()
+        square(wrapped, 0, rank).backward()
         finish(wrapped)
     try:
         twin_of_wrapped = COPY[how](wrapped)
@@ -104,16 +95,16 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
             one.zero_grad()
         if step % 2:
             for one, number in order:
-                _loss(one, number, rank).backward()
+                square(one, number, rank).backward()
                 finish(one)
         else:
-            losses = [_loss(one, number, rank) for one, number in order]
+            losses = [square(one, number, rank) for one, number in order]
             for loss in losses[::-1]:
                 loss.backward()
             for one, _ in order:
                 finish(one)
         for name, one, number in (("the original", module, step), (how, inner, step + 10)):
-            local = local_gradients(_same(one), _loss, number, range(world_size))
+            local = local_gradients(_same(one), square, number, range(world_size))
             wrong = difference(one, local)
             if wrong and one is inner and not difference(one, [local[rank]]):
                 shortcoming = LOCAL
@@ -123,7 +114,7 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
 
 
 def _same(module: nn.Module) -> nn.Module:
-    twin = _mlp(0)
+    twin = mlp(0)
     twin.load_state_dict(module.state_dict())
     return twin
 
@@ -166,7 +157,3 @@ def _copied_at_once(rank: int, world_size: int, subject: Subject, how: str) -> t
 
 def _copied_after_training(rank: int, world_size: int, subject: Subject, how: str) -> tuple[str, str]:
     return copied(rank, world_size, subject, how, trained=True)
-
-
-CHECKS = {"several modules": check}
-"""Checks by name."""
