@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ddplab.conformance.training_programs import Program, Step, Weight
+from ddplab.conformance.training_programs import Program, ProgramStep, Weight
 from reference.bucketing import ORDERS
 from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Workload
 from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Timing
@@ -26,7 +26,7 @@ def integer_programs(
 ) -> Program:
     """Models of any shapes and dtypes, used in any order, the same in each step; cleared after each average.
 
-    Program(weights=(Weight((2, 3)), Weight(())), steps=(Step("train", ((1, 0), (0, 1)), (4, 4)),), seed=7)
+    Program(weights=(Weight((2, 3)), Weight(())), steps=(ProgramStep("train", ((1, 0), (0, 1)), (4, 4)),), seed=7)
     """
     shape = st.lists(st.sampled_from([1, 2, 3, 4, 0]), max_size=3).map(tuple)
     weights = draw(st.lists(st.builds(Weight, shape, st.sampled_from(dtypes)), min_size=1, max_size=8).map(tuple))
@@ -40,7 +40,9 @@ def integer_program(
     """A program of these steps, by default all with averaging; gradients are cleared after each average."""
     kinds = kinds or ["train"] * len(used)
     cleared = ["none", *("keep" if kind == "accumulate" else "none" for kind in kinds)]
-    steps = (Step(kind, one, (4,) * len(one), zero) for kind, one, zero in zip(kinds, used, cleared, strict=False))
+    steps = (
+        ProgramStep(kind, one, (4,) * len(one), zero) for kind, one, zero in zip(kinds, used, cleared, strict=False)
+    )
     return Program(tuple(weights), tuple(steps), seed=seed)
 
 

@@ -28,7 +28,7 @@ from .class_under_test import NotSupportedError
 from .local_training import HABITS, FindingError, check_ranks_equal, describe_difference, same
 from .overlap import late_launches, schedules_of
 from .random_timing import check_timing
-from .training_programs import BUFFER_OPTIONS, Kind, Program, Step, Weight, Zero, after_construction
+from .training_programs import BUFFER_OPTIONS, Kind, Program, ProgramStep, Weight, Zero, after_construction
 
 # Fixed scenarios
 
@@ -73,7 +73,7 @@ def program_of(
         return [*indices[rank % len(weights) :], *indices[: rank % len(weights)]]
 
     steps = tuple(
-        Step(
+        ProgramStep(
             kind,
             tuple(tuple((used or order)(number, rank)) for rank in range(world_size)),
             tuple(1 + (rank + number) % 3 for rank in range(world_size)),
@@ -98,13 +98,13 @@ def overlap(bench: Bench) -> None:
 
 def one_weight(bench: Bench) -> None:
     """One parameter, three iterations."""
-    bench.try_program(program_of((Weight((3,)),), ["train"] * 3, bench.pool.world_size))
+    bench.try_program(program_of((Weight((3,)),), ["train"] * 3, bench.world_size))
 
 
 def construction(bench: Bench) -> None:
     """Ranks that were initialised differently start from rank 0's parameters and buffers."""
     has_buffers = any(name in bench.subject.options for name in BUFFER_OPTIONS)
-    program = program_of(SPECIAL, ["evaluate"], bench.pool.world_size, buffer=has_buffers)
+    program = program_of(SPECIAL, ["evaluate"], bench.world_size, buffer=has_buffers)
     seen = bench.run(after_construction, bench.subject, program)
     check_ranks_equal([one for one, _ in seen], iteration=0)
     own = seen[0][1]
@@ -117,7 +117,7 @@ def bucket_caps(bench: Bench) -> None:
     """Every bucket cap gives the same result, from one parameter a bucket to a single bucket."""
     for cap_mb in (1e-6, 5e-5, 25.0):
         kinds: list[Kind] = ["train"] * 4
-        bench.try_program(program_of(PLAIN, kinds, bench.pool.world_size, options={"bucket_cap_mb": cap_mb}))
+        bench.try_program(program_of(PLAIN, kinds, bench.world_size, options={"bucket_cap_mb": cap_mb}))
 
 
 def special_parameters(bench: Bench) -> None:
@@ -126,7 +126,7 @@ def special_parameters(bench: Bench) -> None:
     A class may refuse a subclass with an error.
     """
     for cap_mb in (1e-6, 25.0):
-        program = program_of(SPECIAL, ["train"] * 3, bench.pool.world_size, options={"bucket_cap_mb": cap_mb})
+        program = program_of(SPECIAL, ["train"] * 3, bench.world_size, options={"bucket_cap_mb": cap_mb})
         bench.try_program(program)
     bench.averages_or_raises(real_models.subclassed_parameters)
 
@@ -136,14 +136,14 @@ def optimizers(bench: Bench) -> None:
     for optimizer in ("sgd", "adam"):
         kinds: list[Kind] = ["train", "evaluate", "train", "change_lr", "train"]
         further: dict[str, Any] = {"optimizer": optimizer, "options": {"bucket_cap_mb": 5e-5}}
-        bench.try_program(program_of(PLAIN, kinds, bench.pool.world_size, **further))
+        bench.try_program(program_of(PLAIN, kinds, bench.world_size, **further))
 
 
 def kept_gradients(bench: Bench) -> None:
     """Gradients that are not cleared, or set to zeros, also in another order of memory, before the next pass."""
     cleared: tuple[Zero, ...] = ("zeros", "restrided", "keep")
     for zero in cleared:
-        program = program_of(PLAIN, ["train"] * 3, bench.pool.world_size, options={"bucket_cap_mb": 5e-5})
+        program = program_of(PLAIN, ["train"] * 3, bench.world_size, options={"bucket_cap_mb": 5e-5})
         steps = tuple(replace(step, zero=zero) for step in program.steps)
         bench.try_program(replace(program, steps=steps))
 
@@ -162,7 +162,7 @@ def _accumulation(world_size: int, **options: Any) -> Program:
 def accumulation(bench: Bench) -> None:
     """Several passes under no_sync, then one with averaging, equal one large batch."""
     bench.needs("no_sync")
-    bench.try_program(_accumulation(bench.pool.world_size))
+    bench.try_program(_accumulation(bench.world_size))
     bench.try_random(kinds=("train", "accumulate"), keep=True)
 
 
@@ -170,7 +170,7 @@ def unused(bench: Bench) -> None:
     """Ranks use different parameters, and some parameter is used by no rank."""
     bench.needs("find_unused_parameters")
     options = {"find_unused_parameters": True, "bucket_cap_mb": 5e-5}
-    world_size = bench.pool.world_size
+    world_size = bench.world_size
 
     def one_each(step: int, rank: int) -> list[int]:
         return [0, 1 + (rank + step) % 2]  # the last one is never used
@@ -184,7 +184,7 @@ def unused(bench: Bench) -> None:
 def static_graph(bench: Bench) -> None:
     """A graph that never changes, with a parameter that is never used."""
     bench.needs("static_graph")
-    world_size = bench.pool.world_size
+    world_size = bench.world_size
     kinds: list[Kind] = ["train"] * 4
     if "no_sync" in bench.methods:
         kinds += ["accumulate", "train", "train"]  # not at first, where torch's class fails
@@ -206,7 +206,7 @@ def gradient_views(bench: Bench) -> None:
     """Gradients that are views of the buckets."""
     bench.needs("gradient_as_bucket_view")
     options = {"gradient_as_bucket_view": True}
-    world_size = bench.pool.world_size
+    world_size = bench.world_size
     for cap_mb in (5e-5, 25.0):
         every = {"bucket_cap_mb": cap_mb, **options}
         bench.try_program(program_of(PLAIN, ["train"] * 4, world_size, options=every))
@@ -226,7 +226,7 @@ def buffers(bench: Bench) -> str:
     names = [name for name in BUFFER_OPTIONS if name in bench.subject.options]
     if not names:
         raise NotSupportedError("it has neither broadcast_buffers nor forward_sync_buffers")
-    world_size = bench.pool.world_size
+    world_size = bench.world_size
     kinds: list[Kind] = ["train", "train", "evaluate", "forward", "train", "train"]
     if "no_sync" in bench.methods:
         kinds[2:2] = ["accumulate", "accumulate", "train"]
@@ -242,7 +242,7 @@ def plans(bench: Bench) -> None:
     """Explicit buckets in any order."""
     bench.needs("plan")
     for plan in ([[0], [3], [1, 2]], [[3, 1, 0, 2]], [[2], [1], [0], [3]]):
-        bench.try_program(program_of(PLAIN, ["train"] * 3, bench.pool.world_size, options={"plan": plan}))
+        bench.try_program(program_of(PLAIN, ["train"] * 3, bench.world_size, options={"plan": plan}))
         wanted = tuple(map(tuple, plan))
         for got in bucket_layouts.layouts(bench, (6, 4, 5, 6), {"plan": plan}):
             if got not in (wanted, None):

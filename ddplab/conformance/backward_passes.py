@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .check_runner import VIEWS, Bench, report
 from .class_under_test import NotSupportedError, Subject
+from .comm_hooks import averaging_hook
 from .local_training import FindingError
 from .real_models import batch, difference, local_gradients, mlp, square, train
 
@@ -295,17 +296,12 @@ def raises_in_a_comm_hook(rank: int, world_size: int, subject: Subject) -> str:
     """Train with a comm hook that raises an error in the third iteration, on all ranks, at the second bucket."""
     module = _Branches()
     wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4)
-    calls: list[int] = []
 
-    def hook(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - torch's class accepts no other
-        # annotation than its own bucket's
-        state.append(bucket.index())
+    def look(_state: Any, bucket: Any) -> None:
         if failing and bucket.index() == 1:
             raise ArithmeticError("this comm hook fails on purpose")
-        future = dist.all_reduce(bucket.buffer().div_(world_size), async_op=True).get_future()
-        return future.then(lambda done: done.value()[0])
 
-    wrapped.register_comm_hook(calls, hook)
+    wrapped.register_comm_hook(None, averaging_hook(look))
     for step in range(2 * STEPS):
         failing = step == 2
         loss = _loss(wrapped, _inputs(step, rank))
@@ -452,7 +448,7 @@ def check_several(bench: Bench) -> None:
 
 def check_raising(bench: Bench) -> None:
     """After a backward pass that raises an error, the next averages are right, or the class raises an error."""
-    everyone, last = list(range(bench.pool.world_size)), bench.pool.world_size - 1
+    everyone, last = list(range(bench.world_size)), bench.world_size - 1
     for cap_mb, where in ((CAPS_MB[0], "inside"), (CAPS_MB[1], "inside"), (CAPS_MB[1], "outside")):
         for then in ("retry", "new iteration", "older graph"):
             for failing in (everyone, [0]):

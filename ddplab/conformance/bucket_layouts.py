@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from .check_runner import VIEWS, Bench, FaultyProgramError
+from .check_runner import VIEWS, Bench
 from .class_under_test import NotSupportedError
 from .local_training import FindingError, WeakProgramError, describe_difference, run_locally, same
-from .training_programs import Program, Seen, Step, Weight, run_on_rank, run_until_error
+from .training_programs import Program, ProgramStep, Seen, Weight, run_on_rank, run_until_error
 
 Layout = tuple[tuple[int, ...], ...]
 BYTES = 4
@@ -47,8 +47,8 @@ RULES = {"closed when the cap is reached": closed_when_reached, "at most the cap
 
 def layouts(bench: Bench, sizes: Sequence[int], options: dict[str, Any]) -> list[Layout | None]:
     """Return the buckets on each rank after some iterations whose gradients become ready in reverse order."""
-    world_size = bench.pool.world_size
-    step = Step("train", (tuple(range(len(sizes))),) * world_size, (1,) * world_size)
+    world_size = bench.world_size
+    step = ProgramStep("train", (tuple(range(len(sizes))),) * world_size, (1,) * world_size)
     program = Program(tuple(Weight((size,)) for size in sizes), (step,) * 3, options)
     return [seen[-1].buckets for seen in bench.run(run_on_rank, bench.subject, program)]
 
@@ -93,7 +93,7 @@ def check_against(bench: Bench) -> None:
     """Another class sees the same on random programs, errors and missing gradients included.
 
     Raises:
-        FaultyProgramError: They differ on a program.
+        FindingError: They differ on a program.
     """
     if (other := bench.against) is None:
         raise NotSupportedError("--against names no other class")
@@ -103,17 +103,17 @@ def check_against(bench: Bench) -> None:
 
     def run(program: Program) -> None:
         try:
-            run_locally(program, bench.pool.world_size)
+            run_locally(program, bench.world_size)
         except WeakProgramError:
             assume(condition=False)
         mine = bench.run(run_until_error, bench.subject, program)
         theirs = bench.run(run_until_error, other, program)
         for rank, (got, expected) in enumerate(zip(mine, theirs, strict=True)):
             if problem := difference(got, expected):
-                raise FaultyProgramError(f"rank {rank}, unlike {other.name}: {problem}", program)
+                raise FindingError(f"rank {rank}, unlike {other.name}: {problem}", program)
 
     settings = bench.settings(max_examples=2 * bench.effort.examples)
-    settings(given(programs(bench.pool.world_size))(run))()
+    settings(given(programs(bench.world_size))(run))()
 
 
 def difference(got: tuple[list[Seen], str], expected: tuple[list[Seen], str]) -> str:
@@ -137,12 +137,12 @@ def check_large(bench: Bench) -> None:
     """Gradients large enough that a class may copy each alone, between small ones."""
     shapes = ((4,), (150, 150), (3,), (300, 300), (2,), (2, 2))
     weights = tuple(Weight(shape) for shape in shapes)
-    world_size = bench.pool.world_size
+    world_size = bench.world_size
     orders = tuple(tuple((index * 5 + rank) % len(weights) for index in range(6)) for rank in range(world_size))
     rows = (1,) * world_size
     for options in bench.variants({"bucket_cap_mb": 25.0}, VIEWS):
-        bench.try_program(Program(weights, (Step("train", orders, rows),) * 3, options))
+        bench.try_program(Program(weights, (ProgramStep("train", orders, rows),) * 3, options))
     if "find_unused_parameters" in bench.subject.options:
         some = tuple((rank % 2, 2, 3 + rank % 2) for rank in range(world_size))
         for options in bench.variants({"bucket_cap_mb": 25.0, "find_unused_parameters": True}, VIEWS):
-            bench.try_program(Program(weights, (Step("train", some, rows),) * 3, options))
+            bench.try_program(Program(weights, (ProgramStep("train", some, rows),) * 3, options))

@@ -132,7 +132,7 @@ def write_script(path: Path, subject: str, world_size: int, result: CheckResult)
 """
 
 from ddplab.conformance.check_runner import QUICK, Bench
-from ddplab.conformance.training_programs import Program, Step, Weight
+from ddplab.conformance.training_programs import Program, ProgramStep, Weight
 from ddplab.conformance.class_under_test import Subject
 from reference.launch import RankPool
 

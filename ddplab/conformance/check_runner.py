@@ -70,6 +70,7 @@ class Bench:
 
     def __init__(self, subject: Subject, pool: RankPool, effort: Effort, *, against: Subject | None = None) -> None:
         self.subject, self.pool, self.effort, self.against = subject, pool, effort, against
+        self.world_size = pool.world_size
         self.methods: frozenset[str] = frozenset()
         self.results: list[CheckResult] = []
         self.schedules: list[EmulatedSchedule] = []
@@ -136,20 +137,20 @@ class Bench:
         """Run a program and compare it with local training; see `check_program`.
 
         Raises:
-            FaultyProgramError: The class is wrong, or a rank failed.
+            FindingError: The class is wrong, or a rank failed.
             HangError: It did not end in time.
             WeakProgramError: The program could not show a fault.
         """
         try:
-            return check_program(self.subject, program, _Guarded(self), habits)  # type: ignore[arg-type]
+            return check_program(self.subject, program, self, habits)
         except (FindingError, RankError) as error:
-            raise FaultyProgramError(str(error), program) from None
+            raise FindingError(str(error), program) from None
 
     def try_random(self, **how: Any) -> None:
         """Run random programs, and shrink the first one that shows a fault; arguments as for `programs`.
 
         Raises:
-            FaultyProgramError: The class is wrong.
+            FindingError: The class is wrong.
         """
         from hypothesis import assume, given
 
@@ -162,7 +163,7 @@ class Bench:
                 assume(condition=False)
 
         search = Search()
-        search.run(self.settings()(given(programs(self.pool.world_size, **how))(run)))
+        search.run(self.settings()(given(programs(self.world_size, **how))(run)))
 
     def settings(self, **further: Any) -> "settings":
         """Return settings of Hypothesis for a random check; `further` replaces single ones."""
@@ -184,7 +185,7 @@ class Search:
     """A search for a faulty program, whose time for smaller programs with the same fault is limited."""
 
     def __init__(self) -> None:
-        self._found: list[tuple[FaultyProgramError, float]] = []
+        self._found: list[tuple[FindingError, float]] = []
 
     def attempt(self, run: Callable[..., object], *arguments: Any) -> None:
         """Try one program."""
@@ -192,7 +193,7 @@ class Search:
             raise _ShrunkError
         try:
             run(*arguments)
-        except FaultyProgramError as fault:
+        except FindingError as fault:
             self._found.append((fault, time.monotonic()))
             raise
 
@@ -200,7 +201,7 @@ class Search:
         """Run a test of Hypothesis that calls `attempt`.
 
         Raises:
-            FaultyProgramError: The class is wrong.
+            FindingError: The class is wrong.
         """
         try:
             test()
@@ -208,34 +209,9 @@ class Search:
             raise self._found[-1][0] from None
 
 
-class _Guarded(NamedTuple):
-    """A pool whose runs have the time-out of conformance checks."""
-
-    bench: Bench
-
-    @property
-    def world_size(self) -> int:
-        return self.bench.pool.world_size
-
-    def run(self, *arguments: Any) -> list[Any]:
-        return self.bench.run(*arguments)
-
-
-class FaultyProgramError(Exception):
-    """A program that shows a fault.
-
-    Attributes:
-        program: The program.
-    """
-
-    def __init__(self, message: str, program: Program) -> None:
-        super().__init__(message)
-        self.program = program
-
-
 Check = Callable[[Bench], str | None]
-"""Returns if the class passed, perhaps with a text on how; raises FindingError, FaultyProgramError, RankError,
-HangError or NotSupportedError."""
+"""Returns if the class passed, perhaps with a text on how; raises FindingError, RankError, HangError or
+NotSupportedError."""
 
 
 def run_check(name: str, check: Check, bench: Bench, expected: Expectation | None = None) -> CheckResult:
@@ -253,11 +229,10 @@ def _outcome(check: Check, bench: Bench) -> dict[str, Any]:
         return {"outcome": "passed", "message": check(bench) or ""}
     except NotSupportedError as reason:
         return {"outcome": "not supported", "message": str(reason)}
-    except FaultyProgramError as fault:
-        bench.shrinks = False  # one small program is enough
-        return {"outcome": "failed", "message": first_lines(str(fault)), "program": fault.program}
     except (FindingError, RankError, HangError) as fault:
-        return {"outcome": "failed", "message": first_lines(str(fault))}
+        program = getattr(fault, "program", None)
+        bench.shrinks = bench.shrinks and program is None  # one small program is enough
+        return {"outcome": "failed", "message": first_lines(str(fault)), "program": program}
 
 
 @contextmanager

@@ -21,6 +21,18 @@ STEPS = 3
 # What a hook receives, and what becomes of its result
 
 
+def averaging_hook(look: Callable[[Any, Any], None], factor: float = 1) -> Any:
+    """Return a comm hook that calls `look(state, bucket)`, averages, and multiplies by a factor in a new tensor."""
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - torch's class accepts no other
+        # annotation than its own bucket's
+        look(state, bucket)
+        future = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0] if factor == 1 else done.value()[0] * factor)
+
+    return hook
+
+
 def compare_hook(rank: int, world_size: int, subject: Subject, factor: float, options: dict[str, Any]) -> str:
     """Train with a comm hook that averages and multiplies by a factor, if that is not 1 in a tensor of its own."""
     module, twin = mlp(seed=0), mlp(seed=0)
@@ -28,15 +40,11 @@ def compare_hook(rank: int, world_size: int, subject: Subject, factor: float, op
     seen: list[tuple[int, int, bool]] = []
     wrong: list[str] = []
 
-    def hook(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - torch's class accepts no other
-        # annotation than its own bucket's
-        buffer = bucket.buffer()
-        state.append((bucket.index(), buffer.numel(), bucket.is_last()))
+    def look(state: Any, bucket: Any) -> None:
+        state.append((bucket.index(), bucket.buffer().numel(), bucket.is_last()))
         wrong.extend(_wrong_gradients(bucket))
-        future = dist.all_reduce(buffer.div_(world_size), async_op=True).get_future()
-        return future.then(lambda done: done.value()[0] if factor == 1 else done.value()[0] * factor)
 
-    wrapped.register_comm_hook(seen, hook)
+    wrapped.register_comm_hook(seen, averaging_hook(look, factor))
     elements = sum(parameter.numel() for parameter in module.parameters())
     for step in range(STEPS):
         seen.clear()

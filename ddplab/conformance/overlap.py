@@ -11,6 +11,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,7 +62,7 @@ NETWORKS = (
 def _trace(model: str, shapes: Sequence[tuple[int, ...]], forward_ns: int, gap_ns: int) -> Trace:
     """Make the trace of a model whose gradients become ready one after the other, the last parameter's first."""
     parameters = tuple(
-        Parameter(name=f"layer{number}.weight", shape=shape, dtype="float32", size_bytes=4 * _product(shape))
+        Parameter(name=f"layer{number}.weight", shape=shape, dtype="float32", size_bytes=4 * prod(shape))
         for number, shape in enumerate(shapes)
     )
     moments = list(accumulate([gap_ns] * len(shapes), initial=forward_ns))[1:]
@@ -88,13 +89,6 @@ def _trace(model: str, shapes: Sequence[tuple[int, ...]], forward_ns: int, gap_n
         torch_version="",
     )
     return Trace(workload=workload, ranks=(RankTrace(rank=0, iterations=(iteration,)),))
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
 
 
 MODELS = (

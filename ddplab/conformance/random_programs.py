@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from .training_programs import ROWS, Kind, Layout, Program, Step, Weight
+from .training_programs import ROWS, Kind, Layout, Program, ProgramStep, Weight
 
 CAPS_MB = (1e-6, 3e-5, 1e-4, 3e-4, 25.0)
 """Bucket caps, from one parameter in each bucket to a single bucket."""
@@ -48,7 +48,7 @@ def programs(
     use = some if any_use else everything
     used = [draw(st.tuples(*[use] * world_size)) for _ in range(1 if static else 5)]
     steps = st.builds(
-        Step,
+        ProgramStep,
         kind=st.sampled_from(kinds),
         used=st.sampled_from(used),
         rows=st.tuples(*[st.integers(1, ROWS)] * world_size),

@@ -4,6 +4,7 @@ import copy
 import pickle
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -141,7 +142,7 @@ def check(bench: Bench) -> str:
     notes = []
     for how in COPY:
         for trained in (False, True):
-            outcomes = bench.run(_copied_after_training if trained else _copied_at_once, bench.subject, how)
+            outcomes = bench.run(partial(copied, trained=trained), bench.subject, how)
             report([problem for problem, _ in outcomes])
             shortcoming = next((one for _, one in outcomes if one), "")
             if shortcoming == LOCAL and bench.run(determines_copies, bench.subject)[0]:
@@ -149,11 +150,3 @@ def check(bench: Bench) -> str:
             if shortcoming and f"{how} {shortcoming}" not in notes:
                 notes.append(f"{how} {shortcoming}")
     return "; ".join(notes)
-
-
-def _copied_at_once(rank: int, world_size: int, subject: Subject, how: str) -> tuple[str, str]:
-    return copied(rank, world_size, subject, how, trained=False)
-
-
-def _copied_after_training(rank: int, world_size: int, subject: Subject, how: str) -> tuple[str, str]:
-    return copied(rank, world_size, subject, how, trained=True)

@@ -52,7 +52,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """One step of a program.
 
     Attributes:
@@ -86,7 +86,7 @@ class Program:
     """
 
     weights: tuple[Weight, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     options: dict[str, Any] = field(default_factory=dict)
     optimizer: Literal["sgd", "adam"] = "sgd"
     buffer: bool = False

@@ -137,7 +137,7 @@ def _counts(how: Uneven) -> list[list[int]]:
 def check(bench: Bench) -> None:
     """Ranks run out of inputs in any order, some at once; with buffers, no_sync, and unused parameters."""
     bench.needs("join")
-    ranks = range(bench.pool.world_size)
+    ranks = range(bench.world_size)
     up, down = tuple(1 + rank for rank in ranks), tuple(2 * rank for rank in ranks)[::-1]
     cases = [
         Uneven(batches=batches, divide_by_all=divide_by_all)

@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from .check_runner import VIEWS, Bench, report
 from .class_under_test import Subject
+from .comm_hooks import averaging_hook
 from .local_training import close, describe_difference
 from .real_models import batch, train
-from .training_programs import Program, Step, Weight
+from .training_programs import Program, ProgramStep, Weight
 
 
 @dataclass
@@ -66,25 +66,22 @@ USED = ((0, 2), (1, 2, 3), (3,), (0, 1, 2), (0,))
 
 def skipping_program(world_size: int, cap_mb: float) -> Program:
     """Return a program in which each step leaves other weights out, the same ones on all ranks."""
-    steps = tuple(Step("train", (one,) * world_size, (2,) * world_size) for one in USED)
+    steps = tuple(ProgramStep("train", (one,) * world_size, (2,) * world_size) for one in USED)
     options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True, "bucket_cap_mb": cap_mb}
     return Program(WEIGHTS, steps, options)
 
 
-def skipped_for_hooks(_rank: int, world_size: int, subject: Subject) -> str:
+def skipped_for_hooks(_rank: int, _world_size: int, subject: Subject) -> str:
     """Train with a comm hook, which gets the buckets that are not skipped."""
     module = _Chosen()
     options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
     wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-6, **options)
     seen: list[tuple[int, bool]] = []
 
-    def hook(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - torch's class accepts no other
-        # annotation than its own bucket's
+    def look(state: Any, bucket: Any) -> None:
         state.append((bucket.buffer().numel(), bucket.is_last()))
-        future = dist.all_reduce(bucket.buffer().div_(world_size), async_op=True).get_future()
-        return future.then(lambda done: done.value()[0])
 
-    wrapped.register_comm_hook(seen, hook)
+    wrapped.register_comm_hook(seen, averaging_hook(look))
     for step, used in enumerate(USED):
         seen.clear()
         module.zero_grad()
@@ -170,6 +167,6 @@ def check_skipped(bench: Bench) -> None:
     """Buckets that no rank uses are skipped."""
     bench.needs("skip_all_reduce_unused_params", "find_unused_parameters")
     for cap_mb in (1e-6, 3e-5, 25.0):
-        bench.try_program(skipping_program(bench.pool.world_size, cap_mb))
+        bench.try_program(skipping_program(bench.world_size, cap_mb))
     if "register_comm_hook" in bench.methods:
         report(bench.run(skipped_for_hooks, bench.subject))
