@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.conformance.bucket_layouts import difference
+from ddplab.conformance.another_class import difference
 from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.random_programs import programs
 from ddplab.conformance.training_programs import Program, run_until_error

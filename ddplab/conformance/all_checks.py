@@ -5,12 +5,12 @@ stops at its first finding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from reference.errors import RankError
 
 from . import (
+    another_class,
     backward_passes,
     bucket_layouts,
     comm_hooks,
@@ -56,6 +56,7 @@ def program_of(
     world_size: int,
     *,
     used: Callable[[int, int], Sequence[int]] | None = None,
+    zeros: Sequence[Zero] = (),
     **further: Any,
 ) -> Program:
     """Make a program whose steps use all weights, in an order that differs from rank to rank.
@@ -65,6 +66,7 @@ def program_of(
         kinds: Kind of each step.
         world_size: Number of ranks.
         used: Returns what a step uses on a rank. None: everything.
+        zeros: What happens to the gradients before each step. Empty: they are set to None.
         further: Other fields of the program.
     """
 
@@ -77,6 +79,7 @@ def program_of(
             kind,
             tuple(tuple((used or order)(number, rank)) for rank in range(world_size)),
             tuple(1 + (rank + number) % 3 for rank in range(world_size)),
+            zeros[number] if zeros else "none",
         )
         for number, kind in enumerate(kinds)
     )
@@ -143,9 +146,23 @@ def kept_gradients(bench: Bench) -> None:
     """Gradients that are not cleared, or set to zeros, also in another order of memory, before the next pass."""
     cleared: tuple[Zero, ...] = ("zeros", "restrided", "keep")
     for zero in cleared:
-        program = program_of(PLAIN, ["train"] * 3, bench.world_size, options={"bucket_cap_mb": 5e-5})
-        steps = tuple(replace(step, zero=zero) for step in program.steps)
-        bench.try_program(replace(program, steps=steps))
+        options = {"bucket_cap_mb": 5e-5}
+        bench.try_program(program_of(PLAIN, ["train"] * 3, bench.world_size, zeros=[zero] * 3, options=options))
+
+
+def large_gradients(bench: Bench) -> None:
+    """Gradients large enough that a class may copy each alone, between small ones."""
+    shapes = ((4,), (150, 150), (3,), (300, 300), (2,), (2, 2))
+    weights = tuple(Weight(shape) for shape in shapes)
+    world_size = bench.world_size
+    orders = tuple(tuple((index * 5 + rank) % len(weights) for index in range(6)) for rank in range(world_size))
+    rows = (1,) * world_size
+    for options in bench.variants({"bucket_cap_mb": 25.0}, VIEWS):
+        bench.try_program(Program(weights, (ProgramStep("train", orders, rows),) * 3, options))
+    if "find_unused_parameters" in bench.subject.options:
+        some = tuple((rank % 2, 2, 3 + rank % 2) for rank in range(world_size))
+        for options in bench.variants({"bucket_cap_mb": 25.0, "find_unused_parameters": True}, VIEWS):
+            bench.try_program(Program(weights, (ProgramStep("train", some, rows),) * 3, options))
 
 
 # Capabilities
@@ -153,10 +170,8 @@ def kept_gradients(bench: Bench) -> None:
 
 def _accumulation(world_size: int, **options: Any) -> Program:
     kinds: list[Kind] = ["accumulate", "accumulate", "train", "train", "accumulate", "train"]
-    program = program_of(PLAIN, kinds, world_size, options={"bucket_cap_mb": 5e-5} | options)
     zeros: list[Zero] = ["none", "keep", "keep", "none", "none", "keep"]
-    steps = (replace(step, zero=zero) for step, zero in zip(program.steps, zeros, strict=True))
-    return replace(program, steps=tuple(steps))
+    return program_of(PLAIN, kinds, world_size, zeros=zeros, options={"bucket_cap_mb": 5e-5} | options)
 
 
 def accumulation(bench: Bench) -> None:
@@ -193,9 +208,7 @@ def static_graph(bench: Bench) -> None:
     for used in (*everywhere, lambda _step, rank: [2, 0] if rank else [1, 0]):
         for cap_mb in (5e-5, 25.0):
             for options in bench.variants({"static_graph": True, "bucket_cap_mb": cap_mb}, VIEWS):
-                program = program_of(PLAIN, kinds, world_size, used=used, options=options)
-                steps = (replace(step, zero=zero) for step, zero in zip(program.steps, zeros, strict=False))
-                bench.try_program(replace(program, steps=tuple(steps)))
+                bench.try_program(program_of(PLAIN, kinds, world_size, used=used, zeros=zeros, options=options))
     from hypothesis import strategies as st
 
     every = st.sampled_from(bench.variants({"static_graph": True}, VIEWS))
@@ -232,9 +245,10 @@ def buffers(bench: Bench) -> str:
         kinds[2:2] = ["accumulate", "accumulate", "train"]
     habits = list(HABITS)
     for options in ({}, {names[0]: False}):
-        program = program_of(PLAIN, kinds, world_size, buffer=True, options=options)
-        steps = (replace(step, zero="keep") for step in program.steps)
-        habits = bench.try_program(replace(program, steps=tuple(steps)), habits)
+        zeros: list[Zero] = ["keep"] * len(kinds)
+        habits = bench.try_program(
+            program_of(PLAIN, kinds, world_size, zeros=zeros, buffer=True, options=options), habits
+        )
     return f"broadcast {habits[0]}"
 
 
@@ -288,7 +302,7 @@ CHECKS: Mapping[str, Check] = {
     "buffers": buffers,
     "real models": real,
     "special values": number_formats.check_special_values,
-    "large gradients": bucket_layouts.check_large,
+    "large gradients": large_gradients,
     "repeated forward passes": backward_passes.check_repeated_forward,
     "nested no_sync": backward_passes.check_nested_no_sync,
     "process group": groups.check_group,
@@ -313,7 +327,7 @@ CHECKS: Mapping[str, Check] = {
     "unused parameters": unused,
     "static graph": static_graph,
     "gradient views": gradient_views,
-    "same as another": bucket_layouts.check_against,
+    "same as another": another_class.check,
     "random programs": Bench.try_random,
     "state machine": random_step_sequences.check,
     "a failing rank": lost_ranks.check_failing,

@@ -1,12 +1,12 @@
-"""Buckets: the two rules by which reducers fill them, large gradients in them, and equality with another class."""
+"""Bucket layouts: the two rules by which reducers fill buckets."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from .check_runner import VIEWS, Bench
+from .check_runner import Bench
 from .class_under_test import NotSupportedError
-from .local_training import FindingError, WeakProgramError, describe_difference, run_locally, same
-from .training_programs import Program, ProgramStep, Seen, Weight, run_on_rank, run_until_error
+from .local_training import FindingError
+from .training_programs import Program, ProgramStep, Weight, run_on_rank
 
 Layout = tuple[tuple[int, ...], ...]
 BYTES = 4
@@ -87,62 +87,3 @@ def _check_layouts(bench: Bench, cases: Sequence[tuple[tuple[int, ...], dict[str
             if not possible:
                 wanted = {name: rule(order, sizes, *caps) for name, rule in RULES.items()}
                 raise FindingError(f"{words}: got buckets {got}, expected those of one rule throughout: {wanted}")
-
-
-def check_against(bench: Bench) -> None:
-    """Another class sees the same on random programs, errors and missing gradients included.
-
-    Raises:
-        FindingError: They differ on a program.
-    """
-    if (other := bench.against) is None:
-        raise NotSupportedError("--against names no other class")
-    from hypothesis import assume, given
-
-    from .random_programs import programs
-
-    def run(program: Program) -> None:
-        try:
-            run_locally(program, bench.world_size)
-        except WeakProgramError:
-            assume(condition=False)
-        mine = bench.run(run_until_error, bench.subject, program)
-        theirs = bench.run(run_until_error, other, program)
-        for rank, (got, expected) in enumerate(zip(mine, theirs, strict=True)):
-            if problem := difference(got, expected):
-                raise FindingError(f"rank {rank}, unlike {other.name}: {problem}", program)
-
-    settings = bench.settings(max_examples=2 * bench.effort.examples)
-    settings(given(programs(bench.world_size))(run))()
-
-
-def difference(got: tuple[list[Seen], str], expected: tuple[list[Seen], str]) -> str:
-    """Say how two runs of a program on a rank differ; empty if they do not."""
-    (mine, error), (theirs, other_error) = got, expected
-    if error != other_error:
-        return f"ended with {error or 'no error'}, the other with {other_error or 'no error'}"
-    for number, (one, two) in enumerate(zip(mine, theirs, strict=True)):
-        for kind in ("gradients", "parameters", "buffers"):
-            for name, want in getattr(two, kind).items():
-                have = getattr(one, kind)[name]
-                if not same(have, want):
-                    return f"iteration {number}: {kind} {name!r}: {describe_difference(have, want)}"
-        # torch orders the last buckets of different dtypes by a hash, so their order is no part of the layout.
-        if one.buckets and two.buckets and sorted(one.buckets) != sorted(two.buckets):
-            return f"iteration {number}: buckets {one.buckets}, the other's {two.buckets}"
-    return ""
-
-
-def check_large(bench: Bench) -> None:
-    """Gradients large enough that a class may copy each alone, between small ones."""
-    shapes = ((4,), (150, 150), (3,), (300, 300), (2,), (2, 2))
-    weights = tuple(Weight(shape) for shape in shapes)
-    world_size = bench.world_size
-    orders = tuple(tuple((index * 5 + rank) % len(weights) for index in range(6)) for rank in range(world_size))
-    rows = (1,) * world_size
-    for options in bench.variants({"bucket_cap_mb": 25.0}, VIEWS):
-        bench.try_program(Program(weights, (ProgramStep("train", orders, rows),) * 3, options))
-    if "find_unused_parameters" in bench.subject.options:
-        some = tuple((rank % 2, 2, 3 + rank % 2) for rank in range(world_size))
-        for options in bench.variants({"bucket_cap_mb": 25.0, "find_unused_parameters": True}, VIEWS):
-            bench.try_program(Program(weights, (ProgramStep("train", some, rows),) * 3, options))
