@@ -39,7 +39,7 @@ def run_tests(name: str, arguments: list[str], junit: Path | None) -> Bench | No
         ValueError: An option makes no sense.
         RankError: The class cannot be constructed.
     """
-    output = _Output()
+    output = _ResultPrinter()
     with tempfile.TemporaryDirectory() as folder, mock.patch.dict(os.environ, ENVIRONMENT):
         report = Path(folder) / "junit.xml"
         written = (f"--junitxml={report}", f"--junitprefix={name}", "-o", f"junit_suite_name=conformance of {name}")
@@ -51,7 +51,7 @@ def run_tests(name: str, arguments: list[str], junit: Path | None) -> Bench | No
     return output.bench
 
 
-class _Output:
+class _ResultPrinter:
     """pytest plugin that prints results in place of pytest's own output.
 
     Attributes:

@@ -14,7 +14,7 @@ PRECISIONS = ((torch.bfloat16, torch.bfloat16), (torch.float16, torch.float32), 
 """Dtypes of computation and of all-reduces."""
 
 
-class _Scaled(nn.Module):
+class _ScaledWeights(nn.Module):
     """Three weights; the gradient of each is a factor that the caller gives."""
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -28,7 +28,7 @@ class _Scaled(nn.Module):
 
 def compare_special_values(rank: int, world_size: int, subject: Subject) -> str:
     """Average gradients of which one is NaN and others are infinite, on one rank each."""
-    module = _Scaled(torch.float32)
+    module = _ScaledWeights(torch.float32)
     factors = [torch.ones(4) for _ in range(world_size)]
     factors[0] = torch.tensor([float("nan"), float("inf"), 1.0, float("inf")])
     factors[-1] = torch.tensor([1.0, 1.0, 1.0, float("-inf")])
@@ -44,7 +44,7 @@ def compare_special_values(rank: int, world_size: int, subject: Subject) -> str:
 
 def compare_large_values(rank: int, world_size: int, subject: Subject) -> str:
     """Average half-precision gradients whose sum over the ranks overflows, while the average does not."""
-    module = _Scaled(torch.float16)
+    module = _ScaledWeights(torch.float16)
     factors = [torch.full((4,), 40_000.0 - 64 * one, dtype=torch.float16) for one in range(world_size)]
     for cap_mb in (1e-6, 25.0):
         wrapped = subject.wrap(module, bucket_cap_mb=cap_mb)
