@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from reference.errors import ModelError
-from reference.parameters import described_buffers, described_parameters, trainable_parameters
-from reference.recorder import shape_of_input
+from reference.parameters import trainable_parameters
+from reference.recorder import described_buffers, described_parameters, shape_of_input
 from simulator.workload.roofline import Gradient, Operation, Operations, merge, sgd_step
 
 from . import models

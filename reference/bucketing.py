@@ -104,9 +104,8 @@ def bucket_caps(
 def two_stage_caps(
     bucket_cap_mb: float | None,
     bucket_cap_mb_list: Sequence[float] | None,
+    graph_may_change: bool,  # noqa: FBT001
     first_bucket_mb: float | None = None,
-    *,
-    graph_may_change: bool,
 ) -> tuple[list[int], list[int]]:
     """Caps in bytes until the rebuild and after it: no limit until then, unless the user's caps hold from the start.
 
@@ -117,8 +116,8 @@ def two_stage_caps(
     Args:
         bucket_cap_mb: As for `bucket_caps`.
         bucket_cap_mb_list: As for `bucket_caps`; a list holds from the start.
-        first_bucket_mb: As for `bucket_caps`.
         graph_may_change: Whether there is no rebuild, because the graph may change; the caps hold from the start.
+        first_bucket_mb: As for `bucket_caps`.
     """
     caps = bucket_caps(bucket_cap_mb, bucket_cap_mb_list, first_bucket_mb)
     return (caps if bucket_cap_mb_list or graph_may_change else [ONE_BUCKET]), caps
@@ -138,6 +137,11 @@ def initial_buckets(
 ) -> BucketAssignment:
     """Buckets at construction, in launch order: assigned over registration order, then reversed."""
     return assign_buckets(sizes_bytes, caps_bytes, keys=keys, sparse=sparse)[::-1]
+
+
+def rebuild_order(ready_order: Sequence[int], count: int) -> list[int]:
+    """Order in which the rebuild walks the parameters: in ready order, then those of a static graph never ready."""
+    return [*ready_order, *sorted(set(range(count)) - set(ready_order))]
 
 
 def plan_buckets(

@@ -86,6 +86,10 @@ def test_neither_torch_nor_matplotlib_is_loaded_by(module):
     assert modules_after(f"import {module}").isdisjoint({"torch", "matplotlib"})
 
 
+def test_training_needs_neither_pydantic_nor_the_trace():
+    assert modules_after("import reference.data_parallel").isdisjoint({"pydantic", "reference.trace", "simulator"})
+
+
 def test_the_door_has_every_public_name_and_opens_without_torch():
     assert modules_after("import ddplab; dir(ddplab)").isdisjoint({"torch", "simulator"})
     modules_after("from ddplab import *")

@@ -10,12 +10,15 @@ from ddplab import models
 from reference.bucket_copies import lead_in
 from reference.bucketing import (
     MIB,
+    ONE_BUCKET,
     ORDERS,
     assign_buckets,
     bucket_caps,
     check_partition,
     initial_buckets,
     plan_buckets,
+    rebuild_order,
+    two_stage_caps,
 )
 from reference.buckets import Bucket
 from reference.parameters import size_bytes, trainable_parameters
@@ -113,6 +116,24 @@ def test_a_cap_given_by_the_user_holds_for_the_first_bucket_too():
     assert bucket_caps(5) == [5 * MIB]
     assert bucket_caps(5, [1, 2.5]) == [1 * MIB, 2.5 * MIB]
     assert assign_buckets([10, 10, 10], bucket_caps(float("inf"))) == [[0, 1, 2]]
+
+
+def test_a_cap_of_the_first_bucket_alone_leaves_the_other_caps():
+    assert bucket_caps() == [1 * MIB, 25 * MIB]
+    assert bucket_caps(None, None, 2) == [2 * MIB, 25 * MIB]
+    assert bucket_caps(5, [], 2) == [2 * MIB, 5 * MIB]
+
+
+@pytest.mark.parametrize(
+    ("caps_mb", "graph_may_change", "first"),
+    [((5, None), False, ONE_BUCKET), ((5, None), True, 5 * MIB), ((5, [3]), False, 3 * MIB)],
+)
+def test_until_the_rebuild_there_is_one_bucket_unless_caps_hold_from_the_start(caps_mb, graph_may_change, first):
+    assert two_stage_caps(*caps_mb, graph_may_change) == ([first], bucket_caps(*caps_mb))
+
+
+def test_the_rebuild_walks_parameters_that_were_never_ready_last():
+    assert rebuild_order([3, 1], 5) == [3, 1, 0, 2, 4]
 
 
 @pytest.mark.parametrize(

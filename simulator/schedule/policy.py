@@ -155,8 +155,9 @@ class Policy(Settings, strict=False):
 
     def two_stage_caps(self) -> tuple[list[int], list[int]]:
         """Bucket caps in bytes until the rebuild and after it."""
-        caps_mb = self.bucket_cap_mb, self.bucket_cap_mb_list, self.first_bucket_mb
-        return two_stage_caps(*caps_mb, graph_may_change=self.graph_may_change)
+        return two_stage_caps(
+            self.bucket_cap_mb, self.bucket_cap_mb_list, self.graph_may_change, self.first_bucket_mb
+        )
 
 
 class PolicySettings(TypedDict, total=False):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from reference.bucketing import BucketAssignment, check_partition, initial_buckets, plan_buckets
+from reference.bucketing import BucketAssignment, check_partition, initial_buckets, plan_buckets, rebuild_order
 from reference.collectives import (
     JOIN_COUNT_BYTES,
     JOIN_RANK_BYTES,
@@ -117,7 +117,7 @@ def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
         policy.order,
         sizes,
         caps,
-        ready_order=[*model.ready_order, *model.without_gradient],
+        ready_order=rebuild_order(model.ready_order, len(keys)),
         keys=keys,
         sparse=sparse,
         seed=policy.order_seed,

@@ -94,7 +94,6 @@ class RecordedModel:
             all come after the backward pass, because the host launches them after the last bucket.
         ready_order: Parameter indices in the order in which gradients became ready in rank 0's last recorded
             iteration. The rebuild assigns buckets in this order.
-        without_gradient: Parameter indices that got no gradient in that iteration.
         never_used: Parameter indices that got no gradient in any recorded iteration.
         compute_times: One entry per recorded rank; the first axis of each is the iterations.
     """
@@ -104,7 +103,6 @@ class RecordedModel:
     has_communication: bool
     includes_copy_out: bool
     ready_order: tuple[int, ...]
-    without_gradient: tuple[int, ...]
     never_used: frozenset[int]
     compute_times: tuple[ComputeTimes, ...]
 
@@ -124,8 +122,7 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedMod
     """
     workload = trace.workload
     has_communication = workload.source != "module"
-    every_index = frozenset(range(len(workload.parameters)))
-    never_used = every_index
+    never_used = frozenset(range(len(workload.parameters)))
     compute_times = []
     for rank in trace.ranks:
         iterations = []
@@ -150,7 +147,6 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedMod
         has_communication=has_communication,
         includes_copy_out=has_communication and any(map(_copies_after_backward, trace.ranks[0].iterations)),
         ready_order=tuple(sorted(moments, key=moments.__getitem__)),
-        without_gradient=tuple(sorted(every_index - moments.keys())),
         never_used=never_used,
         compute_times=tuple(compute_times),
     )
