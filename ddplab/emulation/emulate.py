@@ -9,23 +9,24 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple, Unpack
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from pydantic import InstanceOf
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from reference.data_parallel import DistributedDataParallel
+from reference.files.value_ranges import WorldSize
 from reference.trace import Trace
-from simulator.argument_checks import check_prediction, checked_policy
 from simulator.engines.engine_input import EngineInput
-from simulator.engines.machine import CollectiveCost, Machine
+from simulator.engines.event_replay import Cluster, CollectiveCost
 from simulator.engines.timeline import Timeline
 from simulator.fabric import Fabric, Linear, LinkShare, Slowdowns, slowdowns_of
 from simulator.interval import bounds_ns, place_of_median, summarize
-from simulator.prediction import Prediction, prediction_of
+from simulator.prediction import Listed, NumpyToo, Prediction, checked
 from simulator.schedule.hook_messages import CommHook, named_hook
-from simulator.schedule.policy import Policy, PolicySettings
+from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import Collective, Compute, Instruction, Launch, Schedule, buckets_of
 from simulator.step_costs import charged_fabric, counted_as_free, price
 from simulator.workload.compute_times import (
@@ -50,17 +51,18 @@ REDUCERS: dict[str, Callable[..., nn.Module]] = {
 """Reducers by name."""
 
 
+@checked
 def emulate(
-    trace: Trace,
-    fabric: Fabric,
+    trace: InstanceOf[Trace],
+    fabric: InstanceOf[Fabric],
     *,
-    world_size: int,
+    world_size: Annotated[WorldSize, NumpyToo],
     reducer: str | Callable[..., nn.Module] = "ddplab",
-    policy: Policy | None = None,
-    variation: Variation = RECORDED,
-    stragglers: Sequence[Straggler] = (),
-    inputs: Sequence[int] | None = None,
-    **settings: Unpack[PolicySettings],
+    policy: InstanceOf[Policy] | None = None,
+    variation: InstanceOf[Variation] = RECORDED,
+    stragglers: Annotated[Sequence[InstanceOf[Straggler]], Listed] = (),
+    inputs: Annotated[Sequence[Annotated[int, NumpyToo]], Listed] | None = None,
+    **settings: Any,
 ) -> Prediction:
     """Run a real reducer in virtual time and report its iteration time.
 
@@ -87,10 +89,7 @@ def emulate(
         ValueError: As for `predict`; or the reducer does not offer a setting.
         RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.
     """
-    policy = checked_policy(policy, settings)
-    check_prediction(
-        trace, fabric, world_size, policy, variation=variation, stragglers=stragglers, inputs=inputs, engine="auto"
-    )
+    policy = Policy.given(policy, settings, joins=inputs is not None)
     make = _class_of(reducer)
     is_ours = isinstance(make, type) and issubclass(make, DistributedDataParallel)
     if not is_ours and (policy.plan is not None or policy.order != "ready"):
@@ -138,12 +137,12 @@ def emulate(
     times_ns = np.array([(one.iteration_ns, *bounds_ns(one.engine_input)) for one in timelines]).T / policy.sync_every
     median = timelines[int(place_of_median(times_ns[0]))]
     end = emulation.timelines.get("join end")
-    return prediction_of(
+    return Prediction.of(
         summarize(times_ns, median.engine_input),
         median,
         buckets=emulation.buckets,
         epoch_end_ns=0 if end is None else end.iteration_ns,
-        free=counted_as_free(policy, fabric),
+        counted_as_free=counted_as_free(policy, fabric),
     )
 
 
@@ -221,7 +220,7 @@ class _Emulation:
         self._training, self._fabric, self._world_size, self._sampler = training, fabric, world_size, sampler
         self._at_a_time = fabric.concurrency * training.policy.process_groups
         ranks = sampler.ranks.tolist()
-        self._time: VirtualTime[None] = VirtualTime(self._machine, ranks)
+        self._time: VirtualTime[None] = VirtualTime(self._cluster, ranks)
         alike: dict[int, list[int]] = {rank: [] for rank in ranks}
         for rank, simulated in enumerate(sampler.represented_by.tolist()):
             alike[simulated].append(rank)
@@ -247,9 +246,9 @@ class _Emulation:
             finally:
                 self._ranks.clear()
 
-    def _machine(self) -> Machine:
+    def _cluster(self) -> Cluster:
         processor = self._fabric.processor
-        return Machine(
+        return Cluster(
             range(self._training.policy.process_groups),
             concurrency=self._fabric.concurrency,
             slows_computation=slowdowns_of(processor.contention, [0], 1) is not None,

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from reference.observer import Future, Observer
 from reference.trace import Buffer, Iteration, Parameter, Trace, Workload
+from simulator.workload.compute_times import end_of_computation_ns
 
 Activity = Literal["forward", "backward", "step"]
 
@@ -130,7 +131,7 @@ class IterationTimes:
         """
         start = iteration.forward_start_ns
         ready = [None if moment is None else moment - start for moment in iteration.ready_ns]
-        end = iteration.end_of_computation_ns(with_communication=with_communication) - start
+        end = end_of_computation_ns(iteration, with_communication=with_communication) - start
         return cls.of(iteration.forward_end_ns - start, ready, end, iteration.end_ns - iteration.backward_end_ns)
 
     @classmethod

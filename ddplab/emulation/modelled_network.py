@@ -18,7 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d
 
-from simulator.engines.machine import CollectiveCost, RunningCollective
+from simulator.engines.event_replay import CollectiveCost, RunningCollective
 from simulator.schedule.hook_messages import INDEX_BYTES, Transport
 
 from .virtual_time import VirtualRank, VirtualTime
@@ -100,7 +100,7 @@ class Launched:
 
     Attributes:
         message: The same on all ranks; of messages that are gathered, the largest.
-        running: Its run on the machine.
+        running: Its run on the cluster.
         reduce: Computes the result from the contributions by rank, and writes it into them.
         contributions: What each rank launched the collective with.
         futures: By rank, done when the collective is.
@@ -171,7 +171,7 @@ class ModelledNetwork:
         number = self._next[rank.rank]
         self._next[rank.rank] += 1
         if number == len(self.launched):
-            running = RunningCollective(self._time.machine.env, self._price(message, number))
+            running = RunningCollective(self._time.cluster.env, self._price(message, number))
             self.launched.append(Launched(message, running, reduce))
         collective = self.launched[number]
         sizes_may_differ = message.transport == "all_gather"  # of sparse gradients, for example
@@ -191,7 +191,7 @@ class ModelledNetwork:
         collective.running.launched = max(collective.running.launched, rank.progress)
         if len(collective.contributions) == len(self._ranks_alike):
             collective.running.done.callbacks.append(lambda _event: self._finish(collective))
-            self._time.machine.launched_by_all(collective.running)
+            self._time.cluster.launched_by_all(collective.running)
         return number, future
 
     def _finish(self, collective: Launched) -> None:

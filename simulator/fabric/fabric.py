@@ -25,7 +25,7 @@ from .cost_curves import AdjustedCurve, CostCurve, CostCurves
 from .link_sharing import LinkShare, Sharing, sharing_factor, sharing_weight
 from .measured_tables import Segment, Sizes, Table, Timing, segments, tables_by_world_size
 from .nccl_tests import read_log
-from .processor_costs import Linear, Processor
+from .processor_costs import Processor
 from .topology import Topology, load_topology
 
 NOT_A_TRACE = "expected a fabric file, got a trace; traces are arguments without an option"
@@ -332,16 +332,6 @@ class Fabric(Schema, strict=False):
                 f"got {factor}"
             )
         return self.model_copy(update={"scale": self.scale * factor})
-
-    def for_ddp_trace(self) -> Self:
-        """Return a copy without the costs that a trace recorded under data parallelism already includes.
-
-        These are the costs of packing, of launching, and of the slow-down of computation.
-        """
-        contention = tuple(
-            row.model_copy(update={"compute": 1.0, "compute_error": 0.0}) for row in self.processor.contention
-        )
-        return self.with_processor(pack=Linear(), launch_ns=0, contention=contention)
 
     def with_processor(self, **changed: object) -> Self:
         """Return a copy with these fields of `processor` changed."""
