@@ -12,7 +12,7 @@ from .engines.engine_input import EngineInput
 from .fabric import Fabric, Linear, LinkShare, Processor, slowdowns_of
 from .schedule.hook_messages import Transport, gradient_bytes
 from .schedule.policy import Policy
-from .schedule.schedule import Compute, ComputeKind, Condition, Schedule
+from .schedule.schedule import Compute, ComputeKind, Condition, IterationSchedule
 from .workload.compute_times import ComputeTimes, Floats, IterationSampler, Nanoseconds, RecordedModel
 
 SHADOWED: frozenset[ComputeKind] = frozenset(
@@ -123,7 +123,7 @@ class ScheduleCosts:
 
 
 def price_schedule(
-    schedule: Schedule,
+    schedule: IterationSchedule,
     buckets: Sequence[Sequence[int]],
     model: RecordedModel,
     fabric: Fabric,
@@ -173,7 +173,7 @@ def price_schedule(
     )
 
 
-def price_collectives(schedule: Schedule, fabric: Fabric, policy: Policy, world_size: int) -> EngineInput:
+def price_collectives(schedule: IterationSchedule, fabric: Fabric, policy: Policy, world_size: int) -> EngineInput:
     """Compute the cost of every collective of a schedule, on one rank whose steps take no time."""
     collectives = schedule.collectives
     shares = (LinkShare(),) * len(collectives)
@@ -191,7 +191,7 @@ def price_collectives(schedule: Schedule, fabric: Fabric, policy: Policy, world_
     )
 
 
-def _contention(schedule: Schedule, processor: Processor, fabric: Fabric, policy: Policy) -> dict[str, Any]:
+def _contention(schedule: IterationSchedule, processor: Processor, fabric: Fabric, policy: Policy) -> dict[str, Any]:
     """Return the fields of `EngineInput` that describe how collectives and computing slow each other down."""
     sizes = [collective.size_bytes for collective in schedule.collectives]
     slowdowns = slowdowns_of(processor.contention, sizes, fabric.concurrency * policy.process_groups)
@@ -225,7 +225,7 @@ def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def messages_of(schedule: Schedule) -> list[tuple[Transport, int]]:
+def messages_of(schedule: IterationSchedule) -> list[tuple[Transport, int]]:
     """Return the transport and the size in bytes of each collective."""
     return [(collective.transport, collective.size_bytes) for collective in schedule.collectives]
 

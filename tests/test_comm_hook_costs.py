@@ -11,7 +11,7 @@ from reference.trace import Trace
 from simulator import Fabric
 from simulator.schedule.hook_messages import BatchedPowerSGD, CommHook, PowerSGD, named_hook
 from simulator.schedule.policy import Phase, Policy
-from simulator.schedule.schedule import Compute, Launch, buckets_of, build_join_end, build_schedule
+from simulator.schedule.schedule import Compute, LaunchCollective, buckets_of, build_join_end, build_schedule
 from simulator.step_costs import messages_of
 from simulator.workload.compute_times import recorded_model
 
@@ -36,7 +36,7 @@ def predicted_messages(
     schedule = build_schedule(policy, model, buckets_of(policy, model), joins=joins)
     messages, sent = messages_of(schedule), [[]]
     for instruction in schedule.instructions:
-        if isinstance(instruction, Launch):
+        if isinstance(instruction, LaunchCollective):
             sent[-1].append(messages[instruction.collective])
         elif isinstance(instruction, Compute) and instruction.kind == "unsynchronized":
             sent.append([])

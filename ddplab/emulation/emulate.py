@@ -27,7 +27,14 @@ from simulator.interval import bounds_ns, place_of_median, summarize
 from simulator.prediction import Listed, NumpyToo, Prediction, checked
 from simulator.schedule.hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
-from simulator.schedule.schedule import Collective, Compute, Instruction, Launch, Schedule, buckets_of
+from simulator.schedule.schedule import (
+    Collective,
+    Compute,
+    Instruction,
+    IterationSchedule,
+    LaunchCollective,
+    buckets_of,
+)
 from simulator.step_costs import charged_fabric, counted_as_free, price
 from simulator.workload.compute_times import (
     RECORDED,
@@ -321,7 +328,7 @@ class _Activity(NamedTuple):
 
 def observed_schedule(
     logs: Sequence[Sequence[LogEntry]], collectives: Sequence[Collective]
-) -> tuple[Schedule, Any, Any]:
+) -> tuple[IterationSchedule, Any, Any]:
     """Make one schedule of what all ranks did.
 
     All ranks launch the same collectives in the same order. Between two launches the schedule has every instruction
@@ -349,10 +356,10 @@ def observed_schedule(
                 if isinstance(instruction, Compute):
                     durations[row].append(duration_ns)
         if number < len(collectives):
-            instructions.append(Launch(number))
+            instructions.append(LaunchCollective(number))
             for row, at in enumerate(now):
                 ends[row].append(at)
-    schedule = Schedule(tuple(instructions), tuple(collectives))
+    schedule = IterationSchedule(tuple(instructions), tuple(collectives))
     return schedule, np.array(ends, np.int64), np.array(durations, np.int64).reshape(len(logs), -1)
 
 
@@ -364,7 +371,7 @@ def _between_launches(
     before_ns = 0
     for entry in log:
         elapsed_ns, before_ns = entry.end_ns - before_ns, entry.end_ns
-        if isinstance(entry.instruction, Launch):
+        if isinstance(entry.instruction, LaunchCollective):
             bucket = collectives[entry.instruction.collective].bucket
             pieces[-1] = {_of_bucket(one, bucket): activity for one, activity in pieces[-1].items()}
             pieces.append({})

@@ -15,7 +15,7 @@ import simpy
 
 from reference.errors import RankError
 from simulator.engines.event_replay import PROGRESS_BITS, Cluster
-from simulator.schedule.schedule import Compute, Instruction, Launch, Wait
+from simulator.schedule.schedule import Compute, Instruction, LaunchCollective, Wait
 
 Result = TypeVar("Result")
 
@@ -92,7 +92,7 @@ class VirtualRank:
 
     def launched(self, number: int) -> None:
         """Log the launch of a collective."""
-        self.log.append(LogEntry(Launch(number), self.now_ns))
+        self.log.append(LogEntry(LaunchCollective(number), self.now_ns))
 
     def wait(
         self,

@@ -6,7 +6,7 @@ number of iterations on leading axes.
 
 import numpy as np
 
-from ..schedule.schedule import Compute, Launch
+from ..schedule.schedule import Compute, LaunchCollective
 from ..workload.compute_times import Nanoseconds
 from .engine_input import EngineInput
 
@@ -41,7 +41,7 @@ def solve(
         if isinstance(instruction, Compute):
             now = now + duration_ns[..., step]
             step += 1
-        elif isinstance(instruction, Launch):
+        elif isinstance(instruction, LaunchCollective):
             number = instruction.collective
             slots = free[..., engine_input.queues[number], :]  # when each slot is free again
             start[..., number] = np.maximum(now.max(axis=-1), slots.min(axis=-1))
@@ -75,7 +75,7 @@ def exposed_many(engine_inputs: EngineInput) -> Nanoseconds:
         if isinstance(instruction, Compute):
             now = now + duration_ns[..., step]
             step += 1
-        elif not isinstance(instruction, Launch):
+        elif not isinstance(instruction, LaunchCollective):
             end = np.maximum(now, done_ns[..., instruction.collective])
             if instruction.only is not None:
                 every_rank = np.broadcast_to(engine_inputs.meets[instruction.only], last_ns.shape)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from reference.files.value_ranges import LARGEST
 
 from ..fabric import LinkShare
-from ..schedule.schedule import Compute, Condition, Launch, Schedule, Wait
+from ..schedule.schedule import Compute, Condition, IterationSchedule, LaunchCollective, Wait
 from ..workload.compute_times import Nanoseconds
 from .engine_input import EngineInput
 
@@ -119,7 +119,7 @@ class _Replay:
         progress = computation.progress()
         for stop, computed_ns in zip(segments.stops, computed_by_stop, strict=True):
             reached = progress + (computed_ns << PROGRESS_BITS)
-            if isinstance(stop, Launch):
+            if isinstance(stop, LaunchCollective):
                 self._register_launch(stop.collective, reached)
                 continue
             if computed_ns:
@@ -163,11 +163,13 @@ class ScheduleSegments:
         stops: The launches and waits in order, followed by None for the end.
     """
 
-    def __init__(self, schedule: Schedule, met: frozenset[Condition] = frozenset()) -> None:
+    def __init__(self, schedule: IterationSchedule, met: frozenset[Condition] = frozenset()) -> None:
         instructions = [*schedule.instructions, None]
         is_compute = np.array([isinstance(one, Compute) for one in instructions])
         self._is_wait = np.array([isinstance(one, Wait) and one.only in (None, *met) for one in instructions])
-        self._is_stop = self._is_wait | np.array([one is None or isinstance(one, Launch) for one in instructions])
+        self._is_stop = self._is_wait | np.array(
+            [one is None or isinstance(one, LaunchCollective) for one in instructions]
+        )
         stops = zip(instructions, self._is_stop.tolist(), strict=True)
         self.stops: list[Any] = [one for one, is_stop in stops if is_stop]
         self._waits_before = self._is_wait.cumsum() - self._is_wait

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..engines.timeline import Span, Timeline
-from ..schedule.schedule import Compute, ComputeKind, Launch, Wait
+from ..schedule.schedule import Compute, ComputeKind, LaunchCollective, Wait
 from ..workload.compute_times import Nanoseconds
 
 PARTS: dict[str, tuple[ComputeKind, ...]] = {
@@ -64,7 +64,9 @@ def critical_path(timeline: Timeline) -> tuple[Span, ...]:
 def _backwards(timeline: Timeline) -> Iterator[Span]:
     engine_input, launched = timeline.engine_input, timeline.launched_ns
     schedule = engine_input.schedule
-    launches = [place for place, instruction in enumerate(schedule.instructions) if isinstance(instruction, Launch)]
+    launches = [
+        place for place, instruction in enumerate(schedule.instructions) if isinstance(instruction, LaunchCollective)
+    ]
     row, place = timeline.slowest_row, len(schedule.instructions) - 1
     while place >= 0:
         instruction = schedule.instructions[place]

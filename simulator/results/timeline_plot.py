@@ -10,7 +10,7 @@ from ..engines.timeline import Kind, Span, Timeline
 from ..plot_colours import COMPRESSION, COMPUTATION, COPIES, EXPOSED, FORWARD, HIDDEN, INK, QUIET, SMALL
 
 
-class Prediction(Protocol):
+class PlottedPrediction(Protocol):
     """The attributes of a `simulator.Prediction` that the plot uses."""
 
     @property
@@ -70,7 +70,7 @@ DIGIT_WIDTH = 0.008
 """Width of a digit of a bucket's number, as a share of the axes; narrower spans have no number."""
 
 
-def draw_timeline(prediction: Prediction, ax: Axes, *, ranks: Sequence[int] | None = None) -> Axes:
+def draw_timeline(prediction: PlottedPrediction, ax: Axes, *, ranks: Sequence[int] | None = None) -> Axes:
     """Draw the median iteration with two lanes per rank, computation and collectives, and frame the critical path.
 
     Args:
@@ -129,7 +129,7 @@ def _draw_span(
         ax.text(middle, lane, number, ha="center", va="center", fontsize=7, color="white", clip_on=True)
 
 
-def _title(prediction: Prediction) -> str:
+def _title(prediction: PlottedPrediction) -> str:
     low, high = prediction.interval_ns
     return (
         f"{prediction.iteration_ns / 1e6:.1f} ms (90 %: {low / 1e6:.1f} to {high / 1e6:.1f}), "
