@@ -6,7 +6,7 @@ configurations are predicted one by one, on all cores.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -188,7 +188,7 @@ class Results:
 
     def solve_steady(self, variation: Variation, stragglers: Sequence[Straggler]) -> "list[Task]":
         """Predict all configurations that `is_steady` with the closed form; return tasks for the others."""
-        tasks = []
+        tasks: list[Task] = []
         for number, trace in enumerate(self._traces.values()):
             model = recorded_model(trace, unused_allowed=self._policy.unused_allowed)
             steady: dict[int, Fabric] = {}
@@ -202,7 +202,7 @@ class Results:
                     for choice, policy in self._policies.items()
                 ]
                 tasks += [
-                    Task(trace, fabric, variation, tuple(stragglers), tuple(cells[first : first + TASK_SIZE]))
+                    (trace, fabric, variation, stragglers, cells[first : first + TASK_SIZE])
                     for first in range(0, len(cells), TASK_SIZE)
                 ]
             if steady:
@@ -254,30 +254,24 @@ class Results:
         self._on_progress("sweeping", self._done, self._buckets.size)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Configurations of one trace and one fabric, predicted one by one in a joblib process."""
+Task = tuple[Trace, Fabric, Variation, Sequence[Straggler], Sequence[tuple[Cell, int, Policy]]]
+"""Arguments of `_predict_cells`: configurations of one trace and one fabric for a joblib process."""
 
-    trace: Trace
-    fabric: Fabric
-    variation: Variation
-    stragglers: tuple[Straggler, ...]
-    cells: tuple[tuple[Cell, int, Policy], ...]
 
-    def run(self) -> list[tuple[Cell, list[int]]]:
-        """Predict each cell; return its number of buckets and `FIGURES`."""
-        predicted = []
-        for cell, world_size, policy in self.cells:
-            prediction = predict(
-                self.trace,
-                self.fabric,
-                world_size=world_size,
-                policy=policy,
-                variation=self.variation,
-                stragglers=self.stragglers,
-            )
-            predicted.append((cell, [len(prediction.buckets), *figures_of(prediction)]))
-        return predicted
+def _predict_cells(
+    trace: Trace,
+    fabric: Fabric,
+    variation: Variation,
+    stragglers: Sequence[Straggler],
+    cells: Sequence[tuple[Cell, int, Policy]],
+) -> list[tuple[Cell, list[int]]]:
+    """Predict each cell of this world size and policy; return its number of buckets and `FIGURES`."""
+    settings: dict[str, Any] = {"variation": variation, "stragglers": stragglers}
+    predicted = []
+    for cell, world_size, policy in cells:
+        prediction = predict(trace, fabric, world_size=world_size, policy=policy, **settings)
+        predicted.append((cell, [len(prediction.buckets), *figures_of(prediction)]))
+    return predicted
 
 
 def figures_of(prediction: Prediction) -> list[int]:
@@ -298,7 +292,7 @@ def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[list[tuple[Cell,
         _backend, configured = get_active_backend()
         n_jobs = -1 if configured == 1 else configured
     parallel = joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
-    yield from parallel(joblib.delayed(Task.run)(task) for task in tasks)
+    yield from parallel(joblib.delayed(_predict_cells)(*task) for task in tasks)
 
 
 def is_steady(fabric: Fabric, policy: Policy) -> bool:
