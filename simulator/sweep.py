@@ -193,8 +193,9 @@ class Results:
             model = recorded_model(trace, unused_allowed=self._policy.unused_allowed)
             steady: dict[int, Fabric] = {}
             for place, fabric in enumerate(self._fabrics.values()):
-                if is_steady(charged_fabric(fabric, model), self._policy):
-                    steady[place] = fabric
+                charged = charged_fabric(fabric, model)
+                if is_steady(charged, self._policy):
+                    steady[place] = charged
                     continue
                 cells = [
                     ((number, place, along, *choice), size, policy)
@@ -306,7 +307,7 @@ class ClosedFormBatch:
 
     Args:
         model: The recorded model.
-        fabrics: Fabrics that are steady under every policy; see `is_steady`.
+        fabrics: Charged fabrics that are steady under every policy; see `charged_fabric` and `is_steady`.
         samplers: Sampler of the iterations at each world size.
         policies: All policies that will be predicted; needed here so that the cost of each message is computed once.
     """
@@ -362,8 +363,9 @@ class ClosedFormBatch:
         if key not in self._priced:
             buckets = buckets_of(policy, self._model)
             schedule = build_schedule(policy, self._model, buckets)
-            charged = charged_fabric(self._fabrics[fabric], self._model)
-            self._priced[key] = price_schedule(schedule, buckets, self._model, charged, policy, self._sizes[size])
+            self._priced[key] = price_schedule(
+                schedule, buckets, self._model, self._fabrics[fabric], policy, self._sizes[size]
+            )
         return self._priced[key]
 
 
