@@ -307,6 +307,9 @@ Listed = BeforeValidator(_listed)
 """Takes any collection as a list."""
 NumpyToo = BeforeValidator(lambda number: number.item() if isinstance(number, np.integer) else number)
 """Takes whole numbers of numpy."""
+Ranks = Annotated[WorldSize, NumpyToo]
+Stragglers = Annotated[Sequence[InstanceOf[Straggler]], Listed]
+Batches = Annotated[Sequence[Annotated[int, NumpyToo]], Listed]
 
 
 @checked
@@ -314,11 +317,11 @@ def predict(
     trace: InstanceOf[Trace],
     fabric: InstanceOf[Fabric],
     *,
-    world_size: Annotated[WorldSize, NumpyToo],
+    world_size: Ranks,
     policy: InstanceOf[Policy] | None = None,
     variation: InstanceOf[Variation] = RECORDED,
-    stragglers: Annotated[Sequence[InstanceOf[Straggler]], Listed] = (),
-    inputs: Annotated[Sequence[Annotated[int, NumpyToo]], Listed] | None = None,
+    stragglers: Stragglers = (),
+    inputs: Batches | None = None,
     engine: Engine = "auto",
     **settings: Any,
 ) -> Prediction:
@@ -358,13 +361,12 @@ def predict(
     end_of_epoch = build_join_end(policy, model) if joins else None
     charged = charged_fabric(fabric, model)
     costs = price_schedule(schedule, buckets, model, charged, policy, world_size)
+    end = None if end_of_epoch is None else price_collectives(end_of_epoch, charged, policy, world_size)
     distribution = simulate_many(costs, sampler, engine)
     return Prediction.of(
         distribution,
         simulate(distribution.median, engine),
         buckets=buckets,
-        epoch_end_ns=(
-            simulate(price_collectives(end_of_epoch, charged, policy, world_size)).iteration_ns if end_of_epoch else 0
-        ),
+        epoch_end_ns=0 if end is None else simulate(end).iteration_ns,
         counted_as_free=counted_as_free(policy, fabric),
     )

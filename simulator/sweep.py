@@ -16,14 +16,14 @@ import numpy as np
 from pydantic import InstanceOf, PlainValidator
 
 from reference.files.reading import SHORT
-from reference.files.value_ranges import WorldSize, as_int64
+from reference.files.value_ranges import as_int64
 from reference.files.writing import write_atomically
 from reference.trace import Trace
 
 from .engines.closed_form import exposed_many
 from .fabric import Fabric
 from .interval import simulate_many
-from .prediction import Listed, NumpyToo, Prediction, checked, predict
+from .prediction import Listed, Prediction, Ranks, Stragglers, checked, predict
 from .schedule.policy import Policy
 from .schedule.schedule import buckets_of, build_schedule
 from .step_costs import ScheduleCosts, charged_fabric, messages_of, price, price_schedule
@@ -75,13 +75,13 @@ def sweep(
     trace: Annotated[Trace | Mapping[str, Trace], _one_or_several(Trace)],
     fabric: Annotated[Fabric | Mapping[str, Fabric], _one_or_several(Fabric)],
     *,
-    world_sizes: Annotated[Sequence[Annotated[WorldSize, NumpyToo]], Listed],
+    world_sizes: Annotated[Sequence[Ranks], Listed],
     bucket_caps_mb: Annotated[Sequence[Any], Listed] | None = None,
     orders: Annotated[Sequence[Any], Listed] | None = None,
     hooks: Annotated[Sequence[Any], Listed] | None = None,
     policy: InstanceOf[Policy] | None = None,
     variation: InstanceOf[Variation] = RECORDED,
-    stragglers: Annotated[Sequence[InstanceOf[Straggler]], Listed] = (),
+    stragglers: Stragglers = (),
     n_jobs: int | None = None,
     on_progress: Progress = lambda _label, _done, _total: None,
     **settings: Any,

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import InstanceOf
@@ -17,14 +17,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from reference.data_parallel import DistributedDataParallel
-from reference.files.value_ranges import WorldSize
 from reference.trace import Trace
 from simulator.engines.engine_input import EngineInput
 from simulator.engines.event_replay import Cluster, CollectiveCost
 from simulator.engines.timeline import Timeline
 from simulator.fabric import Fabric, Linear, LinkShare, Slowdowns, slowdowns_of
 from simulator.interval import bounds_ns, place_of_median, summarize
-from simulator.prediction import Listed, NumpyToo, Prediction, checked
+from simulator.prediction import Batches, Prediction, Ranks, Stragglers, checked
 from simulator.schedule.hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import (
@@ -41,13 +40,12 @@ from simulator.workload.compute_times import (
     ComputeTimes,
     IterationSampler,
     RecordedModel,
-    Straggler,
     Variation,
     recorded_model,
 )
 
 from .emulated_device import IterationTimes
-from .modelled_network import Launched, Message, ModelledGroup, ModelledNetwork, worlds_by_thread
+from .modelled_network import CollectiveMessage, ModelledCollective, ModelledGroup, ModelledNetwork, worlds_by_thread
 from .virtual_time import LogEntry, VirtualRank, VirtualTime
 from .virtual_training import Label, RankTraining, Training, ddp_arguments
 
@@ -63,12 +61,12 @@ def emulate(
     trace: InstanceOf[Trace],
     fabric: InstanceOf[Fabric],
     *,
-    world_size: Annotated[WorldSize, NumpyToo],
+    world_size: Ranks,
     reducer: str | Callable[..., nn.Module] = "ddplab",
     policy: InstanceOf[Policy] | None = None,
     variation: InstanceOf[Variation] = RECORDED,
-    stragglers: Annotated[Sequence[InstanceOf[Straggler]], Listed] = (),
-    inputs: Annotated[Sequence[Annotated[int, NumpyToo]], Listed] | None = None,
+    stragglers: Stragglers = (),
+    inputs: Batches | None = None,
     **settings: Any,
 ) -> Prediction:
     """Run a real reducer in virtual time and report its iteration time.
@@ -262,10 +260,10 @@ class _Emulation:
             lingers_ns=processor.lingers_ns,
         )
 
-    def _price(self, message: Message, number: int) -> CollectiveCost:
+    def _price(self, message: CollectiveMessage, number: int) -> CollectiveCost:
         return self._cost(message)._replace(queue=number % self._training.policy.process_groups)
 
-    def _cost_of(self, message: Message) -> CollectiveCost:
+    def _cost_of(self, message: CollectiveMessage) -> CollectiveCost:
         size = message.size_bytes
         slowdowns = slowdowns_of(self._fabric.processor.contention, [size], self._at_a_time)
         return CollectiveCost(
@@ -287,7 +285,7 @@ class _Emulation:
         for one in self._time.ranks:
             one.log = []
 
-    def _collective(self, number: int, launched: Launched) -> Collective:
+    def _collective(self, number: int, launched: ModelledCollective) -> Collective:
         kinds = [training.kinds[number] for training in self._ranks.values() if number in training.kinds]
         kind, bucket = next(
             (one for one in kinds if one[0] != "join"), kinds[0]
@@ -295,7 +293,10 @@ class _Emulation:
         return Collective(kind, bucket, *launched.message)
 
     def _timeline(
-        self, logs: Mapping[int, Sequence[LogEntry]], launched: Sequence[Launched], collectives: Sequence[Collective]
+        self,
+        logs: Mapping[int, Sequence[LogEntry]],
+        launched: Sequence[ModelledCollective],
+        collectives: Sequence[Collective],
     ) -> Timeline:
         schedule, end_ns, duration_ns = observed_schedule(list(logs.values()), collectives)
         costs = [one.running.cost for one in launched]

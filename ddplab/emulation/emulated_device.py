@@ -26,7 +26,7 @@ from simulator.workload.compute_times import end_of_computation_ns
 Activity = Literal["forward", "backward", "step"]
 
 
-class Clock(Protocol):
+class EmulatedClock(Protocol):
     """What an emulated device computes on."""
 
     def computing(self, duration_ns: int, activity: Activity) -> AbstractContextManager[None]:
@@ -212,7 +212,7 @@ class EmulatedModel(nn.Module):
             nothing is called.
     """
 
-    def __init__(self, workload: Workload, clock: Clock, *, sparse_density: float = 1.0) -> None:
+    def __init__(self, workload: Workload, clock: EmulatedClock, *, sparse_density: float = 1.0) -> None:
         super().__init__()
         self.clock = clock
         self.times: IterationTimes | None = None

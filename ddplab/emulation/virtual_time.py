@@ -26,7 +26,7 @@ END_TIMEOUT_S = 1.0
 """How long to wait for a rank's thread after a failure; a thread that is blocked outside of Python never ends."""
 
 
-class EndedError(BaseException):
+class RanksEndedError(BaseException):
     """Ends the threads of all ranks after one has failed; no `Exception`, so `except Exception` does not catch it."""
 
 
@@ -133,19 +133,19 @@ class VirtualRank:
 
     def _block(self, what: str) -> None:
         if self._time.failure is not None:
-            raise EndedError
+            raise RanksEndedError
         if threading.current_thread() is not self.thread:
             self._time.failure = RankError(
                 self.rank,
                 f"rank {self.rank}: a callback of a collective may launch collectives, but not wait or compute",
             )
-            raise EndedError
+            raise RanksEndedError
         self.blocked_on = what
         self._time.hand_over()
         self.may_run.acquire()
         self.blocked_on = ""
         if self._time.failure is not None:
-            raise EndedError
+            raise RanksEndedError
 
 
 class VirtualTime(Generic[Result]):
@@ -248,7 +248,7 @@ class VirtualTime(Generic[Result]):
             if self.failure is None:
                 self._results[rank.rank] = body(rank)
                 rank._stop_computing()
-        except EndedError:
+        except RanksEndedError:
             pass
         except BaseException as error:  # noqa: BLE001 - `run` raises it
             if self.failure is None:
