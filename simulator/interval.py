@@ -33,18 +33,10 @@ COMPUTATION: tuple[ComputeKind, ...] = ("unsynchronized", "forward", "backward",
 class Distribution:
     """Statistics of many iterations, in nanoseconds; arrays with the axes of `ScheduleCosts.relative_error`.
 
-    Times of a cycle of several iterations are divided by their number.
+    Times of a cycle of several iterations are divided by their number. The fields are those of `Prediction`, with
+    `low_ns` and `high_ns` for the interval; `samples_ns` has a further, last axis.
 
     Attributes:
-        samples_ns: Time of every iteration or cycle, in simulation order along the last axis.
-        iteration_ns: Median.
-        low_ns: Lower end of the interval that contains 90 % of the iterations.
-        high_ns: Upper end of that interval.
-        mean_ns: Mean.
-        p95_ns: 95th percentile.
-        p99_ns: 99th percentile.
-        compute_ns: Median of computation alone.
-        no_overlap_ns: Median if all collectives run after the backward pass, one at a time.
         median: The median iteration; its durations have shape [axes of the costs, ranks, steps].
     """
 

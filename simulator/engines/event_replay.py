@@ -32,15 +32,7 @@ Integers = NDArray[Any]
 def replay(
     engine_input: EngineInput, end_ns: Nanoseconds | None = None
 ) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
-    """Simulate one iteration.
-
-    Args:
-        engine_input: The iteration.
-        end_ns: Receives the end of each instruction; shape [ranks, instructions].
-
-    Returns:
-        Start and end of each collective, shape [collectives], and the end of each rank, shape [ranks].
-    """
+    """Simulate one iteration; arguments and results are those of `closed_form.solve`."""
     simulation = _Replay(engine_input)
     with _no_garbage_collection():
         simulation.run()
@@ -178,21 +170,11 @@ class ScheduleSegments:
         self._first = self._at_segment_start(self._last[None, self._is_wait])[0]
 
     def computed_by_stop(self, duration_ns: Nanoseconds) -> Nanoseconds:
-        """Sum the computing of each rank from the start of a segment to each stop in it; shape [ranks, stops].
-
-        Args:
-            duration_ns: Duration of each computing step, as in `EngineInput.duration_ns`.
-        """
+        """Sum the computing of each rank from the start of a segment to each stop in it; shape [ranks, stops]."""
         return _partial_sums(duration_ns, self._first[self._is_stop], self._last[self._is_stop])
 
     def ends(self, wait_end_ns: Nanoseconds, duration_ns: Nanoseconds, computation: "ProgressClock") -> Nanoseconds:
-        """Compute the end of each instruction; shape [ranks, instructions].
-
-        Args:
-            wait_end_ns: When each wait ended; shape [ranks, waits].
-            duration_ns: Duration of each computing step, as in `EngineInput.duration_ns`.
-            computation: The clock of all ranks' computation.
-        """
+        """Compute the end of each instruction, shape [ranks, instructions], from that of each wait."""
         computed_ns = _partial_sums(duration_ns, self._first, self._last)
         end_ns = computation.ends(self._at_segment_start(wait_end_ns), computed_ns)
         end_ns[:, self._is_wait] = wait_end_ns
