@@ -11,8 +11,8 @@ from reference.trace import Trace
 from simulator import Fabric
 from simulator.schedule.hook_messages import BatchedPowerSGD, CommHook, PowerSGD, named_hook
 from simulator.schedule.policy import Phase, Policy
-from simulator.schedule.schedule import Compute, Launch
-from simulator.step_costs import messages_of, price_schedule
+from simulator.schedule.schedule import Compute, LaunchCollective, buckets_of, build_join_end, build_schedule
+from simulator.step_costs import messages_of
 from simulator.workload.compute_times import recorded_model
 
 from . import hook_cost_bodies
@@ -33,10 +33,11 @@ def predicted_messages(
 ) -> hook_cost_bodies.Cycle:
     """Transport and bytes of every collective of each iteration of a cycle, in order."""
     model = recorded_model(trace, unused_allowed=True)
-    schedule = price_schedule(model, FABRIC, Policy(phase=phase, **settings), world_size, joins=joins).schedule
+    policy = Policy(phase=phase, **settings)
+    schedule = build_schedule(policy, model, buckets_of(policy, model), joins=joins)
     messages, sent = messages_of(schedule), [[]]
     for instruction in schedule.instructions:
-        if isinstance(instruction, Launch):
+        if isinstance(instruction, LaunchCollective):
             sent[-1].append(messages[instruction.collective])
         elif isinstance(instruction, Compute) and instruction.kind == "unsynchronized":
             sent.append([])
@@ -119,8 +120,7 @@ def test_under_join_ranks_also_agree_on_whose_buffers_count_and_whether_any_aver
     settings = {"bucket_cap_mb": None, "broadcast_buffers": buffers, "sync_every": sync_every}
     assert_predicted(results, settings | {"joins": True})
     trace, _, end = results[0]
-    costs = price_schedule(recorded_model(trace), FABRIC, Policy(**settings), 2, joins=True)
-    assert messages_of(costs.join_end.schedule) == end
+    assert messages_of(build_join_end(Policy(**settings), recorded_model(trace))) == end
 
 
 @examples(10)

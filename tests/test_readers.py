@@ -20,7 +20,7 @@ from reference.files.value_ranges import YEAR_NS, as_int64
 from reference.trace import Trace
 from simulator import Fabric, Prediction, predict
 from simulator.fabric import Contention, Linear, Processor
-from simulator.workload.roofline import DEVICES, Device, Gradient, Operation, Operations
+from simulator.workload.roofline import DEVICES, Device, GradientOperations, Operation, Operations
 from simulator.workload.trace_synthesis import synthesize
 
 from .explore import examples
@@ -33,7 +33,7 @@ OPERATIONS = Operations(
     torch_version="2",
     parameters=TRACE.workload.parameters,
     forward=(Operation(flops=10, bytes_moved=4),),
-    gradients=tuple(Gradient(parameter=index, operations=()) for index in (1, 0)),
+    gradients=tuple(GradientOperations(parameter=index, operations=()) for index in (1, 0)),
     step=(),
 )
 FABRIC = Fabric.from_table([(2, 0, 5), (2, 64, 9)]).model_copy(

@@ -13,11 +13,17 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import Reducer as TorchReducer
 
 from reference.errors import RankError
-from simulator.engines.machine import CollectiveCost, Machine
+from simulator.engines.event_replay import Cluster, CollectiveCost
 from simulator.fabric import LinkShare
 from simulator.schedule.schedule import Compute
 
-from ..emulation.modelled_network import Message, ModelledGroup, ModelledNetwork, VirtualFuture, worlds_by_thread
+from ..emulation.modelled_network import (
+    CollectiveMessage,
+    ModelledGroup,
+    ModelledNetwork,
+    VirtualFuture,
+    worlds_by_thread,
+)
 from ..emulation.virtual_time import VirtualRank, VirtualTime
 from .check_runner import Bench, Search
 from .class_under_test import Subject
@@ -44,13 +50,13 @@ def run_in_virtual_time(subject: Subject, program: Program, world_size: int, see
     chosen = random.Random(seed)
     at_a_time = chosen.randint(1, MOST_AT_A_TIME)
 
-    def machine() -> Machine:
-        return Machine([0], concurrency=at_a_time, slows_computation=False, lingers_ns=0)
+    def cluster() -> Cluster:
+        return Cluster([0], concurrency=at_a_time, slows_computation=False, lingers_ns=0)
 
-    def price(_message: Message, _number: int) -> CollectiveCost:
+    def price(_message: CollectiveMessage, _number: int) -> CollectiveCost:
         return CollectiveCost(cost_ns=chosen.choice(DURATIONS_NS), queue=0, sharing=LinkShare())
 
-    time: VirtualTime[list[Seen]] = VirtualTime(machine, range(world_size))
+    time: VirtualTime[list[Seen]] = VirtualTime(cluster, range(world_size))
     network = ModelledNetwork(time, {rank: [rank] for rank in range(world_size)}, price)
     with worlds_by_thread() as worlds:
         groups = {one.rank: ModelledGroup(one, network) for one in time.ranks}
