@@ -23,9 +23,9 @@ def broadcast_coalesced(
     send_in_pieces(
         [tensor.nbytes for tensor in tensors],
         list(map(bucket_key, tensors)),
-        launch=lambda indices: _Piece([tensors[index] for index in indices], group, source),
-        finish=_Piece.finish,
-        piece_bytes=piece_bytes,
+        lambda indices: _Piece([tensors[index] for index in indices], group, source),
+        _Piece.finish,
+        piece_bytes,
     )
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from reference.collectives import (
     PIECES_IN_FLIGHT,
     channel_shape,
-    low_rank_factors,
+    factors,
     quantized_parts_bytes,
     send_in_pieces,
     square_side,
@@ -22,9 +22,7 @@ def test_pieces_are_finished_in_turn_before_too_many_are_in_flight():
         log.append(f"launch {piece}")
         return piece
 
-    send_in_pieces(
-        [4, 4, 8, 4, 4], "aabaa", launch=launch, finish=lambda piece: log.append(f"finish {piece}"), piece_bytes=8
-    )
+    send_in_pieces([4, 4, 8, 4, 4], "aabaa", launch, lambda piece: log.append(f"finish {piece}"), 8)
     assert log == ["launch [0, 1]", "launch [2]", "finish [0, 1]", "launch [3, 4]", "finish [2]", "finish [3, 4]"]
     assert PIECES_IN_FLIGHT == 2
 
@@ -45,7 +43,6 @@ def test_the_side_of_a_square_is_the_smallest_that_holds_all_elements(elements):
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(1, 50))
 def test_factors_multiply_to_the_matrix_and_have_no_more_columns_than_it_has_dimensions(rows, columns, rank):
-    factors = low_rank_factors(rows, columns, rank)
-    p, q = torch.ones(factors.p_shape), torch.ones(factors.q_shape)
+    p, q = map(torch.ones, factors(rows, columns, rank))
     assert (p @ q.T).shape == (rows, columns)
     assert p.shape[1] == min(rank, rows, columns)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from simulator import Fabric
 from simulator.fabric import topology_of
+from simulator.fabric.algorithms import sent_share
 
 from .cases import AllReduceCase, MeasuredTable, Question
 from .comparison import CaseScore, Comparison
@@ -73,7 +74,7 @@ def ring_ns(inputs: Sequence[MeasuredTable], gpus: int, sizes: Sizes) -> NDArray
     fabric = fabric_of(inputs)
     largest = max(fabric.world_sizes)
     costs_ns = fabric.all_reduce_costs_ns(sizes, largest).astype(np.float64)
-    return costs_ns * (ring_share(gpus) / ring_share(largest))
+    return costs_ns * (sent_share(gpus) / sent_share(largest))
 
 
 def fabric_of(tables: Sequence[MeasuredTable]) -> Fabric:
@@ -85,8 +86,3 @@ def fabric_of(tables: Sequence[MeasuredTable]) -> Fabric:
             for size, us in zip(table.bytes, table.us, strict=True)
         ]
     )
-
-
-def ring_share(gpus: int) -> float:
-    """Half of the bytes that each GPU of a ring sends for an all-reduce, as a fraction of the message."""
-    return 1 - 1 / gpus

@@ -13,10 +13,10 @@ from reference.trace import Trace
 from simulator import Fabric, predict
 from simulator.baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 from simulator.fabric import Contention, Linear, Processor
+from simulator.fabric.algorithms import sent_share
 
 from .cases import MeasuredSchedule, MergingCosts, ScheduleInputs, SchedulesCase, Throughput
 from .comparison import CaseScore, Comparison, FastestChoice, fastest
-from .part_a_all_reduces import ring_share
 from .ready_times import read_gradients, trace_of
 
 FLOAT32_BYTES = 4
@@ -139,7 +139,7 @@ def ring_of(inputs: ScheduleInputs, trace: Trace, gpus: int) -> Fabric:
             f"inputs.no_overlap: expected {gpus} GPUs to be slower than one by more than copies and latency, "
             f"got {rest_ns / 1e6:.1f} ms"
         )
-    rate = 2 * ring_share(gpus) * sum(trace.sizes_bytes) / (bytes_ns / 1e9)
+    rate = sent_share(gpus) * sum(trace.sizes_bytes) / (bytes_ns / 1e9)
     return Fabric.from_alpha_beta(round(hop_us * 1000), rate)
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from simulator.fabric import Contention, Fabric, LevelEntry, Linear, Processor, Sharing, Timing, TopologyFile
+from simulator.fabric.algorithms import sent_share
 from simulator.fabric.processor_costs import HookCost
 from simulator.schedule.hook_messages import HOOKS
 from simulator.schedule.policy import Policy
@@ -79,7 +80,7 @@ def _segment_row(segment: dict[str, Any]) -> dict[str, str]:
         "from bytes": f"{segment['from_bytes']:,}",
         "latency us": f"{segment['alpha_ns'] / 1e3:.1f}",
         "algbw GB/s": f"{1 / slope:.3g}" if slope else "-",
-        "busbw GB/s": f"{2 * (ranks - 1) / ranks / slope:.3g}" if slope else "-",
+        "busbw GB/s": f"{sent_share(ranks) / slope:.3g}" if slope else "-",
     }
 
 

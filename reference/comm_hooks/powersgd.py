@@ -27,7 +27,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..collectives import MIN_COMPRESSION_RATE, factors_of_gradient, low_rank_factors, square_side
+from ..collectives import MIN_COMPRESSION_RATE, factors, factors_of_gradient, square_side
 from .allreduce import average
 from .interface import HookState, used_on_this_stream
 
@@ -140,8 +140,7 @@ class PowerSGDState(HookState):
 
     def q(self, name: str, matrix: Tensor) -> Tensor:
         """The last Q of this matrix, or a random one that is the same on all ranks; shape [columns, rank]."""
-        rows, columns = matrix.shape
-        shape = low_rank_factors(rows, columns, self.matrix_approximation_rank).q_shape
+        _, shape = factors(matrix.shape[0], matrix.shape[1], self.matrix_approximation_rank)
         last = self._qs.get(name, matrix.new_empty(0)).to(matrix)
         known = last.shape == shape
         if known and not self.orthogonalization_epsilon:
@@ -182,11 +181,11 @@ def power_sgd(state: PowerSGDState, bucket: GradBucket) -> torch.futures.Future[
     limits = state.matrix_approximation_rank, state.min_compression_rate
     matrices, rest = {}, []
     for name, parameter, piece in zip(names, parameters, pieces, strict=True):
-        factors = factors_of_gradient(parameter.shape, *limits, strides=parameter.stride())
-        if factors is None:
-            rest.append(piece)
+        if found := factors_of_gradient(parameter.shape, *limits, parameter.stride()):
+            (rows, _), (columns, _) = found
+            matrices[name] = piece.view(rows, columns)
         else:
-            matrices[name] = piece.view(factors.rows, factors.columns)
+            rest.append(piece)
     return _compress(state, bucket, matrices, rest)
 
 

@@ -57,7 +57,7 @@ def ring(levels: Levels) -> Cost:
     rank to the last twice, once to be reduced and once to be distributed, and enters each group once on each way.
     """
     n = prod(level.size for level in levels)
-    return Cost(2 * _chain_ns(levels), 2 * (n - 1) / n * _slowest_ns_per_byte(levels))
+    return Cost(2 * _chain_ns(levels), sent_share(n) * _slowest_ns_per_byte(levels))
 
 
 def tree(levels: Levels) -> Cost:
@@ -73,7 +73,7 @@ def tree(levels: Levels) -> Cost:
     loads = [min(level.size, 4) / 2 * level.ns_per_byte for level in trees if level.size > 1]
     if chain is not None:
         depths.append((chain.size - 1, chain))
-        loads.append(_sent_share(chain.size) * chain.ns_per_byte)
+        loads.append(sent_share(chain.size) * chain.ns_per_byte)
     return _pipeline(2, depths, max(loads, default=0.0))
 
 
@@ -89,7 +89,7 @@ def halving_doubling(levels: Levels) -> Cost:
         rounds = int(log2(level.size))
         folds = 0 if level.size == 1 << rounds else 2
         latency_ns += (2 * rounds + folds) * level.latency_ns
-        ns_per_byte += (_sent_share(1 << rounds) + folds) * level.ns_per_byte
+        ns_per_byte += (sent_share(1 << rounds) + folds) * level.ns_per_byte
     return Cost(latency_ns, ns_per_byte)
 
 
@@ -100,7 +100,7 @@ def hierarchical(levels: Levels) -> Cost:
     shards, so each level passes on 2 (m - 1) / m of S. On one level this is `ring`.
     """
     latency_ns = sum(2 * (level.size - 1) * level.latency_ns for level in levels)
-    return Cost(latency_ns, sum(_sent_share(level.size) * level.ns_per_byte for level in levels))
+    return Cost(latency_ns, sum(sent_share(level.size) * level.ns_per_byte for level in levels))
 
 
 def in_network(levels: Levels) -> Cost:
@@ -112,7 +112,7 @@ def in_network(levels: Levels) -> Cost:
     """
     used = [level for level in levels if level.size > 1]
     hops = [(2 if level.reduces else 2 * (level.size - 1), level) for level in used]
-    loads = [(1.0 if level.reduces else _sent_share(level.size)) * level.ns_per_byte for level in used]
+    loads = [(1.0 if level.reduces else sent_share(level.size)) * level.ns_per_byte for level in used]
     return Cost(sum(count * level.latency_ns for count, level in hops), max(loads, default=0.0))
 
 
@@ -139,8 +139,8 @@ def _pipeline(passes: int, hops_by_level: Sequence[tuple[int, Level]], ns_per_by
     return Cost(latency_ns, ns_per_byte, fill=max(steps - 1, 0))
 
 
-def _sent_share(members: int) -> float:
-    """Fraction of the message that each of `members` must send in an all-reduce (Patarasu and Yuan 2009)."""
+def sent_share(members: int) -> float:
+    """Fraction of the message that each member must send in an all-reduce (Patarasu and Yuan 2009): 2 (n - 1) / n."""
     return 2 * (members - 1) / members
 
 

@@ -15,6 +15,8 @@ from typing import NamedTuple
 
 from reference.files.reading import read_text
 
+from .algorithms import sent_share
+
 TYPE_BYTES = {
     **dict.fromkeys(("int8", "uint8", "char", "f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), 1),
     **dict.fromkeys(("half", "bfloat16"), 2),
@@ -87,7 +89,7 @@ def read_log(path: str | os.PathLike[str]) -> list[tuple[int, int, int]]:
     for number, row in rows.items():
         if not _is_bus_bandwidth_of_all_reduce(row, world_size):
             raise ValueError(
-                f"{path}:{number}: expected a busbw of {2 * (world_size - 1) / world_size:.4g} times algbw, as of an "
+                f"{path}:{number}: expected a busbw of {sent_share(world_size):.4g} times algbw, as of an "
                 f"all-reduce on {world_size} ranks, got {row.busbw} and {row.algbw}; give a log of all_reduce_perf "
                 "with all its ranks"
             )
@@ -151,7 +153,7 @@ def _is_consistent(size_bytes: int, us: str, algbw: str) -> bool:
 
 def _is_bus_bandwidth_of_all_reduce(row: LogRow, world_size: int) -> bool:
     """Whether bus and algorithm bandwidth have the ratio of an all-reduce, within the rounding of the numbers."""
-    ratio = 2 * (world_size - 1) / world_size
+    ratio = sent_share(world_size)
     rounding = ratio * _half_of_last_digit(row.algbw) + _half_of_last_digit(row.busbw) + 1e-6
     return abs(float(row.busbw) - ratio * float(row.algbw)) <= rounding
 

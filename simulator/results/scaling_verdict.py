@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
+from ..fabric.algorithms import sent_share
+
 TARGET = 0.9
 """The efficiency for which the network is asked."""
 FASTEST_NETWORK, SLOWEST_NETWORK = 1e-3, 1e3
@@ -75,7 +77,7 @@ def network_need(
     """
     largest = max(bucket_bytes, default=0)
     time_ns = max(1, all_reduce_ns(largest))
-    bus = 2 * (world_size - 1) / world_size * largest / time_ns
+    bus = sent_share(world_size) * largest / time_ns
     if efficiency_at(FASTEST_NETWORK) < target:
         return NetworkNeed(target, None, bus, largest)
     if efficiency_at(SLOWEST_NETWORK) >= target:

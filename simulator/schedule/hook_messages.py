@@ -11,15 +11,7 @@ from typing import Literal, NamedTuple, NoReturn, Self
 
 from pydantic import Field
 
-from reference.collectives import (
-    CHANNEL_ELEMENTS,
-    MIN_COMPRESSION_RATE,
-    channel_shape,
-    factors_of_gradient,
-    low_rank_factors,
-    quantized_parts_bytes,
-    square_side,
-)
+from reference import collectives
 from reference.files.reading import Settings
 from reference.trace import Parameter
 
@@ -170,7 +162,8 @@ class Quantized(CommHook):
         elements = sum(map(_elements, parameters))
         if not elements:
             return None
-        return Message("all_gather", sum(quantized_parts_bytes(*channel_shape(elements, self.channel_elements))))
+        shape = collectives.channel_shape(elements, self.channel_elements)
+        return Message("all_gather", sum(collectives.quantized_parts_bytes(*shape)))
 
     def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
         """Raise ValueError: the hook takes dense gradients only."""
@@ -189,7 +182,7 @@ class PowerSGD(CommHook):
         default=1, ge=1, description="columns of P and Q, a count; PowerSGDState's argument"
     )
     min_compression_rate: float = Field(
-        default=MIN_COMPRESSION_RATE,
+        default=collectives.MIN_COMPRESSION_RATE,
         gt=0,
         description="least compression rate at which a matrix is compressed, a factor; PowerSGDState's argument",
     )
@@ -200,15 +193,15 @@ class PowerSGD(CommHook):
 
     def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
         """Return the message: P and the gradients that are not compressed, then Q."""
+        limits = self.matrix_approximation_rank, self.min_compression_rate
         first = second = 0
         for parameter in parameters:
-            factors = factors_of_gradient(parameter.shape, self.matrix_approximation_rank, self.min_compression_rate)
-            if factors is None:
-                first += parameter.size_bytes
+            if found := collectives.factors_of_gradient(parameter.shape, *limits):
+                p_bytes, q_bytes = (prod(shape) * _element_bytes([parameter]) for shape in found)
+                first += p_bytes
+                second += q_bytes
             else:
-                bytes_each = parameter.size_bytes // _elements(parameter)
-                first += prod(factors.p_shape) * bytes_each
-                second += prod(factors.q_shape) * bytes_each
+                first += parameter.size_bytes
         return Message("all_reduce", first, second or None)
 
 
@@ -219,11 +212,9 @@ class BatchedPowerSGD(PowerSGD):
 
     def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
         """Return the message: P, then Q, of the smallest square matrix that holds all elements."""
-        elements = sum(map(_elements, parameters))
-        side = square_side(elements)
-        factors = low_rank_factors(side, side, self.matrix_approximation_rank)
-        bytes_each = sum(parameter.size_bytes for parameter in parameters) // max(1, elements)
-        return Message("all_reduce", prod(factors.p_shape) * bytes_each, prod(factors.q_shape) * bytes_each)
+        side = collectives.square_side(sum(map(_elements, parameters)))
+        found = collectives.factors(side, side, self.matrix_approximation_rank)
+        return Message("all_reduce", *(prod(shape) * _element_bytes(parameters) for shape in found))
 
 
 NO_HOOK = CommHook()
@@ -234,7 +225,9 @@ HOOKS: dict[str, Callable[[int], CommHook]] = {
     "fp16": lambda _rank: HalfPrecision(name="fp16"),
     "bf16": lambda _rank: HalfPrecision(name="bf16"),
     "quantize_per_tensor": lambda _rank: Quantized(),
-    "quantize_per_channel": lambda _rank: Quantized(name="quantize_per_channel", channel_elements=CHANNEL_ELEMENTS),
+    "quantize_per_channel": lambda _rank: Quantized(
+        name="quantize_per_channel", channel_elements=collectives.CHANNEL_ELEMENTS
+    ),
     "power_sgd": lambda rank: PowerSGD(name=f"power_sgd:{rank}", matrix_approximation_rank=rank),
     "batched_power_sgd": lambda rank: BatchedPowerSGD(
         name=f"batched_power_sgd:{rank}", matrix_approximation_rank=rank
@@ -283,3 +276,7 @@ def _refuse_sparse(hook: CommHook, parameter: Parameter) -> NoReturn:
 
 def _elements(parameter: Parameter) -> int:
     return prod(parameter.shape)
+
+
+def _element_bytes(parameters: Sequence[Parameter]) -> int:
+    return sum(one.size_bytes for one in parameters) // max(1, sum(map(_elements, parameters)))

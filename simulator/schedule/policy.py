@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from reference.bucketing import DEFAULT_BUCKET_CAP_MB, Order, two_stage_caps
+from reference.bucketing import Order, two_stage_caps
 from reference.features import Features
 from reference.files.reading import Settings
 from reference.files.value_ranges import CycleLength, InParallel
@@ -23,8 +23,7 @@ class Policy(Settings, strict=False):
     """
 
     bucket_cap_mb: float | None = Field(
-        default=DEFAULT_BUCKET_CAP_MB,
-        description="bucket cap, MiB (None: 25, and 1 for the first bucket); DDP's argument",
+        default=25, description="bucket cap, MiB (None: 25, and 1 for the first bucket); DDP's argument"
     )
     bucket_cap_mb_list: tuple[float, ...] | None = Field(
         default=None,

@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from reference.bucketing import BucketAssignment, check_partition, initial_buckets, plan_buckets, rebuild_order
-from reference.collectives import (
-    JOIN_COUNT_BYTES,
-    JOIN_RANK_BYTES,
-    READY_ORDER_BYTES,
-    USED_MAP_BYTES,
-    send_in_pieces,
-)
+from reference.collectives import JOIN_COUNT_BYTES, JOIN_RANK_BYTES, READY_ORDER_BYTES, USED_MAP_BYTES, send_in_pieces
 from reference.trace import Buffer, Parameter
 
 from ..workload.compute_times import RecordedModel
@@ -254,4 +248,4 @@ class _Writer:
         def launch(piece: Sequence[int]) -> int:
             return self.launch(Collective("broadcast", None, "broadcast", sum(sizes[index] for index in piece)))
 
-        send_in_pieces(sizes, keys, launch=launch, finish=self.wait)
+        send_in_pieces(sizes, keys, launch, self.wait)
