@@ -64,10 +64,11 @@ def factors_of_gradient(
     shape: Sequence[int], max_rank: int, min_compression_rate: float, strides: Sequence[int] | None = None
 ) -> tuple[Shape, Shape] | None:
     """Shapes of the P and Q that `power_sgd` sends instead of a gradient; None: it sends the gradient as it is."""
+    if len(shape) < 2:
+        return None
     rows, columns = rows_and_columns(shape, strides)
     p, q = factors(rows, columns, max_rank)
-    worth_compressing = len(shape) > 1 and (prod(p) + prod(q)) * min_compression_rate < rows * columns
-    return (p, q) if worth_compressing else None
+    return (p, q) if (prod(p) + prod(q)) * min_compression_rate < rows * columns else None
 
 
 def rows_and_columns(shape: Sequence[int], strides: Sequence[int] | None = None) -> Shape:
