@@ -29,6 +29,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -185,8 +186,12 @@ def route_of(action: Callable[[], object], followed: object) -> list[str]:
 
 
 def _with_parts(value: object, depth: int) -> Iterator[object]:
-    """A value, its attributes and items and theirs down to a depth, without numbers, texts, functions and classes."""
-    if value is None or isinstance(value, int | float | str | bytes | type | Enum) or inspect.isroutine(value):
+    """A value, its attributes and items and theirs down to a depth, without numbers, texts, arrays and functions."""
+    if (
+        value is None
+        or isinstance(value, int | float | str | bytes | type | Enum | np.ndarray)
+        or inspect.isroutine(value)
+    ):
         return
     yield value
     parts: list[object] = list(getattr(value, "__dict__", {}).values())
