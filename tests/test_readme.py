@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import ddplab
 from docs.map import with_map
 from figures import demo
 
@@ -106,6 +107,13 @@ def test_every_object_in_the_table_of_features_exists():
     named = re.findall(r"`([\w.]+)\.(\w+)`", table)
     assert len(named) > 10
     assert not [(module, name) for module, name in named if not hasattr(import_module(f"reference.{module}"), name)]
+
+
+def test_the_tagline_is_the_same_everywhere():
+    tagline = ddplab.__doc__.partition("\n")[0]
+    for page in ("README.md", "CONTRIBUTING.md", "docs/index.md"):
+        assert (ROOT / page).read_text().splitlines()[2] == tagline, page
+    assert f'description = "{tagline}"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_the_map_of_the_code_is_that_of_the_docstrings():
