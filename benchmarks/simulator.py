@@ -22,11 +22,11 @@ from matplotlib.figure import Figure
 
 from reference.trace import Trace
 from simulator import Fabric, Policy, Variation, predict, sweep
-from simulator.engines.closed_form import solve
 from simulator.engines.engine_input import EngineInput
-from simulator.engines.event_replay import replay
 from simulator.fabric import Contention, Processor
+from simulator.interval import Engine, simulate
 from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, QUIET
+from simulator.schedule.schedule import buckets_of, build_schedule
 from simulator.step_costs import price_schedule
 from simulator.workload.compute_times import IterationSampler, recorded_model
 
@@ -92,7 +92,9 @@ def goals(trace: Trace) -> Iterator[Goal]:
     for name, fabric in (("", STEADY), (", with slow-downs", FLUID)):
         for ranks, limit_s, runs in ((1_024, 0.2, 9), (16_384, 4.0, 3)):
             engine_input = _engine_input(trace, fabric, ranks)
-            yield Goal(f"{ranks:,} different ranks by events{name}", limit_s, runs, partial(replay, engine_input))
+            yield Goal(
+                f"{ranks:,} different ranks by events{name}", limit_s, runs, partial(simulate, engine_input, "events")
+            )
         action = partial(_predict, trace, fabric, 100_000)
         yield Goal(f"100,000 identical ranks, 8 iterations{name}", 0.01, 15, action)
     yield Goal("100,000 configurations by closed form", 2.0, 5, partial(_sweep, trace))
@@ -101,19 +103,19 @@ def goals(trace: Trace) -> Iterator[Goal]:
 def scaling(trace: Trace) -> pd.DataFrame:
     """Time each engine by number of ranks and of buckets; columns along, size, engine, seconds."""
     rows: list[dict[str, Any]] = []
-    engines: dict[str, tuple[Callable[[EngineInput], object], Fabric]] = {
-        "events": (replay, STEADY),
-        "events, slow-downs": (replay, FLUID),
-        "closed form": (solve, STEADY),
+    engines: dict[str, tuple[Engine, Fabric]] = {
+        "events": ("events", STEADY),
+        "events, slow-downs": ("events", FLUID),
+        "closed form": ("closed_form", STEADY),
     }
     for name, (engine, fabric) in engines.items():
         for ranks in RANKS:
-            action = partial(engine, _engine_input(trace, fabric, ranks))
+            action = partial(simulate, _engine_input(trace, fabric, ranks), engine)
             _low, seconds, _high = _times(3 if ranks > 1_000 else 15, action)
             rows.append({"along": "ranks", "size": ranks, "engine": name, "seconds": seconds})
         for cap in CAPS_MB:
             engine_input = _engine_input(trace, fabric, 16, Policy(bucket_cap_mb=cap))
-            _low, seconds, _high = _times(9, partial(engine, engine_input))
+            _low, seconds, _high = _times(9, partial(simulate, engine_input, engine))
             size = len(engine_input.schedule.collectives)
             rows.append({"along": "buckets", "size": size, "engine": name, "seconds": seconds})
     return pd.DataFrame(rows)
@@ -139,8 +141,9 @@ def draw(rows: pd.DataFrame, ax: Axes) -> Axes:
 def _engine_input(trace: Trace, fabric: Fabric, ranks: int, policy: Policy = FIVE_BUCKETS) -> EngineInput:
     model = recorded_model(trace)
     sampler = IterationSampler(model.compute_times, ranks, Variation(kind="fitted", iterations=1))
-    costs = price_schedule(model, fabric, policy, ranks)
-    return costs.engine_input(sampler.draw([0])[0], sampler.ranks.tolist())
+    buckets = buckets_of(policy, model)
+    costs = price_schedule(build_schedule(policy, model, buckets), buckets, model, fabric, policy, ranks)
+    return costs.engine_input(sampler, [0]).at(0)
 
 
 def _predict(trace: Trace, fabric: Fabric, world_size: int) -> None:

@@ -9,10 +9,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end the command in order: ranks end, temporary folders are removed, and no file is incomplete."""
 
 
-class EndedError(BaseException):
-    """Ends the command after a signal; no `Exception`, so `except Exception` does not catch it."""
-
-
 def main() -> None:
     """Run the command line. A signal ends it with one line, and with 128 plus its number as the exit status."""
     if sys.stderr is None:
@@ -26,7 +22,7 @@ def main() -> None:
         for one in SIGNALS:
             signal.signal(one, signal.SIG_IGN)  # another signal would interrupt the end
         received.append(signal.Signals(number))
-        raise KeyboardInterrupt if number == signal.SIGINT else EndedError
+        raise KeyboardInterrupt
 
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
@@ -35,7 +31,7 @@ def main() -> None:
         from .cli.main import main as run
 
         run()
-    except (KeyboardInterrupt, EndedError):
+    except KeyboardInterrupt:
         pass
     finally:
         if received:

@@ -17,9 +17,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import conv_flop_count, flop_registry
 
 from reference.errors import ModelError
-from reference.parameters import described_buffers, described_parameters, trainable_parameters
-from reference.recorder import shape_of_input
-from simulator.workload.roofline import Gradient, Operation, Operations, merge, sgd_step
+from reference.parameters import trainable_parameters
+from reference.recorder import described_buffers, described_parameters, shape_of_input
+from simulator.workload.roofline import GradientOperations, Operation, Operations, merge, sgd_step
 
 from . import models
 
@@ -147,7 +147,7 @@ def _summarize(counter: _Counter, module: nn.Module, model: str, batch: int | No
         forward=operations(0, forward_end),
         loss=operations(forward_end, backward_start),
         gradients=tuple(
-            Gradient(parameter=index, operations=operations(start, end))
+            GradientOperations(parameter=index, operations=operations(start, end))
             for index, start, end in zip(counter.ready, starts, ends, strict=True)
         ),
         tail=operations(ends[-1], len(counter.operations)),

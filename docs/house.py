@@ -6,11 +6,13 @@ A *pass* is one forward and backward pass on rank 0 of two Gloo ranks, after 20 
 three packages in which a line of a function runs. Autograd calls hooks in the thread of `backward`, so their lines
 count; callbacks in threads that Gloo starts do not.
 
-A *route* is what a reader follows through a call: the named functions of the three packages, in the order of their
-first calls. Consecutive functions of one module are one *stay*; a stay in a module left before is a *return*.
+A *route* follows one argument of a call: the named functions of the three packages that receive the argument, or
+something that such a function has returned, in the order of their first calls. Consecutive functions of one module
+are one *stay*; a stay in a module left before is a *return*.
 
-A *part* is one of the three packages, or a direct sub-package of one. A file that lies directly in a package belongs
-to the package. Imports under `if TYPE_CHECKING` do not count, nor do those of the `__init__` of one of the three.
+A *part* is one of the three packages, or a direct sub-package of one. Files that lie directly in a package are no
+part: some stand below its sub-packages, others above. Imports under `if TYPE_CHECKING` do not count, nor do those of
+the `__init__` of one of the three.
 """
 
 import ast
@@ -21,6 +23,7 @@ import threading
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from itertools import groupby
 from pathlib import Path
 from types import CodeType, FrameType
@@ -94,7 +97,10 @@ def mutual_imports(root: Path) -> list[str]:
         for name in imports(path, root):
             target = files.get(name) or files.get(name.rpartition(".")[0])
             if target is not None:
-                arrows |= set(zip(_package_and_part(path, root), _package_and_part(target, root), strict=True))
+                (package, part), (other, its_part) = (_package_and_part(one, root) for one in (path, target))
+                arrows |= {(package, other)} | (
+                    {(part, its_part)} if part != package and its_part != other else set()
+                )
     return sorted(f"{one}<->{other}" for one, other in arrows if one < other and (other, one) in arrows)
 
 
@@ -149,21 +155,46 @@ def returns(route: Iterable[str]) -> int:
     return len(visited) - len(set(visited))
 
 
-def route_of(action: Callable[[], object]) -> list[str]:
-    """Files of the named functions that an action calls, in the order of their first calls."""
+def route_of(action: Callable[[], object], followed: object) -> list[str]:
+    """Files of the named functions that an action passes `followed` to, or what has become of it, by first calls."""
     first_calls: dict[tuple[str, int], str] = {}
+    passed_on: dict[int, object] = {}  # held, so that no other object gets its id
+    receiving: set[FrameType] = set()
 
-    def on_event(frame: FrameType, event: str, _argument: object) -> None:
+    def on_event(frame: FrameType, event: str, returned: object) -> None:
         code = frame.f_code
-        if event == "call" and _is_our_function(code) and not code.co_name.startswith("<"):
-            first_calls.setdefault((code.co_filename, code.co_firstlineno), _short(code.co_filename))
+        if not _is_our_function(code) or code.co_name.startswith("<"):
+            return
+        if event == "call":
+            names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+            if any(id(frame.f_locals.get(name)) in passed_on for name in names):
+                receiving.add(frame)
+                first_calls.setdefault((code.co_filename, code.co_firstlineno), _short(code.co_filename))
+        elif event == "return" and frame in receiving:
+            receiving.remove(frame)
+            made = frame.f_locals.get("self") if code.co_name == "__init__" else returned
+            passed_on.update((id(part), part) for part in _with_parts(made, depth=2))
 
+    passed_on.update((id(part), part) for part in _with_parts(followed, depth=2))
     sys.setprofile(on_event)
     try:
         action()
     finally:
         sys.setprofile(None)
     return list(first_calls.values())
+
+
+def _with_parts(value: object, depth: int) -> Iterator[object]:
+    """A value, its attributes and items and theirs down to a depth, without numbers, texts, functions and classes."""
+    if value is None or isinstance(value, int | float | str | bytes | type | Enum) or inspect.isroutine(value):
+        return
+    yield value
+    parts: list[object] = list(getattr(value, "__dict__", {}).values())
+    parts += [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
+    if isinstance(value, list | tuple | dict):
+        parts += list(value.values() if isinstance(value, dict) else value)[:100]
+    for part in parts if depth else ():
+        yield from _with_parts(part, depth - 1)
 
 
 def lines_of(action: Callable[[], object]) -> dict[str, set[int]]:
@@ -200,7 +231,7 @@ def train(_rank: int, _world_size: int) -> tuple[list[str], dict[str, set[int]]]
     """Route of the constructor, and the lines of a pass; both of a small model."""
     module = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
     models: list[nn.Module] = []
-    route = route_of(lambda: models.append(DistributedDataParallel(module)))
+    route = route_of(lambda: models.append(DistributedDataParallel(module)), module)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.01)
     inputs = torch.ones(2, WIDTH)
 
@@ -218,7 +249,7 @@ def rows() -> Iterator[Row]:
     """All rows of the table."""
     construction, lines = run_ranks(train, 2)[0]
     trace, fabric = Trace.load(TRACE), Fabric.from_table(ALL_REDUCES)
-    prediction = route_of(lambda: predict(trace, fabric, world_size=8))
+    prediction = route_of(lambda: predict(trace, fabric, world_size=8), trace)
     yield Row("files of one forward and backward pass", len(lines), 5, names=lines)
     yield Row("lines of these files", _length(ROOT / file for file in lines), 1_300)
     yield Row("lines of them that run", sum(map(len, lines.values())))

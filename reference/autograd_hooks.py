@@ -23,9 +23,7 @@ from .buckets import Bucket
 if TYPE_CHECKING:
     from .reducer import Reducer
 
-AutogradHook = Callable[[Any, Any], None]
-"""Called by an autograd node after its work: `hook(outputs, gradients)`."""
-
+AutogradHook = Callable[[Any, Any], None]  # called by an autograd node after its work: `hook(outputs, gradients)`
 MOST_BUCKETS_TO_COUNT = 8
 """If more buckets than this are left, counting the gradients that each lacks costs more than the calls it saves."""
 NEVER = 2**62

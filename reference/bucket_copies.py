@@ -62,10 +62,24 @@ class ScaledCopies:
             torch._foreach_mul_(views, scale)
 
 
-def aligned_buffer(elements: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """An uninitialised flat buffer for slots of these sizes; on a CPU most of its bytes begin at cache lines."""
-    lead = lead_in(elements, CACHE_LINE_BYTES // dtype.itemsize) if device.type == "cpu" else 0
-    return torch.empty(lead + sum(elements), dtype=dtype, device=device)[lead:]
+def aligned_buffer(parameters: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """An uninitialised flat buffer for the parameters' gradients, aligned to a CPU's cache lines, and its views."""
+    first, elements = parameters[0], [parameter.numel() for parameter in parameters]
+    lead = lead_in(elements, CACHE_LINE_BYTES // first.element_size()) if first.device.type == "cpu" else 0
+    buffer = torch.empty(lead + sum(elements), dtype=first.dtype, device=first.device)[lead:]
+    return buffer, views_of(buffer, parameters)
+
+
+def views_of(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Consecutive pieces of `flat`, each with its parameter's shape and memory format: copies are then fast."""
+    flat = flat.contiguous()
+    views = []
+    offset = flat.storage_offset()
+    for parameter in parameters:
+        strides = torch.empty_like(parameter, device="meta").stride()  # dense, whatever the parameter's are
+        views.append(flat.as_strided(parameter.size(), strides, offset))
+        offset += parameter.numel()
+    return views
 
 
 def lead_in(elements: Iterable[int], line: int) -> int:

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from .bucket_copies import ScaledCopies, aligned_buffer
-from .bucketing import assign_buckets, check_partition
+from .bucket_copies import ScaledCopies, aligned_buffer, views_of
+from .bucketing import assign_buckets
 from .features import PLAIN, Features
-from .parameters import bucket_key, dense_strides, size_bytes
+from .parameters import dense_strides
 
 
 class SecondGradientError(Exception):
@@ -50,7 +50,7 @@ class Bucket:
     ) -> None:
         self.indices = tuple(indices)
         self.parameters = list(parameters)
-        self.size_bytes = sum(map(size_bytes, self.parameters))
+        self.size_bytes = sum(parameter.nbytes for parameter in self.parameters)
         self._make_buffer()
         self._copies = ScaledCopies(self.buffer, self.views, batched=features.batched_grad_copy)
         self.reset()
@@ -59,9 +59,7 @@ class Bucket:
         return f"Bucket(parameters {list(self.indices)}, {self.size_bytes} bytes, {self._pending} pending)"
 
     def _make_buffer(self) -> None:
-        elements = [parameter.numel() for parameter in self.parameters]
-        self.buffer = aligned_buffer(elements, *bucket_key(self.parameters[0]))
-        self.views = self.views_of(self.buffer)
+        self.buffer, self.views = aligned_buffer(self.parameters)
 
     @property
     def ready(self) -> bool:
@@ -167,15 +165,8 @@ class Bucket:
         return shadow
 
     def views_of(self, flat: Tensor) -> list[Tensor]:
-        """Consecutive pieces of `flat`, each with its parameter's shape and memory format: copies are then fast."""
-        flat = flat.contiguous()
-        views = []
-        offset = flat.storage_offset()
-        for parameter in self.parameters:
-            strides = torch.empty_like(parameter, device="meta").stride()  # dense, whatever the parameter's are
-            views.append(flat.as_strided(parameter.size(), strides, offset))
-            offset += parameter.numel()
-        return views
+        """Consecutive pieces of `flat` in the parameters' shapes and memory formats."""
+        return views_of(flat, self.parameters)
 
 
 BucketMaker = Callable[[Sequence[int], Sequence[nn.Parameter], Features], Bucket]
@@ -190,7 +181,6 @@ class Buckets(Sequence[Bucket]):
         rebuild_caps_bytes: Caps for the rebuild in ready order. None: `assignment` stays.
         sparse: Parameter indices whose gradients are sparse tensors.
         features: See `Features`.
-        make_bucket: Makes a bucket.
 
     Attributes:
         bucket_of: By parameter index the index of its bucket.
@@ -213,7 +203,7 @@ class Buckets(Sequence[Bucket]):
     ) -> None:
         self._parameters = parameters
         self._make_bucket = make_bucket
-        self.kinds = [bucket_key(parameter) for parameter in parameters]
+        self.kinds = [(parameter.dtype, parameter.device) for parameter in parameters]
         self._rebuild_caps = rebuild_caps_bytes
         self._sparse = sparse
         self.features = features
@@ -250,7 +240,6 @@ class Buckets(Sequence[Bucket]):
         self._allocate(self._initial)
 
     def _allocate(self, assignment: Sequence[Sequence[int]]) -> None:
-        check_partition(assignment, len(self._parameters))
         self._buckets = [
             self._make_bucket(indices, [self._parameters[index] for index in indices], self.features)
             for indices in assignment
@@ -275,7 +264,7 @@ class Buckets(Sequence[Bucket]):
         self._buckets = []  # frees the old buffers before the new ones are allocated
         self._allocate(
             assign_buckets(
-                [size_bytes(parameter) for parameter in self._parameters],
+                [parameter.nbytes for parameter in self._parameters],
                 self._rebuild_caps,
                 keys=self.kinds,
                 sparse=[index in self._sparse for index in range(len(self._parameters))],

@@ -47,7 +47,7 @@ from .mixed_precision import (
     sum_in_low_precision,
 )
 from .parameter_substitution import ForwardParameters, compose
-from .parameters import sparse_parameters, synchronized_buffers, trainable_parameters
+from .parameters import ModuleTensors, sparse_parameters, synchronized_buffers
 from .tensor_parallel import is_slice, localize, put_back, stand_ins
 from .wrapper import DataParallel
 
@@ -221,29 +221,31 @@ class DistributedDataParallel(DataParallel):
             raise
         if device_mesh is not None:
             self.device_mesh = device_mesh
-        self._replace_in_forward(stand_ins(shards))
-        self._make_input_steps()
+        self.forward_parameters: ForwardParameters | None = None
+        if shards or mixed_precision is not None:
+            self._replace_in_forward(stand_ins(shards))
 
     # Construction
 
-    def set_up(self, *, with_buffers: bool, delayed: Sequence[str] = ()) -> construction.Setup:
+    def set_up(self, tensors: ModuleTensors, *, with_buffers: bool) -> construction.Setup:
         """See `DataParallel.set_up`; also checks the other arguments."""
         check_config(self.mixed_precision)
         self.delayed_parameters = resolve_delayed(self.module, *self._delay)
-        setup = super().set_up(with_buffers=with_buffers, delayed=[*delayed, *self.delayed_parameters])
-        trainable = list(trainable_parameters(self.module).values())
+        setup = super().set_up(tensors, with_buffers=with_buffers)
+        trainable = tensors.trainable.values()
         self.device_ids, self.output_device = construction.resolve_devices(trainable, *self._given_devices)
         return setup
-
-    def bucketed_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters in the buckets by name, in the order of the parameter index: all but the delayed ones."""
-        return trainable_parameters(self.module, without=self.delayed_parameters)
 
     def make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
         """See `DataParallel.make_reducer`."""
         super().make_reducer(exchange=exchange, with_buffers=with_buffers)
         self.log = LoggingData(self.device)
         self.log.attach(self.reducer)
+        self.input_steps.append(partial(_first_forward, weakref.ref(self)))
+        if self.device_ids:
+            self.input_steps.append(partial(_move, torch.device(self.device.type, self.device_ids[0])))
+        if self.mixed_precision is not None:
+            self.input_steps.append(partial(cast_inputs, self.mixed_precision))
         if self.mixed_precision is not None and (dtype := reduction_dtype(self.mixed_precision)) is not None:
             self.use_comm_hook(ReductionState(dtype, weakref.ref(self)), sum_in_low_precision)
         _, trigger = self._delay
@@ -257,18 +259,11 @@ class DistributedDataParallel(DataParallel):
         if self.mixed_precision is not None:
             cast_buffers(self.module, self.mixed_precision)
             replaced = compose(casts(self.module, self.mixed_precision), sharded)
-        self.forward_parameters = ForwardParameters(self.module, replaced) if replaced else None
-        if self.forward_parameters is not None and not sharded:  # a sharded module cannot do without
-            weakref.finalize(self, self.forward_parameters.detach)
-
-    def _make_input_steps(self) -> None:
-        self.input_steps.append(partial(_first_forward, weakref.ref(self)))
-        if self.device_ids:
-            self.input_steps.append(partial(_move, torch.device(self.device.type, self.device_ids[0])))
-        if self.mixed_precision is not None:
-            self.input_steps.append(partial(cast_inputs, self.mixed_precision))
-        if self.forward_parameters is not None:
+        if replaced:
+            self.forward_parameters = ForwardParameters(self.module, replaced)
             self.input_steps.append(partial(_restore, self.forward_parameters))
+            if not sharded:  # a sharded module cannot do without
+                weakref.finalize(self, self.forward_parameters.detach)
 
     def use_comm_hook(self, state: object, hook: Hook) -> None:
         """See `DataParallel.use_comm_hook`; keeps an error, or the hook's name, in the logging data."""
@@ -575,7 +570,8 @@ class DistributedDataParallel(DataParallel):
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self.process_group = construction.resolve_group(None)
         self.make_reducer(exchange=False, with_buffers=False)
-        self._make_input_steps()
+        if self.forward_parameters is not None:
+            self.input_steps.append(partial(_restore, self.forward_parameters))
         if self._comm_hook:
             hook, hook_state = (*self._comm_hook, self.process_group)[:2]
             self.register_comm_hook(hook_state, hook)

@@ -55,7 +55,7 @@ _DTYPES = {
 """Names of dtypes in torch's logging data."""
 
 
-class Moment(StrEnum):
+class TimedMoment(StrEnum):
     """A moment of an iteration that is timed."""
 
     FORWARD_STARTED = auto()
@@ -66,18 +66,18 @@ class Moment(StrEnum):
 
 
 DURATIONS = {
-    "forward_compute_time": (Moment.FORWARD_STARTED, Moment.BACKWARD_STARTED),
-    "backward_compute_time": (Moment.BACKWARD_STARTED, Moment.BACKWARD_COMPUTED),
-    "backward_comm_time": (Moment.FIRST_LAUNCH, Moment.LAST_DONE),
-    "backward_compute_comm_overlap_time": (Moment.FIRST_LAUNCH, Moment.BACKWARD_COMPUTED),
+    "forward_compute_time": (TimedMoment.FORWARD_STARTED, TimedMoment.BACKWARD_STARTED),
+    "backward_compute_time": (TimedMoment.BACKWARD_STARTED, TimedMoment.BACKWARD_COMPUTED),
+    "backward_comm_time": (TimedMoment.FIRST_LAUNCH, TimedMoment.LAST_DONE),
+    "backward_compute_comm_overlap_time": (TimedMoment.FIRST_LAUNCH, TimedMoment.BACKWARD_COMPUTED),
 }
 """Start and end of each duration, by torch's key."""
 STARTS_AND_ENDS = {
-    "forward_compute_time_start": Moment.FORWARD_STARTED,
-    "backward_compute_time_start": Moment.BACKWARD_STARTED,
-    "backward_compute_time_end": Moment.BACKWARD_COMPUTED,
-    "backward_comm_time_start": Moment.FIRST_LAUNCH,
-    "backward_comm_time_end": Moment.LAST_DONE,
+    "forward_compute_time_start": TimedMoment.FORWARD_STARTED,
+    "backward_compute_time_start": TimedMoment.BACKWARD_STARTED,
+    "backward_compute_time_end": TimedMoment.BACKWARD_COMPUTED,
+    "backward_comm_time_start": TimedMoment.FIRST_LAUNCH,
+    "backward_comm_time_end": TimedMoment.LAST_DONE,
 }
 """The moment of each reading, by torch's key."""
 
@@ -87,9 +87,9 @@ class SampledIteration:
     """The readings of an iteration that is to be timed, and its number."""
 
     number: int
-    readings: dict[Moment, Reading]
+    readings: dict[TimedMoment, Reading]
 
-    def moments_ns(self) -> dict[Moment, int] | None:
+    def moments_ns(self) -> dict[TimedMoment, int] | None:
         """The times of the readings; None: the device has not reached all of them."""
         found = {moment: nanoseconds(reading) for moment, reading in self.readings.items()}
         settled = {moment: ns for moment, ns in found.items() if ns is not None}
@@ -123,9 +123,9 @@ class LoggingData(Observer):
         self._clock = clock or clock_of(device, time.time_ns)
         self._number = 0  # of the iteration that is being timed
         self._averaged = False  # whether the reducer has waited for one of its buckets
-        self._readings: dict[Moment, Reading] = {}
+        self._readings: dict[TimedMoment, Reading] = {}
         self._sampled: deque[SampledIteration] = deque()  # the device has not reached all of their events
-        self._moments_ns: dict[Moment, int] = {}  # of the last timed iteration, since the epoch
+        self._moments_ns: dict[TimedMoment, int] = {}  # of the last timed iteration, since the epoch
         self._timed = 0
         self._totals_ns = dict.fromkeys(DURATIONS, 0)
 
@@ -158,12 +158,12 @@ class LoggingData(Observer):
         self._settle()
         self._readings, self._averaged, self._number = {}, False, reducer.iterations
         if self._number <= ALWAYS_SAMPLED or self._number % self.sample_rate == 0:
-            self._read(Moment.FORWARD_STARTED)
+            self._read(TimedMoment.FORWARD_STARTED)
         else:
             reducer.observers.remove(self)
             self._sleep(reducer)
 
-    def _read(self, moment: Moment) -> None:
+    def _read(self, moment: TimedMoment) -> None:
         self._readings[moment] = self._clock.now()
 
     def _settle(self, *, wait: bool = False) -> None:
@@ -179,21 +179,21 @@ class LoggingData(Observer):
 
     def backward_started(self) -> None:
         """See `Observer`."""
-        self._read(Moment.BACKWARD_STARTED)
+        self._read(TimedMoment.BACKWARD_STARTED)
 
     def bucket_launching(self, bucket: int) -> None:
         """See `Observer`."""
-        if Moment.FIRST_LAUNCH not in self._readings:
-            self._read(Moment.FIRST_LAUNCH)
+        if TimedMoment.FIRST_LAUNCH not in self._readings:
+            self._read(TimedMoment.FIRST_LAUNCH)
 
     def backward_computed(self) -> None:
         """See `Observer`."""
-        self._read(Moment.BACKWARD_COMPUTED)
+        self._read(TimedMoment.BACKWARD_COMPUTED)
 
     def bucket_done(self, bucket: int) -> None:
         """See `Observer`."""
         self._averaged = True
-        self._read(Moment.LAST_DONE)
+        self._read(TimedMoment.LAST_DONE)
 
     @contextmanager
     def errors(self) -> Iterator[None]:

@@ -7,11 +7,13 @@ accumulated in the parameters themselves, where the reducer finds them, and the 
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+
+from .parameters import Slot, slots
 
 StandIn = Callable[[Tensor], Tensor]
 """Computes the tensor that stands in place of a parameter."""
@@ -27,25 +29,6 @@ def compose(
 
 def _both(first: StandIn, then: StandIn, parameter: Tensor) -> Tensor:
     return then(first(parameter))
-
-
-class Slot(NamedTuple):
-    """A parameter under one of its names in one module."""
-
-    module: nn.Module
-    name: str
-    parameter: nn.Parameter
-
-
-def slots(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[Slot]:
-    """All slots of `module` that hold one of `parameters`."""
-    wanted = set(parameters)
-    return [
-        Slot(part, name, parameter)
-        for part in module.modules()
-        for name, parameter in part._parameters.items()
-        if parameter is not None and parameter in wanted
-    ]
 
 
 def replaced_parameters(module: nn.Module, wrapped: Iterable[Slot]) -> str | None:

@@ -1,11 +1,57 @@
 """A module's synchronised parameters and buffers, in the order of the parameter index."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .trace import Buffer, Parameter
+
+class Slot(NamedTuple):
+    """A parameter under one of its names in one module."""
+
+    module: nn.Module
+    name: str
+    parameter: nn.Parameter
+
+
+def slots(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[Slot]:
+    """All slots of `module` that hold one of `parameters`."""
+    wanted = set(parameters)
+    return [
+        Slot(part, name, parameter)
+        for part in module.modules()
+        for name, parameter in part._parameters.items()
+        if parameter is not None and parameter in wanted
+    ]
+
+
+@dataclass(frozen=True)
+class ModuleTensors:
+    """The tensors of a module that ranks synchronise, by name, as of the moment when the module is wrapped.
+
+    Attributes:
+        trainable: Trainable parameters, in registration order; a shared parameter counts once.
+        sparse: Names of those whose gradients are sparse tensors.
+        parameters: All parameters, trainable or not.
+        buffers: All buffers.
+        slots: The places of the trainable parameters in the module and its submodules.
+    """
+
+    trainable: dict[str, nn.Parameter]
+    sparse: set[str]
+    parameters: dict[str, Tensor]
+    buffers: dict[str, Tensor]
+    slots: list[Slot]
+
+
+def module_tensors(module: nn.Module) -> ModuleTensors:
+    """Read the tensors of a module, without the ignored ones."""
+    trainable = trainable_parameters(module)
+    parameters = synchronized_tensors(module, with_buffers=False)
+    places = slots(module, trainable.values())
+    return ModuleTensors(trainable, sparse_parameters(module), parameters, synchronized_buffers(module), places)
 
 
 def ignored_names(module: nn.Module) -> frozenset[str]:
@@ -49,29 +95,6 @@ def sparse_parameters(module: nn.Module) -> set[str]:
         if isinstance(submodule, nn.Embedding | nn.EmbeddingBag) and submodule.sparse
     }
     return {name for name, parameter in trainable_parameters(module).items() if id(parameter) in sparse}
-
-
-def described_parameters(module: nn.Module) -> tuple[Parameter, ...]:
-    """Descriptions of the trainable parameters, for a trace."""
-    sparse = sparse_parameters(module)
-    return tuple(
-        Parameter(
-            name=name,
-            shape=tuple(parameter.shape),
-            dtype=dtype_name(parameter),
-            size_bytes=size_bytes(parameter),
-            sparse=name in sparse,
-        )
-        for name, parameter in trainable_parameters(module).items()
-    )
-
-
-def described_buffers(module: nn.Module) -> tuple[Buffer, ...]:
-    """Descriptions of the buffers, except the ignored ones, for a trace."""
-    return tuple(
-        Buffer(name=name, dtype=dtype_name(buffer), size_bytes=size_bytes(buffer))
-        for name, buffer in synchronized_buffers(module).items()
-    )
 
 
 def dtype_name(tensor: Tensor) -> str:

@@ -31,7 +31,7 @@ from torch import nn
 
 from .data_parallel import DistributedDataParallel
 from .device_clock import clock_of
-from .parameters import described_buffers, described_parameters, trainable_parameters
+from .parameters import dtype_name, size_bytes, sparse_parameters, synchronized_buffers, trainable_parameters
 from .timing_hooks import (
     NsTimestamps,
     Timestamps,
@@ -43,7 +43,7 @@ from .timing_hooks import (
     watch_passes,
     watch_torch_buckets,
 )
-from .trace import BucketLayout, Trace, Workload
+from .trace import BucketLayout, Buffer, Parameter, Trace, Workload
 
 OFFSET_ROUNDS = 10
 
@@ -265,3 +265,26 @@ def _clock_offset_ns(group: dist.ProcessGroup | None) -> tuple[int, int]:
     distances = sorted(zero - mine for zero, mine in zip(everyone[0], readings, strict=True))
     middle = distances[len(distances) // 2]
     return middle, max(distances[-1] - middle, middle - distances[0])
+
+
+def described_parameters(module: nn.Module) -> tuple[Parameter, ...]:
+    """Descriptions of the trainable parameters, for a trace."""
+    sparse = sparse_parameters(module)
+    return tuple(
+        Parameter(
+            name=name,
+            shape=tuple(parameter.shape),
+            dtype=dtype_name(parameter),
+            size_bytes=size_bytes(parameter),
+            sparse=name in sparse,
+        )
+        for name, parameter in trainable_parameters(module).items()
+    )
+
+
+def described_buffers(module: nn.Module) -> tuple[Buffer, ...]:
+    """Descriptions of the buffers, except the ignored ones, for a trace."""
+    return tuple(
+        Buffer(name=name, dtype=dtype_name(buffer), size_bytes=size_bytes(buffer))
+        for name, buffer in synchronized_buffers(module).items()
+    )

@@ -203,14 +203,6 @@ class Iteration(Schema):
         """Time from the start of the forward pass to the end of the iteration."""
         return self.end_ns - self.forward_start_ns
 
-    def end_of_computation_ns(self, *, with_communication: bool) -> int:
-        """When the backward pass had computed everything: its end, without the wait for collectives."""
-        if not with_communication:
-            return self.backward_end_ns
-        if self.computed_ns is not None:
-            return self.computed_ns
-        return max((moment for moment in self.ready_ns if moment is not None), default=self.backward_end_ns)
-
     def shifted(self, by_ns: int) -> Self:
         """The same iteration, `by_ns` later."""
         moments = {name: getattr(self, name) for name in (*PHASES, "computed_ns")}

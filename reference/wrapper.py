@@ -31,8 +31,8 @@ from .exception_safe_reducer import ExceptionSafeReducer
 from .features import PLAIN, Features
 from .join import JoinableModule
 from .output_sink import through_sink
-from .parameter_substitution import replaced_parameters, slots
-from .parameters import synchronized_buffers, synchronized_tensors, trainable_parameters
+from .parameter_substitution import replaced_parameters
+from .parameters import ModuleTensors, module_tensors, synchronized_tensors, trainable_parameters
 from .unused_parameters import make_tracker
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
@@ -62,7 +62,6 @@ class DataParallel(JoinableModule, nn.Module):
             collective names the rank that left the launch order. With NCCL only its watchdog sees failures.
 
     Attributes:
-        reducer: Averages the gradients.
         require_backward_grad_sync: False inside `no_sync()`.
         require_forward_param_sync: Whether the next forward pass sends buffers: the last one was synchronised.
         input_steps: Functions that change forward's inputs in turn: `step(inputs, kwargs)`.
@@ -101,6 +100,7 @@ class DataParallel(JoinableModule, nn.Module):
         self.require_backward_grad_sync = self.require_forward_param_sync = True
         self.buffer_hook: BufferHook | None = None
         self.delayed: DelayedAllReduce | None = None
+        self.delayed_parameters: dict[str, nn.Parameter] = {}
         self._comm_hook: tuple[Any, ...] = ()  # hook and state; in pickles without the state if that is the group
         self.sink_clones = True
         self.make_reducer(exchange=init_sync, with_buffers=init_sync_buffers)
@@ -110,18 +110,13 @@ class DataParallel(JoinableModule, nn.Module):
     # Construction
 
     def make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
-        """Assign the buckets and make the reducer; also when a pickle of the module is loaded.
-
-        Args:
-            exchange: Whether to check that all ranks have the same module and buckets.
-            with_buffers: Whether that includes the buffers.
-        """
-        setup = construction.verify_setup(
-            lambda: self.set_up(with_buffers=with_buffers), self.process_group, self.module, exchange=exchange
-        )
+        """Assign the buckets and make the reducer; with `exchange`, ranks check that they have the same module."""
+        tensors = module_tensors(self.module)
+        make = partial(self.set_up, tensors, with_buffers=with_buffers)
+        setup = construction.verify_setup(make, self.process_group, self.module, exchange=exchange)
         this = weakref.ref(self)
         self.reducer = self.reducer_class(
-            self.bucketed_parameters(),
+            self._bucketed(tensors),
             setup.buckets,
             rebuild_caps_bytes=setup.rebuild_caps_bytes,
             group=self.process_group,
@@ -133,19 +128,23 @@ class DataParallel(JoinableModule, nn.Module):
         )
         if self.debug:
             self.reducer.launch_order = CheckedLaunchOrder(self.process_group, self.launch_series)
-        self.slots = slots(self.module, trainable_parameters(self.module).values())
+        self.slots = tensors.slots
         self.device = self.slots[0].parameter.device
-        self.has_buffers = bool(synchronized_buffers(self.module))
+        self.has_buffers = bool(tensors.buffers)
         self.input_steps: list[Callable[[Any, Any], tuple[Any, Any]]] = []
 
-    def set_up(self, *, with_buffers: bool, delayed: Sequence[str] = ()) -> construction.Setup:
-        """Everything that must be the same on all ranks; `delayed`: names of parameters that are in no bucket."""
+    def set_up(self, tensors: ModuleTensors, *, with_buffers: bool) -> construction.Setup:
+        """Everything that must be the same on all ranks."""
         caps = two_stage_caps(self.bucket_cap_mb, self.bucket_cap_mb_list, self.features.graph_may_change)
-        return construction.set_up(self.module, self.plan, *caps, with_buffers=with_buffers, delayed=delayed)
+        bucketed = self._bucketed(tensors)
+        return construction.set_up(self.module, tensors, bucketed, self.plan, *caps, with_buffers=with_buffers)
+
+    def _bucketed(self, tensors: ModuleTensors) -> dict[str, nn.Parameter]:
+        return {name: one for name, one in tensors.trainable.items() if name not in self.delayed_parameters}
 
     def bucketed_parameters(self) -> dict[str, nn.Parameter]:
-        """The parameters in the buckets by name, in the order of the parameter index."""
-        return trainable_parameters(self.module)
+        """The parameters in the buckets by name, in the order of the parameter index: all but the delayed ones."""
+        return trainable_parameters(self.module, without=self.delayed_parameters)
 
     def send_state(self, *, source: int, with_buffers: bool) -> None:
         """Overwrite every rank's parameters and buffers with those of `source`."""
@@ -186,10 +185,10 @@ class DataParallel(JoinableModule, nn.Module):
         """Raise RuntimeError if a parameter has been replaced by another since the module was wrapped.
 
         If all are replaced, looking at any of them finds out. If only some are, the others' gradients arrive, so an
-        unfinished backward pass is reported, unless unused parameters are searched for: then all are looked at.
+        unfinished backward pass is reported, unless parameters may be unused: then all are looked at.
         """
         turn = self.reducer.iterations % len(self.slots)
-        looked_at = self.slots if self.features.graph_may_change else self.slots[turn : turn + 1]
+        looked_at = self.slots if self.reducer.tracker.counts_gradients else self.slots[turn : turn + 1]
         if not all(slot.module._parameters.get(slot.name) is slot.parameter for slot in looked_at) and (
             message := replaced_parameters(self.module, self.slots)
         ):

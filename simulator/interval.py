@@ -1,6 +1,5 @@
 """Distribution of the iteration time: median, quantiles and 90 % interval of many simulated iterations."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -9,9 +8,9 @@ from numpy.typing import NDArray
 
 from reference.files.value_ranges import as_int64
 
-from .engines.closed_form import solve, solve_many
+from .engines.closed_form import solve
 from .engines.engine_input import EngineInput
-from .engines.event_replay import latency_ns, replay
+from .engines.event_replay import replay
 from .engines.timeline import Timeline
 from .schedule.schedule import ComputeKind
 from .step_costs import ScheduleCosts
@@ -34,18 +33,10 @@ COMPUTATION: tuple[ComputeKind, ...] = ("unsynchronized", "forward", "backward",
 class Distribution:
     """Statistics of many iterations, in nanoseconds; arrays with the axes of `ScheduleCosts.relative_error`.
 
-    Times of a cycle of several iterations are divided by their number.
+    Times of a cycle of several iterations are divided by their number. The fields are those of `Prediction`, with
+    `low_ns` and `high_ns` for the interval; `samples_ns` has a further, last axis.
 
     Attributes:
-        samples_ns: Time of every iteration or cycle, in simulation order along the last axis.
-        iteration_ns: Median.
-        low_ns: Lower end of the interval that contains 90 % of the iterations.
-        high_ns: Upper end of that interval.
-        mean_ns: Mean.
-        p95_ns: 95th percentile.
-        p99_ns: 99th percentile.
-        compute_ns: Median of computation alone.
-        no_overlap_ns: Median if all collectives run after the backward pass, one at a time.
         median: The median iteration; its durations have shape [axes of the costs, ranks, steps].
     """
 
@@ -61,6 +52,34 @@ class Distribution:
     median: EngineInput
 
 
+def simulate(engine_input: EngineInput, engine: Engine = "auto") -> Timeline:
+    """Simulate one iteration."""
+    end_ns = np.empty((len(engine_input.ranks), len(engine_input.schedule.instructions)), np.int64)
+    start_ns, done_ns, _last = _run(engine_input, engine, end_ns)
+    return Timeline(engine_input, end_ns, start_ns, done_ns)
+
+
+def _latencies(engine_input: EngineInput, engine: Engine = "auto") -> Nanoseconds:
+    """Return the duration of each iteration; shape: the leading axes of durations and costs."""
+    latest: Nanoseconds = _run(engine_input, engine)[2].max(axis=-1)
+    return latest
+
+
+def _run(
+    engine_input: EngineInput, engine: Engine, end_ns: Nanoseconds | None = None
+) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
+    """Run one iteration or many, with the arguments and results of `solve`; events take one fabric."""
+    if engine == "closed_form" or (engine == "auto" and not engine_input.is_fluid):
+        return solve(engine_input, end_ns)
+    several = engine_input.duration_ns.shape[:-2]
+    if not several:
+        return replay(engine_input, end_ns)
+    one_fabric = replace(engine_input, cost_ns=engine_input.cost_ns.reshape(-1))
+    runs = [replay(one_fabric.at(place)) for place in np.ndindex(several)]
+    start_ns, done_ns, last_ns = (np.array(moments).reshape(*several, -1) for moments in zip(*runs, strict=True))
+    return start_ns, done_ns, last_ns
+
+
 def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine = "auto") -> Distribution:
     """Simulate all iterations of a sampler and summarise them.
 
@@ -71,25 +90,29 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
     Args:
         costs: The schedule and its costs; the closed form takes several costs of the collectives at once.
         sampler: Generates the compute times of each iteration.
-        engine: The engine for the iterations. The median iteration is always simulated again with "auto".
+        engine: The engine for the iterations. The ends of the error bands are always simulated with "auto".
     """
-    iterations = costs.policy.sync_every
+    per_cycle = costs.policy.sync_every
     distinct, place_of_cycle = sampler.distinct()
-    simulated = [
-        _simulate_batch(costs, sampler, engine, cycles) for cycles in _batches(costs, sampler, distinct.tolist())
-    ]
-    times_ns = np.concatenate(simulated, axis=-1)[..., place_of_cycle] / iterations
+    width = max(costs.relative_error.size, len(costs.untimed.schedule.instructions), sampler.parameters)
+    at_a_time = max(1, CELLS // (len(sampler.ranks) * width))
+    batches = []
+    for first in range(0, len(distinct), at_a_time):
+        batch = costs.engine_input(sampler, distinct[first : first + at_a_time].tolist())
+        batch = replace(batch, cost_ns=batch.cost_ns[..., None, :])
+        bounds = bounds_ns(batch, sampler.of_usual_speed)
+        batches.append(np.stack(np.broadcast_arrays(_latencies(batch, engine), *bounds)))
+    times_ns = np.concatenate(batches, axis=-1)[..., place_of_cycle] / per_cycle
     place = place_of_median(times_ns[0])
-    median = np.take_along_axis(times_ns[0], place[..., None], axis=-1)[..., 0]
+    median_ns = np.take_along_axis(times_ns[0], place[..., None], axis=-1)[..., 0]
 
     cycles, which = np.unique(place, return_inverse=True)
-    medians = _engine_input(costs, sampler, cycles.tolist())
-    medians = medians.at(which.reshape(place.shape))
-    below, above = np.zeros(median.shape), np.zeros(median.shape)
-    for cheaper, dearer in _extremes(medians, costs, sampler.speed_error):
-        below = below + np.maximum(0, median - _latencies(cheaper, "auto") / iterations) ** 2
-        above = above + np.maximum(0, _latencies(dearer, "auto") / iterations - median) ** 2
-    return summarize(times_ns, medians, below=np.sqrt(below), above=np.sqrt(above), spread=costs.spread)
+    median = costs.engine_input(sampler, cycles.tolist()).at(which.reshape(place.shape))
+    below, above = np.zeros(median_ns.shape), np.zeros(median_ns.shape)
+    for cheaper, dearer in _extremes(median, costs, sampler.speed_error):
+        below = below + np.maximum(0, median_ns - _latencies(cheaper) / per_cycle) ** 2
+        above = above + np.maximum(0, _latencies(dearer) / per_cycle - median_ns) ** 2
+    return summarize(times_ns, median, below=np.sqrt(below), above=np.sqrt(above), spread=costs.spread)
 
 
 def place_of_median(latency_ns: Floats) -> NDArray[np.int64]:
@@ -136,28 +159,6 @@ def summarize(
     return Distribution(**whole, median=median)
 
 
-def simulate(engine_input: EngineInput, engine: Engine) -> Timeline:
-    """Simulate one iteration."""
-    return solve(engine_input) if _takes_closed_form(engine_input, engine) else replay(engine_input)
-
-
-def _batches(costs: ScheduleCosts, sampler: IterationSampler, cycles: Sequence[int]) -> list[Sequence[int]]:
-    """Split the cycles into batches of at most about `CELLS` durations."""
-    width = max(costs.relative_error.size, len(costs.schedule.instructions), sampler.parameters)
-    size = max(1, CELLS // (len(sampler.ranks) * width))
-    return [cycles[first : first + size] for first in range(0, len(cycles), size)]
-
-
-def _simulate_batch(
-    costs: ScheduleCosts, sampler: IterationSampler, engine: Engine, cycles: Sequence[int]
-) -> Nanoseconds:
-    """Return duration, computation alone and duration without overlap; shape [3, axes of the costs, cycles]."""
-    engine_input = _engine_input(costs, sampler, cycles)
-    engine_input = replace(engine_input, cost_ns=engine_input.cost_ns[..., None, :])
-    bounds = bounds_ns(engine_input, sampler.of_usual_speed)
-    return np.stack(np.broadcast_arrays(_latencies(engine_input, engine), *bounds))
-
-
 def bounds_ns(
     engine_input: EngineInput, of_usual_speed: NDArray[np.int64] | None = None
 ) -> tuple[Nanoseconds, Nanoseconds]:
@@ -174,47 +175,34 @@ def bounds_ns(
     return compute, no_overlap
 
 
-def _engine_input(costs: ScheduleCosts, sampler: IterationSampler, cycles: Sequence[int]) -> EngineInput:
-    """Return the engine input of these cycles, which are the first axis of its durations."""
-    engine_input = costs.engine_input(sampler.draw(cycles), sampler.ranks.tolist(), sampler.joined(cycles))
-    return replace(engine_input, represented_by=sampler.represented_by)
-
-
-def _latencies(engine_input: EngineInput, engine: Engine) -> Nanoseconds:
-    """Return the duration of each iteration; shape: the leading axes of durations and costs."""
-    if _takes_closed_form(engine_input, engine):
-        return solve_many(engine_input)
-    several = engine_input.duration_ns.shape[:-2]
-    one_fabric = replace(engine_input, cost_ns=engine_input.cost_ns.reshape(-1))
-    return np.array([latency_ns(one_fabric.at(place)) for place in np.ndindex(several)], np.int64).reshape(several)
-
-
-def _takes_closed_form(engine_input: EngineInput, engine: Engine) -> bool:
-    return engine == "closed_form" or (engine == "auto" and not engine_input.is_fluid)
-
-
 def _is_computation(engine_input: EngineInput) -> NDArray[np.bool_]:
     """Return whether each computing step belongs to training without data parallelism."""
     return np.array([step.kind in COMPUTATION for step in engine_input.schedule.steps])
+
+
+def _rounded(ns: Floats) -> Nanoseconds:
+    """Round times that cannot overflow: no median takes more than a year, and no error is above 100."""
+    whole: Nanoseconds = np.rint(ns).astype(np.int64)
+    return whole
 
 
 def _extremes(median: EngineInput, costs: ScheduleCosts, speed_error: float) -> list[tuple[EngineInput, EngineInput]]:
     """Return pairs of the median iteration with one kind of cost at the low and at the high end of its error band."""
 
     def with_costs(factor: Floats) -> EngineInput:
-        return replace(median, cost_ns=as_int64(median.cost_ns * factor[..., None]))
+        return replace(median, cost_ns=_rounded(median.cost_ns * factor[..., None]))
 
     error = costs.relative_error
     extremes = [(with_costs(np.maximum(0.0, 1 - error)), with_costs(1 + error))]
     least, most = costs.contention_bounds
     if least != most:
-        extremes.append((replace(median, **least._asdict()), replace(median, **most._asdict())))
+        extremes.append((replace(median, **least), replace(median, **most)))
     if speed_error:
         computation = _is_computation(median)
 
         def at_speed(factor: float) -> EngineInput:
-            factors = np.where(computation, factor, 1.0)
-            return replace(median, duration_ns=as_int64(median.duration_ns * factors))
+            factors: Floats = np.where(computation, factor, 1.0)
+            return replace(median, duration_ns=_rounded(median.duration_ns * factors))
 
         extremes.append((at_speed(1 - speed_error), at_speed(1 + speed_error)))
     return extremes

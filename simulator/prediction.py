@@ -2,28 +2,33 @@
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property, wraps
 from html import escape
-from typing import TYPE_CHECKING, Unpack
+from inspect import signature
+from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, Self, TypeVar
 
-import pandas as pd
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, InstanceOf, create_model
 
+from reference.files.reading import SHORT, Schema, one_line_errors
+from reference.files.value_ranges import WorldSize
 from reference.files.writing import write_atomically
 from reference.trace import Trace
 
-from .argument_checks import check_prediction, checked_policy
 from .engines.timeline import Span, Timeline
 from .fabric import Fabric
 from .interval import Distribution, Engine, simulate, simulate_many
 from .results import perfetto_export
 from .results.breakdown import break_down, critical_path
-from .schedule.policy import Policy, PolicySettings
-from .step_costs import counted_as_free, price_schedule
+from .schedule.policy import Policy
+from .schedule.schedule import buckets_of, build_join_end, build_schedule
+from .step_costs import charged_fabric, counted_as_free, price_collectives, price_schedule
 from .workload.compute_times import RECORDED, IterationSampler, Straggler, Variation, recorded_model
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.axes import Axes
 
 
@@ -64,6 +69,28 @@ class Prediction:
     epoch_end_ns: int = 0
     counted_as_free: tuple[str, ...] = ()
 
+    @classmethod
+    def of(
+        cls,
+        distribution: Distribution,
+        timeline: Timeline,
+        *,
+        buckets: Sequence[Sequence[int]],
+        epoch_end_ns: int,
+        counted_as_free: tuple[str, ...],
+    ) -> Self:
+        """Make a prediction from the statistics of its iterations and the timeline of the median one."""
+        names = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns", "compute_ns", "no_overlap_ns")
+        return cls(
+            **{name: int(getattr(distribution, name)) for name in names},
+            interval_ns=(int(distribution.low_ns), int(distribution.high_ns)),
+            samples_ns=tuple(distribution.samples_ns.tolist()),
+            buckets=tuple(map(tuple, buckets)),
+            timeline=timeline,
+            epoch_end_ns=epoch_end_ns,
+            counted_as_free=counted_as_free,
+        )
+
     @cached_property
     def spans(self) -> tuple[Span, ...]:
         """Spans of the median iteration on the simulated ranks; ranks that behave like one of these have no spans."""
@@ -71,7 +98,7 @@ class Prediction:
 
     @cached_property
     def breakdown(self) -> dict[str, int]:
-        """Parts that add up to the slowest rank's time in the median iteration; see `answers.breakdown`."""
+        """Parts that add up to the slowest rank's time in the median iteration; see `results.breakdown`."""
         return break_down(self.timeline)
 
     @property
@@ -95,8 +122,10 @@ class Prediction:
         on_path = {span.bucket for span in self.critical_path if span.stream == "comm" and span.bucket is not None}
         return tuple(sorted(on_path))
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self) -> "pd.DataFrame":
         """Return the spans as a table, one row per span, sorted by start time."""
+        import pandas as pd  # loading pandas takes longer than a prediction
+
         frame = pd.DataFrame(self.spans, columns=Span._fields)
         frame = frame.astype({"bucket": "Int64"}).sort_values(["start_ns", "rank", "end_ns"])
         return frame.reset_index(drop=True)
@@ -124,7 +153,7 @@ class Prediction:
         write_atomically(path, json.dumps(perfetto_export.chrome_trace(self.timeline)).encode())
 
     def plot(self, ax: "Axes | None" = None, *, ranks: Sequence[int] | None = None) -> "Axes":
-        """Draw the timeline of the median iteration; see `answers.timeline_plot.draw_timeline`.
+        """Draw the timeline of the median iteration; see `results.timeline_plot.draw_timeline`.
 
         Args:
             ax: Axes to draw on. None: the axes of a new figure.
@@ -237,17 +266,64 @@ def _html_table(rows: Mapping[str, str]) -> str:
     return f"<table>{cells}</table>"
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function so that it checks its arguments, other than settings, by their annotations.
+
+    A wrong argument is a ValueError of one line that names the argument; `validate_call` would give its position.
+    """
+    parameters = signature(function)
+
+    @cache
+    def schema() -> type[BaseModel]:  # made at the first call, because that takes time
+        fields: dict[str, Any] = {
+            name: (one.annotation, ... if one.default is one.empty else one.default)
+            for name, one in parameters.parameters.items()
+            if one.kind is not one.VAR_KEYWORD
+        }
+        return create_model(function.__name__, __config__=ConfigDict(strict=True), **fields)
+
+    @wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        given = parameters.bind(*arguments, **named).arguments  # TypeError: an argument is missing
+        settings = given.pop("settings", {})
+        with one_line_errors():
+            valid = schema()(**given)
+        return function(**{name: getattr(valid, name) for name in given}, **settings)  # type: ignore[call-arg]
+
+    return call
+
+
+def _listed(values: object) -> list[Any]:
+    if isinstance(values, str | Schema) or not isinstance(values, Iterable):
+        raise ValueError(f"expected a list of values, got {SHORT.repr(values)}; write [...] around it")
+    return list(values)
+
+
+Listed = BeforeValidator(_listed)
+"""Takes any collection as a list."""
+NumpyToo = BeforeValidator(lambda number: number.item() if isinstance(number, np.integer) else number)
+"""Takes whole numbers of numpy."""
+Ranks = Annotated[WorldSize, NumpyToo]
+Stragglers = Annotated[Sequence[InstanceOf[Straggler]], Listed]
+Batches = Annotated[Sequence[Annotated[int, NumpyToo]], Listed]
+
+
+@checked
 def predict(
-    trace: Trace,
-    fabric: Fabric,
+    trace: InstanceOf[Trace],
+    fabric: InstanceOf[Fabric],
     *,
-    world_size: int,
-    policy: Policy | None = None,
-    variation: Variation = RECORDED,
-    stragglers: Sequence[Straggler] = (),
-    inputs: Sequence[int] | None = None,
+    world_size: Ranks,
+    policy: InstanceOf[Policy] | None = None,
+    variation: InstanceOf[Variation] = RECORDED,
+    stragglers: Stragglers = (),
+    inputs: Batches | None = None,
     engine: Engine = "auto",
-    **settings: Unpack[PolicySettings],
+    **settings: Any,
 ) -> Prediction:
     """Predict the time of a training iteration.
 
@@ -274,45 +350,23 @@ def predict(
             names the argument.
         TypeError: A keyword argument is not a field of `Policy`.
     """
-    policy = checked_policy(policy, settings)
-    check_prediction(
-        trace, fabric, world_size, policy, variation=variation, stragglers=stragglers, inputs=inputs, engine=engine
-    )
+    joins = inputs is not None
+    policy = Policy.given(policy, settings, joins=joins)
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
     sampler = IterationSampler(
         model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
     )
-    costs = price_schedule(model, fabric, policy, world_size, joins=inputs is not None)
+    buckets = buckets_of(policy, model)
+    schedule = build_schedule(policy, model, buckets, joins=joins)
+    end_of_epoch = build_join_end(policy, model) if joins else None
+    charged = charged_fabric(fabric, model)
+    costs = price_schedule(schedule, buckets, model, charged, policy, world_size)
+    end = None if end_of_epoch is None else price_collectives(end_of_epoch, charged, policy, world_size)
     distribution = simulate_many(costs, sampler, engine)
-    return prediction_of(
+    return Prediction.of(
         distribution,
         simulate(distribution.median, engine),
-        buckets=costs.buckets,
-        epoch_end_ns=0 if costs.join_end is None else simulate(costs.join_end, "auto").iteration_ns,
-        free=counted_as_free(policy, fabric),
-    )
-
-
-def prediction_of(
-    distribution: Distribution,
-    timeline: Timeline,
-    *,
-    buckets: tuple[tuple[int, ...], ...],
-    epoch_end_ns: int,
-    free: tuple[str, ...],
-) -> Prediction:
-    """Make a prediction from the statistics of its iterations and the timeline of the median one."""
-    return Prediction(
-        iteration_ns=int(distribution.iteration_ns),
-        interval_ns=(int(distribution.low_ns), int(distribution.high_ns)),
-        mean_ns=int(distribution.mean_ns),
-        p95_ns=int(distribution.p95_ns),
-        p99_ns=int(distribution.p99_ns),
-        compute_ns=int(distribution.compute_ns),
-        no_overlap_ns=int(distribution.no_overlap_ns),
-        samples_ns=tuple(distribution.samples_ns.tolist()),
         buckets=buckets,
-        timeline=timeline,
-        epoch_end_ns=epoch_end_ns,
-        counted_as_free=free,
+        epoch_end_ns=0 if end is None else simulate(end).iteration_ns,
+        counted_as_free=counted_as_free(policy, fabric),
     )

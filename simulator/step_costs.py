@@ -1,30 +1,19 @@
 """Step costs: the duration of each step and each collective of a schedule, for a fabric and a world size."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from reference.files.value_ranges import YEAR_NS, as_int64
 
 from .engines.engine_input import EngineInput
-from .fabric import Fabric, Linear, LinkShare, Processor, Slowdowns, slowdowns_of
+from .fabric import Fabric, Linear, LinkShare, Processor, slowdowns_of
 from .schedule.hook_messages import Transport, gradient_bytes
 from .schedule.policy import Policy
-from .schedule.schedule import (
-    Collective,
-    Compute,
-    ComputeKind,
-    Condition,
-    Schedule,
-    buckets_of,
-    build_join_end,
-    build_schedule,
-)
-from .workload.compute_times import ComputeTimes, Floats, RecordedModel
-from .workload.compute_times import Nanoseconds as Nanoseconds
+from .schedule.schedule import Compute, ComputeKind, Condition, IterationSchedule
+from .workload.compute_times import ComputeTimes, Floats, IterationSampler, Nanoseconds, RecordedModel
 
 SHADOWED: frozenset[ComputeKind] = frozenset(
     ("unsynchronized", "rebuild", "compress", "launch", "recompress", "decompress")
@@ -41,52 +30,31 @@ class ScheduleCosts:
 
     Attributes:
         policy: Settings of the reducer.
-        fabric: Costs of collectives, and processor costs, without the costs that the trace already includes.
         buckets: Parameter indices by bucket, in launch order.
-        schedule: Steps of every rank.
         same_ns: Duration of each step whose duration is equal on all ranks.
         pack_ns: Duration of copying each bucket's gradients into it; shape [buckets].
-        cost_ns: Duration of each collective while no other collective runs and no rank computes; shape
-            [..., collectives].
+        untimed: The schedule and the costs of its collectives, on a rank whose steps take no time.
         relative_error: Half-width of the band that contains 90 % of a collective's costs, as a fraction of
-            `cost_ns`; shape [...], the leading axes of `cost_ns`.
+            `untimed.cost_ns`; shape: the leading axes of `untimed.cost_ns`.
         spread: Half-width of the 90 % interval of iterations as a fraction of their median, if a training run on
-            this number of ranks was measured; shape [...] as `relative_error`. 0: from the variation of the recorded
+            this number of ranks was measured; shape as `relative_error`. 0: from the variation of the recorded
             iterations and the errors of the costs.
-        sharing: How each collective shares the link with others that run at the same time.
-        contention: How collectives and computing slow each other down.
-        contention_bounds: `contention` with all factors at the low, and at the high, end of their error bands.
-        join_end: The collectives after the last iteration under Join; None without Join.
+        contention_bounds: Slow-downs with all factors at the low, and at the high, end of their error bands, as
+            fields of `untimed`.
     """
 
     policy: Policy
-    fabric: Fabric
-    buckets: tuple[tuple[int, ...], ...]
-    schedule: Schedule
+    buckets: Sequence[Sequence[int]]
     same_ns: dict[Compute, int]
     pack_ns: Nanoseconds
-    cost_ns: Nanoseconds
+    untimed: EngineInput
     relative_error: Floats
     spread: Floats
-    sharing: tuple[LinkShare, ...]
-    contention: "ScheduleContention"
-    contention_bounds: "tuple[ScheduleContention, ScheduleContention]"
-    join_end: EngineInput | None
+    contention_bounds: tuple[dict[str, Any], dict[str, Any]]
 
-    def engine_input(
-        self, times: ComputeTimes, ranks: Sequence[int], joined: NDArray[np.bool_] | None = None
-    ) -> EngineInput:
-        """Combine the schedule with the compute times of the simulated ranks.
-
-        Args:
-            times: Compute times; the last leading axis is the ranks, and any axes before it are iterations.
-            ranks: The simulated ranks.
-            joined: Whether each rank has run out of inputs, before each iteration of its cycle, and shadows the
-                collectives of the others; shape: the leading axes of `times` and one for the iterations. None: no
-                rank has run out of inputs.
-        """
-        if joined is None:
-            joined = np.zeros((*times.forward_ns.shape, self.policy.sync_every), bool)
+    def engine_input(self, sampler: IterationSampler, cycles: Sequence[int]) -> EngineInput:
+        """Combine the costs with the compute times of these cycles, which are the first axis of the durations."""
+        times, joined = sampler.draw(cycles), sampler.joined(cycles)
         launch_ns, packed_ns = self._launches(times)
         pass_ns = np.concatenate([times.forward_ns[..., None], launch_ns, times.backward_end_ns[..., None]], axis=-1)
         pieces_ns = np.diff(pass_ns)  # the backward pass up to each launch, and from the last one to its end
@@ -100,11 +68,12 @@ class ScheduleCosts:
         for bucket in range(len(self.buckets)):
             rank_ns[Compute("backward", bucket)] = pieces_ns[..., bucket]
             rank_ns[Compute("pack", bucket)] = packed_ns[..., bucket]
-        steps = self.schedule.steps
+        steps = self.untimed.schedule.steps
         duration_ns = np.empty((*times.forward_ns.shape, len(steps)), np.int64)
         for place, step in enumerate(steps):
-            duration_ns[..., place] = rank_ns[step] if step in rank_ns else as_int64(self.same_ns[step])
-        longest_ns = duration_ns.sum(axis=-1, dtype=float).max() + self.cost_ns.sum(axis=-1, dtype=float).max()
+            duration_ns[..., place] = rank_ns[step] if step in rank_ns else self.same_ns[step]
+        alone_ns = self.untimed.cost_ns.sum(axis=-1, dtype=float)
+        longest_ns = duration_ns.sum(axis=-1, dtype=float).max() + alone_ns.max()
         if longest_ns > YEAR_NS:
             raise ValueError(
                 "expected cycles of sync_every iterations to take at most a year, got "
@@ -119,16 +88,11 @@ class ScheduleCosts:
         }
         meets[Condition("with_unused")] = times.some_unused & ~joined[..., -1]
         meets[Condition("all_used")] = ~meets[Condition("with_unused")]
-        return EngineInput(
-            schedule=self.schedule,
+        return replace(
+            self.untimed,
             duration_ns=duration_ns,
-            ranks=tuple(ranks),
-            cost_ns=self.cost_ns,
-            queues=_queues(self.schedule, self.policy),
-            concurrency=self.fabric.concurrency,
-            sharing=self.sharing,
-            slowdowns=self.contention.slowdowns,
-            lingers_ns=self.contention.lingers_ns,
+            ranks=tuple(sampler.ranks.tolist()),
+            represented_by=sampler.represented_by,
             meets=meets,
         )
 
@@ -158,37 +122,27 @@ class ScheduleCosts:
         return launch, packed
 
 
-class ScheduleContention(NamedTuple):
-    """Fields of `EngineInput` that describe how collectives and computing slow each other down."""
-
-    slowdowns: Slowdowns | None
-    lingers_ns: int
-
-
 def price_schedule(
-    model: RecordedModel, fabric: Fabric, policy: Policy, world_size: int, *, joins: bool = False
+    schedule: IterationSchedule,
+    buckets: Sequence[Sequence[int]],
+    model: RecordedModel,
+    fabric: Fabric,
+    policy: Policy,
+    world_size: int,
 ) -> ScheduleCosts:
-    """Build the schedule of an iteration of this model and compute the cost of every step.
+    """Compute the cost of every step and every collective of a schedule.
 
     Args:
+        schedule: The schedule of these buckets under this policy.
+        buckets: Parameter indices by bucket, in launch order.
         model: The recorded model; its compute times are not used.
-        fabric: Costs of collectives, and processor costs.
+        fabric: Costs of collectives, and processor costs, without those that the model's times include.
         policy: Settings of the reducer.
         world_size: Number of ranks.
-        joins: Whether the ranks train under Join.
-
-    Raises:
-        ValueError: The plan is not a partition of the parameters, or a gradient is sparse and the hook does not
-            support sparse gradients.
     """
-    buckets = buckets_of(policy, model)
-    schedule = build_schedule(policy, model, buckets, joins=joins)
-    join_end = build_join_end(policy, model) if joins else None
-    fabric = charged_fabric(fabric, model)
     processor = fabric.processor
     hook = policy.hook.charged(processor.hooks, world_size)
     sizes = [gradient_bytes(parameter, policy.sparse_density) for parameter in model.parameters]
-    collective_bytes = [collective.size_bytes for collective in schedule.collectives]
     copies_out = not policy.gradient_as_bucket_view
     same_ns = {
         Compute("rebuild"): processor.rebuild_ns,
@@ -203,34 +157,60 @@ def price_schedule(
             Compute("decompress", number): hook.decompress(bucket_bytes),
             Compute("copy_out", number): copies_out * sum(processor.copy_out(sizes[index]) for index in bucket),
         }
-    at_a_time = fabric.concurrency * policy.process_groups
-    least, contention, most = (
-        ScheduleContention(slowdowns_of(some.contention, collective_bytes, at_a_time), some.lingers_ns)
-        for some in (processor.slowed(-1), processor, processor.slowed(1))
-    )
+    steps = frozenset(schedule.steps)
     return ScheduleCosts(
         policy=policy,
-        fabric=fabric,
-        buckets=tuple(map(tuple, buckets)),
-        schedule=schedule,
-        same_ns=same_ns,
+        buckets=buckets,
+        same_ns={step: int(as_int64(ns)) for step, ns in same_ns.items() if step in steps},
         pack_ns=as_int64([sum(processor.pack(sizes[index]) for index in bucket) for bucket in buckets]),
-        cost_ns=price(messages_of(schedule), fabric, world_size),
+        untimed=price_collectives(schedule, fabric, policy, world_size),
         relative_error=np.array(fabric.relative_error(world_size)),
         spread=np.array(fabric.iteration_spread(world_size)),
-        sharing=_sharing(schedule.collectives, fabric, world_size, at_a_time),
-        contention=contention,
-        contention_bounds=(least, most),
-        join_end=None if join_end is None else _price_join_end(join_end, fabric, policy, world_size),
+        contention_bounds=(
+            _contention(schedule, processor.slowed(-1), fabric, policy),
+            _contention(schedule, processor.slowed(1), fabric, policy),
+        ),
     )
+
+
+def price_collectives(schedule: IterationSchedule, fabric: Fabric, policy: Policy, world_size: int) -> EngineInput:
+    """Compute the cost of every collective of a schedule, on one rank whose steps take no time."""
+    collectives = schedule.collectives
+    shares = (LinkShare(),) * len(collectives)
+    if fabric.concurrency * policy.process_groups > 1:
+        shares = tuple(fabric.link_share(collective.size_bytes, world_size) for collective in collectives)
+    return EngineInput(
+        schedule=schedule,
+        duration_ns=np.zeros((1, len(schedule.steps)), np.int64),
+        ranks=(0,),
+        cost_ns=price(messages_of(schedule), fabric, world_size),
+        queues=tuple(number % policy.process_groups for number in range(len(collectives))),
+        concurrency=fabric.concurrency,
+        sharing=shares,
+        **_contention(schedule, fabric.processor, fabric, policy),
+    )
+
+
+def _contention(schedule: IterationSchedule, processor: Processor, fabric: Fabric, policy: Policy) -> dict[str, Any]:
+    """Return the fields of `EngineInput` that describe how collectives and computing slow each other down."""
+    sizes = [collective.size_bytes for collective in schedule.collectives]
+    slowdowns = slowdowns_of(processor.contention, sizes, fabric.concurrency * policy.process_groups)
+    return {"slowdowns": slowdowns, "lingers_ns": processor.lingers_ns}
 
 
 def charged_fabric(fabric: Fabric, model: RecordedModel) -> Fabric:
     """Return the fabric without the costs that the model's compute times already include."""
     if not model.has_communication:
         return fabric
-    charged = fabric.for_ddp_trace()
-    return charged.with_processor(copy_out=Linear()) if model.includes_copy_out else charged
+    processor = fabric.processor
+    return fabric.with_processor(
+        pack=Linear(),
+        launch_ns=0,
+        contention=tuple(
+            row.model_copy(update={"compute": 1.0, "compute_error": 0.0}) for row in processor.contention
+        ),
+        copy_out=Linear() if model.includes_copy_out else processor.copy_out,
+    )
 
 
 def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
@@ -245,7 +225,7 @@ def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
     return tuple(sentences)
 
 
-def messages_of(schedule: Schedule) -> list[tuple[Transport, int]]:
+def messages_of(schedule: IterationSchedule) -> list[tuple[Transport, int]]:
     """Return the transport and the size in bytes of each collective."""
     return [(collective.transport, collective.size_bytes) for collective in schedule.collectives]
 
@@ -263,28 +243,3 @@ def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size:
     for place in np.flatnonzero(transports == "broadcast"):
         cost_ns[place] = fabric.broadcast_ns(int(sizes[place]), world_size)
     return cost_ns
-
-
-def _queues(schedule: Schedule, policy: Policy) -> tuple[int, ...]:
-    return tuple(number % policy.process_groups for number in range(len(schedule.collectives)))
-
-
-def _sharing(
-    collectives: Sequence[Collective], fabric: Fabric, world_size: int, at_a_time: int
-) -> tuple[LinkShare, ...]:
-    if at_a_time == 1:
-        return (LinkShare(),) * len(collectives)
-    return tuple(fabric.link_share(collective.size_bytes, world_size) for collective in collectives)
-
-
-def _price_join_end(schedule: Schedule, fabric: Fabric, policy: Policy, world_size: int) -> EngineInput:
-    at_a_time = fabric.concurrency * policy.process_groups
-    return EngineInput(
-        schedule=schedule,
-        duration_ns=np.zeros((1, 0), np.int64),
-        ranks=(0,),
-        cost_ns=price(messages_of(schedule), fabric, world_size),
-        queues=_queues(schedule, policy),
-        concurrency=fabric.concurrency,
-        sharing=_sharing(schedule.collectives, fabric, world_size, at_a_time),
-    )

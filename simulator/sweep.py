@@ -6,29 +6,26 @@ configurations are predicted one by one, on all cores.
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from io import BytesIO
 from itertools import product
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Annotated, Any
 
-import joblib
 import numpy as np
-import pandas as pd
-from joblib.parallel import get_active_backend
+from pydantic import InstanceOf, PlainValidator
 
-from reference.bucketing import Order
+from reference.files.reading import SHORT
 from reference.files.value_ranges import as_int64
 from reference.files.writing import write_atomically
 from reference.trace import Trace
 
-from .argument_checks import check_sweep, check_world_size, checked_policy, overruled
 from .engines.closed_form import exposed_many
 from .fabric import Fabric
 from .interval import simulate_many
-from .prediction import Prediction, predict
-from .schedule.hook_messages import CommHook
-from .schedule.policy import Policy, PolicySettings
+from .prediction import Listed, Prediction, Ranks, Stragglers, checked, predict
+from .schedule.policy import Policy
+from .schedule.schedule import buckets_of, build_schedule
 from .step_costs import ScheduleCosts, charged_fabric, messages_of, price, price_schedule
 from .workload.compute_times import (
     RECORDED,
@@ -39,6 +36,9 @@ from .workload.compute_times import (
     Variation,
     recorded_model,
 )
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 AXES = ("trace", "fabric", "world_size", "bucket_cap_mb", "order", "hook")
 FIGURES = (
@@ -57,21 +57,35 @@ TASK_SIZE = 16
 """Predictions per joblib task."""
 
 
+def _one_or_several(kind: type) -> PlainValidator:
+    """Check an argument that is one instance, or several by name."""
+
+    def check(given: object) -> object:
+        for name, one in given.items() if isinstance(given, Mapping) else [("", given)]:
+            if not isinstance(one, kind):
+                seen = SHORT.repr(one) + (f" as {name!r}" if name else "")
+                raise ValueError(f"expected a {kind.__name__}, or several by name, got {seen}")
+        return given
+
+    return PlainValidator(check)
+
+
+@checked
 def sweep(
-    trace: Trace | Mapping[str, Trace],
-    fabric: Fabric | Mapping[str, Fabric],
+    trace: Annotated[Trace | Mapping[str, Trace], _one_or_several(Trace)],
+    fabric: Annotated[Fabric | Mapping[str, Fabric], _one_or_several(Fabric)],
     *,
-    world_sizes: Sequence[int],
-    bucket_caps_mb: Sequence[float | None] | None = None,
-    orders: Sequence[Order] | None = None,
-    hooks: Sequence[CommHook | str] | None = None,
-    policy: Policy | None = None,
-    variation: Variation = RECORDED,
-    stragglers: Sequence[Straggler] = (),
+    world_sizes: Annotated[Sequence[Ranks], Listed],
+    bucket_caps_mb: Annotated[Sequence[Any], Listed] | None = None,
+    orders: Annotated[Sequence[Any], Listed] | None = None,
+    hooks: Annotated[Sequence[Any], Listed] | None = None,
+    policy: InstanceOf[Policy] | None = None,
+    variation: InstanceOf[Variation] = RECORDED,
+    stragglers: Stragglers = (),
     n_jobs: int | None = None,
     on_progress: Progress = lambda _label, _done, _total: None,
-    **settings: Unpack[PolicySettings],
-) -> pd.DataFrame:
+    **settings: Any,
+) -> "pd.DataFrame":
     """Predict the iteration time of every combination of traces, fabrics, world sizes and settings.
 
     Args:
@@ -98,18 +112,16 @@ def sweep(
         TypeError: A keyword argument is not a field of `Policy`.
     """
     axes = {"bucket_caps_mb": bucket_caps_mb, "orders": orders, "hooks": hooks}
-    given = {name: values for name, values in axes.items() if values is not None}
-    for name, field in zip(axes, AXES[3:], strict=True):
-        if name in given and field in settings:
+    for (name, values), field in zip(axes.items(), AXES[3:], strict=True):
+        if values is not None and field in settings:
             raise ValueError(f"{name}: expected either {name} or {field}, got both; give only {name}=[...]")
-    policy = checked_policy(policy, settings)
-    check_sweep(trace, fabric, variation=variation, stragglers=stragglers, world_sizes=world_sizes, **given)
+    policy = Policy.given(policy, settings)
     results = Results(
         traces={trace.workload.model: trace} if isinstance(trace, Trace) else dict(trace),
         fabrics={fabric.source: fabric} if isinstance(fabric, Fabric) else dict(fabric),
-        world_sizes=list(world_sizes),
+        world_sizes=world_sizes,
         choices=[
-            [getattr(policy, field)] if values is None else list(values)
+            [getattr(policy, field)] if values is None else values
             for field, values in zip(AXES[3:], axes.values(), strict=True)
         ],
         policy=policy,
@@ -121,7 +133,7 @@ def sweep(
     return results.to_frame()
 
 
-TABLE_WRITERS: dict[str, Callable[[pd.DataFrame, BytesIO], object]] = {
+TABLE_WRITERS: dict[str, Callable[["pd.DataFrame", BytesIO], object]] = {
     ".csv": lambda table, data: table.to_csv(data, index=False),
     ".parquet": lambda table, data: table.to_parquet(data, index=False),
     ".json": lambda table, data: table.to_json(data, orient="records", indent=1),
@@ -129,7 +141,7 @@ TABLE_WRITERS: dict[str, Callable[[pd.DataFrame, BytesIO], object]] = {
 """Writer of a sweep's table by the ending of the file name."""
 
 
-def save_table(table: pd.DataFrame, path: str | os.PathLike[str]) -> None:
+def save_table(table: "pd.DataFrame", path: str | os.PathLike[str]) -> None:
     """Write the table of a sweep as CSV, Parquet or JSON, by the ending of the file name.
 
     Raises:
@@ -152,20 +164,18 @@ class Results:
         *,
         traces: dict[str, Trace],
         fabrics: dict[str, Fabric],
-        world_sizes: list[int],
-        choices: list[list[Any]],
+        world_sizes: Sequence[int],
+        choices: list[Sequence[Any]],
         policy: Policy,
         on_progress: Progress,
     ) -> None:
         self._traces, self._fabrics, self._world_sizes = traces, fabrics, world_sizes
-        self._axes: list[list[Any]] = [list(traces), list(fabrics), world_sizes, *choices]
+        self._axes: list[Sequence[Any]] = [list(traces), list(fabrics), world_sizes, *choices]
         for name, values in zip(AXES, self._axes, strict=True):
             if not values:
                 raise ValueError(f"{name}: expected at least one value to sweep over, got none")
-            if len(values) > 1 and (field := overruled(policy).get(name)):
+            if len(values) > 1 and (field := policy.overruled.get(name)):
                 raise ValueError(f"{name}: expected one value, which the policy's {field} fixes, got {len(values)}")
-        for size in world_sizes:
-            check_world_size(size)
         shape = tuple(map(len, self._axes))
         self._policy = policy
         self._policies = {
@@ -178,13 +188,14 @@ class Results:
 
     def solve_steady(self, variation: Variation, stragglers: Sequence[Straggler]) -> "list[Task]":
         """Predict all configurations that `is_steady` with the closed form; return tasks for the others."""
-        tasks = []
+        tasks: list[Task] = []
         for number, trace in enumerate(self._traces.values()):
             model = recorded_model(trace, unused_allowed=self._policy.unused_allowed)
             steady: dict[int, Fabric] = {}
             for place, fabric in enumerate(self._fabrics.values()):
-                if is_steady(charged_fabric(fabric, model), self._policy):
-                    steady[place] = fabric
+                charged = charged_fabric(fabric, model)
+                if is_steady(charged, self._policy):
+                    steady[place] = charged
                     continue
                 cells = [
                     ((number, place, along, *choice), size, policy)
@@ -192,7 +203,7 @@ class Results:
                     for choice, policy in self._policies.items()
                 ]
                 tasks += [
-                    Task(trace, fabric, variation, tuple(stragglers), tuple(cells[first : first + TASK_SIZE]))
+                    (trace, fabric, variation, stragglers, cells[first : first + TASK_SIZE])
                     for first in range(0, len(cells), TASK_SIZE)
                 ]
             if steady:
@@ -228,8 +239,10 @@ class Results:
             self._buckets[cell], self._figures[cell] = buckets, figures
         self._progress(len(predicted))
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self) -> "pd.DataFrame":
         """Return the results as a table, one row per configuration, with `COLUMNS`."""
+        import pandas as pd  # loading pandas takes longer than most sweeps
+
         hooks = [policy.hook.name for choice, policy in self._policies.items() if not any(choice[:-1])]
         frame = pd.MultiIndex.from_product([*self._axes[:-1], hooks], names=AXES).to_frame(index=False)
         frame["buckets"] = self._buckets.ravel()
@@ -242,30 +255,24 @@ class Results:
         self._on_progress("sweeping", self._done, self._buckets.size)
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """Configurations of one trace and one fabric, predicted one by one in a joblib process."""
+Task = tuple[Trace, Fabric, Variation, Sequence[Straggler], Sequence[tuple[Cell, int, Policy]]]
+"""Arguments of `_predict_cells`: configurations of one trace and one fabric for a joblib process."""
 
-    trace: Trace
-    fabric: Fabric
-    variation: Variation
-    stragglers: tuple[Straggler, ...]
-    cells: tuple[tuple[Cell, int, Policy], ...]
 
-    def run(self) -> list[tuple[Cell, list[int]]]:
-        """Predict each cell; return its number of buckets and `FIGURES`."""
-        predicted = []
-        for cell, world_size, policy in self.cells:
-            prediction = predict(
-                self.trace,
-                self.fabric,
-                world_size=world_size,
-                policy=policy,
-                variation=self.variation,
-                stragglers=self.stragglers,
-            )
-            predicted.append((cell, [len(prediction.buckets), *figures_of(prediction)]))
-        return predicted
+def _predict_cells(
+    trace: Trace,
+    fabric: Fabric,
+    variation: Variation,
+    stragglers: Sequence[Straggler],
+    cells: Sequence[tuple[Cell, int, Policy]],
+) -> list[tuple[Cell, list[int]]]:
+    """Predict each cell of this world size and policy; return its number of buckets and `FIGURES`."""
+    settings: dict[str, Any] = {"variation": variation, "stragglers": stragglers}
+    predicted = []
+    for cell, world_size, policy in cells:
+        prediction = predict(trace, fabric, world_size=world_size, policy=policy, **settings)
+        predicted.append((cell, [len(prediction.buckets), *figures_of(prediction)]))
+    return predicted
 
 
 def figures_of(prediction: Prediction) -> list[int]:
@@ -279,11 +286,14 @@ def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[list[tuple[Cell,
     """Yield the results of the tasks in the order in which the tasks finish."""
     if not tasks:
         return
+    import joblib  # loading joblib takes longer than most predictions
+    from joblib.parallel import get_active_backend
+
     if n_jobs is None:
         _backend, configured = get_active_backend()
         n_jobs = -1 if configured == 1 else configured
     parallel = joblib.Parallel(n_jobs=n_jobs, return_as="generator_unordered")
-    yield from parallel(joblib.delayed(Task.run)(task) for task in tasks)
+    yield from parallel(joblib.delayed(_predict_cells)(*task) for task in tasks)
 
 
 def is_steady(fabric: Fabric, policy: Policy) -> bool:
@@ -297,7 +307,7 @@ class ClosedFormBatch:
 
     Args:
         model: The recorded model.
-        fabrics: Fabrics that are steady under every policy; see `is_steady`.
+        fabrics: Charged fabrics that are steady under every policy; see `charged_fabric` and `is_steady`.
         samplers: Sampler of the iterations at each world size.
         policies: All policies that will be predicted; needed here so that the cost of each message is computed once.
     """
@@ -313,7 +323,9 @@ class ClosedFormBatch:
         self._sizes, self._samplers = list(samplers), list(samplers.values())
         self._fabrics_alike = _alike([fabric.processor for fabric in fabrics])
         self._priced: dict[tuple[Policy, int, int], ScheduleCosts] = {}
-        messages = {message for policy in policies for message in messages_of(self._costs(policy, 0, 0).schedule)}
+        messages = {
+            message for policy in policies for message in messages_of(self._costs(policy, 0, 0).untimed.schedule)
+        }
         self._place = {message: place for place, message in enumerate(sorted(messages))}
         cost_ns = [[price(list(self._place), fabric, size) for size in self._sizes] for fabric in fabrics]
         self._cost_ns = np.array(cost_ns).reshape(len(fabrics), len(self._sizes), len(self._place))
@@ -331,11 +343,11 @@ class ClosedFormBatch:
         )  # world sizes with equal keys have equal compute times and equal hook costs
         for fabrics, sizes in product(self._fabrics_alike, sizes_alike):
             costs = self._costs(policy, fabrics[0], sizes[0])
-            places = [self._place[message] for message in messages_of(costs.schedule)]
+            places = [self._place[message] for message in messages_of(costs.untimed.schedule)]
             cells = np.ix_(fabrics, sizes)
             costs = replace(
                 costs,
-                cost_ns=self._cost_ns[*cells][..., places],
+                untimed=replace(costs.untimed, cost_ns=self._cost_ns[*cells][..., places]),
                 relative_error=self._error[cells],
                 spread=self._spread[cells],
             )
@@ -349,7 +361,11 @@ class ClosedFormBatch:
         """Return the costs of a policy on one fabric and world size, given by index; all have the same messages."""
         key = policy, fabric, size
         if key not in self._priced:
-            self._priced[key] = price_schedule(self._model, self._fabrics[fabric], policy, self._sizes[size])
+            buckets = buckets_of(policy, self._model)
+            schedule = build_schedule(policy, self._model, buckets)
+            self._priced[key] = price_schedule(
+                schedule, buckets, self._model, self._fabrics[fabric], policy, self._sizes[size]
+            )
         return self._priced[key]
 
 

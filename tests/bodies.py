@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
+from ddplab.conformance.training_programs import Net, Program, loss_of
 from reference.data_parallel import DistributedDataParallel
 from reference.minimal import NaiveDataParallel
 from reference.observer import Observer
@@ -21,7 +22,6 @@ from reference.trace import Trace
 
 from . import scenarios
 from .simulated_gpu import SimulatedGpu, SimulatedLayer
-from .strategies import ModelSpec
 
 TorchDDP = nn.parallel.DistributedDataParallel
 RECORD = ProfilerAction.RECORD
@@ -29,78 +29,6 @@ BATCH = 4  # per rank; a power of two, so that means over integers are exact
 
 Gradients = list[list[Tensor]]
 """By iteration, by parameter."""
-
-
-class IntegerModel(nn.Module):
-    """Parameters of any shapes and dtypes, used in any order, with integer values throughout.
-
-    h = relu(h + x[:, i] * sum(weight_i * constant_i)), parameter after parameter. Sums and products of small
-    integers, and means over powers of two, are exact in floating point, so "equal" can mean equal.
-    """
-
-    def __init__(self, spec: ModelSpec, rank: int) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(spec.seed)
-        self.use_order = spec.use_orders[rank]
-        self.weights = nn.ParameterList()
-        for index, (shape, dtype) in enumerate(zip(spec.shapes, spec.dtypes, strict=True)):
-            options = {"generator": generator, "dtype": getattr(torch, dtype)}
-            self.weights.append(nn.Parameter(torch.randint(-2, 3, shape, **options)))
-            self.register_buffer(f"constant{index}", torch.randint(-2, 3, shape, **options))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.zeros(len(x), dtype=torch.float64)
-        for index in self.use_order:
-            weight = self.weights[index]
-            h = torch.relu(h + x[:, index] * (weight * self.get_buffer(f"constant{index}")).sum())
-        return h
-
-
-def integer_batches(spec: ModelSpec, world_size: int, iterations: int) -> Tensor:
-    """Inputs of all ranks; shape (iterations, world_size, BATCH, parameters)."""
-    generator = torch.Generator().manual_seed(spec.seed + 1)
-    shape = (iterations, world_size, BATCH, len(spec.shapes))
-    return torch.randint(-2, 3, shape, generator=generator, dtype=torch.float64)
-
-
-def train_integers(
-    rank: int,
-    world_size: int,
-    spec: ModelSpec,
-    iterations: int,
-    arguments: dict,
-    *,
-    accumulate: int = 1,
-) -> Gradients:
-    """Gradients after each synchronised iteration under our DDP; one iteration in `accumulate` is synchronised."""
-    ddp = DistributedDataParallel(IntegerModel(spec, rank), **arguments)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
-    gradients = []
-    for number, batch in enumerate(integer_batches(spec, world_size, iterations)):
-        last = (number + 1) % accumulate == 0
-        with nullcontext() if last else ddp.no_sync():
-            ddp(batch[rank]).mean().backward()
-        if last:
-            gradients.append([parameter.grad.clone() for parameter in ddp.parameters()])
-            optimizer.step()
-            optimizer.zero_grad()
-    return gradients
-
-
-def train_integers_locally(spec: ModelSpec, world_size: int, iterations: int, *, accumulate: int = 1) -> Gradients:
-    """The same training on one process: mean loss over the concatenated batch of all ranks."""
-    models = [IntegerModel(spec, rank) for rank in range(world_size)]
-    for model in models[1:]:
-        model.weights = models[0].weights  # ranks use the same parameters, possibly in different orders
-    optimizer = torch.optim.SGD(models[0].parameters(), lr=1.0)
-    gradients = []
-    for number, batch in enumerate(integer_batches(spec, world_size, iterations)):
-        torch.cat([model(batch[rank]) for rank, model in enumerate(models)]).mean().backward()
-        if (number + 1) % accumulate == 0:
-            gradients.append([parameter.grad.clone() for parameter in models[0].parameters()])
-            optimizer.step()
-            optimizer.zero_grad()
-    return gradients
 
 
 def mlp(widths: tuple[int, ...], dtype: torch.dtype, seed: int) -> nn.Module:
@@ -176,23 +104,22 @@ class _Launches(Observer):
         self.launched.append(bucket)
 
 
-def watch_launches(rank: int, world_size: int, spec: ModelSpec, plan: list[list[int]]) -> tuple[list[int], list[int]]:
+def watch_launches(rank: int, world_size: int, program: Program, plan: list[list[int]]) -> tuple[list, list]:
     """Order in which buckets became ready, and order in which they were launched."""
-    ddp = DistributedDataParallel(IntegerModel(spec, rank), plan=plan)
+    ddp = DistributedDataParallel(Net(program, rank), plan=plan)
     ddp.reducer.observers.append(log := _Launches())
-    ddp(integer_batches(spec, world_size, 1)[0, rank]).mean().backward()
+    loss_of(ddp, program, 0, rank, world_size).backward()
     return log.ready, log.launched
 
 
-def watch_rebuild(rank: int, world_size: int, spec: ModelSpec, cap_mb: float | None, iterations: int) -> list:
-    """Bucket assignment during each iteration's backward pass; the ready order differs every time."""
-    ddp = DistributedDataParallel(IntegerModel(spec, rank), bucket_cap_mb=cap_mb)
+def watch_rebuild(rank: int, world_size: int, program: Program, cap_mb: float | None) -> list:
+    """Bucket assignment during each step's backward pass."""
+    ddp = DistributedDataParallel(Net(program, rank), bucket_cap_mb=cap_mb)
     layouts = []
-    for batch in integer_batches(spec, world_size, iterations):
-        output = ddp(batch[rank])
-        ddp.module.use_order = ddp.module.use_order[1:] + ddp.module.use_order[:1]
+    for number in range(len(program.steps)):
+        loss = loss_of(ddp, program, number, rank, world_size)
         layouts.append(ddp.reducer.buckets.assignment)
-        output.mean().backward()
+        loss.backward()
     return layouts
 
 
@@ -455,14 +382,6 @@ def assert_same(got: object, expected: object) -> None:
         assert got == expected
 
 
-def run_random_script(rank: int, _world_size: int, *script: object) -> tuple[list, list]:
-    """Values that a random script collects under our class and under torch's."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        ours = scenarios.random_script(DistributedDataParallel, rank, *script)
-        return ours, scenarios.random_script(TorchDDP, rank, *script)
-
-
 def layouts_by_iteration(rank: int, _world_size: int, options: dict) -> tuple[list, list]:
     """Parameter indices by bucket in each iteration, and whether the buckets have been rebuilt."""
     both = []
@@ -557,17 +476,24 @@ def train_with_custom_outputs(rank: int, _world_size: int, structure: str) -> li
     ]
 
 
+class TwoWeights(nn.Module):
+    """Returns a factor times one of its weights, so the factor is the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.ones(1) for _ in range(2))
+
+    def forward(self, factor: float, index: int) -> Tensor:
+        return self.weights[index] * factor
+
+
 def drop_accumulated_gradients(rank: int, _world_size: int) -> list[str]:
     """Rank 1's second parameter is used under no_sync only, and its gradient is dropped."""
-    module = scenarios.Uses((1, 1), 0)
-    for parameter in module.parameters():
-        nn.init.ones_(parameter)
-    ddp = DistributedDataParallel(module, find_unused_parameters=True)
-    x = torch.tensor([[1.0], [1.0]]) * (1 + rank) ** 0.5 * 2**0.5
+    ddp = DistributedDataParallel(TwoWeights(), find_unused_parameters=True)
     with ddp.no_sync():
-        ddp(x, (1,)).sum().backward()
+        ddp(4.0 * (1 + rank), 1).backward()
     ddp.zero_grad()
-    ddp(x, (0,)).sum().backward()
+    ddp(4.0 * (1 + rank), 0).backward()
     return ["None" if p.grad is None else f"{p.grad.item():.1f}" for p in ddp.parameters()]
 
 

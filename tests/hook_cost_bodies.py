@@ -10,14 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddplab.conformance.training_programs import Net, Program, loss_of
 from reference.data_parallel import DistributedDataParallel
 from reference.recorder import record
 from reference.trace import Trace
 
-from .bodies import IntegerModel, integer_batches
 from .hook_bodies import OURS, Given, Shapes, given_gradients
 from .scenarios import Branches, batch
-from .strategies import ModelSpec
 
 Sent = tuple[str, int]
 """How it was sent, and bytes of this rank's part."""
@@ -90,13 +89,17 @@ def _cycle(ddp: DistributedDataParallel, loss: Callable[[], torch.Tensor], sync_
 
 
 def of_integers(
-    rank: int, world_size: int, spec: ModelSpec, options: dict[str, Any], *, cycles: int = 4, sync_every: int = 1
+    rank: int, world_size: int, program: Program, options: dict[str, Any], *, sync_every: int = 1
 ) -> tuple[Trace, list[Cycle]]:
-    """A model of any shapes and dtypes, each parameter with a buffer beside it."""
-    batches = integer_batches(spec, world_size, cycles)
-    return _iterations(
-        IntegerModel(spec, rank), lambda m, cycle: m(batches[cycle][rank]).mean(), options, None, cycles, sync_every
-    )
+    """The model of a program, each parameter with a buffer beside it."""
+    net = Net(program, rank)
+    for index, parameter in enumerate(list(net.parameters())):
+        net.register_buffer(f"beside{index}", parameter.detach().clone())
+
+    def loss(module: nn.Module, cycle: int) -> torch.Tensor:
+        return loss_of(module, program, cycle, rank, world_size)
+
+    return _iterations(net, loss, options, None, len(program.steps), sync_every)
 
 
 def of_branches(

@@ -516,55 +516,6 @@ CHECKPOINTS: list[dict[str, Any]] = [
 ]
 
 
-# A script made of random steps
-
-
-@dataclasses.dataclass(frozen=True)
-class Step:
-    """One pass of a random script.
-
-    Step(used=((0, 2), (1,)), averaged=True, zero=None, step=True): rank 0's forward uses parameters 0 and 2.
-    """
-
-    used: tuple[tuple[int, ...], ...]
-    """Parameters that forward uses, by rank."""
-    averaged: bool
-    """False: under no_sync."""
-    zero: bool | None
-    """Before it: gradients set to None (None), to zeros (True), or kept (False)."""
-    optimize: bool
-
-
-class Uses(nn.Module):
-    """Uses the parameters that it is told to; some large enough to be copied at once."""
-
-    def __init__(self, sizes: tuple[int, ...], seed: int) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.weights = nn.ParameterList(nn.Parameter(torch.randn(size)) for size in sizes)
-
-    def forward(self, x: Tensor, used: tuple[int, ...]) -> Tensor:
-        return torch.stack([(self.weights[index] * x[index]).square().sum() for index in used])
-
-
-def random_script(
-    wrap: Wrap, rank: int, sizes: tuple[int, ...], seed: int, steps: list[Step], options: dict[str, Any]
-) -> list:
-    ddp = wrap(Uses(sizes, seed), **options)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01)
-    seen = []
-    for number, step in enumerate(steps):
-        # torch's class fails on gradients that were accumulated under no_sync and dropped before their averaging
-        if step.zero is not False and (number == 0 or steps[number - 1].averaged):
-            ddp.zero_grad(set_to_none=step.zero is None)
-        with nullcontext() if step.averaged else ddp.no_sync():
-            ddp(batch(rank, len(sizes), step=number), step.used[rank]).sum().backward()
-        seen.append(gradients(ddp))
-        if step.optimize:
-            optimizer.step()
-    return [*seen, [p.detach().clone() for p in ddp.parameters()]]
-
-
 def _cases(scenario: Callable[..., list], *argument_sets: dict[str, Any], modes: bool = False) -> dict[str, Callable]:
     found = {}
     for mode in MODES if modes else [{}]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from ddplab.conformance.training_programs import Program, ProgramStep, Weight
 from reference.bucketing import ORDERS
 from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Workload
 from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Timing
@@ -16,35 +17,33 @@ from simulator.schedule.hook_messages import HOOKS, named_hook
 from simulator.schedule.policy import Policy
 from simulator.workload.compute_times import Kind, Straggler, Variation
 
-from .scenarios import Step
-
 DTYPES = ("float32", "float64")
 
 
-@dataclass(frozen=True)
-class ModelSpec:
-    """A model of integers, so that all of its arithmetic is exact; see `bodies.IntegerModel`.
-
-    ModelSpec(shapes=((2, 3), (), (4,)), dtypes=("float32",) * 3, use_orders=((2, 0, 1), (0, 1, 2)), seed=7)
-    """
-
-    shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[str, ...]
-    use_orders: tuple[tuple[int, ...], ...]
-    """By rank, the order in which forward uses the parameters; gradients become ready in reverse order."""
-    seed: int
-
-
 @st.composite
-def model_specs(draw, world_size: int, *, dtypes: tuple[str, ...] = DTYPES) -> ModelSpec:
-    count = draw(st.integers(1, 8))
+def integer_programs(
+    draw, world_size: int, kinds: Sequence[str] = ("train",) * 3, *, dtypes: tuple[str, ...] = DTYPES
+) -> Program:
+    """Models of any shapes and dtypes, used in any order, the same in each step; cleared after each average.
+
+    Program(weights=(Weight((2, 3)), Weight(())), steps=(ProgramStep("train", ((1, 0), (0, 1)), (4, 4)),), seed=7)
+    """
     shape = st.lists(st.sampled_from([1, 2, 3, 4, 0]), max_size=3).map(tuple)
-    return ModelSpec(
-        shapes=tuple(draw(st.lists(shape, min_size=count, max_size=count))),
-        dtypes=tuple(draw(st.lists(st.sampled_from(dtypes), min_size=count, max_size=count))),
-        use_orders=tuple(tuple(draw(st.permutations(range(count)))) for _ in range(world_size)),
-        seed=draw(st.integers(0, 2**31 - 1)),
+    weights = draw(st.lists(st.builds(Weight, shape, st.sampled_from(dtypes)), min_size=1, max_size=8).map(tuple))
+    used = tuple(tuple(draw(st.permutations(range(len(weights))))) for _ in range(world_size))
+    return integer_program(weights, [used] * len(kinds), kinds, seed=draw(st.integers(0, 2**31 - 1)))
+
+
+def integer_program(
+    weights: Sequence[Weight], used: Sequence[tuple[tuple[int, ...], ...]], kinds: Sequence[str] = (), seed: int = 0
+) -> Program:
+    """A program of these steps, by default all with averaging; gradients are cleared after each average."""
+    kinds = kinds or ["train"] * len(used)
+    cleared = ["none", *("keep" if kind == "accumulate" else "none" for kind in kinds)]
+    steps = (
+        ProgramStep(kind, one, (4,) * len(one), zero) for kind, one, zero in zip(kinds, used, cleared, strict=False)
     )
+    return Program(tuple(weights), tuple(steps), seed=seed)
 
 
 def hook_shapes(*, scalars: bool = True):
@@ -54,25 +53,6 @@ def hook_shapes(*, scalars: bool = True):
     """
     shapes = [*[()] * scalars, (3,), (600,), (1, 7), (6, 5), (6, 5), (9, 9), (2, 12), (4, 3, 2), (20, 30)]
     return st.lists(st.sampled_from(shapes), min_size=1, max_size=5).map(tuple)
-
-
-@st.composite
-def scripts(draw, world_size: int, *, any_use: bool) -> tuple[tuple[int, ...], list[Step]]:
-    """Sizes of parameters and steps; without `any_use` each step uses all parameters, in any order.
-
-    ((3, 20000), [Step(used=((0, 1), (1, 0)), averaged=True, zero=None, optimize=True)])
-    """
-    sizes = tuple(draw(st.lists(st.sampled_from([1, 3, 20_000, 70_000]), min_size=1, max_size=4)))
-    everything = st.permutations(range(len(sizes))).map(tuple)
-    some = everything.flatmap(lambda order: st.integers(1, len(order)).map(lambda count: order[:count]))
-    step = st.builds(
-        Step,
-        used=st.tuples(*[some if any_use else everything] * world_size),
-        averaged=st.booleans(),
-        zero=st.sampled_from([None, True, False]),
-        optimize=st.booleans(),
-    )
-    return sizes, draw(st.lists(step, min_size=1, max_size=6))
 
 
 def caps_mb() -> st.SearchStrategy[float | None]:

@@ -79,8 +79,13 @@ def test_the_pytest_plugin_loads_none_of_our_packages():
 
 
 @pytest.mark.parametrize("module", ["simulator", "reference.trace", "reference.bucketing"])
-def test_neither_torch_nor_matplotlib_is_loaded_by(module):
-    assert modules_after(f"import {module}").isdisjoint({"torch", "matplotlib"})
+def test_nothing_that_loads_slowly_is_loaded_by(module):
+    slow = {"torch", "matplotlib", "pandas", "scipy", "joblib"}
+    assert modules_after(f"import {module}").isdisjoint(slow)
+
+
+def test_training_needs_neither_pydantic_nor_the_trace():
+    assert modules_after("import reference.data_parallel").isdisjoint({"pydantic", "reference.trace", "simulator"})
 
 
 def test_the_door_has_every_public_name_and_opens_without_torch():

@@ -11,17 +11,18 @@ from reference.trace import Trace
 from simulator import Fabric
 from simulator.schedule.hook_messages import BatchedPowerSGD, CommHook, PowerSGD, named_hook
 from simulator.schedule.policy import Phase, Policy
-from simulator.schedule.schedule import Compute, Launch
-from simulator.step_costs import messages_of, price_schedule
+from simulator.schedule.schedule import Compute, LaunchCollective, buckets_of, build_join_end, build_schedule
+from simulator.step_costs import messages_of
 from simulator.workload.compute_times import recorded_model
 
 from . import hook_cost_bodies
 from .explore import examples
-from .strategies import caps_mb, hook_shapes, message_shapes, model_specs, partitions
+from .strategies import caps_mb, hook_shapes, integer_programs, message_shapes, partitions
 
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
 PHASES: tuple[Phase, ...] = ("first", "rebuild", "steady", "steady")
 STATIC_PHASES: tuple[Phase, ...] = ("first", "second", "rebuild", "steady")
+PROGRAMS = integer_programs(2, ["train"] * 4)
 CAPS = st.fixed_dictionaries({"bucket_cap_mb": caps_mb()}) | st.fixed_dictionaries(
     {"bucket_cap_mb_list": st.lists(st.floats(1e-6, 3e-4), min_size=1, max_size=3)}
 )
@@ -32,10 +33,11 @@ def predicted_messages(
 ) -> hook_cost_bodies.Cycle:
     """Transport and bytes of every collective of each iteration of a cycle, in order."""
     model = recorded_model(trace, unused_allowed=True)
-    schedule = price_schedule(model, FABRIC, Policy(phase=phase, **settings), world_size, joins=joins).schedule
+    policy = Policy(phase=phase, **settings)
+    schedule = build_schedule(policy, model, buckets_of(policy, model), joins=joins)
     messages, sent = messages_of(schedule), [[]]
     for instruction in schedule.instructions:
-        if isinstance(instruction, Launch):
+        if isinstance(instruction, LaunchCollective):
             sent[-1].append(messages[instruction.collective])
         elif isinstance(instruction, Compute) and instruction.kind == "unsynchronized":
             sent.append([])
@@ -51,37 +53,37 @@ def assert_predicted(results: list, settings: dict[str, Any], phases: tuple[Phas
 
 
 @examples(25)
-@given(model_specs(2), CAPS, st.booleans(), st.booleans())
-def test_plain_iterations_issue_the_schedules_collectives(two_ranks, spec, caps, buffers, view):
+@given(PROGRAMS, CAPS, st.booleans(), st.booleans())
+def test_plain_iterations_issue_the_schedules_collectives(two_ranks, program, caps, buffers, view):
     """First with one bucket, then with the rebuild's broadcast, then in rebuilt buckets; buffers by dtype."""
     options = caps | {"gradient_as_bucket_view": view}
-    results = two_ranks.run(hook_cost_bodies.of_integers, spec, options | {"forward_sync_buffers": buffers})
+    results = two_ranks.run(hook_cost_bodies.of_integers, program, options | {"forward_sync_buffers": buffers})
     assert_predicted(results, options | {"broadcast_buffers": buffers})
 
 
 @examples(10)
-@given(model_specs(2), st.data())
-def test_a_plan_is_never_rebuilt(two_ranks, spec, data):
-    plan = data.draw(partitions(len(spec.shapes), spec.dtypes))
-    results = two_ranks.run(hook_cost_bodies.of_integers, spec, {"plan": plan})
+@given(PROGRAMS, st.data())
+def test_a_plan_is_never_rebuilt(two_ranks, program, data):
+    plan = data.draw(partitions(len(program.weights), [weight.dtype for weight in program.weights]))
+    results = two_ranks.run(hook_cost_bodies.of_integers, program, {"plan": plan})
     assert_predicted(results, {"plan": plan})
 
 
 @examples(15)
-@given(model_specs(2), CAPS)
-def test_with_find_unused_parameters_each_iteration_ends_with_the_bitmap(two_ranks, spec, caps):
+@given(PROGRAMS, CAPS)
+def test_with_find_unused_parameters_each_iteration_ends_with_the_bitmap(two_ranks, program, caps):
     options = caps | {"find_unused_parameters": True}
-    results = two_ranks.run(hook_cost_bodies.of_integers, spec, options)
+    results = two_ranks.run(hook_cost_bodies.of_integers, program, options)
     assert_predicted(results, options)
-    assert all(sent[-1] == ("all_reduce", 4 * len(spec.shapes)) for (sent,) in results[0][1])
+    assert all(sent[-1] == ("all_reduce", 4 * len(program.weights)) for (sent,) in results[0][1])
 
 
 @examples(15)
-@given(model_specs(2), CAPS, st.booleans())
-def test_a_static_graph_sends_the_bitmap_once_and_rebuilds_one_iteration_later(two_ranks, spec, caps, searching):
+@given(PROGRAMS, CAPS, st.booleans())
+def test_a_static_graph_sends_the_bitmap_once_and_rebuilds_one_iteration_later(two_ranks, program, caps, searching):
     """Its first iteration does not tell the order; the second runs in the buckets of the first."""
     options = caps | {"static_graph": True, "find_unused_parameters": searching}
-    results = two_ranks.run(hook_cost_bodies.of_integers, spec, options)
+    results = two_ranks.run(hook_cost_bodies.of_integers, program, options)
     assert_predicted(results, options, STATIC_PHASES)
 
 
@@ -101,11 +103,11 @@ def test_unused_parameters_travel_too_unless_their_buckets_are_skipped(two_ranks
 
 
 @examples(10)
-@given(model_specs(2), CAPS, st.integers(2, 3), st.booleans())
-def test_a_cycle_under_no_sync_sends_what_one_iteration_does(two_ranks, spec, caps, sync_every, searching):
+@given(PROGRAMS, CAPS, st.integers(2, 3), st.booleans())
+def test_a_cycle_under_no_sync_sends_what_one_iteration_does(two_ranks, program, caps, sync_every, searching):
     """The buffers once too: with the first forward pass, which follows a synchronised one."""
     options = caps | {"find_unused_parameters": searching}
-    results = two_ranks.run(partial(hook_cost_bodies.of_integers, sync_every=sync_every), spec, options)
+    results = two_ranks.run(partial(hook_cost_bodies.of_integers, sync_every=sync_every), program, options)
     assert_predicted(results, options | {"sync_every": sync_every})
 
 
@@ -118,8 +120,7 @@ def test_under_join_ranks_also_agree_on_whose_buffers_count_and_whether_any_aver
     settings = {"bucket_cap_mb": None, "broadcast_buffers": buffers, "sync_every": sync_every}
     assert_predicted(results, settings | {"joins": True})
     trace, _, end = results[0]
-    costs = price_schedule(recorded_model(trace), FABRIC, Policy(**settings), 2, joins=True)
-    assert messages_of(costs.join_end.schedule) == end
+    assert messages_of(build_join_end(Policy(**settings), recorded_model(trace))) == end
 
 
 @examples(10)

@@ -10,16 +10,16 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from hypothesis import Phase, example, given
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
+from ddplab.cli.main import app
 from ddplab.conformance import check_runner as bench_module
 from ddplab.conformance import overlap
 from ddplab.conformance.all_checks import CHECKS, PLAIN, program_of
-from ddplab.conformance.check_runner import QUICK, Bench, Effort, Result, run_check
+from ddplab.conformance.check_outcomes import EXPECTATIONS, CheckResult, read_expectations, why_left_out, write_script
+from ddplab.conformance.check_runner import QUICK, Bench, Effort, run_check
 from ddplab.conformance.class_under_test import Subject
-from ddplab.conformance.conformance_report import EXPECTATIONS, Report, read_expectations, write_script
-from ddplab.conformance.kit import conform, why_left_out
 from ddplab.conformance.local_training import FindingError, compare, describe_difference, run_locally, same
 from ddplab.conformance.random_programs import programs
 from ddplab.conformance.random_timing import run_in_virtual_time
@@ -44,14 +44,12 @@ def faulty(name: str) -> str:
 
 
 @pytest.fixture
-def bench_of(request, tmp_path):
+def bench_of(request):
     """Makes a bench on four ranks, or on the pool that a test names, which makes no program smaller."""
     ranks = request.getfixturevalue(getattr(request, "param", "four_ranks"))
 
     def make(name: str, *, against: str | None = None) -> Bench:
-        bench = Bench(
-            Subject(name), ranks, LITTLE, against=None if against is None else Subject(against), scratch=tmp_path
-        )
+        bench = Bench(Subject(name), ranks, LITTLE, against=None if against is None else Subject(against))
         bench.shrinks = False
         bench.start()
         return bench
@@ -59,7 +57,7 @@ def bench_of(request, tmp_path):
     return make
 
 
-def outcomes(bench: Bench, checks=None) -> dict[str, Result]:
+def outcomes(bench: Bench, checks=None) -> dict[str, CheckResult]:
     names = [name for name in CHECKS if name not in SLOW] if checks is None else checks
     return {name: run_check(name, CHECKS[name], bench) for name in names}
 
@@ -168,29 +166,22 @@ def test_buffers_may_be_sent_in_different_passes_and_the_report_says_in_which(be
 # First cause first
 
 
-def test_where_ranks_do_not_match_only_checks_run_that_can_still_say_something(four_ranks):
+def test_where_ranks_do_not_match_only_checks_run_that_can_still_say_something(bench_of):
     checks = ["any timing", "one weight", "bucket caps", "real models", "random programs"]
-    found = conform(faulty("LaunchesAsReady"), LITTLE, only=checks, pool=four_ranks)
-    assert [one.outcome for one in found.results] == ["failed", "passed", "left out", "left out", "left out"]
-    assert found.results[2].message == "the ranks did not match in any timing, which needs no option"
-    assert len(found.problems) == 1
+    found = list(outcomes(bench_of(faulty("LaunchesAsReady")), checks).values())
+    assert [one.outcome for one in found] == ["failed", "passed", "left out", "left out", "left out"]
+    assert found[2].message == "the ranks did not match in any timing, which needs no option"
+    assert [bool(one.problem) for one in found] == [True, False, False, False, False]
 
 
 def test_after_two_checks_in_which_ranks_hang_all_others_are_left_out():
-    hung = [Result(name, "failed", "ranks [0] were still running at the time-out of 10 s") for name in ("a", "b")]
-    wrong = Result("a", "failed", "0.5 of the expected")
+    hung = [
+        CheckResult(name, "failed", "ranks [0] were still running at the time-out of 10 s") for name in ("a", "b")
+    ]
+    wrong = CheckResult("a", "failed", "0.5 of the expected")
     assert why_left_out("random programs", hung) == "the ranks did not match in a and b"
     assert why_left_out("random programs", hung[:1]) == ""
     assert why_left_out("random programs", [wrong] * 5) == ""
-
-
-def test_a_check_that_must_pass_and_was_left_out_is_a_problem():
-    left_out = Result("a", "left out", "the ranks did not match in b")
-    assert report({"a": "must-pass"}, PASSED, left_out).problems == [
-        "a: must pass, but was left out: the ranks did not match in b"
-    ]
-    assert report({}, PASSED, left_out).problems == []
-    assert "no check ran" in report({}, left_out).problems[0]
 
 
 def test_what_a_rank_returned_is_the_finding_when_others_hang(bench_of, monkeypatch):
@@ -212,19 +203,19 @@ def test_only_the_first_fault_is_made_smaller(bench_of):
 
 
 @pytest.fixture(scope="module")
-def schedule() -> overlap.Schedule:
+def schedule() -> overlap.EmulatedSchedule:
     return overlap.schedule_of(Subject(OURS), overlap.MODELS[2], overlap.NETWORKS[1])
 
 
 def test_a_slower_schedule_is_named_by_its_first_late_bucket(schedule):
-    def later(number: int, ns: int) -> overlap.Schedule:
+    def later(number: int, ns: int) -> overlap.EmulatedSchedule:
         launches = list(schedule.launches)
         moved = {"launched_ns": launches[number].launched_ns + ns}
         launches[number] = launches[number].model_copy(update=moved)
         slower = schedule.iteration_ns + schedule.iteration_ns // 50
         return schedule.model_copy(update={"launches": tuple(launches), "iteration_ns": slower})
 
-    def says(now: overlap.Schedule) -> str:
+    def says(now: overlap.EmulatedSchedule) -> str:
         (sentence,) = overlap.compare([now], [schedule])
         return sentence
 
@@ -386,43 +377,26 @@ def test_the_text_of_a_program_is_the_program(program):
     assert eval(repr(program), vars(module)) == program
 
 
-# Reports
+# Outcomes
 
 
-def report(expected, *results: Result) -> Report:
-    return Report("m:C", results, expected)
-
-
-PASSED, FAILED, LACKS = (
-    Result("a", "passed"),
-    Result("b", "failed", "0.5 of the expected"),
-    Result("c", "not supported", "no"),
+@pytest.mark.parametrize(
+    ("outcome", "expected", "problem"),
+    [
+        ("passed", None, ""),
+        ("passed", "must-pass", ""),
+        ("passed", "expected-fail", "a: passed, but was expected to fail; remove it from the file"),
+        ("failed", None, "a: why"),
+        ("failed", "must-pass", "a: why"),
+        ("failed", "expected-fail", ""),
+        ("not supported", None, ""),
+        ("not supported", "must-pass", "a: must pass, but is not supported: why"),
+        ("left out", None, ""),
+        ("left out", "must-pass", "a: must pass, but was left out: why"),
+    ],
 )
-
-
-def test_only_the_named_checks_run_and_unknown_names_are_refused(four_ranks):
-    report = conform(NAIVE, LITTLE, only=["construction", "one weight"], pool=four_ranks)
-    assert [result.check for result in report.results] == ["one weight", "construction"]
-    with pytest.raises(ValueError, match="only: expected names of checks, got weights; there are any timing,"):
-        conform(NAIVE, LITTLE, only=["weights"], pool=four_ranks)
-
-
-def test_a_report_conforms_if_everything_is_as_expected(tmp_path):
-    assert report({}, PASSED, LACKS).problems == []
-    assert report({}, PASSED, FAILED).problems == ["b: 0.5 of the expected"]
-    assert report({"b": "expected-fail"}, PASSED, FAILED).problems == []
-    assert "but was expected to fail" in report({"a": "expected-fail"}, PASSED).problems[0]
-    assert "must pass, but is not supported" in report({"c": "must-pass"}, PASSED, LACKS).problems[0]
-    assert "no check ran" in report({}, LACKS).problems[0]
-    assert "no check ran" in report({}).problems[0]
-    whole = report({"b": "expected-fail"}, PASSED, FAILED, LACKS)
-    whole.save_json(tmp_path / "r.json")
-    whole.save_junit(tmp_path / "r.xml")
-    assert json.loads((tmp_path / "r.json").read_text())["conforms"] is True
-    suite = ElementTree.parse(tmp_path / "r.xml").getroot()
-    assert suite.attrib == {"name": "conformance of m:C", "tests": "3", "failures": "0", "skipped": "2"}
-    report({}, FAILED).save_junit(tmp_path / "r.xml")
-    assert len(ElementTree.parse(tmp_path / "r.xml").getroot().findall("testcase/failure")) == 1
+def test_a_problem_is_an_outcome_that_is_not_as_expected(outcome, expected, problem):
+    assert CheckResult("a", outcome, "why", expected=expected).problem == problem
 
 
 @pytest.mark.parametrize(
@@ -454,7 +428,7 @@ def test_expectations_are_read(tmp_path):
 
 def test_the_script_of_a_fault_has_its_program(tmp_path):
     program = program_of(PLAIN, ["train", "accumulate"], 3, options={"bucket_cap_mb": 1e-6})
-    write_script(tmp_path / "fault.py", "m:C", 3, Result("b", "failed", "wrong", program))
+    write_script(tmp_path / "fault.py", "m:C", 3, CheckResult("b", "failed", "wrong", program))
     assert runpy.run_path(str(tmp_path / "fault.py"))["PROGRAM"] == program
 
 
@@ -466,18 +440,8 @@ TEXTS = st.text(st.characters() | st.sampled_from("\x00\x1b\r\n\ud800\udcff\ufff
 @given(TEXTS)
 def test_whatever_an_exception_says_its_script_is_a_program_that_has_the_message(tmp_path_factory, text):
     path = tmp_path_factory.mktemp("script") / "fault.py"
-    write_script(path, "m:C", 3, Result("b", "failed", text, program_of(PLAIN, ["train"], 3)))
+    write_script(path, "m:C", 3, CheckResult("b", "failed", text, program_of(PLAIN, ["train"], 3)))
     assert runpy.run_path(str(path))["__doc__"] == f'm:C fails the check "b".\n\n{text}\n'
-
-
-@examples(200)
-@given(TEXTS, st.sampled_from(["failed", "not supported"]))
-@example('"""\\N{', "failed")
-def test_whatever_an_exception_says_the_junit_file_is_xml_that_has_the_message(tmp_path_factory, text, outcome):
-    path = tmp_path_factory.mktemp("junit") / "r.xml"
-    report({}, PASSED, Result("b", outcome, text)).save_junit(path)
-    case = ElementTree.parse(path).getroot()[1]
-    assert case[0].attrib["message"].endswith(printable(text) or outcome if outcome == "failed" else printable(text))
 
 
 @given(TEXTS)
@@ -499,6 +463,73 @@ def test_a_class_that_does_not_exist_is_told_in_one_line(name, message):
     with pytest.raises(ValueError, match=message) as error:
         Subject(name).check()
     assert "\n" not in str(error.value)
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Runs `ddplab conform` in this process; returns the exception that ended it, and the JSON and JUnit files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    (tmp_path / "conftest.py").write_text("raise RuntimeError\n")
+
+    def run(*words: str) -> tuple[Exception | None, dict, ElementTree.Element]:
+        error = None
+        try:
+            app(["conform", *words, "--json", "r.json", "--junit", "r.xml"], standalone_mode=False)
+        except ValueError as found:
+            error = found
+        return error, json.loads(Path("r.json").read_text()), ElementTree.parse("r.xml").getroot()[0]
+
+    return run
+
+
+def test_the_command_runs_the_named_checks_whatever_settings_the_project_has_for_its_own_tests(command, capsys):
+    Path("expect.yaml").write_text("expected-fail: [overlap]\nskip: [construction]\n")
+    error, report, suite = command(
+        NAIVE, "--only", "overlap,nested no_sync,one weight,construction", "--expect", "expect.yaml"
+    )
+    assert error is None
+    assert report["conforms"]
+    assert {one["check"]: (one["outcome"], one["expected"]) for one in report["checks"]} == {
+        "overlap": ("failed", "expected-fail"),
+        "one weight": ("passed", None),
+        "nested no_sync": ("not supported", None),
+    }
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[:3]] == ["failed", "passed", "not"]
+    assert (suite.get("name"), suite.get("failures"), suite.get("skipped")) == (f"conformance of {NAIVE}", "0", "3")
+
+
+def test_the_command_ends_with_an_error_after_a_fault_and_writes_its_program(command):
+    name = faulty("Sums")
+    error, report, suite = command(name, "--only", "one weight,optimizers", "-x", "--script", "fault.py")
+    assert str(error) == f"{name} does not conform: 1 problem"
+    (problem,) = report["problems"]
+    assert problem == "one weight: iteration 0, rank 0: gradient of 'w0': 3 of the expected"
+    assert repr(runpy.run_path("fault.py")["PROGRAM"]) == report["checks"][0]["program"]
+    assert len(suite.findall("testcase/failure")) == 1
+
+
+def test_a_run_in_which_no_check_applies_is_a_problem(command):
+    error, report, _ = command(NAIVE, "--only", "plans")
+    assert str(error) == f"{NAIVE} does not conform: 1 problem"
+    assert report["problems"] == ["no check ran; a run without a check is no proof"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nowhere:C",), "nowhere:C: expected the name of an importable module"),
+        ((NAIVE, "--only", "weights"), "--only: expected names of checks, got weights; there are any timing,"),
+        ((NAIVE, "--only", "plans", "--baseline", "x"), "--only: expected the check overlap too"),
+        ((NAIVE, "--baseline", "x"), "--baseline: expected a file or a git revision, got 'x'"),
+    ],
+)
+def test_bad_input_of_the_command_is_told_in_one_line(command, capfd, words, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        app(["conform", *words], standalone_mode=False)
+    assert "\n" not in str(error.value)
+    assert "ERROR" not in capfd.readouterr().err
 
 
 def test_quick_mode_tries_the_same_programs_every_time():

@@ -1,14 +1,24 @@
 """Training with our DDP is local training, and torch's DDP is the oracle."""
 
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ddplab.conformance.class_under_test import Subject
+from ddplab.conformance.local_training import WeakProgramError, check_program
+from ddplab.conformance.training_programs import Program, Weight
+from reference.launch import RankPool
+
 from . import bodies
 from .explore import examples
-from .strategies import ModelSpec, caps_mb, model_specs, partitions
+from .strategies import caps_mb, integer_program, integer_programs, partitions
 
+OURS = Subject("reference.data_parallel:DistributedDataParallel")
 BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True)
 widths = st.lists(st.integers(1, 12), min_size=2, max_size=5).map(tuple)
 seeds = st.integers(0, 2**31 - 1)
@@ -43,30 +53,28 @@ def test_gradients_are_exactly_those_of_local_training(ranks, data):
     The models compute with integers, so a wrong divisor, a parameter left out, or a gradient of the wrong
     iteration cannot hide in a tolerance.
     """
-    spec = data.draw(model_specs(ranks.world_size))
+    program = data.draw(integer_programs(ranks.world_size))
+    dtypes = [weight.dtype for weight in program.weights]
     arguments = data.draw(
         st.builds(lambda cap: {"bucket_cap_mb": cap}, caps_mb())
-        | st.builds(lambda plan: {"plan": plan}, partitions(len(spec.shapes), spec.dtypes))
+        | st.builds(lambda plan: {"plan": plan}, partitions(len(dtypes), dtypes))
         | st.builds(
             lambda caps: {"bucket_cap_mb_list": caps}, st.lists(st.floats(1e-6, 3e-4), min_size=1, max_size=3)
         )
     )
-    arguments |= data.draw(features)
-    expected = bodies.train_integers_locally(spec, ranks.world_size, 3)
-    for got in ranks.run(bodies.train_integers, spec, 3, arguments):
-        assert_equal(got, expected)
+    assert_is_local_training(ranks, program, arguments | data.draw(features))
+
+
+def assert_is_local_training(ranks: RankPool, program: Program, options: dict[str, Any]) -> None:
+    with suppress(WeakProgramError):
+        check_program(OURS, replace(program, options=options), ranks)
 
 
 @examples(25)
-@given(model_specs(2), caps_mb(), st.integers(1, 4), features)
-def test_k_passes_under_no_sync_equal_one_large_batch(two_ranks, spec, cap, k, features):
-    expected = bodies.train_integers_locally(spec, 2, 2 * k, accumulate=k)
-    for got in two_ranks.run(_accumulate, spec, 2 * k, {"bucket_cap_mb": cap} | features, k):
-        assert_equal(got, expected)
-
-
-def _accumulate(rank, world_size, spec, iterations, arguments, k):
-    return bodies.train_integers(rank, world_size, spec, iterations, arguments, accumulate=k)
+@given(st.data(), caps_mb(), st.integers(1, 4), features)
+def test_k_passes_under_no_sync_equal_one_large_batch(two_ranks, data, cap, k, features):
+    program = data.draw(integer_programs(2, [*["accumulate"] * (k - 1), "train"] * 2))
+    assert_is_local_training(two_ranks, program, {"bucket_cap_mb": cap} | features)
 
 
 @BOTH_POOLS
@@ -122,31 +130,36 @@ def test_gradients_of_channels_last_weights_keep_their_strides(two_ranks):
 @examples(25)
 @given(st.data())
 def test_launch_order_is_bucket_order_on_every_rank(ranks, data):
-    spec = data.draw(model_specs(ranks.world_size))
-    plan = data.draw(partitions(len(spec.shapes), spec.dtypes))
-    for ready, launched in ranks.run(bodies.watch_launches, spec, plan):
+    program = data.draw(integer_programs(ranks.world_size))
+    dtypes = [weight.dtype for weight in program.weights]
+    plan = data.draw(partitions(len(dtypes), dtypes))
+    for ready, launched in ranks.run(bodies.watch_launches, program, plan):
         assert launched == list(range(len(plan)))
         assert sorted(ready) == launched
 
 
 def test_a_bucket_that_is_ready_early_waits_for_its_turn(two_ranks):
     """The last parameter used is ready first; the plan launches it last, on the rank where it comes first."""
-    spec = ModelSpec(((2,), (2,)), ("float32",) * 2, ((0, 1), (1, 0)), seed=0)
-    logs = two_ranks.run(bodies.watch_launches, spec, [[0], [1]])
+    program = integer_program([Weight((2,))] * 2, [((0, 1), (1, 0))])
+    logs = two_ranks.run(bodies.watch_launches, program, [[0], [1]])
     assert logs == [([1, 0], [0, 1]), ([0, 1], [0, 1])]
 
 
 @examples(20)
-@given(model_specs(2), caps_mb())
-def test_buckets_are_rebuilt_once_and_alike_on_every_rank(two_ranks, spec, cap):
-    first, second = two_ranks.run(bodies.watch_rebuild, spec, cap, 4)
+@given(integer_programs(2, ["train"] * 4), caps_mb())
+def test_buckets_are_rebuilt_once_and_alike_on_every_rank(two_ranks, program, cap):
+    """The ready order differs every time."""
+    turned = [tuple(one[number % len(one) :] + one[: number % len(one)] for one in step.used)
+              for number, step in enumerate(program.steps)]  # fmt: skip
+    program = integer_program(program.weights, turned, seed=program.seed)
+    first, second = two_ranks.run(bodies.watch_rebuild, program, cap)
     assert first == second
     assert first[1] == first[2] == first[3]
 
 
 def test_the_rebuild_follows_rank_0s_ready_order(two_ranks):
-    spec = ModelSpec(((4,), (4,), (4,)), ("float32",) * 3, ((1, 0, 2), (0, 1, 2)), seed=0)
-    layouts = two_ranks.run(bodies.watch_rebuild, spec, 1e-6, 2)
+    program = integer_program([Weight((4,))] * 3, [((1, 0, 2), (0, 1, 2)), ((0, 2, 1), (1, 2, 0))])
+    layouts = two_ranks.run(bodies.watch_rebuild, program, 1e-6)
     assert layouts[0] == layouts[1] == [((0, 1, 2),), ((2,), (0,), (1,))]
 
 

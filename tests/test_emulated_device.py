@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ddplab import models
 from ddplab.emulation.emulated_device import EmulatedModel, EmulatedTraining, IterationTimes, WallClock
 from reference.errors import ModelError
-from reference.parameters import described_buffers, described_parameters
+from reference.recorder import described_buffers, described_parameters
 from reference.trace import Buffer, Parameter, Trace, Workload
 
 from .strategies import traces

@@ -25,9 +25,9 @@ from ddplab.validation.explain import (
 from ddplab.validation.step_watcher import Iterations, Moment, Watch, by_iteration, from_samples, to_samples
 from ddplab.validation.training_runs import TargetRun, Trainer, time_iterations, warmed_up
 from ddplab.validation.validation_report import Configuration, model_folder, predict_one
-from simulator.engines.event_replay import replay
 from simulator.engines.timeline import Timeline
 from simulator.fabric import Fabric, Linear
+from simulator.interval import simulate
 from simulator.prediction import predict
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import Compute, Wait
@@ -82,7 +82,7 @@ def pairs_of_timelines(draw) -> tuple[Timeline, Timeline]:
 
 @given(engine_inputs(fluid_fabrics))
 def test_fixed_durations_give_the_same_iteration_again(engine_input):
-    timeline = replay(engine_input)
+    timeline = simulate(engine_input, "events")
     assert FixedDurations.of(timeline).iteration_ns() == timeline.iteration_ns
 
 

@@ -68,7 +68,7 @@ def test_the_notebook_reads_the_plan_and_the_prediction_that_are_shown():
     ("question", "words"),
     [
         (asked(plan=((1,),)), "ValueError: plan: parameters [0] are in no bucket"),
-        (asked(world_size=0), "ValueError: world_size: expected at least 1, got 0"),
+        (asked(world_size=0), "ValueError: world_size: input should be greater than or equal to 1, got 0"),
         ({"plan": 3}, "ValueError: question: expected plan, world_size, gbit_per_s, factor"),
     ],
 )

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric, predict
-from simulator.engines.closed_form import exposed_many, solve
+from simulator.engines.closed_form import exposed_many
 from simulator.engines.engine_input import EngineInput
-from simulator.engines.event_replay import replay
-from simulator.engines.machine import CollectiveCost, Machine, RunningCollective
+from simulator.engines.event_replay import Cluster, CollectiveCost, RunningCollective
 from simulator.fabric import LinkShare, Slowdowns, Timing
-from simulator.interval import COMPUTATION
+from simulator.interval import COMPUTATION, simulate
 from simulator.results.breakdown import PARTS, break_down
 from simulator.schedule.hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
@@ -157,7 +156,7 @@ def test_cheaper_collectives_never_hurt_where_speeds_are_constant(engine_input, 
     """Each collective may be cheaper by a different amount; the closed form uses only max and +."""
     less = [data.draw(st.integers(0, cost)) for cost in engine_input.cost_ns.tolist()]
     cheaper = replace(engine_input, cost_ns=np.array(less, dtype=np.int64))
-    assert (replay(cheaper).end_ns <= replay(engine_input).end_ns).all()
+    assert (simulate(cheaper, "events").end_ns <= simulate(engine_input, "events").end_ns).all()
 
 
 @examples(30)
@@ -189,7 +188,7 @@ def in_two_slots(p1_ns: int) -> list[str]:
         sharing=(LinkShare(),) * 4,
         slowdowns=Slowdowns(((2.0, 2.0),) * 4, ((4.0, 4.0),) * 4),
     )
-    spans = sorted(replay(engine_input).spans(), key=lambda span: (span.start_ns, span.end_ns))
+    spans = sorted(simulate(engine_input, "events").spans(), key=lambda span: (span.start_ns, span.end_ns))
     return [f"{s.start_ns}-{s.end_ns} {s.kind}" + ("" if s.bucket is None else f" {s.bucket}") for s in spans]
 
 
@@ -198,14 +197,14 @@ def test_collectives_that_only_share_a_link_together_take_as_long_as_one_after_t
     """Whatever their weights; and with weights in proportion to their durations, they end at the same time."""
     weight = st.floats(0.01, 100)
     weights = data.draw(st.just(costs_ns) | st.lists(weight, min_size=len(costs_ns), max_size=len(costs_ns)))
-    machine = Machine([0], concurrency=len(costs_ns), slows_computation=False, lingers_ns=0)
+    cluster = Cluster([0], concurrency=len(costs_ns), slows_computation=False, lingers_ns=0)
     running = [
-        RunningCollective(machine.env, CollectiveCost(cost_ns, 0, LinkShare(2.0, weight)))
+        RunningCollective(cluster.env, CollectiveCost(cost_ns, 0, LinkShare(2.0, weight)))
         for cost_ns, weight in zip(costs_ns, weights, strict=True)
     ]
     for one in running:
-        machine.launched_by_all(one)
-    machine.env.run()
+        cluster.launched_by_all(one)
+    cluster.env.run()
     ends_ns = [one.done_ns for one in running]
     rounding = len(costs_ns) + 1e-6 * sum(costs_ns)
     assert abs(max(ends_ns) - sum(costs_ns)) <= rounding
@@ -275,7 +274,9 @@ def _waits_while_communicating(timeline, row) -> int:
 def test_the_closed_form_gives_the_exposed_communication_of_the_breakdown(engine_input, times):
     one_at_a_time = replace(engine_input, concurrency=1, queues=(0,) * len(engine_input.queues))
     costs = np.array([one_at_a_time.cost_ns * factor for factor in range(times)])
-    expected = [break_down(solve(replace(one_at_a_time, cost_ns=cost)))["exposed_comm"] for cost in costs]
+    expected = [
+        break_down(simulate(replace(one_at_a_time, cost_ns=cost), "closed_form"))["exposed_comm"] for cost in costs
+    ]
     assert exposed_many(replace(one_at_a_time, cost_ns=costs)).tolist() == expected
 
 
@@ -311,7 +312,7 @@ def test_off_the_critical_path_collectives_that_take_turns_may_be_free_without_g
     collectives = zip(timeline.engine_input.schedule.collectives, timeline.start_ns.tolist(), strict=True)
     kept = [(one.kind, one.bucket, start) in on_path for one, start in collectives]
     assert (
-        replay(replace(timeline.engine_input, cost_ns=timeline.engine_input.cost_ns * kept)).iteration_ns
+        simulate(replace(timeline.engine_input, cost_ns=timeline.engine_input.cost_ns * kept), "events").iteration_ns
         == timeline.iteration_ns
     )
 

@@ -88,7 +88,7 @@ def test_expectations_and_a_baseline_decide_as_in_the_command(conform, tmp_path)
         "test_conformance[nested no_sync]": "FAILED",
         "test_conformance[overlap]": "XFAIL",
         "test_conformance[construction]": "FAILED",
-        "test_baseline": "FAILED",
+        "test_baseline[s.json]": "FAILED",
     }
     assert "slower: " in "\n".join(output)
     assert " 2 skipped" in output[-1]  # the check to skip, and one that the class does not support

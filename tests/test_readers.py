@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.conformance import overlap
-from ddplab.conformance.conformance_report import read_expectations
+from ddplab.conformance.check_outcomes import read_expectations
 from reference.files import reading
 from reference.files.reading import parse_yaml, read_bytes
 from reference.files.value_ranges import YEAR_NS, as_int64
 from reference.trace import Trace
 from simulator import Fabric, Prediction, predict
 from simulator.fabric import Contention, Linear, Processor
-from simulator.workload.roofline import DEVICES, Device, Gradient, Operation, Operations
+from simulator.workload.roofline import DEVICES, Device, GradientOperations, Operation, Operations
 from simulator.workload.trace_synthesis import synthesize
 
 from .explore import examples
@@ -33,7 +33,7 @@ OPERATIONS = Operations(
     torch_version="2",
     parameters=TRACE.workload.parameters,
     forward=(Operation(flops=10, bytes_moved=4),),
-    gradients=tuple(Gradient(parameter=index, operations=()) for index in (1, 0)),
+    gradients=tuple(GradientOperations(parameter=index, operations=()) for index in (1, 0)),
     step=(),
 )
 FABRIC = Fabric.from_table([(2, 0, 5), (2, 64, 9)]).model_copy(
@@ -46,13 +46,13 @@ TOPOLOGY = {
         "nic": {"of": "nvlink", "latency_us": 10, "gbit_per_s": 400},
     },
 }
-SCHEDULE = overlap.Schedule(
+SCHEDULE = overlap.EmulatedSchedule(
     model="m",
     network="n",
     iteration_ns=10,
     exposed_ns=2,
     last_ready_ns=7,
-    launches=(overlap.Launch(size_bytes=4, launched_ns=3, done_ns=6),),
+    launches=(overlap.EmulatedLaunch(size_bytes=4, launched_ns=3, done_ns=6),),
     other_collectives=1,
 )
 SCHEDULES = overlap.ScheduleFile(subject="m:C", schedules=(SCHEDULE,))

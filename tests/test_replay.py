@@ -11,15 +11,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from simulator import predict
-from simulator.engines.closed_form import solve
 from simulator.engines.engine_input import EngineInput
-from simulator.engines.event_replay import latency_ns, replay
-from simulator.engines.machine import FULL_SPEED, PROGRESS_BITS, ProgressClock
+from simulator.engines.event_replay import FULL_SPEED, PROGRESS_BITS, ProgressClock, replay
 from simulator.engines.timeline import Span
 from simulator.fabric import Contention, Fabric, Linear, LinkShare, Processor, Sharing, Slowdowns, Timing
+from simulator.interval import simulate
 from simulator.schedule.hook_messages import PowerSGD
 from simulator.schedule.policy import Policy
-from simulator.schedule.schedule import Compute, build_schedule
+from simulator.schedule.schedule import Compute, buckets_of, build_schedule
 from simulator.step_costs import price_schedule
 from simulator.workload.compute_times import IterationSampler, Straggler, Variation, recorded_model
 
@@ -380,14 +379,14 @@ def fluid_inputs(draw) -> EngineInput:
 @example(two_buckets([only("launch", 176), only("step", 0)], [175, 334], 2.00001, 2.0))
 def test_steps_end_in_order_and_no_collective_starts_before_its_last_launch(engine_input):
     """Rounded floats let a step end 1 ns before the step before it, and a collective start 1 ns early."""
-    timeline = replay(engine_input)
+    timeline = simulate(engine_input, "events")
     lengths_ns = np.diff(timeline.end_ns, axis=1, prepend=0)
     assert (lengths_ns >= 0).all()
     is_step = [isinstance(instruction, Compute) for instruction in engine_input.schedule.instructions]
     assert (lengths_ns[:, is_step] >= engine_input.duration_ns).all(), "slow-downs made a step shorter"
     assert (timeline.start_ns >= timeline.launched_ns.max(axis=0)).all()
     assert timeline.start_ns[0] == timeline.launched_ns[:, 0].max()
-    assert timeline.iteration_ns == latency_ns(engine_input), "the derived end differs from that of the events"
+    assert timeline.iteration_ns == replay(engine_input)[2].max(), "the derived end differs from that of the events"
 
 
 @st.composite
@@ -396,30 +395,32 @@ def engine_inputs(draw, fabrics=steady_fabrics) -> EngineInput:
     trace, world_size = draw(traces()), draw(st.integers(1, 4))
     policy, costs = draw(policies(tuple(trace.keys))), draw(fabrics(world_size))
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
-    costs = price_schedule(model, costs, policy, world_size, joins=draw(st.booleans()))
+    buckets = buckets_of(policy, model)
+    schedule = build_schedule(policy, model, buckets, joins=draw(st.booleans()))
+    costs = price_schedule(schedule, buckets, model, costs, policy, world_size)
     sampler = IterationSampler(model.compute_times, world_size, Variation(), sync_every=policy.sync_every)
-    return costs.engine_input(sampler.draw([0])[0], sampler.ranks.tolist())
+    return costs.engine_input(sampler, [0]).at(0)
 
 
 @given(engine_inputs())
 def test_events_and_recurrence_agree_to_the_nanosecond(engine_input):
-    by_events, by_recurrence = replay(engine_input), solve(engine_input)
+    by_events, by_recurrence = simulate(engine_input, "events"), simulate(engine_input, "closed_form")
     for moments in ("end_ns", "start_ns", "done_ns"):
         np.testing.assert_array_equal(getattr(by_events, moments), getattr(by_recurrence, moments))
 
 
 @given(engine_inputs(fluid_fabrics))
 def test_laws_of_every_iteration(engine_input):
-    timeline, spans = replay(engine_input), list(replay(engine_input).spans())
+    timeline, spans = simulate(engine_input, "events"), list(simulate(engine_input, "events").spans())
     assert spans == list(timeline.spans()), "not deterministic"
     total = timeline.iteration_ns
-    assert total == latency_ns(engine_input)
+    assert total == replay(engine_input)[2].max()
     assert total == max((span.end_ns for span in spans if span.stream == "compute"), default=0)
     assert total >= engine_input.duration_ns.sum(axis=1).max()
     in_time = timeline.done_ns <= total  # under Join, nobody may wait for the counts of ranks
     assert total * engine_input.concurrency * len(set(engine_input.queues)) >= engine_input.cost_ns[in_time].sum()
     steady = replace(engine_input, slowdowns=None, sharing=(LinkShare(),) * len(engine_input.sharing))
-    assert total >= replay(steady).iteration_ns, "slower parts made a faster whole"
+    assert total >= simulate(steady, "events").iteration_ns, "slower parts made a faster whole"
     assert (np.diff(timeline.end_ns, axis=1, prepend=0) >= 0).all(), "a step ended before the one before it"
     for number, cost in enumerate(engine_input.cost_ns):
         assert timeline.done_ns[number] - timeline.start_ns[number] >= cost
@@ -448,8 +449,8 @@ def _overlapping(spans: list[Span]) -> int:
 @given(engine_inputs(fluid_fabrics), st.randoms())
 def test_permuting_ranks_changes_nothing(engine_input, random):
     order = random.sample(range(len(engine_input.ranks)), len(engine_input.ranks))
-    permuted = replay(replace(engine_input, duration_ns=engine_input.duration_ns[order]))
-    np.testing.assert_array_equal(permuted.end_ns, replay(engine_input).end_ns[order])
+    permuted = simulate(replace(engine_input, duration_ns=engine_input.duration_ns[order]), "events")
+    np.testing.assert_array_equal(permuted.end_ns, simulate(engine_input, "events").end_ns[order])
 
 
 @given(engine_inputs(), st.data())
@@ -457,7 +458,7 @@ def test_ranks_that_do_the_same_need_to_be_simulated_once(engine_input, data):
     copies = data.draw(st.lists(st.integers(0, len(engine_input.ranks) - 1), max_size=3))
     rows = [*range(len(engine_input.ranks)), *copies]
     more = replace(engine_input.at(rows), ranks=tuple(range(len(rows))))
-    assert replay(more).iteration_ns == replay(engine_input).iteration_ns
+    assert simulate(more, "events").iteration_ns == simulate(engine_input, "events").iteration_ns
 
 
 @given(any_iteration(5), partitions(5), st.lists(st.integers(0, 9), min_size=4, max_size=4), st.integers(0, 9))
@@ -467,10 +468,12 @@ def test_buckets_are_packed_when_full_and_launched_in_order(one, buckets, pack_n
     policy = Policy(plan=tuple(map(tuple, buckets)))
     processor = Processor(launch_ns=launch_ns)
     model = recorded_model(trace)
-    costs = price_schedule(model, fabric(8, processor=processor), policy, 2)
+    costs = price_schedule(
+        build_schedule(policy, model, buckets), buckets, model, fabric(8, processor=processor), policy, 2
+    )
     costs = replace(costs, pack_ns=np.array(pack_ns[: len(buckets)]))
-    engine_input = costs.engine_input(IterationSampler(model.compute_times, 2, Variation()).draw([0])[0], [0])
-    assert replay(engine_input).launched_ns.tolist() == [
+    engine_input = costs.engine_input(IterationSampler(model.compute_times, 2, Variation()), [0]).at(0)
+    assert simulate(engine_input, "events").launched_ns.tolist() == [
         _launches_one_by_one(one.ready_ns, buckets, pack_ns, launch_ns)
     ]
 

@@ -20,7 +20,16 @@ from reference.errors import ModelError
 from reference.recorder import record
 from reference.trace import PHASES, Parameter, Trace
 from simulator import Fabric, predict
-from simulator.workload.roofline import DEVICES, Device, Gradient, Operation, Operations, find_device, merge, sgd_step
+from simulator.workload.roofline import (
+    DEVICES,
+    Device,
+    GradientOperations,
+    Operation,
+    Operations,
+    find_device,
+    merge,
+    sgd_step,
+)
 from simulator.workload.trace_synthesis import _paced, rescale, synthesize
 
 from .strategies import traces
@@ -77,7 +86,7 @@ def operations_of(draw, parameters: tuple[Parameter, ...], batch: int | None = N
         parameters=parameters,
         forward=draw(some_operations()),
         loss=draw(some_operations()),
-        gradients=tuple(Gradient(parameter=index, operations=draw(some_operations())) for index in order),
+        gradients=tuple(GradientOperations(parameter=index, operations=draw(some_operations())) for index in order),
         tail=draw(some_operations()),
         step=draw(some_operations()),
     )
@@ -232,7 +241,8 @@ def test_each_gradient_brings_its_own_operations_whatever_the_order():
     operations = Operations(
         model="m", torch_version="", parameters=parameters, forward=(memory,), step=(memory,),
         gradients=(
-            Gradient(parameter=0, operations=(arithmetic,)), Gradient(parameter=1, operations=(memory,)),
+            GradientOperations(parameter=0, operations=(arithmetic,)),
+            GradientOperations(parameter=1, operations=(memory,)),
         ),
     )  # fmt: skip
     trace = synthesize(operations, SLOW)
@@ -548,7 +558,7 @@ def test_many_small_kernels_take_the_hosts_time():
     large = (Operation(flops=0, bytes_moved=10**6),)
     operations = Operations(
         model="m", torch_version="", parameters=(Parameter(name="w", shape=(1,), dtype="float32", size_bytes=4),),
-        forward=small, gradients=(Gradient(parameter=0, operations=large),), step=(),
+        forward=small, gradients=(GradientOperations(parameter=0, operations=large),), step=(),
     )  # fmt: skip
     device = Device(name="d", flops_per_s=1e12, bytes_per_s=1e9)
     (at_once,) = synthesize(operations, device).ranks[0].iterations

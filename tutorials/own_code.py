@@ -10,9 +10,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from ddplab.conformance.check_runner import QUICK, Result
+from ddplab.conformance.all_checks import CHECKS
+from ddplab.conformance.check_outcomes import CheckResult
+from ddplab.conformance.check_runner import QUICK, bench_on, run_check
 from ddplab.conformance.class_under_test import Subject
-from ddplab.conformance.kit import conform
 from reference.launch import RankPool
 
 FOLDER = Path(__file__).parent.parent / "out" / "tutorials"
@@ -49,7 +50,7 @@ def run(rank: int, world_size: int, name: str, *arguments: Any) -> Any:
     return read(name)(rank, world_size, *arguments)
 
 
-def check(pool: RankPool, name: str, checks: Collection[str]) -> list[Result]:
+def check(pool: RankPool, name: str, checks: Collection[str]) -> list[CheckResult]:
     """Run checks of `ddplab conform` on the learner's class `module:name`, up to the first that fails.
 
     Args:
@@ -63,4 +64,8 @@ def check(pool: RankPool, name: str, checks: Collection[str]) -> list[Result]:
     """
     forget()
     pool.run(forget)
-    return list(conform(name, QUICK, only=checks, pool=pool, stop=True).results)
+    with bench_on(pool, name, QUICK) as bench:
+        for one in sorted(checks, key=list(CHECKS).index):
+            if run_check(one, CHECKS[one], bench).problem:
+                break
+        return bench.results

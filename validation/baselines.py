@@ -9,12 +9,11 @@
 Rankings have one more: *fewer buckets*, the configuration with fewer buckets is the faster one.
 """
 
-from typing import Unpack
+from typing import Any
 
 from reference.trace import Trace
 from simulator import Fabric, predict
 from simulator.fabric import Processor
-from simulator.schedule.policy import PolicySettings
 
 BASELINES = ("perfect scaling", "no overlap", "naive overlap", "pipelined overlap")
 FEWER_BUCKETS = "fewer buckets"
@@ -22,9 +21,7 @@ RANKING_BASELINES = ("no overlap", "naive overlap", "pipelined overlap", FEWER_B
 """Baselines that differ between configurations, and so predict which one is the fastest."""
 
 
-def baselines_ns(
-    trace: Trace, fabric: Fabric, *, world_size: int, **settings: Unpack[PolicySettings]
-) -> dict[str, int]:
+def baselines_ns(trace: Trace, fabric: Fabric, *, world_size: int, **settings: Any) -> dict[str, int]:
     """Nanoseconds of an iteration by baseline.
 
     Args:

@@ -1,6 +1,7 @@
 """`ddplab conform`: checks whether a data-parallel class is mathematically local training, and how it overlaps."""
 
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,7 @@ from .shared_options import Json, check_outputs, files_of
 from .terminal_output import show_table, write_json
 
 if TYPE_CHECKING:
-    from ..conformance.overlap import Schedule
+    from ..conformance.overlap import EmulatedSchedule
 
 SHORT = {
     "ddplab": "reference.data_parallel:DistributedDataParallel",
@@ -20,6 +21,7 @@ SHORT = {
 }
 """Short names of classes."""
 SCRIPT = Path("out/conform.py")
+TESTS = "ddplab/test_conformance.py"
 
 
 def conform(
@@ -77,12 +79,13 @@ def conform(
     devices: how many all-reduces it launches, when, and how much communication is exposed, exactly. What a class does
     not offer is not a failure. The exit status is 1 if a check fails.
     """
+    if find_spec("pytest") is None:
+        raise ValueError("conform: expected the package pytest; install it with `pip install 'ddplab[conform]'`")
     start_server()  # it imports torch while this process does
     from ..conformance.all_checks import CHECKS
-    from ..conformance.check_runner import FULL, QUICK, Result
-    from ..conformance.conformance_report import read_expectations, write_script
-    from ..conformance.kit import conform as run
-    from ..conformance.overlap import compare, load_baseline, save
+    from ..conformance.check_outcomes import write_script
+    from ..conformance.overlap import save
+    from .run_conformance_tests import run_tests
 
     check_outputs(
         *(script, save_schedule, junit, json_path),
@@ -93,76 +96,62 @@ def conform(
             *([Path(baseline)] if baseline is not None else []),
         ],
     )
-    name, other = SHORT.get(ddp, ddp), None if against is None else SHORT.get(against, against)
-    expected = {} if expect is None else read_expectations(expect, list(CHECKS))
-    checks = None if only is None else [one.strip() for one in only.split(",")]
-    if checks is not None and "overlap" not in checks and (baseline is not None or save_schedule is not None):
+    name, other = SHORT.get(ddp, ddp), SHORT.get(against or "", against)
+    chosen = list(CHECKS) if only is None else [one.strip() for one in only.split(",")]
+    if unknown := sorted(set(chosen) - set(CHECKS)):
+        raise ValueError(f"--only: expected names of checks, got {', '.join(unknown)}; there are {', '.join(CHECKS)}")
+    if "overlap" not in chosen and (baseline is not None or save_schedule is not None):
         raise ValueError("--only: expected the check overlap too, which makes the schedules of this run")
-    before = () if baseline is None else load_baseline(baseline, name)
-
-    def show(result: Result) -> None:
-        if result.outcome == "left out":
-            return  # shown together
-        print(f"{result.outcome:13}  {result.check}{': ' if result.message else ''}{result.message}")
-
-    report = run(
-        name,
-        FULL if full else QUICK,
-        world_size=world_size,
-        backend=backend,
-        against=other,
-        expected=expected,
-        stop=stop,
-        only=checks,
-        on_result=show,
-    )
-    for reason in dict.fromkeys(one.message for one in report.results if one.outcome == "left out"):
-        names = [one.check for one in report.results if one.outcome == "left out" and one.message == reason]
-        print(f"{'left out':13}  {', '.join(names)}: {reason}")
-    outcomes = {result.check: result.outcome for result in report.results}
-    slower: list[str] = []
-    document = report.to_json()
-    if outcomes.get("overlap") in ("passed", "failed"):
-        schedules = _schedules(name)
-        document["schedules"] = [_schedule_row(one) for one in schedules]
-        show_table(document["schedules"], "schedules in virtual time", optional=("others",))
-        if save_schedule is not None:
-            save(save_schedule, name, schedules)
-        slower = compare(schedules, before)
-    elif baseline is not None or save_schedule is not None:
+    options = {"class": name, "against": other, "world-size": world_size, "backend": backend, "expect": expect}
+    arguments = [
+        *(f"--ddplab-{option}={value}" for option, value in options.items() if value is not None),
+        *(["--ddplab-full"] if full else []),
+        *(["--exitfirst"] if stop else []),
+        *(f"--deselect={TESTS}::test_conformance[{check}]" for check in CHECKS if check not in chosen),
+        f"--deselect={TESTS}::test_baseline" if baseline is None else f"--ddplab-baseline={baseline}",
+    ]
+    bench = run_tests(name, arguments, junit)
+    results = [] if bench is None else bench.results
+    counts = Counter(one.outcome for one in results)
+    problems = [one.problem for one in results if one.problem]
+    if not counts["passed"] + counts["failed"]:
+        problems = ["no check ran; a run without a check is no proof"]
+    schedules, slower = ([], []) if bench is None else (bench.schedules, bench.slower)
+    rows = [_schedule_row(one) for one in schedules]
+    if schedules:
+        show_table(rows, "schedules in virtual time", optional=("others",))
+    if save_schedule is not None and schedules:
+        save(save_schedule, name, schedules)
+    elif save_schedule is not None and not slower:
         slower = [f"{name}: no schedule, because the class did not run in virtual time"]
-    document["slower"] = slower
+    document = {
+        "subject": name,
+        "conforms": not problems,
+        "problems": problems,
+        "checks": [one.to_json() for one in results],
+        **({"schedules": rows} if schedules else {}),
+        "slower": slower,
+    }
     write_json(json_path, document)
-    if junit is not None:
-        report.save_junit(junit)
-    problems = [*report.problems, *slower]
-    shown = next((one for one in report.results if one.outcome == "failed" and one.program is not None), None)
+    shown = next((one for one in results if one.outcome == "failed" and one.program is not None), None)
     if shown is not None:
         write_script(script, name, world_size, shown)
         print(f"written to {script}: a program that fails the check {shown.check}, without random choices")
+    problems += slower
     if not problems:
-        counts = Counter(one.outcome for one in report.results)
         failed = f"{counts['failed']} failed as expected, " if counts["failed"] else ""
         print(f"{name} conforms: {counts['passed']} passed, {failed}{counts['not supported']} not supported")
         return
     for problem in slower:
         print(f"slower: {problem}")
-    left_out = sum(one.outcome == "left out" for one in report.results)
-    rest = f", {left_out} checks left out" if left_out else ""
+    rest = f", {counts['left out']} checks left out" if counts["left out"] else ""
     if len(problems) == 1:
         raise ValueError(f"{name} does not conform: 1 problem{rest}")
     first = f"the first, and perhaps the cause of the others, is {problems[0]}"
     raise ValueError(f"{name} does not conform: {len(problems)} problems{rest}; {first}")
 
 
-def _schedules(name: str) -> "list[Schedule]":
-    from ..conformance.class_under_test import Subject
-    from ..conformance.overlap import schedules_of
-
-    return list(schedules_of(Subject(name)))
-
-
-def _schedule_row(one: "Schedule") -> dict[str, str]:
+def _schedule_row(one: "EmulatedSchedule") -> dict[str, str]:
     early = sum(launch.launched_ns < one.last_ready_ns for launch in one.launches)
     return {
         "model": one.model,

@@ -12,7 +12,6 @@ import typer
 from matplotlib.figure import Figure
 
 from reference.trace import Trace
-from simulator.argument_checks import overruled
 from simulator.fabric import Fabric
 from simulator.interval import COMPUTATION
 from simulator.prediction import Prediction
@@ -174,7 +173,7 @@ def read_policies(
 def values_of_axes(policy: Policy) -> dict[str, Any]:
     """Return the policy's value on each axis, or the name of the field that overrides the axis."""
     values = {"bucket_cap_mb": policy.bucket_cap_mb, "order": policy.order, "hook": policy.hook.name}
-    return values | overruled(policy)
+    return values | policy.overruled
 
 
 def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
@@ -379,7 +378,7 @@ def sweep(
                 )
             )
         table = pd.concat(tables, ignore_index=True)
-    table = table.assign(**overruled(base))
+    table = table.assign(**base.overruled)
     save_table(table, out)
     if heat_map is not None:
         figure = Figure(layout="constrained")

@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from reference.bucketing import ORDERS, Order, cap_name
 from reference.files.reading import Schema, one_line_errors, parse_json
 from reference.files.writing import STANDARD_OUTPUT, check_distinct, check_writable, open_descriptor, write_atomically
-from simulator.argument_checks import overruled
 from simulator.fabric import Fabric, Processor
 from simulator.schedule.hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
@@ -395,7 +394,7 @@ def cap_json(cap_mb: float | str | None) -> float | str | None:
 
 
 def _is_overruled(option: str, axis: str, text: str | None, policy: Policy) -> bool:
-    field = overruled(policy).get(axis)
+    field = policy.overruled.get(axis)
     if field is not None and text is not None:
         raise ValueError(f"{option}: expected no value with --policy {field}=..., which determines it, got {text!r}")
     return field is not None

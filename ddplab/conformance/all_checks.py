@@ -5,28 +5,30 @@ stops at its first finding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from reference.errors import RankError
 
 from . import (
+    another_class,
     backward_passes,
     bucket_layouts,
-    hook_checks,
+    comm_hooks,
     lost_ranks,
+    number_formats,
     random_step_sequences,
-    rank_bodies,
+    real_models,
     several_modules,
-    torch_options,
     uneven_inputs,
+    unused_parameters,
 )
-from .check_runner import FULL, Bench, Check, first_lines, report
+from . import groups_and_ignored_parameters as groups
+from .check_runner import VIEWS, Bench, Check, first_lines
 from .class_under_test import NotSupportedError
 from .local_training import HABITS, FindingError, check_ranks_equal, describe_difference, same
-from .overlap import check_overlap
+from .overlap import late_launches, schedules_of
 from .random_timing import check_timing
-from .training_programs import BUFFER_OPTIONS, Kind, Program, Step, Weight, Zero
+from .training_programs import BUFFER_OPTIONS, Kind, Program, ProgramStep, Weight, Zero, after_construction
 
 # Fixed scenarios
 
@@ -54,6 +56,7 @@ def program_of(
     world_size: int,
     *,
     used: Callable[[int, int], Sequence[int]] | None = None,
+    zeros: Sequence[Zero] = (),
     **further: Any,
 ) -> Program:
     """Make a program whose steps use all weights, in an order that differs from rank to rank.
@@ -63,6 +66,7 @@ def program_of(
         kinds: Kind of each step.
         world_size: Number of ranks.
         used: Returns what a step uses on a rank. None: everything.
+        zeros: What happens to the gradients before each step. Empty: they are set to None.
         further: Other fields of the program.
     """
 
@@ -71,26 +75,40 @@ def program_of(
         return [*indices[rank % len(weights) :], *indices[: rank % len(weights)]]
 
     steps = tuple(
-        Step(
+        ProgramStep(
             kind,
             tuple(tuple((used or order)(number, rank)) for rank in range(world_size)),
             tuple(1 + (rank + number) % 3 for rank in range(world_size)),
+            zeros[number] if zeros else "none",
         )
         for number, kind in enumerate(kinds)
     )
     return Program(weights=weights, steps=steps, **further)
 
 
+def overlap(bench: Bench) -> None:
+    """All-reduces of several buckets are launched in one order, the first ones before the backward pass ends."""
+    try:
+        bench.schedules = list(schedules_of(bench.subject))
+    except RankError as error:
+        if "modelled network: expected" in str(error) or "not implemented" in str(error).lower():
+            raise NotSupportedError(f"virtual time: {error}") from None
+        raise
+    for schedule in bench.schedules:
+        if problem := late_launches(schedule):
+            raise FindingError(f"{schedule.model} on {schedule.network}: {problem}")
+
+
 def one_weight(bench: Bench) -> None:
     """One parameter, three iterations."""
-    bench.try_program(program_of((Weight((3,)),), ["train"] * 3, bench.pool.world_size))
+    bench.try_program(program_of((Weight((3,)),), ["train"] * 3, bench.world_size))
 
 
 def construction(bench: Bench) -> None:
     """Ranks that were initialised differently start from rank 0's parameters and buffers."""
     has_buffers = any(name in bench.subject.options for name in BUFFER_OPTIONS)
-    program = program_of(SPECIAL, ["evaluate"], bench.pool.world_size, buffer=has_buffers)
-    seen = bench.run(rank_bodies.after_construction, bench.subject, program)
+    program = program_of(SPECIAL, ["evaluate"], bench.world_size, buffer=has_buffers)
+    seen = bench.run(after_construction, bench.subject, program)
     check_ranks_equal([one for one, _ in seen], iteration=0)
     own = seen[0][1]
     for name, value in seen[0][0].parameters.items():
@@ -102,7 +120,7 @@ def bucket_caps(bench: Bench) -> None:
     """Every bucket cap gives the same result, from one parameter a bucket to a single bucket."""
     for cap_mb in (1e-6, 5e-5, 25.0):
         kinds: list[Kind] = ["train"] * 4
-        bench.try_program(program_of(PLAIN, kinds, bench.pool.world_size, options={"bucket_cap_mb": cap_mb}))
+        bench.try_program(program_of(PLAIN, kinds, bench.world_size, options={"bucket_cap_mb": cap_mb}))
 
 
 def special_parameters(bench: Bench) -> None:
@@ -111,9 +129,9 @@ def special_parameters(bench: Bench) -> None:
     A class may refuse a subclass with an error.
     """
     for cap_mb in (1e-6, 25.0):
-        program = program_of(SPECIAL, ["train"] * 3, bench.pool.world_size, options={"bucket_cap_mb": cap_mb})
+        program = program_of(SPECIAL, ["train"] * 3, bench.world_size, options={"bucket_cap_mb": cap_mb})
         bench.try_program(program)
-    bench.averages_or_raises(rank_bodies.subclassed_parameters)
+    bench.averages_or_raises(real_models.subclassed_parameters)
 
 
 def optimizers(bench: Bench) -> None:
@@ -121,21 +139,30 @@ def optimizers(bench: Bench) -> None:
     for optimizer in ("sgd", "adam"):
         kinds: list[Kind] = ["train", "evaluate", "train", "change_lr", "train"]
         further: dict[str, Any] = {"optimizer": optimizer, "options": {"bucket_cap_mb": 5e-5}}
-        bench.try_program(program_of(PLAIN, kinds, bench.pool.world_size, **further))
+        bench.try_program(program_of(PLAIN, kinds, bench.world_size, **further))
 
 
 def kept_gradients(bench: Bench) -> None:
     """Gradients that are not cleared, or set to zeros, also in another order of memory, before the next pass."""
     cleared: tuple[Zero, ...] = ("zeros", "restrided", "keep")
     for zero in cleared:
-        program = program_of(PLAIN, ["train"] * 3, bench.pool.world_size, options={"bucket_cap_mb": 5e-5})
-        steps = tuple(replace(step, zero=zero) for step in program.steps)
-        bench.try_program(replace(program, steps=steps))
+        options = {"bucket_cap_mb": 5e-5}
+        bench.try_program(program_of(PLAIN, ["train"] * 3, bench.world_size, zeros=[zero] * 3, options=options))
 
 
-def random_programs(bench: Bench) -> None:
-    """Random models, caps, ready orders and steps."""
-    bench.try_random()
+def large_gradients(bench: Bench) -> None:
+    """Gradients large enough that a class may copy each alone, between small ones."""
+    shapes = ((4,), (150, 150), (3,), (300, 300), (2,), (2, 2))
+    weights = tuple(Weight(shape) for shape in shapes)
+    world_size = bench.world_size
+    orders = tuple(tuple((index * 5 + rank) % len(weights) for index in range(6)) for rank in range(world_size))
+    rows = (1,) * world_size
+    for options in bench.variants({"bucket_cap_mb": 25.0}, VIEWS):
+        bench.try_program(Program(weights, (ProgramStep("train", orders, rows),) * 3, options))
+    if "find_unused_parameters" in bench.subject.options:
+        some = tuple((rank % 2, 2, 3 + rank % 2) for rank in range(world_size))
+        for options in bench.variants({"bucket_cap_mb": 25.0, "find_unused_parameters": True}, VIEWS):
+            bench.try_program(Program(weights, (ProgramStep("train", some, rows),) * 3, options))
 
 
 # Capabilities
@@ -143,24 +170,22 @@ def random_programs(bench: Bench) -> None:
 
 def _accumulation(world_size: int, **options: Any) -> Program:
     kinds: list[Kind] = ["accumulate", "accumulate", "train", "train", "accumulate", "train"]
-    program = program_of(PLAIN, kinds, world_size, options={"bucket_cap_mb": 5e-5} | options)
     zeros: list[Zero] = ["none", "keep", "keep", "none", "none", "keep"]
-    steps = (replace(step, zero=zero) for step, zero in zip(program.steps, zeros, strict=True))
-    return replace(program, steps=tuple(steps))
+    return program_of(PLAIN, kinds, world_size, zeros=zeros, options={"bucket_cap_mb": 5e-5} | options)
 
 
 def accumulation(bench: Bench) -> None:
     """Several passes under no_sync, then one with averaging, equal one large batch."""
     bench.needs("no_sync")
-    bench.try_program(_accumulation(bench.pool.world_size))
+    bench.try_program(_accumulation(bench.world_size))
     bench.try_random(kinds=("train", "accumulate"), keep=True)
 
 
-def unused_parameters(bench: Bench) -> None:
+def unused(bench: Bench) -> None:
     """Ranks use different parameters, and some parameter is used by no rank."""
     bench.needs("find_unused_parameters")
     options = {"find_unused_parameters": True, "bucket_cap_mb": 5e-5}
-    world_size = bench.pool.world_size
+    world_size = bench.world_size
 
     def one_each(step: int, rank: int) -> list[int]:
         return [0, 1 + (rank + step) % 2]  # the last one is never used
@@ -168,13 +193,13 @@ def unused_parameters(bench: Bench) -> None:
     bench.try_program(program_of(PLAIN, ["train"] * 4, world_size, used=one_each, options=options))
     from hypothesis import strategies as st
 
-    bench.try_random(any_use=True, options=st.sampled_from(_with_views(bench, {"find_unused_parameters": True})))
+    bench.try_random(any_use=True, options=st.sampled_from(bench.variants({"find_unused_parameters": True}, VIEWS)))
 
 
 def static_graph(bench: Bench) -> None:
     """A graph that never changes, with a parameter that is never used."""
     bench.needs("static_graph")
-    world_size = bench.pool.world_size
+    world_size = bench.world_size
     kinds: list[Kind] = ["train"] * 4
     if "no_sync" in bench.methods:
         kinds += ["accumulate", "train", "train"]  # not at first, where torch's class fails
@@ -182,27 +207,19 @@ def static_graph(bench: Bench) -> None:
     everywhere: list[Callable[[int, int], list[int]]] = [lambda *_: [2, 0, 1], lambda *_: [3, 0, 1]]
     for used in (*everywhere, lambda _step, rank: [2, 0] if rank else [1, 0]):
         for cap_mb in (5e-5, 25.0):
-            for options in _with_views(bench, {"static_graph": True, "bucket_cap_mb": cap_mb}):
-                program = program_of(PLAIN, kinds, world_size, used=used, options=options)
-                steps = (replace(step, zero=zero) for step, zero in zip(program.steps, zeros, strict=False))
-                bench.try_program(replace(program, steps=tuple(steps)))
+            for options in bench.variants({"static_graph": True, "bucket_cap_mb": cap_mb}, VIEWS):
+                bench.try_program(program_of(PLAIN, kinds, world_size, used=used, zeros=zeros, options=options))
     from hypothesis import strategies as st
 
-    every = st.sampled_from(_with_views(bench, {"static_graph": True}))
+    every = st.sampled_from(bench.variants({"static_graph": True}, VIEWS))
     bench.try_random(static=True, kinds=("train", "evaluate", "change_lr"), options=every)
-
-
-def _with_views(bench: Bench, options: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return options without and, if the class has them, with gradients that are views of the buckets."""
-    views = "gradient_as_bucket_view" in bench.subject.options
-    return [options, {**options, "gradient_as_bucket_view": True}] if views else [options]
 
 
 def gradient_views(bench: Bench) -> None:
     """Gradients that are views of the buckets."""
     bench.needs("gradient_as_bucket_view")
     options = {"gradient_as_bucket_view": True}
-    world_size = bench.pool.world_size
+    world_size = bench.world_size
     for cap_mb in (5e-5, 25.0):
         every = {"bucket_cap_mb": cap_mb, **options}
         bench.try_program(program_of(PLAIN, ["train"] * 4, world_size, options=every))
@@ -222,15 +239,16 @@ def buffers(bench: Bench) -> str:
     names = [name for name in BUFFER_OPTIONS if name in bench.subject.options]
     if not names:
         raise NotSupportedError("it has neither broadcast_buffers nor forward_sync_buffers")
-    world_size = bench.pool.world_size
+    world_size = bench.world_size
     kinds: list[Kind] = ["train", "train", "evaluate", "forward", "train", "train"]
     if "no_sync" in bench.methods:
         kinds[2:2] = ["accumulate", "accumulate", "train"]
     habits = list(HABITS)
     for options in ({}, {names[0]: False}):
-        program = program_of(PLAIN, kinds, world_size, buffer=True, options=options)
-        steps = (replace(step, zero="keep") for step in program.steps)
-        habits = bench.try_program(replace(program, steps=tuple(steps)), habits)
+        zeros: list[Zero] = ["keep"] * len(kinds)
+        habits = bench.try_program(
+            program_of(PLAIN, kinds, world_size, zeros=zeros, buffer=True, options=options), habits
+        )
     return f"broadcast {habits[0]}"
 
 
@@ -238,17 +256,17 @@ def plans(bench: Bench) -> None:
     """Explicit buckets in any order."""
     bench.needs("plan")
     for plan in ([[0], [3], [1, 2]], [[3, 1, 0, 2]], [[2], [1], [0], [3]]):
-        bench.try_program(program_of(PLAIN, ["train"] * 3, bench.pool.world_size, options={"plan": plan}))
+        bench.try_program(program_of(PLAIN, ["train"] * 3, bench.world_size, options={"plan": plan}))
         wanted = tuple(map(tuple, plan))
-        for got in bench.run(rank_bodies.layout_of, bench.subject, (6, 4, 5, 6), {"plan": plan}, 3):
+        for got in bucket_layouts.layouts(bench, (6, 4, 5, 6), {"plan": plan}):
             if got not in (wanted, None):
                 raise FindingError(f"plan {wanted}: after 3 iterations the buckets are {got}")
 
 
-def real_models(bench: Bench) -> None:
+def real(bench: Bench) -> None:
     """Convolutions with batch norm, an LSTM, an embedding, shared layers: equal up to the rounding of the average."""
-    for name in rank_bodies.REAL_MODELS:
-        problem = next((one for one in bench.run(rank_bodies.compare_real, bench.subject, name, {}) if one), None)
+    for name in real_models.REAL_MODELS:
+        problem = next((one for one in bench.run(real_models.compare_real, bench.subject, name) if one), None)
         if problem:
             raise FindingError(f"{name}: {problem}")
 
@@ -258,51 +276,23 @@ def sparse_gradients(bench: Bench) -> None:
 
     A class may refuse them with an error.
     """
-    for name in rank_bodies.SPARSE_MODELS:
+    for name in real_models.SPARSE_MODELS:
         try:
-            problems = bench.run(rank_bodies.compare_real, bench.subject, name, {})
+            problems = bench.run(real_models.compare_real, bench.subject, name)
         except RankError as error:
             raise NotSupportedError(f"it refuses them: {first_lines(str(error))}") from None
         for problem in problems:
             if problem:
                 raise FindingError(f"{name}: {problem}")
     if "find_unused_parameters" in bench.subject.options:
-        bench.averages_or_raises(torch_options.sparse_on_some_ranks)
+        bench.averages_or_raises(unused_parameters.sparse_on_some_ranks)
     if "join" in bench.methods:
         bench.averages_or_raises(uneven_inputs.sparse_under_join)
 
 
-def special_values(bench: Bench) -> None:
-    """NaN and infinity come out as from a local average, and averages that can be represented do not overflow."""
-    report(bench.run(rank_bodies.compare_special_values, bench.subject))
-    report(bench.run(rank_bodies.compare_large_values, bench.subject))
-
-
-def bucket_layout(bench: Bench) -> None:
-    """Buckets follow one of the two rules: close a bucket when it reaches the cap, or keep it at most the cap."""
-    bucket_layouts.check(bench)
-
-
-def same_as_another(bench: Bench) -> None:
-    """The same gradients, missing gradients and errors as another class, on random programs."""
-    if bench.against is None:
-        raise NotSupportedError("--against names no other class")
-    bucket_layouts.check_against(bench, bench.against)
-
-
-def a_failing_rank(bench: Bench) -> None:
-    """An error in one rank's backward pass reaches the caller in time."""
-    lost_ranks.check(bench, "raises", rank_bodies.FAULTS if bench.effort == FULL else rank_bodies.FAULTS[1:2])
-
-
-def a_lost_rank(bench: Bench) -> None:
-    """A killed rank ends the others with an error in time, wherever it dies."""
-    lost_ranks.check(bench, "killed", rank_bodies.FAULTS if bench.effort == FULL else rank_bodies.FAULTS[1:2])
-
-
 CHECKS: Mapping[str, Check] = {
     "any timing": check_timing,  # first: in virtual time, a rank that waits for ever is named at once
-    "overlap": check_overlap,
+    "overlap": overlap,
     "one weight": one_weight,
     "construction": construction,
     "bucket caps": bucket_caps,
@@ -310,24 +300,37 @@ CHECKS: Mapping[str, Check] = {
     "optimizers": optimizers,
     "kept gradients": kept_gradients,
     "buffers": buffers,
-    "real models": real_models,
-    "special values": special_values,
-    **torch_options.CHECKS,
-    **backward_passes.CHECKS,
-    **several_modules.CHECKS,
+    "real models": real,
+    "special values": number_formats.check_special_values,
+    "large gradients": large_gradients,
+    "repeated forward passes": backward_passes.check_repeated_forward,
+    "nested no_sync": backward_passes.check_nested_no_sync,
+    "process group": groups.check_group,
+    "ignored parameters": groups.check_ignored,
+    "nested outputs": unused_parameters.check_outputs,
+    "untouched gradients": unused_parameters.check_untouched,
+    "mixed precision": number_formats.check_mixed_precision,
+    "checkpoints": backward_passes.check_checkpoints,
+    "skipped all-reduces": unused_parameters.check_skipped,
+    "list of bucket caps": bucket_layouts.check_list,
+    "several backward passes": backward_passes.check_several,
+    "a backward pass that raises": backward_passes.check_raising,
+    "first pass of a static graph": backward_passes.check_static_first,
+    "several modules": several_modules.check,
     "plans": plans,
-    **hook_checks.CHECKS,
-    **uneven_inputs.CHECKS,
+    "comm hooks": comm_hooks.check,
+    "compressing hooks": comm_hooks.check_compressing,
+    "uneven inputs": uneven_inputs.check,
     "sparse gradients": sparse_gradients,
-    "bucket layout": bucket_layout,
+    "bucket layout": bucket_layouts.check,
     "accumulation": accumulation,
-    "unused parameters": unused_parameters,
+    "unused parameters": unused,
     "static graph": static_graph,
     "gradient views": gradient_views,
-    "same as another": same_as_another,
-    "random programs": random_programs,
+    "same as another": another_class.check,
+    "random programs": Bench.try_random,
     "state machine": random_step_sequences.check,
-    "a failing rank": a_failing_rank,
-    "a lost rank": a_lost_rank,
+    "a failing rank": lost_ranks.check_failing,
+    "a lost rank": lost_ranks.check_lost,
 }
 """All checks by name, in the order in which they run: first those in virtual time, then those on real ranks."""

@@ -1,22 +1,24 @@
-"""Backward passes: several for one forward pass, passes that reach no parameter, and passes that raise an error.
+"""Forward and backward passes in other numbers than one each: repeated, nested, without a parameter, raising errors.
 
 Whatever a script does, the class must average its gradients or raise an error; no gradient may silently stay local.
 """
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch._C._distributed_c10d import Reducer as TorchReducer
+from torch.utils.checkpoint import checkpoint
 
-from .check_runner import Bench, report
+from .check_runner import VIEWS, Bench, report
 from .class_under_test import NotSupportedError, Subject
+from .comm_hooks import averaging_hook
 from .local_training import FindingError
-from .rank_bodies import batch
-from .torch_options import difference
+from .real_models import batch, difference, local_gradients, mlp, square, train
 
 STEPS = 3
 CAPS_MB = (1e-4, 25.0)
@@ -294,17 +296,12 @@ def raises_in_a_comm_hook(rank: int, world_size: int, subject: Subject) -> str:
     """Train with a comm hook that raises an error in the third iteration, on all ranks, at the second bucket."""
     module = _Branches()
     wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4)
-    calls: list[int] = []
 
-    def hook(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - torch's class accepts no other
-        # annotation than its own bucket's
-        state.append(bucket.index())
+    def look(_state: Any, bucket: Any) -> None:
         if failing and bucket.index() == 1:
             raise ArithmeticError("this comm hook fails on purpose")
-        future = dist.all_reduce(bucket.buffer().div_(world_size), async_op=True).get_future()
-        return future.then(lambda done: done.value()[0])
 
-    wrapped.register_comm_hook(calls, hook)
+    wrapped.register_comm_hook(None, averaging_hook(look))
     for step in range(2 * STEPS):
         failing = step == 2
         loss = _loss(wrapped, _inputs(step, rank))
@@ -356,32 +353,109 @@ def uses_torchs_reducer(_rank: int, _world_size: int, subject: Subject) -> bool:
     return isinstance(getattr(subject.wrap(nn.Linear(2, 1)), "reducer", None), TorchReducer)
 
 
+# Several forward passes for one backward pass
+
+
+class _Checkpointed(nn.Module):
+    """A layer that two re-entrant checkpoints share."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.shared, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = checkpoint(self.shared, x, use_reentrant=True).tanh()
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def checkpoints(_rank: int, world_size: int, subject: Subject) -> str:
+    """Train with re-entrant checkpoints that share a layer."""
+
+    def loss(module: nn.Module, step: int, rank: int) -> Tensor:
+        return module(batch(step, rank).requires_grad_()).square().mean()  # type: ignore[no-any-return]
+
+    return train(subject, _Checkpointed, loss, range(world_size), 3, static_graph=True)
+
+
+class _Scaled(nn.Module):
+    """A layer whose output is multiplied by a buffer, which autograd saves."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.layer = nn.Linear(6, 3)
+        self.register_buffer("scale", torch.full((3,), 2.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.get_buffer("scale")  # type: ignore[no-any-return]
+
+
+def repeated_forward(_rank: int, world_size: int, subject: Subject) -> str:
+    """Train with two forward passes before each backward pass."""
+
+    def loss(module: nn.Module, step: int, rank: int) -> Tensor:
+        first, second = (module(batch(step + 10 * number, rank)) for number in range(2))
+        return (first * second).square().mean()  # type: ignore[no-any-return]
+
+    return train(subject, _Scaled, loss, range(world_size), 3)
+
+
+def nested_no_sync(rank: int, world_size: int, subject: Subject) -> str:
+    """Accumulate under nested `no_sync`, of which one is left by an exception; then average."""
+    module = mlp(seed=0)
+    wrapped = subject.wrap(module, bucket_cap_mb=1e-4)
+    with suppress(ArithmeticError), subject.no_sync(wrapped):
+        raise ArithmeticError
+
+    def loss(module: nn.Module, step: int, rank: int) -> Tensor:
+        parts = [square(module, step + 10 * number, rank) for number in range(3)]
+        return torch.stack(parts).sum()
+
+    for step in range(3):
+        module.zero_grad()
+        with subject.no_sync(wrapped):
+            with subject.no_sync(wrapped):
+                square(wrapped, step, rank).backward()
+            square(wrapped, step + 10, rank).backward()
+        before = [one.grad.clone() for one in module.parameters() if one.grad is not None]
+        twin = mlp(seed=0)
+        (square(twin, step, rank) + square(twin, step + 10, rank)).backward()
+        alone = [one.grad for one in twin.parameters() if one.grad is not None]
+        if not all(map(torch.allclose, before, alone)):
+            return f"iteration {step}, rank {rank}: after an inner no_sync, the outer one averaged"
+        square(wrapped, step + 20, rank).backward()
+        subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
+        if problem := difference(module, local_gradients(twin, loss, step, range(world_size))):
+            return f"iteration {step}, rank {rank}: {problem}"
+    return ""
+
+
 # Checks
 
 
 def check_several(bench: Bench) -> None:
     """Several backward passes, an evaluation in between or a gradient in the loss: gradients are averaged."""
-    features = {"gradient_as_bucket_view", "find_unused_parameters"} & bench.subject.options
     for name in PASSES:
         for cap_mb in CAPS_MB:
             report(bench.run(several_passes, bench.subject, name, {"bucket_cap_mb": cap_mb}, STEPS))
-        for feature in sorted(features):
-            # torch's search for unused parameters passes all outputs through one node, which runs backward only once.
-            if (name, feature) != ("a backward pass for each output", "find_unused_parameters"):
-                report(bench.run(several_passes, bench.subject, name, {"bucket_cap_mb": 1e-4, feature: True}, 2))
+        # torch's search for unused parameters passes all outputs through one node, which runs backward only once.
+        search = ["find_unused_parameters"] if name != "a backward pass for each output" else []
+        for options in bench.variants({"bucket_cap_mb": 1e-4}, *search, VIEWS)[1:]:
+            report(bench.run(several_passes, bench.subject, name, options, 2))
 
 
 def check_raising(bench: Bench) -> None:
     """After a backward pass that raises an error, the next averages are right, or the class raises an error."""
-    everyone, last = list(range(bench.pool.world_size)), bench.pool.world_size - 1
-    views = [{"gradient_as_bucket_view": True}] if "gradient_as_bucket_view" in bench.subject.options else []
+    everyone, last = list(range(bench.world_size)), bench.world_size - 1
     for cap_mb, where in ((CAPS_MB[0], "inside"), (CAPS_MB[1], "inside"), (CAPS_MB[1], "outside")):
         for then in ("retry", "new iteration", "older graph"):
             for failing in (everyone, [0]):
                 bench.averages_or_raises(raises_before_the_first_gradient, failing, then, where, cap_mb)
-    for options in ({}, *views):
+    for options in bench.variants({"bucket_cap_mb": 1e-4}, VIEWS):
         for failing, late in ((everyone, last), ([0], last), ([last], 0)):
-            bench.averages_or_raises(skips_a_batch, failing, late, {"bucket_cap_mb": 1e-4, **options})
+            bench.averages_or_raises(skips_a_batch, failing, late, options)
     if "register_comm_hook" in bench.methods:
         bench.averages_or_raises(raises_in_a_comm_hook)
 
@@ -410,9 +484,18 @@ def check_static_first(bench: Bench) -> None:
             raise NotSupportedError(f"torch's reducer is silently wrong: {finding}") from None
 
 
-CHECKS = {
-    "several backward passes": check_several,
-    "a backward pass that raises": check_raising,
-    "first pass of a static graph": check_static_first,
-}
-"""Checks by name."""
+def check_checkpoints(bench: Bench) -> None:
+    """Re-entrant checkpoints that share a layer, under a static graph."""
+    bench.needs("static_graph")
+    report(bench.run(checkpoints, bench.subject))
+
+
+def check_repeated_forward(bench: Bench) -> None:
+    """Two forward passes, then one backward pass."""
+    report(bench.run(repeated_forward, bench.subject))
+
+
+def check_nested_no_sync(bench: Bench) -> None:
+    """An inner no_sync does not end the outer one, and an exception ends it."""
+    bench.needs("no_sync")
+    report(bench.run(nested_no_sync, bench.subject))

@@ -1,13 +1,12 @@
-"""Bucket layouts: the two rules by which reducers fill buckets, and comparison of two classes on random programs."""
+"""Bucket layouts: the two rules by which reducers fill buckets."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from . import rank_bodies
-from .check_runner import Bench, FaultyProgramError
-from .class_under_test import NotSupportedError, Subject
-from .local_training import FindingError, WeakProgramError, describe_difference, run_locally, same
-from .training_programs import Program, Seen
+from .check_runner import Bench
+from .class_under_test import NotSupportedError
+from .local_training import FindingError
+from .training_programs import Program, ProgramStep, Weight, run_on_rank
 
 Layout = tuple[tuple[int, ...], ...]
 BYTES = 4
@@ -46,6 +45,14 @@ def at_most(order: Sequence[int], sizes: Sequence[int], *caps: int) -> Layout:
 RULES = {"closed when the cap is reached": closed_when_reached, "at most the cap": at_most}
 
 
+def layouts(bench: Bench, sizes: Sequence[int], options: dict[str, Any]) -> list[Layout | None]:
+    """Return the buckets on each rank after some iterations whose gradients become ready in reverse order."""
+    world_size = bench.world_size
+    step = ProgramStep("train", (tuple(range(len(sizes))),) * world_size, (1,) * world_size)
+    program = Program(tuple(Weight((size,)) for size in sizes), (step,) * 3, options)
+    return [seen[-1].buckets for seen in bench.run(run_on_rank, bench.subject, program)]
+
+
 def check(bench: Bench) -> None:
     """Check the layouts of several models and caps, which all have to follow one rule, on every rank alike.
 
@@ -58,7 +65,8 @@ def check(bench: Bench) -> None:
 
 
 def check_list(bench: Bench) -> None:
-    """Check the layouts of lists of caps; see `check`."""
+    """With a list of caps, each bucket has its own, and the last cap holds for all further ones; see `check`."""
+    bench.needs("bucket_cap_mb_list")
     lists = ((8, 40, 16), (100, 4), (4, 4, 1 << 20))
     _check_layouts(bench, [(caps, {"bucket_cap_mb_list": [(cap + 0.5) / MIB for cap in caps]}) for caps in lists])
 
@@ -67,7 +75,7 @@ def _check_layouts(bench: Bench, cases: Sequence[tuple[tuple[int, ...], dict[str
     possible = set(RULES)
     for sizes in SIZES:
         for caps, options in cases:
-            by_rank = bench.run(rank_bodies.layout_of, bench.subject, sizes, options, 3)
+            by_rank = layouts(bench, sizes, options)
             got = by_rank[0]
             if got is None:
                 raise NotSupportedError("it does not report its buckets")
@@ -79,45 +87,3 @@ def _check_layouts(bench: Bench, cases: Sequence[tuple[tuple[int, ...], dict[str
             if not possible:
                 wanted = {name: rule(order, sizes, *caps) for name, rule in RULES.items()}
                 raise FindingError(f"{words}: got buckets {got}, expected those of one rule throughout: {wanted}")
-
-
-def check_against(bench: Bench, other: Subject) -> None:
-    """Check that two classes see the same on random programs, errors and missing gradients included.
-
-    Raises:
-        FaultyProgramError: They differ on a program.
-    """
-    from hypothesis import assume, given
-
-    from .random_programs import programs
-
-    def run(program: Program) -> None:
-        try:
-            run_locally(program, bench.pool.world_size)
-        except WeakProgramError:
-            assume(condition=False)
-        mine = bench.run(rank_bodies.run_script, bench.subject, program)
-        theirs = bench.run(rank_bodies.run_script, other, program)
-        for rank, (got, expected) in enumerate(zip(mine, theirs, strict=True)):
-            if problem := difference(got, expected):
-                raise FaultyProgramError(f"rank {rank}, unlike {other.name}: {problem}", program)
-
-    settings = bench.settings(max_examples=2 * bench.effort.examples)
-    settings(given(programs(bench.pool.world_size))(run))()
-
-
-def difference(got: tuple[list[Seen], str], expected: tuple[list[Seen], str]) -> str:
-    """Say how two runs of a program on a rank differ; empty if they do not."""
-    (mine, error), (theirs, other_error) = got, expected
-    if error != other_error:
-        return f"ended with {error or 'no error'}, the other with {other_error or 'no error'}"
-    for number, (one, two) in enumerate(zip(mine, theirs, strict=True)):
-        for kind in ("gradients", "parameters", "buffers"):
-            for name, want in getattr(two, kind).items():
-                have = getattr(one, kind)[name]
-                if not same(have, want):
-                    return f"iteration {number}: {kind} {name!r}: {describe_difference(have, want)}"
-        # torch orders the last buckets of different dtypes by a hash, so their order is no part of the layout.
-        if one.buckets and two.buckets and sorted(one.buckets) != sorted(two.buckets):
-            return f"iteration {number}: buckets {one.buckets}, the other's {two.buckets}"
-    return ""

@@ -1,41 +1,33 @@
-"""Bench: the class under test on ranks, on which checks run programs, and the outcomes of checks."""
+"""Bench: the class under test on ranks, on which checks run programs."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
 
 from reference.errors import RankError
 from reference.launch import RankPool
 
-from . import rank_bodies
-from .class_under_test import NotSupportedError, Subject
+from .check_outcomes import LOST, STILL_RUNNING, CheckResult, Expectation, why_left_out
+from .class_under_test import NotSupportedError, Subject, methods_of
 from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
 from .training_programs import Program
 
 if TYPE_CHECKING:
     from hypothesis import settings
 
-Outcome = Literal["passed", "failed", "not supported", "left out"]
+    from .overlap import EmulatedSchedule
+
+VIEWS = "gradient_as_bucket_view"
 TIMEOUT_S = 10.0
 """Time-out of each program on the ranks; a class that hangs is reported then."""
 SHRINK_S = 20.0
 """How long smaller programs with the same fault are sought; an error ends the ranks, and new ones take seconds."""
 START_TIMEOUT_S = 60.0
 """Time-out of the first program, which starts the ranks."""
-STILL_RUNNING, LOST = "still running at the time-out", "exited without reporting an error"
-"""Parts of the messages of `RankError`: a rank hung, or its process ended, as if another mechanism had killed it."""
-UNMATCHED = (
-    STILL_RUNNING,
-    LOST,
-    "all ranks wait, so none can go on",
-    "expected its collective",
-    "closed by peer",
-    "reset by peer",
-    "Timed out",
-)
-"""Parts of messages that show that the ranks launched different collectives, or wait for each other for ever."""
 
 
 class HangError(BaseException):
@@ -61,28 +53,6 @@ class Effort(NamedTuple):
 QUICK, FULL = Effort(60, derandomized=True), Effort(1000, derandomized=True)
 
 
-@dataclass(frozen=True)
-class Result:
-    """Outcome of a check.
-
-    Attributes:
-        check: Name of the check.
-        outcome: Whether the class passed.
-        message: What was found, why the check does not apply or was left out, or how the class passed.
-        program: The program that shows the fault. None: there is none.
-    """
-
-    check: str
-    outcome: Outcome
-    message: str = ""
-    program: Program | None = None
-
-    @property
-    def unmatched(self) -> bool:
-        """Whether the check failed because the ranks launched different collectives, hung, or one was lost."""
-        return self.outcome == "failed" and any(part in self.message for part in UNMATCHED)
-
-
 class Bench:
     """The subject, the ranks on which it is tried, and the effort.
 
@@ -91,20 +61,26 @@ class Bench:
         pool: Ranks.
         effort: How much is tried.
         against: A class whose results must be equal. None: none.
-        scratch: Folder for files of checks.
+
+    Attributes:
+        results: Outcomes of the checks so far.
+        schedules: What the class does in virtual time, as far as the check `overlap` has found out.
+        slower: Sentences on schedules that are slower than the baseline's.
     """
 
-    def __init__(
-        self, subject: Subject, pool: RankPool, effort: Effort, *, against: Subject | None = None, scratch: Path
-    ) -> None:
-        self.subject, self.pool, self.effort, self.against, self.scratch = subject, pool, effort, against, scratch
+    def __init__(self, subject: Subject, pool: RankPool, effort: Effort, *, against: Subject | None = None) -> None:
+        self.subject, self.pool, self.effort, self.against = subject, pool, effort, against
+        self.world_size = pool.world_size
         self.methods: frozenset[str] = frozenset()
+        self.results: list[CheckResult] = []
+        self.schedules: list[EmulatedSchedule] = []
+        self.slower: list[str] = []
         self.shrinks = True
         """Whether a random program that shows a fault is made smaller; a first fault has been shown else."""
 
     def start(self) -> None:
         """Start the ranks and find out which methods the class has."""
-        found = self.run(rank_bodies.methods_of, self.subject, timeout_s=START_TIMEOUT_S)
+        found = self.run(methods_of, self.subject, timeout_s=START_TIMEOUT_S)
         self.methods = frozenset(found[0])
 
     def run(self, body: Callable[..., Any], *arguments: Any, timeout_s: float | None = None) -> list[Any]:
@@ -134,6 +110,10 @@ class Bench:
             if name not in self.methods and name not in self.subject.options:
                 raise NotSupportedError(f"it has no {name}")
 
+    def variants(self, options: dict[str, Any], *further: str) -> list[dict[str, Any]]:
+        """Return these options alone, and with each of the further ones that the class has."""
+        return [options, *(options | {name: True} for name in further if name in self.subject.options)]
+
     def averages_or_raises(self, body: Callable[..., Any], *arguments: Any) -> str:
         """Run a body on all ranks that returns what is wrong. A class may also raise an error, but not lose a rank.
 
@@ -157,20 +137,20 @@ class Bench:
         """Run a program and compare it with local training; see `check_program`.
 
         Raises:
-            FaultyProgramError: The class is wrong, or a rank failed.
+            FindingError: The class is wrong, or a rank failed.
             HangError: It did not end in time.
             WeakProgramError: The program could not show a fault.
         """
         try:
-            return check_program(self.subject, program, _Guarded(self), habits)  # type: ignore[arg-type]
+            return check_program(self.subject, program, self, habits)
         except (FindingError, RankError) as error:
-            raise FaultyProgramError(str(error), program) from None
+            raise FindingError(str(error), program) from None
 
     def try_random(self, **how: Any) -> None:
         """Run random programs, and shrink the first one that shows a fault; arguments as for `programs`.
 
         Raises:
-            FaultyProgramError: The class is wrong.
+            FindingError: The class is wrong.
         """
         from hypothesis import assume, given
 
@@ -183,7 +163,7 @@ class Bench:
                 assume(condition=False)
 
         search = Search()
-        search.run(self.settings()(given(programs(self.pool.world_size, **how))(run)))
+        search.run(self.settings()(given(programs(self.world_size, **how))(run)))
 
     def settings(self, **further: Any) -> "settings":
         """Return settings of Hypothesis for a random check; `further` replaces single ones."""
@@ -205,7 +185,7 @@ class Search:
     """A search for a faulty program, whose time for smaller programs with the same fault is limited."""
 
     def __init__(self) -> None:
-        self._found: list[tuple[FaultyProgramError, float]] = []
+        self._found: list[tuple[FindingError, float]] = []
 
     def attempt(self, run: Callable[..., object], *arguments: Any) -> None:
         """Try one program."""
@@ -213,7 +193,7 @@ class Search:
             raise _ShrunkError
         try:
             run(*arguments)
-        except FaultyProgramError as fault:
+        except FindingError as fault:
             self._found.append((fault, time.monotonic()))
             raise
 
@@ -221,7 +201,7 @@ class Search:
         """Run a test of Hypothesis that calls `attempt`.
 
         Raises:
-            FaultyProgramError: The class is wrong.
+            FindingError: The class is wrong.
         """
         try:
             test()
@@ -229,48 +209,56 @@ class Search:
             raise self._found[-1][0] from None
 
 
-class _Guarded(NamedTuple):
-    """A pool whose runs have the time-out of conformance checks."""
-
-    bench: Bench
-
-    @property
-    def world_size(self) -> int:
-        return self.bench.pool.world_size
-
-    def run(self, *arguments: Any) -> list[Any]:
-        return self.bench.run(*arguments)
-
-
-class FaultyProgramError(Exception):
-    """A program that shows a fault.
-
-    Attributes:
-        program: The program.
-    """
-
-    def __init__(self, message: str, program: Program) -> None:
-        super().__init__(message)
-        self.program = program
-
-
 Check = Callable[[Bench], str | None]
-"""Returns if the class passed, perhaps with a text on how; raises FindingError, FaultyProgramError, RankError,
-HangError or NotSupportedError."""
+"""Returns if the class passed, perhaps with a text on how; raises FindingError, RankError, HangError or
+NotSupportedError."""
 
 
-def run_check(name: str, check: Check, bench: Bench) -> Result:
-    """Run one check."""
+def run_check(name: str, check: Check, bench: Bench, expected: Expectation | None = None) -> CheckResult:
+    """Run one check, unless it would say nothing new; the result is added to those of the bench."""
+    result = CheckResult(name, "left out", why_left_out(name, bench.results), expected=expected)
+    if not result.message:
+        result = replace(result, **_outcome(check, bench))
+    bench.results.append(result)
+    return result
+
+
+def _outcome(check: Check, bench: Bench) -> dict[str, Any]:
+    """Run one check; returns fields of its result."""
     try:
-        note = check(bench)
+        return {"outcome": "passed", "message": check(bench) or ""}
     except NotSupportedError as reason:
-        return Result(name, "not supported", str(reason))
-    except FaultyProgramError as fault:
-        bench.shrinks = False  # one small program is enough
-        return Result(name, "failed", first_lines(str(fault)), fault.program)
+        return {"outcome": "not supported", "message": str(reason)}
     except (FindingError, RankError, HangError) as fault:
-        return Result(name, "failed", first_lines(str(fault)))
-    return Result(name, "passed", note or "")
+        program = getattr(fault, "program", None)
+        bench.shrinks = bench.shrinks and program is None  # one small program is enough
+        return {"outcome": "failed", "message": first_lines(str(fault)), "program": program}
+
+
+@contextmanager
+def bench_on(ranks: RankPool, name: str, effort: Effort, against: str | None = None) -> Iterator[Bench]:
+    """Start a bench; meanwhile this process computes with one thread.
+
+    Idle threads of OpenMP spin, on cores that the ranks need.
+
+    Args:
+        ranks: The ranks, which stay open.
+        name: `module:class`; see `Subject`.
+        effort: How much is tried.
+        against: A class whose results must be equal. None: none.
+
+    Raises:
+        ValueError: There is no such class, or Hypothesis is not installed.
+        RankError: The class cannot be constructed.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        bench = Bench(Subject(name), ranks, effort, against=None if against is None else Subject(against))
+        bench.start()
+        yield bench
+    finally:
+        torch.set_num_threads(threads)
 
 
 def report(problems: Sequence[str]) -> None:

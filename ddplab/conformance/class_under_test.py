@@ -26,6 +26,8 @@ from ..models import import_first_here
 
 CAP_NAMES = ("bucket_cap_mb", "bucket_size_mb")
 """Names of the argument with the bucket cap in MB."""
+METHODS = ("no_sync", "register_comm_hook", "join")
+"""Methods that a class may have."""
 FINISHING = ("finish_gradient_synchronization", "average_gradients")
 """Methods that a script calls after each backward pass."""
 AFTER_BACKWARD = {
@@ -175,3 +177,9 @@ def buckets_of(wrapped: Any) -> tuple[tuple[int, ...], ...] | None:
     listed = data.get("rebuilt_per_bucket_param_indices") or data.get("initial_per_bucket_param_indices") or ""
     buckets = tuple(tuple(map(int, bucket.split())) for bucket in listed.split(",") if bucket.strip())
     return buckets or None
+
+
+def methods_of(_rank: int, _world_size: int, subject: Subject) -> list[str]:
+    """Return which of `METHODS` a wrapped module has."""
+    wrapped = subject.wrap(nn.Linear(2, 1))
+    return [name for name in METHODS if callable(getattr(wrapped, name, None))]

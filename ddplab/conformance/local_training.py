@@ -7,11 +7,10 @@ use counts as zero there, and a gradient that no rank used stays as it was.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-
-from reference.launch import RankPool
 
 from .class_under_test import Subject
 from .training_programs import (
@@ -41,7 +40,25 @@ unless passes under `no_sync` come before."""
 
 
 class FindingError(Exception):
-    """The subject is wrong; the message says where and by how much."""
+    """The subject is wrong; the message says where and by how much.
+
+    Attributes:
+        program: The program that shows the fault. None: there is none.
+    """
+
+    def __init__(self, message: str, program: Program | None = None) -> None:
+        super().__init__(message)
+        self.program = program
+
+
+class Ranks(Protocol):
+    """Ranks that run bodies: a pool, or a bench with its time-outs."""
+
+    world_size: int
+
+    def run(self, body: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Run a body on every rank; returns the results by rank."""
+        ...
 
 
 class WeakProgramError(Exception):
@@ -111,15 +128,13 @@ def run_locally(program: Program, world_size: int, habit: Habit = HABITS[AS_TORC
     return expected
 
 
-def check_program(
-    subject: Subject, program: Program, pool: RankPool, habits: Sequence[str] = (AS_TORCH,)
-) -> list[str]:
+def check_program(subject: Subject, program: Program, ranks: Ranks, habits: Sequence[str] = (AS_TORCH,)) -> list[str]:
     """Run a program on ranks and compare every rank with local training, exactly.
 
     Args:
         subject: The class under test.
         program: The program.
-        pool: Ranks.
+        ranks: The ranks.
         habits: The class may broadcast buffers in one of these ways.
 
     Returns:
@@ -130,14 +145,14 @@ def check_program(
         WeakProgramError: The program could not show a fault.
         RankError: A rank failed or hung.
     """
-    expected = {habit: run_locally(program, pool.world_size, HABITS[habit]) for habit in habits}
-    seen: list[list[Seen]] = pool.run(run_on_rank, subject, program)
+    expected = {habit: run_locally(program, ranks.world_size, HABITS[habit]) for habit in habits}
+    seen: list[list[Seen]] = ranks.run(run_on_rank, subject, program)
     fitting = list(habits)
     for number in range(len(program.steps)):
         findings = {}
         for habit in fitting:
             try:
-                for rank in range(pool.world_size):
+                for rank in range(ranks.world_size):
                     compare(seen[rank][number], expected[habit][number][rank], iteration=number, rank=rank)
             except FindingError as finding:
                 findings[habit] = finding
@@ -178,6 +193,13 @@ def same(a: Tensor | None, b: Tensor | None) -> bool:
         and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
         and (torch.equal(a.isnan(), b.isnan()))
     )
+
+
+def close(got: Tensor | None, want: Tensor | None) -> bool:
+    """Whether a gradient is another one up to rounding, with NaN and infinities at the same places."""
+    if got is None or want is None:
+        return got is want
+    return torch.allclose(got, want, rtol=1e-6, atol=0, equal_nan=True)
 
 
 def describe_difference(got: Tensor | None, expected: Tensor | None) -> str:

@@ -4,20 +4,23 @@ The ranks are processes without a launcher that watches over them, as on a clust
 """
 
 import os
+import signal
 import tempfile
 from datetime import timedelta
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
+from torch import nn
 from torch._C._distributed_c10d import FileStore
 
 from reference.fork_server import OUTPUTS, Surroundings, ctrl_c_blocked, process_context
 from reference.launch import choose_network
 
-from . import rank_bodies
-from .check_runner import Bench
+from .check_runner import FULL, Bench
 from .class_under_test import Subject
 from .local_training import FindingError
+from .real_models import batch
 
 WORLD_SIZE = 2
 COLLECTIVES_S = 8.0
@@ -26,20 +29,30 @@ PATIENCE_S = 10.0
 """How long the others may live on."""
 START_S = 60.0
 WORDS = {"killed": "was killed", "raises": "raised an error"}
-PLACES = {
+PLACES: dict[str, str] = {
     "forward": "before its forward pass",
     "between buckets": "during its backward pass",
     "after backward": "after its backward pass",
 }
 
 
-def check(bench: Bench, kind: str, places: tuple[str, ...]) -> None:
-    """Let the last rank die at these places, in this way.
+def check_failing(bench: Bench) -> None:
+    """An error in one rank's backward pass reaches the caller in time."""
+    _check(bench, "raises")
+
+
+def check_lost(bench: Bench) -> None:
+    """A killed rank ends the others with an error in time, wherever it dies."""
+    _check(bench, "killed")
+
+
+def _check(bench: Bench, kind: str) -> None:
+    """Let the last rank die in this way.
 
     Raises:
         FindingError: Another rank did not end, or ended without an error.
     """
-    for place in places:
+    for place in PLACES if bench.effort == FULL else ("between buckets",):
         outcome = outcome_of(bench.subject, kind, place)
         how = f"the last rank {WORDS[kind]} {PLACES[place]}"
         if outcome is None:
@@ -88,4 +101,34 @@ def _serve(name: str, kind: str, place: str, store: str, surroundings: Surroundi
         world_size=WORLD_SIZE,
         timeout=timedelta(seconds=COLLECTIVES_S),
     )
-    rank_bodies.train_until(rank, WORLD_SIZE, Subject(name), place, kind)
+    train_until(rank, WORLD_SIZE, Subject(name), place, kind)
+
+
+def train_until(rank: int, world_size: int, subject: Subject, where: str, kind: str) -> None:
+    """Train; in the second iteration the last rank is killed, or raises an error in its backward pass."""
+    layers = [nn.Linear(6, 6) for _ in range(6)]
+    module = nn.Sequential(*layers)
+    wrapped = subject.wrap(module, bucket_cap_mb=1e-4)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    for step in range(4):
+        is_time = step == 1 and rank == world_size - 1
+        if is_time and where == "forward":
+            fail(kind)
+        output = wrapped(batch(step, rank))
+        hooked = (
+            layers[3].weight.register_hook(lambda _: fail(kind)) if is_time and where == "between buckets" else None
+        )
+        output.square().mean().backward()
+        subject.finish(wrapped, optimizer)
+        if hooked is not None:
+            hooked.remove()
+        if is_time and where == "after backward":
+            fail(kind)
+        optimizer.step()
+
+
+def fail(kind: str) -> None:
+    """Kill this process, or raise an error."""
+    if kind == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    raise ArithmeticError("this rank fails on purpose")

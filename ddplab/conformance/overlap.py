@@ -11,13 +11,13 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import Field
 from torch import nn
 
-from reference.errors import RankError
 from reference.files.reading import Schema, read_schema
 from reference.files.value_ranges import Bytes, Moment, Nanoseconds
 from reference.files.writing import write_atomically
@@ -25,9 +25,7 @@ from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
 from simulator.fabric import Fabric
 
 from ..emulation.emulate import emulate
-from .check_runner import Bench
-from .class_under_test import NotSupportedError, Subject
-from .local_training import FindingError
+from .class_under_test import Subject
 
 US, MS = 1_000, 1_000_000
 OF_GRADIENTS = ("all_reduce", "second_all_reduce", "join")
@@ -64,7 +62,7 @@ NETWORKS = (
 def _trace(model: str, shapes: Sequence[tuple[int, ...]], forward_ns: int, gap_ns: int) -> Trace:
     """Make the trace of a model whose gradients become ready one after the other, the last parameter's first."""
     parameters = tuple(
-        Parameter(name=f"layer{number}.weight", shape=shape, dtype="float32", size_bytes=4 * _product(shape))
+        Parameter(name=f"layer{number}.weight", shape=shape, dtype="float32", size_bytes=4 * prod(shape))
         for number, shape in enumerate(shapes)
     )
     moments = list(accumulate([gap_ns] * len(shapes), initial=forward_ns))[1:]
@@ -93,13 +91,6 @@ def _trace(model: str, shapes: Sequence[tuple[int, ...]], forward_ns: int, gap_n
     return Trace(workload=workload, ranks=(RankTrace(rank=0, iterations=(iteration,)),))
 
 
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for length in shape:
-        product *= length
-    return product
-
-
 MODELS = (
     _trace("12 equal layers", [(1024, 512)] * 12, 6 * MS, MS),
     _trace("large last layers", [*[(64, 64)] * 30, *[(1024, 1024)] * 6], 4 * MS, 300 * US),
@@ -107,7 +98,7 @@ MODELS = (
 )
 
 
-class Launch(Schema):
+class EmulatedLaunch(Schema):
     """An all-reduce of a bucket, in nanoseconds from the start of the iteration."""
 
     size_bytes: Bytes = Field(description="bytes of its message")
@@ -115,7 +106,7 @@ class Launch(Schema):
     done_ns: Moment = Field(description="when it was done")
 
 
-class Schedule(Schema):
+class EmulatedSchedule(Schema):
     """What a class does in one iteration of a model on a network."""
 
     model: str = Field(description="name of the model")
@@ -123,7 +114,7 @@ class Schedule(Schema):
     iteration_ns: Nanoseconds = Field(gt=0, description="duration of the iteration")
     exposed_ns: Nanoseconds = Field(description="time in which the slowest rank waits for communication")
     last_ready_ns: Nanoseconds = Field(description="when the last gradient is ready")
-    launches: tuple[Launch, ...] = Field(description="all-reduces in launch order")
+    launches: tuple[EmulatedLaunch, ...] = Field(description="all-reduces in launch order")
     other_collectives: int = Field(ge=0, description="number of further collectives")
 
 
@@ -131,10 +122,10 @@ class ScheduleFile(Schema):
     """Schedules of a class, as a file."""
 
     subject: str = Field(description="name of the class")
-    schedules: tuple[Schedule, ...] = Field(description="by model and network")
+    schedules: tuple[EmulatedSchedule, ...] = Field(description="by model and network")
 
 
-def schedules_of(subject: Subject) -> Iterator[Schedule]:
+def schedules_of(subject: Subject) -> Iterator[EmulatedSchedule]:
     """Emulate all models on all networks.
 
     Raises:
@@ -145,7 +136,7 @@ def schedules_of(subject: Subject) -> Iterator[Schedule]:
             yield schedule_of(subject, trace, network)
 
 
-def schedule_of(subject: Subject, trace: Trace, network: Network) -> Schedule:
+def schedule_of(subject: Subject, trace: Trace, network: Network) -> EmulatedSchedule:
     """Emulate one model on one network; arguments as for `schedules_of`."""
     fabric = Fabric.from_alpha_beta(alpha_ns=network.latency_ns, bytes_per_s=network.bytes_per_s)
     prediction = emulate(
@@ -156,14 +147,14 @@ def schedule_of(subject: Subject, trace: Trace, network: Network) -> Schedule:
     reduced = [number for number, one in enumerate(collectives) if one.kind in OF_GRADIENTS]
     launched_ns = timeline.launched_ns.max(axis=0)
     (iteration,) = trace.ranks[0].iterations
-    return Schedule(
+    return EmulatedSchedule(
         model=trace.workload.model,
         network=network.name,
         iteration_ns=prediction.iteration_ns,
         exposed_ns=prediction.exposed_comm_ns,
         last_ready_ns=max(moment for moment in iteration.ready_ns if moment is not None),
         launches=tuple(
-            Launch(
+            EmulatedLaunch(
                 size_bytes=collectives[number].size_bytes,
                 launched_ns=int(launched_ns[number]),
                 done_ns=int(timeline.done_ns[number]),
@@ -191,25 +182,7 @@ def reducer_of(subject: Subject) -> Callable[..., nn.Module]:
     return make
 
 
-def check_overlap(bench: Bench) -> None:
-    """All-reduces of several buckets are launched in one order, the first ones before the backward pass ends.
-
-    Raises:
-        FindingError: They are not.
-        NotSupportedError: The class cannot run in virtual time.
-    """
-    try:
-        schedules = list(schedules_of(bench.subject))
-    except RankError as error:
-        if "modelled network: expected" in str(error) or "not implemented" in str(error).lower():
-            raise NotSupportedError(f"virtual time: {error}") from None
-        raise
-    for schedule in schedules:
-        if problem := late_launches(schedule):
-            raise FindingError(f"{schedule.model} on {schedule.network}: {problem}")
-
-
-def late_launches(schedule: Schedule) -> str:
+def late_launches(schedule: EmulatedSchedule) -> str:
     """Say what keeps communication from overlapping with the backward pass; empty if nothing does."""
     if not schedule.launches:
         return "no all-reduce was launched"
@@ -225,13 +198,13 @@ def late_launches(schedule: Schedule) -> str:
 # Comparison with a baseline
 
 
-def save(path: Path, subject: str, schedules: Sequence[Schedule]) -> None:
+def save(path: Path, subject: str, schedules: Sequence[EmulatedSchedule]) -> None:
     """Write schedules as JSON, for `load`."""
     document = ScheduleFile(subject=subject, schedules=tuple(schedules))
     write_atomically(path, (document.model_dump_json(indent=1) + "\n").encode())
 
 
-def load(path: Path) -> tuple[Schedule, ...]:
+def load(path: Path) -> tuple[EmulatedSchedule, ...]:
     """Read schedules that `save` wrote.
 
     Raises:
@@ -242,7 +215,7 @@ def load(path: Path) -> tuple[Schedule, ...]:
     ).schedules
 
 
-def load_baseline(text: str, name: str) -> tuple[Schedule, ...]:
+def load_baseline(text: str, name: str) -> tuple[EmulatedSchedule, ...]:
     """Return the schedules of a baseline: those of a file that `save` wrote, or those of a class at a git revision.
 
     Args:
@@ -314,7 +287,7 @@ def _git(*arguments: str, refusal: str) -> str:
     return done.stdout.strip()
 
 
-def compare(schedules: Sequence[Schedule], baseline: Sequence[Schedule]) -> list[str]:
+def compare(schedules: Sequence[EmulatedSchedule], baseline: Sequence[EmulatedSchedule]) -> list[str]:
     """Return one sentence for each schedule that is slower than the baseline's; it names the first late bucket."""
     before = {(one.model, one.network): one for one in baseline}
     sentences = []
@@ -327,7 +300,7 @@ def compare(schedules: Sequence[Schedule], baseline: Sequence[Schedule]) -> list
     return sentences
 
 
-def _cause(now: Schedule, then: Schedule) -> str:
+def _cause(now: EmulatedSchedule, then: EmulatedSchedule) -> str:
     """Describe the first difference between two schedules of one model on one network."""
     if now.other_collectives != then.other_collectives:
         return f"{now.other_collectives} collectives beside the all-reduces instead of {then.other_collectives}"

@@ -6,10 +6,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from .training_programs import ROWS, Kind, Layout, Program, Step, Weight
+from .training_programs import ROWS, Kind, Layout, Program, ProgramStep, Weight
 
 CAPS_MB = (1e-6, 3e-5, 1e-4, 3e-4, 25.0)
 """Bucket caps, from one parameter in each bucket to a single bucket."""
+SHAPES: Sequence[tuple[int, ...]] = ((), (1,), (3,), (2, 2), (0,), (4, 3), (5, 2, 1), (2, 3, 2, 2))
 
 
 @st.composite
@@ -23,6 +24,7 @@ def programs(
     static: bool = False,
     buffer: bool = False,
     keep: bool = False,
+    shapes: Sequence[tuple[int, ...]] = SHAPES,
 ) -> Program:
     """Draw a program; its last step trains.
 
@@ -36,8 +38,9 @@ def programs(
         buffer: Whether the model has a buffer.
         keep: Whether gradients are cleared only after they were averaged. (torch's class fails if a script drops
             gradients that it accumulated under `no_sync`.)
+        shapes: Shapes of weights.
     """
-    weights = draw(_weights())
+    weights = draw(_weights(shapes))
     count = len(weights)
     everything = st.permutations(range(count)).map(tuple)
     some = everything.flatmap(lambda order: st.integers(1, count).map(lambda length: tuple(order[:length])))
@@ -45,7 +48,7 @@ def programs(
     use = some if any_use else everything
     used = [draw(st.tuples(*[use] * world_size)) for _ in range(1 if static else 5)]
     steps = st.builds(
-        Step,
+        ProgramStep,
         kind=st.sampled_from(kinds),
         used=st.sampled_from(used),
         rows=st.tuples(*[st.integers(1, ROWS)] * world_size),
@@ -73,15 +76,12 @@ def programs(
 
 
 @st.composite
-def _weights(draw: Callable[[st.SearchStrategy[Any]], Any]) -> tuple[Weight, ...]:
+def _weights(draw: Callable[[st.SearchStrategy[Any]], Any], shapes: Sequence[tuple[int, ...]]) -> tuple[Weight, ...]:
     """Draw weights of any shape, some frozen, some tied; the first one is neither."""
-    shapes: st.SearchStrategy[tuple[int, ...]] = st.sampled_from(
-        [(), (1,), (3,), (2, 2), (0,), (4, 3), (5, 2, 1), (2, 3, 2, 2)]
-    )
     layouts: st.SearchStrategy[Layout] = st.sampled_from(["contiguous", "transposed", "channels last"])
     weights: list[Weight] = []
     for index in range(draw(st.integers(1, 7))):
-        shape = draw(shapes)
+        shape = draw(st.sampled_from(shapes))
         kind = "plain" if not index else draw(st.sampled_from(["plain", "plain", "plain", "frozen", "tied"]))
         tied_to = draw(st.integers(0, index - 1)) if kind == "tied" else None
         while tied_to is not None and weights[tied_to].tied_to is not None:

@@ -6,10 +6,22 @@ from torch import nn
 
 from reference.errors import RankError
 
-from .check_runner import Bench, FaultyProgramError, Search
+from .check_runner import Bench, Search
 from .class_under_test import Subject
 from .local_training import FindingError, WeakProgramError, compare, run_locally
-from .training_programs import MOST_PASSES, Kind, Net, Program, Seen, Step, Weight, Zero, look, optimizer_of, run_step
+from .training_programs import (
+    MOST_PASSES,
+    Kind,
+    Net,
+    Program,
+    ProgramStep,
+    Seen,
+    Weight,
+    Zero,
+    look,
+    optimizer_of,
+    run_step,
+)
 
 WEIGHTS = (Weight((2,)), Weight((3, 2), depth=1, layout="transposed"), Weight((), "float64"), Weight((4,)))
 _session: dict[str, Any] = {}
@@ -33,14 +45,14 @@ def check(bench: Bench) -> None:
     """Run random sequences of steps, comparing after each.
 
     Raises:
-        FaultyProgramError: The class is wrong; the message names the step, the program has all of them.
+        FindingError: The class is wrong; the message names the step, the program has all of them.
     """
     from hypothesis import strategies as st
     from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
     from .random_programs import CAPS_MB
 
-    world_size, search = bench.pool.world_size, Search()
+    world_size, search = bench.world_size, Search()
     orders = st.tuples(*[st.permutations(range(len(WEIGHTS))).map(tuple)] * world_size)
     rows = st.tuples(*[st.integers(1, 3)] * world_size)
 
@@ -85,7 +97,7 @@ def check(bench: Bench) -> None:
         def _go_on(
             self, kind: Kind, used: Any, rows: Any, zero: Zero, *, optimize: bool, evaluation: bool = False
         ) -> None:
-            step = Step(kind, used, rows, zero, optimize, evaluation)
+            step = ProgramStep(kind, used, rows, zero, optimize, evaluation)
             self.program = Program(WEIGHTS, (*self.program.steps, step), self.program.options, seed=self.program.seed)
             search.attempt(self._run_last_step)
 
@@ -98,7 +110,7 @@ def check(bench: Bench) -> None:
             except WeakProgramError:
                 return
             except (FindingError, RankError) as error:
-                raise FaultyProgramError(str(error), self.program) from None
+                raise FindingError(str(error), self.program) from None
 
     wanted = bench.settings(max_examples=max(3, bench.effort.examples // 3), stateful_step_count=12)
     search.run(lambda: run_state_machine_as_test(Training, settings=wanted))

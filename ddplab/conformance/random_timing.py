@@ -13,13 +13,19 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import Reducer as TorchReducer
 
 from reference.errors import RankError
-from simulator.engines.machine import CollectiveCost, Machine
+from simulator.engines.event_replay import Cluster, CollectiveCost
 from simulator.fabric import LinkShare
 from simulator.schedule.schedule import Compute
 
-from ..emulation.modelled_network import Message, ModelledGroup, ModelledNetwork, VirtualFuture, worlds_by_thread
+from ..emulation.modelled_network import (
+    CollectiveMessage,
+    ModelledGroup,
+    ModelledNetwork,
+    VirtualFuture,
+    worlds_by_thread,
+)
 from ..emulation.virtual_time import VirtualRank, VirtualTime
-from .check_runner import Bench, FaultyProgramError, Search
+from .check_runner import Bench, Search
 from .class_under_test import Subject
 from .local_training import FindingError, WeakProgramError, compare, run_locally
 from .training_programs import Net, Program, Seen, look, optimizer_of, run_step
@@ -44,13 +50,13 @@ def run_in_virtual_time(subject: Subject, program: Program, world_size: int, see
     chosen = random.Random(seed)
     at_a_time = chosen.randint(1, MOST_AT_A_TIME)
 
-    def machine() -> Machine:
-        return Machine([0], concurrency=at_a_time, slows_computation=False, lingers_ns=0)
+    def cluster() -> Cluster:
+        return Cluster([0], concurrency=at_a_time, slows_computation=False, lingers_ns=0)
 
-    def price(_message: Message, _number: int) -> CollectiveCost:
+    def price(_message: CollectiveMessage, _number: int) -> CollectiveCost:
         return CollectiveCost(cost_ns=chosen.choice(DURATIONS_NS), queue=0, sharing=LinkShare())
 
-    time: VirtualTime[list[Seen]] = VirtualTime(machine, range(world_size))
+    time: VirtualTime[list[Seen]] = VirtualTime(cluster, range(world_size))
     network = ModelledNetwork(time, {rank: [rank] for rank in range(world_size)}, price)
     with worlds_by_thread() as worlds:
         groups = {one.rank: ModelledGroup(one, network) for one in time.ranks}
@@ -137,7 +143,7 @@ def check_timing(bench: Bench) -> None:
     """Results never depend on when collectives end and gradients become ready.
 
     Raises:
-        FaultyProgramError: They do.
+        FindingError: They do.
     """
     from hypothesis import assume, given
     from hypothesis import strategies as st
@@ -146,19 +152,19 @@ def check_timing(bench: Bench) -> None:
 
     def run(program: Program, seed: int) -> None:
         try:
-            expected = run_locally(program, bench.pool.world_size)
+            expected = run_locally(program, bench.world_size)
         except WeakProgramError:
             assume(condition=False)
         search.attempt(compare_with, expected, program, seed)
 
     def compare_with(expected: list[list[Seen]], program: Program, seed: int) -> None:
         try:
-            seen = run_in_virtual_time(bench.subject, program, bench.pool.world_size, seed)
+            seen = run_in_virtual_time(bench.subject, program, bench.world_size, seed)
             for rank, of_rank in enumerate(seen):
                 for number, one in enumerate(of_rank):
                     compare(one, expected[number][rank], iteration=number, rank=rank)
         except (FindingError, RankError) as error:
-            raise FaultyProgramError(f"with seed {seed} in virtual time: {error}", program) from None
+            raise FindingError(f"with seed {seed} in virtual time: {error}", program) from None
 
     search = Search()
-    search.run(bench.settings()(given(programs(bench.pool.world_size), st.integers(0, 10**6))(run)))
+    search.run(bench.settings()(given(programs(bench.world_size), st.integers(0, 10**6))(run)))

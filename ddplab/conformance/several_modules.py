@@ -4,6 +4,7 @@ import copy
 import pickle
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,8 +13,7 @@ from torch import Tensor, nn
 from .check_runner import Bench, report
 from .class_under_test import Subject
 from .local_training import FindingError
-from .rank_bodies import batch, build
-from .torch_options import difference, local_gradients
+from .real_models import difference, local_gradients, mlp, square
 
 STEPS = 3
 COPY: dict[str, Callable[[nn.Module], nn.Module]] = {
@@ -28,39 +28,23 @@ NOT_OF_THE_CLASS = sys.stdlib_module_names | {"torch"}
 LOCAL = "is trained on its own rank only"
 
 
-def _mlp(seed: int) -> nn.Module:
-    return build("multi-layer perceptron", seed)
-
-
-def _loss(module: nn.Module, step: int, rank: int) -> Tensor:
-    return module(batch(step, rank)).square().mean()  # type: ignore[no-any-return]
-
-
 def two_modules(rank: int, world_size: int, subject: Subject) -> str:
     """Train two modules, in turn and in one loss; returns what is wrong."""
-    modules, twins = [_mlp(seed) for seed in (1, 2)], [_mlp(seed) for seed in (1, 2)]
+    modules, twins = [mlp(seed) for seed in (1, 2)], [mlp(seed) for seed in (1, 2)]
     wrapped = [subject.wrap(module, bucket_cap_mb=1e-4) for module in modules]
 
-    def loss(pair: Any, step: int, rank: int) -> Tensor:
-        outputs = [module(batch(step, rank)) for module in pair]
-        chosen = outputs if step % 3 == 0 else outputs[:1] if step % 3 == 1 else outputs[1:]
-        return torch.stack([output.square().mean() for output in chosen]).prod()
+    def loss(chosen: Any, step: int, rank: int) -> Tensor:
+        return torch.stack([square(one, step, rank) for one in chosen]).prod()
 
     problem = ""  # returned at the end, because the other ranks go on
     for step in range(STEPS):
+        chosen = (slice(2), slice(1), slice(1, 2))[step % 3]
         for module in modules:
             module.zero_grad()
-        chosen = slice(None) if step % 3 == 0 else slice(1) if step % 3 == 1 else slice(1, None)
-        if step % 3 == 0:
-            loss(wrapped, step, rank).backward()
-        else:
-            for one in wrapped[chosen]:
-                _loss(one, step, rank).backward()
+        loss(wrapped[chosen], step, rank).backward()
         for one, module in zip(wrapped[chosen], modules[chosen], strict=True):
             subject.finish(one, torch.optim.SGD(module.parameters(), lr=0.1))
-        pair = nn.ModuleList(twins[chosen])
-        used = loss if step % 3 == 0 else lambda pair, step, rank: _loss(pair[0], step, rank)
-        local = local_gradients(pair, used, step, range(world_size))
+        local = local_gradients(nn.ModuleList(twins[chosen]), loss, step, range(world_size))
         if not problem and (wrong := difference(nn.ModuleList(modules[chosen]), local)):
             problem = f"two modules, iteration {step}, rank {rank}: {wrong}"
     return problem
@@ -79,14 +63,14 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
     Returns:
         What is wrong, and why the copy is not averaged, although nothing is wrong; each empty if nothing.
     """
-    module = _mlp(rank)
+    module = mlp(rank)
     wrapped = subject.wrap(module, bucket_cap_mb=1e-4)
 
     def finish(one: nn.Module) -> None:
         subject.finish(one, torch.optim.SGD(one.parameters(), lr=0.1))
 
     if trained:
-        _loss(wrapped, 0, rank).backward()
+        square(wrapped, 0, rank).backward()
         finish(wrapped)
     try:
         twin_of_wrapped = COPY[how](wrapped)
@@ -104,16 +88,16 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
             one.zero_grad()
         if step % 2:
             for one, number in order:
-                _loss(one, number, rank).backward()
+                square(one, number, rank).backward()
                 finish(one)
         else:
-            losses = [_loss(one, number, rank) for one, number in order]
+            losses = [square(one, number, rank) for one, number in order]
             for loss in losses[::-1]:
                 loss.backward()
             for one, _ in order:
                 finish(one)
         for name, one, number in (("the original", module, step), (how, inner, step + 10)):
-            local = local_gradients(_same(one), _loss, number, range(world_size))
+            local = local_gradients(_same(one), square, number, range(world_size))
             wrong = difference(one, local)
             if wrong and one is inner and not difference(one, [local[rank]]):
                 shortcoming = LOCAL
@@ -123,7 +107,7 @@ def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: b
 
 
 def _same(module: nn.Module) -> nn.Module:
-    twin = _mlp(0)
+    twin = mlp(0)
     twin.load_state_dict(module.state_dict())
     return twin
 
@@ -150,7 +134,7 @@ def check(bench: Bench) -> str:
     notes = []
     for how in COPY:
         for trained in (False, True):
-            outcomes = bench.run(_copied_after_training if trained else _copied_at_once, bench.subject, how)
+            outcomes = bench.run(partial(copied, trained=trained), bench.subject, how)
             report([problem for problem, _ in outcomes])
             shortcoming = next((one for _, one in outcomes if one), "")
             if shortcoming == LOCAL and bench.run(determines_copies, bench.subject)[0]:
@@ -158,15 +142,3 @@ def check(bench: Bench) -> str:
             if shortcoming and f"{how} {shortcoming}" not in notes:
                 notes.append(f"{how} {shortcoming}")
     return "; ".join(notes)
-
-
-def _copied_at_once(rank: int, world_size: int, subject: Subject, how: str) -> tuple[str, str]:
-    return copied(rank, world_size, subject, how, trained=False)
-
-
-def _copied_after_training(rank: int, world_size: int, subject: Subject, how: str) -> tuple[str, str]:
-    return copied(rank, world_size, subject, how, trained=True)
-
-
-CHECKS = {"several modules": check}
-"""Checks by name."""

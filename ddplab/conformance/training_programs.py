@@ -5,7 +5,7 @@ the ranks are exact whatever the order of the summation, and "equal" can mean eq
 """
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -52,7 +52,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Step:
+class ProgramStep:
     """One step of a program.
 
     Attributes:
@@ -86,7 +86,7 @@ class Program:
     """
 
     weights: tuple[Weight, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[ProgramStep, ...]
     options: dict[str, Any] = field(default_factory=dict)
     optimizer: Literal["sgd", "adam"] = "sgd"
     buffer: bool = False
@@ -210,14 +210,37 @@ class Seen(NamedTuple):
 
 def run_on_rank(rank: int, world_size: int, subject: Subject, program: Program) -> list[Seen]:
     """Run a program under the data-parallel class; returns what the rank saw after each step."""
+    return list(_run_steps(rank, world_size, subject, program))
+
+
+def run_until_error(rank: int, world_size: int, subject: Subject, program: Program) -> tuple[list[Seen], str]:
+    """Run a program on a rank; returns what the rank saw, and the kind of the error that ended it."""
+    seen: list[Seen] = []
+    try:
+        seen.extend(_run_steps(rank, world_size, subject, program))
+    except (RuntimeError, ValueError, TypeError) as error:
+        return seen, type(error).__name__
+    return seen, ""
+
+
+def _run_steps(rank: int, world_size: int, subject: Subject, program: Program) -> Iterator[Seen]:
     net = Net(program, rank)
     wrapped = subject.wrap(net, **program.options)
     optimizer = optimizer_of(program, net)
-    seen = []
     for number in range(len(program.steps)):
         run_step(subject, wrapped, optimizer, program, number, rank, world_size)
-        seen.append(look(net, wrapped))
-    return seen
+        yield look(net, wrapped)
+
+
+def after_construction(
+    rank: int, _world_size: int, subject: Subject, program: Program
+) -> tuple[Seen, dict[str, Tensor]]:
+    """Return what a rank has after construction, and its parameters before; buffers differ from rank to rank."""
+    net = Net(program, rank)
+    for buffer in net.buffers():
+        buffer.add_(rank)
+    own = {name: one.detach().clone() for name, one in net.named_parameters()}
+    return look(net, subject.wrap(net)), own
 
 
 def run_step(

@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from .check_runner import Bench
 from .class_under_test import Subject
 from .local_training import FindingError
-from .rank_bodies import batch, build
-from .torch_options import difference, local_gradients
+from .real_models import batch, build, difference, differing_ranks, local_gradients, mlp, square
+from .training_programs import BUFFER_OPTIONS
 
 LATE_S = 0.03
 """By how much a rank is later than the others, where averages are over the ranks with inputs."""
@@ -44,7 +43,7 @@ class _Counting(nn.Module):
 
     def __init__(self, seed: int, *, counts: bool, unused: bool) -> None:
         super().__init__()
-        self.layers = build("multi-layer perceptron", seed)
+        self.layers = mlp(seed)
         self.unused = nn.Linear(2, 2) if unused else nn.Identity()
         if counts:
             self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
@@ -91,13 +90,10 @@ def compare(rank: int, world_size: int, subject: Subject, how: Uneven) -> str:
                 if wrong := difference(module, local, world_size if how.divide_by_all else None):
                     problem = problem or f"{where}: {wrong}"
                 optimizer.step()
-    digest = torch.cat([one.detach().flatten().double() for one in module.state_dict().values()])
-    others = [torch.empty_like(digest) for _ in range(world_size)]
-    dist.all_gather(others, digest)
     last = max(range(world_size), key=how.batches.__getitem__)
+    differing = differing_ranks(module.state_dict().values(), last, world_size)
     if problem:
         return problem
-    differing = [number for number, one in enumerate(others) if not torch.equal(one, others[last])]
     if differing:
         return (
             f"{how.batches} batches: ranks {differing} end with another model than rank {last}, the last with inputs"
@@ -114,16 +110,13 @@ def sparse_under_join(rank: int, world_size: int, subject: Subject) -> str:
     wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 
-    def loss(module: nn.Module, step: int, rank: int) -> Tensor:
-        return module(batch(step, rank)).square().mean()  # type: ignore[no-any-return]
-
     with wrapped.join():
         for step in range(2 * rank):
             optimizer.zero_grad()
             twin.load_state_dict(module.state_dict())
-            loss(wrapped, step, rank).backward()
+            square(wrapped, step, rank).backward()
             having = [one for one in range(world_size) if step < 2 * one]
-            if problem := difference(module, local_gradients(twin, loss, step, having), world_size):
+            if problem := difference(module, local_gradients(twin, square, step, having), world_size):
                 return f"sparse gradients under Join, iteration {step}, rank {rank}: {problem}"
             optimizer.step()
     return ""
@@ -144,14 +137,14 @@ def _counts(how: Uneven) -> list[list[int]]:
 def check(bench: Bench) -> None:
     """Ranks run out of inputs in any order, some at once; with buffers, no_sync, and unused parameters."""
     bench.needs("join")
-    ranks = range(bench.pool.world_size)
+    ranks = range(bench.world_size)
     up, down = tuple(1 + rank for rank in ranks), tuple(2 * rank for rank in ranks)[::-1]
     cases = [
         Uneven(batches=batches, divide_by_all=divide_by_all)
         for batches in (up, down)
         for divide_by_all in (True, False)
     ]
-    if {"broadcast_buffers", "forward_sync_buffers"} & bench.subject.options:
+    if set(BUFFER_OPTIONS) & bench.subject.options:
         cases += [Uneven(batches=batches, buffer=True) for batches in (up, down)]
     if "no_sync" in bench.methods:
         cases += [
@@ -168,7 +161,3 @@ def check(bench: Bench) -> None:
         for problem in bench.run(compare, bench.subject, how):
             if problem and problem != "not supported":
                 raise FindingError(problem)
-
-
-CHECKS = {"uneven inputs": check}
-"""Checks by name."""

@@ -9,37 +9,43 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import InstanceOf
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 
 from reference.data_parallel import DistributedDataParallel
 from reference.trace import Trace
-from simulator.argument_checks import check_prediction, checked_policy
 from simulator.engines.engine_input import EngineInput
-from simulator.engines.machine import CollectiveCost, Machine
+from simulator.engines.event_replay import Cluster, CollectiveCost
 from simulator.engines.timeline import Timeline
 from simulator.fabric import Fabric, Linear, LinkShare, Slowdowns, slowdowns_of
 from simulator.interval import bounds_ns, place_of_median, summarize
-from simulator.prediction import Prediction, prediction_of
+from simulator.prediction import Batches, Prediction, Ranks, Stragglers, checked
 from simulator.schedule.hook_messages import CommHook, named_hook
-from simulator.schedule.policy import Policy, PolicySettings
-from simulator.schedule.schedule import Collective, Compute, Instruction, Launch, Schedule, buckets_of
+from simulator.schedule.policy import Policy
+from simulator.schedule.schedule import (
+    Collective,
+    Compute,
+    Instruction,
+    IterationSchedule,
+    LaunchCollective,
+    buckets_of,
+)
 from simulator.step_costs import charged_fabric, counted_as_free, price
 from simulator.workload.compute_times import (
     RECORDED,
     ComputeTimes,
     IterationSampler,
     RecordedModel,
-    Straggler,
     Variation,
     recorded_model,
 )
 
 from .emulated_device import IterationTimes
-from .modelled_network import Launched, Message, ModelledGroup, ModelledNetwork, worlds_by_thread
+from .modelled_network import CollectiveMessage, ModelledCollective, ModelledGroup, ModelledNetwork, worlds_by_thread
 from .virtual_time import LogEntry, VirtualRank, VirtualTime
 from .virtual_training import Label, RankTraining, Training, ddp_arguments
 
@@ -50,17 +56,18 @@ REDUCERS: dict[str, Callable[..., nn.Module]] = {
 """Reducers by name."""
 
 
+@checked
 def emulate(
-    trace: Trace,
-    fabric: Fabric,
+    trace: InstanceOf[Trace],
+    fabric: InstanceOf[Fabric],
     *,
-    world_size: int,
+    world_size: Ranks,
     reducer: str | Callable[..., nn.Module] = "ddplab",
-    policy: Policy | None = None,
-    variation: Variation = RECORDED,
-    stragglers: Sequence[Straggler] = (),
-    inputs: Sequence[int] | None = None,
-    **settings: Unpack[PolicySettings],
+    policy: InstanceOf[Policy] | None = None,
+    variation: InstanceOf[Variation] = RECORDED,
+    stragglers: Stragglers = (),
+    inputs: Batches | None = None,
+    **settings: Any,
 ) -> Prediction:
     """Run a real reducer in virtual time and report its iteration time.
 
@@ -87,10 +94,7 @@ def emulate(
         ValueError: As for `predict`; or the reducer does not offer a setting.
         RankError: A rank raised an error, the ranks wait for each other, or they launch different collectives.
     """
-    policy = checked_policy(policy, settings)
-    check_prediction(
-        trace, fabric, world_size, policy, variation=variation, stragglers=stragglers, inputs=inputs, engine="auto"
-    )
+    policy = Policy.given(policy, settings, joins=inputs is not None)
     make = _class_of(reducer)
     is_ours = isinstance(make, type) and issubclass(make, DistributedDataParallel)
     if not is_ours and (policy.plan is not None or policy.order != "ready"):
@@ -138,12 +142,12 @@ def emulate(
     times_ns = np.array([(one.iteration_ns, *bounds_ns(one.engine_input)) for one in timelines]).T / policy.sync_every
     median = timelines[int(place_of_median(times_ns[0]))]
     end = emulation.timelines.get("join end")
-    return prediction_of(
+    return Prediction.of(
         summarize(times_ns, median.engine_input),
         median,
         buckets=emulation.buckets,
         epoch_end_ns=0 if end is None else end.iteration_ns,
-        free=counted_as_free(policy, fabric),
+        counted_as_free=counted_as_free(policy, fabric),
     )
 
 
@@ -221,7 +225,7 @@ class _Emulation:
         self._training, self._fabric, self._world_size, self._sampler = training, fabric, world_size, sampler
         self._at_a_time = fabric.concurrency * training.policy.process_groups
         ranks = sampler.ranks.tolist()
-        self._time: VirtualTime[None] = VirtualTime(self._machine, ranks)
+        self._time: VirtualTime[None] = VirtualTime(self._cluster, ranks)
         alike: dict[int, list[int]] = {rank: [] for rank in ranks}
         for rank, simulated in enumerate(sampler.represented_by.tolist()):
             alike[simulated].append(rank)
@@ -247,19 +251,19 @@ class _Emulation:
             finally:
                 self._ranks.clear()
 
-    def _machine(self) -> Machine:
+    def _cluster(self) -> Cluster:
         processor = self._fabric.processor
-        return Machine(
+        return Cluster(
             range(self._training.policy.process_groups),
             concurrency=self._fabric.concurrency,
             slows_computation=slowdowns_of(processor.contention, [0], 1) is not None,
             lingers_ns=processor.lingers_ns,
         )
 
-    def _price(self, message: Message, number: int) -> CollectiveCost:
+    def _price(self, message: CollectiveMessage, number: int) -> CollectiveCost:
         return self._cost(message)._replace(queue=number % self._training.policy.process_groups)
 
-    def _cost_of(self, message: Message) -> CollectiveCost:
+    def _cost_of(self, message: CollectiveMessage) -> CollectiveCost:
         size = message.size_bytes
         slowdowns = slowdowns_of(self._fabric.processor.contention, [size], self._at_a_time)
         return CollectiveCost(
@@ -281,7 +285,7 @@ class _Emulation:
         for one in self._time.ranks:
             one.log = []
 
-    def _collective(self, number: int, launched: Launched) -> Collective:
+    def _collective(self, number: int, launched: ModelledCollective) -> Collective:
         kinds = [training.kinds[number] for training in self._ranks.values() if number in training.kinds]
         kind, bucket = next(
             (one for one in kinds if one[0] != "join"), kinds[0]
@@ -289,7 +293,10 @@ class _Emulation:
         return Collective(kind, bucket, *launched.message)
 
     def _timeline(
-        self, logs: Mapping[int, Sequence[LogEntry]], launched: Sequence[Launched], collectives: Sequence[Collective]
+        self,
+        logs: Mapping[int, Sequence[LogEntry]],
+        launched: Sequence[ModelledCollective],
+        collectives: Sequence[Collective],
     ) -> Timeline:
         schedule, end_ns, duration_ns = observed_schedule(list(logs.values()), collectives)
         costs = [one.running.cost for one in launched]
@@ -322,7 +329,7 @@ class _Activity(NamedTuple):
 
 def observed_schedule(
     logs: Sequence[Sequence[LogEntry]], collectives: Sequence[Collective]
-) -> tuple[Schedule, Any, Any]:
+) -> tuple[IterationSchedule, Any, Any]:
     """Make one schedule of what all ranks did.
 
     All ranks launch the same collectives in the same order. Between two launches the schedule has every instruction
@@ -350,10 +357,10 @@ def observed_schedule(
                 if isinstance(instruction, Compute):
                     durations[row].append(duration_ns)
         if number < len(collectives):
-            instructions.append(Launch(number))
+            instructions.append(LaunchCollective(number))
             for row, at in enumerate(now):
                 ends[row].append(at)
-    schedule = Schedule(tuple(instructions), tuple(collectives))
+    schedule = IterationSchedule(tuple(instructions), tuple(collectives))
     return schedule, np.array(ends, np.int64), np.array(durations, np.int64).reshape(len(logs), -1)
 
 
@@ -365,7 +372,7 @@ def _between_launches(
     before_ns = 0
     for entry in log:
         elapsed_ns, before_ns = entry.end_ns - before_ns, entry.end_ns
-        if isinstance(entry.instruction, Launch):
+        if isinstance(entry.instruction, LaunchCollective):
             bucket = collectives[entry.instruction.collective].bucket
             pieces[-1] = {_of_bucket(one, bucket): activity for one, activity in pieces[-1].items()}
             pieces.append({})

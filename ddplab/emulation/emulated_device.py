@@ -21,11 +21,12 @@ from torch import Tensor, nn
 
 from reference.observer import Future, Observer
 from reference.trace import Buffer, Iteration, Parameter, Trace, Workload
+from simulator.workload.compute_times import end_of_computation_ns
 
 Activity = Literal["forward", "backward", "step"]
 
 
-class Clock(Protocol):
+class EmulatedClock(Protocol):
     """What an emulated device computes on."""
 
     def computing(self, duration_ns: int, activity: Activity) -> AbstractContextManager[None]:
@@ -130,7 +131,7 @@ class IterationTimes:
         """
         start = iteration.forward_start_ns
         ready = [None if moment is None else moment - start for moment in iteration.ready_ns]
-        end = iteration.end_of_computation_ns(with_communication=with_communication) - start
+        end = end_of_computation_ns(iteration, with_communication=with_communication) - start
         return cls.of(iteration.forward_end_ns - start, ready, end, iteration.end_ns - iteration.backward_end_ns)
 
     @classmethod
@@ -211,7 +212,7 @@ class EmulatedModel(nn.Module):
             nothing is called.
     """
 
-    def __init__(self, workload: Workload, clock: Clock, *, sparse_density: float = 1.0) -> None:
+    def __init__(self, workload: Workload, clock: EmulatedClock, *, sparse_density: float = 1.0) -> None:
         super().__init__()
         self.clock = clock
         self.times: IterationTimes | None = None

@@ -18,13 +18,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d
 
-from simulator.engines.machine import CollectiveCost, RunningCollective
+from simulator.engines.event_replay import CollectiveCost, RunningCollective
 from simulator.schedule.hook_messages import INDEX_BYTES, Transport
 
 from .virtual_time import VirtualRank, VirtualTime
 
 
-class Message(NamedTuple):
+class CollectiveMessage(NamedTuple):
     """What a rank launches."""
 
     transport: Transport
@@ -95,18 +95,18 @@ class VirtualWork(dist.Work):
 
 
 @dataclass(eq=False)
-class Launched:
+class ModelledCollective:
     """A collective that some ranks have launched.
 
     Attributes:
         message: The same on all ranks; of messages that are gathered, the largest.
-        running: Its run on the machine.
+        running: Its run on the cluster.
         reduce: Computes the result from the contributions by rank, and writes it into them.
         contributions: What each rank launched the collective with.
         futures: By rank, done when the collective is.
     """
 
-    message: Message
+    message: CollectiveMessage
     running: RunningCollective
     reduce: Callable[[Mapping[int, Any]], None]
     contributions: dict[int, Any] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class ModelledNetwork:
         self,
         time: VirtualTime[Any],
         ranks_alike: Mapping[int, Sequence[int]],
-        price: Callable[[Message, int], CollectiveCost],
+        price: Callable[[CollectiveMessage, int], CollectiveCost],
     ) -> None:
         self._time = time
         self._price = price
@@ -139,11 +139,11 @@ class ModelledNetwork:
         self._counts = {rank: len(alike) for rank, alike in ranks_alike.items()}
         self._simulated = {rank: simulated for simulated, alike in ranks_alike.items() for rank in alike}
         self.world_size = len(self._simulated)
-        self.launched: list[Launched] = []
+        self.launched: list[ModelledCollective] = []
         self.entered: Callable[[int], AbstractContextManager[None]] = lambda _rank: nullcontext()
         self._next = dict.fromkeys(ranks_alike, 0)
 
-    def restart(self) -> list[Launched]:
+    def restart(self) -> list[ModelledCollective]:
         """Start an iteration without collectives; returns those of the last one.
 
         Raises:
@@ -161,7 +161,11 @@ class ModelledNetwork:
         return launched
 
     def launch(
-        self, rank: VirtualRank, message: Message, contribution: Any, reduce: Callable[[Mapping[int, Any]], None]
+        self,
+        rank: VirtualRank,
+        message: CollectiveMessage,
+        contribution: Any,
+        reduce: Callable[[Mapping[int, Any]], None],
     ) -> tuple[int, VirtualFuture]:
         """Launch a rank's next collective; returns its number and its future.
 
@@ -171,8 +175,8 @@ class ModelledNetwork:
         number = self._next[rank.rank]
         self._next[rank.rank] += 1
         if number == len(self.launched):
-            running = RunningCollective(self._time.machine.env, self._price(message, number))
-            self.launched.append(Launched(message, running, reduce))
+            running = RunningCollective(self._time.cluster.env, self._price(message, number))
+            self.launched.append(ModelledCollective(message, running, reduce))
         collective = self.launched[number]
         sizes_may_differ = message.transport == "all_gather"  # of sparse gradients, for example
         if sizes_may_differ and message.size_bytes > collective.message.size_bytes:
@@ -191,10 +195,10 @@ class ModelledNetwork:
         collective.running.launched = max(collective.running.launched, rank.progress)
         if len(collective.contributions) == len(self._ranks_alike):
             collective.running.done.callbacks.append(lambda _event: self._finish(collective))
-            self._time.machine.launched_by_all(collective.running)
+            self._time.cluster.launched_by_all(collective.running)
         return number, future
 
-    def _finish(self, collective: Launched) -> None:
+    def _finish(self, collective: ModelledCollective) -> None:
         with torch.no_grad():
             collective.reduce(collective.contributions)
         for rank, future in collective.futures.items():
@@ -252,7 +256,7 @@ def _total(tensors: Sequence[Tensor]) -> Tensor:
     return total
 
 
-def _described(message: Message) -> str:
+def _described(message: CollectiveMessage) -> str:
     return f"an {message.transport} of {message.size_bytes} bytes".replace("an broadcast", "a broadcast")
 
 
@@ -279,7 +283,7 @@ class ModelledGroup(dist.ProcessGroup):
     def __init__(self, rank: VirtualRank, network: ModelledNetwork) -> None:
         super().__init__(rank.rank, network.world_size)  # type: ignore[call-arg]  # the annotations have a store
         self._virtual_rank, self._network = rank, network
-        self.before_launch: Callable[[Message, Sequence[Tensor]], None] = lambda _message, _tensors: None
+        self.before_launch: Callable[[CollectiveMessage, Sequence[Tensor]], None] = lambda _message, _tensors: None
         self.after_launch: Callable[[int, VirtualFuture], None] = lambda _number, _future: None
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
@@ -307,22 +311,22 @@ class ModelledGroup(dist.ProcessGroup):
         """Overwrite tensors with those of one rank."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         source = 0 if opts is None else opts.rootRank
-        message = Message("broadcast", sum(map(tensor_bytes, tensors)))
+        message = CollectiveMessage("broadcast", sum(map(tensor_bytes, tensors)))
         return self._launch(message, tensors, tensors, self._network.copy_from(source))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> VirtualWork:
         """Give every rank the tensors of all ranks."""
         outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
-        message = Message("all_gather", sum(map(tensor_bytes, inputs)))
+        message = CollectiveMessage("all_gather", sum(map(tensor_bytes, inputs)))
         return self._launch(message, inputs, (outputs, inputs), self._network.gather)
 
     def barrier(self, opts: Any = None) -> VirtualWork:
         """Wait for all ranks."""
-        return self._launch(Message("all_reduce", 0), [], [], self._network.sum)
+        return self._launch(CollectiveMessage("all_reduce", 0), [], [], self._network.sum)
 
     def _launch(
         self,
-        message: Message,
+        message: CollectiveMessage,
         tensors: Sequence[Tensor],
         contribution: Any,
         reduce: Callable[[Mapping[int, Any]], None],
@@ -334,12 +338,12 @@ class ModelledGroup(dist.ProcessGroup):
         return VirtualWork(future)
 
 
-def all_reduce_message(tensors: Sequence[Tensor]) -> Message:
+def all_reduce_message(tensors: Sequence[Tensor]) -> CollectiveMessage:
     """Return the message of an all-reduce; the rows of sparse tensors are gathered."""
     size = sum(map(tensor_bytes, tensors))
     if tensors[0].is_sparse:
-        return Message("all_gather", size + sum(tensor._nnz() for tensor in tensors) * INDEX_BYTES)
-    return Message("all_reduce", size)
+        return CollectiveMessage("all_gather", size + sum(tensor._nnz() for tensor in tensors) * INDEX_BYTES)
+    return CollectiveMessage("all_reduce", size)
 
 
 def tensor_bytes(tensor: Tensor) -> int:

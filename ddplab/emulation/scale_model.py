@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from reference.files.value_ranges import MILLION
 from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace
+from simulator.workload.compute_times import end_of_computation_ns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +108,7 @@ class ScaleModel:
             return start_ns + round((moment - recorded.forward_start_ns) * self.dilation)
 
         ready = tuple(None if moment is None else scaled(moment) for moment in recorded.ready_ns)
-        end = scaled(recorded.end_of_computation_ns(with_communication=with_communication))
+        end = scaled(end_of_computation_ns(recorded, with_communication=with_communication))
         return Iteration(
             forward_start_ns=start_ns,
             forward_end_ns=scaled(recorded.forward_end_ns),

@@ -1,7 +1,7 @@
 """Virtual time: ranks run real code, one thread each, on a clock that jumps from event to event.
 
 Only one thread runs at a time: a rank, until it computes or waits, or the thread that called `run`, which processes
-the next event of the machine and resumes the ranks that this event wakes. So two runs do the same in the same order.
+the next event of the cluster and resumes the ranks that this event wakes. So two runs do the same in the same order.
 """
 
 import sys
@@ -14,8 +14,8 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import simpy
 
 from reference.errors import RankError
-from simulator.engines.machine import PROGRESS_BITS, Machine
-from simulator.schedule.schedule import Compute, Instruction, Launch, Wait
+from simulator.engines.event_replay import PROGRESS_BITS, Cluster
+from simulator.schedule.schedule import Compute, Instruction, LaunchCollective, Wait
 
 Result = TypeVar("Result")
 
@@ -26,7 +26,7 @@ END_TIMEOUT_S = 1.0
 """How long to wait for a rank's thread after a failure; a thread that is blocked outside of Python never ends."""
 
 
-class EndedError(BaseException):
+class RanksEndedError(BaseException):
     """Ends the threads of all ranks after one has failed; no `Exception`, so `except Exception` does not catch it."""
 
 
@@ -67,15 +67,15 @@ class VirtualRank:
 
     @property
     def progress(self) -> int:
-        """Progress of computation at the rank's current time; in another thread, that of the machine."""
+        """Progress of computation at the rank's current time; in another thread, that of the cluster."""
         if threading.current_thread() is self.thread:
             return self._progress
-        return self._time.machine.computation.progress()
+        return self._time.cluster.computation.progress()
 
     @property
     def now_ns(self) -> int:
         """Time since the ranks last started together."""
-        return self._time.machine.now_ns
+        return self._time.cluster.now_ns
 
     def compute(self, duration_ns: int, step: Compute) -> None:
         """Compute for this long at full speed; longer while collectives slow computation down."""
@@ -83,16 +83,16 @@ class VirtualRank:
             return
         if not self._is_computing:
             self._is_computing = True
-            self._time.machine.add_computing_ranks(1)
+            self._time.cluster.add_computing_ranks(1)
         self._progress += duration_ns << PROGRESS_BITS
-        event = self._time.machine.computation.reaches(self._progress)
+        event = self._time.cluster.computation.reaches(self._progress)
         event.callbacks.append(lambda _event: self._time.resume(self))
         self._block("computing")
         self.log.append(LogEntry(step, self.now_ns, duration_ns))
 
     def launched(self, number: int) -> None:
         """Log the launch of a collective."""
-        self.log.append(LogEntry(Launch(number), self.now_ns))
+        self.log.append(LogEntry(LaunchCollective(number), self.now_ns))
 
     def wait(
         self,
@@ -115,7 +115,7 @@ class VirtualRank:
         if not is_done():
             when_done(lambda: self._time.resume(self))
             self._block(what)
-        self._progress = self._time.machine.computation.progress()
+        self._progress = self._time.cluster.computation.progress()
         if number is not None:
             self.log.append(LogEntry(Wait(number), self.now_ns))
 
@@ -129,42 +129,42 @@ class VirtualRank:
     def _stop_computing(self) -> None:
         if self._is_computing:
             self._is_computing = False
-            self._time.machine.add_computing_ranks(-1)
+            self._time.cluster.add_computing_ranks(-1)
 
     def _block(self, what: str) -> None:
         if self._time.failure is not None:
-            raise EndedError
+            raise RanksEndedError
         if threading.current_thread() is not self.thread:
             self._time.failure = RankError(
                 self.rank,
                 f"rank {self.rank}: a callback of a collective may launch collectives, but not wait or compute",
             )
-            raise EndedError
+            raise RanksEndedError
         self.blocked_on = what
         self._time.hand_over()
         self.may_run.acquire()
         self.blocked_on = ""
         if self._time.failure is not None:
-            raise EndedError
+            raise RanksEndedError
 
 
 class VirtualTime(Generic[Result]):
     """The clock of all simulated ranks.
 
     Args:
-        make_machine: Makes the machine on which the ranks compute and communicate; called whenever the ranks start
+        make_cluster: Makes the cluster on which the ranks compute and communicate; called whenever the ranks start
             together, so that each iteration starts at time 0.
         ranks: The simulated ranks.
 
     Attributes:
-        machine: The present machine.
+        cluster: The present cluster.
         failure: The first error that a rank raised.
-        on_restart: Called before a new machine is made, after everything on the old one has ended.
+        on_restart: Called before a new cluster is made, after everything on the old one has ended.
     """
 
-    def __init__(self, make_machine: Callable[[], Machine], ranks: Sequence[int]) -> None:
-        self._make_machine = make_machine
-        self.machine = make_machine()
+    def __init__(self, make_cluster: Callable[[], Cluster], ranks: Sequence[int]) -> None:
+        self._make_cluster = make_cluster
+        self.cluster = make_cluster()
         self.ranks = [VirtualRank(rank, self) for rank in ranks]
         self.failure: BaseException | None = None
         self.on_restart: Callable[[], None] = lambda: None
@@ -228,7 +228,7 @@ class VirtualTime(Generic[Result]):
             self._restart()
             return
         try:
-            self.machine.env.step()
+            self.cluster.env.step()
         except simpy.core.EmptySchedule:
             waiting = "; ".join(
                 f"rank {rank.rank} waits for {rank.blocked_on}" for rank in self.ranks if rank.blocked_on
@@ -236,9 +236,9 @@ class VirtualTime(Generic[Result]):
             raise RankError(self.ranks[0].rank, f"all ranks wait, so none can go on: {waiting}") from None
 
     def _restart(self) -> None:
-        self.machine.env.run()  # collectives that no rank waits for
+        self.cluster.env.run()  # collectives that no rank waits for
         self.on_restart()
-        self.machine = self._make_machine()
+        self.cluster = self._make_cluster()
         self._runnable.extend(sorted(self._arrived, key=lambda rank: rank.rank))
         self._arrived.clear()
 
@@ -248,7 +248,7 @@ class VirtualTime(Generic[Result]):
             if self.failure is None:
                 self._results[rank.rank] = body(rank)
                 rank._stop_computing()
-        except EndedError:
+        except RanksEndedError:
             pass
         except BaseException as error:  # noqa: BLE001 - `run` raises it
             if self.failure is None:

@@ -27,7 +27,7 @@ from simulator.schedule.schedule import CollectiveKind, Compute, ComputeKind
 
 from ..calibration.hook_costs import real_hook
 from .emulated_device import Activity, EmulatedModel, IterationTimes
-from .modelled_network import Message, ModelledGroup, VirtualFuture
+from .modelled_network import CollectiveMessage, ModelledGroup, VirtualFuture
 from .virtual_time import VirtualRank
 
 Label = int | Literal["join end"] | None
@@ -189,7 +189,7 @@ class RankTraining:
 
     @contextmanager
     def computing(self, duration_ns: int, activity: Activity) -> Iterator[None]:
-        """Compute for the device; see `Clock`."""
+        """Compute for the device; see `EmulatedClock`."""
         yield
         if self._unsynchronized is None:
             self.charge(activity, None, duration_ns)
@@ -237,12 +237,12 @@ class RankTraining:
 
         return charged
 
-    def _before_launch(self, message: Message, tensors: Sequence[Tensor]) -> None:
+    def _before_launch(self, message: CollectiveMessage, tensors: Sequence[Tensor]) -> None:
         self._kind = kind, bucket = self._classified(message, tensors)
         if kind == "all_reduce" and not self._hooked:
             self.charge("launch", bucket, self._training.processor.launch_ns)
 
-    def _classified(self, message: Message, tensors: Sequence[Tensor]) -> tuple[CollectiveKind, int | None]:
+    def _classified(self, message: CollectiveMessage, tensors: Sequence[Tensor]) -> tuple[CollectiveKind, int | None]:
         if self._launching is not None and not self._launched_first:
             self._launched_first = True
             return "all_reduce", self._launching

@@ -1,6 +1,6 @@
 """Modelled network between processes: Gloo moves the data, and each collective takes the time that a fabric gives.
 
-Each rank simulates the network by the clock, on a `Machine` of its own. When all ranks have launched a collective,
+Each rank simulates the network by the clock, on a `Cluster` of its own. When all ranks have launched a collective,
 they share the latest launch time. Each rank then begins to move the data, and completes the future, at the moments
 that its simulation gives. No links are needed, so this works without Linux, root or iproute2.
 
@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
-import simpy
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -25,39 +24,16 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import GroupName
 
-from simulator.engines.machine import CollectiveCost, Machine, RunningCollective
+from simulator.engines.event_replay import Cluster, CollectiveCost, RunningCollective
 from simulator.fabric import Fabric
 from simulator.step_costs import price
 
 from .emulated_device import least_timer_slack
-from .modelled_network import Message, all_reduce_message, tensor_bytes
-
-
-class InFlight(RunningCollective):
-    """A collective on this rank's replica of the machine.
-
-    Args:
-        env: The replica's simulation.
-        cost: What the collective costs.
-        move: Begins to move the data.
-
-    Attributes:
-        moved: Done when the data has arrived; exists from the start on.
-    """
-
-    __slots__ = ("_move", "moved")
-
-    def __init__(self, env: simpy.Environment, cost: CollectiveCost, move: Callable[[], dist.Work]) -> None:
-        super().__init__(env, cost)
-        self._move = move
-
-    def on_start(self) -> None:
-        """Begin to move the data."""
-        self.moved = self._move().get_future()
+from .modelled_network import CollectiveMessage, all_reduce_message, tensor_bytes
 
 
 @dataclass(frozen=True, eq=False)
-class Launched:
+class CollectiveOnAllRanks:
     """A collective that all ranks have launched.
 
     Attributes:
@@ -68,7 +44,7 @@ class Launched:
     """
 
     number: int
-    message: Message
+    message: CollectiveMessage
     launched_ns: int
     result: Any
 
@@ -156,8 +132,8 @@ class WallGroup(dist.ProcessGroup):
         self.late_ns = self._unfinished.late_ns
         self._moves: dict[int, Callable[[], dist.Work]] = {}
         # No SimpleQueue: in Python 3.11, its `get` blocks for ever if the time-out ends while it takes its lock.
-        self._arrivals: queue.Queue[Launched | None] = queue.Queue()
-        self._machine = Machine([0], concurrency=fabric.concurrency, slows_computation=False, lingers_ns=0)
+        self._arrivals: queue.Queue[CollectiveOnAllRanks | None] = queue.Queue()
+        self._cluster = Cluster([0], concurrency=fabric.concurrency, slows_computation=False, lingers_ns=0)
         origin = torch.tensor([time.monotonic_ns()])
         moments.allreduce([origin], _options(dist.ReduceOp.MAX)).wait()
         self._origin_ns = int(origin)
@@ -184,14 +160,14 @@ class WallGroup(dist.ProcessGroup):
         """Overwrite tensors with those of one rank."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         opts = dist.BroadcastOptions() if opts is None else opts
-        message = Message("broadcast", sum(map(tensor_bytes, tensors)))
+        message = CollectiveMessage("broadcast", sum(map(tensor_bytes, tensors)))
         return self._launch(message, tensors, lambda: self._gloo.broadcast(tensors, opts))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> WallWork:
         """Give every rank the tensors of all ranks."""
         outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
         opts = AllgatherOptions() if opts is None else opts
-        message = Message("all_gather", sum(map(tensor_bytes, inputs)))
+        message = CollectiveMessage("all_gather", sum(map(tensor_bytes, inputs)))
         return self._launch(message, outputs, lambda: self._gloo.allgather(outputs, inputs, opts))
 
     def barrier(self, opts: Any = None) -> WallWork:
@@ -199,7 +175,7 @@ class WallGroup(dist.ProcessGroup):
         nothing = torch.zeros(0)
         return self.allreduce([nothing])
 
-    def _launch(self, message: Message, result: Any, move: Callable[[], dist.Work]) -> WallWork:
+    def _launch(self, message: CollectiveMessage, result: Any, move: Callable[[], dist.Work]) -> WallWork:
         future: torch.futures.Future[Any] = torch.futures.Future()
         unfinished, arrivals = self._unfinished, self._arrivals
         with unfinished.launching:  # so that launch times rise with the numbers, on every rank
@@ -213,7 +189,7 @@ class WallGroup(dist.ProcessGroup):
                 done.value()
                 launched_ns, size_bytes = latest.tolist()  # ranks may gather different sizes; the largest counts
                 largest = message._replace(size_bytes=size_bytes)
-                arrivals.put(Launched(number, largest, launched_ns, result))
+                arrivals.put(CollectiveOnAllRanks(number, largest, launched_ns, result))
             except Exception as error:  # noqa: BLE001 - the ranks that wait get it
                 unfinished.fail(error)
 
@@ -221,16 +197,16 @@ class WallGroup(dist.ProcessGroup):
         return WallWork(future)
 
     def _run(self) -> None:
-        """Run the machine; an error ends all collectives."""
+        """Run the cluster; an error ends all collectives."""
         try:
             self._serve()
         except Exception as error:  # noqa: BLE001 - the ranks that wait get it
             self._unfinished.fail(error)
 
     def _serve(self) -> None:
-        """Run the machine by the clock: start each collective when it was launched, and end it when it is due."""
+        """Run the cluster by the clock: start each collective when it was launched, and end it when it is due."""
         least_timer_slack()
-        waiting: dict[int, Launched] = {}
+        waiting: dict[int, CollectiveOnAllRanks] = {}
         started = 0
         while True:
             try:
@@ -247,38 +223,43 @@ class WallGroup(dist.ProcessGroup):
             self._advance(time.monotonic_ns())
 
     def _until_next_event_s(self) -> float | None:
-        due_ns = self._machine.env.peek()
+        due_ns = self._cluster.env.peek()
         if due_ns == float("inf"):
             return None
         return max(0.0, (self._origin_ns + due_ns - time.monotonic_ns()) / 1e9)
 
-    def _start(self, launched: Launched) -> None:
+    def _start(self, launched: CollectiveOnAllRanks) -> None:
         number, result = launched.number, launched.result
-        collective = InFlight(self._machine.env, self._cost(launched.message), self._moves.pop(number))
+        move, moved = self._moves.pop(number), []
+
+        def begin_to_move() -> None:
+            moved.append(move().get_future())
+
+        collective = RunningCollective(self._cluster.env, self._cost(launched.message), begin_to_move)
         unfinished, origin_ns = self._unfinished, self._origin_ns
 
-        def finish(due_ns: int, moved: "torch.futures.Future[Any]") -> None:
+        def finish(due_ns: int, done: "torch.futures.Future[Any]") -> None:
             unfinished.late_ns.append(time.monotonic_ns() - origin_ns - due_ns)
             try:
-                moved.value()
+                done.value()
             except Exception as error:  # noqa: BLE001 - the ranks that wait get it
                 unfinished.fail(error)
                 return
             unfinished.finish(number, result)
 
         collective.done.callbacks.append(
-            lambda _event: collective.moved.add_done_callback(partial(finish, collective.done_ns))
+            lambda _event: moved[0].add_done_callback(partial(finish, collective.done_ns))
         )
-        env = self._machine.env
-        launch = env.timeout(max(0, launched.launched_ns - self._origin_ns - self._machine.now_ns))
-        launch.callbacks.append(lambda _event: self._machine.launched_by_all(collective))
+        env = self._cluster.env
+        launch = env.timeout(max(0, launched.launched_ns - self._origin_ns - self._cluster.now_ns))
+        launch.callbacks.append(lambda _event: self._cluster.launched_by_all(collective))
 
     def _advance(self, clock_ns: int) -> None:
         """Process all events up to this moment."""
-        while self._machine.env.peek() <= clock_ns - self._origin_ns:
-            self._machine.env.step()
+        while self._cluster.env.peek() <= clock_ns - self._origin_ns:
+            self._cluster.env.step()
 
-    def _cost(self, message: Message) -> CollectiveCost:
+    def _cost(self, message: CollectiveMessage) -> CollectiveCost:
         cost_ns = int(price([message], self._fabric, self._ranks)[0])
         return CollectiveCost(cost_ns, queue=0, sharing=self._fabric.link_share(message.size_bytes, self._ranks))
 

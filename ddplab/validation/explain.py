@@ -29,7 +29,7 @@ from simulator.engines.timeline import Timeline
 from simulator.fabric import Fabric, LinkShare
 from simulator.interval import simulate
 from simulator.plot_colours import COMPUTATION, EXPOSED, INK
-from simulator.schedule.schedule import Compute, ComputeKind, Launch, Wait
+from simulator.schedule.schedule import Compute, ComputeKind, LaunchCollective, Wait
 from simulator.workload.compute_times import Nanoseconds
 
 from ..emulation.scale_model import ScaleModel
@@ -105,7 +105,7 @@ def _measured_timeline(predicted: Timeline, ranks: Sequence[Sequence[Moment]]) -
     schedule = engine_input.schedule
     moments = [{(one.kind, one.bucket): one.ns for one in of_rank} for of_rank in ranks]
     end_ns = np.array([_ends(engine_input, of_rank) for of_rank in moments], np.int64)
-    launches = [place for place, one in enumerate(schedule.instructions) if isinstance(one, Launch)]
+    launches = [place for place, one in enumerate(schedule.instructions) if isinstance(one, LaunchCollective)]
     waits = {one.collective: place for place, one in enumerate(schedule.instructions) if isinstance(one, Wait)}
     start_ns, done_ns = np.zeros((2, len(schedule.collectives)), np.int64)
     free_ns: dict[int, list[int]] = {queue: [0] * engine_input.concurrency for queue in engine_input.queues}

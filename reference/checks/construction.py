@@ -13,7 +13,7 @@ from torch._utils import _get_device_index
 from torch.distributed.device_mesh import DeviceMesh
 
 from ..bucketing import BucketAssignment, check_partition, initial_buckets
-from ..parameters import bucket_key, ignored_names, size_bytes, sparse_parameters, trainable_parameters
+from ..parameters import ModuleTensors
 
 Devices = Sequence[int | torch.device]
 
@@ -240,45 +240,45 @@ def _pickled(setup: Setup | Exception) -> bytes:
 
 def set_up(
     module: nn.Module,
+    tensors: ModuleTensors,
+    bucketed: dict[str, nn.Parameter],
     plan: Sequence[Sequence[int | str]] | None,
     initial_caps_bytes: Sequence[int],
     rebuild_caps_bytes: Sequence[int],
     *,
     with_buffers: bool,
-    delayed: Collection[str] = (),
 ) -> Setup:
     """This rank's setup for `module`.
 
     Args:
         module: The module to be wrapped.
+        tensors: Its tensors.
+        bucketed: The parameters in the buckets by name, in the order of the parameter index.
         plan: Buckets in launch order, of parameter names or indices. None: they are assigned by size.
         initial_caps_bytes: Bucket caps until the rebuild.
         rebuild_caps_bytes: Bucket caps of the rebuild.
         with_buffers: Whether buffers are synchronised too, and therefore compared.
-        delayed: Names of parameters that are in no bucket, because their all-reduce is delayed.
 
     Raises:
         RuntimeError: As for `check_module`.
         ValueError: As for `check_module`, or the plan is not a partition of the parameters.
     """
-    check_module(module, trainable_parameters(module).values())
-    trainable = trainable_parameters(module, without=delayed)
-    sparse = sparse_parameters(module)
+    check_module(module, tensors.trainable.values())
+    sparse = tensors.sparse
     if plan is None:
         buckets = initial_buckets(
-            [size_bytes(parameter) for parameter in trainable.values()],
+            [parameter.nbytes for parameter in bucketed.values()],
             initial_caps_bytes,
-            keys=[bucket_key(parameter) for parameter in trainable.values()],
-            sparse=[name in sparse for name in trainable],
+            keys=[(parameter.dtype, parameter.device) for parameter in bucketed.values()],
+            sparse=[name in sparse for name in bucketed],
         )
     else:
-        buckets = _resolve_plan(plan, trainable, sparse)
-    ignored = ignored_names(module)
+        buckets = _resolve_plan(plan, bucketed, sparse)
     return Setup(
-        parameters=[_describe(*named) for named in module.named_parameters() if named[0] not in ignored],
-        buffers=[_describe(*named) for named in module.named_buffers() if with_buffers and named[0] not in ignored],
+        parameters=[_describe(*named) for named in tensors.parameters.items()],
+        buffers=[_describe(*named) for named in tensors.buffers.items() if with_buffers],
         buckets=buckets,
-        sparse=frozenset(index for index, name in enumerate(trainable) if name in sparse),
+        sparse=frozenset(index for index, name in enumerate(bucketed) if name in sparse),
         rebuild_caps_bytes=list(rebuild_caps_bytes) if plan is None else None,
     )
 
@@ -320,7 +320,7 @@ def _resolve_plan(
         raise ValueError(f"plan: no trainable parameter is called {sorted(unknown)[0]!r}")
     buckets = [[indices[entry] if isinstance(entry, str) else entry for entry in bucket] for bucket in plan]
     check_partition(buckets, len(parameters))
-    keys: list[tuple[torch.dtype, torch.device]] = [bucket_key(parameter) for parameter in parameters.values()]
+    keys = [(parameter.dtype, parameter.device) for parameter in parameters.values()]
     names = list(parameters)
     for number, bucket in enumerate(buckets):
         if len({keys[index] for index in bucket}) > 1:

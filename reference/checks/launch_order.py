@@ -26,7 +26,7 @@ class LaunchOrder(Protocol):
 
 
 @dataclass(frozen=True)
-class Launch:
+class LaunchRecord:
     """One launch of one rank."""
 
     bucket: int
@@ -40,7 +40,7 @@ class Launch:
         return f"{self.bucket} {self.size_bytes}"
 
     @classmethod
-    def decode(cls, text: bytes) -> "Launch":
+    def decode(cls, text: bytes) -> "LaunchRecord":
         """The inverse of `encode`."""
         return cls(*map(int, text.split()))
 
@@ -84,7 +84,7 @@ class CheckedLaunchOrder:
     def launching(self, bucket: int, size_bytes: int) -> int:
         """Write the launch into the store before its collective is issued, which may never return."""
         self._launches[self._series] += 1
-        self._store.set(f"{self._rank}/{self.launches}", Launch(bucket, size_bytes).encode())
+        self._store.set(f"{self._rank}/{self.launches}", LaunchRecord(bucket, size_bytes).encode())
         self._store.set(f"{self._rank}/last", str(self.launches))
         if self.launches > KEPT:
             self._store.delete_key(f"{self._rank}/{self.launches - KEPT}")
@@ -105,6 +105,6 @@ class CheckedLaunchOrder:
             lines.append("all ranks launched the same: a rank or the network was too slow, or a rank ended")
         return "; ".join(lines)
 
-    def _read(self, rank: int, launch: int) -> Launch | None:
+    def _read(self, rank: int, launch: int) -> LaunchRecord | None:
         key = f"{rank}/{launch}"
-        return Launch.decode(self._store.get(key)) if self._store.check([key]) else None
+        return LaunchRecord.decode(self._store.get(key)) if self._store.check([key]) else None

@@ -176,8 +176,8 @@ def first_problem(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
     reason = first["msg"].removeprefix("Value error, ")
-    if reason.startswith("Input should") and isinstance(first["input"], str | int | float | None):
-        reason += f", got {SHORT.repr(first['input'])}"
+    if reason.startswith("Input should") and len(seen := SHORT.repr(first["input"])) <= 90:
+        reason += f", got {seen}"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     problem = (f"{field}: " if field else "") + reason[:1].lower() + reason[1:] + more
     return printable(problem).replace("\n", "\\n")

@@ -6,79 +6,28 @@ number of iterations on leading axes.
 
 import numpy as np
 
-from ..schedule.schedule import Compute, Launch
+from ..schedule.schedule import Compute, LaunchCollective
 from ..workload.compute_times import Nanoseconds
 from .engine_input import EngineInput
-from .timeline import Timeline
 
 
-def solve(engine_input: EngineInput) -> Timeline:
-    """Simulate one iteration: each collective starts at `max(last launch, first free slot)` and runs for its cost.
-
-    Raises:
-        ValueError: Speeds are not constant; use the event replay.
-    """
-    end_ns = np.empty((len(engine_input.ranks), len(engine_input.schedule.instructions)), np.int64)
-    start_ns, done_ns, _last = _recur(engine_input, end_ns)
-    return Timeline(engine_input, end_ns, start_ns, done_ns)
-
-
-def solve_many(engine_inputs: EngineInput) -> Nanoseconds:
-    """Compute the durations of many iterations at once; shape: the leading axes of durations and costs.
-
-    Raises:
-        ValueError: As for `solve`.
-    """
-    _start, _done, last_ns = _recur(engine_inputs)
-    latest: Nanoseconds = last_ns.max(axis=-1)
-    return latest
-
-
-def exposed_many(engine_inputs: EngineInput) -> Nanoseconds:
-    """Compute how long the slowest rank of each iteration waits while a collective runs; shape as for `solve_many`.
-
-    Raises:
-        ValueError: Speeds are not constant, or several collectives can run at the same time.
-    """
-    if engine_inputs.most_running > 1:
-        raise ValueError(f"closed form: expected one collective at a time, got up to {engine_inputs.most_running}")
-    start_ns, done_ns, last_ns = _recur(engine_inputs)
-    every_rank_ns = np.broadcast_to(engine_inputs.duration_ns, (*last_ns.shape, engine_inputs.duration_ns.shape[-1]))
-    slowest = last_ns.argmax(axis=-1)
-    duration_ns = np.take_along_axis(every_rank_ns, slowest[..., None, None], axis=-2)[..., 0, :]
-    now: Nanoseconds = np.zeros(slowest.shape, np.int64)
-    exposed: Nanoseconds = np.zeros(slowest.shape, np.int64)
-    step = 0
-    awaited = 0  # the rank has waited for the collectives before this one
-    for instruction in engine_inputs.schedule.instructions:
-        if isinstance(instruction, Compute):
-            now = now + duration_ns[..., step]
-            step += 1
-        elif not isinstance(instruction, Launch):
-            end = np.maximum(now, done_ns[..., instruction.collective])
-            if instruction.only is not None:
-                every_rank = np.broadcast_to(engine_inputs.meets[instruction.only], last_ns.shape)
-                end = np.where(np.take_along_axis(every_rank, slowest[..., None], axis=-1)[..., 0], end, now)
-            for number in range(awaited, instruction.collective + 1):  # the collectives that can run during this wait
-                start, done = start_ns[..., number], done_ns[..., number]
-                exposed = exposed + np.clip(end, start, done) - np.clip(now, start, done)
-            now = end
-            if instruction.only is None:
-                awaited = max(awaited, instruction.collective + 1)
-    return exposed
-
-
-def _recur(
+def solve(
     engine_input: EngineInput, end_ns: Nanoseconds | None = None
 ) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
     """Execute the instructions in order, for all ranks at once.
+
+    Each collective starts at `max(last launch, first free slot)` and runs for its cost.
 
     Args:
         engine_input: One iteration, or many.
         end_ns: Receives the end of each instruction; shape [..., ranks, instructions].
 
     Returns:
-        Start and end of each collective, shape [..., collectives], and the end of each rank, shape [..., ranks].
+        Start and end of each collective, shape [..., collectives], and the end of each rank, shape [..., ranks];
+        the leading axes are those of durations and costs.
+
+    Raises:
+        ValueError: Speeds are not constant; use the event replay.
     """
     if engine_input.is_fluid:
         raise ValueError("closed form: expected constant speeds, but the fabric has slow-downs; use engine='auto'")
@@ -92,7 +41,7 @@ def _recur(
         if isinstance(instruction, Compute):
             now = now + duration_ns[..., step]
             step += 1
-        elif isinstance(instruction, Launch):
+        elif isinstance(instruction, LaunchCollective):
             number = instruction.collective
             slots = free[..., engine_input.queues[number], :]  # when each slot is free again
             start[..., number] = np.maximum(now.max(axis=-1), slots.min(axis=-1))
@@ -104,3 +53,37 @@ def _recur(
         if end_ns is not None:
             end_ns[..., place] = now
     return start, done, now
+
+
+def exposed_many(engine_inputs: EngineInput) -> Nanoseconds:
+    """Compute how long the slowest rank of each iteration waits while a collective runs; axes as for `solve`.
+
+    Raises:
+        ValueError: Speeds are not constant, or several collectives can run at the same time.
+    """
+    if engine_inputs.most_running > 1:
+        raise ValueError(f"closed form: expected one collective at a time, got up to {engine_inputs.most_running}")
+    start_ns, done_ns, last_ns = solve(engine_inputs)
+    every_rank_ns = np.broadcast_to(engine_inputs.duration_ns, (*last_ns.shape, engine_inputs.duration_ns.shape[-1]))
+    slowest = last_ns.argmax(axis=-1)
+    duration_ns = np.take_along_axis(every_rank_ns, slowest[..., None, None], axis=-2)[..., 0, :]
+    now: Nanoseconds = np.zeros(slowest.shape, np.int64)
+    exposed: Nanoseconds = np.zeros(slowest.shape, np.int64)
+    step = 0
+    awaited = 0  # the rank has waited for the collectives before this one
+    for instruction in engine_inputs.schedule.instructions:
+        if isinstance(instruction, Compute):
+            now = now + duration_ns[..., step]
+            step += 1
+        elif not isinstance(instruction, LaunchCollective):
+            end = np.maximum(now, done_ns[..., instruction.collective])
+            if instruction.only is not None:
+                every_rank = np.broadcast_to(engine_inputs.meets[instruction.only], last_ns.shape)
+                end = np.where(np.take_along_axis(every_rank, slowest[..., None], axis=-1)[..., 0], end, now)
+            for number in range(awaited, instruction.collective + 1):  # the collectives that can run during this wait
+                start, done = start_ns[..., number], done_ns[..., number]
+                exposed = exposed + np.clip(end, start, done) - np.clip(now, start, done)
+            now = end
+            if instruction.only is None:
+                awaited = max(awaited, instruction.collective + 1)
+    return exposed

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..fabric import LinkShare, Slowdowns
-from ..schedule.schedule import Condition, Schedule
+from ..schedule.schedule import Condition, IterationSchedule
 from ..workload.compute_times import Nanoseconds
 
 
@@ -38,7 +38,7 @@ class EngineInput:
             leading axes of `duration_ns`.
     """
 
-    schedule: Schedule
+    schedule: IterationSchedule
     duration_ns: Nanoseconds
     ranks: tuple[int, ...]
     represented_by: NDArray[np.int64] | None = None

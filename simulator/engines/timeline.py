@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ..schedule.schedule import CollectiveKind, Compute, ComputeKind, Launch, Wait
+from ..schedule.schedule import CollectiveKind, Compute, ComputeKind, LaunchCollective, Wait
 from ..workload.compute_times import Nanoseconds
 from .engine_input import EngineInput
 
@@ -87,7 +87,9 @@ class Timeline:
     def launched_ns(self) -> Nanoseconds:
         """When each rank launched each collective, in nanoseconds; shape [ranks, collectives]."""
         instructions = self.engine_input.schedule.instructions
-        launches = [place for place, instruction in enumerate(instructions) if isinstance(instruction, Launch)]
+        launches = [
+            place for place, instruction in enumerate(instructions) if isinstance(instruction, LaunchCollective)
+        ]
         return self.end_ns[:, launches]
 
     def spans(self) -> Iterator[Span]:

@@ -25,7 +25,7 @@ from .cost_curves import AdjustedCurve, CostCurve, CostCurves
 from .link_sharing import LinkShare, Sharing, sharing_factor, sharing_weight
 from .measured_tables import Segment, Sizes, Table, Timing, segments, tables_by_world_size
 from .nccl_tests import read_log
-from .processor_costs import Linear, Processor
+from .processor_costs import Processor
 from .topology import Topology, load_topology
 
 NOT_A_TRACE = "expected a fabric file, got a trace; traces are arguments without an option"
@@ -333,16 +333,6 @@ class Fabric(Schema, strict=False):
             )
         return self.model_copy(update={"scale": self.scale * factor})
 
-    def for_ddp_trace(self) -> Self:
-        """Return a copy without the costs that a trace recorded under data parallelism already includes.
-
-        These are the costs of packing, of launching, and of the slow-down of computation.
-        """
-        contention = tuple(
-            row.model_copy(update={"compute": 1.0, "compute_error": 0.0}) for row in self.processor.contention
-        )
-        return self.with_processor(pack=Linear(), launch_ns=0, contention=contention)
-
     def with_processor(self, **changed: object) -> Self:
         """Return a copy with these fields of `processor` changed."""
         return self.model_copy(update={"processor": self.processor.model_copy(update=changed)})
@@ -389,44 +379,27 @@ ALIKE = ("concurrency", "scale", "slow_link")
 def _check_mergeable(fabrics: Sequence[Fabric]) -> None:
     if not fabrics:
         raise ValueError("fabrics: expected at least one to merge, got none")
+    names: list[str] = []
+    measured: dict[int, str] = {}
+    described = ""
     for position, fabric in enumerate(fabrics):
         if not isinstance(fabric, Fabric):
             raise ValueError(f"fabrics[{position}]: expected a Fabric, got {reprlib.repr(fabric)}")
-    _check_alike(fabrics)
-    _check_measured_once(fabrics)
-    _check_one_topology(fabrics)
-
-
-def _check_alike(fabrics: Sequence[Fabric]) -> None:
-    for position, fabric in enumerate(fabrics):
+        name = f"fabrics[{position}]" + (f" ({fabric.source})" if fabric.source else "")
+        names.append(name)
         for field in ALIKE:
             expected, seen = getattr(fabrics[0], field), getattr(fabric, field)
             if seen != expected:
-                first, other = _named(fabrics, 0), _named(fabrics, position)
-                raise ValueError(f"{other}: {field}: expected {expected} as in {first}, got {seen}")
-
-
-def _check_measured_once(fabrics: Sequence[Fabric]) -> None:
-    measured: dict[int, int] = {}
-    for position, fabric in enumerate(fabrics):
+                raise ValueError(f"{name}: {field}: expected {expected} as in {names[0]}, got {seen}")
         for world_size in sorted({row.world_size for row in (*fabric.all_reduce, *fabric.broadcast)}):
-            if (before := measured.setdefault(world_size, position)) != position:
+            if (before := measured.setdefault(world_size, name)) != name:
                 raise ValueError(
-                    f"{_named(fabrics, position)}: expected world sizes that no other fabric measured, got "
-                    f"{world_size}, which {_named(fabrics, before)} measured too; leave one of the two out"
+                    f"{name}: expected world sizes that no other fabric measured, got {world_size}, which {before} "
+                    "measured too; leave one of the two out"
                 )
-
-
-def _check_one_topology(fabrics: Sequence[Fabric]) -> None:
-    described = [position for position, fabric in enumerate(fabrics) if fabric.topology is not None]
-    if len(described) > 1:
-        first, second = (_named(fabrics, position) for position in described[:2])
-        raise ValueError(
-            f"{second}: topology: expected none, because {first} describes links already, got another; leave one of "
-            "the two out"
-        )
-
-
-def _named(fabrics: Sequence[Fabric], position: int) -> str:
-    source = fabrics[position].source
-    return f"fabrics[{position}] ({source})" if source else f"fabrics[{position}]"
+        if fabric.topology is not None and described:
+            raise ValueError(
+                f"{name}: topology: expected none, because {described} describes links already, got another; leave "
+                "one of the two out"
+            )
+        described = name if fabric.topology is not None else described

@@ -41,7 +41,7 @@ NUMBER = re.compile(r"-?\d+(\.\d+)?")
 ADVICE = "give the whole output of all_reduce_perf"
 
 
-class Row(NamedTuple):
+class LogRow(NamedTuple):
     """A row of all-reduce times; bandwidths in GB/s as they are printed."""
 
     size_bytes: int
@@ -59,7 +59,7 @@ def read_log(path: str | os.PathLike[str]) -> list[tuple[int, int, int]]:
     """
     lines = read_text(path).split("\n")
     world_sizes: list[int] = []  # one entry per list of ranks; a log of several runs has several lists
-    rows: dict[int, Row] = {}  # by number of the line
+    rows: dict[int, LogRow] = {}  # by number of the line
     for number, line in enumerate(lines, start=1):
         try:
             if (rank := _rank(line)) is not None:
@@ -103,7 +103,7 @@ def _rank(line: str) -> int | None:
     return None
 
 
-def _row(line: str) -> Row | None:
+def _row(line: str) -> LogRow | None:
     """Return the row in a line; None if the line has no row, or not of a sum."""
     match = ROW.search(line.partition("#")[0])
     if match is None:
@@ -124,7 +124,7 @@ def _row(line: str) -> Row | None:
             raise ValueError(_damage("no wrong elements", line))
     if match["redop"] != "sum":
         return None
-    return Row(size_bytes, round(float(match["us"]) * 1000), match["algbw"], match["busbw"])
+    return LogRow(size_bytes, round(float(match["us"]) * 1000), match["algbw"], match["busbw"])
 
 
 def _looks_like_a_row(line: str) -> bool:
@@ -149,7 +149,7 @@ def _is_consistent(size_bytes: int, us: str, algbw: str) -> bool:
     return least - slack <= bandwidth <= most + slack
 
 
-def _is_bus_bandwidth_of_all_reduce(row: Row, world_size: int) -> bool:
+def _is_bus_bandwidth_of_all_reduce(row: LogRow, world_size: int) -> bool:
     """Whether bus and algorithm bandwidth have the ratio of an all-reduce, within the rounding of the numbers."""
     ratio = 2 * (world_size - 1) / world_size
     rounding = ratio * _half_of_last_digit(row.algbw) + _half_of_last_digit(row.busbw) + 1e-6

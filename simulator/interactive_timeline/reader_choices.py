@@ -17,7 +17,8 @@ from reference.trace import Trace
 from ..engines.timeline import Timeline
 from ..fabric import Fabric
 from ..prediction import Prediction, predict
-from ..schedule.schedule import Compute, Wait
+from ..results.breakdown import exposed_intervals
+from ..schedule.schedule import Compute
 from ..workload.compute_times import Nanoseconds, RecordedModel, Straggler, recorded_model
 
 ORDERS: tuple[Order, ...] = ("ready", "reverse", "forward")
@@ -213,27 +214,6 @@ def of_median_iterations(trace: Trace) -> Trace:
         by_duration = sorted(rank.iterations, key=lambda iteration: iteration.end_ns - iteration.forward_start_ns)
         ranks.append(rank.model_copy(update={"iterations": (by_duration[len(by_duration) // 2],)}))
     return trace.model_copy(update={"ranks": tuple(ranks)})
-
-
-def exposed_intervals(timeline: Timeline) -> list[list[int]]:
-    """Return the times for which the slowest rank waits while a collective runs, as disjoint `[start, end]`."""
-    row = timeline.slowest_row
-    collectives = sorted(zip(timeline.start_ns.tolist(), timeline.done_ns.tolist(), strict=True))
-    intervals: list[list[int]] = []
-    begin = 0
-    for instruction, end in zip(
-        timeline.engine_input.schedule.instructions, timeline.end_ns[row].tolist(), strict=True
-    ):
-        for start, done in collectives if isinstance(instruction, Wait) else ():
-            low, high = max(start, begin), min(done, end)
-            if low >= high:
-                continue
-            if intervals and low <= intervals[-1][1]:
-                intervals[-1][1] = max(high, intervals[-1][1])
-            else:
-                intervals.append([low, high])
-        begin = end
-    return intervals
 
 
 def simulated_ready_ns(timeline: Timeline, row: int, forward_ns: Nanoseconds, ready_ns: Nanoseconds) -> Nanoseconds:

@@ -13,9 +13,9 @@ from reference.errors import TraceError
 from reference.files.reading import first_problem
 from reference.trace import BucketTimes, Iteration, Parameter, RankTrace, Trace, Workload
 
-from .gradients import ModelGradients, model_gradients
+from .gradient_sizes import ModelGradients, model_gradients
 from .profiler_events import ProfilerFile, read_profiler_file
-from .training_steps import FORWARD, Gradient, Step, read_steps, slow_down_beside_collectives
+from .training_steps import FORWARD, AccumulatedGradient, ProfiledStep, read_steps, slow_down_beside_collectives
 
 HOST_BOUND = 0.1
 """Fraction of a step in which the GPU waits for the host above which the run counts as host-bound."""
@@ -35,7 +35,7 @@ class ImportedProfile:
     """
 
     trace: Trace
-    steps: tuple[Step, ...]
+    steps: tuple[ProfiledStep, ...]
     gpu: str | None
     slow_down: tuple[float, int] | None
     notes: tuple[str, ...]
@@ -155,14 +155,14 @@ Signature = tuple[tuple[str, ...], tuple[int | None, ...]]
 """Shapes of the gradients that were accumulated up to the last bucket, sorted, and bytes of the buckets."""
 
 
-def _signature(step: Step) -> Signature:
+def _signature(step: ProfiledStep) -> Signature:
     count = step.buckets[-1].gradients if step.buckets else len(step.gradients)
     return tuple(sorted(str(one.shape) for one in step.gradients[:count])), tuple(
         one.size_bytes for one in step.buckets
     )
 
 
-def _alike(file: ProfilerFile, steps: Sequence[Step], notes: list[str]) -> list[Step]:
+def _alike(file: ProfilerFile, steps: Sequence[ProfiledStep], notes: list[str]) -> list[ProfiledStep]:
     """Return the steps with all-reduces, if there are any, that have the gradients and buckets of most of them."""
     averaging = [step for step in steps if step.buckets] or list(steps)
     usual, _ = Counter(map(_signature, reversed(averaging))).most_common(1)[0]
@@ -186,8 +186,8 @@ def _alike(file: ProfilerFile, steps: Sequence[Step], notes: list[str]) -> list[
 
 
 def _of_all_ranks(
-    files: Sequence[ProfilerFile], steps_by_rank: Sequence[Sequence[Step]], notes: list[str]
-) -> list[list[Step]]:
+    files: Sequence[ProfilerFile], steps_by_rank: Sequence[Sequence[ProfiledStep]], notes: list[str]
+) -> list[list[ProfiledStep]]:
     """Return the steps that all ranks have, by their numbers.
 
     Raises:
@@ -211,7 +211,7 @@ def _of_all_ranks(
 
 
 def _rank_trace(
-    file: ProfilerFile, *, reference: Sequence[Step], steps: Sequence[Step], found: ModelGradients
+    file: ProfilerFile, *, reference: Sequence[ProfiledStep], steps: Sequence[ProfiledStep], found: ModelGradients
 ) -> RankTrace:
     offset_ns, uncertainty_ns = _clock_offset(reference, steps)
     return RankTrace(
@@ -222,7 +222,7 @@ def _rank_trace(
     )
 
 
-def _clock_offset(reference: Sequence[Step], steps: Sequence[Step]) -> tuple[int, int]:
+def _clock_offset(reference: Sequence[ProfiledStep], steps: Sequence[ProfiledStep]) -> tuple[int, int]:
     """Return what to add to the times of `steps` to get those of `reference`, and its uncertainty.
 
     Collectives end on all ranks at about the same moment. Without any, steps begin at the same moment.
@@ -236,7 +236,7 @@ def _clock_offset(reference: Sequence[Step], steps: Sequence[Step]) -> tuple[int
     return middle, round(max(abs(one - middle) for one in differences))
 
 
-def _iteration(step: Step, last: Step, found: ModelGradients) -> Iteration:
+def _iteration(step: ProfiledStep, last: ProfiledStep, found: ModelGradients) -> Iteration:
     count = len(found.places)
     gradients = _in_order_of(last.gradients[:count], step.gradients[:count])
     ready_ns = [gradients[place].ready_ns for place in found.places]
@@ -264,15 +264,17 @@ def _iteration(step: Step, last: Step, found: ModelGradients) -> Iteration:
     )
 
 
-def _in_order_of(reference: Sequence[Gradient], gradients: Sequence[Gradient]) -> list[Gradient]:
+def _in_order_of(
+    reference: Sequence[AccumulatedGradient], gradients: Sequence[AccumulatedGradient]
+) -> list[AccumulatedGradient]:
     """Return the gradients of a step in the order of those of another one, by their shapes."""
-    waiting: dict[tuple[int, ...] | None, list[Gradient]] = {}
+    waiting: dict[tuple[int, ...] | None, list[AccumulatedGradient]] = {}
     for one in reversed(gradients):
         waiting.setdefault(one.shape, []).append(one)
     return [waiting[one.shape].pop() for one in reference]
 
 
-def _bucket_times(step: Step, found: ModelGradients, ready_ns: Sequence[int]) -> list[BucketTimes]:
+def _bucket_times(step: ProfiledStep, found: ModelGradients, ready_ns: Sequence[int]) -> list[BucketTimes]:
     """Return the times of the buckets.
 
     Without a GPU, an all-reduce is over at the latest when the first gradient of its bucket is copied out or the
@@ -301,7 +303,7 @@ def _bucket_times(step: Step, found: ModelGradients, ready_ns: Sequence[int]) ->
 def _observations(
     files: Sequence[ProfilerFile],
     trace: Trace,
-    steps: Sequence[Step],
+    steps: Sequence[ProfiledStep],
     slow_down: tuple[float, int] | None,
     *,
     under_ddp: bool,

@@ -51,7 +51,7 @@ Span = tuple[int, int]
 """Start and end, in nanoseconds from the first event of the file."""
 
 
-class Gradient(NamedTuple):
+class AccumulatedGradient(NamedTuple):
     """The accumulation of one gradient.
 
     Attributes:
@@ -67,7 +67,7 @@ class Gradient(NamedTuple):
     hooks: HostOperation
 
 
-class AllReduce(NamedTuple):
+class ProfiledAllReduce(NamedTuple):
     """An all-reduce.
 
     Attributes:
@@ -99,7 +99,7 @@ class Copy(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class ProfiledStep:
     """One training step; moments in nanoseconds from the first event of the file.
 
     Attributes:
@@ -124,8 +124,8 @@ class Step:
     start_ns: int
     forward_end_ns: int
     backward_start_ns: int
-    gradients: tuple[Gradient, ...]
-    all_reduces: tuple[AllReduce, ...]
+    gradients: tuple[AccumulatedGradient, ...]
+    all_reduces: tuple[ProfiledAllReduce, ...]
     other_collectives: dict[str, int]
     copies: tuple[Copy, ...]
     optimizer: Span | None
@@ -140,12 +140,12 @@ class Step:
         return max(gradient.ready_ns for gradient in self.gradients)
 
     @property
-    def buckets(self) -> tuple[AllReduce, ...]:
+    def buckets(self) -> tuple[ProfiledAllReduce, ...]:
         """The all-reduces of gradients that the reducer called from hooks; the bitmap of unused ones is none."""
         return tuple(one for one in self.all_reduces if one.in_hook and (one.dtype or "").lower() not in INTEGERS)
 
 
-def read_steps(file: ProfilerFile, notes: list[str]) -> list[Step]:
+def read_steps(file: ProfilerFile, notes: list[str]) -> list[ProfiledStep]:
     """Return the training steps of a file; steps without a gradient are left out, with a note.
 
     Raises:
@@ -202,7 +202,7 @@ def _windows(file: ProfilerFile) -> list[Window]:
     return [Window(start, after, after, str(number)) for number, (start, after) in enumerate(pairwise(edges))]
 
 
-class _Launches:
+class _LaunchedActivities:
     """What some threads launched, by launch time."""
 
     def __init__(self, activities: Sequence[Activity]) -> None:
@@ -219,7 +219,7 @@ class _Launches:
         return self.activities[place] if place >= 0 else None
 
 
-NOTHING = _Launches(())
+NOTHING = _LaunchedActivities(())
 
 
 class _Reader:
@@ -230,7 +230,7 @@ class _Reader:
         computing = [one for one in file.activities if not one.communicates]
         self._on_gpu = bool(computing)
         self._stream = _busiest_stream(computing)
-        self._on_stream = _Launches([one for one in computing if one.stream == self._stream])
+        self._on_stream = _LaunchedActivities([one for one in computing if one.stream == self._stream])
         self._by_thread = _by_thread(computing)
         self._collectives = _by_thread(one for one in file.activities if one.communicates)
         packing = self._launched_inside(file.by_name.get(PACK, []))
@@ -244,7 +244,7 @@ class _Reader:
         self._all_reduce_runs = [name for name, kind in kinds.items() if ALL_REDUCE.match(kind)]
         self._other_collectives = {name: kind for name, kind in kinds.items() if not ALL_REDUCE.match(kind)}
 
-    def steps(self, windows: Sequence[Window]) -> Iterator[Step | None]:
+    def steps(self, windows: Sequence[Window]) -> Iterator[ProfiledStep | None]:
         """Read the step in each of these windows; None: no gradient was accumulated in it.
 
         A step begins when the host begins it and the GPU is done with the one before, and ends likewise.
@@ -256,7 +256,7 @@ class _Reader:
             done_ns = max([done_ns, *(one.end_ns for one in launched)])
             yield self._step(window, start_ns, max(start_ns, window.end_ns, done_ns))
 
-    def _step(self, window: Window, start_ns: int, end_ns: int) -> Step | None:
+    def _step(self, window: Window, start_ns: int, end_ns: int) -> ProfiledStep | None:
         gradients = list(self._gradients(window, start_ns))
         if not gradients:
             return None
@@ -279,7 +279,7 @@ class _Reader:
         computing = [(one.start_ns, one.end_ns) for one in backward if one not in self._packing]
         waits = self._waits_for_host(start_ns, window)
         others = ((kind, len(self._named(name, window))) for name, kind in self._other_collectives.items())
-        return Step(
+        return ProfiledStep(
             name=window.name,
             on_gpu=self._on_gpu,
             start_ns=start_ns,
@@ -300,7 +300,7 @@ class _Reader:
 
     # Parts of a step
 
-    def _gradients(self, window: Window, start_ns: int) -> Iterator[Gradient]:
+    def _gradients(self, window: Window, start_ns: int) -> Iterator[AccumulatedGradient]:
         """Yield the gradients; the reducer's own copies into buckets, launched in between, compute none."""
         hooks_of: dict[Thread, list[HostOperation]] = defaultdict(list)
         for one in self._named(NODE + ACCUMULATE, window):
@@ -315,9 +315,9 @@ class _Reader:
                 producer = self._producing.get(one.thread, NOTHING).last_before(hooks.start_ns)
                 is_of_step = producer is not None and producer.launch_start_ns >= window.start_ns
                 ready_ns = producer.end_ns if producer is not None and is_of_step else max(start_ns, hooks.start_ns)
-            yield Gradient(ready_ns, shape, dtype, hooks)
+            yield AccumulatedGradient(ready_ns, shape, dtype, hooks)
 
-    def _backward_passes(self, window: Window, gradients: Sequence[Gradient]) -> int:
+    def _backward_passes(self, window: Window, gradients: Sequence[AccumulatedGradient]) -> int:
         """Return the number of backward passes: between two of them, the training script computes by itself.
 
         Gradients of several passes come in blocks of equal shapes.
@@ -347,7 +347,7 @@ class _Reader:
         """Return when the host began with the first node of a backward pass from `start_ns` on."""
         return self._nodes[min(bisect_left(self._nodes, start_ns), len(self._nodes) - 1)]
 
-    def _all_reduces(self, window: Window, gradients: Sequence[Gradient]) -> Iterator[AllReduce]:
+    def _all_reduces(self, window: Window, gradients: Sequence[AccumulatedGradient]) -> Iterator[ProfiledAllReduce]:
         accumulated = [one.hooks.start_ns for one in gradients]
         hooks_of: dict[Thread, list[HostOperation]] = defaultdict(list)
         for one in gradients:
@@ -368,7 +368,7 @@ class _Reader:
             elif self._on_gpu:  # a group of one rank runs nothing
                 start_ns = end_ns = max([call.start_ns, *(one.ready_ns for one in gradients[:count])])
             size_bytes, dtype = _message(run, described) or _message(call, ()) or (self._copied_before(call), None)
-            yield AllReduce(call.start_ns, start_ns, end_ns, size_bytes, dtype, count, in_hook)
+            yield ProfiledAllReduce(call.start_ns, start_ns, end_ns, size_bytes, dtype, count, in_hook)
 
     def _copied_before(self, call: HostOperation) -> int | None:
         """Return the bytes of the copy launched last before a call: functional collectives copy their input."""
@@ -420,11 +420,11 @@ class _Reader:
         ]
 
 
-def _by_thread(activities: Iterable[Activity]) -> dict[Thread, _Launches]:
+def _by_thread(activities: Iterable[Activity]) -> dict[Thread, _LaunchedActivities]:
     by_thread: dict[Thread, list[Activity]] = defaultdict(list)
     for one in activities:
         by_thread[one.thread].append(one)
-    return {thread: _Launches(launched) for thread, launched in by_thread.items()}
+    return {thread: _LaunchedActivities(launched) for thread, launched in by_thread.items()}
 
 
 def _busiest_stream(activities: Iterable[Activity]) -> Stream | None:

@@ -2,12 +2,8 @@
 
 from collections.abc import Iterator
 
-import numpy as np
-from numpy.typing import NDArray
-
 from ..engines.timeline import Span, Timeline
-from ..schedule.schedule import Compute, ComputeKind, Launch, Wait
-from ..workload.compute_times import Nanoseconds
+from ..schedule.schedule import Compute, ComputeKind, LaunchCollective, Wait
 
 PARTS: dict[str, tuple[ComputeKind, ...]] = {
     "unsynchronized": ("unsynchronized",),
@@ -44,12 +40,32 @@ def break_down(timeline: Timeline) -> dict[str, int]:
             duration_ns = next(full_speed_ns)
             parts[part_of[instruction.kind]] += duration_ns
             parts["slowdown"] += end - start - duration_ns
-        elif isinstance(instruction, Wait) and end > start:
-            communicating = _covered_ns(timeline.start_ns, timeline.done_ns, start, end)
-            parts["exposed_comm"] += communicating
-            parts["stragglers"] += end - start - communicating
+        elif isinstance(instruction, Wait):
+            parts["stragglers"] += end - start
         start = end
+    parts["exposed_comm"] = sum(end - start for start, end in exposed_intervals(timeline))
+    parts["stragglers"] -= parts["exposed_comm"]
     return parts
+
+
+def exposed_intervals(timeline: Timeline) -> list[list[int]]:
+    """Return the times for which the slowest rank waits while a collective runs, as disjoint `[start, end]`."""
+    starts, ends, row = timeline.start_ns, timeline.done_ns, timeline.slowest_row
+    intervals: list[list[int]] = []
+    begin = 0
+    for instruction, end in zip(
+        timeline.engine_input.schedule.instructions, timeline.end_ns[row].tolist(), strict=True
+    ):
+        if isinstance(instruction, Wait) and end > begin:
+            inside = (starts < end) & (ends > begin) & (starts < ends)
+            for start, done in sorted(zip(starts[inside].tolist(), ends[inside].tolist(), strict=True)):
+                low, high = max(start, begin), min(done, end)
+                if intervals and low <= intervals[-1][1]:
+                    intervals[-1][1] = max(high, intervals[-1][1])
+                else:
+                    intervals.append([low, high])
+        begin = end
+    return intervals
 
 
 def critical_path(timeline: Timeline) -> tuple[Span, ...]:
@@ -64,7 +80,9 @@ def critical_path(timeline: Timeline) -> tuple[Span, ...]:
 def _backwards(timeline: Timeline) -> Iterator[Span]:
     engine_input, launched = timeline.engine_input, timeline.launched_ns
     schedule = engine_input.schedule
-    launches = [place for place, instruction in enumerate(schedule.instructions) if isinstance(instruction, Launch)]
+    launches = [
+        place for place, instruction in enumerate(schedule.instructions) if isinstance(instruction, LaunchCollective)
+    ]
     row, place = timeline.slowest_row, len(schedule.instructions) - 1
     while place >= 0:
         instruction = schedule.instructions[place]
@@ -95,13 +113,3 @@ def _slot_from(timeline: Timeline, number: int) -> int:
     queues = timeline.engine_input.queues
     before = [other for other in range(number) if queues[other] == queues[number]]
     return next(other for other in before if timeline.done_ns[other] == timeline.start_ns[number])
-
-
-def _covered_ns(starts: Nanoseconds, ends: Nanoseconds, begin: int, end: int) -> int:
-    """Return how much of the time from `begin` to `end` lies in at least one of the intervals."""
-    inside: NDArray[np.bool_] = (starts < end) & (ends > begin)
-    covered, reached = 0, begin
-    for low, high in sorted(zip(starts[inside].tolist(), ends[inside].tolist(), strict=True)):
-        covered += max(0, min(high, end) - max(low, reached))
-        reached = max(reached, high)
-    return covered

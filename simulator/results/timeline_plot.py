@@ -1,42 +1,13 @@
 """Plot of a timeline: the computation and the collectives of each rank, with the critical path framed."""
 
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from ..engines.timeline import Kind, Span, Timeline
+from ..engines.timeline import Kind, Span
 from ..plot_colours import COMPRESSION, COMPUTATION, COPIES, EXPOSED, FORWARD, HIDDEN, INK, QUIET, SMALL
-
-
-class Prediction(Protocol):
-    """The attributes of a `simulator.Prediction` that the plot uses."""
-
-    @property
-    def iteration_ns(self) -> int:
-        """Median iteration time."""
-
-    @property
-    def interval_ns(self) -> tuple[int, int]:
-        """Interval that contains 90 % of the iterations."""
-
-    @property
-    def exposed_comm_ns(self) -> int:
-        """Exposed communication."""
-
-    @property
-    def timeline(self) -> Timeline:
-        """Timeline of the median iteration."""
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """Spans of the timeline."""
-
-    @property
-    def critical_path(self) -> tuple[Span, ...]:
-        """Spans that determine the duration of the iteration."""
-
 
 COLOURS: dict[Kind, str] = {
     "unsynchronized": QUIET,
@@ -70,11 +41,11 @@ DIGIT_WIDTH = 0.008
 """Width of a digit of a bucket's number, as a share of the axes; narrower spans have no number."""
 
 
-def draw_timeline(prediction: Prediction, ax: Axes, *, ranks: Sequence[int] | None = None) -> Axes:
+def draw_timeline(prediction: Any, ax: Axes, *, ranks: Sequence[int] | None = None) -> Axes:
     """Draw the median iteration with two lanes per rank, computation and collectives, and frame the critical path.
 
     Args:
-        prediction: The prediction to draw.
+        prediction: The `simulator.Prediction` to draw.
         ax: The axes to draw on; returned.
         ranks: Simulated ranks to draw. None: the first four.
 
@@ -129,7 +100,7 @@ def _draw_span(
         ax.text(middle, lane, number, ha="center", va="center", fontsize=7, color="white", clip_on=True)
 
 
-def _title(prediction: Prediction) -> str:
+def _title(prediction: Any) -> str:
     low, high = prediction.interval_ns
     return (
         f"{prediction.iteration_ns / 1e6:.1f} ms (90 %: {low / 1e6:.1f} to {high / 1e6:.1f}), "

@@ -1,8 +1,8 @@
 """Policy: settings of the reducer, and how the training script uses it."""
 
 import reprlib
-from collections.abc import Sequence
-from typing import Any, Literal, Self, TypedDict
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -125,6 +125,39 @@ class Policy(Settings, strict=False):
             raise ValueError("skip_all_reduce_unused_params: expected find_unused_parameters=True, which it requires")
         return self
 
+    @classmethod
+    def given(cls, policy: "Policy | None", settings: Mapping[str, Any], *, joins: bool = False) -> "Policy":
+        """Return the policy, made from `settings` if `policy` is None.
+
+        Args:
+            policy: A policy.
+            settings: Keyword arguments of `predict` that should be fields of a policy.
+            joins: Whether the ranks train under Join.
+
+        Raises:
+            ValueError: Both were given, a setting has an invalid value, or the reducer refuses one under Join.
+            TypeError: A setting is not a field of `Policy`.
+        """
+        if unknown := [name for name in settings if name not in cls.model_fields]:
+            raise TypeError(f"unexpected keyword argument {unknown[0]!r}; settings are {', '.join(cls.model_fields)}")
+        if policy is not None and settings:
+            raise ValueError(
+                f"policy: expected either a policy or settings, got both; also given: {', '.join(settings)}"
+            )
+        policy = cls(**settings) if policy is None else policy
+        if joins and policy.skip_all_reduce_unused_params:
+            raise ValueError(
+                "inputs: expected None with skip_all_reduce_unused_params, which the reducer refuses under Join"
+            )
+        return policy
+
+    @property
+    def overruled(self) -> dict[str, str]:
+        """The axes of a sweep that have no effect under this policy, each with the field that overrides it."""
+        if self.plan is not None:
+            return {"bucket_cap_mb": "plan", "order": "plan"}
+        return {} if self.bucket_cap_mb_list is None else {"bucket_cap_mb": "bucket_cap_mb_list"}
+
     @property
     def unused_allowed(self) -> bool:
         """Whether some parameters may get no gradient."""
@@ -152,24 +185,3 @@ class Policy(Settings, strict=False):
         if caps_mb is None and self.first_bucket_mb is not None:
             caps_mb = (self.first_bucket_mb, 25 if self.bucket_cap_mb is None else self.bucket_cap_mb)
         return bucket_caps(self.bucket_cap_mb, caps_mb)
-
-
-class PolicySettings(TypedDict, total=False):
-    """Fields of `Policy` as keyword arguments of `predict` and `sweep`."""
-
-    bucket_cap_mb: float | None
-    bucket_cap_mb_list: Sequence[float] | None
-    first_bucket_mb: float | None
-    plan: Sequence[Sequence[int]] | None
-    order: Order
-    order_seed: int
-    broadcast_buffers: bool
-    find_unused_parameters: bool
-    static_graph: bool
-    skip_all_reduce_unused_params: bool
-    gradient_as_bucket_view: bool
-    hook: CommHook | str
-    sparse_density: float
-    sync_every: int
-    process_groups: int
-    phase: Phase

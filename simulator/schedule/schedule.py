@@ -41,7 +41,7 @@ class Compute(NamedTuple):
     """For the kind "unsynchronized": index of the iteration in its cycle."""
 
 
-class Launch(NamedTuple):
+class LaunchCollective(NamedTuple):
     """The rank issues a collective and continues."""
 
     collective: int
@@ -68,7 +68,7 @@ class Wait(NamedTuple):
     """Which ranks wait; None: all."""
 
 
-Instruction = Compute | Launch | Wait
+Instruction = Compute | LaunchCollective | Wait
 
 
 class Collective(NamedTuple):
@@ -81,7 +81,7 @@ class Collective(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class IterationSchedule:
     """Instructions of every rank, and the collectives that they launch and wait for, in launch order."""
 
     instructions: tuple[Instruction, ...]
@@ -147,7 +147,7 @@ UNSENT_BUCKET_STEPS = BUCKET_STEPS[:2]
 
 def build_schedule(
     policy: Policy, model: RecordedModel, buckets: Sequence[Sequence[int]], *, joins: bool = False
-) -> Schedule:
+) -> IterationSchedule:
     """List the steps of one synchronised iteration, after the iterations under `no_sync` of its cycle.
 
     Args:
@@ -204,16 +204,16 @@ def build_schedule(
     if sends_bitmap:
         writer.wait(bitmap, only=Condition("all_used"))
     writer.compute("step")
-    return Schedule(tuple(writer.instructions), tuple(writer.collectives))
+    return IterationSchedule(tuple(writer.instructions), tuple(writer.collectives))
 
 
-def build_join_end(policy: Policy, model: RecordedModel) -> Schedule:
+def build_join_end(policy: Policy, model: RecordedModel) -> IterationSchedule:
     """List the steps under Join after all ranks have run out of inputs: all receive the model of one rank."""
     writer = _Writer()
     for size in (JOIN_BYTES, RANK_BYTES):
         writer.wait(writer.launch(Collective("join", None, "all_reduce", size)))
     writer.broadcast([*model.parameters, *(model.buffers if policy.broadcast_buffers else ())])
-    return Schedule(tuple(writer.instructions), tuple(writer.collectives))
+    return IterationSchedule(tuple(writer.instructions), tuple(writer.collectives))
 
 
 def _launch_buckets(writer: "_Writer", messages: Sequence[Message | None], unsent: Collection[int]) -> dict[int, int]:
@@ -264,7 +264,7 @@ class _Writer:
     def launch(self, collective: Collective) -> int:
         """Append the launch; return the number of the collective."""
         self.collectives.append(collective)
-        self.instructions.append(Launch(len(self.collectives) - 1))
+        self.instructions.append(LaunchCollective(len(self.collectives) - 1))
         return len(self.collectives) - 1
 
     def wait(self, collective: int, only: Condition | None = None) -> None:

@@ -11,7 +11,6 @@ from typing import Any, Literal, Self
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.special import ndtr, ndtri
 
 from reference.files.reading import Settings
 from reference.files.value_ranges import MILLION, Iterations, Rank, SlowdownFactor, as_int64
@@ -164,7 +163,7 @@ def _times_of(recorded: Iteration, *, has_communication: bool) -> ComputeTimes:
     start = recorded.forward_start_ns
     first = min((moment for moment in recorded.ready_ns if moment is not None), default=recorded.backward_start_ns)
     ready = np.array([first if moment is None else moment for moment in recorded.ready_ns], dtype=np.int64)
-    backward_end = recorded.end_of_computation_ns(with_communication=has_communication)
+    backward_end = end_of_computation_ns(recorded, with_communication=has_communication)
     optimizer = (recorded.optimizer_end_ns or 0) - (recorded.optimizer_start_ns or 0)
     unused = np.array([moment is None for moment in recorded.ready_ns])
     return ComputeTimes(
@@ -177,6 +176,15 @@ def _times_of(recorded: Iteration, *, has_communication: bool) -> ComputeTimes:
         before_ns=np.zeros(0, np.int64),
         some_unused=np.asarray(unused.any()),
     )
+
+
+def end_of_computation_ns(recorded: Iteration, *, with_communication: bool) -> int:
+    """When the backward pass had computed everything: its end, without the wait for collectives."""
+    if not with_communication:
+        return recorded.backward_end_ns
+    if recorded.computed_ns is not None:
+        return recorded.computed_ns
+    return max((moment for moment in recorded.ready_ns if moment is not None), default=recorded.backward_end_ns)
 
 
 Kind = Literal["recorded", "resampled", "correlated", "fitted"]
@@ -412,6 +420,8 @@ def slowest_of(count: int, number: int) -> float:
 
     Never negative: the slowest device is not faster than the recorded one.
     """
+    from scipy.special import ndtri  # loading scipy takes longer than a prediction
+
     level = (0.5 + number * GOLDEN) % 1
     return max(0.0, float(ndtri(level ** (1 / count))))
 
@@ -458,6 +468,8 @@ class GapSampler:
 
     def draw(self, rng: np.random.Generator, count: int) -> ComputeTimes:
         """Sample one iteration for each of `count` ranks."""
+        from scipy.special import ndtr  # loading scipy takes longer than a prediction
+
         gaps = self._sorted.shape[1]
         scores = rng.standard_normal((count, gaps))
         for gap in range(1, gaps):
@@ -494,6 +506,8 @@ def lag_one_correlation(durations: Nanoseconds) -> float:
     Args:
         durations: Shape [iterations, gaps].
     """
+    from scipy.special import ndtri  # loading scipy takes longer than a prediction
+
     count = len(durations)
     if count < 3:
         return 0.0

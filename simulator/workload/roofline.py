@@ -63,7 +63,7 @@ def merge(operations: Iterable[Operation]) -> tuple[Operation, ...]:
     )
 
 
-class Gradient(Schema):
+class GradientOperations(Schema):
     """Operations of the backward pass from the previous gradient until this one is ready.
 
     Often empty, because the operations for the layer's previous gradient also computed this one.
@@ -84,7 +84,7 @@ class Operations(Schema):
     buffers: tuple[Buffer, ...] = ()
     forward: tuple[Operation, ...]
     loss: tuple[Operation, ...] = ()
-    gradients: tuple[Gradient, ...] = Field(description="of every parameter, in ready order")
+    gradients: tuple[GradientOperations, ...] = Field(description="of every parameter, in ready order")
     tail: tuple[Operation, ...] = ()
     step: tuple[Operation, ...] = Field(description="operations of the optimiser step")
 

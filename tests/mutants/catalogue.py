@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 CATALOGUE = Path(__file__).with_name("mutants.toml")
-TREE = ("reference", "simulator", "tests")
+TREE = ("ddplab", "reference", "simulator", "tests")
 """Folders that a copy of the source tree has."""
 
 

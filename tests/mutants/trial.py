@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ddplab.conformance.check_runner import QUICK
+from ddplab.conformance.all_checks import CHECKS
+from ddplab.conformance.check_outcomes import Expectation
+from ddplab.conformance.check_runner import QUICK, bench_on, run_check
 from ddplab.conformance.class_under_test import Subject
-from ddplab.conformance.kit import conform
 from reference.errors import RankError
 from reference.fork_server import start_server
 from reference.launch import RankPool
@@ -22,7 +23,7 @@ from reference.launch import RankPool
 from . import plain
 
 NAME = "reference.data_parallel:DistributedDataParallel"
-PLAIN_WORLD_SIZE = 2
+WORLD_SIZE, PLAIN_WORLD_SIZE = 3, 2
 PLAIN_TIMEOUT_S = 20.0
 IMPORTED_ONCE = ("ddplab.conformance.random_step_sequences", "reference.data_parallel", "tests.mutants.plain")
 PASSED, SCHEDULES = "passed.json", "schedules.json"
@@ -33,16 +34,20 @@ Caught = tuple[str, str]
 
 
 def kit(folder: Path) -> Caught:
-    """Run the quick kit up to the first check that fails, or that is not supported but is without the fault."""
+    """Run the quick checks up to the first that fails, or that does not apply but passes without the fault."""
     path = folder / PASSED
-    expected = dict.fromkeys(json.loads(path.read_text()), "must-pass") if path.exists() else {}
+    must_pass = json.loads(path.read_text()) if path.exists() else ()
     try:
-        report = conform(NAME, QUICK, expected=expected, stop=True)
+        with RankPool(WORLD_SIZE) as ranks, bench_on(ranks, NAME, QUICK) as bench:
+            for check, run in CHECKS.items():
+                expected: Expectation | None = "must-pass" if check in must_pass else None
+                if run_check(check, run, bench, expected).problem:
+                    break
     except RankError as error:
         return "start", str(error)
     if not path.exists():
-        path.write_text(json.dumps([result.check for result in report.results if result.outcome == "passed"]))
-    check, _, message = (report.problems or [""])[0].partition(": ")
+        path.write_text(json.dumps([result.check for result in bench.results if result.outcome == "passed"]))
+    check, _, message = next((one.problem for one in bench.results if one.problem), "").partition(": ")
     return check, message
 
 

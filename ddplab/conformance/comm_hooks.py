@@ -10,46 +10,49 @@ from torch import Tensor, nn
 
 from reference.comm_hooks import allreduce, compress, powersgd, quantization
 
-from .check_runner import Bench, report
+from .check_runner import VIEWS, Bench, report
 from .class_under_test import Subject
-from .rank_bodies import batch, build, outside
-from .torch_options import difference, group_of, local_gradients
+from .groups_and_ignored_parameters import group_of
+from .real_models import difference, local_gradients, mlp, outside, square
 
 STEPS = 3
-MODEL = "multi-layer perceptron"
-
-
-def _loss(module: nn.Module, step: int, rank: int) -> Tensor:
-    return module(batch(step, rank)).square().mean()  # type: ignore[no-any-return]
 
 
 # What a hook receives, and what becomes of its result
 
 
+def averaging_hook(look: Callable[[Any, Any], None], factor: float = 1) -> Any:
+    """Return a comm hook that calls `look(state, bucket)`, averages, and multiplies by a factor in a new tensor."""
+
+    def hook(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - torch's class accepts no other
+        # annotation than its own bucket's
+        look(state, bucket)
+        future = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True).get_future()
+        return future.then(lambda done: done.value()[0] if factor == 1 else done.value()[0] * factor)
+
+    return hook
+
+
 def compare_hook(rank: int, world_size: int, subject: Subject, factor: float, options: dict[str, Any]) -> str:
     """Train with a comm hook that averages and multiplies by a factor, if that is not 1 in a tensor of its own."""
-    module, twin = build(MODEL, seed=0), build(MODEL, seed=0)
+    module, twin = mlp(seed=0), mlp(seed=0)
     wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4, **options)
     seen: list[tuple[int, int, bool]] = []
     wrong: list[str] = []
 
-    def hook(state, bucket):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202 - torch's class accepts no other
-        # annotation than its own bucket's
-        buffer = bucket.buffer()
-        state.append((bucket.index(), buffer.numel(), bucket.is_last()))
+    def look(state: Any, bucket: Any) -> None:
+        state.append((bucket.index(), bucket.buffer().numel(), bucket.is_last()))
         wrong.extend(_wrong_gradients(bucket))
-        future = dist.all_reduce(buffer.div_(world_size), async_op=True).get_future()
-        return future.then(lambda done: done.value()[0] if factor == 1 else done.value()[0] * factor)
 
-    wrapped.register_comm_hook(seen, hook)
+    wrapped.register_comm_hook(seen, averaging_hook(look, factor))
     elements = sum(parameter.numel() for parameter in module.parameters())
     for step in range(STEPS):
         seen.clear()
         module.zero_grad()
-        _loss(wrapped, step, rank).backward()
+        square(wrapped, step, rank).backward()
         subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
         where = f"iteration {step}, rank {rank}, hook that multiplies by {factor:g}"
-        local = local_gradients(twin, _loss, step, range(world_size))
+        local = local_gradients(twin, square, step, range(world_size))
         scaled = [{name: None if one is None else one * factor for name, one in mine.items()} for mine in local]
         if problem := difference(module, scaled):
             return f"{where}: {problem}"
@@ -107,13 +110,13 @@ def compare_compressing(rank: int, world_size: int, subject: Subject, name: str,
     group = group_of(members) if in_a_group else None
     if rank not in members:
         return ""
-    module, twin = build(MODEL, seed=0), build(MODEL, seed=0)
+    module, twin = mlp(seed=0), mlp(seed=0)
     wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4, **({} if group is None else {"process_group": group}))
     wrapped.register_comm_hook(group, hook)
     for step in range(STEPS):
-        local = local_gradients(twin, _loss, step, members)
+        local = local_gradients(twin, square, step, members)
         module.zero_grad()
-        _loss(wrapped, step, rank).backward()
+        square(wrapped, step, rank).backward()
         subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
         largest = max(_range(one) for one in local)
         for key, parameter in module.named_parameters():
@@ -197,8 +200,7 @@ def compare_powersgd(rank: int, world_size: int, subject: Subject, *, feedback: 
 def check(bench: Bench) -> None:
     """A comm hook that averages changes nothing; one that halves the gradients, in its own tensor, halves them."""
     bench.needs("register_comm_hook")
-    views = [{"gradient_as_bucket_view": True}] if "gradient_as_bucket_view" in bench.subject.options else []
-    for options in ({}, *views):
+    for options in bench.variants({}, VIEWS):
         for factor in (1.0, 0.5):
             report(bench.run(compare_hook, bench.subject, factor, options))
 
@@ -212,7 +214,3 @@ def check_compressing(bench: Bench) -> None:
         report(bench.run(partial(compare_compressing, in_a_group=True), bench.subject, "allreduce"))
     for feedback in (False, True):
         report(bench.run(partial(compare_powersgd, feedback=feedback), bench.subject))
-
-
-CHECKS = {"comm hooks": check, "compressing hooks": check_compressing}
-"""Checks by name."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from reference.trace import Parameter
 
-from .training_steps import ELEMENT_BYTES, Gradient, Step
+from .training_steps import ELEMENT_BYTES, AccumulatedGradient, ProfiledStep
 
 MOST_CANDIDATES = 300
 """Most gradients of which pairs are tried; of triples half as many."""
@@ -45,7 +45,7 @@ class ModelGradients(NamedTuple):
     derived: tuple[str, ...]
 
 
-def model_gradients(steps: Sequence[Step], given: Sequence[Parameter] | None = None) -> ModelGradients:
+def model_gradients(steps: Sequence[ProfiledStep], given: Sequence[Parameter] | None = None) -> ModelGradients:
     """Return the gradients of the model that was trained in these steps.
 
     Args:
@@ -92,7 +92,7 @@ def model_gradients(steps: Sequence[Step], given: Sequence[Parameter] | None = N
 
 
 def _sizes(
-    steps: Sequence[Step], gradients: Sequence[Gradient], derived: list[str]
+    steps: Sequence[ProfiledStep], gradients: Sequence[AccumulatedGradient], derived: list[str]
 ) -> tuple[list[int | None], list[str]]:
     """Return bytes and element type of each gradient of the last step, in the order of accumulation."""
     last = steps[-1]
@@ -115,7 +115,7 @@ def _sizes(
 
 
 def _guessed(
-    steps: Sequence[Step], gradients: Sequence[Gradient], dtypes: Sequence[str], derived: list[str]
+    steps: Sequence[ProfiledStep], gradients: Sequence[AccumulatedGradient], dtypes: Sequence[str], derived: list[str]
 ) -> list[int | None]:
     """Return bytes of gradients from the all-reduces, where neither shapes nor copies were noted; None: unknown."""
     last = steps[-1]
@@ -130,7 +130,7 @@ def _guessed(
     return [None] * len(gradients)
 
 
-def _reduced(steps: Sequence[Step], derived: list[str]) -> list[int | None]:
+def _reduced(steps: Sequence[ProfiledStep], derived: list[str]) -> list[int | None]:
     """Return the bytes of the last step's all-reduces; of unknown ones, those of the one that took the nearest time.
 
     The shortest time of all steps counts, because an all-reduce also waits for the other ranks.
@@ -152,7 +152,7 @@ def _reduced(steps: Sequence[Step], derived: list[str]) -> list[int | None]:
     return sizes
 
 
-def _divided(last: Step, element_bytes: int) -> Iterator[int]:
+def _divided(last: ProfiledStep, element_bytes: int) -> Iterator[int]:
     accumulated = 0
     for one in last.buckets:
         count, accumulated = one.gradients - accumulated, one.gradients
@@ -161,7 +161,7 @@ def _divided(last: Step, element_bytes: int) -> Iterator[int]:
             yield (elements * (number + 1) // count - elements * number // count) * element_bytes
 
 
-def _fits(last: Step, sizes: Sequence[int]) -> bool:
+def _fits(last: ProfiledStep, sizes: Sequence[int]) -> bool:
     """Return whether the gradients accumulated up to each bucket's launch have the bytes of these buckets."""
     launched = [one for one in last.buckets if one.size_bytes is not None]
     sent = 0
@@ -173,7 +173,7 @@ def _fits(last: Step, sizes: Sequence[int]) -> bool:
 
 
 def _unnamed(
-    gradients: Sequence[Gradient], sizes: Sequence[int | None], dtypes: Sequence[str], derived: list[str]
+    gradients: Sequence[AccumulatedGradient], sizes: Sequence[int | None], dtypes: Sequence[str], derived: list[str]
 ) -> tuple[Parameter, ...]:
     derived.append(
         "names of parameters are unknown without --model; they are numbered in reverse gradient-ready order"
@@ -189,7 +189,9 @@ def _unnamed(
     return tuple(reversed(parameters))
 
 
-def _match(gradients: Sequence[Gradient], sizes: Sequence[int | None], given: Sequence[Parameter]) -> list[int]:
+def _match(
+    gradients: Sequence[AccumulatedGradient], sizes: Sequence[int | None], given: Sequence[Parameter]
+) -> list[int]:
     """Return the parameter index of each gradient.
 
     Gradients of equal size belong to the parameters of this size in the reverse of the registration order.
@@ -216,7 +218,7 @@ def _match(gradients: Sequence[Gradient], sizes: Sequence[int | None], given: Se
     return indices
 
 
-def _buckets(last: Step, sizes: Sequence[int], dtypes: Sequence[str], derived: list[str]) -> list[list[int]]:
+def _buckets(last: ProfiledStep, sizes: Sequence[int], dtypes: Sequence[str], derived: list[str]) -> list[list[int]]:
     """Return the places of the gradients in each bucket; empty if the bytes of the buckets do not fit.
 
     A bucket holds gradients of one element type and is launched when its last gradient is ready. If those that were

@@ -1,4 +1,4 @@
-"""The palette: readers who see fewer colours still see two of them apart."""
+"""Plot colours: readers who see fewer colours still see two of them apart."""
 
 import re
 from itertools import combinations
@@ -41,17 +41,17 @@ def test_any_two_colours_are_seen_apart(sight):
         assert distance > 10, (name, other)
 
 
-def test_plots_take_their_colours_from_the_palette():
+def test_plots_take_their_colours_from_one_module():
     for folder in ("simulator", "figures", "validation", "benchmarks", "tutorials"):
         for path in (ROOT / folder).rglob("*.py"):
-            if path.name != "palette.py":
+            if path.name != "plot_colours.py":
                 for colour in COLOURS.values():
                     assert colour not in path.read_text(), path
     for path in (ROOT / "tutorials").glob("*.ipynb"):
         assert not [colour for colour in COLOURS.values() if colour in path.read_text()], path
 
 
-def test_the_interactive_timeline_has_the_colours_of_the_palette():
+def test_the_interactive_timeline_has_the_same_colours():
     """A style sheet cannot import them."""
     sheet = (ROOT / "simulator" / "interactive_timeline" / "timeline.css").read_text()
     declared = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]{6});", sheet))

@@ -1,0 +1,145 @@
+"""Outcomes of checks beside what was expected of them, and a script that shows a fault."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from reference.files.reading import parse_yaml, read_text
+from reference.files.writing import write_atomically
+
+from .training_programs import Program
+
+Outcome = Literal["passed", "failed", "not supported", "left out"]
+Expectation = Literal["must-pass", "expected-fail", "skip"]
+EXPECTATIONS: tuple[Expectation, ...] = ("must-pass", "expected-fail", "skip")
+STILL_RUNNING, LOST = "still running at the time-out", "exited without reporting an error"
+"""Parts of the messages of `RankError`: a rank hung, or its process ended, as if another mechanism had killed it."""
+UNMATCHED = (
+    STILL_RUNNING,
+    LOST,
+    "all ranks wait, so none can go on",
+    "expected its collective",
+    "closed by peer",
+    "reset by peer",
+    "Timed out",
+)
+"""Parts of messages that show that the ranks launched different collectives, or wait for each other for ever."""
+PLAIN = (
+    "any timing",
+    "one weight",
+    "construction",
+    "bucket caps",
+    "special parameters",
+    "optimizers",
+    "kept gradients",
+    "real models",
+)
+"""Checks of averaging without any option. If ranks do not match in one of them, they do not in most others."""
+STILL_TELLING = ("overlap", "one weight", "construction")
+"""Checks that can pass although ranks launch collectives in different orders: a single collective, or one order."""
+MOST_UNMATCHED = 2
+"""Number of checks in which ranks may hang or be lost, which takes seconds each, before all others are left out."""
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """Outcome of a check.
+
+    Attributes:
+        check: Name of the check.
+        outcome: Whether the class passed.
+        message: What was found, why the check does not apply or was left out, or how the class passed.
+        program: The program that shows the fault. None: there is none.
+        expected: What was expected; `must-pass` refuses "not supported" too. None: anything but a failure.
+    """
+
+    check: str
+    outcome: Outcome
+    message: str = ""
+    program: Program | None = None
+    expected: Expectation | None = None
+
+    @property
+    def unmatched(self) -> bool:
+        """Whether the check failed because the ranks launched different collectives, hung, or one was lost."""
+        return self.outcome == "failed" and any(part in self.message for part in UNMATCHED)
+
+    @property
+    def problem(self) -> str:
+        """What is not as expected, in one sentence; empty if nothing is."""
+        if self.outcome == "passed":
+            wrong = "passed, but was expected to fail; remove it from the file"
+            return f"{self.check}: {wrong}" if self.expected == "expected-fail" else ""
+        if self.outcome == "failed":
+            return "" if self.expected == "expected-fail" else f"{self.check}: {self.message}"
+        verb = "was" if self.outcome == "left out" else "is"
+        wrong = f"must pass, but {verb} {self.outcome}: {self.message}"
+        return f"{self.check}: {wrong}" if self.expected == "must-pass" else ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the outcome; the program as text."""
+        return vars(self) | {"program": None if self.program is None else repr(self.program)}
+
+
+def why_left_out(check: str, results: Sequence[CheckResult]) -> str:
+    """Return why a check is left out after the results of others; empty if it runs.
+
+    Where ranks launch different collectives, nearly every program ends in a hang, and says nothing new.
+    """
+    unmatched = [one.check for one in results if one.unmatched and one.problem]
+    if len(unmatched) >= MOST_UNMATCHED:
+        return f"the ranks did not match in {' and '.join(unmatched)}"
+    if unmatched and unmatched[0] in PLAIN and check not in STILL_TELLING:
+        return f"the ranks did not match in {unmatched[0]}, which needs no option"
+    return ""
+
+
+def read_expectations(path: Path, checks: Sequence[str]) -> dict[str, Expectation]:
+    """Read a YAML file with the three lists `must-pass`, `expected-fail` and `skip` of names of checks.
+
+    Raises:
+        ValueError: The file is missing or malformed, or names an unknown check.
+    """
+    text = read_text(path)
+    try:
+        document = parse_yaml(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: expected YAML: {error}") from None
+    if not isinstance(document, dict) or not all(isinstance(one, list) for one in document.values()):
+        raise ValueError(f"{path}: expected the lists {', '.join(EXPECTATIONS)}, got {type(document).__name__}")
+    found: dict[str, Expectation] = {}
+    for key, names in document.items():
+        kind = next((one for one in EXPECTATIONS if one == key), None)
+        if kind is None:
+            raise ValueError(f"{path}: expected the lists {', '.join(EXPECTATIONS)}, got one named {key!r}")
+        for name in names:
+            if name not in checks:
+                raise ValueError(f"{path}: {kind}: expected one of {', '.join(checks)}; got {name!r}")
+            if name in found:
+                raise ValueError(f"{path}: {name} is in two lists: {found[name]} and {kind}")
+            found[name] = kind
+    return found
+
+
+def write_script(path: Path, subject: str, world_size: int, result: CheckResult) -> None:
+    """Write a script that shows a fault without Hypothesis; the message is in its docstring, whatever it contains."""
+    lines = "\n".join(repr(line)[1:-1] for line in result.message.split("\n"))
+    message = lines.replace('"""', r"\"\"\"")
+    script = f'''"""{subject} fails the check "{result.check}".
+
+{message}
+"""
+
+from ddplab.conformance.check_runner import QUICK, Bench
+from ddplab.conformance.training_programs import Program, ProgramStep, Weight
+from ddplab.conformance.class_under_test import Subject
+from reference.launch import RankPool
+
+PROGRAM = {result.program!r}
+
+if __name__ == "__main__":
+    with RankPool({world_size}) as pool:
+        Bench(Subject({subject!r}), pool, QUICK).try_program(PROGRAM)
+'''
+    write_atomically(path, script.encode())

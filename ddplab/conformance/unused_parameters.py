@@ -1,0 +1,172 @@
+"""Parameters that some ranks or outputs leave unused: nested outputs, skipped all-reduces, sparse gradients."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .check_runner import VIEWS, Bench, report
+from .class_under_test import Subject
+from .comm_hooks import averaging_hook
+from .local_training import close, describe_difference
+from .real_models import batch, train
+from .training_programs import Program, ProgramStep, Weight
+
+
+@dataclass
+class _Pair:
+    left: Tensor
+    right: Tensor
+
+
+class _Heads(nn.Module):
+    """Five heads, whose outputs are in a dict, a list and a dataclass; the last head is never used."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.heads = nn.ModuleList(nn.Linear(6, 3) for _ in range(5))
+
+    def forward(self, x: Tensor) -> dict[str, Any]:
+        a, b, c, d = (head(x) for head in list(self.heads)[:4])
+        return {"first": a, "others": [b, _Pair(c, d)]}
+
+
+def _of_heads(module: nn.Module, step: int, rank: int) -> Tensor:
+    """Change an output in place, and leave one out."""
+    output = module(batch(step, rank))
+    used = output["others"][0] if step % 2 else output["first"]
+    used.mul_(2)
+    pair = output["others"][1]
+    return (used + pair.left * pair.right).square().mean()  # type: ignore[no-any-return]
+
+
+def nested_outputs(_rank: int, world_size: int, subject: Subject, options: dict[str, Any]) -> str:
+    """Search nested outputs for unused parameters; outputs that the loss ignores leave no gradient."""
+    return train(subject, _Heads, _of_heads, range(world_size), 4, find_unused_parameters=True, **options)
+
+
+class _Chosen(nn.Module):
+    """Weights of which forward uses some."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.ones(2 + index)) for index in range(4))
+
+    def forward(self, used: Sequence[int]) -> list[Tensor]:
+        return [self.weights[index].sum() for index in used]
+
+
+WEIGHTS = (Weight((2, 3)), Weight((4,)), Weight((5,)), Weight((3, 2)))
+USED = ((0, 2), (1, 2, 3), (3,), (0, 1, 2), (0,))
+"""Weights that each step uses."""
+
+
+def skipping_program(world_size: int, cap_mb: float) -> Program:
+    """Return a program in which each step leaves other weights out, the same ones on all ranks."""
+    steps = tuple(ProgramStep("train", (one,) * world_size, (2,) * world_size) for one in USED)
+    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True, "bucket_cap_mb": cap_mb}
+    return Program(WEIGHTS, steps, options)
+
+
+def skipped_for_hooks(_rank: int, _world_size: int, subject: Subject) -> str:
+    """Train with a comm hook, which gets the buckets that are not skipped."""
+    module = _Chosen()
+    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
+    wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-6, **options)
+    seen: list[tuple[int, bool]] = []
+
+    def look(state: Any, bucket: Any) -> None:
+        state.append((bucket.buffer().numel(), bucket.is_last()))
+
+    wrapped.register_comm_hook(seen, averaging_hook(look))
+    for step, used in enumerate(USED):
+        seen.clear()
+        module.zero_grad()
+        torch.stack(wrapped(used)).sum().backward()
+        expected = sorted(2 + index for index in used)
+        if sorted(size for size, _ in seen) != expected:
+            return (
+                f"iteration {step}: the comm hook got buckets of {seen} elements, expected {expected} in some order"
+            )
+        if any(is_last for _, is_last in seen[:-1]):  # torch names none if the last bucket of all is skipped
+            return f"iteration {step}: a bucket was called the last, but others followed: {seen}"
+    return ""
+
+
+class _SparseOrNot(nn.Module):
+    """An embedding with sparse gradients that forward may leave out."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.embedding, self.head = nn.Embedding(7, 6, sparse=True), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor, *, embeds: bool) -> Tensor:
+        if embeds:
+            x = x + self.embedding(x.abs().mul(3).long() % 7).sum(dim=1)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
+def sparse_on_some_ranks(_rank: int, world_size: int, subject: Subject) -> str:
+    """Use the embedding on one rank, on all but one, on all and on none."""
+
+    def loss(module: nn.Module, step: int, rank: int) -> Tensor:
+        embeds = (rank == 0, rank != 0, True, False)[step % 4]
+        return module(batch(step, rank), embeds=embeds).square().mean()  # type: ignore[no-any-return]
+
+    return train(subject, _SparseOrNot, loss, range(world_size), 6, find_unused_parameters=True)
+
+
+def untouched_gradients(rank: int, world_size: int, subject: Subject) -> str:
+    """Fill gradients with a number for each rank; a gradient to which no rank adds must stay so."""
+    module = _Chosen()
+    wrapped = subject.wrap(module, bucket_cap_mb=25.0, find_unused_parameters=True)
+    problem = ""  # returned at the end, because the other ranks go on
+    values: list[list[float | None]] = [[None] * len(module.weights) for _ in range(world_size)]
+    passes = [([0, 1], [0, 2]), ([0], [0]), ([2], [2]), ([3, 1], [1]), ([0], [3])]
+    for step, (first, others) in enumerate(passes):
+        torch.stack(wrapped(others if rank else first)).sum().backward()
+        subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
+        used = [others if one else first for one in range(world_size)]
+        for index, parameter in enumerate(module.weights):
+            adding = [index in one for one in used]
+            if any(adding):
+                total = sum((values[one][index] or 0.0) + adding[one] for one in range(world_size))
+                for own in values:
+                    own[index] = total / world_size
+            wanted = values[rank][index]
+            want = None if wanted is None else torch.full_like(parameter, wanted)
+            if not problem and not close(parameter.grad, want):
+                found = describe_difference(parameter.grad, want)
+                problem = f"iteration {step}, rank {rank}: gradient {index}: {found}"
+            for one in range(world_size):
+                values[one][index] = float(1 + one + index)
+            if parameter.grad is None:
+                parameter.grad = torch.empty_like(parameter)
+            parameter.grad.fill_(1 + rank + index)
+    return problem
+
+
+def check_outputs(bench: Bench) -> None:
+    """Outputs in dicts, lists and dataclasses, of which the loss ignores one, may be changed in place."""
+    bench.needs("find_unused_parameters")
+    for options in bench.variants({}, VIEWS):
+        report(bench.run(nested_outputs, bench.subject, options))
+
+
+def check_untouched(bench: Bench) -> None:
+    """A gradient to which no rank adds stays as it was, whatever the script put there."""
+    bench.needs("find_unused_parameters")
+    report(bench.run(untouched_gradients, bench.subject))
+
+
+def check_skipped(bench: Bench) -> None:
+    """Buckets that no rank uses are skipped."""
+    bench.needs("skip_all_reduce_unused_params", "find_unused_parameters")
+    for cap_mb in (1e-6, 3e-5, 25.0):
+        bench.try_program(skipping_program(bench.world_size, cap_mb))
+    if "register_comm_hook" in bench.methods:
+        report(bench.run(skipped_for_hooks, bench.subject))
