@@ -1,4 +1,4 @@
-"""Data-parallel training small enough to read, its discrete-event simulator, and the command that joins them.
+"""Data-parallel training for PyTorch, small enough to read, and a simulator that predicts how it scales.
 
 Train and record (package `reference`, needs torch):
 

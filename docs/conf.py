@@ -1,11 +1,15 @@
 """Sphinx configuration; `python -m docs` runs Sphinx on a copy of the tree in which the tutorials were executed."""
 
-from pathlib import PurePosixPath
+import tomllib
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from docutils import nodes
 from sphinx import addnodes
 from sphinx.application import Sphinx
+
+PACKAGES = "ddplab", "reference", "simulator"
+PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
 
 project = "ddplab"
 author = "the ddplab authors"
@@ -32,6 +36,7 @@ include_patterns = [
 
 html_theme = "furo"
 html_title = "ddplab"
+myst_html_meta = {"description": PROJECT["description"]}
 html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["print.css"]
@@ -49,7 +54,7 @@ apidoc_modules = [
         "module_first": True,
         "max_depth": 1,
     }
-    for package in ("reference", "simulator")
+    for package in PACKAGES
 ]
 autodoc_default_options = {
     "members": True,
@@ -79,7 +84,7 @@ def link_to_shown_code(app: Sphinx, tree: nodes.document, page: str) -> None:
         if f"../{'/'.join(parts)}{path.suffix}" in html_extra_path:
             target = builder.get_relative_uri(page, path.stem)
             node.replace_self(nodes.reference("", "", *node.children, refuri=target, internal=True))
-        elif path.suffix == ".py" and parts[0] in ("reference", "simulator") and parts[-1] != "__init__":
+        elif path.suffix == ".py" and parts[0] in PACKAGES and parts[-1] != "__init__":
             target = builder.get_relative_uri(page, "_modules/" + "/".join(parts))
             node.replace_self(nodes.reference("", "", *node.children, refuri=target, internal=True))
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -155,11 +156,15 @@ def returns(route: Iterable[str]) -> int:
     return len(visited) - len(set(visited))
 
 
-def route_of(action: Callable[[], object], followed: object) -> list[str]:
-    """Files of the named functions that an action passes `followed` to, or what has become of it, by first calls."""
+def route_of(action: Callable[[], object], followed: object, apart: object = None) -> list[str]:
+    """Files of the named functions that an action passes `followed` to, or what has become of it, by first calls.
+
+    `apart` is another argument of the action: its parts are not followed, although functions may return them.
+    """
     first_calls: dict[tuple[str, int], str] = {}
     passed_on: dict[int, object] = {}  # held, so that no other object gets its id
     receiving: set[FrameType] = set()
+    others = {id(part) for part in _with_parts(apart, depth=3)}
 
     def on_event(frame: FrameType, event: str, returned: object) -> None:
         code = frame.f_code
@@ -173,7 +178,7 @@ def route_of(action: Callable[[], object], followed: object) -> list[str]:
         elif event == "return" and frame in receiving:
             receiving.remove(frame)
             made = frame.f_locals.get("self") if code.co_name == "__init__" else returned
-            passed_on.update((id(part), part) for part in _with_parts(made, depth=2))
+            passed_on.update((id(part), part) for part in _with_parts(made, depth=2) if id(part) not in others)
 
     passed_on.update((id(part), part) for part in _with_parts(followed, depth=2))
     sys.setprofile(on_event)
@@ -185,8 +190,12 @@ def route_of(action: Callable[[], object], followed: object) -> list[str]:
 
 
 def _with_parts(value: object, depth: int) -> Iterator[object]:
-    """A value, its attributes and items and theirs down to a depth, without numbers, texts, functions and classes."""
-    if value is None or isinstance(value, int | float | str | bytes | type | Enum) or inspect.isroutine(value):
+    """A value, its attributes and items and theirs down to a depth, without numbers, texts, arrays and functions."""
+    if (
+        value is None
+        or isinstance(value, int | float | str | bytes | type | Enum | np.ndarray)
+        or inspect.isroutine(value)
+    ):
         return
     yield value
     parts: list[object] = list(getattr(value, "__dict__", {}).values())
@@ -249,7 +258,7 @@ def rows() -> Iterator[Row]:
     """All rows of the table."""
     construction, lines = run_ranks(train, 2)[0]
     trace, fabric = Trace.load(TRACE), Fabric.from_table(ALL_REDUCES)
-    prediction = route_of(lambda: predict(trace, fabric, world_size=8), trace)
+    prediction = route_of(lambda: predict(trace, fabric, world_size=8), trace, fabric)
     yield Row("files of one forward and backward pass", len(lines), 5, names=lines)
     yield Row("lines of these files", _length(ROOT / file for file in lines), 1_300)
     yield Row("lines of them that run", sum(map(len, lines.values())))

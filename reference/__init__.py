@@ -1,1 +1,1 @@
-"""Data-parallel training small enough to read: buckets, overlap, rebuild, recorded and replayable."""
+"""Data-parallel training: averages gradients during the backward pass, starts ranks, records traces."""

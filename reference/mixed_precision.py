@@ -2,7 +2,7 @@
 
 In each iteration:
 
-1. Forward. Inputs are cast, and low-precision copies stand in place of the parameters; see `forward_parameters`.
+1. Forward. Inputs are cast, and low-precision copies stand in place of the parameters; see `parameter_substitution`.
    Buffers were cast once, at construction.
 2. Backward. Autograd computes gradients in low precision and casts each back on its way to the parameter, so
    gradients are accumulated in full precision.

@@ -398,8 +398,8 @@ def torch_emulations(draw) -> Asked:
 
     Asked(trace, fabric, 2, Policy(hook=named_hook("fp16"), static_graph=True), ...)
 
-    DESIGN.md lists the settings in which the schedules differ: iterations before the steady ones, unused parameters
-    under Join or with a hook that decompresses, several dtypes, and PowerSGD with skipped buckets.
+    docs/emulation.md lists the settings in which the schedules differ: iterations before the steady ones, unused
+    parameters under Join or with a hook that decompresses, several dtypes, and PowerSGD with skipped buckets.
     """
     asked = draw(emulations())
     update: dict[str, Any] = {"plan": None, "order": "ready", "phase": "steady"}

@@ -1,6 +1,6 @@
 """On CUDA devices: NCCL with one rank and with two, and two Gloo ranks that may share a device. `make test-gpu`.
 
-None of these tests has been run yet, for lack of a GPU; see DESIGN.md.
+None of these tests has been run yet, for lack of a GPU; see docs/cuda.md.
 """
 
 from functools import partial

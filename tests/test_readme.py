@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+import ddplab
 from docs.map import with_map
 from figures import demo
 
@@ -19,6 +20,8 @@ from .nccl_log import nccl_log
 ROOT = Path(__file__).parent.parent
 README, DESIGN, CONTRIBUTING = ((ROOT / f"{name}.md").read_text() for name in ("README", "DESIGN", "CONTRIBUTING"))
 GUIDES = {name: (ROOT / "docs" / f"{name}.md").read_text() for name in ("reducer", "predict", "accuracy", "speed")}
+PAGES = [DESIGN, CONTRIBUTING, *(path.read_text() for path in sorted((ROOT / "docs").glob("*.md")))]
+DIFFERENCES = (ROOT / "docs" / "differences_from_torch.md").read_text()
 CODE_MAP = (ROOT / "docs" / "code_map.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", "\n".join([README, *GUIDES.values()]), flags=re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"# (\S+\.\w+)\n")
@@ -36,7 +39,7 @@ def verbs():
 
 
 def test_every_verb_that_they_name_is_in_the_makefile():
-    pages = "\n".join([README, *GUIDES.values(), DESIGN, CONTRIBUTING])
+    pages = "\n".join([README, *PAGES])
     code = [*(text for _, text in BLOCKS), *re.findall(r"`(make [^`]+)`", pages)]
     named = {verb for line in re.findall(r"\bmake ([a-z -]+)", "\n".join(code)) for verb in line.split()}
     assert {"tutorials", "demo", "test", "explore"} <= named <= verbs()
@@ -49,7 +52,7 @@ def test_every_file_that_they_name_exists():
     for page in pages:
         text = page.read_text()
         links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
-        paths = re.findall(r"`((?:reference|simulator|tests|tutorials|validation|figures)/[\w/.]*)`", text)
+        paths = re.findall(r"`((?:ddplab|reference|simulator|tests|tutorials|validation|figures)/[\w/.]*)`", text)
         missing = [link for link in links if link and not (page.parent / link).exists()]
         missing += [path for path in paths if not (ROOT / path).exists()]
         assert not missing, page.name
@@ -76,26 +79,41 @@ def test_every_file_and_method_that_a_tutorial_names_exists():
         assert set(re.findall(r"`(_[a-z]\w*)`", text)) <= functions, notebook.name
 
 
-def test_every_test_that_the_design_names_exists():
+def test_every_test_that_a_page_names_exists():
     modules = list((ROOT / "tests").glob("test_*.py"))
     defined = {name for module in modules for name in re.findall(r"^def (\w+)", module.read_text(), re.MULTILINE)}
-    named = set(re.findall(r"`(test_\w+)`", DESIGN))
+    named = set(re.findall(r"`(test_\w+)`", "\n".join(PAGES)))
     assert len(named) > 10
     assert named <= defined | {module.stem for module in modules}
 
 
-def test_every_misuse_that_the_design_names_exists():
-    cells = re.findall(r"`test_messages`: (.*) \|$", DESIGN, re.MULTILINE)
+def test_every_difference_from_torch_has_a_test():
+    rows = [_cells(row) for row in DIFFERENCES.splitlines() if row.startswith("| ")]
+    rows = [row for row in rows if row[0].strip("-") and row[1] != "torch"]
+    assert len(rows) > 40
+    without = [row[0] for row in rows if not re.search(r"`test_\w+\*?`", row[3])]
+    assert without == ['`torch._dynamo.config.optimize_ddp = "python_reducer"`']
+
+
+def test_every_misuse_that_the_differences_name_exists():
+    cells = re.findall(r"`test_messages`: (.*) \|$", DIFFERENCES, re.MULTILINE)
     named = re.findall(r"`([\w*]+)`", " ".join(cells))
     assert len(named) > 10
     assert not [name for name in named if not matching(vars(misuse), name)]
 
 
 def test_every_object_in_the_table_of_features_exists():
-    table = DESIGN.partition("| feature | object |")[2].partition("\n\n")[0]
-    named = re.findall(r"`([\w.]+)\.([A-Z]\w+)`", table)
+    table = GUIDES["reducer"].partition("| feature | object |")[2].partition("\n\n")[0]
+    named = re.findall(r"`([\w.]+)\.(\w+)`", table)
     assert len(named) > 10
     assert not [(module, name) for module, name in named if not hasattr(import_module(f"reference.{module}"), name)]
+
+
+def test_the_tagline_is_the_same_everywhere():
+    tagline = ddplab.__doc__.partition("\n")[0]
+    for page in ("README.md", "CONTRIBUTING.md", "docs/index.md"):
+        assert (ROOT / page).read_text().splitlines()[2] == tagline, page
+    assert f'description = "{tagline}"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_the_map_of_the_code_is_that_of_the_docstrings():

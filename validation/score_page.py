@@ -61,7 +61,7 @@ RUN_NOTE = (
     " 20 times the distance of each iteration outside it, over the measured time (Gneiting and Raftery, 2007);"
     " *constant* is that of an interval of one width for all runs, which holds nine in ten iterations of the other"
     " runs. *First error* is that of the predictions that were on disk before the first target run. *Paired error*"
-    " compares after the machine's speed beside each turn has been taken out (DESIGN.md, Noise)."
+    " compares after the machine's speed beside each turn has been taken out (docs/accuracy.md, Noise)."
 )
 SMALL, LARGE = "256 KiB-16 MiB", "above 16 MiB"
 BORDER_BYTES = 16 * 2**20

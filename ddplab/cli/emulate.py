@@ -119,7 +119,7 @@ def emulate(
     The device takes the recorded times instead of computing, and each collective takes the time that the fabric
     gives; nothing sleeps. Everything else is real: gradients, buckets, comm hooks and their results. The table shows
     what the reducer takes and what `predict` says for each combination of bucket cap, order and comm hook. ddplab's
-    and torch's reducers take the predicted time to the nanosecond (DESIGN.md lists the exceptions); a difference
+    and torch's reducers take the predicted time to the nanosecond (exceptions: docs/emulation.md); a difference
     shows that a reducer behaves differently.
 
     With --wall, each rank is a process. Devices sleep for the recorded times, Gloo moves the data, and each

@@ -1,1 +1,1 @@
-"""Measurements on this machine with real ranks: calibration, and training runs to compare with predictions."""
+"""Validation: training runs on real ranks of this machine, compared with predictions made before them."""
