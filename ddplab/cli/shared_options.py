@@ -123,7 +123,7 @@ LinkRate = Annotated[
     typer.Option(
         metavar="RATE",
         help="Connect the ranks by virtual links of this rate, such as 1gbit, instead of the loopback interface; "
-        "requires Linux, root and iproute2.",
+        "requires Linux and root.",
     ),
 ]
 UplinksText = Annotated[

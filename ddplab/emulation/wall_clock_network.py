@@ -2,7 +2,7 @@
 
 Each rank simulates the network by the clock, on a `Machine` of its own. When all ranks have launched a collective,
 they share the latest launch time. Each rank then begins to move the data, and completes the future, at the moments
-that its simulation gives. No links are needed, so this works without Linux, root or iproute2.
+that its simulation gives. No links are needed, so this works without Linux and root.
 
 A rank learns of a launch only after a message of Gloo. If its simulation has passed another event by then, the
 collective starts late on this rank, and its end may differ between ranks by the delay of that message.
