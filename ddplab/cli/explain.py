@@ -57,9 +57,9 @@ def explain(
 def _summary(one: "Explanation") -> dict[str, str]:
     cause, ns = one.main_cause
     return {
-        "cap": cap_name(one.cap_mb),
-        "order": one.order,
-        "hook": one.hook,
+        "cap": cap_name(one.configuration.cap_mb),
+        "order": one.configuration.order,
+        "hook": one.configuration.hook,
         "predicted": f"{one.predicted_ns / 1e6:.1f}",
         "measured": f"{one.measured_ns / 1e6:.1f}",
         "error": f"{one.error:+.1%}",

@@ -254,7 +254,7 @@ def extrapolated(calibrated: Sequence[Fabric], world_size: int) -> Fabric:
 
 
 def _in_model(configurations: Sequence[Configuration], scale: ScaleModel) -> list[Configuration]:
-    return [replace(one, cap_mb=scale.cap_mb(one.cap_mb)) for one in configurations]
+    return [one.in_model(scale) for one in configurations]
 
 
 def _bucket_bytes(trace: Trace) -> int:

@@ -8,13 +8,16 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter
 
 from reference.bucketing import Order, cap_name
+from reference.files.reading import read_schema
+from reference.files.value_ranges import Nanoseconds
 from reference.files.writing import write_atomically
 from reference.trace import Trace
 from simulator.fabric import Fabric, Processor
@@ -24,15 +27,22 @@ from simulator.results.residual_plot import Residual, draw_residuals
 from simulator.schedule.hook_messages import named_hook
 from simulator.schedule.policy import Policy
 
-from ..emulation.scale_model import ScaleModel
+from ..emulation.scale_model import ORIGINAL, ScaleModel
 from .machine_conditions import Conditions
 
 BASELINES = ("perfect_scaling", "no_overlap", "naive_overlap", "pipelined_overlap")
 """Simpler predictions to compare with."""
+FOR_EMULATED = ("scale_model", "conditions")
+"""Fields of a report on emulated devices."""
 PAIRS = ("quartiles_ns", "paired_quartiles_ns", "interval_ns")
 """Fields of a row that hold two numbers."""
-JSON_NAMES = {"baselines": "yardsticks", "speed_check": "reference"}
-"""Fields with a different name in JSON files."""
+Cap = Annotated[
+    float,
+    Field(ge=0),
+    BeforeValidator(lambda cap: math.inf if cap is None else cap),
+    PlainSerializer(lambda cap: None if math.isinf(cap) else cap),
+]
+"""A bucket cap in MiB; infinite for a single bucket, which is null in JSON, because JSON has no infinity."""
 
 PREDICTED_TRACE_FILE = "predicted_from.json.gz"
 """The trace from which the predictions for emulated devices are computed: with the work of the host."""
@@ -48,13 +58,17 @@ class Configuration:
         hook: Name of the comm hook, as `named_hook` takes it.
     """
 
-    cap_mb: float
+    cap_mb: Cap
     order: Order = "ready"
     hook: str = "none"
 
-    def to_json(self) -> dict[str, object]:
-        """The fields by name; an infinite cap becomes null, because JSON has no infinity."""
-        return {"cap_mb": None if math.isinf(self.cap_mb) else self.cap_mb, "order": self.order, "hook": self.hook}
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return TypeAdapter(Configuration).dump_python(self)  # type: ignore[no-any-return]
+
+    def in_model(self, scale: ScaleModel) -> Self:
+        """The configuration in a scale model."""
+        return replace(self, cap_mb=scale.cap_mb(self.cap_mb))
 
 
 @dataclass(frozen=True)
@@ -126,7 +140,7 @@ class Measurement:
     """
 
     times_ns: tuple[int, ...]
-    speed_check: SpeedCheck | None = None
+    speed_check: Annotated[SpeedCheck | None, Field(alias="reference")] = None
 
 
 @dataclass(frozen=True)
@@ -165,19 +179,19 @@ class Row:
     """
 
     model: str
-    cap_mb: float
-    order: str
+    cap_mb: Cap
+    order: Order
     hook: str
     buckets: int
-    turns: tuple[Measurement, ...]
-    speed_check: SpeedCheck
+    turns: Annotated[tuple[Measurement, ...], Field(min_length=1)]
+    speed_check: Annotated[SpeedCheck, Field(alias="reference")]
     measured_ns: int
     quartiles_ns: tuple[int, int]
     paired_ns: int
     paired_quartiles_ns: tuple[int, int]
     paired_turns_ns: tuple[int, ...]
     paired_times_ns: tuple[int, ...]
-    predicted_ns: int
+    predicted_ns: Nanoseconds
     interval_ns: tuple[int, int]
     coverage: float
     drift: float | None
@@ -187,6 +201,11 @@ class Row:
     no_overlap_error: float
     naive_overlap_error: float
     pipelined_overlap_error: float
+
+    @property
+    def configuration(self) -> Configuration:
+        """The predicted configuration."""
+        return Configuration(self.cap_mb, self.order, self.hook)
 
     @property
     def half_width(self) -> float:
@@ -251,7 +270,7 @@ class Report:
             None: there were no speed checks.
         baselines: Mean absolute paired error of each baseline.
         rows: One per model and configuration.
-        world_size: Number of ranks. None: not written in earlier reports.
+        world_size: Number of ranks. None: the runs differ, or are older than this field.
         scale_model: How the scale model of emulated devices differs from the original; times are those of the
             original. None: real models ran.
         conditions: Conditions of a measurement on emulated devices. None: real models ran.
@@ -269,8 +288,8 @@ class Report:
     half_width: float
     interval_score: float
     drift: float | None
-    baselines: dict[str, float]
-    rows: tuple[Row, ...]
+    baselines: Annotated[dict[str, float], Field(alias="yardsticks")]
+    rows: Annotated[tuple[Row, ...], Field(min_length=1)]
     world_size: int | None = None
     scale_model: ScaleModel | None = None
     conditions: Conditions | None = None
@@ -280,14 +299,9 @@ class Report:
         return pd.DataFrame([{**asdict(row), "turns": len(row.turns)} for row in self.rows])
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields; an infinite cap becomes null. Real models have no `scale_model` and no `conditions`."""
-        fields = asdict(self, dict_factory=_with_json_names)
-        for name in ("scale_model", "conditions"):
-            if fields[name] is None:
-                del fields[name]
-        for row in fields["rows"]:
-            row["cap_mb"] = None if math.isinf(row["cap_mb"]) else row["cap_mb"]
-        return fields
+        """Return all fields. Real models have no `scale_model` and no `conditions`."""
+        fields = TypeAdapter(Report).dump_python(self, by_alias=True)
+        return {name: value for name, value in fields.items() if value is not None or name not in FOR_EMULATED}
 
     def save(self, folder: Path) -> None:
         """Write `report.json`, and `report.csv`, in which pairs of numbers become columns `_low` and `_high`."""
@@ -298,9 +312,31 @@ class Report:
             frame = frame.drop(columns=name).join(of_pair)
         write_atomically(folder / "report.csv", frame.to_csv(index=False).encode())
 
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read `report.json`.
 
-def _with_json_names(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {JSON_NAMES.get(name, name): value for name, value in fields}
+        Raises:
+            ValueError: The file is missing or malformed; one line, which names file, field and reason.
+        """
+        advice = "expected the folder of a run, which `ddplab validate --out` names"
+        return read_schema(cls, folder / "report.json", what="a report", cure=advice)
+
+    @property
+    def scale(self) -> ScaleModel:
+        """The scale model that ran."""
+        return self.scale_model or ORIGINAL
+
+    def inputs(self, folder: Path, model: str) -> tuple[Trace, Fabric]:
+        """Read the trace and the fabric from which the predictions for a model were computed.
+
+        Raises:
+            ValueError: A file is missing or malformed.
+        """
+        is_emulated = self.scale_model is not None
+        files = folder if is_emulated else model_folder(folder, model)
+        trace = Trace.load(files / (PREDICTED_TRACE_FILE if is_emulated else "trace.json.gz"))
+        return trace, Fabric.load(files / "fabric.json")
 
 
 def model_folder(out: Path, model: str) -> Path:
