@@ -80,9 +80,10 @@ def conform(
     start_server()  # it imports torch while this process does
     from ..conformance.all_checks import CHECKS
     from ..conformance.check_runner import FULL, QUICK, Result
+    from ..conformance.class_under_test import Subject
     from ..conformance.conformance_report import read_expectations, write_script
     from ..conformance.kit import conform as run
-    from ..conformance.overlap import compare, load_baseline, save
+    from ..conformance.overlap import compare, load_baseline, save, schedules_of
 
     check_outputs(
         *(script, save_schedule, junit, json_path),
@@ -123,7 +124,7 @@ def conform(
     slower: list[str] = []
     document = report.to_json()
     if outcomes.get("overlap") in ("passed", "failed"):
-        schedules = _schedules(name)
+        schedules = list(schedules_of(Subject(name)))
         document["schedules"] = [_schedule_row(one) for one in schedules]
         show_table(document["schedules"], "schedules in virtual time", optional=("others",))
         if save_schedule is not None:
@@ -153,13 +154,6 @@ def conform(
         raise ValueError(f"{name} does not conform: 1 problem{rest}")
     first = f"the first, and perhaps the cause of the others, is {problems[0]}"
     raise ValueError(f"{name} does not conform: {len(problems)} problems{rest}; {first}")
-
-
-def _schedules(name: str) -> "list[Schedule]":
-    from ..conformance.class_under_test import Subject
-    from ..conformance.overlap import schedules_of
-
-    return list(schedules_of(Subject(name)))
 
 
 def _schedule_row(one: "Schedule") -> dict[str, str]:

@@ -13,19 +13,24 @@ from simulator.prediction import Prediction, predict
 from simulator.schedule.policy import Policy
 
 from ..emulation.scale_model import ScaleModel
-from .predict import FABRIC, PREDICT_CAPS, read_policies, save_timelines, values_of_axes
+from .predict import read_policies, save_timelines, values_of_axes
 from .shared_options import (
-    CAPS,
-    FABRIC_FILE,
+    FABRIC,
     ByteScale,
+    ChosenCaps,
     ChosenOrders,
     Dilation,
+    FabricFiles,
     FabricSettings,
     Hooks,
+    Inputs,
     Json,
+    PerfettoFile,
     ProcessorFile,
     Settings,
     Stragglers,
+    TimelinePicture,
+    TraceFile,
     VariationSettings,
     WorldSize,
     cap_json,
@@ -38,20 +43,14 @@ from .shared_options import (
     read_scale,
     read_stragglers,
     read_variation,
+    refuse,
 )
 from .terminal_output import progress, show_report, show_table, write_json
 
 
 def emulate(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace of `record`, `synthesize` or `rescale`.")],
-    fabric: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="PATH",
-            help=f"{FABRIC_FILE}; may be repeated. Files are merged as by `ddplab fabric`.",
-            show_default=str(FABRIC),
-        ),
-    ] = None,
+    trace: TraceFile,
+    fabric: FabricFiles = None,
     world_size: WorldSize = 2,
     reducer: Annotated[
         str,
@@ -61,7 +60,7 @@ def emulate(
             help="The reducer: ddplab, torch, or MODULE:CLASS with the constructor of torch's class.",
         ),
     ] = "ddplab",
-    caps: Annotated[str | None, typer.Option(metavar="MB,...", help=CAPS, show_default=PREDICT_CAPS)] = None,
+    caps: ChosenCaps = None,
     orders: ChosenOrders = None,
     hooks: Hooks = "none",
     policy: Settings = None,
@@ -69,23 +68,9 @@ def emulate(
     processor: ProcessorFile = None,
     variation: VariationSettings = None,
     straggler: Stragglers = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(metavar="N,...", help="Number of batches of each rank; the ranks then train under Join."),
-    ] = None,
-    perfetto: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Write the timeline of the fastest configuration as a Chrome trace, for ui.perfetto.dev.",
-        ),
-    ] = None,
-    timeline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="Plot the timeline of the fastest configuration to this file (.png, .svg, .pdf)."
-        ),
-    ] = None,
+    inputs: Inputs = None,
+    perfetto: PerfettoFile = None,
+    timeline: TimelinePicture = None,
     wall: Annotated[  # noqa: FBT002 - an option
         bool,
         typer.Option(
@@ -127,18 +112,17 @@ def emulate(
     are needed.
     """
     if wall:
-        for option, value in (
-            ("--class", None if reducer == "ddplab" else reducer),
-            ("--policy", policy),
-            ("--processor", processor),
-            ("--variation", variation),
-            ("--straggler", straggler),
-            ("--inputs", inputs),
-            ("--perfetto", perfetto),
-            ("--timeline", timeline),
-        ):
-            if value:
-                raise ValueError(f"{option}: not available with --wall")
+        given = {
+            "--class": reducer != "ddplab",
+            "--policy": policy,
+            "--processor": processor,
+            "--variation": variation,
+            "--straggler": straggler,
+            "--inputs": inputs,
+            "--perfetto": perfetto,
+            "--timeline": timeline,
+        }
+        refuse(given, "not available with --wall")
         _emulate_on_wall_clock(
             trace,
             read_fabric(fabric or [FABRIC], fabric_set, None),
@@ -151,14 +135,13 @@ def emulate(
             fabric_files=fabric or [FABRIC],
         )
         return
-    for option, is_given in (
-        ("--dilation", dilation != 1),
-        ("--byte-scale", byte_scale != 1),
-        ("--repeat", repeat is not None),
-        ("--out", out is not None),
-    ):
-        if is_given:
-            raise ValueError(f"{option}: expected with --wall only")
+    scaled: dict[str, object] = {
+        "--dilation": dilation != 1,
+        "--byte-scale": byte_scale != 1,
+        "--repeat": repeat,
+        "--out": out,
+    }
+    refuse(scaled, "expected with --wall only")
     from ..emulation.emulate import emulate as run
     from ..emulation.emulate import emulated_fabric
 

@@ -132,25 +132,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-for command in (
-    record,
-    synthesize,
-    rescale,
-    calibrate,
-    fabric,
-    predict,
-    sweep,
-    emulate,
-    knobs,
-    validate,
-    explain,
-    conform,
-    demo,
-):
+before = (record, synthesize, rescale, calibrate, fabric, predict, sweep)
+for command in (*before, emulate, knobs, validate, explain, conform, demo):
     name = command.__name__
     app.command(short_help=SUMMARIES[name], epilog=epilog(name))(command)
-
-
 app.add_typer(import_app, name="import", short_help=SUMMARIES["import"], epilog=epilog("import"))
 
 

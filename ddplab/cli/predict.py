@@ -29,15 +29,23 @@ from simulator.workload.default_gpu_costs import assume_gpu
 
 from .shared_options import (
     CAPS,
+    FABRIC,
     FABRIC_FILE,
     OPTIONS,
+    PREDICT_CAPS,
+    ChosenCaps,
     ChosenOrders,
+    FabricFiles,
     FabricSettings,
     Hooks,
+    Inputs,
     Json,
+    PerfettoFile,
     ProcessorFile,
     Settings,
     Stragglers,
+    TimelinePicture,
+    TraceFile,
     VariationSettings,
     WorldSize,
     cap_json,
@@ -56,24 +64,15 @@ from .shared_options import (
 )
 from .terminal_output import progress, show_table, write_json
 
-FABRIC = Path("out/fabric.json")
-PREDICT_CAPS = "0.5,1,5,25,single"
 SPARED = ("hook", "critical buckets", "computation ms", "buckets")
 """Columns to leave out on a narrow terminal, the first one first."""
 
 
 def predict(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace of `record`, `synthesize` or `rescale`.")],
-    fabric: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="PATH",
-            help=f"{FABRIC_FILE}; may be repeated. Files are merged as by `ddplab fabric`.",
-            show_default=str(FABRIC),
-        ),
-    ] = None,
+    trace: TraceFile,
+    fabric: FabricFiles = None,
     world_size: WorldSize = 2,
-    caps: Annotated[str | None, typer.Option(metavar="MB,...", help=CAPS, show_default=PREDICT_CAPS)] = None,
+    caps: ChosenCaps = None,
     orders: ChosenOrders = None,
     hooks: Hooks = "none",
     policy: Settings = None,
@@ -81,23 +80,9 @@ def predict(
     processor: ProcessorFile = None,
     variation: VariationSettings = None,
     straggler: Stragglers = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(metavar="N,...", help="Number of batches of each rank; the ranks then train under Join."),
-    ] = None,
-    perfetto: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Write the timeline of the fastest configuration as a Chrome trace, for ui.perfetto.dev.",
-        ),
-    ] = None,
-    timeline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="Plot the timeline of the fastest configuration to this file (.png, .svg, .pdf)."
-        ),
-    ] = None,
+    inputs: Inputs = None,
+    perfetto: PerfettoFile = None,
+    timeline: TimelinePicture = None,
     json_path: Json = None,
 ) -> None:
     """Predict the iteration time for each combination of bucket cap, order and comm hook.

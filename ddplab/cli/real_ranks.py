@@ -31,8 +31,9 @@ from .shared_options import (
     read_links,
     read_orders,
     read_scale,
+    refuse,
 )
-from .terminal_output import describe_trace, progress, show_report, show_table, write_json
+from .terminal_output import progress, save_trace, show_report, show_table, write_json
 
 TURNS, EMULATED_TURNS = 10, 3
 """Turns of each configuration by default; iterations of a processor that computes vary more."""
@@ -62,10 +63,7 @@ def record(
     with progress() as on_progress, RankPool(world_size, pinned=True) as pool:
         on_progress("recording", 0, 1)
         trace = pool.run(record_computation, model, iterations)[0]
-    trace.save(out)
-    summary = describe_trace(trace)
-    show_table([summary], f"{model}, recorded in {out}")
-    write_json(json_path, {"trace": str(out), **summary})
+    save_trace(trace, out, f"{model}, recorded in {out}", json_path)
 
 
 def calibrate(
@@ -163,15 +161,12 @@ def validate(
 
     check_outputs(json_path, inputs=[emulate, *files_of(model or "")], folder=out)
     if emulate is None:
-        for option, is_given in (
-            ("--dilation", dilation != 1),
-            ("--byte-scale", byte_scale != 1),
-            ("--calibrate-at", calibrate_at is not None),
-        ):
-            if is_given:
-                raise ValueError(
-                    f"{option}: expected --emulate with it, because a real model has its own speed and size"
-                )
+        given = {
+            "--dilation": dilation != 1,
+            "--byte-scale": byte_scale != 1,
+            "--calibrate-at": calibrate_at is not None,
+        }
+        refuse(given, "expected --emulate with it, because a real model has its own speed and size")
     elif calibrations > 1:
         raise ValueError(
             "--calibrations: expected 1 with --emulate, because the speed of an emulated device does not change; "

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from io import BytesIO
@@ -37,6 +37,33 @@ MODELS = (
     "resnet50, resnet18, mlp, transformer, small-tensors, resnet50-224, bert-large, gpt2, emulated:TRACE (sleeps for "
     "the times of a trace), or MODULE:CALLABLE of your own."
 )
+FABRIC = Path("out/fabric.json")
+PREDICT_CAPS = "0.5,1,5,25,single"
+TraceFile = Annotated[Path, typer.Argument(metavar="TRACE", help="A trace of `record`, `synthesize` or `rescale`.")]
+FabricFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="PATH",
+        help=f"{FABRIC_FILE}; may be repeated. Files are merged as by `ddplab fabric`.",
+        show_default=str(FABRIC),
+    ),
+]
+Inputs = Annotated[
+    str | None,
+    typer.Option(metavar="N,...", help="Number of batches of each rank; the ranks then train under Join."),
+]
+PerfettoFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH", help="Write the timeline of the fastest configuration as a Chrome trace, for ui.perfetto.dev."
+    ),
+]
+TimelinePicture = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH", help="Plot the timeline of the fastest configuration to this file (.png, .svg, .pdf)."
+    ),
+]
 Model = Annotated[str, typer.Option(metavar="MODEL", help=MODELS)]
 ChosenModel = Annotated[str | None, typer.Option(metavar="MODEL", help=MODELS, show_default="resnet50")]
 WorldSize = Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks.")]
@@ -262,6 +289,12 @@ def read_scale(dilation: float, byte_scale: float) -> ScaleModel:
         raise ValueError(f"--{str(error).replace('_', '-')}") from None
 
 
+def refuse(given: Mapping[str, object], reason: str) -> None:
+    """Raise an error for the first of these options that is given: its value here is true."""
+    for option in (option for option, value in given.items() if value):
+        raise ValueError(f"{option}: {reason}")
+
+
 def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = (), folder: Path | None = None) -> None:
     """Check that these files can be written, before anything is computed; None: no file.
 
@@ -351,6 +384,7 @@ def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
 
 
 CAPS = "Bucket caps in MB; `single` is one bucket in total, `default` is 25, and 1 for the first bucket."
+ChosenCaps = Annotated[str | None, typer.Option("--caps", metavar="MB,...", help=CAPS, show_default=PREDICT_CAPS)]
 ChosenOrders = Annotated[
     str | None,
     typer.Option("--orders", metavar="ORDER,...", help=f"Bucket orders: {', '.join(ORDERS)}.", show_default="ready"),

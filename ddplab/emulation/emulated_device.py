@@ -22,6 +22,8 @@ from torch import Tensor, nn
 from reference.observer import Future, Observer
 from reference.trace import Buffer, Iteration, Parameter, Trace, Workload
 
+from ..calibration.repeated_timing import clock_ns
+
 Activity = Literal["forward", "backward", "step"]
 
 
@@ -48,7 +50,7 @@ class WallClock(Observer):
     Attributes:
         overslept_ns: By how much each sleep ended after its deadline. A deadline that had passed before the sleep
             counts as well.
-        due_ns: When the device will have finished, or finished last, in nanoseconds of `time.monotonic_ns`.
+        due_ns: When the device will have finished, or finished last, by `clock_ns`.
     """
 
     def __init__(self) -> None:
@@ -64,34 +66,30 @@ class WallClock(Observer):
         A forward pass only moves the deadline.
         """
         if activity != "backward":
-            self.due_ns = max(self.due_ns, time.monotonic_ns())
+            self.due_ns = max(self.due_ns, clock_ns())
         self.due_ns += duration_ns
         yield
         if duration_ns and activity != "forward":
-            remaining_ns = self.due_ns - time.monotonic_ns()
+            remaining_ns = self.due_ns - clock_ns()
             if remaining_ns > 0:
                 time.sleep(remaining_ns / 1e9)
-            self.overslept_ns.append(time.monotonic_ns() - self.due_ns)
-
-    def due_by(self, clock: Callable[[], int]) -> int:
-        """Return `due_ns` by another clock of nanoseconds."""
-        return self.due_ns - time.monotonic_ns() + clock()
+            self.overslept_ns.append(clock_ns() - self.due_ns)
 
     def bucket_packing(self, bucket: int) -> None:
         """Begin to count time of the host as time of the device."""
-        self._copying_since_ns = time.monotonic_ns()
+        self._copying_since_ns = clock_ns()
 
     def bucket_ready(self, bucket: int) -> None:
         """Stop to count: the bucket may have to wait for those before it."""
-        self.due_ns += time.monotonic_ns() - self._copying_since_ns
+        self.due_ns += clock_ns() - self._copying_since_ns
 
     def bucket_launching(self, bucket: int) -> None:
         """Begin to count, as `bucket_packing`."""
-        self._copying_since_ns = time.monotonic_ns()
+        self._copying_since_ns = clock_ns()
 
     def bucket_launched(self, bucket: int, future: Future) -> None:
         """Stop to count."""
-        self.due_ns += time.monotonic_ns() - self._copying_since_ns
+        self.due_ns += clock_ns() - self._copying_since_ns
 
 
 def least_timer_slack() -> None:

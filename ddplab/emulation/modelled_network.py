@@ -73,19 +73,19 @@ class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
         return child
 
 
-class VirtualWork(dist.Work):
+class ModelledWork(dist.Work):
     """A launched collective of one rank."""
 
-    def __init__(self, future: VirtualFuture) -> None:
+    def __init__(self, future: "torch.futures.Future[Any]") -> None:
         super().__init__()
         self._future = future
 
     def wait(self, timeout: Any = None) -> bool:
-        """Let virtual time pass until the collective is done."""
+        """Block, or let virtual time pass, until the collective is done."""
         self._future.wait()
         return True
 
-    def get_future(self) -> VirtualFuture:
+    def get_future(self) -> "torch.futures.Future[Any]":
         """The future of the tensors that the collective was given."""
         return self._future
 
@@ -294,7 +294,7 @@ class ModelledGroup(dist.ProcessGroup):
         """Number of ranks."""
         return self._network.world_size
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> VirtualWork:  # type: ignore[override]
+    def allreduce(self, tensors: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
         """Reduce tensors over all ranks, in place."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         operation = dist.ReduceOp.SUM if opts is None else opts.reduceOp
@@ -303,20 +303,20 @@ class ModelledGroup(dist.ProcessGroup):
             raise NotImplementedError(f"modelled network: expected the operation SUM, MAX or MIN, got {operation}")
         return self._launch(all_reduce_message(tensors), tensors, tensors, partial(reduce, self._network))
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> VirtualWork:  # type: ignore[override]
+    def broadcast(self, tensors: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
         """Overwrite tensors with those of one rank."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         source = 0 if opts is None else opts.rootRank
         message = Message("broadcast", sum(map(tensor_bytes, tensors)))
         return self._launch(message, tensors, tensors, self._network.copy_from(source))
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> VirtualWork:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> ModelledWork:
         """Give every rank the tensors of all ranks."""
         outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
         message = Message("all_gather", sum(map(tensor_bytes, inputs)))
         return self._launch(message, inputs, (outputs, inputs), self._network.gather)
 
-    def barrier(self, opts: Any = None) -> VirtualWork:
+    def barrier(self, opts: Any = None) -> ModelledWork:
         """Wait for all ranks."""
         return self._launch(Message("all_reduce", 0), [], [], self._network.sum)
 
@@ -326,12 +326,12 @@ class ModelledGroup(dist.ProcessGroup):
         tensors: Sequence[Tensor],
         contribution: Any,
         reduce: Callable[[Mapping[int, Any]], None],
-    ) -> VirtualWork:
+    ) -> ModelledWork:
         self.before_launch(message, tensors)
         number, future = self._network.launch(self._virtual_rank, message, contribution, reduce)
         self._virtual_rank.launched(number)
         self.after_launch(number, future)
-        return VirtualWork(future)
+        return ModelledWork(future)
 
 
 def all_reduce_message(tensors: Sequence[Tensor]) -> Message:

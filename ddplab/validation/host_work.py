@@ -115,7 +115,7 @@ class AllReduceAfterBackward(Observer):
 
     def bucket_packing(self, bucket: int) -> None:
         """Note when the last gradient was due."""
-        self.due_ns = self._device.due_by(clock_ns)
+        self.due_ns = self._device.due_ns
 
     def bucket_ready(self, bucket: int) -> None:
         """Note the end of packing."""

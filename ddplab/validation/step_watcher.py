@@ -7,7 +7,7 @@ and its measurement differ.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
@@ -48,6 +48,15 @@ Iterations = tuple[tuple[Moment, ...], ...]
 """The readings of one rank in one turn, by iteration, from the end of the slowest rank's previous iteration."""
 
 
+def _taking(kind: MomentKind) -> Any:
+    """Return a method of `Observer` that takes a reading."""
+
+    def method(self: "Watch", bucket: int | None = None) -> None:
+        self.take(kind, bucket)
+
+    return method
+
+
 class Watch(Observer):
     """Reads the clock at each step of the reducer.
 
@@ -71,38 +80,21 @@ class Watch(Observer):
         self.moments.append(Moment(kind, bucket, now))
         return now
 
-    def bucket_packing(self, bucket: int) -> None:
-        """See `MomentKind`."""
-        self.take("packing", bucket)
-
-    def bucket_ready(self, bucket: int) -> None:
-        """See `MomentKind`: packed."""
-        self.take("packed", bucket)
-
-    def bucket_launching(self, bucket: int) -> None:
-        """See `MomentKind`."""
-        self.take("launching", bucket)
+    bucket_packing = _taking("packing")
+    bucket_ready = _taking("packed")
+    bucket_launching = _taking("launching")
+    backward_computed = _taking("backward_computed")
+    bucket_done = _taking("woken")
+    bucket_copied_out = _taking("copied_out")
 
     def bucket_launched(self, bucket: int, future: Future) -> None:
-        """See `MomentKind`."""
+        """Also have the end of the collective read."""
         self.take("launched", bucket)
         if self._calls_back:
             future.add_done_callback(lambda _future: self._done(bucket))
 
     def _done(self, bucket: int) -> None:
         self.take("done", bucket)
-
-    def backward_computed(self) -> None:
-        """See `MomentKind`."""
-        self.take("backward_computed")
-
-    def bucket_done(self, bucket: int) -> None:
-        """See `MomentKind`: woken."""
-        self.take("woken", bucket)
-
-    def bucket_copied_out(self, bucket: int) -> None:
-        """See `MomentKind`."""
-        self.take("copied_out", bucket)
 
 
 @contextmanager
@@ -122,7 +114,7 @@ def watched(ddp: DistributedDataParallel, device: WallClock | None) -> Iterator[
         if device is None:
             watch.take("forward_computed")
         else:
-            watch.moments.append(Moment("forward_computed", None, device.due_by(clock_ns)))
+            watch.moments.append(Moment("forward_computed", None, device.due_ns))
 
     hooks = [
         ddp.module.register_forward_pre_hook(buffers_received),

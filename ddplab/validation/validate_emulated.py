@@ -36,6 +36,7 @@ from ..calibration.repeated_timing import (
     slowdown_factor,
     time_ns,
 )
+from ..calibration.slow_downs import ContinuousTimes
 from ..emulation.scale_model import ScaleModel
 from ..emulation.wall_clock_network import WallGroup, modelled_network
 from ..models import EMULATED
@@ -62,18 +63,6 @@ PAUSE_S = 0.02
 """Pause before a collective is calibrated; emulated devices leave the processor idle."""
 SIZE_RATIO = 1.5
 """Least ratio of two message sizes that are calibrated; between them, costs are interpolated."""
-
-
-class SlowDownTimes(NamedTuple):
-    """Times of one rank, alone and while device and network work at the same time.
-
-    Attributes:
-        passes: Times of iterations of the device.
-        collectives: Times of all-reduces, of which several are in flight.
-    """
-
-    passes: ContentionTimes
-    collectives: ContentionTimes
 
 
 class EmulatedTurn(NamedTuple):
@@ -132,9 +121,9 @@ def validate_emulated(
     model_trace = scale.trace(trace, repeat * MEASURED_ITERATIONS)
     model_trace.save(out / "trace.json.gz")
     model, name = f"{EMULATED}{out / 'trace.json.gz'}", trace.workload.model
-    in_model = _in_model(configurations, scale)
+    in_model = [one.in_model(scale) for one in configurations]
     sizes = message_sizes(model_trace, in_model)
-    message_bytes = _middle(sizes.all_reduce)
+    message_bytes = sizes.all_reduce[len(sizes.all_reduce) // 2]
     if modelled is not None:
         if calibrated is not None:
             raise ValueError("modelled: expected no calibrated costs with a modelled network, got both")
@@ -208,7 +197,7 @@ def calibrate_network(
     `extrapolated` makes a fabric for a further world size from several results.
     """
     model_trace = scale.trace(trace, 1)
-    sizes = message_sizes(model_trace, _in_model(configurations, scale))
+    sizes = message_sizes(model_trace, [one.in_model(scale) for one in configurations])
     pool.run(prepare_network)
     return _measure_network(pool, model_trace, sizes, on_progress)
 
@@ -251,10 +240,6 @@ def extrapolated(calibrated: Sequence[Fabric], world_size: int) -> Fabric:
         for size in sorted({row.size_bytes for row in two_at_a_time})
     )
     return alone.model_copy(update={"sharing": sharing})
-
-
-def _in_model(configurations: Sequence[Configuration], scale: ScaleModel) -> list[Configuration]:
-    return [one.in_model(scale) for one in configurations]
 
 
 def _bucket_bytes(trace: Trace) -> int:
@@ -323,15 +308,11 @@ def spaced(sizes_bytes: Iterable[int]) -> tuple[int, ...]:
     return (*kept, *sizes[1:][-1:])
 
 
-def _slow_downs(by_rank: Sequence[SlowDownTimes]) -> tuple[float, float]:
+def _slow_downs(by_rank: Sequence[ContinuousTimes]) -> tuple[float, float]:
     """Return the factors by which the network slows the device down, and the device the network."""
     device, _ = slowdown_factor([of_rank.passes for of_rank in by_rank])
     network, _ = slowdown_factor([of_rank.collectives for of_rank in by_rank])
     return device, network
-
-
-def _middle(sizes_bytes: Sequence[int]) -> int:
-    return sizes_bytes[len(sizes_bytes) // 2]
 
 
 def _conditions(turns: Sequence[EmulatedTurn], slow_downs: tuple[float, float], host_ns: int) -> Conditions:
@@ -371,7 +352,7 @@ FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
 SLOW_DOWN_BUDGET_NS = 3_000_000_000
 
 
-def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int) -> SlowDownTimes:
+def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int) -> ContinuousTimes:
     """Time this rank's passes and its all-reduces, alone and at the same time.
 
     Args:
@@ -379,7 +360,7 @@ def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int) ->
         model: As for `--model`: an emulated one.
         size_bytes: Bytes of an all-reduce.
     """
-    trainer, times = Trainer(model, rank), SlowDownTimes(ContentionTimes([], []), ContentionTimes([], []))
+    trainer, times = Trainer(model, rank), ContinuousTimes(ContentionTimes([], []), ContentionTimes([], []))
     buffer = MessageBuffer(4 * size_bytes)
     trial = AllReduceQueue(buffer.messages(size_bytes, LEAST_ALL_REDUCES), all_at_once=True)
     trial.wait()  # in a queue, because the first all-reduce of a size takes much longer than the next
