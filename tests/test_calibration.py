@@ -17,7 +17,7 @@ from torch import nn
 
 from ddplab import models
 from ddplab.calibration import collective_times, hook_costs, reducer_costs, repeated_timing
-from ddplab.calibration.calibrate import calibrate, measure_hook
+from ddplab.calibration.calibrate import calibrate, measure_hooks
 from ddplab.calibration.collective_times import AllReduceQueue, MessageBuffer
 from ddplab.calibration.repeated_timing import (
     ContentionTimes,
@@ -639,7 +639,11 @@ def test_without_hooks_that_cost_anything_no_table_of_them_is_shown(calibrated, 
 
 
 @pytest.mark.parametrize(
-    "measure", [partial(calibrate, model=TINY, hooks=["zip"]), partial(measure_hook, model=TINY, name="zip")]
+    "measure",
+    [
+        partial(calibrate, model=TINY, hooks=["zip"]),
+        partial(measure_hooks, fabric=Fabric.from_table([(2, 8, 1)]), model=TINY, hooks=["zip"]),
+    ],
 )
 def test_an_unknown_hook_is_refused_before_a_rank_is_started(measure):
     pool = mock.create_autospec(RankPool, instance=True)

@@ -253,12 +253,7 @@ def read_fabric(paths: Sequence[Path], words: Sequence[str] | None, processor: P
 def read_links(
     link_rate: str | None, uplinks: str | None, scale: ScaleModel = ORIGINAL
 ) -> "tuple[float | None, Uplinks | None]":
-    """Parse the rate of links in bits per second, and the links between nodes; None stays None.
-
-    Args:
-        link_rate: The value of --link-rate.
-        uplinks: The value of --uplinks.
-        scale: The scale model whose rates are returned.
+    """Parse the rates of links and uplinks in a scale model, in bits per second; None stays None.
 
     Raises:
         ValueError: An option is malformed, or there are uplinks without --link-rate.
@@ -394,10 +389,7 @@ ChosenOrders = Annotated[
 def choose_caps(text: str | None, policy: Policy, usual: str) -> list[float | None]:
     """Return the bucket caps to predict, in MB; None is DDP's default.
 
-    Args:
-        text: The value of --caps. None: the option was not given.
-        policy: The other settings. If they fix the buckets or caps, the result is the policy's cap alone.
-        usual: The value if the option was not given.
+    If the other settings fix the buckets or caps, the result is the policy's cap alone.
 
     Raises:
         ValueError: The option is malformed, or was given although the policy fixes the buckets or caps.

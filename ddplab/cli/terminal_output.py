@@ -185,9 +185,7 @@ OPTIONAL_CELLS = (
 def show_report(report: Report, *, extrapolated: bool = False) -> None:
     """Print a table per model, and a summary of all rows; times in milliseconds.
 
-    Args:
-        report: The report.
-        extrapolated: Whether the network was calibrated with other numbers of ranks.
+    `extrapolated` is whether the network was calibrated with other numbers of ranks.
     """
     for model in dict.fromkeys(row.model for row in report.rows):
         rows = [_report_row(row) for row in report.rows if row.model == model]
@@ -278,13 +276,7 @@ PARTS = {
 
 
 def show_calibration(fabric: Fabric, model: str, title: str) -> None:
-    """Print tables of collectives, comm hooks and slow-downs, and the other costs; `±` is half of a 90 % band.
-
-    Args:
-        fabric: A fabric made by `calibrate`.
-        model: The model that it was measured with.
-        title: Title of the first table.
-    """
+    """Print tables of collectives, comm hooks and slow-downs, and the other costs; `±` is half of a 90 % band."""
     show_table(collective_rows(fabric), title, optional=("outliers", "± ", "broadcast ms"))
     outliers, repeats = sum(row.outliers for row in fabric.all_reduce), sum(row.repeats for row in fabric.all_reduce)
     if outliers > NOISY_OUTLIERS * repeats:

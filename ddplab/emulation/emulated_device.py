@@ -222,7 +222,8 @@ class EmulatedModel(nn.Module):
         except KeyError:  # for example a parameter "a" and another one "a.b"
             named = None
         taken = any(hasattr(self, name.partition(".")[0]) for name in names)
-        if named is None or taken or [*_names(named)] != names:
+        registered = () if named is None else (*named.named_parameters(), *named.named_buffers())
+        if named is None or taken or [name for name, _ in registered] != names:
             named = _submodules(workload, [f"{number}.weight" for number in range(len(names))])
         for name, child in named.named_children():
             self.add_module(name, child)
@@ -341,11 +342,6 @@ def _submodules(workload: Workload, names: Sequence[str]) -> nn.Module:
             dtype = getattr(torch, tensor.dtype)
             owner.register_buffer(attribute, torch.zeros(tensor.size_bytes // dtype.itemsize, dtype=dtype))
     return root
-
-
-def _names(module: nn.Module) -> Iterator[str]:
-    for name, _ in (*module.named_parameters(), *module.named_buffers()):
-        yield name
 
 
 class _SparseEmbedding(nn.Embedding):

@@ -62,15 +62,15 @@ class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
     def then(self, callback: Callable[[Any], Any]) -> "VirtualFuture":
         """See `torch.futures.Future.then`."""
         child = VirtualFuture(self._rank, self.number, self._description)
-
-        def finish(done: Any) -> None:
-            try:
-                child.set_result(callback(done))
-            except Exception as error:  # noqa: BLE001 - as torch does
-                child.set_exception(error)
-
-        self.add_done_callback(finish)
+        self.add_done_callback(lambda done: child.complete(partial(callback, done)))
         return child
+
+    def complete(self, compute: Callable[[], Any]) -> None:
+        """Set the result that a function returns, or its error."""
+        try:
+            self.set_result(compute())
+        except Exception as error:  # noqa: BLE001 - raised where the future is waited for
+            self.set_exception(error)
 
 
 class ModelledWork(dist.Work):
@@ -209,17 +209,13 @@ class ModelledNetwork:
         """Overwrite each rank's tensors with their sums over all ranks."""
         for several in zip(*contributions.values(), strict=True):
             weighted = zip(several, map(self._counts.__getitem__, contributions), strict=True)
-            self._write(several, _total([tensor if count == 1 else tensor.mul_(count) for tensor, count in weighted]))
+            first, *others = [tensor if count == 1 else tensor.mul_(count) for tensor, count in weighted]
+            self._write(several, sum(others, first))
 
-    def maximum(self, contributions: Mapping[int, list[Tensor]]) -> None:
-        """Overwrite each rank's tensors with their maxima over all ranks."""
+    def extreme(self, choose: Callable[[Tensor, int], Tensor], contributions: Mapping[int, list[Tensor]]) -> None:
+        """Overwrite each rank's tensors with what `torch.amax` or `torch.amin` chooses among those of all ranks."""
         for several in zip(*contributions.values(), strict=True):
-            self._write(several, torch.stack(several).amax(0) if len(several) > 1 else several[0])
-
-    def minimum(self, contributions: Mapping[int, list[Tensor]]) -> None:
-        """Overwrite each rank's tensors with their minima over all ranks."""
-        for several in zip(*contributions.values(), strict=True):
-            self._write(several, torch.stack(several).amin(0) if len(several) > 1 else several[0])
+            self._write(several, choose(torch.stack(several), 0) if len(several) > 1 else several[0])
 
     def copy_from(self, source: int) -> Callable[[Mapping[int, list[Tensor]]], None]:
         """Return a function that overwrites each rank's tensors with those of a rank."""
@@ -245,21 +241,14 @@ class ModelledNetwork:
                 tensor.copy_(result)
 
 
-def _total(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total
-
-
 def _described(message: Message) -> str:
     return f"an {message.transport} of {message.size_bytes} bytes".replace("an broadcast", "a broadcast")
 
 
-REDUCTIONS = [
+REDUCTIONS: list[tuple[Any, Callable[[ModelledNetwork, Any], None]]] = [
     (dist.ReduceOp.SUM, ModelledNetwork.sum),
-    (dist.ReduceOp.MAX, ModelledNetwork.maximum),
-    (dist.ReduceOp.MIN, ModelledNetwork.minimum),
+    (dist.ReduceOp.MAX, lambda network, tensors: network.extreme(torch.amax, tensors)),
+    (dist.ReduceOp.MIN, lambda network, tensors: network.extreme(torch.amin, tensors)),
 ]
 """A list, because the operations of torch are equal but not hashed alike."""
 

@@ -230,7 +230,7 @@ class RankTraining:
             last = self._last_of_bucket.get(number)
             result = self._results[number] = VirtualFuture(self._rank, last, f"the comm hook of bucket {number}")
             result.after_wait = lambda: self.charge("decompress", number, costs.decompress(size))
-            future.add_done_callback(lambda done: copy_result(done, result))
+            future.add_done_callback(lambda done: result.complete(done.value))
             self._awaited.append(result)
             self._bucket_launched()
             return result
@@ -432,11 +432,3 @@ def _bucket_count(ddp: Any) -> int:
     data = ddp._get_ddp_logging_data()
     sizes: str = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
     return len(sizes.split(","))
-
-
-def copy_result(done: Any, into: Any) -> None:
-    """Give a future the result or the error of another one that is done."""
-    try:
-        into.set_result(done.value())
-    except Exception as error:  # noqa: BLE001 - raised where the future is waited for
-        into.set_exception(error)

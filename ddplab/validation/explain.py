@@ -77,11 +77,7 @@ class NotWatchedError(ValueError):
 
 
 def measured_timelines(predicted: Timeline, iterations_by_rank: Sequence[Iterations]) -> list[Timeline]:
-    """Return the timeline of each measured iteration, with the schedule of the prediction.
-
-    Args:
-        predicted: A timeline of the same configuration.
-        iterations_by_rank: What each rank did; see `watch`.
+    """Return the timeline of each measured iteration, with the schedule of a prediction of the same configuration.
 
     Raises:
         NotWatchedError: The schedule has collectives other than broadcasts and one all-reduce per bucket.
@@ -371,7 +367,7 @@ def explain(
 
     Args:
         predicted: Timeline of the predicted median iteration.
-        iterations_by_rank: What each rank did; see `watch`.
+        iterations_by_rank: What each rank did; see `Watch`.
         configuration: The configuration.
         model: Name of the model.
         dilation: How many times slower the iterations ran than what they stand for; all times are divided by it.
@@ -526,12 +522,7 @@ def _by_rank(turns: Sequence[Sequence[Iterations]], path: Path) -> list[Iteratio
 
 
 def draw_waterfall(explanation: Explanation, ax: Axes) -> Axes:
-    """Draw the way from the predicted to the measured iteration, one bar for each cause, in milliseconds.
-
-    Args:
-        explanation: What to draw.
-        ax: The axes to draw on; returned.
-    """
+    """Draw the way from the predicted to the measured iteration, one bar for each cause, in ms; return the axes."""
     causes = {**explanation.causes_ns, "not explained": explanation.not_explained_ns}
     labels = ["predicted", *causes, "measured"]
     reached = explanation.predicted_ns / 1e6

@@ -27,7 +27,7 @@ from simulator.fabric import Fabric
 from simulator.schedule.schedule import buckets_of
 from simulator.workload.compute_times import recorded_model
 
-from ..calibration.repeated_timing import half_band_of_median, median_ns
+from ..calibration.repeated_timing import half_band_of_median
 from .validation_report import Configuration, Measurement, SpeedCheck, policy_of, predict_one
 
 FEW_BUCKETS, MANY_BUCKETS = (5, 4, 6, 3, 8, 2), (24, 20, 28, 16, 12, 10)
@@ -76,9 +76,7 @@ class Reference(NamedTuple):
     def of(cls, turns: Sequence[Measurement]) -> "Reference":
         """Summarise the turns, of which each has a speed check."""
         checks = [turn.speed_check for turn in turns if turn.speed_check is not None]
-        usual = SpeedCheck(
-            median_ns(check.compute_ns for check in checks), median_ns(check.all_reduce_ns for check in checks)
-        )
+        usual = SpeedCheck.usual(checks)
         times_ns = tuple(
             ns * usual.total_ns / check.total_ns
             for turn, check in zip(turns, checks, strict=True)
@@ -111,23 +109,15 @@ class Fitter:
         """Return the fabric with slow-downs of computation with which the mean error of these runs is zero.
 
         A slow-down of 1.2 prolongs computation by 0.2 of its time; this 0.2 is multiplied. Where nothing slows
-        computation, or no factor within the limit suffices, the nearest is used.
-
-        Args:
-            fabric: The calibrated fabric.
-            measured: The reference runs without a comm hook, as measured.
+        computation, or no factor within the limit suffices, the nearest is used. The runs have no comm hook.
         """
         return self._fitted(partial(with_slow_downs, fabric), measured)
 
     def fit_hook(self, fabric: Fabric, configuration: Configuration, reference: Reference) -> Fabric:
         """Return the fabric with the costs of a comm hook multiplied so that its reference run is predicted.
 
-        A hook's memory is colder in training than in its calibration, where the same few buckets take turns.
-
-        Args:
-            fabric: The calibrated fabric, with fitted slow-downs.
-            configuration: The configuration of a reference run, with the comm hook.
-            reference: The run as measured.
+        A hook's memory is colder in training than in its calibration, where the same few buckets take turns. The
+        slow-downs of the fabric are fitted already.
         """
         return self._fitted(partial(with_hook_costs, fabric, configuration.hook), {configuration: reference})
 

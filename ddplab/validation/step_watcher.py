@@ -99,12 +99,7 @@ class Watch(Observer):
 
 @contextmanager
 def watched(ddp: DistributedDataParallel, device: WallClock | None) -> Iterator[Watch]:
-    """Watch a module within the block.
-
-    Args:
-        ddp: The module.
-        device: The clock of the emulated device. None: the processor computes.
-    """
+    """Watch a module within the block; `device` is the clock of an emulated device, None without one."""
     watch = Watch(calls_back=device is not None)
 
     def buffers_received(*_: object) -> None:  # a result would replace the module's inputs
@@ -132,11 +127,8 @@ def watched(ddp: DistributedDataParallel, device: WallClock | None) -> Iterator[
 def by_iteration(moments: Sequence[Moment], starts_ns: Sequence[int]) -> Iterations:
     """Split the readings of a rank into iterations, each ended by the moment "ended".
 
-    The callback of a collective may run after the end of its iteration; such a reading is left out.
-
-    Args:
-        moments: The readings.
-        starts_ns: The start of each iteration, which becomes 0.
+    The callback of a collective may run after the end of its iteration; such a reading is left out. The start of each
+    iteration becomes 0.
     """
     iterations: list[tuple[Moment, ...]] = []
     current: list[Moment] = []
@@ -154,9 +146,7 @@ def by_iteration(moments: Sequence[Moment], starts_ns: Sequence[int]) -> Iterati
 def to_samples(iterations_by_rank: Sequence[Iterations], **columns: object) -> pd.DataFrame:
     """Return the readings of one turn as a table with the columns iteration, rank, moment, bucket and ns.
 
-    Args:
-        iterations_by_rank: The readings of each rank.
-        columns: Further columns with one value each, such as the configuration.
+    `columns` are further columns with one value each, such as the configuration.
     """
     rows = [
         (number, rank, *moment)

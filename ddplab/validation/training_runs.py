@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -140,14 +139,7 @@ class Turn(NamedTuple):
 def measure_configurations(
     rank: int, _world_size: int, model: str, target_runs: Sequence[TargetRun], progress_word: str
 ) -> list[Turn]:
-    """Train one turn of each target run, with speed checks between them.
-
-    Args:
-        rank: This rank.
-        model: As for `--model`.
-        target_runs: The configurations to train under, in this order.
-        progress_word: Label for the progress reports.
-    """
+    """Train one turn of each target run, in this order, with speed checks between them."""
     trainer = Trainer(model, rank)
     measured = []
     all_gradients = torch.ones(sum(map(size_bytes, trainable_parameters(trainer.module).values())) // 4)
@@ -159,7 +151,7 @@ def measure_configurations(
         with warmed_up(trainer, target_run) as ddp:
             times_ns, iterations = time_iterations(trainer, ddp)
         after = _check_speed(trainer, all_gradients)
-        measured.append(Turn(Measurement(times_ns, _median([*before, *after])), iterations))
+        measured.append(Turn(Measurement(times_ns, SpeedCheck.usual([*before, *after])), iterations))
         before = after
     return measured
 
@@ -214,10 +206,3 @@ def _check_speed(trainer: Trainer, all_gradients: Tensor) -> list[SpeedCheck]:
             times_ns.append(time_ns(action, *arguments))
     slowest = of_slowest_rank(times_ns)
     return [SpeedCheck(*slowest[start : start + 2]) for start in range(0, len(slowest), 2)]
-
-
-def _median(checks: Sequence[SpeedCheck]) -> SpeedCheck:
-    return SpeedCheck(
-        round(median(check.compute_ns for check in checks)),
-        round(median(check.all_reduce_ns for check in checks)),
-    )

@@ -210,11 +210,7 @@ def extrapolated(calibrated: Sequence[Fabric], world_size: int) -> Fabric:
     """Make a fabric for `world_size` ranks from calibrations of other numbers of ranks.
 
     The time of two all-reduces at a time is extrapolated like that of one. Weights of sizes are those of the largest
-    calibrated world size.
-
-    Args:
-        calibrated: Calibrations at the same message sizes.
-        world_size: Number of ranks.
+    calibrated world size. All calibrations have the same message sizes.
 
     Raises:
         ValueError: Two calibrations have the same world size.
@@ -353,13 +349,7 @@ SLOW_DOWN_BUDGET_NS = 3_000_000_000
 
 
 def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int) -> ContinuousTimes:
-    """Time this rank's passes and its all-reduces, alone and at the same time.
-
-    Args:
-        rank: This rank.
-        model: As for `--model`: an emulated one.
-        size_bytes: Bytes of an all-reduce.
-    """
+    """Time passes of an emulated model and all-reduces of `size_bytes`, alone and at the same time."""
     trainer, times = Trainer(model, rank), ContinuousTimes(ContentionTimes([], []), ContentionTimes([], []))
     buffer = MessageBuffer(4 * size_bytes)
     trial = AllReduceQueue(buffer.messages(size_bytes, LEAST_ALL_REDUCES), all_at_once=True)
@@ -389,15 +379,7 @@ def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int) ->
 def train_emulated(
     rank: int, _world_size: int, model: str, target_runs: Sequence[TargetRun], first: int, progress_word: str
 ) -> list[EmulatedTurn]:
-    """Train one turn of each target run.
-
-    Args:
-        rank: This rank.
-        model: As for `--model`: an emulated one.
-        target_runs: The configurations to train under, in this order.
-        first: Index of the recorded iteration from which each target run is measured.
-        progress_word: Label for the progress reports.
-    """
+    """Train one turn of each target run on an emulated model, from the `first` recorded iteration on."""
     trainer = Trainer(model, rank)
     assert trainer.device is not None
     clock, turns = trainer.device.observer, []

@@ -4,7 +4,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from itertools import chain, combinations
 from pathlib import Path
@@ -87,6 +87,11 @@ class SpeedCheck:
     def total_ns(self) -> int:
         """Nanoseconds of both, one after the other."""
         return self.compute_ns + self.all_reduce_ns
+
+    @classmethod
+    def usual(cls, checks: Sequence[Self], usual: Callable[[Iterable[float]], float] = statistics.median) -> Self:
+        """Return the usual time of each part: the median, or what another function returns."""
+        return cls(round(usual(one.compute_ns for one in checks)), round(usual(one.all_reduce_ns for one in checks)))
 
 
 @dataclass(frozen=True)
@@ -229,21 +234,12 @@ class Row:
     def in_original(self, scale: ScaleModel) -> Self:
         """Convert the times of a row from those of a scale model."""
 
-        def both(times_ns: tuple[int, int]) -> tuple[int, int]:
-            return scale.original_ns(times_ns[0]), scale.original_ns(times_ns[1])
+        def in_original(times_ns: Any) -> Any:
+            return tuple(map(in_original, times_ns)) if isinstance(times_ns, tuple) else scale.original_ns(times_ns)
 
-        return replace(
-            self,
-            turns=tuple(Measurement(tuple(map(scale.original_ns, turn.times_ns))) for turn in self.turns),
-            measured_ns=scale.original_ns(self.measured_ns),
-            quartiles_ns=both(self.quartiles_ns),
-            paired_ns=scale.original_ns(self.paired_ns),
-            paired_quartiles_ns=both(self.paired_quartiles_ns),
-            paired_turns_ns=tuple(map(scale.original_ns, self.paired_turns_ns)),
-            paired_times_ns=tuple(map(scale.original_ns, self.paired_times_ns)),
-            predicted_ns=scale.original_ns(self.predicted_ns),
-            interval_ns=both(self.interval_ns),
-        )
+        times = {one.name: in_original(getattr(self, one.name)) for one in fields(self) if one.name.endswith("_ns")}
+        turns = tuple(Measurement(in_original(turn.times_ns)) for turn in self.turns)
+        return replace(self, turns=turns, **times)
 
 
 @dataclass(frozen=True)
@@ -354,7 +350,7 @@ def make_row(
 ) -> Row:
     """Make the row of a configuration from its prediction and all of its turns."""
     prediction = predicted.prediction
-    low, middle, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
+    low, measured, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
     by_turn = [[ns * predicted.speed(turn.speed_check) for ns in turn.times_ns] for turn in turns]
     paired_times = list(chain(*by_turn))
     paired_low, paired, paired_high = _quartiles(paired_times)
@@ -368,7 +364,7 @@ def make_row(
         buckets=len(prediction.buckets),
         turns=tuple(turns),
         speed_check=predicted.speed_check,
-        measured_ns=middle,
+        measured_ns=measured,
         quartiles_ns=(low, high),
         paired_ns=paired,
         paired_quartiles_ns=(paired_low, paired_high),
@@ -378,7 +374,7 @@ def make_row(
         interval_ns=prediction.interval_ns,
         coverage=statistics.fmean(shortest <= ns <= longest for ns in paired_times),
         drift=statistics.median(checks_ns) / predicted.speed_check.total_ns - 1 if checks_ns else None,
-        error=prediction.iteration_ns / middle - 1,
+        error=prediction.iteration_ns / measured - 1,
         paired_error=prediction.iteration_ns / paired - 1,
         perfect_scaling_error=prediction.compute_ns / paired - 1,
         no_overlap_error=prediction.no_overlap_ns / paired - 1,
@@ -410,10 +406,7 @@ def join_rows(rows: Sequence[Row]) -> Row:
         rows[0],
         **baseline_errors,
         turns=tuple(chain.from_iterable(row.turns for row in rows)),
-        speed_check=SpeedCheck(
-            round(mean(row.speed_check.compute_ns for row in rows)),
-            round(mean(row.speed_check.all_reduce_ns for row in rows)),
-        ),
+        speed_check=SpeedCheck.usual([row.speed_check for row in rows], mean),
         measured_ns=middle,
         quartiles_ns=(low, high),
         paired_ns=paired,
