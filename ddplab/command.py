@@ -9,7 +9,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Signals that end the command in order: ranks end, temporary folders are removed, and no file is incomplete."""
 
 
-class EndedError(BaseException):
+class EndedBySignal(BaseException):
     """Ends the command after a signal; no `Exception`, so `except Exception` does not catch it."""
 
 
@@ -26,7 +26,7 @@ def main() -> None:
         for one in SIGNALS:
             signal.signal(one, signal.SIG_IGN)  # another signal would interrupt the end
         received.append(signal.Signals(number))
-        raise KeyboardInterrupt if number == signal.SIGINT else EndedError
+        raise KeyboardInterrupt if number == signal.SIGINT else EndedBySignal
 
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
@@ -35,7 +35,7 @@ def main() -> None:
         from .cli.main import main as run
 
         run()
-    except (KeyboardInterrupt, EndedError):
+    except (KeyboardInterrupt, EndedBySignal):
         pass
     finally:
         if received:

@@ -147,11 +147,7 @@ class RankPool:
         self.close()
 
     def run(
-        self,
-        body: Body,
-        *args: Any,
-        timeout_s: float | None = None,
-        on_progress: Progress = no_progress,
+        self, body: Body, *args: Any, timeout_s: float | None = None, on_progress: Progress = no_progress
     ) -> list[Any]:
         """Run `body(rank, world_size, *args)` on every rank; returns the results by rank.
 

@@ -86,12 +86,7 @@ class Recording:
     """The recording of all ranks, available after the context has exited."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        *,
-        model: str | None,
-        batch: int | None,
-        process_group: dist.ProcessGroup | None,
+        self, module: nn.Module, *, model: str | None, batch: int | None, process_group: dist.ProcessGroup | None
     ) -> None:
         self._module = module
         self._source: Literal["ddplab", "torch", "module"]

@@ -23,7 +23,7 @@ from ddplab.validation.explain import (
     measured_timelines,
     part_times,
 )
-from ddplab.validation.step_watcher import Iterations, Moment, Watch, by_iteration, from_samples, to_samples
+from ddplab.validation.step_watcher import Iterations, StepMoment, Watch, by_iteration, from_samples, to_samples
 from ddplab.validation.training_runs import TargetRun, Trainer, time_iterations, warmed_up
 from ddplab.validation.validation_report import Configuration, model_folder, predict_one, summarize
 from simulator.engines.event_replay import replay
@@ -51,19 +51,19 @@ def as_measured(timeline: Timeline) -> list[Iterations]:
     by_rank = []
     for row in range(len(timeline.end_ns)):
         moments = [
-            Moment("done", one.bucket, int(timeline.done_ns[number]))
+            StepMoment("done", one.bucket, int(timeline.done_ns[number]))
             for number, one in enumerate(schedule.collectives)
             if one.bucket is not None
         ]
         for one, end_ns in zip(schedule.instructions, timeline.end_ns[row].tolist(), strict=True):
             if isinstance(one, Wait):
                 bucket = schedule.collectives[one.collective].bucket
-                moments.append(Moment("buffers_received" if bucket is None else "woken", bucket, end_ns))
+                moments.append(StepMoment("buffers_received" if bucket is None else "woken", bucket, end_ns))
             elif isinstance(one, Compute) and one.kind == "backward":
                 kind = "backward_computed" if one.bucket is None else "packing"
-                moments.append(Moment(kind, one.bucket, end_ns))
+                moments.append(StepMoment(kind, one.bucket, end_ns))
             elif isinstance(one, Compute) and one.kind in STEP_MOMENTS:
-                moments.append(Moment(STEP_MOMENTS[one.kind], one.bucket, end_ns))
+                moments.append(StepMoment(STEP_MOMENTS[one.kind], one.bucket, end_ns))
         by_rank.append((tuple(moments),))
     return by_rank
 
@@ -193,7 +193,7 @@ def test_collectives_that_are_not_watched_are_refused():
 # Samples
 
 moments = st.builds(
-    Moment, st.sampled_from(["packed", "done"]), st.none() | st.integers(0, 9), st.integers(-(10**12), 10**12)
+    StepMoment, st.sampled_from(["packed", "done"]), st.none() | st.integers(0, 9), st.integers(-(10**12), 10**12)
 )
 
 
@@ -208,8 +208,8 @@ def test_samples_are_read_as_they_were_written(data, ranks, iterations):
 
 def test_a_callback_that_comes_after_its_iteration_is_left_out():
     readings = [
-        Moment("launched", 0, 1), Moment("ended", None, 5), Moment("done", 0, 6), Moment("launched", 0, 7),
-        Moment("done", 0, 8), Moment("ended", None, 9),
+        StepMoment("launched", 0, 1), StepMoment("ended", None, 5), StepMoment("done", 0, 6),
+        StepMoment("launched", 0, 7), StepMoment("done", 0, 8), StepMoment("ended", None, 9),
     ]  # fmt: skip
     first, second = by_iteration(readings, [0, 5])
     assert [(one.kind, one.ns) for one in first] == [("launched", 1), ("ended", 5)]

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from ddplab.validation.validation_report import (
-    Report,
-    Row,
     TargetPrediction,
+    ValidationReport,
+    ValidationRow,
     make_row,
     pairs_apart,
     predict_targets,
@@ -44,8 +44,8 @@ class CommittedRun:
     """
 
     name: str
-    recorded: Report
-    current: Report
+    recorded: ValidationReport
+    current: ValidationReport
     source: str
 
     @property
@@ -95,14 +95,14 @@ class _PredictedRun:
     """
 
     name: str
-    recorded: Report
+    recorded: ValidationReport
     world_size: int
-    models: list[tuple[list[Row], list[TargetPrediction], Fabric]]
+    models: list[tuple[list[ValidationRow], list[TargetPrediction], Fabric]]
 
     def run(self, error: float | None = None) -> CommittedRun:
         """Compare with the measurements; intervals are made with this `model_error`, or that of the fabric."""
         scale = self.recorded.scale
-        rows: list[Row] = []
+        rows: list[ValidationRow] = []
         for recorded, targets, fabric in self.models:
             with_error = fabric if error is None else fabric.with_processor(model_error=error)
             spread = with_error.iteration_spread(self.world_size)
@@ -125,7 +125,7 @@ def _with_spread(target: TargetPrediction, spread: float) -> TargetPrediction:
 
 
 def _predict_again(folder: Path) -> _PredictedRun:
-    recorded = Report.load(folder)
+    recorded = ValidationReport.load(folder)
     models, world_size = [], 1
     for model in dict.fromkeys(row.model for row in recorded.rows):
         rows = [row for row in recorded.rows if row.model == model]
@@ -160,11 +160,11 @@ def score(run: CommittedRun) -> CaseScore:
     )
 
 
-def _name(row: Row) -> str:
+def _name(row: ValidationRow) -> str:
     return f"{cap_name(row.cap_mb)} {row.order}" + ("" if row.hook == "none" else f", {row.hook}")
 
 
-def _baseline_ns(row: Row, name: str) -> float:
+def _baseline_ns(row: ValidationRow, name: str) -> float:
     """The time that a baseline predicts, computed from its error, which the report compares with the paired time."""
     error: float = getattr(row, f"{name.replace(' ', '_')}_error")
     return (1 + error) * row.paired_ns
@@ -183,10 +183,10 @@ def ranking(runs: Sequence[CommittedRun]) -> Ranking:
     """Count the pairs of several runs."""
     pairs = [pair for run in runs for pair in pairs_apart(run.current.rows)]
 
-    def wrong(predicted: Callable[[Row], float]) -> int:
+    def wrong(predicted: Callable[[ValidationRow], float]) -> int:
         return sum((a.paired_ns < b.paired_ns) != (predicted(a) <= predicted(b)) for a, b in pairs)
 
-    by_baseline: dict[str, Callable[[Row], float]] = {
+    by_baseline: dict[str, Callable[[ValidationRow], float]] = {
         name: partial(_baseline_ns, name=name) for name in BASELINES if name in RANKING_BASELINES
     }
     by_baseline[FEWER_BUCKETS] = attrgetter("buckets")

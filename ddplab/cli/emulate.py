@@ -73,10 +73,7 @@ def emulate(
     timeline: TimelinePicture = None,
     wall: Annotated[  # noqa: FBT002 - an option
         bool,
-        typer.Option(
-            "--wall",
-            help="Use a wall clock: each rank is a process, which sleeps for the recorded times.",
-        ),
+        typer.Option("--wall", help="Use a wall clock: each rank is a process, which sleeps for the recorded times."),
     ] = False,
     dilation: Dilation = 1.0,
     byte_scale: ByteScale = 1.0,

@@ -22,8 +22,7 @@ from .terminal_output import contention_rows, hook_rows, show_table, write_json
 
 def fabric(
     files: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE", help=f"{FABRIC_FILE}. Several files are merged into one fabric."),
+        list[Path], typer.Argument(metavar="FILE", help=f"{FABRIC_FILE}. Several files are merged into one fabric.")
     ],
     world_sizes: Annotated[
         str | None,
@@ -140,11 +139,7 @@ def knobs(json_path: Json = None) -> None:
 
 def _field_rows(schema: type[BaseModel]) -> list[dict[str, str]]:
     return [
-        {
-            "name": name,
-            "default": _default(field.default),
-            "meaning": field.description or "",
-        }
+        {"name": name, "default": _default(field.default), "meaning": field.description or ""}
         for name, field in schema.model_fields.items()
     ]
 

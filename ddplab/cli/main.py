@@ -86,10 +86,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ddplab calibrate --model mlp --world-size 2 --out out/fabric.json",
         "ddplab calibrate --model mlp --hook fp16 --hook bf16 --link-rate 1gbit",
     ),
-    "fabric": (
-        "ddplab fabric out/fabric.json",
-        "ddplab fabric 8.log 16.log pod.yaml",
-    ),
+    "fabric": ("ddplab fabric out/fabric.json", "ddplab fabric 8.log 16.log pod.yaml"),
     "predict": (
         "ddplab predict trace.json.gz --fabric out/fabric.json --caps 1,25,single",
         "ddplab predict trace.json.gz --hooks none,fp16 --timeline out/timeline.png",
@@ -126,12 +123,7 @@ def epilog(command: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {example}" for example in EXAMPLES[command])
 
 
-app = typer.Typer(
-    help=USAGE,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
+app = typer.Typer(help=USAGE, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 before = (record, synthesize, rescale, calibrate, fabric, predict, sweep)
 for command in (*before, emulate, knobs, validate, explain, conform, demo):
     name = command.__name__

@@ -319,8 +319,7 @@ def sweep(
         str, typer.Option(metavar="AXIS", help="Axis for the columns of the heat map.")
     ] = "world_size",
     value: Annotated[
-        str,
-        typer.Option(metavar="COLUMN", help=f"Value to show in the cells of the heat map: {', '.join(VALUES)}."),
+        str, typer.Option(metavar="COLUMN", help=f"Value to show in the cells of the heat map: {', '.join(VALUES)}.")
     ] = "efficiency",
     jobs: Annotated[
         int | None, typer.Option(metavar="N", help="Number of parallel tasks; default: one per core.")

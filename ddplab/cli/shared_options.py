@@ -49,8 +49,7 @@ FabricFiles = Annotated[
     ),
 ]
 Inputs = Annotated[
-    str | None,
-    typer.Option(metavar="N,...", help="Number of batches of each rank; the ranks then train under Join."),
+    str | None, typer.Option(metavar="N,...", help="Number of batches of each rank; the ranks then train under Join.")
 ]
 PerfettoFile = Annotated[
     Path | None,

@@ -17,7 +17,7 @@ from reference.trace import Trace
 from simulator.fabric import Fabric, Linear, Processor
 
 from ..validation.machine_conditions import Conditions
-from ..validation.validation_report import Report, Row
+from ..validation.validation_report import ValidationReport, ValidationRow
 
 
 class PrintableStream:
@@ -182,7 +182,7 @@ OPTIONAL_CELLS = (
 """Cells of a report that narrow terminals leave out, the first ones first."""
 
 
-def show_report(report: Report, *, extrapolated: bool = False) -> None:
+def show_report(report: ValidationReport, *, extrapolated: bool = False) -> None:
     """Print a table per model, and a summary of all rows; times in milliseconds.
 
     `extrapolated` is whether the network was calibrated with other numbers of ranks.
@@ -230,7 +230,7 @@ def show_report(report: Report, *, extrapolated: bool = False) -> None:
         print(f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side), because {reason}")
 
 
-def _report_row(row: Row) -> dict[str, str]:
+def _report_row(row: ValidationRow) -> dict[str, str]:
     """Return a row of the printed table; emulated devices keep their speed and are not paired with speed checks."""
     digits, is_paired = (0, True) if row.drift is not None else (1, False)
     cells = {
@@ -267,11 +267,7 @@ def _show_conditions(conditions: Conditions) -> None:
 
 NOISY_OUTLIERS = 0.1
 """Fraction of outliers among all-reduces above which the machine counts as noisy."""
-PARTS = {
-    "compress": "before its collectives",
-    "recompress": "between them",
-    "decompress": "after them",
-}
+PARTS = {"compress": "before its collectives", "recompress": "between them", "decompress": "after them"}
 """Parts of a comm hook's computation, and when each runs."""
 
 

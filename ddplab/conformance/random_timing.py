@@ -17,7 +17,7 @@ from simulator.engines.machine import CollectiveCost, Machine
 from simulator.fabric import LinkShare
 from simulator.schedule.schedule import Compute
 
-from ..emulation.modelled_network import Message, ModelledGroup, ModelledNetwork, VirtualFuture, worlds_by_thread
+from ..emulation.modelled_network import ModelledGroup, ModelledNetwork, Payload, VirtualFuture, worlds_by_thread
 from ..emulation.virtual_time import VirtualRank, VirtualTime
 from .check_runner import Bench, FaultyProgramError, Search
 from .class_under_test import Subject
@@ -47,7 +47,7 @@ def run_in_virtual_time(subject: Subject, program: Program, world_size: int, see
     def machine() -> Machine:
         return Machine([0], concurrency=at_a_time, slows_computation=False, lingers_ns=0)
 
-    def price(_message: Message, _number: int) -> CollectiveCost:
+    def price(_message: Payload, _number: int) -> CollectiveCost:
         return CollectiveCost(cost_ns=chosen.choice(DURATIONS_NS), queue=0, sharing=LinkShare())
 
     time: VirtualTime[list[Seen]] = VirtualTime(machine, range(world_size))

@@ -39,9 +39,9 @@ from simulator.workload.compute_times import (
 )
 
 from .emulated_device import IterationTimes
-from .modelled_network import Launched, Message, ModelledGroup, ModelledNetwork, worlds_by_thread
+from .modelled_network import LaunchedCollective, ModelledGroup, ModelledNetwork, Payload, worlds_by_thread
 from .virtual_time import LogEntry, VirtualRank, VirtualTime
-from .virtual_training import Label, RankTraining, Training, ddp_arguments
+from .virtual_training import Label, RankTraining, TrainingPlan, ddp_arguments
 
 REDUCERS: dict[str, Callable[..., nn.Module]] = {
     "ddplab": DistributedDataParallel,
@@ -120,7 +120,7 @@ def emulate(
     times = _Times(model, sampler)
     if model.has_communication:  # the recorded forward passes include the broadcasts
         policy = policy.model_copy(update={"broadcast_buffers": False})
-    training = Training(
+    training = TrainingPlan(
         workload=trace.workload,
         policy=policy,
         plan=plan,
@@ -216,7 +216,7 @@ class _Emulation:
         buckets: Parameter indices by bucket, in launch order.
     """
 
-    def __init__(self, training: Training, fabric: Fabric, world_size: int, sampler: IterationSampler) -> None:
+    def __init__(self, training: TrainingPlan, fabric: Fabric, world_size: int, sampler: IterationSampler) -> None:
         self.timelines: dict[Label, Timeline] = {}
         self._training, self._fabric, self._world_size, self._sampler = training, fabric, world_size, sampler
         self._at_a_time = fabric.concurrency * training.policy.process_groups
@@ -256,10 +256,10 @@ class _Emulation:
             lingers_ns=processor.lingers_ns,
         )
 
-    def _price(self, message: Message, number: int) -> CollectiveCost:
+    def _price(self, message: Payload, number: int) -> CollectiveCost:
         return self._cost(message)._replace(queue=number % self._training.policy.process_groups)
 
-    def _cost_of(self, message: Message) -> CollectiveCost:
+    def _cost_of(self, message: Payload) -> CollectiveCost:
         size = message.size_bytes
         slowdowns = slowdowns_of(self._fabric.processor.contention, [size], self._at_a_time)
         return CollectiveCost(
@@ -281,7 +281,7 @@ class _Emulation:
         for one in self._time.ranks:
             one.log = []
 
-    def _collective(self, number: int, launched: Launched) -> Collective:
+    def _collective(self, number: int, launched: LaunchedCollective) -> Collective:
         kinds = [training.kinds[number] for training in self._ranks.values() if number in training.kinds]
         kind, bucket = next(
             (one for one in kinds if one[0] != "join"), kinds[0]
@@ -289,7 +289,10 @@ class _Emulation:
         return Collective(kind, bucket, *launched.message)
 
     def _timeline(
-        self, logs: Mapping[int, Sequence[LogEntry]], launched: Sequence[Launched], collectives: Sequence[Collective]
+        self,
+        logs: Mapping[int, Sequence[LogEntry]],
+        launched: Sequence[LaunchedCollective],
+        collectives: Sequence[Collective],
     ) -> Timeline:
         schedule, end_ns, duration_ns = observed_schedule(list(logs.values()), collectives)
         costs = [one.running.cost for one in launched]

@@ -27,7 +27,7 @@ from ..calibration.repeated_timing import clock_ns
 Activity = Literal["forward", "backward", "step"]
 
 
-class Clock(Protocol):
+class ComputeClock(Protocol):
     """What an emulated device computes on."""
 
     def computing(self, duration_ns: int, activity: Activity) -> AbstractContextManager[None]:
@@ -209,7 +209,7 @@ class EmulatedModel(nn.Module):
             nothing is called.
     """
 
-    def __init__(self, workload: Workload, clock: Clock, *, sparse_density: float = 1.0) -> None:
+    def __init__(self, workload: Workload, clock: ComputeClock, *, sparse_density: float = 1.0) -> None:
         super().__init__()
         self.clock = clock
         self.times: IterationTimes | None = None

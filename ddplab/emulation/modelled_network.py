@@ -24,7 +24,7 @@ from simulator.schedule.hook_messages import INDEX_BYTES, Transport
 from .virtual_time import VirtualRank, VirtualTime
 
 
-class Message(NamedTuple):
+class Payload(NamedTuple):
     """What a rank launches."""
 
     transport: Transport
@@ -95,7 +95,7 @@ class ModelledWork(dist.Work):
 
 
 @dataclass(eq=False)
-class Launched:
+class LaunchedCollective:
     """A collective that some ranks have launched.
 
     Attributes:
@@ -106,7 +106,7 @@ class Launched:
         futures: By rank, done when the collective is.
     """
 
-    message: Message
+    message: Payload
     running: RunningCollective
     reduce: Callable[[Mapping[int, Any]], None]
     contributions: dict[int, Any] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class ModelledNetwork:
         self,
         time: VirtualTime[Any],
         ranks_alike: Mapping[int, Sequence[int]],
-        price: Callable[[Message, int], CollectiveCost],
+        price: Callable[[Payload, int], CollectiveCost],
     ) -> None:
         self._time = time
         self._price = price
@@ -139,11 +139,11 @@ class ModelledNetwork:
         self._counts = {rank: len(alike) for rank, alike in ranks_alike.items()}
         self._simulated = {rank: simulated for simulated, alike in ranks_alike.items() for rank in alike}
         self.world_size = len(self._simulated)
-        self.launched: list[Launched] = []
+        self.launched: list[LaunchedCollective] = []
         self.entered: Callable[[int], AbstractContextManager[None]] = lambda _rank: nullcontext()
         self._next = dict.fromkeys(ranks_alike, 0)
 
-    def restart(self) -> list[Launched]:
+    def restart(self) -> list[LaunchedCollective]:
         """Start an iteration without collectives; returns those of the last one.
 
         Raises:
@@ -161,7 +161,7 @@ class ModelledNetwork:
         return launched
 
     def launch(
-        self, rank: VirtualRank, message: Message, contribution: Any, reduce: Callable[[Mapping[int, Any]], None]
+        self, rank: VirtualRank, message: Payload, contribution: Any, reduce: Callable[[Mapping[int, Any]], None]
     ) -> tuple[int, VirtualFuture]:
         """Launch a rank's next collective; returns its number and its future.
 
@@ -172,7 +172,7 @@ class ModelledNetwork:
         self._next[rank.rank] += 1
         if number == len(self.launched):
             running = RunningCollective(self._time.machine.env, self._price(message, number))
-            self.launched.append(Launched(message, running, reduce))
+            self.launched.append(LaunchedCollective(message, running, reduce))
         collective = self.launched[number]
         sizes_may_differ = message.transport == "all_gather"  # of sparse gradients, for example
         if sizes_may_differ and message.size_bytes > collective.message.size_bytes:
@@ -194,7 +194,7 @@ class ModelledNetwork:
             self._time.machine.launched_by_all(collective.running)
         return number, future
 
-    def _finish(self, collective: Launched) -> None:
+    def _finish(self, collective: LaunchedCollective) -> None:
         with torch.no_grad():
             collective.reduce(collective.contributions)
         for rank, future in collective.futures.items():
@@ -241,7 +241,7 @@ class ModelledNetwork:
                 tensor.copy_(result)
 
 
-def _described(message: Message) -> str:
+def _described(message: Payload) -> str:
     return f"an {message.transport} of {message.size_bytes} bytes".replace("an broadcast", "a broadcast")
 
 
@@ -268,7 +268,7 @@ class ModelledGroup(dist.ProcessGroup):
     def __init__(self, rank: VirtualRank, network: ModelledNetwork) -> None:
         super().__init__(rank.rank, network.world_size)  # type: ignore[call-arg]  # the annotations have a store
         self._virtual_rank, self._network = rank, network
-        self.before_launch: Callable[[Message, Sequence[Tensor]], None] = lambda _message, _tensors: None
+        self.before_launch: Callable[[Payload, Sequence[Tensor]], None] = lambda _message, _tensors: None
         self.after_launch: Callable[[int, VirtualFuture], None] = lambda _number, _future: None
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
@@ -296,22 +296,22 @@ class ModelledGroup(dist.ProcessGroup):
         """Overwrite tensors with those of one rank."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         source = 0 if opts is None else opts.rootRank
-        message = Message("broadcast", sum(map(tensor_bytes, tensors)))
+        message = Payload("broadcast", sum(map(tensor_bytes, tensors)))
         return self._launch(message, tensors, tensors, self._network.copy_from(source))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> ModelledWork:
         """Give every rank the tensors of all ranks."""
         outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
-        message = Message("all_gather", sum(map(tensor_bytes, inputs)))
+        message = Payload("all_gather", sum(map(tensor_bytes, inputs)))
         return self._launch(message, inputs, (outputs, inputs), self._network.gather)
 
     def barrier(self, opts: Any = None) -> ModelledWork:
         """Wait for all ranks."""
-        return self._launch(Message("all_reduce", 0), [], [], self._network.sum)
+        return self._launch(Payload("all_reduce", 0), [], [], self._network.sum)
 
     def _launch(
         self,
-        message: Message,
+        message: Payload,
         tensors: Sequence[Tensor],
         contribution: Any,
         reduce: Callable[[Mapping[int, Any]], None],
@@ -323,12 +323,12 @@ class ModelledGroup(dist.ProcessGroup):
         return ModelledWork(future)
 
 
-def all_reduce_message(tensors: Sequence[Tensor]) -> Message:
+def all_reduce_message(tensors: Sequence[Tensor]) -> Payload:
     """Return the message of an all-reduce; the rows of sparse tensors are gathered."""
     size = sum(map(tensor_bytes, tensors))
     if tensors[0].is_sparse:
-        return Message("all_gather", size + sum(tensor._nnz() for tensor in tensors) * INDEX_BYTES)
-    return Message("all_reduce", size)
+        return Payload("all_gather", size + sum(tensor._nnz() for tensor in tensors) * INDEX_BYTES)
+    return Payload("all_reduce", size)
 
 
 def tensor_bytes(tensor: Tensor) -> int:

@@ -70,10 +70,7 @@ class ScaleModel:
         )
         kept = min(iterations, *(len(rank.iterations) for rank in original.ranks))
         ranks = [
-            RankTrace(
-                rank=rank.rank,
-                iterations=self._iterations(rank.iterations[:kept], with_communication=waits),
-            )
+            RankTrace(rank=rank.rank, iterations=self._iterations(rank.iterations[:kept], with_communication=waits))
             for rank in original.ranks
         ]
         return Trace(workload=workload, ranks=tuple(ranks))

@@ -26,7 +26,7 @@ END_TIMEOUT_S = 1.0
 """How long to wait for a rank's thread after a failure; a thread that is blocked outside of Python never ends."""
 
 
-class EndedError(BaseException):
+class EndedByFailure(BaseException):
     """Ends the threads of all ranks after one has failed; no `Exception`, so `except Exception` does not catch it."""
 
 
@@ -133,19 +133,19 @@ class VirtualRank:
 
     def _block(self, what: str) -> None:
         if self._time.failure is not None:
-            raise EndedError
+            raise EndedByFailure
         if threading.current_thread() is not self.thread:
             self._time.failure = RankError(
                 self.rank,
                 f"rank {self.rank}: a callback of a collective may launch collectives, but not wait or compute",
             )
-            raise EndedError
+            raise EndedByFailure
         self.blocked_on = what
         self._time.turn_is_over.release()
         self.may_run.acquire()
         self.blocked_on = ""
         if self._time.failure is not None:
-            raise EndedError
+            raise EndedByFailure
 
 
 class VirtualTime(Generic[Result]):
@@ -242,7 +242,7 @@ class VirtualTime(Generic[Result]):
             if self.failure is None:
                 self._results[rank.rank] = body(rank)
                 rank._stop_computing()
-        except EndedError:
+        except EndedByFailure:
             pass
         except BaseException as error:  # noqa: BLE001 - `run` raises it
             if self.failure is None:

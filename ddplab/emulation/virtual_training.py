@@ -27,7 +27,7 @@ from simulator.schedule.schedule import CollectiveKind, Compute, ComputeKind
 
 from ..calibration.hook_costs import real_hook
 from .emulated_device import Activity, EmulatedModel, IterationTimes
-from .modelled_network import Message, ModelledGroup, VirtualFuture
+from .modelled_network import ModelledGroup, Payload, VirtualFuture
 from .virtual_time import VirtualRank
 
 Label = int | Literal["join end"] | None
@@ -35,7 +35,7 @@ Label = int | Literal["join end"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingPlan:
     """What all ranks train.
 
     Attributes:
@@ -72,7 +72,7 @@ class RankTraining:
         buckets: Parameter indices by bucket, in launch order, at the end of the training.
     """
 
-    def __init__(self, rank: VirtualRank, group: ModelledGroup, training: Training) -> None:
+    def __init__(self, rank: VirtualRank, group: ModelledGroup, training: TrainingPlan) -> None:
         self.label: Label = None
         self.kinds: dict[int, tuple[CollectiveKind, int | None]] = {}
         self.buckets: Sequence[Sequence[int]] = ()
@@ -158,7 +158,7 @@ class RankTraining:
 
     def _listen_to(self, ddp: nn.Module) -> None:
         if isinstance(ddp, DistributedDataParallel):
-            ddp.reducer.launch_order = _Launches(self)
+            ddp.reducer.launch_order = _LaunchReports(self)
             ddp.reducer.observers.append(_Copies(self, ddp, self._training))
         elif isinstance(getattr(ddp, "reducer", None), TorchReducer):
             self._torch_ddp = ddp
@@ -189,7 +189,7 @@ class RankTraining:
 
     @contextmanager
     def computing(self, duration_ns: int, activity: Activity) -> Iterator[None]:
-        """Compute for the device; see `Clock`."""
+        """Compute for the device; see `ComputeClock`."""
         yield
         if self._unsynchronized is None:
             self.charge(activity, None, duration_ns)
@@ -237,12 +237,12 @@ class RankTraining:
 
         return charged
 
-    def _before_launch(self, message: Message, tensors: Sequence[Tensor]) -> None:
+    def _before_launch(self, message: Payload, tensors: Sequence[Tensor]) -> None:
         self._kind = kind, bucket = self._classified(message, tensors)
         if kind == "all_reduce" and not self._hooked:
             self.charge("launch", bucket, self._training.processor.launch_ns)
 
-    def _classified(self, message: Message, tensors: Sequence[Tensor]) -> tuple[CollectiveKind, int | None]:
+    def _classified(self, message: Payload, tensors: Sequence[Tensor]) -> tuple[CollectiveKind, int | None]:
         if self._launching is not None and not self._launched_first:
             self._launched_first = True
             return "all_reduce", self._launching
@@ -311,7 +311,7 @@ def _real_hook(hook: CommHook, policy: Policy) -> tuple[Callable[[Any, Any], Any
     return function, state
 
 
-class _Launches:
+class _LaunchReports:
     """Reports each launch of our reducer to the rank's training, also on a rank without inputs."""
 
     def __init__(self, training: RankTraining) -> None:
@@ -330,7 +330,7 @@ class _Launches:
 class _Copies(Observer):
     """Charges the copies of our reducer: into a bucket when it is full, and out of it when its averages are there."""
 
-    def __init__(self, training: RankTraining, ddp: DistributedDataParallel, costs: Training) -> None:
+    def __init__(self, training: RankTraining, ddp: DistributedDataParallel, costs: TrainingPlan) -> None:
         self._training, self._ddp, self._costs = training, ddp, costs
 
     def bucket_ready(self, bucket: int) -> None:
@@ -407,12 +407,7 @@ def ddp_arguments(policy: Policy, plan: Sequence[Sequence[int]] | None) -> dict[
     elif policy.first_bucket_mb is not None:
         largest = 25 if policy.bucket_cap_mb is None else policy.bucket_cap_mb
         caps = {"bucket_cap_mb_list": [min(cap, ONE_BUCKET_MB) for cap in (policy.first_bucket_mb, largest)]}
-    flags = (
-        "find_unused_parameters",
-        "static_graph",
-        "skip_all_reduce_unused_params",
-        "gradient_as_bucket_view",
-    )
+    flags = ("find_unused_parameters", "static_graph", "skip_all_reduce_unused_params", "gradient_as_bucket_view")
     chosen = {name: True for name in flags if getattr(policy, name)}
     return caps | chosen | ({} if policy.broadcast_buffers else {"forward_sync_buffers": False})
 

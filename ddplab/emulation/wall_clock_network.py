@@ -30,10 +30,10 @@ from simulator.fabric import Fabric
 from simulator.step_costs import price
 
 from .emulated_device import least_timer_slack
-from .modelled_network import Message, ModelledWork, all_reduce_message, tensor_bytes
+from .modelled_network import ModelledWork, Payload, all_reduce_message, tensor_bytes
 
 
-class InFlight(RunningCollective):
+class ClockedCollective(RunningCollective):
     """A collective on this rank's replica of the machine.
 
     Args:
@@ -57,7 +57,7 @@ class InFlight(RunningCollective):
 
 
 @dataclass(frozen=True, eq=False)
-class Launched:
+class LaunchedByAll:
     """A collective that all ranks have launched.
 
     Attributes:
@@ -68,7 +68,7 @@ class Launched:
     """
 
     number: int
-    message: Message
+    message: Payload
     launched_ns: int
     result: Any
 
@@ -135,7 +135,7 @@ class WallGroup(dist.ProcessGroup):
         self.late_ns = self._unfinished.late_ns
         self._moves: dict[int, Callable[[], dist.Work]] = {}
         # No SimpleQueue: in Python 3.11, its `get` blocks for ever if the time-out ends while it takes its lock.
-        self._arrivals: queue.Queue[Launched | None] = queue.Queue()
+        self._arrivals: queue.Queue[LaunchedByAll | None] = queue.Queue()
         self._machine = Machine([0], concurrency=fabric.concurrency, slows_computation=False, lingers_ns=0)
         origin = torch.tensor([time.monotonic_ns()])
         moments.allreduce([origin], _options(dist.ReduceOp.MAX)).wait()
@@ -163,14 +163,14 @@ class WallGroup(dist.ProcessGroup):
         """Overwrite tensors with those of one rank."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         opts = dist.BroadcastOptions() if opts is None else opts
-        message = Message("broadcast", sum(map(tensor_bytes, tensors)))
+        message = Payload("broadcast", sum(map(tensor_bytes, tensors)))
         return self._launch(message, tensors, lambda: self._gloo.broadcast(tensors, opts))
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> ModelledWork:
         """Give every rank the tensors of all ranks."""
         outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
         opts = AllgatherOptions() if opts is None else opts
-        message = Message("all_gather", sum(map(tensor_bytes, inputs)))
+        message = Payload("all_gather", sum(map(tensor_bytes, inputs)))
         return self._launch(message, outputs, lambda: self._gloo.allgather(outputs, inputs, opts))
 
     def barrier(self, opts: Any = None) -> ModelledWork:
@@ -178,7 +178,7 @@ class WallGroup(dist.ProcessGroup):
         nothing = torch.zeros(0)
         return self.allreduce([nothing])
 
-    def _launch(self, message: Message, result: Any, move: Callable[[], dist.Work]) -> ModelledWork:
+    def _launch(self, message: Payload, result: Any, move: Callable[[], dist.Work]) -> ModelledWork:
         future: torch.futures.Future[Any] = torch.futures.Future()
         unfinished, arrivals = self._unfinished, self._arrivals
         with unfinished.launching:  # so that launch times rise with the numbers, on every rank
@@ -192,7 +192,7 @@ class WallGroup(dist.ProcessGroup):
                 done.value()
                 launched_ns, size_bytes = latest.tolist()  # ranks may gather different sizes; the largest counts
                 largest = message._replace(size_bytes=size_bytes)
-                arrivals.put(Launched(number, largest, launched_ns, result))
+                arrivals.put(LaunchedByAll(number, largest, launched_ns, result))
             except Exception as error:  # noqa: BLE001 - the ranks that wait get it
                 unfinished.fail(error)
 
@@ -209,7 +209,7 @@ class WallGroup(dist.ProcessGroup):
     def _serve(self) -> None:
         """Run the machine by the clock: start each collective when it was launched, and end it when it is due."""
         least_timer_slack()
-        waiting: dict[int, Launched] = {}
+        waiting: dict[int, LaunchedByAll] = {}
         started = 0
         while True:
             try:
@@ -231,9 +231,9 @@ class WallGroup(dist.ProcessGroup):
             return None
         return max(0.0, (self._origin_ns + due_ns - time.monotonic_ns()) / 1e9)
 
-    def _start(self, launched: Launched) -> None:
+    def _start(self, launched: LaunchedByAll) -> None:
         number, result = launched.number, launched.result
-        collective = InFlight(self._machine.env, self._cost(launched.message), self._moves.pop(number))
+        collective = ClockedCollective(self._machine.env, self._cost(launched.message), self._moves.pop(number))
         unfinished, origin_ns = self._unfinished, self._origin_ns
 
         def finish(due_ns: int, moved: "torch.futures.Future[Any]") -> None:
@@ -257,7 +257,7 @@ class WallGroup(dist.ProcessGroup):
         while self._machine.env.peek() <= clock_ns - self._origin_ns:
             self._machine.env.step()
 
-    def _cost(self, message: Message) -> CollectiveCost:
+    def _cost(self, message: Payload) -> CollectiveCost:
         cost_ns = int(price([message], self._fabric, self._ranks)[0])
         return CollectiveCost(cost_ns, queue=0, sharing=self._fabric.link_share(message.size_bytes, self._ranks))
 

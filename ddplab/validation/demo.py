@@ -26,7 +26,7 @@ from .validate_emulated import validate_emulated
 from .validation_report import (
     Configuration,
     Measurement,
-    Report,
+    ValidationReport,
     draw_validation,
     make_row,
     policy_of,
@@ -61,9 +61,9 @@ class Ladder(NamedTuple):
         processor: A real model.
     """
 
-    virtual: Report
-    wall: Report | None
-    processor: Report
+    virtual: ValidationReport
+    wall: ValidationReport | None
+    processor: ValidationReport
 
 
 def demo(out: Path, *, on_progress: Progress) -> Ladder:
@@ -90,7 +90,7 @@ def demo(out: Path, *, on_progress: Progress) -> Ladder:
     return ladder
 
 
-def _in_virtual_time(out: Path) -> Report:
+def _in_virtual_time(out: Path) -> ValidationReport:
     trace, fabric = Trace.load(TRACE), Fabric.from_topology(NETWORK)
     title = f"virtual time: ResNet-50 on {VIRTUAL_RANKS} emulated V100s, 10 Gbit/s"
     rows = []
@@ -103,7 +103,7 @@ def _in_virtual_time(out: Path) -> Report:
     return summarize(rows, "")
 
 
-def _by_the_clock(out: Path, on_progress: Progress) -> Report:
+def _by_the_clock(out: Path, on_progress: Progress) -> ValidationReport:
     """Validate over virtual links, or over a modelled network where these are not permitted."""
     try:
         with RankPool(EMULATED_RANKS, link_rate=SCALE.rate(RATE)) as pool:
@@ -115,7 +115,7 @@ def _by_the_clock(out: Path, on_progress: Progress) -> Report:
     return _titled(report, f"by the clock: ResNet-50 on {EMULATED_RANKS} emulated V100s, {network}")
 
 
-def _validate_emulated(pool: RankPool, out: Path, modelled: Fabric | None, on_progress: Progress) -> Report:
+def _validate_emulated(pool: RankPool, out: Path, modelled: Fabric | None, on_progress: Progress) -> ValidationReport:
     return validate_emulated(
         pool,
         Trace.load(TRACE),
@@ -128,13 +128,13 @@ def _validate_emulated(pool: RankPool, out: Path, modelled: Fabric | None, on_pr
     )
 
 
-def _on_the_processor(out: Path, on_progress: Progress) -> Report:
+def _on_the_processor(out: Path, on_progress: Progress) -> ValidationReport:
     with RankPool(REAL_RANKS, pinned=True) as pool:
         report = validate(pool, REAL_MODEL, REAL_CONFIGURATIONS, out=out, repeat=TURNS, on_progress=on_progress)
     return _titled(report, f"on the processor: ResNet-18 on {REAL_RANKS} ranks")
 
 
-def _titled(report: Report, title: str) -> Report:
+def _titled(report: ValidationReport, title: str) -> ValidationReport:
     return replace(report, rows=tuple(replace(row, model=title) for row in report.rows))
 
 

@@ -28,8 +28,8 @@ from simulator.plot_colours import COMPUTATION, EXPOSED, INK
 from simulator.schedule.schedule import Compute, ComputeKind, Launch, Wait
 from simulator.workload.compute_times import Nanoseconds
 
-from .step_watcher import SAMPLES_FILE, Iterations, Moment, MomentKind, from_samples
-from .validation_report import Configuration, Report, predict_one, share_folder
+from .step_watcher import SAMPLES_FILE, Iterations, MomentKind, StepMoment, from_samples
+from .validation_report import Configuration, ValidationReport, predict_one, share_folder
 
 STEPS: dict[str, tuple[ComputeKind, ...]] = {
     "forward": ("unsynchronized", "forward"),
@@ -91,7 +91,7 @@ def measured_timelines(predicted: Timeline, iterations_by_rank: Sequence[Iterati
     return [_measured_timeline(predicted, ranks) for ranks in zip(*iterations_by_rank, strict=True)]
 
 
-def _measured_timeline(predicted: Timeline, ranks: Sequence[Sequence[Moment]]) -> Timeline:
+def _measured_timeline(predicted: Timeline, ranks: Sequence[Sequence[StepMoment]]) -> Timeline:
     engine_input = predicted.engine_input
     schedule = engine_input.schedule
     moments = [{(one.kind, one.bucket): one.ns for one in of_rank} for of_rank in ranks]
@@ -427,7 +427,7 @@ def explain_run(folder: Path) -> ExplainedRun:
         ValueError: A file is missing or damaged, or no configuration can be explained; the message names the file,
             what is wrong with it and what to do.
     """
-    report = Report.load(folder)
+    report = ValidationReport.load(folder)
     samples = _read_samples(folder)
     inputs = {model: report.inputs(folder, model) for model in {row.model for row in report.rows}}
     explanations, left_out = list[Explanation](), list[str]()

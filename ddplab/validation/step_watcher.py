@@ -36,7 +36,7 @@ MomentKind = Literal[
 """
 
 
-class Moment(NamedTuple):
+class StepMoment(NamedTuple):
     """A reading of the clock, in nanoseconds of `clock_ns`; `bucket` is None if it belongs to no bucket."""
 
     kind: MomentKind
@@ -44,7 +44,7 @@ class Moment(NamedTuple):
     ns: int
 
 
-Iterations = tuple[tuple[Moment, ...], ...]
+Iterations = tuple[tuple[StepMoment, ...], ...]
 """The readings of one rank in one turn, by iteration, from the end of the slowest rank's previous iteration."""
 
 
@@ -72,12 +72,12 @@ class Watch(Observer):
 
     def __init__(self, *, calls_back: bool) -> None:
         self._calls_back = calls_back
-        self.moments: list[Moment] = []
+        self.moments: list[StepMoment] = []
 
     def take(self, kind: MomentKind, bucket: int | None = None) -> int:
         """Read the clock; return the reading."""
         now = clock_ns()
-        self.moments.append(Moment(kind, bucket, now))
+        self.moments.append(StepMoment(kind, bucket, now))
         return now
 
     bucket_packing = _taking("packing")
@@ -109,7 +109,7 @@ def watched(ddp: DistributedDataParallel, device: WallClock | None) -> Iterator[
         if device is None:
             watch.take("forward_computed")
         else:
-            watch.moments.append(Moment("forward_computed", None, device.due_ns))
+            watch.moments.append(StepMoment("forward_computed", None, device.due_ns))
 
     hooks = [
         ddp.module.register_forward_pre_hook(buffers_received),
@@ -124,14 +124,14 @@ def watched(ddp: DistributedDataParallel, device: WallClock | None) -> Iterator[
             hook.remove()
 
 
-def by_iteration(moments: Sequence[Moment], starts_ns: Sequence[int]) -> Iterations:
+def by_iteration(moments: Sequence[StepMoment], starts_ns: Sequence[int]) -> Iterations:
     """Split the readings of a rank into iterations, each ended by the moment "ended".
 
     The callback of a collective may run after the end of its iteration; such a reading is left out. The start of each
     iteration becomes 0.
     """
-    iterations: list[tuple[Moment, ...]] = []
-    current: list[Moment] = []
+    iterations: list[tuple[StepMoment, ...]] = []
+    current: list[StepMoment] = []
     for moment in moments:
         if moment.kind == "done" and ("launched", moment.bucket) not in {one[:2] for one in current}:
             continue
@@ -174,7 +174,7 @@ def from_samples(samples: pd.DataFrame) -> list[Iterations]:
         by_rank.append(
             tuple(
                 tuple(
-                    Moment(kind, None if pd.isna(bucket) else int(bucket), int(ns))
+                    StepMoment(kind, None if pd.isna(bucket) else int(bucket), int(ns))
                     for kind, bucket, ns in zip(one["moment"], one["bucket"], one["ns"], strict=True)
                 )
                 for _, one in of_rank.groupby("iteration", sort=True)

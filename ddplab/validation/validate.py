@@ -33,9 +33,9 @@ from .training_runs import TargetRun, measure_configurations, record_computation
 from .validation_report import (
     Configuration,
     Measurement,
-    Report,
     SpeedCheck,
     TargetPrediction,
+    ValidationReport,
     join_rows,
     make_row,
     model_folder,
@@ -61,7 +61,7 @@ def validate(
     repeat: int = 10,
     calibrations: int = 1,
     on_progress: Progress = no_progress,
-) -> Report:
+) -> ValidationReport:
     """Record, calibrate, write the predictions, and only then train and measure.
 
     One calibration is one sample of a machine whose speed drifts: the errors of all configurations have its error in
@@ -100,13 +100,8 @@ def validate(
 
 
 def _validate_once(
-    pool: RankPool,
-    model: str,
-    configurations: Sequence[Configuration],
-    out: Path,
-    repeat: int,
-    on_progress: Progress,
-) -> Report:
+    pool: RankPool, model: str, configurations: Sequence[Configuration], out: Path, repeat: int, on_progress: Progress
+) -> ValidationReport:
     hooks = list(dict.fromkeys(configuration.hook for configuration in configurations))
     trace, fabric, speed_check = _calibrate(pool, model, configurations, hooks, on_progress)
     trace.save(model_folder(out, model) / "trace.json.gz")
@@ -123,11 +118,7 @@ def _validate_once(
 
 
 def _calibrate(
-    pool: RankPool,
-    model: str,
-    configurations: Sequence[Configuration],
-    hooks: Sequence[str],
-    on_progress: Progress,
+    pool: RankPool, model: str, configurations: Sequence[Configuration], hooks: Sequence[str], on_progress: Progress
 ) -> tuple[Trace, Fabric, SpeedCheck | None]:
     """Record and calibrate; return trace, fabric and the usual speed check of the calibration.
 

@@ -49,7 +49,7 @@ from .validation_report import (
     PREDICTED_TRACE_FILE,
     Configuration,
     Measurement,
-    Report,
+    ValidationReport,
     make_row,
     policy_of,
     predict_targets,
@@ -94,7 +94,7 @@ def validate_emulated(
     calibrated: Fabric | None = None,
     modelled: Fabric | None = None,
     on_progress: Progress = no_progress,
-) -> Report:
+) -> ValidationReport:
     """Calibrate the collectives, write the predictions, and only then train emulated devices and measure.
 
     Args:

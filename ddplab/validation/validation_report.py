@@ -149,7 +149,7 @@ class Measurement:
 
 
 @dataclass(frozen=True)
-class Row:
+class ValidationRow:
     """A configuration's prediction compared with its measurement; times in nanoseconds, errors as fractions.
 
     A prediction is valid for the machine's speed at the calibration, but the speed of a shared machine changes within
@@ -243,7 +243,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
+class ValidationReport:
     """All rows and their summary.
 
     Attributes:
@@ -261,7 +261,7 @@ class Report:
             or not measurably slower than the fastest.
         coverage: Mean coverage of the rows; the intervals should cover 90 % of the iterations.
         half_width: Half of the interval's width as a fraction of the prediction, median of the rows.
-        interval_score: Mean interval score of the rows; see `Row.interval_score`.
+        interval_score: Mean interval score of the rows; see `ValidationRow.interval_score`.
         drift: Median drift of the rows: how much slower the machine became after the calibration, as a fraction.
             None: there were no speed checks.
         baselines: Mean absolute paired error of each baseline.
@@ -285,7 +285,7 @@ class Report:
     interval_score: float
     drift: float | None
     baselines: Annotated[dict[str, float], Field(alias="yardsticks")]
-    rows: Annotated[tuple[Row, ...], Field(min_length=1)]
+    rows: Annotated[tuple[ValidationRow, ...], Field(min_length=1)]
     world_size: int | None = None
     scale_model: ScaleModel | None = None
     conditions: Conditions | None = None
@@ -296,7 +296,7 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         """Return all fields. Real models have no `scale_model` and no `conditions`."""
-        fields = TypeAdapter(Report).dump_python(self, by_alias=True)
+        fields = TypeAdapter(ValidationReport).dump_python(self, by_alias=True)
         return {name: value for name, value in fields.items() if value is not None or name not in FOR_EMULATED}
 
     def save(self, folder: Path) -> None:
@@ -347,7 +347,7 @@ def share_folder(out: Path, number: int) -> Path:
 
 def make_row(
     model: str, configuration: Configuration, predicted: TargetPrediction, turns: Sequence[Measurement]
-) -> Row:
+) -> ValidationRow:
     """Make the row of a configuration from its prediction and all of its turns."""
     prediction = predicted.prediction
     low, measured, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
@@ -356,7 +356,7 @@ def make_row(
     paired_low, paired, paired_high = _quartiles(paired_times)
     shortest, longest = prediction.interval_ns
     checks_ns = [turn.speed_check.total_ns for turn in turns if turn.speed_check is not None]
-    return Row(
+    return ValidationRow(
         model=model,
         cap_mb=configuration.cap_mb,
         order=configuration.order,
@@ -383,7 +383,7 @@ def make_row(
     )
 
 
-def join_rows(rows: Sequence[Row]) -> Row:
+def join_rows(rows: Sequence[ValidationRow]) -> ValidationRow:
     """Join the rows of a configuration that was predicted anew before each share of its turns.
 
     Predictions, also those of baselines, count by the number of turns that they were made for. `coverage` compares
@@ -425,13 +425,15 @@ def join_rows(rows: Sequence[Row]) -> Row:
     )
 
 
-def summarize(rows: Sequence[Row], predictions_sha256: str, *, world_size: int | None = None) -> Report:
+def summarize(
+    rows: Sequence[ValidationRow], predictions_sha256: str, *, world_size: int | None = None
+) -> ValidationReport:
     """Make a report of these rows, with their summary."""
     by_model = _by_model(rows)
     noises = [measurement_noise(of_model) for of_model in by_model]
     apart = pairs_apart(rows)
     drifts = [row.drift for row in rows if row.drift is not None]
-    return Report(
+    return ValidationReport(
         predictions_sha256=predictions_sha256,
         mape=statistics.fmean(abs(row.error) for row in rows),
         paired_mape=statistics.fmean(abs(row.paired_error) for row in rows),
@@ -450,12 +452,12 @@ def summarize(rows: Sequence[Row], predictions_sha256: str, *, world_size: int |
     )
 
 
-def _by_model(rows: Sequence[Row]) -> list[list[Row]]:
+def _by_model(rows: Sequence[ValidationRow]) -> list[list[ValidationRow]]:
     return [[row for row in rows if row.model == model] for model in dict.fromkeys(row.model for row in rows)]
 
 
-def pairs_apart(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Return the pairs of one model's configurations that are counted in `Report.pairs_apart`."""
+def pairs_apart(rows: Sequence[ValidationRow]) -> list[tuple[ValidationRow, ValidationRow]]:
+    """Return the pairs of one model's configurations that are counted in `ValidationReport.pairs_apart`."""
     return [
         pair
         for of_model in _by_model(rows)
@@ -470,8 +472,8 @@ def _quartiles(times_ns: Sequence[float]) -> tuple[int, int, int]:
     return round(low), round(middle), round(high)
 
 
-def measurement_noise(rows: Sequence[Row]) -> float | None:
-    """Return `Report.noise` of these rows: the variance between the turns of a row, pooled over all rows.
+def measurement_noise(rows: Sequence[ValidationRow]) -> float | None:
+    """Return `ValidationReport.noise` of these rows: the variance between the turns of a row, pooled over all rows.
 
     What all rows of a turn have in common is left out: emulated devices train other recorded iterations in each turn.
     """
@@ -490,18 +492,18 @@ def measurement_noise(rows: Sequence[Row]) -> float | None:
     return NORMAL_HALF_BAND * float(np.sqrt(2 * (relative**2).sum() / freedom / turns))
 
 
-def _are_apart(a: Row, b: Row, noise: float | None) -> bool:
+def _are_apart(a: ValidationRow, b: ValidationRow, noise: float | None) -> bool:
     """Whether two measurements differ by more than noise."""
     low, high = sorted((a, b), key=lambda row: row.paired_ns)
     quartiles_overlap = low.paired_quartiles_ns[1] >= high.paired_quartiles_ns[0]
     return not quartiles_overlap and high.paired_ns > (1 + (noise or 0.0)) * low.paired_ns
 
 
-def _ranked_wrongly(a: Row, b: Row) -> bool:
+def _ranked_wrongly(a: ValidationRow, b: ValidationRow) -> bool:
     return (a.paired_ns < b.paired_ns) != (a.predicted_ns <= b.predicted_ns)
 
 
-def _fastest_found(rows: Sequence[Row], noise: float | None) -> bool:
+def _fastest_found(rows: Sequence[ValidationRow], noise: float | None) -> bool:
     chosen = min(rows, key=lambda row: row.predicted_ns)
     fastest = min(rows, key=lambda row: row.paired_ns)
     return chosen is fastest or not _are_apart(chosen, fastest, noise)
@@ -561,7 +563,7 @@ def residual(row: Mapping[Any, Any], *, measured: Literal["paired_ns", "measured
     """Return the errors of a row's predictions.
 
     Args:
-        row: Fields of a `Row`, by name.
+        row: Fields of a `ValidationRow`, by name.
         measured: The field with the measured time.
     """
 
