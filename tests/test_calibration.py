@@ -31,7 +31,7 @@ from ddplab.calibration.repeated_timing import (
 from ddplab.calibration.slow_downs import ISOLATION_NS, IsolatedTimes, SlowdownTimes, choose_far_apart, fit_lingering
 from ddplab.cli.terminal_output import show_calibration
 from ddplab.validation import training_runs
-from ddplab.validation.reference_runs import (
+from ddplab.validation.fitted_slow_downs import (
     Fitter,
     Reference,
     reference_runs,

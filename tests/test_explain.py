@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ddplab.validation import training_runs
-from ddplab.validation.explain import (
+from ddplab.validation.error_causes import (
     CAUSES,
     PARTS,
     FixedDurations,
@@ -23,7 +23,7 @@ from ddplab.validation.explain import (
     measured_timelines,
     part_times,
 )
-from ddplab.validation.step_watcher import Iterations, StepMoment, Watch, by_iteration, from_samples, to_samples
+from ddplab.validation.reducer_step_times import Iterations, StepMoment, Watch, by_iteration, from_samples, to_samples
 from ddplab.validation.training_runs import TargetRun, Trainer, time_iterations, warmed_up
 from ddplab.validation.validation_report import Configuration, model_folder, predict_one, summarize
 from simulator.engines.event_replay import replay

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from ddplab.cli.terminal_output import PrintableStream, fitting_columns, show_report, show_table
 from ddplab.validation import validate
-from ddplab.validation.step_watcher import StepMoment
+from ddplab.validation.reducer_step_times import StepMoment
 from ddplab.validation.training_runs import Turn
 from ddplab.validation.validation_report import (
     Configuration,

@@ -21,7 +21,7 @@ from .explain import explain
 from .fabric_and_knobs import fabric, knobs
 from .import_traces import import_app
 from .predict import predict, sweep
-from .real_ranks import calibrate, demo, record, validate
+from .record_calibrate_validate import calibrate, demo, record, validate
 from .synthesize import rescale, synthesize
 from .terminal_output import PrintableStream
 

@@ -21,7 +21,7 @@ from .. import models
 from ..calibration.hook_costs import real_hook
 from ..calibration.repeated_timing import clock_ns, meet, of_slowest_rank, time_ns
 from ..emulation.emulated_device import EmulatedTraining
-from .step_watcher import Iterations, by_iteration, watched
+from .reducer_step_times import Iterations, by_iteration, watched
 from .validation_report import Measurement, SpeedCheck
 
 WARM_UP = 2

@@ -27,8 +27,8 @@ from ..calibration.calibrate import REPEATS, measure_collectives, measure_hooks,
 from ..calibration.collective_times import MessageSizes
 from ..calibration.reducer_costs import BUCKET_BYTES
 from ..calibration.repeated_timing import relative_spread
-from .reference_runs import Fitter, Reference, reference_runs
-from .step_watcher import save_samples, to_samples
+from .fitted_slow_downs import Fitter, Reference, reference_runs
+from .reducer_step_times import save_samples, to_samples
 from .training_runs import TargetRun, measure_configurations, record_computation
 from .validation_report import (
     Configuration,

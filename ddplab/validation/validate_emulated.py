@@ -40,9 +40,9 @@ from ..calibration.slow_downs import ContinuousTimes
 from ..emulation.scale_model import ScaleModel
 from ..emulation.wall_clock_network import WallGroup, modelled_network
 from ..models import EMULATED
-from .host_work import host_ns_by_iteration, time_one_all_reduce_each, with_longer_steps, with_packing
+from .emulated_host_overhead import host_ns_by_iteration, time_one_all_reduce_each, with_longer_steps, with_packing
 from .machine_conditions import Conditions, checked_slow_downs
-from .step_watcher import Iterations, save_samples, to_samples
+from .reducer_step_times import Iterations, save_samples, to_samples
 from .training_runs import MEASURED_ITERATIONS, TargetRun, Trainer, time_iterations, warmed_up
 from .validate import target_run, write_predictions
 from .validation_report import (

@@ -28,7 +28,7 @@ from simulator.plot_colours import COMPUTATION, EXPOSED, INK
 from simulator.schedule.schedule import Compute, ComputeKind, Launch, Wait
 from simulator.workload.compute_times import Nanoseconds
 
-from .step_watcher import SAMPLES_FILE, Iterations, MomentKind, StepMoment, from_samples
+from .reducer_step_times import SAMPLES_FILE, Iterations, MomentKind, StepMoment, from_samples
 from .validation_report import Configuration, ValidationReport, predict_one, share_folder
 
 STEPS: dict[str, tuple[ComputeKind, ...]] = {
