@@ -50,7 +50,8 @@ def fabric(
         list(map(_segment_row, segments)), f"all-reduces, {shown.concurrency} at a time; ± is half of a 90 % band"
     )
     _show_processor(shown.processor)
-    write_json(json_path, _as_json(shown) | {"segments": segments})
+    costs = shown.model_dump(mode="json", include={"source", "library", "concurrency", "processor"})
+    write_json(json_path, costs | {"segments": segments})
 
 
 def _default_world_sizes(fabric: Fabric) -> list[int]:
@@ -104,10 +105,6 @@ def _cost(value: Linear | float) -> str:
     if isinstance(value, Linear):
         return f"{value.fixed_ns:,.0f} + {value.ns_per_byte:.3g} per byte"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
-
-
-def _as_json(fabric: Fabric) -> dict[str, Any]:
-    return fabric.model_dump(mode="json", include={"source", "library", "concurrency", "processor"})
 
 
 KNOBS: dict[str, type[BaseModel]] = {

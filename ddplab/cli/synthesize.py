@@ -8,7 +8,6 @@ import typer
 from reference.files.value_ranges import YEAR_NS
 from reference.trace import Trace
 from simulator.workload.roofline import DEVICES, Operations, find_device
-from simulator.workload.roofline import Device as DataSheet
 from simulator.workload.trace_synthesis import rescale as rescale_trace
 from simulator.workload.trace_synthesis import synthesize as synthesize_trace
 
@@ -115,7 +114,12 @@ def rescale(
     """
     check_outputs(out, json_path, inputs=[trace])
     recorded, target = Trace.load(trace), find_device(new)
-    source = _this_device() if old == "this" else find_device(old)
+    if old == "this":
+        from ..calibration.device_rates import measure_device
+
+        source = measure_device()
+    else:
+        source = find_device(old)
     rescaled = rescale_trace(recorded, _count(model), source, target)
     save_trace(rescaled, out, f"{trace} from {source.name} to {target.name}, saved as {out}", json_path)
 
@@ -124,9 +128,3 @@ def _count(model: str) -> Operations:
     from ..operation_counter import measure_operations
 
     return measure_operations(model)
-
-
-def _this_device() -> DataSheet:
-    from ..calibration.device_rates import measure_device
-
-    return measure_device()

@@ -350,7 +350,7 @@ class _Copies(Observer):
         return [gradient_bytes(parameters[index], density) for index in indices]
 
 
-class _EndOfIteration(Joinable):
+class _EndOfIteration(Joinable, JoinHook):
     """Calls a function after each iteration under Join, on ranks with inputs and without.
 
     Args:
@@ -369,7 +369,11 @@ class _EndOfIteration(Joinable):
 
     def join_hook(self, **_: Any) -> JoinHook:
         """The hook that a rank without inputs runs."""
-        return _NotifyOfShadow(self)
+        return self
+
+    def main_hook(self) -> None:
+        """Called on a rank without inputs, after the reducer has matched the collectives of an iteration."""
+        self.notify()
 
     @property
     def join_device(self) -> torch.device:
@@ -380,16 +384,6 @@ class _EndOfIteration(Joinable):
     def join_process_group(self) -> Any:
         """The ranks that take part in Join."""
         return self._ddp.process_group
-
-
-class _NotifyOfShadow(JoinHook):
-    def __init__(self, end: _EndOfIteration) -> None:
-        super().__init__()
-        self._end = end
-
-    def main_hook(self) -> None:
-        """Called after the reducer has matched the collectives of an iteration."""
-        self._end.notify()
 
 
 ONE_BUCKET_MB = 2.0**30

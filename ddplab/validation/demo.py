@@ -7,6 +7,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,27 +106,22 @@ def _in_virtual_time(out: Path) -> ValidationReport:
 
 def _by_the_clock(out: Path, on_progress: Progress) -> ValidationReport:
     """Validate over virtual links, or over a modelled network where these are not permitted."""
-    try:
-        with RankPool(EMULATED_RANKS, link_rate=SCALE.rate(RATE)) as pool:
-            network, report = "virtual links", _validate_emulated(pool, out, None, on_progress)
-    except LinkError:
-        with RankPool(EMULATED_RANKS) as pool:
-            modelled = Fabric.from_topology(NETWORK, library="gloo")
-            network, report = "a modelled network", _validate_emulated(pool, out, modelled, on_progress)
-    return _titled(report, f"by the clock: ResNet-50 on {EMULATED_RANKS} emulated V100s, {network}")
-
-
-def _validate_emulated(pool: RankPool, out: Path, modelled: Fabric | None, on_progress: Progress) -> ValidationReport:
-    return validate_emulated(
-        pool,
-        Trace.load(TRACE),
-        CONFIGURATIONS,
+    run = partial(
+        validate_emulated,
+        trace=Trace.load(TRACE),
+        configurations=CONFIGURATIONS,
         scale=SCALE,
         out=out,
         repeat=TURNS,
-        modelled=modelled,
         on_progress=on_progress,
     )
+    try:
+        with RankPool(EMULATED_RANKS, link_rate=SCALE.rate(RATE)) as pool:
+            network, report = "virtual links", run(pool)
+    except LinkError:
+        with RankPool(EMULATED_RANKS) as pool:
+            network, report = "a modelled network", run(pool, modelled=Fabric.from_topology(NETWORK, library="gloo"))
+    return _titled(report, f"by the clock: ResNet-50 on {EMULATED_RANKS} emulated V100s, {network}")
 
 
 def _on_the_processor(out: Path, on_progress: Progress) -> ValidationReport:

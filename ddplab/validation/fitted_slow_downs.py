@@ -14,8 +14,6 @@ compared: both are measured in the same way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -93,64 +91,48 @@ TOLERANCE = 0.01
 """How closely a factor is found."""
 
 
-@dataclass(frozen=True)
-class Fitter:
-    """Fits costs of a fabric to reference runs.
+def fitted(
+    with_factor: Callable[[float], Fabric],
+    trace: Trace,
+    world_size: int,
+    measured: Mapping[Configuration, Reference],
+) -> Fabric:
+    """Return the fabric with the factor with which the mean error of these reference runs is zero.
 
-    Attributes:
-        trace: The recorded computation.
-        world_size: Number of ranks.
+    Where the factor changes nothing it is 1, and where none within the limit suffices, the nearest is used.
     """
 
-    trace: Trace
-    world_size: int
+    def mean_error(factor: float) -> float:
+        fabric = with_factor(factor)
+        return fmean(
+            predict_one(trace, fabric, configuration, world_size).iteration_ns / median(reference.times_ns) - 1
+            for configuration, reference in measured.items()
+        )
 
-    def fit_slow_downs(self, fabric: Fabric, measured: Mapping[Configuration, Reference]) -> Fabric:
-        """Return the fabric with slow-downs of computation with which the mean error of these runs is zero.
-
-        A slow-down of 1.2 prolongs computation by 0.2 of its time; this 0.2 is multiplied. Where nothing slows
-        computation, or no factor within the limit suffices, the nearest is used. The runs have no comm hook.
-        """
-        return self._fitted(partial(with_slow_downs, fabric), measured)
-
-    def fit_hook(self, fabric: Fabric, configuration: Configuration, reference: Reference) -> Fabric:
-        """Return the fabric with the costs of a comm hook multiplied so that its reference run is predicted.
-
-        A hook's memory is colder in training than in its calibration, where the same few buckets take turns. The
-        slow-downs of the fabric are fitted already.
-        """
-        return self._fitted(partial(with_hook_costs, fabric, configuration.hook), {configuration: reference})
-
-    def _fitted(self, with_factor: Callable[[float], Fabric], measured: Mapping[Configuration, Reference]) -> Fabric:
-        """Return the fabric with the factor with which the mean error is zero."""
-
-        def mean_error(factor: float) -> float:
-            fabric = with_factor(factor)
-            return fmean(
-                predict_one(self.trace, fabric, configuration, self.world_size).iteration_ns
-                / median(reference.times_ns)
-                - 1
-                for configuration, reference in measured.items()
-            )
-
-        least, most = mean_error(0.0), mean_error(LARGEST_FACTOR)
-        if least == most:
-            return with_factor(1.0)
-        if least >= 0:
-            return with_factor(0.0)
-        if most <= 0:
-            return with_factor(LARGEST_FACTOR)
-        return with_factor(float(brentq(mean_error, 0.0, LARGEST_FACTOR, xtol=TOLERANCE)))
+    least, most = mean_error(0.0), mean_error(LARGEST_FACTOR)
+    if least == most:
+        return with_factor(1.0)
+    if least >= 0:
+        return with_factor(0.0)
+    if most <= 0:
+        return with_factor(LARGEST_FACTOR)
+    return with_factor(float(brentq(mean_error, 0.0, LARGEST_FACTOR, xtol=TOLERANCE)))
 
 
 def with_slow_downs(fabric: Fabric, factor: float) -> Fabric:
-    """Return the fabric with the time multiplied by which collectives prolong computation."""
+    """Return the fabric with the time multiplied by which collectives prolong computation.
+
+    A slow-down of 1.2 prolongs computation by 0.2 of its time; this 0.2 is multiplied.
+    """
     rows = [row.model_copy(update={"compute": 1 + factor * (row.compute - 1)}) for row in fabric.processor.contention]
     return fabric.with_processor(contention=tuple(rows))
 
 
 def with_hook_costs(fabric: Fabric, name: str, factor: float) -> Fabric:
-    """Return the fabric with the costs of one comm hook multiplied."""
+    """Return the fabric with the costs of one comm hook multiplied.
+
+    A hook's memory is colder in training than in its calibration, where the same few buckets take turns.
+    """
     hooks = [
         hook.model_copy(
             update={part: getattr(hook, part).times(factor) for part in ("compress", "recompress", "decompress")}

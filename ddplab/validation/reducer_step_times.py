@@ -169,15 +169,13 @@ def save_samples(samples: Sequence[pd.DataFrame], out: Path) -> None:
 
 def from_samples(samples: pd.DataFrame) -> list[Iterations]:
     """Return the readings of one turn by rank; the inverse of `to_samples`."""
-    by_rank = []
-    for _, of_rank in samples.groupby("rank", sort=True):
-        by_rank.append(
+    return [
+        tuple(
             tuple(
-                tuple(
-                    StepMoment(kind, None if pd.isna(bucket) else int(bucket), int(ns))
-                    for kind, bucket, ns in zip(one["moment"], one["bucket"], one["ns"], strict=True)
-                )
-                for _, one in of_rank.groupby("iteration", sort=True)
+                StepMoment(kind, None if pd.isna(bucket) else int(bucket), int(ns))
+                for kind, bucket, ns in zip(one["moment"], one["bucket"], one["ns"], strict=True)
             )
+            for _, one in of_rank.groupby("iteration", sort=True)
         )
-    return by_rank
+        for _, of_rank in samples.groupby("rank", sort=True)
+    ]

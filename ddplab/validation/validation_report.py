@@ -440,7 +440,7 @@ def summarize(
         worst_error=max((row.error for row in rows), key=abs),
         noise=max((noise for noise in noises if noise is not None), default=None),
         pairs_apart=len(apart),
-        sign_errors=sum(_ranked_wrongly(a, b) for a, b in apart),
+        sign_errors=sum((a.paired_ns < b.paired_ns) != (a.predicted_ns <= b.predicted_ns) for a, b in apart),
         fastest_found=statistics.fmean(map(_fastest_found, by_model, noises)),
         coverage=statistics.fmean(row.coverage for row in rows),
         half_width=statistics.median(row.half_width for row in rows),
@@ -497,10 +497,6 @@ def _are_apart(a: ValidationRow, b: ValidationRow, noise: float | None) -> bool:
     low, high = sorted((a, b), key=lambda row: row.paired_ns)
     quartiles_overlap = low.paired_quartiles_ns[1] >= high.paired_quartiles_ns[0]
     return not quartiles_overlap and high.paired_ns > (1 + (noise or 0.0)) * low.paired_ns
-
-
-def _ranked_wrongly(a: ValidationRow, b: ValidationRow) -> bool:
-    return (a.paired_ns < b.paired_ns) != (a.predicted_ns <= b.predicted_ns)
 
 
 def _fastest_found(rows: Sequence[ValidationRow], noise: float | None) -> bool:
