@@ -22,7 +22,6 @@ import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
@@ -154,9 +153,7 @@ class Recording:
         """
         self._timestamps.finish_iteration(self._timestamps.now())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         self._timestamps.finish_iteration()
         self._hooks.close()
         if kind is None:  # after an error the other ranks may never reach the gathering

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -153,14 +153,10 @@ class Timestamps:
         return NsTimestamps(_in_ns(self.zero), _in_ns(self.iterations), on_device=self._clock.on_device)
 
 
-@dataclass(frozen=True)
-class NsTimestamps:
-    """Readings of one rank in nanoseconds.
+class NsTimestamps(NamedTuple):
+    """Readings of one rank in nanoseconds: when the recording began, and the complete iterations.
 
-    Attributes:
-        zero: When the recording began.
-        iterations: The complete iterations.
-        on_device: Whether the readings are moments of a device.
+    `on_device` is whether the readings are moments of a device.
     """
 
     zero: int

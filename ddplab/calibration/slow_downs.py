@@ -53,36 +53,21 @@ class Case(NamedTuple):
 
 
 class ContinuousTimes(NamedTuple):
-    """Times of passes through the model and of collectives, while collectives run without a pause.
-
-    Attributes:
-        passes: Times of passes, alone and during collectives.
-        collectives: Times of collectives, alone and during passes.
-    """
+    """Times of passes through a model and of collectives without a pause, each alone and beside the other."""
 
     passes: ContentionTimes
     collectives: ContentionTimes
 
 
 class IsolatedTimes(NamedTuple):
-    """Times of passes in which collectives are issued far apart.
-
-    Attributes:
-        collectives_per_pass: Number of collectives issued in each pass.
-        passes: Times of passes, without and with these collectives.
-    """
+    """Times of passes without collectives, and of passes in which this number of them is issued far apart."""
 
     collectives_per_pass: int
     passes: ContentionTimes
 
 
 class SlowdownTimes(NamedTuple):
-    """All times that one rank measured.
-
-    Attributes:
-        continuous: Times with continuous collectives, by case.
-        isolated: Times with isolated collectives, by bytes per message.
-    """
+    """All times that one rank measured; those with isolated collectives by bytes per message."""
 
     continuous: dict[Case, ContinuousTimes]
     isolated: dict[int, IsolatedTimes]

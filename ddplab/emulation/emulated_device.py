@@ -79,17 +79,11 @@ class WallClock(Observer):
         """Begin to count time of the host as time of the device."""
         self._copying_since_ns = clock_ns()
 
-    def bucket_ready(self, bucket: int) -> None:
-        """Stop to count: the bucket may have to wait for those before it."""
+    def bucket_ready(self, bucket: int, future: Future | None = None) -> None:
+        """Stop to count: the bucket may have to wait for those before it, or has been launched."""
         self.due_ns += clock_ns() - self._copying_since_ns
 
-    def bucket_launching(self, bucket: int) -> None:
-        """Begin to count, as `bucket_packing`."""
-        self._copying_since_ns = clock_ns()
-
-    def bucket_launched(self, bucket: int, future: Future) -> None:
-        """Stop to count."""
-        self.due_ns += clock_ns() - self._copying_since_ns
+    bucket_launching, bucket_launched = bucket_packing, bucket_ready
 
 
 def least_timer_slack() -> None:

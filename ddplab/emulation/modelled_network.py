@@ -275,14 +275,6 @@ class ModelledGroup(dist.ProcessGroup):
         """Name of the backend."""
         return "modelled"
 
-    def getRank(self) -> int:  # noqa: N802
-        """The rank."""
-        return self._virtual_rank.rank
-
-    def getSize(self) -> int:  # noqa: N802
-        """Number of ranks."""
-        return self._network.world_size
-
     def allreduce(self, tensors: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
         """Reduce tensors over all ranks, in place."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
@@ -344,7 +336,7 @@ class RankWorld:
     """State of torch.distributed for one rank: the modelled group is the default group."""
 
     def __init__(self, group: ModelledGroup) -> None:
-        ranks = {rank: rank for rank in range(group.getSize())}
+        ranks = {rank: rank for rank in range(group.size())}
         self.default_pg = group
         self.pg_map = {group: ("modelled", HashStore())}
         self.pg_names = {group: "modelled"}

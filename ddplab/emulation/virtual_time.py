@@ -31,13 +31,7 @@ class EndedByFailure(BaseException):
 
 
 class LogEntry(NamedTuple):
-    """An instruction that a rank has executed, in the terms of a schedule.
-
-    Attributes:
-        instruction: The instruction.
-        end_ns: When it ended.
-        duration_ns: For computing, the duration at full speed.
-    """
+    """An instruction that a rank has executed, when it ended, and for computing its duration at full speed."""
 
     instruction: Instruction
     end_ns: int

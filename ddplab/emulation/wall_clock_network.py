@@ -36,13 +36,7 @@ from .modelled_network import ModelledWork, Payload, all_reduce_message, tensor_
 class ClockedCollective(RunningCollective):
     """A collective on this rank's replica of the machine.
 
-    Args:
-        env: The replica's simulation.
-        cost: What the collective costs.
-        move: Begins to move the data.
-
-    Attributes:
-        moved: Done when the data has arrived; exists from the start on.
+    `move` begins to move the data. From the start on there is `moved`, which is done when the data has arrived.
     """
 
     __slots__ = ("_move", "moved")
@@ -223,7 +217,9 @@ class WallGroup(dist.ProcessGroup):
                 while started in waiting:
                     self._start(waiting.pop(started))
                     started += 1
-            self._advance(time.monotonic_ns())
+            now_ns = time.monotonic_ns() - self._origin_ns
+            while self._machine.env.peek() <= now_ns:
+                self._machine.env.step()
 
     def _until_next_event_s(self) -> float | None:
         due_ns = self._machine.env.peek()
@@ -251,11 +247,6 @@ class WallGroup(dist.ProcessGroup):
         env = self._machine.env
         launch = env.timeout(max(0, launched.launched_ns - self._origin_ns - self._machine.now_ns))
         launch.callbacks.append(lambda _event: self._machine.launched_by_all(collective))
-
-    def _advance(self, clock_ns: int) -> None:
-        """Process all events up to this moment."""
-        while self._machine.env.peek() <= clock_ns - self._origin_ns:
-            self._machine.env.step()
 
     def _cost(self, message: Payload) -> CollectiveCost:
         cost_ns = int(price([message], self._fabric, self._ranks)[0])

@@ -54,12 +54,9 @@ TURNS = 2
 
 
 class Ladder(NamedTuple):
-    """The reports of the demo. The model of each row describes the run.
+    """The reports of the demo: in virtual time, by the clock (None if the machine is too slow), on the processor.
 
-    Attributes:
-        virtual: Emulated V100s in virtual time.
-        wall: Emulated V100s by the clock. None: the machine is too slow for them.
-        processor: A real model.
+    The model of each row describes the run.
     """
 
     virtual: ValidationReport

@@ -407,12 +407,7 @@ def _mean(times_ns: Sequence[Mapping[str, int]], dilation: float) -> dict[str, f
 
 
 class ExplainedRun(NamedTuple):
-    """A run of `validate`, explained.
-
-    Attributes:
-        explanations: One for each configuration, in the order of the report, but for those left out.
-        left_out: For each configuration that cannot be explained, a sentence that names the reason.
-    """
+    """Explanations in the order of the report, and a sentence with the reason for each configuration left out."""
 
     explanations: list[Explanation]
     left_out: list[str]

@@ -113,24 +113,14 @@ def without_averaging(trace: Trace, iterations: int) -> Trace:
 
 
 class TargetRun(NamedTuple):
-    """Settings of a target run, as its ranks need them.
-
-    Attributes:
-        ddp_arguments: Keyword arguments of `DistributedDataParallel`.
-        hook_name: Name of the comm hook.
-    """
+    """Settings of a target run: keyword arguments of `DistributedDataParallel`, and the name of the comm hook."""
 
     ddp_arguments: dict[str, Any]
     hook_name: str = NO_HOOK.name
 
 
 class Turn(NamedTuple):
-    """One turn of a target run on one rank.
-
-    Attributes:
-        measurement: The times of the iterations, equal on all ranks.
-        iterations: What this rank did in each iteration.
-    """
+    """One turn of a target run on one rank: times equal on all ranks, and what this rank did in each iteration."""
 
     measurement: Measurement
     iterations: Iterations
