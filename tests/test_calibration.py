@@ -39,7 +39,7 @@ from ddplab.validation.fitted_slow_downs import (
     with_slow_downs,
 )
 from ddplab.validation.validation_report import Configuration, Measurement, SpeedCheck, policy_of, predict_one
-from reference import buckets
+from reference import bucket_kinds
 from reference.autograd_graph import reachable
 from reference.bucketing import MIB
 from reference.buckets import Bucket
@@ -535,7 +535,7 @@ def preparation_in_ticks(rank: int, world_size: int) -> tuple[list, list]:
     Making a bucket moves it by 10.
     """
     clock = SimpleNamespace(now=0)
-    real_broadcast, real_bucket = dist.broadcast, buckets.Bucket
+    real_broadcast, real_bucket = dist.broadcast, Bucket
 
     def search(outputs, indices):
         found = reachable(outputs, indices)
@@ -556,7 +556,7 @@ def preparation_in_ticks(rank: int, world_size: int) -> tuple[list, list]:
     with (
         mock.patch.object(reducer_costs, "reachable", search),
         mock.patch.object(dist, "broadcast", broadcast),
-        mock.patch.object(buckets, "Bucket", bucket),
+        mock.patch.object(bucket_kinds, "Bucket", bucket),
         mock.patch.object(reducer_costs, "clock_ns", now),
         mock.patch.object(repeated_timing, "clock_ns", now),
     ):
