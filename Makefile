@@ -16,10 +16,6 @@ $(READY): pyproject.toml constraints.txt
 	PIP_CONSTRAINT=constraints.txt $(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
 
-.venv/.links: $(READY)  # what --link-rate needs; where it cannot be had, its tests say so and are skipped
-	@command -v ip tc nsenter >/dev/null || (apt-get update -qq && apt-get install -y -qq iproute2 util-linux) || true
-	@touch $@
-
 .venv/.chromium: $(READY)  # a browser for tests of pages; where it cannot be had, its tests say so and are skipped
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || (apt-get update -qq && apt-get install -y -qq chromium) || true
 	@touch $@
@@ -55,10 +51,10 @@ test-readme: $(READY)  ## run the README's commands and programs as they are wri
 demo: $(READY)  ## check predictions in three ways, from exact to noisy: about 3 minutes, results in out/demo/
 	$(BIN)/ddplab demo --out out/demo
 
-test: $(READY) .venv/.links .venv/.chromium  ## run the tests, in two processes
+test: $(READY) .venv/.chromium  ## run the tests, in two processes
 	$(BIN)/pytest -n 2 --dist loadfile
 
-explore: $(READY) .venv/.links .venv/.chromium  ## the property tests with fresh seeds and ten times the examples, for an hour: MINUTES=60
+explore: $(READY) .venv/.chromium  ## the property tests with fresh seeds and ten times the examples, for an hour: MINUTES=60
 	$(BIN)/python -m tests.explore --minutes $(or $(MINUTES),60)
 
 test-reducer: $(READY)  ## conformance of our DDP, for the edit-and-test loop of the reducer: under a minute

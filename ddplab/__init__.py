@@ -23,15 +23,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from reference.bucketing import assign_buckets
-    from reference.data_parallel import DistributedDataParallel
-    from reference.launch import run_ranks
-    from reference.recorder import record
-    from reference.trace import Trace
-    from simulator import Fabric, Policy, Prediction, import_profile, predict
-    from simulator.sweep import sweep
+    from reference.bucketing import assign_buckets as assign_buckets
+    from reference.data_parallel import DistributedDataParallel as DistributedDataParallel
+    from reference.launch import run_ranks as run_ranks
+    from reference.recorder import record as record
+    from reference.trace import Trace as Trace
+    from simulator import Fabric as Fabric
+    from simulator import Policy as Policy
+    from simulator import Prediction as Prediction
+    from simulator import import_profile as import_profile
+    from simulator import predict as predict
+    from simulator.sweep import sweep as sweep
 
-    from .emulation.emulate import emulate
+    from .emulation.emulate import emulate as emulate
 
 _MODULES = {
     "DistributedDataParallel": "reference.data_parallel",
@@ -48,20 +52,7 @@ _MODULES = {
     "sweep": "simulator",
 }
 
-__all__ = [
-    "DistributedDataParallel",
-    "Fabric",
-    "Policy",
-    "Prediction",
-    "Trace",
-    "assign_buckets",
-    "emulate",
-    "import_profile",
-    "predict",
-    "record",
-    "run_ranks",
-    "sweep",
-]
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> Any:

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import simulator
-from ddplab.validation.validation_report import Row
+from ddplab.validation.validation_report import ValidationRow
 from reference.trace import Iteration, Trace
 from simulator import Prediction, predict
 from validation.part_fg_runs import CommittedRun, committed_runs
@@ -125,6 +125,6 @@ def clock_run(ranks: str) -> CommittedRun:
     return found
 
 
-def clock_rows(ranks: str) -> dict[float, Row]:
+def clock_rows(ranks: str) -> dict[float, ValidationRow]:
     """Rows in ready order of the committed run on this many ranks, by bucket cap in MiB; one bucket: infinite."""
     return {row.cap_mb: row for row in clock_run(ranks).current.rows if row.order == "ready"}

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -19,27 +19,11 @@ ANCHOR_MS = 100.0
 this distance is exact to 4 ns."""
 
 
-class Event(Protocol):
-    """The methods of `torch.Event` that a device clock uses."""
-
-    def record(self, stream: Any) -> None:
-        """Record on a stream; an event may be recorded again."""
-
-    def query(self) -> bool:
-        """Whether the device has reached the event."""
-
-    def synchronize(self) -> None:
-        """Block the host until the device has reached the event."""
-
-    def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from this event to a later one; the device must have reached both."""
-
-
 @dataclass(slots=True, eq=False)
 class DeviceReading:
     """A reading of a device's clock; `ns` is None until the clock has settled it."""
 
-    event: Event | None
+    event: torch.Event | None
     ns: int | None = None
 
 
@@ -47,25 +31,13 @@ Reading = int | DeviceReading
 """Nanoseconds on the host's clock, at once or once the clock has settled the reading."""
 
 
-class Clock(Protocol):
-    """A clock whose readings may get their times later."""
-
-    on_device: bool
-    """Whether readings are moments of a device, which may lie after the host's."""
-
-    uncertainty_ns: int
-    """How far a reading may be from the host's clock."""
-
-    @property
-    def now(self) -> Callable[[], Reading]:
-        """Takes a reading; on a device, on the current stream."""
-
-    def settle(self, *, wait: bool = False) -> None:
-        """Give past readings their times; without `wait` only those that the device has reached."""
-
-
 class HostClock:
-    """Reads the host's clock: every reading is an int, in nanoseconds."""
+    """Reads the host's clock: every reading is an int, in nanoseconds.
+
+    Attributes:
+        on_device: Whether readings are moments of a device, which may lie after the host's.
+        uncertainty_ns: How far a reading may be from the host's clock.
+    """
 
     on_device = False
     uncertainty_ns = 0
@@ -98,12 +70,12 @@ class DeviceClock:
 
     def __init__(
         self,
-        new_event: Callable[[], Event],
+        new_event: Callable[[], torch.Event],
         current_stream: Callable[[], Any],
         host_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._new_event, self._current_stream = new_event, current_stream
-        self._free: list[Event] = []
+        self._free: list[torch.Event] = []
         self._pending: deque[DeviceReading] = deque()
         self._anchor = new_event()
         for _ in range(2):  # the second time the stream is idle, so the device reaches the event at once
@@ -141,7 +113,7 @@ class DeviceClock:
                 return
             self._settle(pending.popleft(), event)
 
-    def _settle(self, reading: DeviceReading, event: Event) -> None:
+    def _settle(self, reading: DeviceReading, event: torch.Event) -> None:
         elapsed_ms = self._anchor.elapsed_time(event)
         reading.ns = self._anchor_ns + round(elapsed_ms * 1e6)
         reading.event = None
@@ -149,6 +121,9 @@ class DeviceClock:
             event, self._anchor = self._anchor, event
             self._anchor_ns = reading.ns
         self._free.append(event)
+
+
+Clock = HostClock | DeviceClock
 
 
 def clock_of(device: torch.device, host_ns: Callable[[], int] = time.perf_counter_ns) -> Clock:

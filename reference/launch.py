@@ -27,7 +27,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -141,17 +140,11 @@ class RankPool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def run(
-        self,
-        body: Body,
-        *args: Any,
-        timeout_s: float | None = None,
-        on_progress: Progress = no_progress,
+        self, body: Body, *args: Any, timeout_s: float | None = None, on_progress: Progress = no_progress
     ) -> list[Any]:
         """Run `body(rank, world_size, *args)` on every rank; returns the results by rank.
 

@@ -22,7 +22,6 @@ import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import torch
@@ -86,12 +85,7 @@ class Recording:
     """The recording of all ranks, available after the context has exited."""
 
     def __init__(
-        self,
-        module: nn.Module,
-        *,
-        model: str | None,
-        batch: int | None,
-        process_group: dist.ProcessGroup | None,
+        self, module: nn.Module, *, model: str | None, batch: int | None, process_group: dist.ProcessGroup | None
     ) -> None:
         self._module = module
         self._source: Literal["ddplab", "torch", "module"]
@@ -159,9 +153,7 @@ class Recording:
         """
         self._timestamps.finish_iteration(self._timestamps.now())
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         self._timestamps.finish_iteration()
         self._hooks.close()
         if kind is None:  # after an error the other ranks may never reach the gathering
@@ -184,13 +176,14 @@ class Recording:
         return Trace(workload=self._workload(len(ranks)), layouts=tuple(layouts), ranks=ranks)
 
     def _workload(self, world_size: int) -> Workload:
+        is_cpu = self._device.type == "cpu"
         return Workload(
             model=self._model,
             source=self._source,
             parameters=described_parameters(self._inner),
             buffers=described_buffers(self._inner),
             device=self._device.type,
-            device_name=_device_name(self._device),
+            device_name=_processor_name() if is_cpu else torch.cuda.get_device_name(self._device),
             backend=None if self._group is None else dist.get_backend(self._group),
             world_size=world_size,
             torch_version=torch.__version__,
@@ -230,12 +223,6 @@ def _device_of(model: str, parameters: dict[str, nn.Parameter]) -> torch.device:
 def _current(device: torch.device) -> AbstractContextManager[object]:
     """Make a GPU the current one: NCCL's barrier and gathering of objects use the current GPU, by default GPU 0."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cpu":
-        return _processor_name()
-    return torch.cuda.get_device_name(device)
 
 
 def _processor_name() -> str:

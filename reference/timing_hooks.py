@@ -5,13 +5,12 @@
 3. `rank_trace` converts the nanoseconds to the `RankTrace` that is written to a file.
 """
 
-import copy
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,7 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from .autograd_hooks import call_at_backward, tensors_in
 from .data_parallel import DistributedDataParallel
-from .device_clock import Clock, HostClock, Reading, nanoseconds
+from .device_clock import Clock, DeviceReading, HostClock, Reading
 from .observer import Future, Observer
 from .parameters import trainable_parameters
 from .trace import BucketLayout, BucketTimes, Iteration, RankTrace
@@ -81,13 +80,6 @@ class IterationTimestamps(Generic[R]):
     optimizer_end: R | None = None
     end: R | None = None
     buckets: list[BucketTimestamps[R]] = field(default_factory=list)
-
-
-BUCKET_READINGS = ("ready", "launched", "done", "waited", "copied_out")
-ITERATION_READINGS = (
-    *("forward_start", "forward_end", "backward_start", "backward_end"),
-    *("optimizer_start", "optimizer_end", "end"),
-)
 
 
 class Timestamps:
@@ -158,19 +150,13 @@ class Timestamps:
     def in_ns(self) -> "NsTimestamps":
         """All complete iterations in nanoseconds; waits until a device has reached the last reading."""
         self._clock.settle(wait=True)
-        zero = nanoseconds(self.zero)
-        assert zero is not None
-        return NsTimestamps(zero, list(map(_in_ns, self.iterations)), on_device=self._clock.on_device)
+        return NsTimestamps(_in_ns(self.zero), _in_ns(self.iterations), on_device=self._clock.on_device)
 
 
-@dataclass(frozen=True)
-class NsTimestamps:
-    """Readings of one rank in nanoseconds.
+class NsTimestamps(NamedTuple):
+    """Readings of one rank in nanoseconds: when the recording began, and the complete iterations.
 
-    Attributes:
-        zero: When the recording began.
-        iterations: The complete iterations.
-        on_device: Whether the readings are moments of a device.
+    `on_device` is whether the readings are moments of a device.
     """
 
     zero: int
@@ -178,21 +164,27 @@ class NsTimestamps:
     on_device: bool
 
 
-def _in_ns(iteration: IterationTimestamps[Reading]) -> IterationTimestamps[int]:
-    converted: Any = copy.copy(iteration)
-    converted.ready = list(map(_ns, iteration.ready))
-    converted.buckets = [copy.copy(bucket) for bucket in iteration.buckets]
-    for timestamps, names in ((converted, ITERATION_READINGS), *((b, BUCKET_READINGS) for b in converted.buckets)):
-        for name in names:
-            setattr(timestamps, name, _ns(getattr(timestamps, name)))
-    return converted  # type: ignore[no-any-return]
-
-
-def _ns(reading: Reading | None) -> int | None:
-    return None if reading is None else nanoseconds(reading)
+def _in_ns(value: Any) -> Any:
+    """Copy readings, and what contains them, with nanoseconds in place of the readings of a device."""
+    if isinstance(value, DeviceReading):
+        return value.ns
+    if isinstance(value, list):
+        return [*map(_in_ns, value)]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{field.name: _in_ns(getattr(value, field.name)) for field in fields(value)})
+    return value
 
 
 # 2. Hooks
+
+
+@contextmanager
+def _removed_at_end(handles: Sequence[Any]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager
@@ -215,11 +207,8 @@ def watch_passes(module: nn.Module, timestamps: Timestamps) -> Iterator[None]:
         module.register_forward_pre_hook(before_forward, prepend=True),
         module.register_forward_hook(after_forward),
     ]
-    try:
+    with _removed_at_end(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _in_backward(timestamps: Timestamps) -> None:
@@ -275,11 +264,8 @@ def watch_optimizers(parameters: Sequence[nn.Parameter], timestamps: Timestamps)
             timestamps.current.optimizer_end = timestamps.now()
 
     handles = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
-    try:
+    with _removed_at_end(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -294,11 +280,8 @@ def watch_gradients(parameters: Sequence[nn.Parameter], timestamps: Timestamps) 
         parameter.register_post_accumulate_grad_hook(partial(ready, index))
         for index, parameter in enumerate(parameters)
     ]
-    try:
+    with _removed_at_end(handles):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager

@@ -3,20 +3,22 @@
 Each rank is connected to a bridge by a virtual Ethernet pair, like a machine to a switch. With uplinks, the ranks of
 a node share a bridge, and each of these bridges is connected to one in the middle. A token-bucket filter (tc-tbf(8))
 at both ends of a pair limits both directions. The namespaces have no names: the kernel removes them when the last
-process that holds them open exits, so nothing is left behind, even if the launcher is killed. Linux only; needs root
-and the commands ip, tc and nsenter.
+process that holds them open exits, so nothing is left behind, even if the launcher is killed. Linux only; needs root.
 """
 
 import contextlib
 import ctypes
 import os
 import re
-import subprocess
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from .errors import LinkError
+
+if TYPE_CHECKING:
+    from pyroute2 import IPRoute
 
 DEVICE = "wire"
 """Name of the network interface that connects a rank to the others."""
@@ -24,6 +26,8 @@ DEVICE = "wire"
 MAX_RANKS = 250
 """The ranks have the addresses 10.0.0.1 to 10.0.0.250, which exist only inside the namespaces."""
 
+SLOWEST, FASTEST = 1e3, 34e9
+"""Range of rates, in bits per second: the kernel's message has 32 bits for the rate and for the time of a burst."""
 BURST_S = 0.0005
 """Burst that may exceed the rate, as seconds at that rate; short compared with the all-reduce of a large bucket."""
 MTU_BYTES = 9000
@@ -83,14 +87,8 @@ class Links:
             raise LinkError(f"links: expected at most {MAX_RANKS} ranks, got {world_size}")
         self._open: list[int] = []
         try:
-            hub = self._namespace()
-            _add_bridge(hub, "hub")
-            per_node = world_size if uplinks is None else uplinks.ranks_per_node
-            if uplinks is not None:
-                for node in range(-(-world_size // per_node)):
-                    _add_node(hub, f"node{node}", uplinks.rate)
-            bridges = ["hub" if uplinks is None else f"node{rank // per_node}" for rank in range(world_size)]
-            self._ranks = [self._connect(hub, rank, rate, bridge) for rank, bridge in enumerate(bridges)]
+            with ThreadPoolExecutor(1) as thread:  # `_enter_new_namespace` moves it
+                thread.submit(self._make, world_size, rate, uplinks).result()
         except BaseException:
             self.close()
             raise
@@ -108,25 +106,35 @@ class Links:
 
     def namespace(self, rank: int) -> str:
         """Path of a rank's namespace, for `enter`."""
-        return _path(self._ranks[rank])
+        return f"/proc/{os.getpid()}/fd/{self._open[1 + rank]}"
 
-    def _namespace(self) -> int:
-        made = _new_namespace()
-        self._open.append(made)
-        return made
-
-    def _connect(self, hub: int, rank: int, rate: float, bridge: str) -> int:
-        own, port = self._namespace(), f"rank{rank}"
-        _run(
-            hub, f"ip link add {port} mtu {MTU_BYTES} type veth peer name {DEVICE} mtu {MTU_BYTES} netns {_path(own)}"
-        )
-        _run(hub, f"ip link set {port} master {bridge} up")
-        _run(own, f"ip address add 10.0.0.{rank + 1}/24 dev {DEVICE}")
-        _run(own, f"ip link set {DEVICE} up")
-        _run(own, "ip link set lo up")
-        _limit(hub, port, rate)
-        _limit(own, DEVICE, rate)
-        return own
+    def _make(self, world_size: int, rate: float, uplinks: Uplinks | None) -> None:
+        """Make all namespaces, and what is in them. A socket stays in the namespace in which it was opened."""
+        try:
+            from pyroute2 import IPRoute, NetlinkError
+        except ImportError:
+            raise LinkError(_needs("pyroute2 is missing")) from None
+        try:
+            self._open.append(_enter_new_namespace())
+            with IPRoute() as hub:
+                hub.link("add", ifname="hub", kind="bridge", state="up")
+                if uplinks is not None:
+                    for node in range(-(-world_size // uplinks.ranks_per_node)):
+                        bridge = f"node{node}"
+                        hub.link("add", ifname=bridge, kind="bridge", state="up")
+                        _connect(hub, f"{bridge}up", {"ifname": f"{bridge}down"})
+                        _switch_on(hub, f"{bridge}up", uplinks.rate, bridge=bridge)
+                        _switch_on(hub, f"{bridge}down", uplinks.rate, bridge="hub")
+                for rank in range(world_size):
+                    self._open.append(_enter_new_namespace())
+                    with IPRoute() as own:
+                        _connect(hub, f"rank{rank}", {"ifname": DEVICE, "net_ns_fd": self._open[-1]})
+                        bridge = "hub" if uplinks is None else f"node{rank // uplinks.ranks_per_node}"
+                        _switch_on(hub, f"rank{rank}", rate, bridge=bridge)
+                        _switch_on(own, DEVICE, rate, address=f"10.0.0.{rank + 1}")
+                        own.link("set", ifname="lo", state="up")
+        except NetlinkError as error:
+            raise LinkError(_needs(f"the kernel refuses a link: {error}")) from None
 
 
 def enter(namespace: str) -> None:
@@ -145,29 +153,17 @@ def enter(namespace: str) -> None:
         os.close(held)
 
 
-def _new_namespace() -> int:
-    """Make a namespace and return its file descriptor; runs in its own thread, which unshare(2) moves."""
-    made: list[int | LinkError] = []
-
-    def make() -> None:
-        try:
-            _call("unshare", CLONE_NEWNET)
-            own = Path("/proc/self/task") / str(threading.get_native_id())
-            made.append(os.open(own / "ns/net", os.O_RDONLY))
-            for name, value in TCP_SETTINGS.items():
-                with contextlib.suppress(OSError):  # not compiled into this kernel, or not permitted in a container
-                    Path("/proc/sys/net/ipv4", name).write_text(value)
-        except LinkError as error:
-            made.append(error)
-        except OSError as error:
-            made.append(LinkError(_needs(f"{error.filename}: {error.strerror}")))
-
-    thread = threading.Thread(target=make)
-    thread.start()
-    thread.join()
-    if isinstance(made[0], LinkError):
-        raise made[0]
-    return made[0]
+def _enter_new_namespace() -> int:
+    """Move this thread into a new namespace; return its file descriptor."""
+    _call("unshare", CLONE_NEWNET)
+    try:
+        made = os.open(f"/proc/self/task/{threading.get_native_id()}/ns/net", os.O_RDONLY)
+    except OSError as error:
+        raise LinkError(_needs(f"{error.filename}: {error.strerror}")) from None
+    for name, value in TCP_SETTINGS.items():
+        with contextlib.suppress(OSError):  # not compiled into this kernel, or not permitted in a container
+            Path("/proc/sys/net/ipv4", name).write_text(value)
+    return made
 
 
 def _call(name: str, *arguments: int) -> None:
@@ -179,45 +175,27 @@ def _call(name: str, *arguments: int) -> None:
         raise LinkError(_needs(f"{name}: {os.strerror(ctypes.get_errno())}"))
 
 
-def _add_bridge(hub: int, bridge: str) -> None:
-    _run(hub, f"ip link add {bridge} type bridge")
-    _run(hub, f"ip link set {bridge} up")
+def _connect(hub: "IPRoute", port: str, peer: dict[str, object]) -> None:
+    hub.link("add", ifname=port, kind="veth", mtu=MTU_BYTES, peer=peer | {"mtu": MTU_BYTES})
 
 
-def _add_node(hub: int, bridge: str, rate: float) -> None:
-    """Add the bridge of a node, and its uplink to the bridge in the middle."""
-    _add_bridge(hub, bridge)
-    up, down = f"{bridge}up", f"{bridge}down"
-    _run(hub, f"ip link add {up} mtu {MTU_BYTES} type veth peer name {down} mtu {MTU_BYTES}")
-    for device, master in ((up, bridge), (down, "hub")):
-        _run(hub, f"ip link set {device} master {master} up")
-        _limit(hub, device, rate)
-
-
-def _limit(namespace: int, device: str, rate: float) -> None:
+def _switch_on(own: "IPRoute", device: str, rate: float, *, bridge: str = "", address: str = "") -> None:
+    """Join a device to a bridge or give it an address, switch it on, and limit its rate."""
+    if not SLOWEST <= rate <= FASTEST:
+        raise LinkError(f"links: expected rates from 1 kbit/s to 34 Gbit/s, got {rate / 1e6:g} Mbit/s")
+    (index,) = own.link_lookup(ifname=device)
+    if bridge:
+        own.link("set", index=index, master=own.link_lookup(ifname=bridge)[0])
+    if address:
+        own.addr("add", index=index, address=address, prefixlen=24)
+    own.link("set", index=index, state="up")
     burst = max(LEAST_BURST_BYTES, round(rate / 8 * BURST_S))
-    _run(namespace, f"tc qdisc add dev {device} root tbf rate {rate:.0f}bit burst {burst} limit {QUEUE_BYTES}")
-
-
-def _run(namespace: int, command: str) -> None:
-    words = ["nsenter", f"--net={_path(namespace)}", *command.split()]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=30)
-    except FileNotFoundError:
-        raise LinkError(_needs("nsenter is missing")) from None
-    if done.returncode:
-        error = (done.stderr.splitlines() or [f"exit code {done.returncode}"])[0]
-        raise LinkError(_needs(f"`{command}` failed: {error}"))
-
-
-def _path(descriptor: int) -> str:
-    """A path under which other threads of this process, and its children, open the same file."""
-    return str(Path("/proc") / str(os.getpid()) / "fd" / str(descriptor))
+    own.tc("add", "tbf", index=index, rate=round(rate / 8), burst=burst, limit=QUEUE_BYTES)
 
 
 def _needs(problem: str) -> str:
     """Error message: the requirements of virtual links, and the problem."""
     return (
-        "links of a given rate: expected Linux, root, and the commands ip, tc and nsenter (Debian: apt-get install "
-        f"iproute2 util-linux); {problem}. Without --link-rate ranks use the loopback interface"
+        f"links of a given rate: expected Linux, root and pyroute2 (pip install pyroute2); {problem}. Without "
+        "--link-rate ranks use the loopback interface"
     )

@@ -17,7 +17,7 @@ from torch import nn
 
 from ddplab import models
 from ddplab.calibration import collective_times, hook_costs, reducer_costs, repeated_timing
-from ddplab.calibration.calibrate import calibrate, measure_hook
+from ddplab.calibration.calibrate import calibrate, measure_hooks
 from ddplab.calibration.collective_times import AllReduceQueue, MessageBuffer
 from ddplab.calibration.repeated_timing import (
     ContentionTimes,
@@ -31,9 +31,9 @@ from ddplab.calibration.repeated_timing import (
 from ddplab.calibration.slow_downs import ISOLATION_NS, IsolatedTimes, SlowdownTimes, choose_far_apart, fit_lingering
 from ddplab.cli.terminal_output import show_calibration
 from ddplab.validation import training_runs
-from ddplab.validation.reference_runs import (
-    Fitter,
+from ddplab.validation.fitted_slow_downs import (
     Reference,
+    fitted,
     reference_runs,
     with_hook_costs,
     with_slow_downs,
@@ -414,9 +414,9 @@ def test_slow_downs_are_fitted_to_the_reference_runs_on_average(factor, noise):
         run: Reference((predict_one(EVEN, truth, run, 2).iteration_ns / (1 + error),) * 3, SpeedCheck(1, 1))
         for run, error in zip(runs, (noise, -noise), strict=True)
     }
-    fitted = Fitter(EVEN, 2).fit_slow_downs(SLOWED, measured)
+    fabric = fitted(partial(with_slow_downs, SLOWED), EVEN, 2, measured)
     for cap_mb in (1.0, 3.0, 25.0):
-        found, right = (predict_one(EVEN, one, Configuration(cap_mb), 2).iteration_ns for one in (fitted, truth))
+        found, right = (predict_one(EVEN, one, Configuration(cap_mb), 2).iteration_ns for one in (fabric, truth))
         assert found == pytest.approx(right, rel=0.02)
 
 
@@ -426,8 +426,9 @@ def test_a_comm_hook_is_fitted_to_its_reference_run(factor):
     fabric = SLOWED.model_copy(update={"processor": Processor(hooks=(hook,))})
     run = Configuration(1.0, hook="fp16")
     measured_ns = predict_one(EVEN, with_hook_costs(fabric, "fp16", factor), run, 2).iteration_ns
-    fitted = Fitter(EVEN, 2).fit_hook(fabric, run, Reference((measured_ns,) * 3, SpeedCheck(1, 1)))
-    assert predict_one(EVEN, fitted, run, 2).iteration_ns == pytest.approx(measured_ns, rel=0.01)
+    measured = {run: Reference((measured_ns,) * 3, SpeedCheck(1, 1))}
+    found = fitted(partial(with_hook_costs, fabric, "fp16"), EVEN, 2, measured)
+    assert predict_one(EVEN, found, run, 2).iteration_ns == pytest.approx(measured_ns, rel=0.01)
 
 
 def test_turns_of_the_reference_run_are_compared_at_the_usual_speed():
@@ -639,7 +640,11 @@ def test_without_hooks_that_cost_anything_no_table_of_them_is_shown(calibrated, 
 
 
 @pytest.mark.parametrize(
-    "measure", [partial(calibrate, model=TINY, hooks=["zip"]), partial(measure_hook, model=TINY, name="zip")]
+    "measure",
+    [
+        partial(calibrate, model=TINY, hooks=["zip"]),
+        partial(measure_hooks, fabric=Fabric.from_table([(2, 8, 1)]), model=TINY, hooks=["zip"]),
+    ],
 )
 def test_an_unknown_hook_is_refused_before_a_rank_is_started(measure):
     pool = mock.create_autospec(RankPool, instance=True)

@@ -26,7 +26,7 @@ def test_in_virtual_time_reducer_and_prediction_agree_to_the_nanosecond(tmp_path
     assert (tmp_path / "perfetto.json").exists()
 
 
-def summary(title: str, error: float) -> demo.Report:
+def summary(title: str, error: float) -> demo.ValidationReport:
     rows = [replace(row(cap, 1_000_000, round(1_000_000 * (1 + error))), model=title) for cap in (1.0, float("inf"))]
     return demo.summarize(rows, "")
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ddplab.validation import training_runs
-from ddplab.validation.explain import (
+from ddplab.validation.error_causes import (
     CAUSES,
     PARTS,
     FixedDurations,
@@ -22,9 +23,9 @@ from ddplab.validation.explain import (
     measured_timelines,
     part_times,
 )
-from ddplab.validation.step_watcher import Iterations, Moment, Watch, by_iteration, from_samples, to_samples
+from ddplab.validation.reducer_step_times import Iterations, StepMoment, Watch, by_iteration, from_samples, to_samples
 from ddplab.validation.training_runs import TargetRun, Trainer, time_iterations, warmed_up
-from ddplab.validation.validation_report import Configuration, model_folder, predict_one
+from ddplab.validation.validation_report import Configuration, model_folder, predict_one, summarize
 from simulator.engines.timeline import Timeline
 from simulator.fabric import Fabric, Linear
 from simulator.interval import simulate
@@ -36,6 +37,7 @@ from .explore import examples
 from .strategies import fluid_fabrics, iteration, partitions, steady_fabrics, trace_of, traces
 from .test_readers import EXTREMES, with_another_value
 from .test_replay import engine_inputs
+from .test_report import row as row_of_a_report
 
 STEP_MOMENTS = {
     "forward": "forward_computed", "pack": "packed", "compress": "launching", "launch": "launched",
@@ -49,19 +51,19 @@ def as_measured(timeline: Timeline) -> list[Iterations]:
     by_rank = []
     for row in range(len(timeline.end_ns)):
         moments = [
-            Moment("done", one.bucket, int(timeline.done_ns[number]))
+            StepMoment("done", one.bucket, int(timeline.done_ns[number]))
             for number, one in enumerate(schedule.collectives)
             if one.bucket is not None
         ]
         for one, end_ns in zip(schedule.instructions, timeline.end_ns[row].tolist(), strict=True):
             if isinstance(one, Wait):
                 bucket = schedule.collectives[one.collective].bucket
-                moments.append(Moment("buffers_received" if bucket is None else "woken", bucket, end_ns))
+                moments.append(StepMoment("buffers_received" if bucket is None else "woken", bucket, end_ns))
             elif isinstance(one, Compute) and one.kind == "backward":
                 kind = "backward_computed" if one.bucket is None else "packing"
-                moments.append(Moment(kind, one.bucket, end_ns))
+                moments.append(StepMoment(kind, one.bucket, end_ns))
             elif isinstance(one, Compute) and one.kind in STEP_MOMENTS:
-                moments.append(Moment(STEP_MOMENTS[one.kind], one.bucket, end_ns))
+                moments.append(StepMoment(STEP_MOMENTS[one.kind], one.bucket, end_ns))
         by_rank.append((tuple(moments),))
     return by_rank
 
@@ -136,10 +138,8 @@ def test_a_planted_error_is_found(cause):
     explanation = explain(
         predicted,
         as_measured(truth) * 2,  # one rank stands for both
+        Configuration(1.0),
         model="m",
-        cap_mb=1.0,
-        order="ready",
-        hook="none",
     )
     assert explanation.main_cause[0] == cause
     assert explanation.main_cause[1] == explanation.measured_ns - explanation.predicted_ns > 0
@@ -163,7 +163,7 @@ def test_waking_up_late_is_found():
         (tuple(one._replace(ns=one.ns + 9 * (one.kind in late and one.ns >= last)) for one in iteration),)
         for (iteration,) in as_measured(predicted)
     ]
-    explanation = explain(predicted, by_rank * 2, model="m", cap_mb=1.0, order="ready", hook="none")
+    explanation = explain(predicted, by_rank * 2, Configuration(1.0), model="m")
     assert explanation.main_cause == ("waking up", 9)
     assert explanation.not_explained_ns == 0
 
@@ -193,7 +193,7 @@ def test_collectives_that_are_not_watched_are_refused():
 # Samples
 
 moments = st.builds(
-    Moment, st.sampled_from(["packed", "done"]), st.none() | st.integers(0, 9), st.integers(-(10**12), 10**12)
+    StepMoment, st.sampled_from(["packed", "done"]), st.none() | st.integers(0, 9), st.integers(-(10**12), 10**12)
 )
 
 
@@ -208,8 +208,8 @@ def test_samples_are_read_as_they_were_written(data, ranks, iterations):
 
 def test_a_callback_that_comes_after_its_iteration_is_left_out():
     readings = [
-        Moment("launched", 0, 1), Moment("ended", None, 5), Moment("done", 0, 6), Moment("launched", 0, 7),
-        Moment("done", 0, 8), Moment("ended", None, 9),
+        StepMoment("launched", 0, 1), StepMoment("ended", None, 5), StepMoment("done", 0, 6),
+        StepMoment("launched", 0, 7), StepMoment("done", 0, 8), StepMoment("ended", None, 9),
     ]  # fmt: skip
     first, second = by_iteration(readings, [0, 5])
     assert [(one.kind, one.ns) for one in first] == [("launched", 1), ("ended", 5)]
@@ -256,7 +256,7 @@ def test_a_waterfall_ends_at_the_measured_iteration():
     predicted, truth = (
         predict(trace, Fabric.from_table([(2, 8, ns)]), world_size=2, policy=policy).timeline for ns in (30, 50)
     )
-    explanation = explain(predicted, as_measured(truth) * 2, model="m", cap_mb=1.0, order="ready", hook="none")
+    explanation = explain(predicted, as_measured(truth) * 2, Configuration(1.0), model="m")
     ax = draw_waterfall(explanation, Figure().subplots())
     last = ax.patches[-1]
     assert (last.get_y() + last.get_height()) * 1e6 == pytest.approx(explanation.measured_ns)
@@ -268,12 +268,14 @@ def test_a_folder_without_a_report_or_samples_is_told_in_one_line(tmp_path):
     (tmp_path / "report.json").write_text("{")
     with pytest.raises(ValueError, match=r"report.json: not a report: invalid JSON"):
         explain_run(tmp_path)
-    row = {"model": "m", "cap_mb": 1, "order": "ready", "hook": "none", "predicted_ns": 1}
-    for wrong in ([], {}, {"rows": 5}, {"rows": [{}]}, {"rows": [row], "scale_model": {"other": 1}}, {"rows": []}):
-        (tmp_path / "report.json").write_text(json.dumps(wrong))
+    report = summarize([row_of_a_report(1, 1, 1)], "abc")
+    for wrong in ({"rows": 5}, {"rows": [{}]}, {"scale_model": {"dilation": 0}}, {"rows": []}, {"mape": "low"}):
+        (tmp_path / "report.json").write_text(json.dumps(report.to_json() | wrong))
         with pytest.raises(ValueError, match=r"report.json: not a report: .*; expected the folder of a run"):
             explain_run(tmp_path)
-    (tmp_path / "report.json").write_text(json.dumps({"rows": [row]}))
+    report.save(tmp_path)
+    TWO_RANKS.save(model_folder(tmp_path, "m") / "fabric.json")
+    plain_trace().save(model_folder(tmp_path, "m") / "trace.json.gz")
     (tmp_path / "calibration-1").mkdir()
     with pytest.raises(ValueError, match=r"several calibrations .*run `ddplab explain .*calibration-1`"):
         explain_run(tmp_path)
@@ -283,6 +285,7 @@ def test_a_folder_without_a_report_or_samples_is_told_in_one_line(tmp_path):
     (tmp_path / "samples.parquet").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"samples.parquet: expected samples"):
         explain_run(tmp_path)
+    row = {"model": "m", **asdict(Configuration(1.0))}
     samples = to_samples(as_measured(predict(plain_trace(), TWO_RANKS, world_size=1).timeline), turn=0, **row)
     samples.drop(columns="turn").to_parquet(tmp_path / "samples.parquet")
     with pytest.raises(ValueError, match=r"samples.parquet: expected the columns .*, got none named turn"):
@@ -361,14 +364,14 @@ def test_a_configuration_that_is_not_watched_is_left_out_with_its_reason(tmp_pat
     rows, samples = [], []
     for one in configurations:
         prediction = predict_one(trace, TWO_RANKS, one, 2)
-        row = {"model": "m", "cap_mb": one.cap_mb, "order": one.order, "hook": one.hook}
-        rows.append(row | {"predicted_ns": prediction.iteration_ns})
+        row = {"model": "m", **asdict(one)}
+        rows.append(replace(row_of_a_report(25, 1, 1), hook=one.hook, predicted_ns=prediction.iteration_ns))
         samples.append(to_samples(as_measured(prediction.timeline) * 2, turn=0, **row))
-    (tmp_path / "report.json").write_text(json.dumps({"rows": rows}))
+    summarize(rows, "abc").save(tmp_path)
     pd.concat(samples).to_parquet(tmp_path / "samples.parquet")
     explanations, left_out = explain_run(tmp_path)
-    assert [one.hook for one in explanations] == ["none"]
+    assert [one.configuration.hook for one in explanations] == ["none"]
     assert re.match(r"left out 25 MB ready, batched_power_sgd:1: explain: expected only", *left_out)
-    (tmp_path / "report.json").write_text(json.dumps({"rows": rows[1:]}))
+    summarize(rows[1:], "abc").save(tmp_path)
     with pytest.raises(ValueError, match=r"no configuration can be explained; left out 25 MB ready, batched"):
         explain_run(tmp_path)

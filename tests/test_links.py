@@ -1,11 +1,11 @@
 """Virtual links: ranks in network namespaces of their own, at a given rate, of which nothing is left afterwards."""
 
 import contextlib
-import json
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from unittest import mock
 
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from pyroute2 import IPRoute
 
 from reference import virtual_links
 from reference.errors import LinkError
@@ -41,9 +42,7 @@ def links_are_permitted() -> bool:
 
 # Only the kernel makes namespaces and links, for root on Linux alone: nothing could stand in for it. Reading
 # a rate is tested everywhere.
-NEEDS_LINKS = pytest.mark.skipif(
-    not links_are_permitted(), reason="virtual links need Linux, root, and iproute2 (which `make test` installs)"
-)
+NEEDS_LINKS = pytest.mark.skipif(not links_are_permitted(), reason="virtual links need Linux and root")
 
 
 @given(
@@ -60,14 +59,21 @@ def test_a_text_that_is_no_rate_is_refused(text):
         bits_per_s(text)
 
 
-def reduce_and_look(rank: int, world_size: int) -> tuple[float, list[str], int, str]:
+def reduce_and_look(rank: int, world_size: int) -> tuple[float, list[str], int, set[str]]:
     """The sum, this rank's interfaces, the bytes it sent, and what limits it."""
     total = torch.full([ELEMENTS], float(rank + 1))
     dist.all_reduce(total)
-    devices = json.loads(subprocess.check_output(["ip", "-j", "-s", "address"]))
-    sent = {device["ifname"]: device["stats64"]["tx"]["bytes"] for device in devices}
-    (limit,) = json.loads(subprocess.check_output(["tc", "-j", "qdisc", "show", "dev", DEVICE]))
-    return float(total[-1]), sorted(sent), sent[DEVICE], limit["kind"]
+    with IPRoute() as own:
+        sent = {link.get("ifname"): link.get("stats64")["tx_bytes"] for link in own.get_links()}
+    return float(total[-1]), sorted(sent), sent[DEVICE], set(rates())
+
+
+def rates() -> dict[str, float]:
+    """Bytes per second of each limited device in this thread's namespace."""
+    with IPRoute() as own:
+        names = {link["index"]: link.get("ifname") for link in own.get_links()}
+        limits = [one for one in own.get_qdiscs() if one.get("kind") == "tbf"]
+    return {names[one["index"]]: one.get("options").get("TCA_TBF_PARMS")["rate"] for one in limits}
 
 
 @NEEDS_LINKS
@@ -75,28 +81,27 @@ def reduce_and_look(rank: int, world_size: int) -> tuple[float, list[str], int, 
 def test_ranks_reach_each_other_by_their_links_and_by_nothing_else(world_size):
     """A ring sends 2 (n - 1) / n of the message from each rank."""
     with RankPool(world_size, link_rate=1e9, timeout_s=60) as pool:
-        for total, devices, sent, limit in pool.run(reduce_and_look):
+        for total, devices, sent, limited in pool.run(reduce_and_look):
             assert total == world_size * (world_size + 1) / 2
             assert devices == ["lo", DEVICE]
             assert sent >= 4 * ELEMENTS * 2 * (world_size - 1) // world_size
-            assert limit == "tbf"
+            assert limited == {DEVICE}
 
 
 @NEEDS_LINKS
 @pytest.mark.parametrize(("world_size", "ranks_per_node"), [(3, 2), (4, 1), (2, 4)])
 def test_ranks_of_different_nodes_reach_each_other_by_uplinks_of_their_rate(world_size, ranks_per_node):
     with RankPool(world_size, link_rate=1e9, uplinks=Uplinks(ranks_per_node, 2e8), timeout_s=60) as pool:
-        for total, devices, _sent, _limit in pool.run(reduce_and_look):
+        for total, devices, _sent, _limited in pool.run(reduce_and_look):
             assert total == world_size * (world_size + 1) / 2
             assert devices == ["lo", DEVICE]
         assert pool._links is not None
-        hub = pool._links._open[0]
-        command = ["nsenter", f"--net={virtual_links._path(hub)}", "tc", "-j", "qdisc", "show"]
-        rates = {rule["dev"]: rule["options"]["rate"] for rule in json.loads(subprocess.check_output(command))
-                 if rule["kind"] == "tbf"}  # fmt: skip
+        hub = f"/proc/{os.getpid()}/fd/{pool._links._open[0]}"
+        with ThreadPoolExecutor(1, initializer=virtual_links.enter, initargs=(hub,)) as thread:
+            found = thread.submit(rates).result()
     nodes = -(-world_size // ranks_per_node)
     expected = {f"node{node}{end}": 2e8 / 8 for node in range(nodes) for end in ("up", "down")}
-    assert rates == expected | {f"rank{rank}": 1e9 / 8 for rank in range(world_size)}
+    assert found == expected | {f"rank{rank}": 1e9 / 8 for rank in range(world_size)}
 
 
 def namespaces() -> set[int]:
@@ -150,10 +155,17 @@ def test_too_many_ranks_are_refused():
         Links(251, 1e9)
 
 
+@NEEDS_LINKS
+@pytest.mark.parametrize(("rate", "got"), [(1, "1e-06 Mbit/s"), (1e11, "100000 Mbit/s")])
+def test_rates_that_no_link_can_have_are_refused(rate, got):
+    with pytest.raises(LinkError, match=f"^links: expected rates from 1 kbit/s to 34 Gbit/s, got {got}$"):
+        Links(2, rate)
+
+
 def test_a_namespace_that_cannot_be_opened_is_reported_in_one_line():
     problem = OSError(24, "Too many open files", "/proc/self/ns/net")
     with (
-        mock.patch.object(virtual_links, "_call"),
+        mock.patch.object(virtual_links, "_call"),  # so that this thread stays where it is
         mock.patch.object(os, "open", side_effect=problem),
         pytest.raises(LinkError, match=r"; /proc/self/ns/net: Too many open files\. Without"),
     ):
@@ -167,21 +179,17 @@ NOT_PERMITTED = LinkError(virtual_links._needs("unshare: not permitted"))
 @pytest.mark.parametrize(
     ("patch", "message"),
     [
-        (mock.patch.object(virtual_links, "_new_namespace", side_effect=NOT_PERMITTED),
+        (mock.patch.object(virtual_links, "_enter_new_namespace", side_effect=NOT_PERMITTED),
          "unshare: not permitted"),
-        (mock.patch.dict(os.environ, {"PATH": "/nowhere"}), "nsenter is missing"),
-        (mock.patch.object(virtual_links, "BURST_S", -1e9), "`tc qdisc add dev rank0 .*` failed: "),
+        (mock.patch.dict(sys.modules, pyroute2=None), "pyroute2 is missing"),
+        (mock.patch.object(virtual_links, "MTU_BYTES", 1), "the kernel refuses a link: .*22, 'Invalid argument'"),
     ],
-    ids=["not root", "no nsenter", "tc refuses"],
+    ids=["not root", "no pyroute2", "kernel refuses"],
 )  # fmt: skip
-def test_missing_tools_and_permissions_are_reported_in_one_line(patch, message):
+def test_missing_packages_and_permissions_are_reported_in_one_line(patch, message):
     before = namespaces()
-    with (
-        patch,
-        mock.patch.object(virtual_links, "LEAST_BURST_BYTES", 0),
-        pytest.raises(LinkError, match=message) as caught,
-    ):
+    with patch, pytest.raises(LinkError, match=message) as caught:
         Links(2, 1e9)
-    assert "apt-get install iproute2" in str(caught.value)
+    assert "pip install pyroute2" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert namespaces() == before

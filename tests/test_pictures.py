@@ -117,7 +117,7 @@ def test_a_picture_of_a_command_can_be_read(here, tmp_path, monkeypatch, words):
     assert len(drawn) == 1
 
 
-def summary(title: str, count: int) -> demo.Report:
+def summary(title: str, count: int) -> demo.ValidationReport:
     caps = (1.0, 5.0, 25.0, float("inf"))[:count]
     return demo.summarize([replace(row(cap, 1_000_000, 1_010_000), model=title) for cap in caps], "")
 

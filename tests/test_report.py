@@ -17,14 +17,14 @@ from matplotlib.figure import Figure
 
 from ddplab.cli.terminal_output import PrintableStream, fitting_columns, show_report, show_table
 from ddplab.validation import validate
-from ddplab.validation.step_watcher import Moment
+from ddplab.validation.reducer_step_times import StepMoment
 from ddplab.validation.training_runs import Turn
 from ddplab.validation.validation_report import (
     Configuration,
     Measurement,
-    Row,
     SpeedCheck,
     TargetPrediction,
+    ValidationRow,
     draw_validation,
     join_rows,
     make_row,
@@ -40,8 +40,8 @@ FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
 TRACE = trace_of([[iteration(300, (800,), 900, 100)]], [400])
 
 
-def row(cap_mb: float, measured: int, predicted: int, spread: int = 1) -> Row:
-    return Row(
+def row(cap_mb: float, measured: int, predicted: int, spread: int = 1) -> ValidationRow:
+    return ValidationRow(
         model="m", cap_mb=cap_mb, order="ready", hook="none", buckets=2,
         turns=(Measurement((measured,), SpeedCheck(1, 1)),) * 3, speed_check=SpeedCheck(1, 1),
         measured_ns=2 * measured, quartiles_ns=(2 * measured - spread, 2 * measured + spread),
@@ -254,7 +254,7 @@ def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_o
     def run(body, *arguments, **_):
         assert body is validate.measure_configurations
         seen.append(written.read_bytes())
-        ended = ((Moment("ended", None, measured_ns),),)
+        ended = ((StepMoment("ended", None, measured_ns),),)
         return [[Turn(Measurement((measured_ns,), SpeedCheck(1, 1)), ended)] * len(arguments[1])]
 
     seen: list[bytes] = []
@@ -298,7 +298,7 @@ def test_with_several_calibrations_each_share_of_the_turns_is_predicted_by_its_o
     """The second calibration finds a network that is twice as slow; the ranks measure 100 ns throughout."""
 
     def run(_body, *arguments, **_):
-        ended = ((Moment("ended", None, 100),),)
+        ended = ((StepMoment("ended", None, 100),),)
         return [[Turn(Measurement((100,), SpeedCheck(1, 1)), ended)] * len(arguments[1])]
 
     pool = mock.create_autospec(RankPool, instance=True, world_size=2)

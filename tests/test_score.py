@@ -411,7 +411,7 @@ def test_runs_are_predicted_again_from_their_recordings_and_a_broken_one_is_name
     assert scored.choices == ()
     assert part_fg_runs.ranking([run]).pairs == run.current.pairs_apart
     (folder / "report.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"report\.json: not a report of `ddplab validate`: mape: field required"):
+    with pytest.raises(ValueError, match=r"report\.json: not a report: predictions_sha256: field required"):
         load_runs(tmp_path)
 
 

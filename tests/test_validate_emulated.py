@@ -15,8 +15,12 @@ from ddplab.calibration.repeated_timing import slowdown_factor
 from ddplab.emulation.scale_model import ScaleModel
 from ddplab.models import EMULATED
 from ddplab.validation import machine_conditions, validate_emulated
-from ddplab.validation.explain import explain_run
-from ddplab.validation.host_work import IterationWithOneAllReduce, host_ns_by_iteration, with_longer_steps
+from ddplab.validation.emulated_host_overhead import (
+    IterationWithOneAllReduce,
+    host_ns_by_iteration,
+    with_longer_steps,
+)
+from ddplab.validation.error_causes import explain_run
 from ddplab.validation.machine_conditions import Conditions, ConditionsError
 from ddplab.validation.validate_emulated import (
     FEWEST_ROUNDS,

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from torch import nn
 
 from ddplab.models import Model
-from ddplab.validation.validation_report import Row
+from ddplab.validation.validation_report import ValidationRow
 from reference.bucketing import cap_name
 from simulator import plot_colours
 
@@ -44,12 +44,12 @@ DODGE = 0.14
 """Horizontal distance of two methods, where two rows are 1 apart."""
 
 
-def mean_error(rows: Sequence[Row], method: str) -> float:
+def mean_error(rows: Sequence[ValidationRow], method: str) -> float:
     """Mean absolute error of a method, as a fraction."""
     return statistics.fmean(abs(getattr(row, METHODS[method][0])) for row in rows)
 
 
-def draw_residuals(rows: Sequence[Row], ax: Axes) -> Axes:
+def draw_residuals(rows: Sequence[ValidationRow], ax: Axes) -> Axes:
     """Draw the error of each method for each row in percent, over a band of 10 % to either side.
 
     The markers of a row stand side by side, so that equal errors do not hide each other.

@@ -10,29 +10,19 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from operator import attrgetter
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ddplab.emulation.scale_model import ORIGINAL, ScaleModel
 from ddplab.validation.validation_report import (
-    PREDICTED_TRACE_FILE,
-    Configuration,
-    Measurement,
-    Report,
-    Row,
-    SpeedCheck,
     TargetPrediction,
+    ValidationReport,
+    ValidationRow,
     make_row,
-    model_folder,
     pairs_apart,
     predict_targets,
     summarize,
 )
-from reference.bucketing import Order, cap_name
-from reference.files.reading import first_problem
-from reference.trace import Trace
+from reference.bucketing import cap_name
 from simulator import Fabric
 from simulator.baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES
 from simulator.fabric.uncertainty import BAND
@@ -40,49 +30,6 @@ from simulator.fabric.uncertainty import BAND
 from .comparison import CaseScore, Comparison, Part
 
 RUNS = Path(__file__).parent / "runs"
-
-
-class _ReportPart(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-
-class RecordedTurn(_ReportPart):
-    """A `Measurement` as written; emulated devices have no speed check."""
-
-    times_ns: tuple[int, ...]
-    reference: SpeedCheck | None = None
-
-    def in_model(self, scale: ScaleModel) -> Measurement:
-        """The turn with the times that the scale model took."""
-        return Measurement(tuple(round(ns * scale.dilation) for ns in self.times_ns), self.reference)
-
-
-class RecordedRow(_ReportPart):
-    """Configuration and measurements of a row of the report; an infinite cap is written as null."""
-
-    model: str
-    cap_mb: float | None
-    order: str = Field(pattern=f"^({'|'.join(get_args(Order))})$")
-    hook: str
-    turns: tuple[RecordedTurn, ...] = Field(min_length=1)
-    reference: SpeedCheck
-
-    @property
-    def configuration(self) -> Configuration:
-        """The predicted configuration."""
-        cap = float("inf") if self.cap_mb is None else self.cap_mb
-        return Configuration(cap, self.order, self.hook)  # type: ignore[arg-type]  # the pattern ensures an Order
-
-
-class RecordedReport(_ReportPart):
-    """The fields of a written report that are used here: its errors at the time, and all measurements."""
-
-    mape: float
-    paired_mape: float
-    predictions_sha256: str
-    rows: tuple[RecordedRow, ...] = Field(min_length=1)
-    world_size: int | None = None
-    scale_model: ScaleModel | None = None
 
 
 @dataclass(frozen=True)
@@ -97,8 +44,8 @@ class CommittedRun:
     """
 
     name: str
-    recorded: RecordedReport
-    current: Report
+    recorded: ValidationReport
+    current: ValidationReport
     source: str
 
     @property
@@ -148,19 +95,22 @@ class _PredictedRun:
     """
 
     name: str
-    recorded: RecordedReport
+    recorded: ValidationReport
     world_size: int
-    models: list[tuple[list[RecordedRow], list[TargetPrediction], Fabric]]
+    models: list[tuple[list[ValidationRow], list[TargetPrediction], Fabric]]
 
     def run(self, error: float | None = None) -> CommittedRun:
         """Compare with the measurements; intervals are made with this `model_error`, or that of the fabric."""
-        scale = self.recorded.scale_model or ORIGINAL
-        rows: list[Row] = []
+        scale = self.recorded.scale
+        rows: list[ValidationRow] = []
         for recorded, targets, fabric in self.models:
             with_error = fabric if error is None else fabric.with_processor(model_error=error)
             spread = with_error.iteration_spread(self.world_size)
             for row, target in zip(recorded, targets, strict=True):
-                turns = [turn.in_model(scale) for turn in row.turns]
+                turns = [
+                    replace(turn, times_ns=tuple(round(ns * scale.dilation) for ns in turn.times_ns))
+                    for turn in row.turns
+                ]
                 in_model = make_row(row.model, row.configuration, _with_spread(target, spread), turns)
                 rows.append(in_model.in_original(scale))
         source = self.models[-1][2].source.partition(";")[0].removeprefix("measured: ")
@@ -175,30 +125,16 @@ def _with_spread(target: TargetPrediction, spread: float) -> TargetPrediction:
 
 
 def _predict_again(folder: Path) -> _PredictedRun:
-    recorded = _read(folder / "report.json")
-    scale = recorded.scale_model or ORIGINAL
+    recorded = ValidationReport.load(folder)
     models, world_size = [], 1
     for model in dict.fromkeys(row.model for row in recorded.rows):
         rows = [row for row in recorded.rows if row.model == model]
-        if recorded.scale_model is None:
-            files, trace_file = model_folder(folder, model), "trace.json.gz"
-        else:
-            files, trace_file = folder, PREDICTED_TRACE_FILE
-        trace, fabric = Trace.load(files / trace_file), Fabric.load(files / "fabric.json")
-        in_model = [replace(row.configuration, cap_mb=scale.cap_mb(row.configuration.cap_mb)) for row in rows]
+        trace, fabric = recorded.inputs(folder, model)
+        in_model = [row.configuration.in_model(recorded.scale) for row in rows]
         world_size = recorded.world_size or trace.workload.world_size
-        targets = predict_targets(trace, fabric, in_model, world_size, speed_check=rows[0].reference)
+        targets = predict_targets(trace, fabric, in_model, world_size, speed_check=rows[0].speed_check)
         models.append((rows, targets, fabric))
     return _PredictedRun(folder.name, recorded, world_size, models)
-
-
-def _read(path: Path) -> RecordedReport:
-    try:
-        return RecordedReport.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except ValidationError as error:
-        raise ValueError(f"{path}: not a report of `ddplab validate`: {first_problem(error)}") from None
 
 
 def score(run: CommittedRun) -> CaseScore:
@@ -224,11 +160,11 @@ def score(run: CommittedRun) -> CaseScore:
     )
 
 
-def _name(row: Row) -> str:
+def _name(row: ValidationRow) -> str:
     return f"{cap_name(row.cap_mb)} {row.order}" + ("" if row.hook == "none" else f", {row.hook}")
 
 
-def _baseline_ns(row: Row, name: str) -> float:
+def _baseline_ns(row: ValidationRow, name: str) -> float:
     """The time that a baseline predicts, computed from its error, which the report compares with the paired time."""
     error: float = getattr(row, f"{name.replace(' ', '_')}_error")
     return (1 + error) * row.paired_ns
@@ -247,10 +183,10 @@ def ranking(runs: Sequence[CommittedRun]) -> Ranking:
     """Count the pairs of several runs."""
     pairs = [pair for run in runs for pair in pairs_apart(run.current.rows)]
 
-    def wrong(predicted: Callable[[Row], float]) -> int:
+    def wrong(predicted: Callable[[ValidationRow], float]) -> int:
         return sum((a.paired_ns < b.paired_ns) != (predicted(a) <= predicted(b)) for a, b in pairs)
 
-    by_baseline: dict[str, Callable[[Row], float]] = {
+    by_baseline: dict[str, Callable[[ValidationRow], float]] = {
         name: partial(_baseline_ns, name=name) for name in BASELINES if name in RANKING_BASELINES
     }
     by_baseline[FEWER_BUCKETS] = attrgetter("buckets")

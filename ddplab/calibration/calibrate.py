@@ -80,13 +80,7 @@ def measure_collectives(
 ) -> Fabric:
     """Measure the costs that do not depend on the model: collectives, copies and launches.
 
-    Args:
-        pool: Ranks that share this machine as they will in training.
-        sizes: Message sizes to measure.
-        repeats: Repetitions of each measurement.
-        on_progress: Called with a word, the repetitions done and all repetitions.
-        bucket_bytes: Size of the largest bucket whose copies are measured.
-        pause_s: As for `time_collectives`.
+    `bucket_bytes` is the size of the largest bucket whose copies are measured; for `pause_s` see `time_collectives`.
     """
     samples = pool.run(time_collectives, sizes, COLLECTIVE_REPEATS * repeats, pause_s, on_progress=on_progress)[0]
     copies = pool.run(time_copies, repeats, bucket_bytes)[0]
@@ -137,35 +131,23 @@ def measure_hooks(
     repeats: int = REPEATS,
     on_progress: Progress = no_progress,
 ) -> Fabric:
-    """Measure the costs of comm hooks; return the fabric with these costs. A repeated name is measured once."""
-    names = dict.fromkeys(named_hook(name).name for name in hooks)
-    costs = tuple(measure_hook(pool, name, model, repeats=repeats, on_progress=on_progress) for name in names)
-    return fabric.with_processor(hooks=costs)
+    """Measure the computing time of comm hooks for buckets of the model's gradients, without their collectives.
 
+    The cost of PowerSGD depends on the shapes of the gradients. A repeated name is measured once.
 
-def measure_hook(
-    pool: RankPool, name: str, model: str, *, repeats: int = REPEATS, on_progress: Progress = no_progress
-) -> HookCost:
-    """Measure the computing time of a comm hook for buckets of the model's gradients, without its collectives.
-
-    Args:
-        pool: Ranks that share this machine as they will in training.
-        name: Name of the hook, as `named_hook` takes it; `none` costs nothing.
-        model: Model whose gradients fill the buckets (the cost of PowerSGD depends on shapes); as for `--model`.
-        repeats: Repetitions of each bucket, on each rank.
-        on_progress: Called with a word, the repetitions done and all repetitions.
-
-    Raises:
-        RankError: A rank failed.
-        ValueError: There is no such hook.
+    Returns:
+        The fabric with these costs.
     """
-    name = named_hook(name).name
-    if name == NO_HOOK.name:
-        return HookCost(name=name)
-    by_rank = pool.run(time_hook, name, model, repeats, on_progress=on_progress)
-    buckets = [bucket for of_rank in by_rank for bucket in of_rank]
-    costs = {part: _fit_part(buckets, part) for part in HookParts._fields}
-    return HookCost(name=name, world_size=pool.world_size, **costs)
+    costs = []
+    for name in dict.fromkeys(named_hook(name).name for name in hooks):
+        if name == NO_HOOK.name:
+            costs.append(HookCost(name=name))
+            continue
+        by_rank = pool.run(time_hook, name, model, repeats, on_progress=on_progress)
+        buckets = [bucket for of_rank in by_rank for bucket in of_rank]
+        parts = {part: _fit_part(buckets, part) for part in HookParts._fields}
+        costs.append(HookCost(name=name, world_size=pool.world_size, **parts))
+    return fabric.with_processor(hooks=tuple(costs))
 
 
 def _sharing(samples: Samples) -> tuple[Sharing, ...]:

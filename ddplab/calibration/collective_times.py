@@ -64,13 +64,8 @@ def time_collectives(rank: int, _world_size: int, sizes: MessageSizes, repeats: 
 
     Repetitions of all sizes are interleaved, so that a drift of the machine's speed affects every size alike. A size
     that takes long, as on a slow link, is repeated as `BUDGET_NS` allows, but at least `LEAST_REPEATS` times.
-
-    Args:
-        rank: This rank.
-        sizes: Message sizes.
-        repeats: Repetitions of each measurement, unless the budget allows fewer.
-        pause_s: Seconds for which ranks sleep before each measurement, except those of queues. A processor that
-            was idle takes longer to react to messages.
+    Ranks sleep for `pause_s` seconds before each measurement, except those of queues: a processor that was idle takes
+    longer to react to messages.
     """
     every_size = sorted({*sizes.all_reduce, *sizes.two, *sizes.broadcast})
     buffer = MessageBuffer(2 * every_size[-1])
@@ -147,13 +142,9 @@ def last_to_last_ns(action: Callable[..., object], *arguments: object) -> int:
 def affordable_repeats(
     once_ns: int, repeats: int, budget_ns: int = BUDGET_NS, *, at_least: int = LEAST_REPEATS
 ) -> int:
-    """Return how many repetitions fit into `budget_ns`: the minimum over all ranks.
+    """Return how many repetitions of `once_ns` fit into `budget_ns`, from `at_least` to `repeats`.
 
-    Args:
-        once_ns: Nanoseconds that one repetition takes on this rank.
-        repeats: Largest number of repetitions.
-        budget_ns: Nanoseconds for all repetitions.
-        at_least: Smallest number of repetitions, whatever they take.
+    The result is the minimum over all ranks.
     """
     affordable = torch.tensor(min(repeats, max(at_least, budget_ns // once_ns)))
     dist.all_reduce(affordable, op=dist.ReduceOp.MIN)

@@ -18,10 +18,7 @@ def measure_device(name: str | None = None) -> Device:
     """Measure FLOPs per second, bytes per second and time per operation in float32, in about a second.
 
     The result serves as the old device in `rescale` for traces recorded on this machine. It is valid for the number
-    of threads that torch uses now.
-
-    Args:
-        name: Name of the device. None: the architecture of the processor.
+    of threads that torch uses now. Its name is by default the architecture of the processor.
     """
     matrix = torch.ones(_MATRIX, _MATRIX)
     ones, sums = torch.ones(_VECTOR), torch.ones(_VECTOR)

@@ -56,11 +56,7 @@ HALVES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def real_hook(name: str) -> tuple[Hook, Callable[[], Any]]:
-    """Return a hook function and a function that makes its state.
-
-    Args:
-        name: Name of the hook, as `named_hook` takes it; not `none`.
-    """
+    """Return a hook function and a function that makes its state; the name is one of `named_hook` but `none`."""
     dtype, plus, inner = name.partition("+")
     if plus:
         hook, make_state = real_hook(inner)
@@ -88,13 +84,7 @@ class HookParts(NamedTuple):
 
 
 def time_hook(rank: int, _world_size: int, name: str, model: str, repeats: int) -> list[tuple[int, list[HookParts]]]:
-    """Time a hook on buckets of the model's gradients, which hold random numbers.
-
-    Args:
-        rank: This rank.
-        name: Name of the hook, as `real_hook` takes it.
-        model: Name of the model, as for `--model`.
-        repeats: Measured calls per bucket.
+    """Time `repeats` calls of a hook on each bucket of the model's gradients, which hold random numbers.
 
     Returns:
         For each bucket, its bytes and the parts of each call.

@@ -29,11 +29,8 @@ BUCKET_BYTES = 64 * MIB
 def time_copies(_rank: int, _world_size: int, repeats: int, bucket_bytes: int = BUCKET_BYTES) -> dict[str, Any]:
     """Measure the costs of packing a gradient into its bucket, of launching a bucket and of copying a gradient out.
 
-    The times of the slowest rank count, because the others wait for it.
-
-    Args:
-        repeats: Largest number of repetitions of each measurement.
-        bucket_bytes: Size of the largest bucket. A bucket is also all-reduced, which takes long on a slow network.
+    The times of the slowest rank count, because the others wait for it. A bucket of at most `bucket_bytes` is also
+    all-reduced, which takes long on a slow network.
 
     Returns:
         Values for the fields `pack`, `copy_out` and `launch_ns` of `Processor`.
@@ -78,12 +75,9 @@ def time_launch_beside_network(_rank: int, _world_size: int, size_bytes: int, ro
 
     Each launch comes after a pause and while all-reduces are in flight, as between the gradients of a device that
     leaves the host idle: the processor's caches have lost the reducer's code and data, and the threads of the network
-    take time from the launch. Each round counts with the rank whose launches took longest in total, because ranks do
-    not wait for each other after every launch.
-
-    Args:
-        size_bytes: Bytes of an all-reduce in flight.
-        rounds: Number of rounds of `LAUNCHES_PER_ROUND` launches.
+    take time from the launch. Each round of `LAUNCHES_PER_ROUND` launches counts with the rank whose launches took
+    longest in total, because ranks do not wait for each other after every launch. All-reduces in flight have
+    `size_bytes`.
     """
     group = dist.group.WORLD
     assert group is not None

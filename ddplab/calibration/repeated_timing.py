@@ -75,9 +75,6 @@ def timed_collectives(*names: str) -> Iterator[list[TimedCollective]]:
     Only calls that look up the function in the module are timed (`dist.all_reduce`). The end of a collective is set
     in a callback of its future. Other callbacks of that future may run earlier, on another thread, so call
     `TimedCollective.wait` before reading an end.
-
-    Args:
-        names: Names of functions, such as "all_reduce".
     """
     originals = {name: getattr(dist, name) for name in names}
     calls: list[TimedCollective] = []
@@ -128,10 +125,7 @@ def relative_spread(samples: Sequence[float]) -> float:
     """Return the half-width of the band that contains 90 % of such samples, as a fraction of their median.
 
     Computed from the quartiles, which a single extreme sample of seven does not affect. For normally distributed
-    samples the result is unbiased from three samples on; for one sample it is 0.
-
-    Args:
-        samples: Repeated measurements of one quantity, all above 0.
+    samples, all above 0, the result is unbiased from three samples on; for one sample it is 0.
     """
     return _half_band(samples) / statistics.median(samples)
 

@@ -53,36 +53,21 @@ class Case(NamedTuple):
 
 
 class ContinuousTimes(NamedTuple):
-    """Times of passes through the model and of collectives, while collectives run without a pause.
-
-    Attributes:
-        passes: Times of passes, alone and during collectives.
-        collectives: Times of collectives, alone and during passes.
-    """
+    """Times of passes through a model and of collectives without a pause, each alone and beside the other."""
 
     passes: ContentionTimes
     collectives: ContentionTimes
 
 
 class IsolatedTimes(NamedTuple):
-    """Times of passes in which collectives are issued far apart.
-
-    Attributes:
-        collectives_per_pass: Number of collectives issued in each pass.
-        passes: Times of passes, without and with these collectives.
-    """
+    """Times of passes without collectives, and of passes in which this number of them is issued far apart."""
 
     collectives_per_pass: int
     passes: ContentionTimes
 
 
 class SlowdownTimes(NamedTuple):
-    """All times that one rank measured.
-
-    Attributes:
-        continuous: Times with continuous collectives, by case.
-        isolated: Times with isolated collectives, by bytes per message.
-    """
+    """All times that one rank measured; those with isolated collectives by bytes per message."""
 
     continuous: dict[Case, ContinuousTimes]
     isolated: dict[int, IsolatedTimes]
@@ -91,12 +76,8 @@ class SlowdownTimes(NamedTuple):
 def time_contention(rank: int, _world_size: int, model: str, rounds: int) -> SlowdownTimes:
     """Time this rank's passes through the model and its collectives, alone and under contention.
 
-    Each round has every case once, between passes without collectives, because the machine's speed drifts.
-
-    Args:
-        rank: This rank.
-        model: Name of the model, as for `--model`.
-        rounds: Largest number of rounds; `BUDGET_NS` may allow fewer.
+    Each round has every case once, between passes without collectives, because the machine's speed drifts. There are
+    at most `rounds`; `BUDGET_NS` may allow fewer.
     """
     contending = ContendingModel(model, dist.new_group())
     sizes = [size for size in SIZES_BYTES if size <= contending.gradient_bytes] or [contending.gradient_bytes]
@@ -141,22 +122,21 @@ def time_contention(rank: int, _world_size: int, model: str, rounds: int) -> Slo
 
 def fit_contention(by_rank: Sequence[SlowdownTimes]) -> tuple[Contention, ...]:
     """Compute the slow-down factors of each case from the times of all ranks."""
-    return tuple(
-        _contention(case, [of_rank.continuous[case] for of_rank in by_rank]) for case in by_rank[0].continuous
-    )
-
-
-def _contention(case: Case, by_rank: Sequence[ContinuousTimes]) -> Contention:
-    compute, compute_error = slowdown_factor([of_rank.passes for of_rank in by_rank])
-    collective, collective_error = slowdown_factor([of_rank.collectives for of_rank in by_rank])
-    return Contention(
-        size_bytes=case.size_bytes,
-        running=case.in_flight,
-        compute=compute,
-        compute_error=compute_error,
-        collective=collective,
-        collective_error=collective_error,
-    )
+    rows = []
+    for case in by_rank[0].continuous:
+        compute, compute_error = slowdown_factor([of_rank.continuous[case].passes for of_rank in by_rank])
+        collective, collective_error = slowdown_factor([of_rank.continuous[case].collectives for of_rank in by_rank])
+        rows.append(
+            Contention(
+                size_bytes=case.size_bytes,
+                running=case.in_flight,
+                compute=compute,
+                compute_error=compute_error,
+                collective=collective,
+                collective_error=collective_error,
+            )
+        )
+    return tuple(rows)
 
 
 def fit_lingering(

@@ -46,8 +46,7 @@ def conform(
         bool, typer.Option("--exitfirst", "-x", help="Stop after the first check that fails unexpectedly.")
     ] = False,
     only: Annotated[
-        str | None,
-        typer.Option(metavar="CHECK,...", help="Run only these checks.", show_default="all"),
+        str | None, typer.Option(metavar="CHECK,...", help="Run only these checks.", show_default="all")
     ] = None,
     expect: Annotated[
         Path | None,

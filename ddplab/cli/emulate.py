@@ -13,46 +13,15 @@ from simulator.prediction import Prediction, predict
 from simulator.schedule.policy import Policy
 
 from ..emulation.scale_model import ScaleModel
-from .predict import FABRIC, PREDICT_CAPS, read_policies, save_timelines, values_of_axes
-from .shared_options import (
-    CAPS,
-    FABRIC_FILE,
-    ByteScale,
-    ChosenOrders,
-    Dilation,
-    FabricSettings,
-    Hooks,
-    Json,
-    ProcessorFile,
-    Settings,
-    Stragglers,
-    VariationSettings,
-    WorldSize,
-    cap_json,
-    cap_word,
-    check_outputs,
-    check_picture,
-    files_of,
-    read_counts,
-    read_fabric,
-    read_scale,
-    read_stragglers,
-    read_variation,
-)
+from . import shared_options as options
+from .predict import read_policies, save_timelines, values_of_axes
 from .terminal_output import progress, show_report, show_table, write_json
 
 
 def emulate(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace of `record`, `synthesize` or `rescale`.")],
-    fabric: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="PATH",
-            help=f"{FABRIC_FILE}; may be repeated. Files are merged as by `ddplab fabric`.",
-            show_default=str(FABRIC),
-        ),
-    ] = None,
-    world_size: WorldSize = 2,
+    trace: options.TraceFile,
+    fabric: options.FabricFiles = None,
+    world_size: options.WorldSize = 2,
     reducer: Annotated[
         str,
         typer.Option(
@@ -61,40 +30,23 @@ def emulate(
             help="The reducer: ddplab, torch, or MODULE:CLASS with the constructor of torch's class.",
         ),
     ] = "ddplab",
-    caps: Annotated[str | None, typer.Option(metavar="MB,...", help=CAPS, show_default=PREDICT_CAPS)] = None,
-    orders: ChosenOrders = None,
-    hooks: Hooks = "none",
-    policy: Settings = None,
-    fabric_set: FabricSettings = None,
-    processor: ProcessorFile = None,
-    variation: VariationSettings = None,
-    straggler: Stragglers = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(metavar="N,...", help="Number of batches of each rank; the ranks then train under Join."),
-    ] = None,
-    perfetto: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Write the timeline of the fastest configuration as a Chrome trace, for ui.perfetto.dev.",
-        ),
-    ] = None,
-    timeline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="Plot the timeline of the fastest configuration to this file (.png, .svg, .pdf)."
-        ),
-    ] = None,
+    caps: options.ChosenCaps = None,
+    orders: options.ChosenOrders = None,
+    hooks: options.Hooks = "none",
+    policy: options.Settings = None,
+    fabric_set: options.FabricSettings = None,
+    processor: options.ProcessorFile = None,
+    variation: options.VariationSettings = None,
+    straggler: options.Stragglers = None,
+    inputs: options.Inputs = None,
+    perfetto: options.PerfettoFile = None,
+    timeline: options.TimelinePicture = None,
     wall: Annotated[  # noqa: FBT002 - an option
         bool,
-        typer.Option(
-            "--wall",
-            help="Use a wall clock: each rank is a process, which sleeps for the recorded times.",
-        ),
+        typer.Option("--wall", help="Use a wall clock: each rank is a process, which sleeps for the recorded times."),
     ] = False,
-    dilation: Dilation = 1.0,
-    byte_scale: ByteScale = 1.0,
+    dilation: options.Dilation = 1.0,
+    byte_scale: options.ByteScale = 1.0,
     repeat: Annotated[
         int | None,
         typer.Option(
@@ -112,7 +64,7 @@ def emulate(
             show_default="out/emulate",
         ),
     ] = None,
-    json_path: Json = None,
+    json_path: options.Json = None,
 ) -> None:
     """Run a real reducer on an emulated device and a modelled network, in virtual time.
 
@@ -127,51 +79,51 @@ def emulate(
     are needed.
     """
     if wall:
-        for option, value in (
-            ("--class", None if reducer == "ddplab" else reducer),
-            ("--policy", policy),
-            ("--processor", processor),
-            ("--variation", variation),
-            ("--straggler", straggler),
-            ("--inputs", inputs),
-            ("--perfetto", perfetto),
-            ("--timeline", timeline),
-        ):
-            if value:
-                raise ValueError(f"{option}: not available with --wall")
+        given = {
+            "--class": reducer != "ddplab",
+            "--policy": policy,
+            "--processor": processor,
+            "--variation": variation,
+            "--straggler": straggler,
+            "--inputs": inputs,
+            "--perfetto": perfetto,
+            "--timeline": timeline,
+        }
+        options.refuse(given, "not available with --wall")
         _emulate_on_wall_clock(
             trace,
-            read_fabric(fabric or [FABRIC], fabric_set, None),
+            options.read_fabric(fabric or [options.FABRIC], fabric_set, None),
             world_size,
             read_policies(None, caps, orders, hooks)[1],
-            scale=read_scale(dilation, byte_scale),
+            scale=options.read_scale(dilation, byte_scale),
             repeat=repeat or 3,
             out=out or Path("out/emulate"),
             json_path=json_path,
-            fabric_files=fabric or [FABRIC],
+            fabric_files=fabric or [options.FABRIC],
         )
         return
-    for option, is_given in (
-        ("--dilation", dilation != 1),
-        ("--byte-scale", byte_scale != 1),
-        ("--repeat", repeat is not None),
-        ("--out", out is not None),
-    ):
-        if is_given:
-            raise ValueError(f"{option}: expected with --wall only")
+    scaled: dict[str, object] = {
+        "--dilation": dilation != 1,
+        "--byte-scale": byte_scale != 1,
+        "--repeat": repeat,
+        "--out": out,
+    }
+    options.refuse(scaled, "expected with --wall only")
     from ..emulation.emulate import emulate as run
     from ..emulation.emulate import emulated_fabric
 
-    check_picture("--timeline", timeline)
-    check_outputs(perfetto, timeline, json_path, inputs=[trace, *(fabric or [FABRIC]), processor, *files_of(reducer)])
+    options.check_picture("--timeline", timeline)
+    files = fabric or [options.FABRIC]
+    read = [trace, *files, processor, *options.files_of(reducer)]
+    options.check_outputs(perfetto, timeline, json_path, inputs=read)
     _, policies = read_policies(policy, caps, orders, hooks)
     recorded, make = Trace.load(trace), read_reducer(reducer)
-    costs = emulated_fabric(read_fabric(fabric or [FABRIC], fabric_set, processor), make)
+    costs = emulated_fabric(options.read_fabric(files, fabric_set, processor), make)
     arguments: dict[str, Any] = {
         "world_size": world_size,
-        "variation": read_variation(variation),
-        "stragglers": read_stragglers(straggler),
-        "inputs": None if inputs is None else read_counts("--inputs", inputs, least=0),
+        "variation": options.read_variation(variation),
+        "stragglers": options.read_stragglers(straggler),
+        "inputs": None if inputs is None else options.read_counts("--inputs", inputs, least=0),
     }
     pairs = []
     with progress() as on_progress:
@@ -210,7 +162,7 @@ def _emulate_on_wall_clock(
     from ..validation.validate_emulated import validate_emulated
     from ..validation.validation_report import Configuration
 
-    check_outputs(json_path, inputs=[trace, *fabric_files], folder=out)
+    options.check_outputs(json_path, inputs=[trace, *fabric_files], folder=out)
     recorded = Trace.load(trace)
     configurations = []
     for one in policies:
@@ -256,7 +208,7 @@ def read_reducer(text: str) -> str | Callable[..., Any]:
 def _row(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[str, str]:
     values = values_of_axes(policy)
     return {
-        "cap": cap_word(values["bucket_cap_mb"]),
+        "cap": options.cap_word(values["bucket_cap_mb"]),
         "order": values["order"],
         "hook": values["hook"],
         "buckets": str(len(emulated.buckets) or "?"),
@@ -270,4 +222,4 @@ def _row(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[st
 def _row_json(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[str, Any]:
     values = values_of_axes(policy)
     times = {"emulated_ns": emulated.iteration_ns, "predicted_ns": predicted.iteration_ns}
-    return {"cap_mb": cap_json(values.pop("bucket_cap_mb")), **values, **times, **emulated.to_json()}
+    return {"cap_mb": options.cap_json(values.pop("bucket_cap_mb")), **values, **times, **emulated.to_json()}

@@ -13,7 +13,7 @@ from .terminal_output import show_table, write_json
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ..validation.explain import Explanation
+    from ..validation.error_causes import Explanation
 
 
 def explain(
@@ -31,7 +31,7 @@ def explain(
     the configuration with the largest error, tables show all causes, all parts and the buckets. Errors are those by
     the clock, not the paired errors.
     """
-    from ..validation.explain import explain_run
+    from ..validation.error_causes import explain_run
 
     picture = figure or folder / "explain.png"
     check_picture("--figure", picture)
@@ -57,9 +57,9 @@ def explain(
 def _summary(one: "Explanation") -> dict[str, str]:
     cause, ns = one.main_cause
     return {
-        "cap": cap_name(one.cap_mb),
-        "order": one.order,
-        "hook": one.hook,
+        "cap": cap_name(one.configuration.cap_mb),
+        "order": one.configuration.order,
+        "hook": one.configuration.hook,
         "predicted": f"{one.predicted_ns / 1e6:.1f}",
         "measured": f"{one.measured_ns / 1e6:.1f}",
         "error": f"{one.error:+.1%}",
@@ -115,7 +115,7 @@ def _bucket_rows(one: "Explanation") -> list[dict[str, str]]:
 def _waterfalls(explanations: "list[Explanation]") -> "Figure":
     from matplotlib.figure import Figure
 
-    from ..validation.explain import draw_waterfall
+    from ..validation.error_causes import draw_waterfall
 
     columns = min(3, len(explanations))
     rows = -(-len(explanations) // columns)

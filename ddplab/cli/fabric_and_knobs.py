@@ -23,8 +23,7 @@ from .terminal_output import contention_rows, hook_rows, show_table, write_json
 
 def fabric(
     files: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE", help=f"{FABRIC_FILE}. Several files are merged into one fabric."),
+        list[Path], typer.Argument(metavar="FILE", help=f"{FABRIC_FILE}. Several files are merged into one fabric.")
     ],
     world_sizes: Annotated[
         str | None,
@@ -52,7 +51,8 @@ def fabric(
         list(map(_segment_row, segments)), f"all-reduces, {shown.concurrency} at a time; ± is half of a 90 % band"
     )
     _show_processor(shown.processor)
-    write_json(json_path, _as_json(shown) | {"segments": segments})
+    costs = shown.model_dump(mode="json", include={"source", "library", "concurrency", "processor"})
+    write_json(json_path, costs | {"segments": segments})
 
 
 def _default_world_sizes(fabric: Fabric) -> list[int]:
@@ -108,10 +108,6 @@ def _cost(value: Linear | float) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
 
 
-def _as_json(fabric: Fabric) -> dict[str, Any]:
-    return fabric.model_dump(mode="json", include={"source", "library", "concurrency", "processor"})
-
-
 KNOBS: dict[str, type[BaseModel]] = {
     "settings of the reducer: --policy, arguments of `predict`": Policy,
     "variation between iterations: --variation": Variation,
@@ -141,11 +137,7 @@ def knobs(json_path: Json = None) -> None:
 
 def _field_rows(schema: type[BaseModel]) -> list[dict[str, str]]:
     return [
-        {
-            "name": name,
-            "default": _default(field.default),
-            "meaning": field.description or "",
-        }
+        {"name": name, "default": _default(field.default), "meaning": field.description or ""}
         for name, field in schema.model_fields.items()
     ]
 

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from reference.trace import Parameter
 from simulator.profiler_import.trace_of_profile import ImportedProfile, import_profile
 
 from .shared_options import Json, TraceOut, check_outputs, files_of
@@ -45,7 +44,11 @@ def kineto(
     gradient counts as ready when the last kernel that was launched before its accumulation has ended.
     """
     check_outputs(out, json_path, inputs=[*files, *files_of(model or "")])
-    parameters = None if model is None else _parameters_of(model)
+    parameters = None
+    if model is not None:
+        from ..operation_counter import measure_operations
+
+        parameters = measure_operations(model).parameters
     with progress("reading files") as on_progress:
         on_progress(f"reading {', '.join(path.name for path in files[:3])}", 0, 1)
         profile = import_profile(files, parameters=parameters, model=model)
@@ -59,12 +62,6 @@ def kineto(
     for note in profile.notes:
         print(f"- {note}")
     write_json(json_path, {"trace": str(out), **profile.to_json()})
-
-
-def _parameters_of(model: str) -> tuple[Parameter, ...]:
-    from ..operation_counter import measure_operations
-
-    return measure_operations(model).parameters
 
 
 def _step_rows(profile: ImportedProfile) -> list[dict[str, str]]:

@@ -21,7 +21,7 @@ from .explain import explain
 from .fabric_and_knobs import fabric, knobs
 from .import_traces import import_app
 from .predict import predict, sweep
-from .real_ranks import calibrate, demo, record, validate
+from .record_calibrate_validate import calibrate, demo, record, validate
 from .synthesize import rescale, synthesize
 from .terminal_output import PrintableStream
 
@@ -86,10 +86,7 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = {
         "ddplab calibrate --model mlp --world-size 2 --out out/fabric.json",
         "ddplab calibrate --model mlp --hook fp16 --hook bf16 --link-rate 1gbit",
     ),
-    "fabric": (
-        "ddplab fabric out/fabric.json",
-        "ddplab fabric 8.log 16.log pod.yaml",
-    ),
+    "fabric": ("ddplab fabric out/fabric.json", "ddplab fabric 8.log 16.log pod.yaml"),
     "predict": (
         "ddplab predict trace.json.gz --fabric out/fabric.json --caps 1,25,single",
         "ddplab predict trace.json.gz --hooks none,fp16 --timeline out/timeline.png",
@@ -126,31 +123,11 @@ def epilog(command: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {example}" for example in EXAMPLES[command])
 
 
-app = typer.Typer(
-    help=USAGE,
-    add_completion=False,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-)
-for command in (
-    record,
-    synthesize,
-    rescale,
-    calibrate,
-    fabric,
-    predict,
-    sweep,
-    emulate,
-    knobs,
-    validate,
-    explain,
-    conform,
-    demo,
-):
+app = typer.Typer(help=USAGE, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+before = (record, synthesize, rescale, calibrate, fabric, predict, sweep)
+for command in (*before, emulate, knobs, validate, explain, conform, demo):
     name = command.__name__
     app.command(short_help=SUMMARIES[name], epilog=epilog(name))(command)
-
-
 app.add_typer(import_app, name="import", short_help=SUMMARIES["import"], epilog=epilog("import"))
 
 

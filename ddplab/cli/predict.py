@@ -26,78 +26,29 @@ from simulator.sweep import AXES, COLUMNS, TABLE_WRITERS, save_table
 from simulator.sweep import sweep as sweep_all
 from simulator.workload.default_gpu_costs import assume_gpu
 
-from .shared_options import (
-    CAPS,
-    FABRIC_FILE,
-    OPTIONS,
-    ChosenOrders,
-    FabricSettings,
-    Hooks,
-    Json,
-    ProcessorFile,
-    Settings,
-    Stragglers,
-    VariationSettings,
-    WorldSize,
-    cap_json,
-    cap_word,
-    check_outputs,
-    check_picture,
-    choose_caps,
-    choose_orders,
-    read_counts,
-    read_fabric,
-    read_hooks,
-    read_policy,
-    read_stragglers,
-    read_variation,
-    save_picture,
-)
+from . import shared_options as options
 from .terminal_output import progress, show_table, write_json
 
-FABRIC = Path("out/fabric.json")
-PREDICT_CAPS = "0.5,1,5,25,single"
 SPARED = ("hook", "critical buckets", "computation ms", "buckets")
 """Columns to leave out on a narrow terminal, the first one first."""
 
 
 def predict(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace of `record`, `synthesize` or `rescale`.")],
-    fabric: Annotated[
-        list[Path] | None,
-        typer.Option(
-            metavar="PATH",
-            help=f"{FABRIC_FILE}; may be repeated. Files are merged as by `ddplab fabric`.",
-            show_default=str(FABRIC),
-        ),
-    ] = None,
-    world_size: WorldSize = 2,
-    caps: Annotated[str | None, typer.Option(metavar="MB,...", help=CAPS, show_default=PREDICT_CAPS)] = None,
-    orders: ChosenOrders = None,
-    hooks: Hooks = "none",
-    policy: Settings = None,
-    fabric_set: FabricSettings = None,
-    processor: ProcessorFile = None,
-    variation: VariationSettings = None,
-    straggler: Stragglers = None,
-    inputs: Annotated[
-        str | None,
-        typer.Option(metavar="N,...", help="Number of batches of each rank; the ranks then train under Join."),
-    ] = None,
-    perfetto: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH",
-            help="Write the timeline of the fastest configuration as a Chrome trace, for ui.perfetto.dev.",
-        ),
-    ] = None,
-    timeline: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="PATH", help="Plot the timeline of the fastest configuration to this file (.png, .svg, .pdf)."
-        ),
-    ] = None,
-    json_path: Json = None,
+    trace: options.TraceFile,
+    fabric: options.FabricFiles = None,
+    world_size: options.WorldSize = 2,
+    caps: options.ChosenCaps = None,
+    orders: options.ChosenOrders = None,
+    hooks: options.Hooks = "none",
+    policy: options.Settings = None,
+    fabric_set: options.FabricSettings = None,
+    processor: options.ProcessorFile = None,
+    variation: options.VariationSettings = None,
+    straggler: options.Stragglers = None,
+    inputs: options.Inputs = None,
+    perfetto: options.PerfettoFile = None,
+    timeline: options.TimelinePicture = None,
+    json_path: options.Json = None,
 ) -> None:
     """Predict the iteration time for each combination of bucket cap, order and comm hook.
 
@@ -108,13 +59,13 @@ def predict(
     the intervals. The verdict says how much of the ranks' time becomes training, and how fast the network must be for
     90 %. A trace of one rank is enough for any world size.
     """
-    check_picture("--timeline", timeline)
-    check_outputs(perfetto, timeline, json_path, inputs=[trace, *(fabric or [FABRIC]), processor])
+    options.check_picture("--timeline", timeline)
+    options.check_outputs(perfetto, timeline, json_path, inputs=[trace, *(fabric or [options.FABRIC]), processor])
     base, policies = read_policies(policy, caps, orders, hooks)
     recorded = Trace.load(trace)
-    given = read_fabric(fabric or [FABRIC], fabric_set, processor)
+    given = options.read_fabric(fabric or [options.FABRIC], fabric_set, processor)
     costs, varied, assumed = assume_gpu(
-        recorded, given, read_variation(variation), keep_processor=processor is not None
+        recorded, given, options.read_variation(variation), keep_processor=processor is not None
     )
     predict_policy = partial(
         predict_one,
@@ -122,8 +73,8 @@ def predict(
         fabric=costs,
         world_size=world_size,
         variation=varied,
-        stragglers=read_stragglers(straggler),
-        inputs=None if inputs is None else read_counts("--inputs", inputs, least=0),
+        stragglers=options.read_stragglers(straggler),
+        inputs=None if inputs is None else options.read_counts("--inputs", inputs, least=0),
     )
     predictions = [predict_policy(policy=one) for one in policies]
     model = recorded.workload.model
@@ -165,9 +116,10 @@ def read_policies(
     words: Sequence[str] | None, caps: str | None, orders: str | None, hooks: str
 ) -> tuple[Policy, list[Policy]]:
     """Return the settings common to all configurations, and those of each combination of cap, order and hook."""
-    base = read_policy(words)
-    axes = product(choose_caps(caps, base, PREDICT_CAPS), choose_orders(orders, base), read_hooks(hooks))
-    return base, [base.model_copy(update=dict(zip(OPTIONS, values, strict=True))) for values in axes]
+    base = options.read_policy(words)
+    caps_mb = options.choose_caps(caps, base, options.PREDICT_CAPS)
+    axes = product(caps_mb, options.choose_orders(orders, base), options.read_hooks(hooks))
+    return base, [base.model_copy(update=dict(zip(options.OPTIONS, values, strict=True))) for values in axes]
 
 
 def values_of_axes(policy: Policy) -> dict[str, Any]:
@@ -180,7 +132,7 @@ def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
     """Return a row of the printed table; times in milliseconds."""
     values = values_of_axes(policy)
     return {
-        "cap": cap_word(values["bucket_cap_mb"]),
+        "cap": options.cap_word(values["bucket_cap_mb"]),
         "order": values["order"],
         "hook": values["hook"],
         "buckets": str(len(prediction.buckets)),
@@ -195,7 +147,7 @@ def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
 def _row_json(policy: Policy, prediction: Prediction) -> dict[str, Any]:
     """Return a row of the JSON result; see `cap_json` for the cap."""
     values = values_of_axes(policy)
-    return {"cap_mb": cap_json(values.pop("bucket_cap_mb")), **values, **prediction.to_json()}
+    return {"cap_mb": options.cap_json(values.pop("bucket_cap_mb")), **values, **prediction.to_json()}
 
 
 def _show_breakdown(prediction: Prediction, cycle: int) -> None:
@@ -261,7 +213,7 @@ def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) ->
 
 def _in_words(policy: Policy) -> str:
     values = values_of_axes(policy)
-    return f"cap {cap_word(values['bucket_cap_mb'])}, order {values['order']}, hook {values['hook']}"
+    return f"cap {options.cap_word(values['bucket_cap_mb'])}, order {values['order']}, hook {values['hook']}"
 
 
 def _limits(prediction: Prediction) -> str:
@@ -295,7 +247,7 @@ def save_timelines(prediction: Prediction, perfetto: Path | None, picture: Path 
     if picture is not None:
         figure = Figure(figsize=(11, 4.5), layout="constrained")
         draw_timeline(prediction, figure.add_subplot())
-        save_picture(figure, picture)
+        options.save_picture(figure, picture)
 
 
 VALUES = COLUMNS[len(AXES) :]
@@ -308,17 +260,18 @@ def sweep(
         list[Path], typer.Argument(metavar="TRACE", help="Traces of `record`, `synthesize` or `rescale`.")
     ],
     fabric: Annotated[
-        list[Path], typer.Option(metavar="PATH", help=f"{FABRIC_FILE}; repeat the option to compare several fabrics.")
+        list[Path],
+        typer.Option(metavar="PATH", help=f"{options.FABRIC_FILE}; repeat the option to compare several fabrics."),
     ],
     world_sizes: Annotated[str, typer.Option(metavar="N,...", help="Numbers of ranks.")] = "2,4,8,16,32,64",
-    caps: Annotated[str | None, typer.Option(metavar="MB,...", help=CAPS, show_default=SWEEP_CAPS)] = None,
-    orders: ChosenOrders = None,
-    hooks: Hooks = "none",
-    policy: Settings = None,
-    fabric_set: FabricSettings = None,
-    processor: ProcessorFile = None,
-    variation: VariationSettings = None,
-    straggler: Stragglers = None,
+    caps: Annotated[str | None, typer.Option(metavar="MB,...", help=options.CAPS, show_default=SWEEP_CAPS)] = None,
+    orders: options.ChosenOrders = None,
+    hooks: options.Hooks = "none",
+    policy: options.Settings = None,
+    fabric_set: options.FabricSettings = None,
+    processor: options.ProcessorFile = None,
+    variation: options.VariationSettings = None,
+    straggler: options.Stragglers = None,
     out: Annotated[
         Path, typer.Option(metavar="PATH", help="Where to write the table (.csv, .parquet, .json).")
     ] = Path("out/sweep.csv"),
@@ -333,13 +286,12 @@ def sweep(
         str, typer.Option(metavar="AXIS", help="Axis for the columns of the heat map.")
     ] = "world_size",
     value: Annotated[
-        str,
-        typer.Option(metavar="COLUMN", help=f"Value to show in the cells of the heat map: {', '.join(VALUES)}."),
+        str, typer.Option(metavar="COLUMN", help=f"Value to show in the cells of the heat map: {', '.join(VALUES)}.")
     ] = "efficiency",
     jobs: Annotated[
         int | None, typer.Option(metavar="N", help="Number of parallel tasks; default: one per core.")
     ] = None,
-    json_path: Json = None,
+    json_path: options.Json = None,
 ) -> None:
     """Predict all combinations of traces, fabrics, world sizes, bucket caps, orders and comm hooks as one table.
 
@@ -351,11 +303,11 @@ def sweep(
     if out.suffix not in TABLE_WRITERS:
         raise ValueError(f"--out: expected a name that ends in {', '.join(TABLE_WRITERS)}; got {out}")
     _check_heat_map(heat_map, rows, columns, value)
-    check_outputs(out, heat_map, json_path, inputs=[*traces, *fabric, processor])
-    base = read_policy(policy)
+    options.check_outputs(out, heat_map, json_path, inputs=[*traces, *fabric, processor])
+    base = options.read_policy(policy)
     with progress("sweeping") as on_progress:
-        fabrics = {str(path): read_fabric([path], fabric_set, processor) for path in fabric}
-        chosen, tables, assumed = read_variation(variation), [], list[str]()
+        fabrics = {str(path): options.read_fabric([path], fabric_set, processor) for path in fabric}
+        chosen, tables, assumed = options.read_variation(variation), [], list[str]()
         for path, recorded in {str(path): Trace.load(path) for path in traces}.items():
             completed = {
                 name: assume_gpu(recorded, one, chosen, keep_processor=processor is not None)
@@ -366,13 +318,13 @@ def sweep(
                 sweep_all(
                     {path: recorded},
                     {name: one.fabric for name, one in completed.items()},
-                    world_sizes=read_counts("--world-sizes", world_sizes),
-                    bucket_caps_mb=choose_caps(caps, base, SWEEP_CAPS),
-                    orders=choose_orders(orders, base),
-                    hooks=read_hooks(hooks),
+                    world_sizes=options.read_counts("--world-sizes", world_sizes),
+                    bucket_caps_mb=options.choose_caps(caps, base, SWEEP_CAPS),
+                    orders=options.choose_orders(orders, base),
+                    hooks=options.read_hooks(hooks),
                     policy=base,
                     variation=next(iter(completed.values())).variation,
-                    stragglers=read_stragglers(straggler),
+                    stragglers=options.read_stragglers(straggler),
                     n_jobs=jobs,
                     on_progress=on_progress,
                 )
@@ -384,7 +336,7 @@ def sweep(
         figure = Figure(layout="constrained")
         maps = draw_heat_maps(table, figure, rows=rows, columns=columns, value=value)
         figure.set_size_inches(8, 4.5 * len(maps))
-        save_picture(figure, heat_map)
+        options.save_picture(figure, heat_map)
     _show_fastest(table)
     for sentence in (*dict.fromkeys(assumed), *sweep_verdicts(table)):
         print(sentence)
@@ -394,7 +346,7 @@ def sweep(
 
 def _check_heat_map(path: Path | None, rows: str, columns: str, value: str) -> None:
     """Check the options of the heat map before anything is predicted."""
-    check_picture("--heat-map", path)
+    options.check_picture("--heat-map", path)
     others = [axis for axis in AXES if axis != rows]
     for option, name, names in (("--rows", rows, AXES), ("--columns", columns, others), ("--value", value, VALUES)):
         if name not in names:
@@ -428,7 +380,7 @@ def _sweep_row(row: Mapping[Hashable, Any]) -> dict[str, str]:
         "trace": Path(row["trace"]).name,
         "fabric": Path(row["fabric"]).name,
         "ranks": str(row["world_size"]),
-        "cap": cap_word(row["bucket_cap_mb"]),
+        "cap": options.cap_word(row["bucket_cap_mb"]),
         "order": row["order"],
         "hook": row["hook"],
         "iteration ms": f"{row['iteration_ns'] / 1e6:.1f}",
@@ -439,4 +391,4 @@ def _sweep_row(row: Mapping[Hashable, Any]) -> dict[str, str]:
 
 def _rows_json(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
     """Return the rows of the JSON result; see `cap_json` for the cap."""
-    return [row | {"bucket_cap_mb": cap_json(row["bucket_cap_mb"])} for row in table.to_dict("records")]
+    return [row | {"bucket_cap_mb": options.cap_json(row["bucket_cap_mb"])} for row in table.to_dict("records")]

@@ -4,7 +4,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from io import BytesIO
@@ -36,6 +36,32 @@ MODELS = (
     "resnet50, resnet18, mlp, transformer, small-tensors, resnet50-224, bert-large, gpt2, emulated:TRACE (sleeps for "
     "the times of a trace), or MODULE:CALLABLE of your own."
 )
+FABRIC = Path("out/fabric.json")
+PREDICT_CAPS = "0.5,1,5,25,single"
+TraceFile = Annotated[Path, typer.Argument(metavar="TRACE", help="A trace of `record`, `synthesize` or `rescale`.")]
+FabricFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        metavar="PATH",
+        help=f"{FABRIC_FILE}; may be repeated. Files are merged as by `ddplab fabric`.",
+        show_default=str(FABRIC),
+    ),
+]
+Inputs = Annotated[
+    str | None, typer.Option(metavar="N,...", help="Number of batches of each rank; the ranks then train under Join.")
+]
+PerfettoFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH", help="Write the timeline of the fastest configuration as a Chrome trace, for ui.perfetto.dev."
+    ),
+]
+TimelinePicture = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="PATH", help="Plot the timeline of the fastest configuration to this file (.png, .svg, .pdf)."
+    ),
+]
 Model = Annotated[str, typer.Option(metavar="MODEL", help=MODELS)]
 ChosenModel = Annotated[str | None, typer.Option(metavar="MODEL", help=MODELS, show_default="resnet50")]
 WorldSize = Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks.")]
@@ -122,7 +148,7 @@ LinkRate = Annotated[
     typer.Option(
         metavar="RATE",
         help="Connect the ranks by virtual links of this rate, such as 1gbit, instead of the loopback interface; "
-        "requires Linux, root and iproute2.",
+        "requires Linux and root.",
     ),
 ]
 UplinksText = Annotated[
@@ -225,12 +251,7 @@ def read_fabric(paths: Sequence[Path], words: Sequence[str] | None, processor: P
 def read_links(
     link_rate: str | None, uplinks: str | None, scale: ScaleModel = ORIGINAL
 ) -> "tuple[float | None, Uplinks | None]":
-    """Parse the rate of links in bits per second, and the links between nodes; None stays None.
-
-    Args:
-        link_rate: The value of --link-rate.
-        uplinks: The value of --uplinks.
-        scale: The scale model whose rates are returned.
+    """Parse the rates of links and uplinks in a scale model, in bits per second; None stays None.
 
     Raises:
         ValueError: An option is malformed, or there are uplinks without --link-rate.
@@ -259,6 +280,12 @@ def read_scale(dilation: float, byte_scale: float) -> ScaleModel:
         return ScaleModel(dilation=dilation, byte_scale=byte_scale)
     except ValueError as error:
         raise ValueError(f"--{str(error).replace('_', '-')}") from None
+
+
+def refuse(given: Mapping[str, object], reason: str) -> None:
+    """Raise an error for the first of these options that is given: its value here is true."""
+    for option in (option for option, value in given.items() if value):
+        raise ValueError(f"{option}: {reason}")
 
 
 def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = (), folder: Path | None = None) -> None:
@@ -350,6 +377,7 @@ def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
 
 
 CAPS = "Bucket caps in MB; `single` is one bucket in total, `default` is 25, and 1 for the first bucket."
+ChosenCaps = Annotated[str | None, typer.Option("--caps", metavar="MB,...", help=CAPS, show_default=PREDICT_CAPS)]
 ChosenOrders = Annotated[
     str | None,
     typer.Option("--orders", metavar="ORDER,...", help=f"Bucket orders: {', '.join(ORDERS)}.", show_default="ready"),
@@ -359,10 +387,7 @@ ChosenOrders = Annotated[
 def choose_caps(text: str | None, policy: Policy, usual: str) -> list[float | None]:
     """Return the bucket caps to predict, in MB; None is DDP's default.
 
-    Args:
-        text: The value of --caps. None: the option was not given.
-        policy: The other settings. If they fix the buckets or caps, the result is the policy's cap alone.
-        usual: The value if the option was not given.
+    If the other settings fix the buckets or caps, the result is the policy's cap alone.
 
     Raises:
         ValueError: The option is malformed, or was given although the policy fixes the buckets or caps.

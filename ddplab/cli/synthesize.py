@@ -8,12 +8,11 @@ import typer
 from reference.files.value_ranges import YEAR_NS
 from reference.trace import Trace
 from simulator.workload.roofline import DEVICES, Operations, find_device
-from simulator.workload.roofline import Device as DataSheet
 from simulator.workload.trace_synthesis import rescale as rescale_trace
 from simulator.workload.trace_synthesis import synthesize as synthesize_trace
 
 from .shared_options import Json, Model, TraceOut, check_outputs, files_of
-from .terminal_output import describe_trace, show_table, write_json
+from .terminal_output import save_trace
 
 SHEETS = f"{', '.join(DEVICES)}, or a JSON file with name, flops_per_s and bytes_per_s"
 
@@ -46,7 +45,7 @@ def synthesize(
     by_roofline = synthesize_trace(operations, sheet)
     at_peak = synthesize_trace(operations, sheet.model_copy(update={"pace_ns": 0}))
     trace = by_roofline if step_ms is None else synthesize_trace(operations, sheet, step_ns=round(step_ms * 1e6))
-    _save(trace, out, f"{model} on {device}", json_path)
+    save_trace(trace, out, f"{model} on {device}, saved as {out}", json_path)
     print(judgement(_duration_ns(at_peak), _duration_ns(by_roofline), step_ms))
 
 
@@ -115,25 +114,17 @@ def rescale(
     """
     check_outputs(out, json_path, inputs=[trace])
     recorded, target = Trace.load(trace), find_device(new)
-    source = _this_device() if old == "this" else find_device(old)
+    if old == "this":
+        from ..calibration.device_rates import measure_device
+
+        source = measure_device()
+    else:
+        source = find_device(old)
     rescaled = rescale_trace(recorded, _count(model), source, target)
-    _save(rescaled, out, f"{trace} from {source.name} to {target.name}", json_path)
+    save_trace(rescaled, out, f"{trace} from {source.name} to {target.name}, saved as {out}", json_path)
 
 
 def _count(model: str) -> Operations:
     from ..operation_counter import measure_operations
 
     return measure_operations(model)
-
-
-def _this_device() -> DataSheet:
-    from ..calibration.device_rates import measure_device
-
-    return measure_device()
-
-
-def _save(trace: Trace, out: Path, title: str, json_path: Path | None) -> None:
-    trace.save(out)
-    summary = describe_trace(trace)
-    show_table([summary], f"{title}, saved as {out}")
-    write_json(json_path, {"trace": str(out), **summary})

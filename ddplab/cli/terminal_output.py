@@ -17,7 +17,7 @@ from reference.trace import Trace
 from simulator.fabric import Fabric, Linear, Processor
 
 from ..validation.machine_conditions import Conditions
-from ..validation.validation_report import Report, Row
+from ..validation.validation_report import ValidationReport, ValidationRow
 
 
 class PrintableStream:
@@ -160,6 +160,14 @@ def describe_trace(trace: Trace) -> dict[str, str]:
     }
 
 
+def save_trace(trace: Trace, out: Path, title: str, json_path: Path | None) -> None:
+    """Write a trace, print its sizes and times under a title, and write these as JSON, if a path is given."""
+    trace.save(out)
+    summary = describe_trace(trace)
+    show_table([summary], title)
+    write_json(json_path, {"trace": str(out), **summary})
+
+
 # Reports
 
 WIDE_INTERVAL = 0.08
@@ -174,12 +182,10 @@ OPTIONAL_CELLS = (
 """Cells of a report that narrow terminals leave out, the first ones first."""
 
 
-def show_report(report: Report, *, extrapolated: bool = False) -> None:
+def show_report(report: ValidationReport, *, extrapolated: bool = False) -> None:
     """Print a table per model, and a summary of all rows; times in milliseconds.
 
-    Args:
-        report: The report.
-        extrapolated: Whether the network was calibrated with other numbers of ranks.
+    `extrapolated` is whether the network was calibrated with other numbers of ranks.
     """
     for model in dict.fromkeys(row.model for row in report.rows):
         rows = [_report_row(row) for row in report.rows if row.model == model]
@@ -224,7 +230,7 @@ def show_report(report: Report, *, extrapolated: bool = False) -> None:
         print(f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side), because {reason}")
 
 
-def _report_row(row: Row) -> dict[str, str]:
+def _report_row(row: ValidationRow) -> dict[str, str]:
     """Return a row of the printed table; emulated devices keep their speed and are not paired with speed checks."""
     digits, is_paired = (0, True) if row.drift is not None else (1, False)
     cells = {
@@ -261,22 +267,12 @@ def _show_conditions(conditions: Conditions) -> None:
 
 NOISY_OUTLIERS = 0.1
 """Fraction of outliers among all-reduces above which the machine counts as noisy."""
-PARTS = {
-    "compress": "before its collectives",
-    "recompress": "between them",
-    "decompress": "after them",
-}
+PARTS = {"compress": "before its collectives", "recompress": "between them", "decompress": "after them"}
 """Parts of a comm hook's computation, and when each runs."""
 
 
 def show_calibration(fabric: Fabric, model: str, title: str) -> None:
-    """Print tables of collectives, comm hooks and slow-downs, and the other costs; `±` is half of a 90 % band.
-
-    Args:
-        fabric: A fabric made by `calibrate`.
-        model: The model that it was measured with.
-        title: Title of the first table.
-    """
+    """Print tables of collectives, comm hooks and slow-downs, and the other costs; `±` is half of a 90 % band."""
     show_table(collective_rows(fabric), title, optional=("outliers", "± ", "broadcast ms"))
     outliers, repeats = sum(row.outliers for row in fabric.all_reduce), sum(row.repeats for row in fabric.all_reduce)
     if outliers > NOISY_OUTLIERS * repeats:

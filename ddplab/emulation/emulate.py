@@ -47,7 +47,7 @@ from simulator.workload.compute_times import (
 from .emulated_device import IterationTimes
 from .modelled_network import CollectiveMessage, ModelledCollective, ModelledGroup, ModelledNetwork, worlds_by_thread
 from .virtual_time import LogEntry, VirtualRank, VirtualTime
-from .virtual_training import Label, RankTraining, Training, ddp_arguments
+from .virtual_training import Label, RankTraining, TrainingPlan, ddp_arguments
 
 REDUCERS: dict[str, Callable[..., nn.Module]] = {
     "ddplab": DistributedDataParallel,
@@ -124,7 +124,7 @@ def emulate(
     times = _Times(model, sampler)
     if model.has_communication:  # the recorded forward passes include the broadcasts
         policy = policy.model_copy(update={"broadcast_buffers": False})
-    training = Training(
+    training = TrainingPlan(
         workload=trace.workload,
         policy=policy,
         plan=plan,
@@ -220,7 +220,7 @@ class _Emulation:
         buckets: Parameter indices by bucket, in launch order.
     """
 
-    def __init__(self, training: Training, fabric: Fabric, world_size: int, sampler: IterationSampler) -> None:
+    def __init__(self, training: TrainingPlan, fabric: Fabric, world_size: int, sampler: IterationSampler) -> None:
         self.timelines: dict[Label, Timeline] = {}
         self._training, self._fabric, self._world_size, self._sampler = training, fabric, world_size, sampler
         self._at_a_time = fabric.concurrency * training.policy.process_groups

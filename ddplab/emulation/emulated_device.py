@@ -23,6 +23,8 @@ from reference.observer import Future, Observer
 from reference.trace import Buffer, Iteration, Parameter, Trace, Workload
 from simulator.workload.compute_times import end_of_computation_ns
 
+from ..calibration.repeated_timing import clock_ns
+
 Activity = Literal["forward", "backward", "step"]
 
 
@@ -49,7 +51,7 @@ class WallClock(Observer):
     Attributes:
         overslept_ns: By how much each sleep ended after its deadline. A deadline that had passed before the sleep
             counts as well.
-        due_ns: When the device will have finished, or finished last, in nanoseconds of `time.monotonic_ns`.
+        due_ns: When the device will have finished, or finished last, by `clock_ns`.
     """
 
     def __init__(self) -> None:
@@ -65,34 +67,24 @@ class WallClock(Observer):
         A forward pass only moves the deadline.
         """
         if activity != "backward":
-            self.due_ns = max(self.due_ns, time.monotonic_ns())
+            self.due_ns = max(self.due_ns, clock_ns())
         self.due_ns += duration_ns
         yield
         if duration_ns and activity != "forward":
-            remaining_ns = self.due_ns - time.monotonic_ns()
+            remaining_ns = self.due_ns - clock_ns()
             if remaining_ns > 0:
                 time.sleep(remaining_ns / 1e9)
-            self.overslept_ns.append(time.monotonic_ns() - self.due_ns)
-
-    def due_by(self, clock: Callable[[], int]) -> int:
-        """Return `due_ns` by another clock of nanoseconds."""
-        return self.due_ns - time.monotonic_ns() + clock()
+            self.overslept_ns.append(clock_ns() - self.due_ns)
 
     def bucket_packing(self, bucket: int) -> None:
         """Begin to count time of the host as time of the device."""
-        self._copying_since_ns = time.monotonic_ns()
+        self._copying_since_ns = clock_ns()
 
-    def bucket_ready(self, bucket: int) -> None:
-        """Stop to count: the bucket may have to wait for those before it."""
-        self.due_ns += time.monotonic_ns() - self._copying_since_ns
+    def bucket_ready(self, bucket: int, future: Future | None = None) -> None:
+        """Stop to count: the bucket may have to wait for those before it, or has been launched."""
+        self.due_ns += clock_ns() - self._copying_since_ns
 
-    def bucket_launching(self, bucket: int) -> None:
-        """Begin to count, as `bucket_packing`."""
-        self._copying_since_ns = time.monotonic_ns()
-
-    def bucket_launched(self, bucket: int, future: Future) -> None:
-        """Stop to count."""
-        self.due_ns += time.monotonic_ns() - self._copying_since_ns
+    bucket_launching, bucket_launched = bucket_packing, bucket_ready
 
 
 def least_timer_slack() -> None:
@@ -225,7 +217,8 @@ class EmulatedModel(nn.Module):
         except KeyError:  # for example a parameter "a" and another one "a.b"
             named = None
         taken = any(hasattr(self, name.partition(".")[0]) for name in names)
-        if named is None or taken or [*_names(named)] != names:
+        registered = () if named is None else (*named.named_parameters(), *named.named_buffers())
+        if named is None or taken or [name for name, _ in registered] != names:
             named = _submodules(workload, [f"{number}.weight" for number in range(len(names))])
         for name, child in named.named_children():
             self.add_module(name, child)
@@ -344,11 +337,6 @@ def _submodules(workload: Workload, names: Sequence[str]) -> nn.Module:
             dtype = getattr(torch, tensor.dtype)
             owner.register_buffer(attribute, torch.zeros(tensor.size_bytes // dtype.itemsize, dtype=dtype))
     return root
-
-
-def _names(module: nn.Module) -> Iterator[str]:
-    for name, _ in (*module.named_parameters(), *module.named_buffers()):
-        yield name
 
 
 class _SparseEmbedding(nn.Embedding):

@@ -62,30 +62,30 @@ class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
     def then(self, callback: Callable[[Any], Any]) -> "VirtualFuture":
         """See `torch.futures.Future.then`."""
         child = VirtualFuture(self._rank, self.number, self._description)
-
-        def finish(done: Any) -> None:
-            try:
-                child.set_result(callback(done))
-            except Exception as error:  # noqa: BLE001 - as torch does
-                child.set_exception(error)
-
-        self.add_done_callback(finish)
+        self.add_done_callback(lambda done: child.complete(partial(callback, done)))
         return child
 
+    def complete(self, compute: Callable[[], Any]) -> None:
+        """Set the result that a function returns, or its error."""
+        try:
+            self.set_result(compute())
+        except Exception as error:  # noqa: BLE001 - raised where the future is waited for
+            self.set_exception(error)
 
-class VirtualWork(dist.Work):
+
+class ModelledWork(dist.Work):
     """A launched collective of one rank."""
 
-    def __init__(self, future: VirtualFuture) -> None:
+    def __init__(self, future: "torch.futures.Future[Any]") -> None:
         super().__init__()
         self._future = future
 
     def wait(self, timeout: Any = None) -> bool:
-        """Let virtual time pass until the collective is done."""
+        """Block, or let virtual time pass, until the collective is done."""
         self._future.wait()
         return True
 
-    def get_future(self) -> VirtualFuture:
+    def get_future(self) -> "torch.futures.Future[Any]":
         """The future of the tensors that the collective was given."""
         return self._future
 
@@ -213,17 +213,13 @@ class ModelledNetwork:
         """Overwrite each rank's tensors with their sums over all ranks."""
         for several in zip(*contributions.values(), strict=True):
             weighted = zip(several, map(self._counts.__getitem__, contributions), strict=True)
-            self._write(several, _total([tensor if count == 1 else tensor.mul_(count) for tensor, count in weighted]))
+            first, *others = [tensor if count == 1 else tensor.mul_(count) for tensor, count in weighted]
+            self._write(several, sum(others, first))
 
-    def maximum(self, contributions: Mapping[int, list[Tensor]]) -> None:
-        """Overwrite each rank's tensors with their maxima over all ranks."""
+    def extreme(self, choose: Callable[[Tensor, int], Tensor], contributions: Mapping[int, list[Tensor]]) -> None:
+        """Overwrite each rank's tensors with what `torch.amax` or `torch.amin` chooses among those of all ranks."""
         for several in zip(*contributions.values(), strict=True):
-            self._write(several, torch.stack(several).amax(0) if len(several) > 1 else several[0])
-
-    def minimum(self, contributions: Mapping[int, list[Tensor]]) -> None:
-        """Overwrite each rank's tensors with their minima over all ranks."""
-        for several in zip(*contributions.values(), strict=True):
-            self._write(several, torch.stack(several).amin(0) if len(several) > 1 else several[0])
+            self._write(several, choose(torch.stack(several), 0) if len(several) > 1 else several[0])
 
     def copy_from(self, source: int) -> Callable[[Mapping[int, list[Tensor]]], None]:
         """Return a function that overwrites each rank's tensors with those of a rank."""
@@ -260,10 +256,10 @@ def _described(message: CollectiveMessage) -> str:
     return f"an {message.transport} of {message.size_bytes} bytes".replace("an broadcast", "a broadcast")
 
 
-REDUCTIONS = [
+REDUCTIONS: list[tuple[Any, Callable[[ModelledNetwork, Any], None]]] = [
     (dist.ReduceOp.SUM, ModelledNetwork.sum),
-    (dist.ReduceOp.MAX, ModelledNetwork.maximum),
-    (dist.ReduceOp.MIN, ModelledNetwork.minimum),
+    (dist.ReduceOp.MAX, lambda network, tensors: network.extreme(torch.amax, tensors)),
+    (dist.ReduceOp.MIN, lambda network, tensors: network.extreme(torch.amin, tensors)),
 ]
 """A list, because the operations of torch are equal but not hashed alike."""
 
@@ -290,15 +286,7 @@ class ModelledGroup(dist.ProcessGroup):
         """Name of the backend."""
         return "modelled"
 
-    def getRank(self) -> int:  # noqa: N802
-        """The rank."""
-        return self._virtual_rank.rank
-
-    def getSize(self) -> int:  # noqa: N802
-        """Number of ranks."""
-        return self._network.world_size
-
-    def allreduce(self, tensors: Any, opts: Any = None) -> VirtualWork:  # type: ignore[override]
+    def allreduce(self, tensors: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
         """Reduce tensors over all ranks, in place."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         operation = dist.ReduceOp.SUM if opts is None else opts.reduceOp
@@ -307,20 +295,20 @@ class ModelledGroup(dist.ProcessGroup):
             raise NotImplementedError(f"modelled network: expected the operation SUM, MAX or MIN, got {operation}")
         return self._launch(all_reduce_message(tensors), tensors, tensors, partial(reduce, self._network))
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> VirtualWork:  # type: ignore[override]
+    def broadcast(self, tensors: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
         """Overwrite tensors with those of one rank."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         source = 0 if opts is None else opts.rootRank
         message = CollectiveMessage("broadcast", sum(map(tensor_bytes, tensors)))
         return self._launch(message, tensors, tensors, self._network.copy_from(source))
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> VirtualWork:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> ModelledWork:
         """Give every rank the tensors of all ranks."""
         outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
         message = CollectiveMessage("all_gather", sum(map(tensor_bytes, inputs)))
         return self._launch(message, inputs, (outputs, inputs), self._network.gather)
 
-    def barrier(self, opts: Any = None) -> VirtualWork:
+    def barrier(self, opts: Any = None) -> ModelledWork:
         """Wait for all ranks."""
         return self._launch(CollectiveMessage("all_reduce", 0), [], [], self._network.sum)
 
@@ -330,12 +318,12 @@ class ModelledGroup(dist.ProcessGroup):
         tensors: Sequence[Tensor],
         contribution: Any,
         reduce: Callable[[Mapping[int, Any]], None],
-    ) -> VirtualWork:
+    ) -> ModelledWork:
         self.before_launch(message, tensors)
         number, future = self._network.launch(self._virtual_rank, message, contribution, reduce)
         self._virtual_rank.launched(number)
         self.after_launch(number, future)
-        return VirtualWork(future)
+        return ModelledWork(future)
 
 
 def all_reduce_message(tensors: Sequence[Tensor]) -> CollectiveMessage:
@@ -359,7 +347,7 @@ class RankWorld:
     """State of torch.distributed for one rank: the modelled group is the default group."""
 
     def __init__(self, group: ModelledGroup) -> None:
-        ranks = {rank: rank for rank in range(group.getSize())}
+        ranks = {rank: rank for rank in range(group.size())}
         self.default_pg = group
         self.pg_map = {group: ("modelled", HashStore())}
         self.pg_names = {group: "modelled"}

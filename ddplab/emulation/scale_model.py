@@ -7,7 +7,6 @@ of time. Dilation of time was introduced by Gupta et al., "To Infinity and Beyon
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from reference.files.value_ranges import MILLION
@@ -70,13 +69,13 @@ class ScaleModel:
             }
         )
         kept = min(iterations, *(len(rank.iterations) for rank in original.ranks))
-        ranks = [
-            RankTrace(
-                rank=rank.rank,
-                iterations=self._iterations(rank.iterations[:kept], with_communication=waits),
-            )
-            for rank in original.ranks
-        ]
+        ranks = []
+        for rank in original.ranks:
+            scaled: list[Iteration] = []
+            for iteration in rank.iterations[:kept]:
+                start_ns = scaled[-1].end_ns if scaled else 0
+                scaled.append(self._iteration(iteration, start_ns, with_communication=waits))
+            ranks.append(RankTrace(rank=rank.rank, iterations=tuple(scaled)))
         return Trace(workload=workload, ranks=tuple(ranks))
 
     def _parameter(self, parameter: Parameter) -> Parameter:
@@ -93,13 +92,6 @@ class ScaleModel:
         unit = math.gcd(buffer.size_bytes, LARGEST_ELEMENT_BYTES)  # a multiple of the size of one element
         scaled = max(1, round(buffer.size_bytes * self.byte_scale / unit)) * unit if unit else 0
         return buffer.model_copy(update={"size_bytes": scaled})
-
-    def _iterations(self, recorded: Sequence[Iteration], *, with_communication: bool) -> tuple[Iteration, ...]:
-        scaled: list[Iteration] = []
-        for iteration in recorded:
-            start = scaled[-1].end_ns if scaled else 0
-            scaled.append(self._iteration(iteration, start, with_communication=with_communication))
-        return tuple(scaled)
 
     def _iteration(self, recorded: Iteration, start_ns: int, *, with_communication: bool) -> Iteration:
         """Return an iteration of the model that starts at `start_ns`, without the time that a rank only waited."""

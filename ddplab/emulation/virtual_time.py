@@ -31,13 +31,7 @@ class RanksEndedError(BaseException):
 
 
 class LogEntry(NamedTuple):
-    """An instruction that a rank has executed, in the terms of a schedule.
-
-    Attributes:
-        instruction: The instruction.
-        end_ns: When it ended.
-        duration_ns: For computing, the duration at full speed.
-    """
+    """An instruction that a rank has executed, when it ended, and for computing its duration at full speed."""
 
     instruction: Instruction
     end_ns: int
@@ -122,7 +116,7 @@ class VirtualRank:
     def start_together(self) -> None:
         """Wait for all ranks; then all start at time 0."""
         self._stop_computing()
-        self._time.arrive(self)
+        self._time.arrived.append(self)
         self._block("the other ranks, to start an iteration together")
         self._progress = 0
 
@@ -141,7 +135,7 @@ class VirtualRank:
             )
             raise RanksEndedError
         self.blocked_on = what
-        self._time.hand_over()
+        self._time.turn_is_over.release()
         self.may_run.acquire()
         self.blocked_on = ""
         if self._time.failure is not None:
@@ -169,8 +163,8 @@ class VirtualTime(Generic[Result]):
         self.failure: BaseException | None = None
         self.on_restart: Callable[[], None] = lambda: None
         self._runnable: deque[VirtualRank] = deque()
-        self._arrived: list[VirtualRank] = []
-        self._turn_is_over = threading.Semaphore(0)
+        self.arrived: list[VirtualRank] = []
+        self.turn_is_over = threading.Semaphore(0)
         self._results: dict[int, Result] = {}
 
     def run(self, body: Callable[[VirtualRank], Result]) -> list[Result]:
@@ -202,19 +196,11 @@ class VirtualTime(Generic[Result]):
         """Let a rank run in its next turn."""
         self._runnable.append(rank)
 
-    def hand_over(self) -> None:
-        """End the turn of the rank that runs."""
-        self._turn_is_over.release()
-
-    def arrive(self, rank: VirtualRank) -> None:
-        """Register that a rank is ready to start together with all others."""
-        self._arrived.append(rank)
-
     def _advance(self) -> None:
         while self._runnable and self.failure is None:
             rank = self._runnable.popleft()
             rank.may_run.release()
-            if not self._turn_is_over.acquire(timeout=TURN_TIMEOUT_S):
+            if not self.turn_is_over.acquire(timeout=TURN_TIMEOUT_S):
                 frame = sys._current_frames().get(rank.thread.ident or 0) if rank.thread else None
                 stack = "".join(traceback.format_stack(frame)[-3:])
                 raise RankError(
@@ -224,7 +210,7 @@ class VirtualTime(Generic[Result]):
                 )
         if self.failure is not None or len(self._results) == len(self.ranks):
             return
-        if len(self._arrived) == len(self.ranks) - len(self._results):
+        if len(self.arrived) == len(self.ranks) - len(self._results):
             self._restart()
             return
         try:
@@ -239,8 +225,8 @@ class VirtualTime(Generic[Result]):
         self.cluster.env.run()  # collectives that no rank waits for
         self.on_restart()
         self.cluster = self._make_cluster()
-        self._runnable.extend(sorted(self._arrived, key=lambda rank: rank.rank))
-        self._arrived.clear()
+        self._runnable.extend(sorted(self.arrived, key=lambda rank: rank.rank))
+        self.arrived.clear()
 
     def _live(self, rank: VirtualRank, body: Callable[[VirtualRank], Result]) -> None:
         rank.may_run.acquire()
@@ -256,7 +242,7 @@ class VirtualTime(Generic[Result]):
                 self.failure = RankError(rank.rank, f"rank {rank.rank} failed in virtual time: {cause}")
                 self.failure.__cause__ = error
         finally:
-            self._turn_is_over.release()
+            self.turn_is_over.release()
 
     def _end_threads(self) -> None:
         for rank in self.ranks:

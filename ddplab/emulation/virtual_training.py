@@ -37,7 +37,7 @@ Label = int | Literal["join end"] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainingPlan:
     """What all ranks train.
 
     Attributes:
@@ -74,7 +74,7 @@ class RankTraining:
         buckets: Parameter indices by bucket, in launch order, at the end of the training.
     """
 
-    def __init__(self, rank: VirtualRank, group: ModelledGroup, training: Training) -> None:
+    def __init__(self, rank: VirtualRank, group: ModelledGroup, training: TrainingPlan) -> None:
         self.label: Label = None
         self.kinds: dict[int, tuple[CollectiveKind, int | None]] = {}
         self.buckets: Sequence[Sequence[int]] = ()
@@ -160,7 +160,7 @@ class RankTraining:
 
     def _listen_to(self, ddp: nn.Module) -> None:
         if isinstance(ddp, DistributedDataParallel):
-            ddp.reducer.launch_order = _Launches(self)
+            ddp.reducer.launch_order = _LaunchReports(self)
             ddp.reducer.observers.append(_Copies(self, ddp, self._training))
         elif isinstance(getattr(ddp, "reducer", None), TorchReducer):
             self._torch_ddp = ddp
@@ -232,7 +232,7 @@ class RankTraining:
             last = self._last_of_bucket.get(number)
             result = self._results[number] = VirtualFuture(self._rank, last, f"the comm hook of bucket {number}")
             result.after_wait = lambda: self.charge("decompress", number, costs.decompress(size))
-            future.add_done_callback(lambda done: copy_result(done, result))
+            future.add_done_callback(lambda done: result.complete(done.value))
             self._awaited.append(result)
             self._bucket_launched()
             return result
@@ -313,7 +313,7 @@ def _real_hook(hook: CommHook, policy: Policy) -> tuple[Callable[[Any, Any], Any
     return function, state
 
 
-class _Launches:
+class _LaunchReports:
     """Reports each launch of our reducer to the rank's training, also on a rank without inputs."""
 
     def __init__(self, training: RankTraining) -> None:
@@ -332,7 +332,7 @@ class _Launches:
 class _Copies(Observer):
     """Charges the copies of our reducer: into a bucket when it is full, and out of it when its averages are there."""
 
-    def __init__(self, training: RankTraining, ddp: DistributedDataParallel, costs: Training) -> None:
+    def __init__(self, training: RankTraining, ddp: DistributedDataParallel, costs: TrainingPlan) -> None:
         self._training, self._ddp, self._costs = training, ddp, costs
 
     def bucket_ready(self, bucket: int) -> None:
@@ -352,7 +352,7 @@ class _Copies(Observer):
         return [gradient_bytes(parameters[index], density) for index in indices]
 
 
-class _EndOfIteration(Joinable):
+class _EndOfIteration(Joinable, JoinHook):
     """Calls a function after each iteration under Join, on ranks with inputs and without.
 
     Args:
@@ -371,7 +371,11 @@ class _EndOfIteration(Joinable):
 
     def join_hook(self, **_: Any) -> JoinHook:
         """The hook that a rank without inputs runs."""
-        return _NotifyOfShadow(self)
+        return self
+
+    def main_hook(self) -> None:
+        """Called on a rank without inputs, after the reducer has matched the collectives of an iteration."""
+        self.notify()
 
     @property
     def join_device(self) -> torch.device:
@@ -382,16 +386,6 @@ class _EndOfIteration(Joinable):
     def join_process_group(self) -> Any:
         """The ranks that take part in Join."""
         return self._ddp.process_group
-
-
-class _NotifyOfShadow(JoinHook):
-    def __init__(self, end: _EndOfIteration) -> None:
-        super().__init__()
-        self._end = end
-
-    def main_hook(self) -> None:
-        """Called after the reducer has matched the collectives of an iteration."""
-        self._end.notify()
 
 
 ONE_BUCKET_MB = 2.0**30
@@ -409,12 +403,7 @@ def ddp_arguments(policy: Policy, plan: Sequence[Sequence[int]] | None) -> dict[
     elif policy.first_bucket_mb is not None:
         largest = 25 if policy.bucket_cap_mb is None else policy.bucket_cap_mb
         caps = {"bucket_cap_mb_list": [min(cap, ONE_BUCKET_MB) for cap in (policy.first_bucket_mb, largest)]}
-    flags = (
-        "find_unused_parameters",
-        "static_graph",
-        "skip_all_reduce_unused_params",
-        "gradient_as_bucket_view",
-    )
+    flags = ("find_unused_parameters", "static_graph", "skip_all_reduce_unused_params", "gradient_as_bucket_view")
     chosen = {name: True for name in flags if getattr(policy, name)}
     return caps | chosen | ({} if policy.broadcast_buffers else {"forward_sync_buffers": False})
 
@@ -434,11 +423,3 @@ def _bucket_count(ddp: Any) -> int:
     data = ddp._get_ddp_logging_data()
     sizes: str = data.get("rebuilt_bucket_sizes") or data["bucket_sizes"]
     return len(sizes.split(","))
-
-
-def copy_result(done: Any, into: Any) -> None:
-    """Give a future the result or the error of another one that is done."""
-    try:
-        into.set_result(done.value())
-    except Exception as error:  # noqa: BLE001 - raised where the future is waited for
-        into.set_exception(error)

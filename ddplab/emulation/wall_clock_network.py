@@ -2,7 +2,7 @@
 
 Each rank simulates the network by the clock, on a `Cluster` of its own. When all ranks have launched a collective,
 they share the latest launch time. Each rank then begins to move the data, and completes the future, at the moments
-that its simulation gives. No links are needed, so this works without Linux, root or iproute2.
+that its simulation gives. No links are needed, so this works without Linux and root.
 
 A rank learns of a launch only after a message of Gloo. If its simulation has passed another event by then, the
 collective starts late on this rank, and its end may differ between ranks by the delay of that message.
@@ -29,7 +29,7 @@ from simulator.fabric import Fabric
 from simulator.step_costs import price
 
 from .emulated_device import least_timer_slack
-from .modelled_network import CollectiveMessage, all_reduce_message, tensor_bytes
+from .modelled_network import CollectiveMessage, ModelledWork, all_reduce_message, tensor_bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,27 +91,6 @@ class Unfinished:
             future.set_exception(error)
 
 
-class WallWork(dist.Work):
-    """A collective in flight."""
-
-    def __init__(self, future: "torch.futures.Future[Any]") -> None:
-        super().__init__()
-        self._future = future
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Block until the collective ends."""
-        self._future.wait()
-        return True
-
-    def get_future(self) -> "torch.futures.Future[Any]":
-        """The future of the tensors that the collective was given."""
-        return self._future
-
-    def is_completed(self) -> bool:
-        """Whether the collective has ended."""
-        return self._future.done()
-
-
 class WallGroup(dist.ProcessGroup):
     """A process group of all ranks whose collectives take the time that a fabric gives.
 
@@ -150,32 +129,32 @@ class WallGroup(dist.ProcessGroup):
         """Name of the backend."""
         return "modelled"
 
-    def allreduce(self, tensors: Any, opts: Any = None) -> WallWork:  # type: ignore[override]
+    def allreduce(self, tensors: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
         """Reduce tensors over all ranks, in place."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         opts = _options(dist.ReduceOp.SUM) if opts is None else opts
         return self._launch(all_reduce_message(tensors), tensors, lambda: self._gloo.allreduce(tensors, opts))
 
-    def broadcast(self, tensors: Any, opts: Any = None) -> WallWork:  # type: ignore[override]
+    def broadcast(self, tensors: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
         """Overwrite tensors with those of one rank."""
         tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         opts = dist.BroadcastOptions() if opts is None else opts
         message = CollectiveMessage("broadcast", sum(map(tensor_bytes, tensors)))
         return self._launch(message, tensors, lambda: self._gloo.broadcast(tensors, opts))
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> WallWork:
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> ModelledWork:
         """Give every rank the tensors of all ranks."""
         outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
         opts = AllgatherOptions() if opts is None else opts
         message = CollectiveMessage("all_gather", sum(map(tensor_bytes, inputs)))
         return self._launch(message, outputs, lambda: self._gloo.allgather(outputs, inputs, opts))
 
-    def barrier(self, opts: Any = None) -> WallWork:
+    def barrier(self, opts: Any = None) -> ModelledWork:
         """Wait for all ranks."""
         nothing = torch.zeros(0)
         return self.allreduce([nothing])
 
-    def _launch(self, message: CollectiveMessage, result: Any, move: Callable[[], dist.Work]) -> WallWork:
+    def _launch(self, message: CollectiveMessage, result: Any, move: Callable[[], dist.Work]) -> ModelledWork:
         future: torch.futures.Future[Any] = torch.futures.Future()
         unfinished, arrivals = self._unfinished, self._arrivals
         with unfinished.launching:  # so that launch times rise with the numbers, on every rank
@@ -194,7 +173,7 @@ class WallGroup(dist.ProcessGroup):
                 unfinished.fail(error)
 
         work.get_future().add_done_callback(launched_by_all)
-        return WallWork(future)
+        return ModelledWork(future)
 
     def _run(self) -> None:
         """Run the cluster; an error ends all collectives."""
@@ -220,7 +199,9 @@ class WallGroup(dist.ProcessGroup):
                 while started in waiting:
                     self._start(waiting.pop(started))
                     started += 1
-            self._advance(time.monotonic_ns())
+            now_ns = time.monotonic_ns() - self._origin_ns
+            while self._cluster.env.peek() <= now_ns:
+                self._cluster.env.step()
 
     def _until_next_event_s(self) -> float | None:
         due_ns = self._cluster.env.peek()

@@ -7,6 +7,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +27,7 @@ from .validate_emulated import validate_emulated
 from .validation_report import (
     Configuration,
     Measurement,
-    Report,
+    ValidationReport,
     draw_validation,
     make_row,
     policy_of,
@@ -53,17 +54,14 @@ TURNS = 2
 
 
 class Ladder(NamedTuple):
-    """The reports of the demo. The model of each row describes the run.
+    """The reports of the demo: in virtual time, by the clock (None if the machine is too slow), on the processor.
 
-    Attributes:
-        virtual: Emulated V100s in virtual time.
-        wall: Emulated V100s by the clock. None: the machine is too slow for them.
-        processor: A real model.
+    The model of each row describes the run.
     """
 
-    virtual: Report
-    wall: Report | None
-    processor: Report
+    virtual: ValidationReport
+    wall: ValidationReport | None
+    processor: ValidationReport
 
 
 def demo(out: Path, *, on_progress: Progress) -> Ladder:
@@ -90,7 +88,7 @@ def demo(out: Path, *, on_progress: Progress) -> Ladder:
     return ladder
 
 
-def _in_virtual_time(out: Path) -> Report:
+def _in_virtual_time(out: Path) -> ValidationReport:
     trace, fabric = Trace.load(TRACE), Fabric.from_topology(NETWORK)
     title = f"virtual time: ResNet-50 on {VIRTUAL_RANKS} emulated V100s, 10 Gbit/s"
     rows = []
@@ -103,38 +101,33 @@ def _in_virtual_time(out: Path) -> Report:
     return summarize(rows, "")
 
 
-def _by_the_clock(out: Path, on_progress: Progress) -> Report:
+def _by_the_clock(out: Path, on_progress: Progress) -> ValidationReport:
     """Validate over virtual links, or over a modelled network where these are not permitted."""
-    try:
-        with RankPool(EMULATED_RANKS, link_rate=SCALE.rate(RATE)) as pool:
-            network, report = "virtual links", _validate_emulated(pool, out, None, on_progress)
-    except LinkError:
-        with RankPool(EMULATED_RANKS) as pool:
-            modelled = Fabric.from_topology(NETWORK, library="gloo")
-            network, report = "a modelled network", _validate_emulated(pool, out, modelled, on_progress)
-    return _titled(report, f"by the clock: ResNet-50 on {EMULATED_RANKS} emulated V100s, {network}")
-
-
-def _validate_emulated(pool: RankPool, out: Path, modelled: Fabric | None, on_progress: Progress) -> Report:
-    return validate_emulated(
-        pool,
-        Trace.load(TRACE),
-        CONFIGURATIONS,
+    run = partial(
+        validate_emulated,
+        trace=Trace.load(TRACE),
+        configurations=CONFIGURATIONS,
         scale=SCALE,
         out=out,
         repeat=TURNS,
-        modelled=modelled,
         on_progress=on_progress,
     )
+    try:
+        with RankPool(EMULATED_RANKS, link_rate=SCALE.rate(RATE)) as pool:
+            network, report = "virtual links", run(pool)
+    except LinkError:
+        with RankPool(EMULATED_RANKS) as pool:
+            network, report = "a modelled network", run(pool, modelled=Fabric.from_topology(NETWORK, library="gloo"))
+    return _titled(report, f"by the clock: ResNet-50 on {EMULATED_RANKS} emulated V100s, {network}")
 
 
-def _on_the_processor(out: Path, on_progress: Progress) -> Report:
+def _on_the_processor(out: Path, on_progress: Progress) -> ValidationReport:
     with RankPool(REAL_RANKS, pinned=True) as pool:
         report = validate(pool, REAL_MODEL, REAL_CONFIGURATIONS, out=out, repeat=TURNS, on_progress=on_progress)
     return _titled(report, f"on the processor: ResNet-18 on {REAL_RANKS} ranks")
 
 
-def _titled(report: Report, title: str) -> Report:
+def _titled(report: ValidationReport, title: str) -> ValidationReport:
     return replace(report, rows=tuple(replace(row, model=title) for row in report.rows))
 
 

@@ -72,8 +72,7 @@ bursts, looks like a slow-down."""
 def checked_slow_downs(measure: Callable[[], tuple[float, float]]) -> tuple[float, float]:
     """Check, before anything is trained, that device and network do not slow each other down; see `Conditions`.
 
-    Args:
-        measure: Returns the slow-downs of device and network; called again if they are too large.
+    `measure` returns the slow-downs of device and network, and is called again if they are too large.
 
     Raises:
         ConditionsError: In every measurement, one of them slows the other down.

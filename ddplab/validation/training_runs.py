@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
-from statistics import median
 from typing import Any, NamedTuple
 
 import torch
@@ -22,7 +21,7 @@ from .. import models
 from ..calibration.hook_costs import real_hook
 from ..calibration.repeated_timing import clock_ns, meet, of_slowest_rank, time_ns
 from ..emulation.emulated_device import EmulatedTraining
-from .step_watcher import Iterations, by_iteration, watched
+from .reducer_step_times import Iterations, by_iteration, watched
 from .validation_report import Measurement, SpeedCheck
 
 WARM_UP = 2
@@ -114,24 +113,14 @@ def without_averaging(trace: Trace, iterations: int) -> Trace:
 
 
 class TargetRun(NamedTuple):
-    """Settings of a target run, as its ranks need them.
-
-    Attributes:
-        ddp_arguments: Keyword arguments of `DistributedDataParallel`.
-        hook_name: Name of the comm hook.
-    """
+    """Settings of a target run: keyword arguments of `DistributedDataParallel`, and the name of the comm hook."""
 
     ddp_arguments: dict[str, Any]
     hook_name: str = NO_HOOK.name
 
 
 class Turn(NamedTuple):
-    """One turn of a target run on one rank.
-
-    Attributes:
-        measurement: The times of the iterations, equal on all ranks.
-        iterations: What this rank did in each iteration.
-    """
+    """One turn of a target run on one rank: times equal on all ranks, and what this rank did in each iteration."""
 
     measurement: Measurement
     iterations: Iterations
@@ -140,14 +129,7 @@ class Turn(NamedTuple):
 def measure_configurations(
     rank: int, _world_size: int, model: str, target_runs: Sequence[TargetRun], progress_word: str
 ) -> list[Turn]:
-    """Train one turn of each target run, with speed checks between them.
-
-    Args:
-        rank: This rank.
-        model: As for `--model`.
-        target_runs: The configurations to train under, in this order.
-        progress_word: Label for the progress reports.
-    """
+    """Train one turn of each target run, in this order, with speed checks between them."""
     trainer = Trainer(model, rank)
     measured = []
     all_gradients = torch.ones(sum(map(size_bytes, trainable_parameters(trainer.module).values())) // 4)
@@ -159,7 +141,7 @@ def measure_configurations(
         with warmed_up(trainer, target_run) as ddp:
             times_ns, iterations = time_iterations(trainer, ddp)
         after = _check_speed(trainer, all_gradients)
-        measured.append(Turn(Measurement(times_ns, _median([*before, *after])), iterations))
+        measured.append(Turn(Measurement(times_ns, SpeedCheck.usual([*before, *after])), iterations))
         before = after
     return measured
 
@@ -214,10 +196,3 @@ def _check_speed(trainer: Trainer, all_gradients: Tensor) -> list[SpeedCheck]:
             times_ns.append(time_ns(action, *arguments))
     slowest = of_slowest_rank(times_ns)
     return [SpeedCheck(*slowest[start : start + 2]) for start in range(0, len(slowest), 2)]
-
-
-def _median(checks: Sequence[SpeedCheck]) -> SpeedCheck:
-    return SpeedCheck(
-        round(median(check.compute_ns for check in checks)),
-        round(median(check.all_reduce_ns for check in checks)),
-    )

@@ -11,9 +11,8 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
-
-import pandas as pd
 
 from reference.files.writing import write_atomically
 from reference.launch import Progress, RankPool, no_progress
@@ -27,15 +26,15 @@ from ..calibration.calibrate import REPEATS, measure_collectives, measure_hooks,
 from ..calibration.collective_times import MessageSizes
 from ..calibration.reducer_costs import BUCKET_BYTES
 from ..calibration.repeated_timing import relative_spread
-from .reference_runs import Fitter, Reference, reference_runs
-from .step_watcher import save_samples, to_samples
+from .fitted_slow_downs import Reference, fitted, reference_runs, with_hook_costs, with_slow_downs
+from .reducer_step_times import save_samples, to_samples
 from .training_runs import TargetRun, measure_configurations, record_computation
 from .validation_report import (
     Configuration,
     Measurement,
-    Report,
     SpeedCheck,
     TargetPrediction,
+    ValidationReport,
     join_rows,
     make_row,
     model_folder,
@@ -61,7 +60,7 @@ def validate(
     repeat: int = 10,
     calibrations: int = 1,
     on_progress: Progress = no_progress,
-) -> Report:
+) -> ValidationReport:
     """Record, calibrate, write the predictions, and only then train and measure.
 
     One calibration is one sample of a machine whose speed drifts: the errors of all configurations have its error in
@@ -100,13 +99,8 @@ def validate(
 
 
 def _validate_once(
-    pool: RankPool,
-    model: str,
-    configurations: Sequence[Configuration],
-    out: Path,
-    repeat: int,
-    on_progress: Progress,
-) -> Report:
+    pool: RankPool, model: str, configurations: Sequence[Configuration], out: Path, repeat: int, on_progress: Progress
+) -> ValidationReport:
     hooks = list(dict.fromkeys(configuration.hook for configuration in configurations))
     trace, fabric, speed_check = _calibrate(pool, model, configurations, hooks, on_progress)
     trace.save(model_folder(out, model) / "trace.json.gz")
@@ -114,7 +108,16 @@ def _validate_once(
     predictions = predict_targets(trace, fabric, configurations, pool.world_size, speed_check=speed_check)
     predicted = dict(zip(configurations, predictions, strict=True))
     digest = write_predictions(out / "predictions.json", model, predicted)
-    measured, samples = _measure(pool, model, trace, configurations, repeat, on_progress)
+    measured: dict[Configuration, list[Measurement]] = {configuration: [] for configuration in configurations}
+    samples = []
+    target_runs = [target_run(trace, configuration) for configuration in measured]
+    for turn in range(repeat):
+        word = f"{model}: training, turn {turn + 1} of {repeat}"
+        by_rank = pool.run(measure_configurations, model, target_runs, word, on_progress=on_progress)
+        for configuration, *of_ranks in zip(measured, *by_rank, strict=True):
+            measured[configuration].append(of_ranks[0].measurement)
+            iterations = [of_rank.iterations for of_rank in of_ranks]
+            samples.append(to_samples(iterations, model=model, **asdict(configuration), turn=turn))
     save_samples(samples, out)
     rows = [make_row(model, one, prediction, measured[one]) for one, prediction in predicted.items()]
     report = summarize(rows, digest, world_size=pool.world_size)
@@ -123,11 +126,7 @@ def _validate_once(
 
 
 def _calibrate(
-    pool: RankPool,
-    model: str,
-    configurations: Sequence[Configuration],
-    hooks: Sequence[str],
-    on_progress: Progress,
+    pool: RankPool, model: str, configurations: Sequence[Configuration], hooks: Sequence[str], on_progress: Progress
 ) -> tuple[Trace, Fabric, SpeedCheck | None]:
     """Record and calibrate; return trace, fabric and the usual speed check of the calibration.
 
@@ -163,10 +162,10 @@ def _calibrate(
         record_and_train()
     trace = join(recordings)
     references = {configuration: Reference.of(of_run) for configuration, of_run in turns.items()}
-    fitter = Fitter(trace, pool.world_size)
-    fabric = fitter.fit_slow_downs(fabric, {run: references[run] for run in runs})
-    for configuration in with_hooks:
-        fabric = fitter.fit_hook(fabric, configuration, references[configuration])
+    without_hooks = {run: references[run] for run in runs}
+    fabric = fitted(partial(with_slow_downs, fabric), trace, pool.world_size, without_hooks)
+    for run in with_hooks:
+        fabric = fitted(partial(with_hook_costs, fabric, run.hook), trace, pool.world_size, {run: references[run]})
     few = references[runs[0]]
     return trace, fabric.with_processor(iteration_spread=relative_spread(few.times_ns)), few.speed_check
 
@@ -186,28 +185,6 @@ def write_predictions(path: Path, model: str, predicted: Mapping[Configuration, 
     data = json.dumps(rows, indent=1, allow_nan=False).encode()
     write_atomically(path, data)
     return hashlib.sha256(data).hexdigest()
-
-
-def _measure(
-    pool: RankPool,
-    model: str,
-    trace: Trace,
-    configurations: Sequence[Configuration],
-    repeat: int,
-    on_progress: Progress,
-) -> tuple[dict[Configuration, list[Measurement]], list[pd.DataFrame]]:
-    """Return all turns of each configuration, and the samples of all ranks; a turn trains each configuration once."""
-    measured: dict[Configuration, list[Measurement]] = {configuration: [] for configuration in configurations}
-    samples = []
-    target_runs = [target_run(trace, configuration) for configuration in measured]
-    for turn in range(repeat):
-        word = f"{model}: training, turn {turn + 1} of {repeat}"
-        by_rank = pool.run(measure_configurations, model, target_runs, word, on_progress=on_progress)
-        for configuration, *of_ranks in zip(measured, *by_rank, strict=True):
-            measured[configuration].append(of_ranks[0].measurement)
-            iterations = [of_rank.iterations for of_rank in of_ranks]
-            samples.append(to_samples(iterations, model=model, **asdict(configuration), turn=turn))
-    return measured, samples
 
 
 def target_run(trace: Trace, configuration: Configuration) -> TargetRun:

@@ -36,19 +36,20 @@ from ..calibration.repeated_timing import (
     slowdown_factor,
     time_ns,
 )
+from ..calibration.slow_downs import ContinuousTimes
 from ..emulation.scale_model import ScaleModel
 from ..emulation.wall_clock_network import WallGroup, modelled_network
 from ..models import EMULATED
-from .host_work import host_ns_by_iteration, time_one_all_reduce_each, with_longer_steps, with_packing
+from .emulated_host_overhead import host_ns_by_iteration, time_one_all_reduce_each, with_longer_steps, with_packing
 from .machine_conditions import Conditions, checked_slow_downs
-from .step_watcher import Iterations, save_samples, to_samples
+from .reducer_step_times import Iterations, save_samples, to_samples
 from .training_runs import MEASURED_ITERATIONS, TargetRun, Trainer, time_iterations, warmed_up
 from .validate import target_run, write_predictions
 from .validation_report import (
     PREDICTED_TRACE_FILE,
     Configuration,
     Measurement,
-    Report,
+    ValidationReport,
     make_row,
     policy_of,
     predict_targets,
@@ -62,18 +63,6 @@ PAUSE_S = 0.02
 """Pause before a collective is calibrated; emulated devices leave the processor idle."""
 SIZE_RATIO = 1.5
 """Least ratio of two message sizes that are calibrated; between them, costs are interpolated."""
-
-
-class SlowDownTimes(NamedTuple):
-    """Times of one rank, alone and while device and network work at the same time.
-
-    Attributes:
-        passes: Times of iterations of the device.
-        collectives: Times of all-reduces, of which several are in flight.
-    """
-
-    passes: ContentionTimes
-    collectives: ContentionTimes
 
 
 class EmulatedTurn(NamedTuple):
@@ -105,7 +94,7 @@ def validate_emulated(
     calibrated: Fabric | None = None,
     modelled: Fabric | None = None,
     on_progress: Progress = no_progress,
-) -> Report:
+) -> ValidationReport:
     """Calibrate the collectives, write the predictions, and only then train emulated devices and measure.
 
     Args:
@@ -132,9 +121,9 @@ def validate_emulated(
     model_trace = scale.trace(trace, repeat * MEASURED_ITERATIONS)
     model_trace.save(out / "trace.json.gz")
     model, name = f"{EMULATED}{out / 'trace.json.gz'}", trace.workload.model
-    in_model = _in_model(configurations, scale)
+    in_model = [one.in_model(scale) for one in configurations]
     sizes = message_sizes(model_trace, in_model)
-    message_bytes = _middle(sizes.all_reduce)
+    message_bytes = sizes.all_reduce[len(sizes.all_reduce) // 2]
     if modelled is not None:
         if calibrated is not None:
             raise ValueError("modelled: expected no calibrated costs with a modelled network, got both")
@@ -208,7 +197,7 @@ def calibrate_network(
     `extrapolated` makes a fabric for a further world size from several results.
     """
     model_trace = scale.trace(trace, 1)
-    sizes = message_sizes(model_trace, _in_model(configurations, scale))
+    sizes = message_sizes(model_trace, [one.in_model(scale) for one in configurations])
     pool.run(prepare_network)
     return _measure_network(pool, model_trace, sizes, on_progress)
 
@@ -221,11 +210,7 @@ def extrapolated(calibrated: Sequence[Fabric], world_size: int) -> Fabric:
     """Make a fabric for `world_size` ranks from calibrations of other numbers of ranks.
 
     The time of two all-reduces at a time is extrapolated like that of one. Weights of sizes are those of the largest
-    calibrated world size.
-
-    Args:
-        calibrated: Calibrations at the same message sizes.
-        world_size: Number of ranks.
+    calibrated world size. All calibrations have the same message sizes.
 
     Raises:
         ValueError: Two calibrations have the same world size.
@@ -251,10 +236,6 @@ def extrapolated(calibrated: Sequence[Fabric], world_size: int) -> Fabric:
         for size in sorted({row.size_bytes for row in two_at_a_time})
     )
     return alone.model_copy(update={"sharing": sharing})
-
-
-def _in_model(configurations: Sequence[Configuration], scale: ScaleModel) -> list[Configuration]:
-    return [replace(one, cap_mb=scale.cap_mb(one.cap_mb)) for one in configurations]
 
 
 def _bucket_bytes(trace: Trace) -> int:
@@ -323,15 +304,11 @@ def spaced(sizes_bytes: Iterable[int]) -> tuple[int, ...]:
     return (*kept, *sizes[1:][-1:])
 
 
-def _slow_downs(by_rank: Sequence[SlowDownTimes]) -> tuple[float, float]:
+def _slow_downs(by_rank: Sequence[ContinuousTimes]) -> tuple[float, float]:
     """Return the factors by which the network slows the device down, and the device the network."""
     device, _ = slowdown_factor([of_rank.passes for of_rank in by_rank])
     network, _ = slowdown_factor([of_rank.collectives for of_rank in by_rank])
     return device, network
-
-
-def _middle(sizes_bytes: Sequence[int]) -> int:
-    return sizes_bytes[len(sizes_bytes) // 2]
 
 
 def _conditions(turns: Sequence[EmulatedTurn], slow_downs: tuple[float, float], host_ns: int) -> Conditions:
@@ -371,15 +348,9 @@ FEWEST_ROUNDS, MOST_ROUNDS = 3, 15
 SLOW_DOWN_BUDGET_NS = 3_000_000_000
 
 
-def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int) -> SlowDownTimes:
-    """Time this rank's passes and its all-reduces, alone and at the same time.
-
-    Args:
-        rank: This rank.
-        model: As for `--model`: an emulated one.
-        size_bytes: Bytes of an all-reduce.
-    """
-    trainer, times = Trainer(model, rank), SlowDownTimes(ContentionTimes([], []), ContentionTimes([], []))
+def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int) -> ContinuousTimes:
+    """Time passes of an emulated model and all-reduces of `size_bytes`, alone and at the same time."""
+    trainer, times = Trainer(model, rank), ContinuousTimes(ContentionTimes([], []), ContentionTimes([], []))
     buffer = MessageBuffer(4 * size_bytes)
     trial = AllReduceQueue(buffer.messages(size_bytes, LEAST_ALL_REDUCES), all_at_once=True)
     trial.wait()  # in a queue, because the first all-reduce of a size takes much longer than the next
@@ -408,15 +379,7 @@ def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int) ->
 def train_emulated(
     rank: int, _world_size: int, model: str, target_runs: Sequence[TargetRun], first: int, progress_word: str
 ) -> list[EmulatedTurn]:
-    """Train one turn of each target run.
-
-    Args:
-        rank: This rank.
-        model: As for `--model`: an emulated one.
-        target_runs: The configurations to train under, in this order.
-        first: Index of the recorded iteration from which each target run is measured.
-        progress_word: Label for the progress reports.
-    """
+    """Train one turn of each target run on an emulated model, from the `first` recorded iteration on."""
     trainer = Trainer(model, rank)
     assert trainer.device is not None
     clock, turns = trainer.device.observer, []

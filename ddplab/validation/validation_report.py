@@ -4,17 +4,20 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter
 
 from reference.bucketing import Order, cap_name
+from reference.files.reading import read_schema
+from reference.files.value_ranges import Nanoseconds
 from reference.files.writing import write_atomically
 from reference.trace import Trace
 from simulator.baselines import BASELINES as BASELINE_NAMES
@@ -26,15 +29,22 @@ from simulator.results.residual_plot import Residual, draw_residuals
 from simulator.schedule.hook_messages import named_hook
 from simulator.schedule.policy import Policy
 
-from ..emulation.scale_model import ScaleModel
+from ..emulation.scale_model import ORIGINAL, ScaleModel
 from .machine_conditions import Conditions
 
 BASELINES = tuple(name.replace(" ", "_") for name in BASELINE_NAMES)
 """Simpler predictions to compare with."""
+FOR_EMULATED = ("scale_model", "conditions")
+"""Fields of a report on emulated devices."""
 PAIRS = ("quartiles_ns", "paired_quartiles_ns", "interval_ns")
 """Fields of a row that hold two numbers."""
-JSON_NAMES = {"baselines": "yardsticks", "speed_check": "reference"}
-"""Fields with a different name in JSON files."""
+Cap = Annotated[
+    float,
+    Field(ge=0),
+    BeforeValidator(lambda cap: math.inf if cap is None else cap),
+    PlainSerializer(lambda cap: None if math.isinf(cap) else cap),
+]
+"""A bucket cap in MiB; infinite for a single bucket, which is null in JSON, because JSON has no infinity."""
 
 PREDICTED_TRACE_FILE = "predicted_from.json.gz"
 """The trace from which the predictions for emulated devices are computed: with the work of the host."""
@@ -50,13 +60,17 @@ class Configuration:
         hook: Name of the comm hook, as `named_hook` takes it.
     """
 
-    cap_mb: float
+    cap_mb: Cap
     order: Order = "ready"
     hook: str = "none"
 
-    def to_json(self) -> dict[str, object]:
-        """The fields by name; an infinite cap becomes null, because JSON has no infinity."""
-        return {"cap_mb": None if math.isinf(self.cap_mb) else self.cap_mb, "order": self.order, "hook": self.hook}
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return TypeAdapter(Configuration).dump_python(self)  # type: ignore[no-any-return]
+
+    def in_model(self, scale: ScaleModel) -> Self:
+        """The configuration in a scale model."""
+        return replace(self, cap_mb=scale.cap_mb(self.cap_mb))
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,11 @@ class SpeedCheck:
     def total_ns(self) -> int:
         """Nanoseconds of both, one after the other."""
         return self.compute_ns + self.all_reduce_ns
+
+    @classmethod
+    def usual(cls, checks: Sequence[Self], usual: Callable[[Iterable[float]], float] = statistics.median) -> Self:
+        """Return the usual time of each part: the median, or what another function returns."""
+        return cls(round(usual(one.compute_ns for one in checks)), round(usual(one.all_reduce_ns for one in checks)))
 
 
 @dataclass(frozen=True)
@@ -128,11 +147,11 @@ class Measurement:
     """
 
     times_ns: tuple[int, ...]
-    speed_check: SpeedCheck | None = None
+    speed_check: Annotated[SpeedCheck | None, Field(alias="reference")] = None
 
 
 @dataclass(frozen=True)
-class Row:
+class ValidationRow:
     """A configuration's prediction compared with its measurement; times in nanoseconds, errors as fractions.
 
     A prediction is valid for the machine's speed at the calibration, but the speed of a shared machine changes within
@@ -167,19 +186,19 @@ class Row:
     """
 
     model: str
-    cap_mb: float
-    order: str
+    cap_mb: Cap
+    order: Order
     hook: str
     buckets: int
-    turns: tuple[Measurement, ...]
-    speed_check: SpeedCheck
+    turns: Annotated[tuple[Measurement, ...], Field(min_length=1)]
+    speed_check: Annotated[SpeedCheck, Field(alias="reference")]
     measured_ns: int
     quartiles_ns: tuple[int, int]
     paired_ns: int
     paired_quartiles_ns: tuple[int, int]
     paired_turns_ns: tuple[int, ...]
     paired_times_ns: tuple[int, ...]
-    predicted_ns: int
+    predicted_ns: Nanoseconds
     interval_ns: tuple[int, int]
     coverage: float
     drift: float | None
@@ -189,6 +208,11 @@ class Row:
     no_overlap_error: float
     naive_overlap_error: float
     pipelined_overlap_error: float
+
+    @property
+    def configuration(self) -> Configuration:
+        """The predicted configuration."""
+        return Configuration(self.cap_mb, self.order, self.hook)
 
     @property
     def half_width(self) -> float:
@@ -212,25 +236,16 @@ class Row:
     def in_original(self, scale: ScaleModel) -> Self:
         """Convert the times of a row from those of a scale model."""
 
-        def both(times_ns: tuple[int, int]) -> tuple[int, int]:
-            return scale.original_ns(times_ns[0]), scale.original_ns(times_ns[1])
+        def in_original(times_ns: Any) -> Any:
+            return tuple(map(in_original, times_ns)) if isinstance(times_ns, tuple) else scale.original_ns(times_ns)
 
-        return replace(
-            self,
-            turns=tuple(Measurement(tuple(map(scale.original_ns, turn.times_ns))) for turn in self.turns),
-            measured_ns=scale.original_ns(self.measured_ns),
-            quartiles_ns=both(self.quartiles_ns),
-            paired_ns=scale.original_ns(self.paired_ns),
-            paired_quartiles_ns=both(self.paired_quartiles_ns),
-            paired_turns_ns=tuple(map(scale.original_ns, self.paired_turns_ns)),
-            paired_times_ns=tuple(map(scale.original_ns, self.paired_times_ns)),
-            predicted_ns=scale.original_ns(self.predicted_ns),
-            interval_ns=both(self.interval_ns),
-        )
+        times = {one.name: in_original(getattr(self, one.name)) for one in fields(self) if one.name.endswith("_ns")}
+        turns = tuple(Measurement(in_original(turn.times_ns)) for turn in self.turns)
+        return replace(self, turns=turns, **times)
 
 
 @dataclass(frozen=True)
-class Report:
+class ValidationReport:
     """All rows and their summary.
 
     Attributes:
@@ -248,12 +263,12 @@ class Report:
             or not measurably slower than the fastest.
         coverage: Mean coverage of the rows; the intervals should cover 90 % of the iterations.
         half_width: Half of the interval's width as a fraction of the prediction, median of the rows.
-        interval_score: Mean interval score of the rows; see `Row.interval_score`.
+        interval_score: Mean interval score of the rows; see `ValidationRow.interval_score`.
         drift: Median drift of the rows: how much slower the machine became after the calibration, as a fraction.
             None: there were no speed checks.
         baselines: Mean absolute paired error of each baseline.
         rows: One per model and configuration.
-        world_size: Number of ranks. None: not written in earlier reports.
+        world_size: Number of ranks. None: the runs differ, or are older than this field.
         scale_model: How the scale model of emulated devices differs from the original; times are those of the
             original. None: real models ran.
         conditions: Conditions of a measurement on emulated devices. None: real models ran.
@@ -271,8 +286,8 @@ class Report:
     half_width: float
     interval_score: float
     drift: float | None
-    baselines: dict[str, float]
-    rows: tuple[Row, ...]
+    baselines: Annotated[dict[str, float], Field(alias="yardsticks")]
+    rows: Annotated[tuple[ValidationRow, ...], Field(min_length=1)]
     world_size: int | None = None
     scale_model: ScaleModel | None = None
     conditions: Conditions | None = None
@@ -282,14 +297,9 @@ class Report:
         return pd.DataFrame([{**asdict(row), "turns": len(row.turns)} for row in self.rows])
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields; an infinite cap becomes null. Real models have no `scale_model` and no `conditions`."""
-        fields = asdict(self, dict_factory=_with_json_names)
-        for name in ("scale_model", "conditions"):
-            if fields[name] is None:
-                del fields[name]
-        for row in fields["rows"]:
-            row["cap_mb"] = None if math.isinf(row["cap_mb"]) else row["cap_mb"]
-        return fields
+        """Return all fields. Real models have no `scale_model` and no `conditions`."""
+        fields = TypeAdapter(ValidationReport).dump_python(self, by_alias=True)
+        return {name: value for name, value in fields.items() if value is not None or name not in FOR_EMULATED}
 
     def save(self, folder: Path) -> None:
         """Write `report.json`, and `report.csv`, in which pairs of numbers become columns `_low` and `_high`."""
@@ -300,9 +310,31 @@ class Report:
             frame = frame.drop(columns=name).join(of_pair)
         write_atomically(folder / "report.csv", frame.to_csv(index=False).encode())
 
+    @classmethod
+    def load(cls, folder: Path) -> Self:
+        """Read `report.json`.
 
-def _with_json_names(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-    return {JSON_NAMES.get(name, name): value for name, value in fields}
+        Raises:
+            ValueError: The file is missing or malformed; one line, which names file, field and reason.
+        """
+        advice = "expected the folder of a run, which `ddplab validate --out` names"
+        return read_schema(cls, folder / "report.json", what="a report", cure=advice)
+
+    @property
+    def scale(self) -> ScaleModel:
+        """The scale model that ran."""
+        return self.scale_model or ORIGINAL
+
+    def inputs(self, folder: Path, model: str) -> tuple[Trace, Fabric]:
+        """Read the trace and the fabric from which the predictions for a model were computed.
+
+        Raises:
+            ValueError: A file is missing or malformed.
+        """
+        is_emulated = self.scale_model is not None
+        files = folder if is_emulated else model_folder(folder, model)
+        trace = Trace.load(files / (PREDICTED_TRACE_FILE if is_emulated else "trace.json.gz"))
+        return trace, Fabric.load(files / "fabric.json")
 
 
 def model_folder(out: Path, model: str) -> Path:
@@ -317,16 +349,16 @@ def share_folder(out: Path, number: int) -> Path:
 
 def make_row(
     model: str, configuration: Configuration, predicted: TargetPrediction, turns: Sequence[Measurement]
-) -> Row:
+) -> ValidationRow:
     """Make the row of a configuration from its prediction and all of its turns."""
     prediction = predicted.prediction
-    low, middle, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
+    low, measured, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
     by_turn = [[ns * predicted.speed(turn.speed_check) for ns in turn.times_ns] for turn in turns]
     paired_times = list(chain(*by_turn))
     paired_low, paired, paired_high = _quartiles(paired_times)
     shortest, longest = prediction.interval_ns
     checks_ns = [turn.speed_check.total_ns for turn in turns if turn.speed_check is not None]
-    return Row(
+    return ValidationRow(
         model=model,
         cap_mb=configuration.cap_mb,
         order=configuration.order,
@@ -334,7 +366,7 @@ def make_row(
         buckets=len(prediction.buckets),
         turns=tuple(turns),
         speed_check=predicted.speed_check,
-        measured_ns=middle,
+        measured_ns=measured,
         quartiles_ns=(low, high),
         paired_ns=paired,
         paired_quartiles_ns=(paired_low, paired_high),
@@ -344,7 +376,7 @@ def make_row(
         interval_ns=prediction.interval_ns,
         coverage=statistics.fmean(shortest <= ns <= longest for ns in paired_times),
         drift=statistics.median(checks_ns) / predicted.speed_check.total_ns - 1 if checks_ns else None,
-        error=prediction.iteration_ns / middle - 1,
+        error=prediction.iteration_ns / measured - 1,
         paired_error=prediction.iteration_ns / paired - 1,
         perfect_scaling_error=prediction.compute_ns / paired - 1,
         no_overlap_error=prediction.no_overlap_ns / paired - 1,
@@ -353,7 +385,7 @@ def make_row(
     )
 
 
-def join_rows(rows: Sequence[Row]) -> Row:
+def join_rows(rows: Sequence[ValidationRow]) -> ValidationRow:
     """Join the rows of a configuration that was predicted anew before each share of its turns.
 
     Predictions, also those of baselines, count by the number of turns that they were made for. `coverage` compares
@@ -376,10 +408,7 @@ def join_rows(rows: Sequence[Row]) -> Row:
         rows[0],
         **baseline_errors,
         turns=tuple(chain.from_iterable(row.turns for row in rows)),
-        speed_check=SpeedCheck(
-            round(mean(row.speed_check.compute_ns for row in rows)),
-            round(mean(row.speed_check.all_reduce_ns for row in rows)),
-        ),
+        speed_check=SpeedCheck.usual([row.speed_check for row in rows], mean),
         measured_ns=middle,
         quartiles_ns=(low, high),
         paired_ns=paired,
@@ -398,20 +427,22 @@ def join_rows(rows: Sequence[Row]) -> Row:
     )
 
 
-def summarize(rows: Sequence[Row], predictions_sha256: str, *, world_size: int | None = None) -> Report:
+def summarize(
+    rows: Sequence[ValidationRow], predictions_sha256: str, *, world_size: int | None = None
+) -> ValidationReport:
     """Make a report of these rows, with their summary."""
     by_model = _by_model(rows)
     noises = [measurement_noise(of_model) for of_model in by_model]
     apart = pairs_apart(rows)
     drifts = [row.drift for row in rows if row.drift is not None]
-    return Report(
+    return ValidationReport(
         predictions_sha256=predictions_sha256,
         mape=statistics.fmean(abs(row.error) for row in rows),
         paired_mape=statistics.fmean(abs(row.paired_error) for row in rows),
         worst_error=max((row.error for row in rows), key=abs),
         noise=max((noise for noise in noises if noise is not None), default=None),
         pairs_apart=len(apart),
-        sign_errors=sum(_ranked_wrongly(a, b) for a, b in apart),
+        sign_errors=sum((a.paired_ns < b.paired_ns) != (a.predicted_ns <= b.predicted_ns) for a, b in apart),
         fastest_found=statistics.fmean(map(_fastest_found, by_model, noises)),
         coverage=statistics.fmean(row.coverage for row in rows),
         half_width=statistics.median(row.half_width for row in rows),
@@ -423,12 +454,12 @@ def summarize(rows: Sequence[Row], predictions_sha256: str, *, world_size: int |
     )
 
 
-def _by_model(rows: Sequence[Row]) -> list[list[Row]]:
+def _by_model(rows: Sequence[ValidationRow]) -> list[list[ValidationRow]]:
     return [[row for row in rows if row.model == model] for model in dict.fromkeys(row.model for row in rows)]
 
 
-def pairs_apart(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Return the pairs of one model's configurations that are counted in `Report.pairs_apart`."""
+def pairs_apart(rows: Sequence[ValidationRow]) -> list[tuple[ValidationRow, ValidationRow]]:
+    """Return the pairs of one model's configurations that are counted in `ValidationReport.pairs_apart`."""
     return [
         pair
         for of_model in _by_model(rows)
@@ -443,8 +474,8 @@ def _quartiles(times_ns: Sequence[float]) -> tuple[int, int, int]:
     return round(low), round(middle), round(high)
 
 
-def measurement_noise(rows: Sequence[Row]) -> float | None:
-    """Return `Report.noise` of these rows: the variance between the turns of a row, pooled over all rows.
+def measurement_noise(rows: Sequence[ValidationRow]) -> float | None:
+    """Return `ValidationReport.noise` of these rows: the variance between the turns of a row, pooled over all rows.
 
     What all rows of a turn have in common is left out: emulated devices train other recorded iterations in each turn.
     """
@@ -463,18 +494,14 @@ def measurement_noise(rows: Sequence[Row]) -> float | None:
     return NORMAL_HALF_BAND * float(np.sqrt(2 * (relative**2).sum() / freedom / turns))
 
 
-def _are_apart(a: Row, b: Row, noise: float | None) -> bool:
+def _are_apart(a: ValidationRow, b: ValidationRow, noise: float | None) -> bool:
     """Whether two measurements differ by more than noise."""
     low, high = sorted((a, b), key=lambda row: row.paired_ns)
     quartiles_overlap = low.paired_quartiles_ns[1] >= high.paired_quartiles_ns[0]
     return not quartiles_overlap and high.paired_ns > (1 + (noise or 0.0)) * low.paired_ns
 
 
-def _ranked_wrongly(a: Row, b: Row) -> bool:
-    return (a.paired_ns < b.paired_ns) != (a.predicted_ns <= b.predicted_ns)
-
-
-def _fastest_found(rows: Sequence[Row], noise: float | None) -> bool:
+def _fastest_found(rows: Sequence[ValidationRow], noise: float | None) -> bool:
     chosen = min(rows, key=lambda row: row.predicted_ns)
     fastest = min(rows, key=lambda row: row.paired_ns)
     return chosen is fastest or not _are_apart(chosen, fastest, noise)
@@ -532,7 +559,7 @@ def residual(row: Mapping[Any, Any], *, measured: Literal["paired_ns", "measured
     """Return the errors of a row's predictions.
 
     Args:
-        row: Fields of a `Row`, by name.
+        row: Fields of a `ValidationRow`, by name.
         measured: The field with the measured time.
     """
 

@@ -13,7 +13,7 @@ from reprlib import Repr
 from typing import Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from .writing import printable
 
@@ -43,7 +43,7 @@ class Settings(Schema):
             super().__init__(**fields)
 
 
-R = TypeVar("R", bound=Schema)
+R = TypeVar("R")
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def read_schema(
     """Read a JSON file.
 
     Args:
-        kind: The schema of the file.
+        kind: The schema of the file, or a dataclass.
         path: The file.
         what: Noun phrase for this kind of file in messages, such as "a fabric".
         cure: Advice that is appended to messages.
@@ -86,7 +86,7 @@ def read_schema(
         raise ValueError(f"{error}{advice}") from None
     try:
         with one_line_errors():
-            parsed = kind.model_validate_json(data)
+            parsed = TypeAdapter(kind).validate_json(data)
         parse_json(data)  # refuses what pydantic accepts silently
     except ValueError as error:
         if mistaken and mistaken[0] in data:

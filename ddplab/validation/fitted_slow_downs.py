@@ -14,8 +14,6 @@ compared: both are measured in the same way.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -27,7 +25,7 @@ from simulator.fabric import Fabric
 from simulator.schedule.schedule import buckets_of
 from simulator.workload.compute_times import recorded_model
 
-from ..calibration.repeated_timing import half_band_of_median, median_ns
+from ..calibration.repeated_timing import half_band_of_median
 from .validation_report import Configuration, Measurement, SpeedCheck, policy_of, predict_one
 
 FEW_BUCKETS, MANY_BUCKETS = (5, 4, 6, 3, 8, 2), (24, 20, 28, 16, 12, 10)
@@ -76,9 +74,7 @@ class Reference(NamedTuple):
     def of(cls, turns: Sequence[Measurement]) -> "Reference":
         """Summarise the turns, of which each has a speed check."""
         checks = [turn.speed_check for turn in turns if turn.speed_check is not None]
-        usual = SpeedCheck(
-            median_ns(check.compute_ns for check in checks), median_ns(check.all_reduce_ns for check in checks)
-        )
+        usual = SpeedCheck.usual(checks)
         times_ns = tuple(
             ns * usual.total_ns / check.total_ns
             for turn, check in zip(turns, checks, strict=True)
@@ -95,72 +91,48 @@ TOLERANCE = 0.01
 """How closely a factor is found."""
 
 
-@dataclass(frozen=True)
-class Fitter:
-    """Fits costs of a fabric to reference runs.
+def fitted(
+    with_factor: Callable[[float], Fabric],
+    trace: Trace,
+    world_size: int,
+    measured: Mapping[Configuration, Reference],
+) -> Fabric:
+    """Return the fabric with the factor with which the mean error of these reference runs is zero.
 
-    Attributes:
-        trace: The recorded computation.
-        world_size: Number of ranks.
+    Where the factor changes nothing it is 1, and where none within the limit suffices, the nearest is used.
     """
 
-    trace: Trace
-    world_size: int
+    def mean_error(factor: float) -> float:
+        fabric = with_factor(factor)
+        return fmean(
+            predict_one(trace, fabric, configuration, world_size).iteration_ns / median(reference.times_ns) - 1
+            for configuration, reference in measured.items()
+        )
 
-    def fit_slow_downs(self, fabric: Fabric, measured: Mapping[Configuration, Reference]) -> Fabric:
-        """Return the fabric with slow-downs of computation with which the mean error of these runs is zero.
-
-        A slow-down of 1.2 prolongs computation by 0.2 of its time; this 0.2 is multiplied. Where nothing slows
-        computation, or no factor within the limit suffices, the nearest is used.
-
-        Args:
-            fabric: The calibrated fabric.
-            measured: The reference runs without a comm hook, as measured.
-        """
-        return self._fitted(partial(with_slow_downs, fabric), measured)
-
-    def fit_hook(self, fabric: Fabric, configuration: Configuration, reference: Reference) -> Fabric:
-        """Return the fabric with the costs of a comm hook multiplied so that its reference run is predicted.
-
-        A hook's memory is colder in training than in its calibration, where the same few buckets take turns.
-
-        Args:
-            fabric: The calibrated fabric, with fitted slow-downs.
-            configuration: The configuration of a reference run, with the comm hook.
-            reference: The run as measured.
-        """
-        return self._fitted(partial(with_hook_costs, fabric, configuration.hook), {configuration: reference})
-
-    def _fitted(self, with_factor: Callable[[float], Fabric], measured: Mapping[Configuration, Reference]) -> Fabric:
-        """Return the fabric with the factor with which the mean error is zero."""
-
-        def mean_error(factor: float) -> float:
-            fabric = with_factor(factor)
-            return fmean(
-                predict_one(self.trace, fabric, configuration, self.world_size).iteration_ns
-                / median(reference.times_ns)
-                - 1
-                for configuration, reference in measured.items()
-            )
-
-        least, most = mean_error(0.0), mean_error(LARGEST_FACTOR)
-        if least == most:
-            return with_factor(1.0)
-        if least >= 0:
-            return with_factor(0.0)
-        if most <= 0:
-            return with_factor(LARGEST_FACTOR)
-        return with_factor(float(brentq(mean_error, 0.0, LARGEST_FACTOR, xtol=TOLERANCE)))
+    least, most = mean_error(0.0), mean_error(LARGEST_FACTOR)
+    if least == most:
+        return with_factor(1.0)
+    if least >= 0:
+        return with_factor(0.0)
+    if most <= 0:
+        return with_factor(LARGEST_FACTOR)
+    return with_factor(float(brentq(mean_error, 0.0, LARGEST_FACTOR, xtol=TOLERANCE)))
 
 
 def with_slow_downs(fabric: Fabric, factor: float) -> Fabric:
-    """Return the fabric with the time multiplied by which collectives prolong computation."""
+    """Return the fabric with the time multiplied by which collectives prolong computation.
+
+    A slow-down of 1.2 prolongs computation by 0.2 of its time; this 0.2 is multiplied.
+    """
     rows = [row.model_copy(update={"compute": 1 + factor * (row.compute - 1)}) for row in fabric.processor.contention]
     return fabric.with_processor(contention=tuple(rows))
 
 
 def with_hook_costs(fabric: Fabric, name: str, factor: float) -> Fabric:
-    """Return the fabric with the costs of one comm hook multiplied."""
+    """Return the fabric with the costs of one comm hook multiplied.
+
+    A hook's memory is colder in training than in its calibration, where the same few buckets take turns.
+    """
     hooks = [
         hook.model_copy(
             update={part: getattr(hook, part).times(factor) for part in ("compress", "recompress", "decompress")}

@@ -7,7 +7,7 @@ and its measurement differ.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
@@ -36,7 +36,7 @@ MomentKind = Literal[
 """
 
 
-class Moment(NamedTuple):
+class StepMoment(NamedTuple):
     """A reading of the clock, in nanoseconds of `clock_ns`; `bucket` is None if it belongs to no bucket."""
 
     kind: MomentKind
@@ -44,8 +44,17 @@ class Moment(NamedTuple):
     ns: int
 
 
-Iterations = tuple[tuple[Moment, ...], ...]
+Iterations = tuple[tuple[StepMoment, ...], ...]
 """The readings of one rank in one turn, by iteration, from the end of the slowest rank's previous iteration."""
+
+
+def _taking(kind: MomentKind) -> Any:
+    """Return a method of `Observer` that takes a reading."""
+
+    def method(self: "Watch", bucket: int | None = None) -> None:
+        self.take(kind, bucket)
+
+    return method
 
 
 class Watch(Observer):
@@ -63,28 +72,23 @@ class Watch(Observer):
 
     def __init__(self, *, calls_back: bool) -> None:
         self._calls_back = calls_back
-        self.moments: list[Moment] = []
+        self.moments: list[StepMoment] = []
 
     def take(self, kind: MomentKind, bucket: int | None = None) -> int:
         """Read the clock; return the reading."""
         now = clock_ns()
-        self.moments.append(Moment(kind, bucket, now))
+        self.moments.append(StepMoment(kind, bucket, now))
         return now
 
-    def bucket_packing(self, bucket: int) -> None:
-        """See `MomentKind`."""
-        self.take("packing", bucket)
-
-    def bucket_ready(self, bucket: int) -> None:
-        """See `MomentKind`: packed."""
-        self.take("packed", bucket)
-
-    def bucket_launching(self, bucket: int) -> None:
-        """See `MomentKind`."""
-        self.take("launching", bucket)
+    bucket_packing = _taking("packing")
+    bucket_ready = _taking("packed")
+    bucket_launching = _taking("launching")
+    backward_computed = _taking("backward_computed")
+    bucket_done = _taking("woken")
+    bucket_copied_out = _taking("copied_out")
 
     def bucket_launched(self, bucket: int, future: Future) -> None:
-        """See `MomentKind`."""
+        """Also have the end of the collective read."""
         self.take("launched", bucket)
         if self._calls_back:
             future.add_done_callback(lambda _future: self._done(bucket))
@@ -92,27 +96,10 @@ class Watch(Observer):
     def _done(self, bucket: int) -> None:
         self.take("done", bucket)
 
-    def backward_computed(self) -> None:
-        """See `MomentKind`."""
-        self.take("backward_computed")
-
-    def bucket_done(self, bucket: int) -> None:
-        """See `MomentKind`: woken."""
-        self.take("woken", bucket)
-
-    def bucket_copied_out(self, bucket: int) -> None:
-        """See `MomentKind`."""
-        self.take("copied_out", bucket)
-
 
 @contextmanager
 def watched(ddp: DistributedDataParallel, device: WallClock | None) -> Iterator[Watch]:
-    """Watch a module within the block.
-
-    Args:
-        ddp: The module.
-        device: The clock of the emulated device. None: the processor computes.
-    """
+    """Watch a module within the block; `device` is the clock of an emulated device, None without one."""
     watch = Watch(calls_back=device is not None)
 
     def buffers_received(*_: object) -> None:  # a result would replace the module's inputs
@@ -122,7 +109,7 @@ def watched(ddp: DistributedDataParallel, device: WallClock | None) -> Iterator[
         if device is None:
             watch.take("forward_computed")
         else:
-            watch.moments.append(Moment("forward_computed", None, device.due_by(clock_ns)))
+            watch.moments.append(StepMoment("forward_computed", None, device.due_ns))
 
     hooks = [
         ddp.module.register_forward_pre_hook(buffers_received),
@@ -137,17 +124,14 @@ def watched(ddp: DistributedDataParallel, device: WallClock | None) -> Iterator[
             hook.remove()
 
 
-def by_iteration(moments: Sequence[Moment], starts_ns: Sequence[int]) -> Iterations:
+def by_iteration(moments: Sequence[StepMoment], starts_ns: Sequence[int]) -> Iterations:
     """Split the readings of a rank into iterations, each ended by the moment "ended".
 
-    The callback of a collective may run after the end of its iteration; such a reading is left out.
-
-    Args:
-        moments: The readings.
-        starts_ns: The start of each iteration, which becomes 0.
+    The callback of a collective may run after the end of its iteration; such a reading is left out. The start of each
+    iteration becomes 0.
     """
-    iterations: list[tuple[Moment, ...]] = []
-    current: list[Moment] = []
+    iterations: list[tuple[StepMoment, ...]] = []
+    current: list[StepMoment] = []
     for moment in moments:
         if moment.kind == "done" and ("launched", moment.bucket) not in {one[:2] for one in current}:
             continue
@@ -162,9 +146,7 @@ def by_iteration(moments: Sequence[Moment], starts_ns: Sequence[int]) -> Iterati
 def to_samples(iterations_by_rank: Sequence[Iterations], **columns: object) -> pd.DataFrame:
     """Return the readings of one turn as a table with the columns iteration, rank, moment, bucket and ns.
 
-    Args:
-        iterations_by_rank: The readings of each rank.
-        columns: Further columns with one value each, such as the configuration.
+    `columns` are further columns with one value each, such as the configuration.
     """
     rows = [
         (number, rank, *moment)
@@ -187,15 +169,13 @@ def save_samples(samples: Sequence[pd.DataFrame], out: Path) -> None:
 
 def from_samples(samples: pd.DataFrame) -> list[Iterations]:
     """Return the readings of one turn by rank; the inverse of `to_samples`."""
-    by_rank = []
-    for _, of_rank in samples.groupby("rank", sort=True):
-        by_rank.append(
+    return [
+        tuple(
             tuple(
-                tuple(
-                    Moment(kind, None if pd.isna(bucket) else int(bucket), int(ns))
-                    for kind, bucket, ns in zip(one["moment"], one["bucket"], one["ns"], strict=True)
-                )
-                for _, one in of_rank.groupby("iteration", sort=True)
+                StepMoment(kind, None if pd.isna(bucket) else int(bucket), int(ns))
+                for kind, bucket, ns in zip(one["moment"], one["bucket"], one["ns"], strict=True)
             )
+            for _, one in of_rank.groupby("iteration", sort=True)
         )
-    return by_rank
+        for _, of_rank in samples.groupby("rank", sort=True)
+    ]

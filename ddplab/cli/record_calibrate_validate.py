@@ -9,43 +9,21 @@ from reference.fork_server import start_server
 from reference.trace import Trace
 
 from ..validation.validation_report import Configuration
-from .shared_options import (
-    ByteScale,
-    Caps,
-    ChosenModel,
-    Dilation,
-    Hooks,
-    Json,
-    LinkRate,
-    Model,
-    Orders,
-    Processes,
-    Repeat,
-    TraceOut,
-    UplinksText,
-    check_outputs,
-    files_of,
-    read_caps,
-    read_counts,
-    read_hooks,
-    read_links,
-    read_orders,
-    read_scale,
-)
-from .terminal_output import describe_trace, progress, show_report, show_table, write_json
+from . import shared_options as options
+from .terminal_output import progress, save_trace, show_report, show_table, write_json
 
 TURNS, EMULATED_TURNS = 10, 3
 """Turns of each configuration by default; iterations of a processor that computes vary more."""
 
 
 def record(
-    model: Model = "resnet50",
-    world_size: Processes = 1,
+    model: options.Model = "resnet50",
+    world_size: options.Processes = 1,
     iterations: Annotated[
         int, typer.Option(min=1, max=100_000, metavar="N", help="Iterations to record, after 2 warm-up iterations.")
     ] = 10,
-    out: TraceOut = Path("out/trace.json.gz"),
-    json_path: Json = None,
+    out: options.TraceOut = Path("out/trace.json.gz"),
+    json_path: options.Json = None,
 ) -> None:
     """Record when each gradient of a model is ready, on all ranks, without communication.
 
@@ -58,19 +36,16 @@ def record(
 
     from ..validation.training_runs import record_computation
 
-    check_outputs(out, json_path, inputs=files_of(model))
+    options.check_outputs(out, json_path, inputs=options.files_of(model))
     with progress() as on_progress, RankPool(world_size, pinned=True) as pool:
         on_progress("recording", 0, 1)
         trace = pool.run(record_computation, model, iterations)[0]
-    trace.save(out)
-    summary = describe_trace(trace)
-    show_table([summary], f"{model}, recorded in {out}")
-    write_json(json_path, {"trace": str(out), **summary})
+    save_trace(trace, out, f"{model}, recorded in {out}", json_path)
 
 
 def calibrate(
-    model: Model = "resnet50",
-    world_size: Processes = 2,
+    model: options.Model = "resnet50",
+    world_size: options.Processes = 2,
     hook: Annotated[
         list[str] | None,
         typer.Option(
@@ -78,12 +53,12 @@ def calibrate(
             help="Also measure this comm hook: fp16, quantize_per_tensor, power_sgd:RANK, ... May be repeated.",
         ),
     ] = None,
-    link_rate: LinkRate = None,
-    uplinks: UplinksText = None,
+    link_rate: options.LinkRate = None,
+    uplinks: options.UplinksText = None,
     out: Annotated[Path, typer.Option(metavar="PATH", help="Where to write the fabric file.")] = Path(
         "out/fabric.json"
     ),
-    json_path: Json = None,
+    json_path: options.Json = None,
 ) -> None:
     """Measure collectives on this machine, and how much they and the model's computation slow each other down.
 
@@ -98,8 +73,8 @@ def calibrate(
     from ..calibration.calibrate import calibrate as measure
     from .terminal_output import show_calibration
 
-    check_outputs(out, json_path, inputs=files_of(model))
-    rate, between_nodes = read_links(link_rate, uplinks)
+    options.check_outputs(out, json_path, inputs=options.files_of(model))
+    rate, between_nodes = options.read_links(link_rate, uplinks)
     with progress() as on_progress, RankPool(world_size, link_rate=rate, uplinks=between_nodes, pinned=True) as pool:
         fabric = measure(pool, model, hooks=hook or (), on_progress=on_progress)
     fabric.save(out)
@@ -108,16 +83,16 @@ def calibrate(
 
 
 def validate(
-    model: ChosenModel = None,
+    model: options.ChosenModel = None,
     emulate: Annotated[
         Path | None,
         typer.Option(
             metavar="TRACE", help="Instead of a model, train emulated devices that take the times of a trace."
         ),
     ] = None,
-    dilation: Dilation = 1.0,
-    byte_scale: ByteScale = 1.0,
-    world_size: Processes = 2,
+    dilation: options.Dilation = 1.0,
+    byte_scale: options.ByteScale = 1.0,
+    world_size: options.Processes = 2,
     calibrate_at: Annotated[
         str | None,
         typer.Option(
@@ -125,10 +100,10 @@ def validate(
             help="With --emulate: calibrate the network with these numbers of ranks, and extrapolate it.",
         ),
     ] = None,
-    caps: Caps = "0.5,1,5,25,single",
-    orders: Orders = "ready",
-    hooks: Hooks = "none",
-    repeat: Repeat = None,
+    caps: options.Caps = "0.5,1,5,25,single",
+    orders: options.Orders = "ready",
+    hooks: options.Hooks = "none",
+    repeat: options.Repeat = None,
     calibrations: Annotated[
         int,
         typer.Option(
@@ -137,12 +112,12 @@ def validate(
             help="Calibrate N times, each time before an equal share of the turns; the prediction is the mean of N.",
         ),
     ] = 1,
-    link_rate: LinkRate = None,
-    uplinks: UplinksText = None,
+    link_rate: options.LinkRate = None,
+    uplinks: options.UplinksText = None,
     out: Annotated[
         Path, typer.Option(metavar="FOLDER", help="Folder for trace, fabric file, predictions and report.")
     ] = Path("out/validate"),
-    json_path: Json = None,
+    json_path: options.Json = None,
 ) -> None:
     """Record, calibrate, write predictions to disk, then train and compare.
 
@@ -161,17 +136,14 @@ def validate(
     from ..validation.validate import validate as run
     from ..validation.validate_emulated import calibrate_network, extrapolated, validate_emulated
 
-    check_outputs(json_path, inputs=[emulate, *files_of(model or "")], folder=out)
+    options.check_outputs(json_path, inputs=[emulate, *options.files_of(model or "")], folder=out)
     if emulate is None:
-        for option, is_given in (
-            ("--dilation", dilation != 1),
-            ("--byte-scale", byte_scale != 1),
-            ("--calibrate-at", calibrate_at is not None),
-        ):
-            if is_given:
-                raise ValueError(
-                    f"{option}: expected --emulate with it, because a real model has its own speed and size"
-                )
+        given = {
+            "--dilation": dilation != 1,
+            "--byte-scale": byte_scale != 1,
+            "--calibrate-at": calibrate_at is not None,
+        }
+        options.refuse(given, "expected --emulate with it, because a real model has its own speed and size")
     elif calibrations > 1:
         raise ValueError(
             "--calibrations: expected 1 with --emulate, because the speed of an emulated device does not change; "
@@ -184,14 +156,14 @@ def validate(
         raise ValueError(f"--calibrations: expected at most --repeat, which is {turns}, got {calibrations}")
     configurations = [
         Configuration(cap, order, hook.name)
-        for cap in read_caps(caps)
-        for order in read_orders(orders)
-        for hook in read_hooks(hooks)
+        for cap in options.read_caps(caps)
+        for order in options.read_orders(orders)
+        for hook in options.read_hooks(hooks)
     ]
-    scale = read_scale(dilation, byte_scale)
+    scale = options.read_scale(dilation, byte_scale)
     trace = None if emulate is None else Trace.load(emulate)
-    rate, between_nodes = read_links(link_rate, uplinks, scale)
-    calibrated_at = [] if calibrate_at is None else read_counts("--calibrate-at", calibrate_at, least=2)
+    rate, between_nodes = options.read_links(link_rate, uplinks, scale)
+    calibrated_at = [] if calibrate_at is None else options.read_counts("--calibrate-at", calibrate_at, least=2)
     if len(set(calibrated_at)) < len(calibrated_at):
         raise ValueError(f"--calibrate-at: expected different numbers of ranks, got {calibrate_at}")
 
@@ -235,7 +207,7 @@ def validate(
 
 def demo(
     out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for all results.")] = Path("out/demo"),
-    json_path: Json = None,
+    json_path: options.Json = None,
 ) -> None:
     """Check predictions in three ways, from exact to noisy: about 3 minutes on two cores.
 
@@ -246,7 +218,7 @@ def demo(
     from ..validation.demo import demo as run
     from ..validation.demo import ladder_sentences, ladder_table
 
-    check_outputs(out / "demo.png", json_path)
+    options.check_outputs(out / "demo.png", json_path)
     with progress() as on_progress:
         ladder = run(out, on_progress=on_progress)
     reports = [None if report is None else report.to_json() for report in ladder]

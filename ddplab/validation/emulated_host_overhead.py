@@ -115,7 +115,7 @@ class AllReduceAfterBackward(Observer):
 
     def bucket_packing(self, bucket: int) -> None:
         """Note when the last gradient was due."""
-        self.due_ns = self._device.due_by(clock_ns)
+        self.due_ns = self._device.due_ns
 
     def bucket_ready(self, bucket: int) -> None:
         """Note the end of packing."""
@@ -129,14 +129,10 @@ class AllReduceAfterBackward(Observer):
 def time_one_all_reduce_each(
     rank: int, world_size: int, model: str, size_bytes: int, pause_s: float
 ) -> list[IterationWithOneAllReduce]:
-    """Train the recorded iterations from the first on, with one bucket, in groups of one rank.
+    """Train the recorded iterations of an emulated model from the first on, with one bucket, in groups of one rank.
 
-    Args:
-        rank: This rank.
-        world_size: Number of ranks.
-        model: As for `--model`: an emulated one.
-        size_bytes: Size of the message that the ranks all-reduce after each backward pass.
-        pause_s: Seconds for which ranks sleep before they all-reduce the message without training.
+    After each backward pass, the ranks all-reduce a message of `size_bytes`; without training, they sleep for
+    `pause_s` seconds before they all-reduce it.
     """
     alone = groups_of_one(world_size)[rank]
     everybody = dist.group.WORLD

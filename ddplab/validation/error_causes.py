@@ -6,35 +6,30 @@ are found by replacing the predicted durations of one kind after the other by th
 replacement the iteration is simulated again: a longer step that hides behind the network costs nothing.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import chain, pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self, get_args
+from typing import Any, NamedTuple, Self, get_args
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
-from pydantic import Field
 
-from reference.bucketing import Order, cap_name
+from reference.bucketing import cap_name
 from reference.files import value_ranges
-from reference.files.reading import Schema, read_schema
-from reference.trace import Trace
 from simulator.engines.engine_input import EngineInput
 from simulator.engines.timeline import Timeline
-from simulator.fabric import Fabric, LinkShare
+from simulator.fabric import LinkShare
 from simulator.interval import simulate
 from simulator.plot_colours import COMPUTATION, EXPOSED, INK
 from simulator.schedule.schedule import Compute, ComputeKind, LaunchCollective, Wait
 from simulator.workload.compute_times import Nanoseconds
 
-from ..emulation.scale_model import ScaleModel
-from .step_watcher import SAMPLES_FILE, Iterations, Moment, MomentKind, from_samples
-from .validation_report import PREDICTED_TRACE_FILE, Configuration, model_folder, predict_one, share_folder
+from .reducer_step_times import SAMPLES_FILE, Iterations, MomentKind, StepMoment, from_samples
+from .validation_report import Configuration, ValidationReport, predict_one, share_folder
 
 STEPS: dict[str, tuple[ComputeKind, ...]] = {
     "forward": ("unsynchronized", "forward"),
@@ -82,11 +77,7 @@ class NotWatchedError(ValueError):
 
 
 def measured_timelines(predicted: Timeline, iterations_by_rank: Sequence[Iterations]) -> list[Timeline]:
-    """Return the timeline of each measured iteration, with the schedule of the prediction.
-
-    Args:
-        predicted: A timeline of the same configuration.
-        iterations_by_rank: What each rank did; see `watch`.
+    """Return the timeline of each measured iteration, with the schedule of a prediction of the same configuration.
 
     Raises:
         NotWatchedError: The schedule has collectives other than broadcasts and one all-reduce per bucket.
@@ -100,7 +91,7 @@ def measured_timelines(predicted: Timeline, iterations_by_rank: Sequence[Iterati
     return [_measured_timeline(predicted, ranks) for ranks in zip(*iterations_by_rank, strict=True)]
 
 
-def _measured_timeline(predicted: Timeline, ranks: Sequence[Sequence[Moment]]) -> Timeline:
+def _measured_timeline(predicted: Timeline, ranks: Sequence[Sequence[StepMoment]]) -> Timeline:
     engine_input = predicted.engine_input
     schedule = engine_input.schedule
     moments = [{(one.kind, one.bucket): one.ns for one in of_rank} for of_rank in ranks]
@@ -302,9 +293,7 @@ class Explanation:
 
     Attributes:
         model: Name of the model.
-        cap_mb: Bucket cap in MiB; infinite for a single bucket.
-        order: Bucket order.
-        hook: Name of the comm hook.
+        configuration: The configuration.
         predicted_ns: Predicted iteration.
         measured_ns: Median of the measured iterations by the clock. Causes, parts and buckets are means over the one
             or two iterations in the middle.
@@ -317,9 +306,7 @@ class Explanation:
     """
 
     model: str
-    cap_mb: float
-    order: str
-    hook: str
+    configuration: Configuration
     predicted_ns: int
     measured_ns: float
     causes_ns: dict[str, float]
@@ -331,7 +318,8 @@ class Explanation:
     @property
     def name(self) -> str:
         """Cap, order and, unless it is none, hook."""
-        return ", ".join([cap_name(self.cap_mb), f"{self.order} order", *[self.hook] * (self.hook != "none")])
+        cap_mb, order, hook = astuple(self.configuration)
+        return ", ".join([cap_name(cap_mb), f"{order} order", *[hook] * (hook != "none")])
 
     @property
     def error(self) -> float:
@@ -346,10 +334,10 @@ class Explanation:
         return max(causes.items(), key=lambda one: sign * one[1])
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields; an infinite cap becomes null, and the buckets a list of rows."""
-        cap = None if np.isinf(self.cap_mb) else self.cap_mb
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {**fields, "cap_mb": cap, "error": self.error, "buckets": self.buckets.to_dict("records")}
+        """Return all fields, with those of the configuration; the buckets are a list of rows."""
+        fields = {"model": self.model, **self.configuration.to_json(), **vars(self)}
+        del fields["configuration"]
+        return {**fields, "error": self.error, "buckets": self.buckets.to_dict("records")}
 
 
 def causes_of(predicted: Timeline, measured: Timeline) -> dict[str, int]:
@@ -370,22 +358,18 @@ def causes_of(predicted: Timeline, measured: Timeline) -> dict[str, int]:
 def explain(
     predicted: Timeline,
     iterations_by_rank: Sequence[Iterations],
+    configuration: Configuration,
     *,
     model: str,
-    cap_mb: float,
-    order: str,
-    hook: str,
     dilation: float = 1.0,
 ) -> Explanation:
     """Explain one configuration.
 
     Args:
         predicted: Timeline of the predicted median iteration.
-        iterations_by_rank: What each rank did; see `watch`.
+        iterations_by_rank: What each rank did; see `Watch`.
+        configuration: The configuration.
         model: Name of the model.
-        cap_mb: Bucket cap in MiB.
-        order: Bucket order.
-        hook: Name of the comm hook.
         dilation: How many times slower the iterations ran than what they stand for; all times are divided by it.
 
     Raises:
@@ -407,9 +391,7 @@ def explain(
     )
     return Explanation(
         model=model,
-        cap_mb=cap_mb,
-        order=order,
-        hook=hook,
+        configuration=configuration,
         predicted_ns=round(predicted.iteration_ns / dilation),
         measured_ns=float(np.mean([one.iteration_ns for one in timelines])) / dilation,
         not_explained_ns=causes.pop("not explained"),
@@ -425,12 +407,7 @@ def _mean(times_ns: Sequence[Mapping[str, int]], dilation: float) -> dict[str, f
 
 
 class ExplainedRun(NamedTuple):
-    """A run of `validate`, explained.
-
-    Attributes:
-        explanations: One for each configuration, in the order of the report, but for those left out.
-        left_out: For each configuration that cannot be explained, a sentence that names the reason.
-    """
+    """Explanations in the order of the report, and a sentence with the reason for each configuration left out."""
 
     explanations: list[Explanation]
     left_out: list[str]
@@ -445,50 +422,32 @@ def explain_run(folder: Path) -> ExplainedRun:
         ValueError: A file is missing or damaged, or no configuration can be explained; the message names the file,
             what is wrong with it and what to do.
     """
-    report = read_schema(
-        ReportFile,
-        folder / "report.json",
-        what="a report",
-        cure="expected the folder of a run, which `ddplab validate --out` names",
-    )
-    scale = None if report.scale_model is None else ScaleModel(**report.scale_model.model_dump())
+    report = ValidationReport.load(folder)
     samples = _read_samples(folder)
+    inputs = {model: report.inputs(folder, model) for model in {row.model for row in report.rows}}
     explanations, left_out = list[Explanation](), list[str]()
     for row in report.rows:
-        cap_mb = math.inf if row.cap_mb is None else row.cap_mb
-        configuration = Configuration(cap_mb, row.order, row.hook)
         own = samples[
             (samples["model"] == row.model)
-            & (samples["cap_mb"] == cap_mb)
-            & (samples["order"] == configuration.order)
-            & (samples["hook"] == configuration.hook)
+            & (samples["cap_mb"] == row.cap_mb)
+            & (samples["order"] == row.order)
+            & (samples["hook"] == row.hook)
         ]
         turns = [from_samples(turn) for _, turn in own.groupby("turn", sort=True)]
         if not turns:
             raise ValueError(
-                f"{folder / SAMPLES_FILE}: expected samples of {cap_name(cap_mb)} {configuration.order}, got none; "
+                f"{folder / SAMPLES_FILE}: expected samples of {cap_name(row.cap_mb)} {row.order}, got none; "
                 "run `ddplab validate` again"
             )
         by_rank = _by_rank(turns, folder / SAMPLES_FILE)
-        if scale is None:
-            files = model_folder(folder, row.model)
-            trace = Trace.load(files / "trace.json.gz")
-        else:
-            files, trace = folder, Trace.load(folder / PREDICTED_TRACE_FILE)
-            configuration = replace(configuration, cap_mb=scale.cap_mb(cap_mb))
-        predicted = predict_one(trace, Fabric.load(files / "fabric.json"), configuration, len(by_rank))
+        trace, fabric = inputs[row.model]
+        predicted = predict_one(trace, fabric, row.configuration.in_model(report.scale), len(by_rank))
         try:
             explanation = explain(
-                predicted.timeline,
-                by_rank,
-                model=row.model,
-                cap_mb=cap_mb,
-                order=configuration.order,
-                hook=configuration.hook,
-                dilation=1.0 if scale is None else scale.dilation,
+                predicted.timeline, by_rank, row.configuration, model=row.model, dilation=report.scale.dilation
             )
         except NotWatchedError as error:
-            left_out.append(f"left out {cap_name(cap_mb)} {configuration.order}, {configuration.hook}: {error}")
+            left_out.append(f"left out {cap_name(row.cap_mb)} {row.order}, {row.hook}: {error}")
             continue
         if abs(explanation.predicted_ns - row.predicted_ns) > 1:
             raise ValueError(
@@ -500,30 +459,6 @@ def explain_run(folder: Path) -> ExplainedRun:
     if not explanations:
         raise ValueError(f"{folder}: no configuration can be explained; {left_out[0]}")
     return ExplainedRun(explanations, left_out)
-
-
-class ReportedRow(Schema, extra="ignore"):
-    """The fields of a report's row that are read."""
-
-    model: str
-    cap_mb: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
-    order: Order
-    hook: str
-    predicted_ns: value_ranges.Nanoseconds
-
-
-class ReportedScale(Schema):
-    """The factors of a `ScaleModel`."""
-
-    dilation: value_ranges.Multiple
-    byte_scale: value_ranges.Multiple
-
-
-class ReportFile(Schema, extra="ignore"):
-    """The fields of report.json that are read."""
-
-    rows: tuple[ReportedRow, ...] = Field(min_length=1)
-    scale_model: ReportedScale | None = None
 
 
 SAMPLE_TYPES = {
@@ -582,12 +517,7 @@ def _by_rank(turns: Sequence[Sequence[Iterations]], path: Path) -> list[Iteratio
 
 
 def draw_waterfall(explanation: Explanation, ax: Axes) -> Axes:
-    """Draw the way from the predicted to the measured iteration, one bar for each cause, in milliseconds.
-
-    Args:
-        explanation: What to draw.
-        ax: The axes to draw on; returned.
-    """
+    """Draw the way from the predicted to the measured iteration, one bar for each cause, in ms; return the axes."""
     causes = {**explanation.causes_ns, "not explained": explanation.not_explained_ns}
     labels = ["predicted", *causes, "measured"]
     reached = explanation.predicted_ns / 1e6
