@@ -64,7 +64,7 @@ class Trainer:
 
 @cache
 def groups_of_one(world_size: int) -> list[dist.ProcessGroup]:
-    """Return a group for each rank, which lasts as long as the process; see `emulation.wall_network`."""
+    """Return a group for each rank, which lasts as long as the process; see `emulation.wall_clock_network`."""
     return [dist.new_group([member], backend="gloo") for member in range(world_size)]
 
 

@@ -109,8 +109,8 @@ def validate_emulated(
             turn before.
         calibrated: Costs of the collectives in the scale model, such as `extrapolated` returns. None: they are
             measured on these ranks. Everything else is always measured on these ranks.
-        modelled: Costs of the original's collectives for a modelled network; see `emulation.wall_network`. None: the
-            network is real.
+        modelled: Costs of the original's collectives for a modelled network; see `emulation.wall_clock_network`.
+            None: the network is real.
         on_progress: Called with each step's name, the parts done and all parts.
 
     Raises:
