@@ -34,7 +34,7 @@ def summary(title: str, error: float) -> demo.ValidationReport:
 def test_without_links_the_network_is_modelled(tmp_path):
     used = []
 
-    def validate(_pool, _out, modelled, _on_progress):
+    def validate(_pool, modelled, **_arguments):
         used.append(modelled)
         return summary("resnet50", 0.01)
 
@@ -43,7 +43,7 @@ def test_without_links_the_network_is_modelled(tmp_path):
             raise LinkError("links: expected root")
         return mock.MagicMock()
 
-    with mock.patch.object(demo, "RankPool", pool), mock.patch.object(demo, "_validate_emulated", validate):
+    with mock.patch.object(demo, "RankPool", pool), mock.patch.object(demo, "validate_emulated", validate):
         report = demo._by_the_clock(tmp_path, lambda *_: None)
     assert [fabric.library for fabric in used] == ["gloo"]
     assert report.rows[0].model == "by the clock: ResNet-50 on 4 emulated V100s, a modelled network"

@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from pyroute2 import IPRoute
 
 from reference import virtual_links
 from reference.errors import LinkError
@@ -63,6 +62,8 @@ def reduce_and_look(rank: int, world_size: int) -> tuple[float, list[str], int, 
     """The sum, this rank's interfaces, the bytes it sent, and what limits it."""
     total = torch.full([ELEMENTS], float(rank + 1))
     dist.all_reduce(total)
+    from pyroute2 import IPRoute  # on Linux only
+
     with IPRoute() as own:
         sent = {link.get("ifname"): link.get("stats64")["tx_bytes"] for link in own.get_links()}
     return float(total[-1]), sorted(sent), sent[DEVICE], set(rates())
@@ -70,6 +71,8 @@ def reduce_and_look(rank: int, world_size: int) -> tuple[float, list[str], int, 
 
 def rates() -> dict[str, float]:
     """Bytes per second of each limited device in this thread's namespace."""
+    from pyroute2 import IPRoute
+
     with IPRoute() as own:
         names = {link["index"]: link.get("ifname") for link in own.get_links()}
         limits = [one for one in own.get_qdiscs() if one.get("kind") == "tbf"]

@@ -79,17 +79,10 @@ def _part_rows(one: "Explanation") -> list[dict[str, str]]:
         }
         for part, predicted_ns in one.predicted_parts_ns.items()
     ]
-    rows.append(
-        {"part": "not explained", "predicted": "", "measured": "", "cause": f"{one.not_explained_ns / 1e6:+.2f}"}
-    )
-    rows.append(
-        {
-            "part": "iteration",
-            "predicted": f"{one.predicted_ns / 1e6:.2f}",
-            "measured": f"{one.measured_ns / 1e6:.2f}",
-            "cause": f"{(one.measured_ns - one.predicted_ns) / 1e6:+.2f}",
-        }
-    )
+    rest, difference_ns = one.not_explained_ns, one.measured_ns - one.predicted_ns
+    rows.append({"part": "not explained", "predicted": "", "measured": "", "cause": f"{rest / 1e6:+.2f}"})
+    whole = {"predicted": f"{one.predicted_ns / 1e6:.2f}", "measured": f"{one.measured_ns / 1e6:.2f}"}
+    rows.append({"part": "iteration", **whole, "cause": f"{difference_ns / 1e6:+.2f}"})
     return rows
 
 

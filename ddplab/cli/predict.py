@@ -129,7 +129,6 @@ def values_of_axes(policy: Policy) -> dict[str, Any]:
 
 
 def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
-    """Return a row of the printed table; times in milliseconds."""
     values = values_of_axes(policy)
     return {
         "cap": options.cap_word(values["bucket_cap_mb"]),
@@ -145,7 +144,6 @@ def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
 
 
 def _row_json(policy: Policy, prediction: Prediction) -> dict[str, Any]:
-    """Return a row of the JSON result; see `cap_json` for the cap."""
     values = values_of_axes(policy)
     return {"cap_mb": options.cap_json(values.pop("bucket_cap_mb")), **values, **prediction.to_json()}
 
@@ -171,8 +169,6 @@ def _network_need(
     prediction: Prediction,
     world_size: int,
 ) -> NetworkNeed:
-    """Find how fast the network must be for these settings."""
-
     def efficiency_at(factor: float) -> float:
         return _efficiency(predict_policy(fabric=fabric.scaled(factor), policy=policy))
 
@@ -375,7 +371,6 @@ def sweep_verdicts(table: pd.DataFrame) -> list[str]:
 
 
 def _sweep_row(row: Mapping[Hashable, Any]) -> dict[str, str]:
-    """Return a row of the printed table; times in milliseconds."""
     return {
         "trace": Path(row["trace"]).name,
         "fabric": Path(row["fabric"]).name,
@@ -390,5 +385,4 @@ def _sweep_row(row: Mapping[Hashable, Any]) -> dict[str, str]:
 
 
 def _rows_json(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    """Return the rows of the JSON result; see `cap_json` for the cap."""
     return [row | {"bucket_cap_mb": options.cap_json(row["bucket_cap_mb"])} for row in table.to_dict("records")]

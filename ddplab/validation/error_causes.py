@@ -45,7 +45,7 @@ WAITS = ("broadcast", "slowest rank", "queue", "in flight", "waking up")
 """The other parts: waiting for broadcasts of buffers and, for the collective of a bucket, until the last rank has
 launched it, until the process group has a free slot, until it is over, and until the reducer has been woken.
 
-The end of a collective of a model that computes is not read (see `watch`); there, waking up counts as in flight.
+The end of a collective of a model that computes is not read (see `Watch`); there, waking up counts as in flight.
 """
 PARTS = (
     "broadcast", "forward", "gaps between gradients", "packing", "launch",
@@ -73,7 +73,7 @@ MOMENT_OF_STEP: dict[ComputeKind, MomentKind] = {
 
 
 class NotWatchedError(ValueError):
-    """A configuration has collectives whose parts `watch` does not measure."""
+    """A configuration has collectives whose parts `Watch` does not measure."""
 
 
 def measured_timelines(predicted: Timeline, iterations_by_rank: Sequence[Iterations]) -> list[Timeline]:
@@ -505,7 +505,6 @@ def _read_samples(folder: Path) -> pd.DataFrame:
 
 
 def _by_rank(turns: Sequence[Sequence[Iterations]], path: Path) -> list[Iterations]:
-    """Join the turns of each rank."""
     counts = {len(ranks) for ranks in turns}, {len(iterations) for ranks in turns for iterations in ranks}
     if any(len(some) != 1 for some in counts):
         raise ValueError(
