@@ -33,9 +33,8 @@ from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import Compute, Wait
 
 from .explore import examples
-from .strategies import fluid_fabrics, iteration, partitions, steady_fabrics, trace_of, traces
+from .strategies import engine_inputs, fluid_fabrics, iteration, partitions, steady_fabrics, trace_of, traces
 from .test_readers import EXTREMES, with_another_value
-from .test_replay import engine_inputs
 
 STEP_MOMENTS = {
     "forward": "forward_computed", "pack": "packed", "compress": "launching", "launch": "launched",
