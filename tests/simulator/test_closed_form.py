@@ -16,6 +16,8 @@ from simulator.results.breakdown import break_down
 from ..strategies import engine_inputs, iteration, trace_of
 from .span_lines import ALIKE, fabric
 
+FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
+
 
 @given(engine_inputs())
 def test_events_and_recurrence_agree_to_the_nanosecond(engine_input):
@@ -28,9 +30,6 @@ def test_the_closed_form_refuses_what_it_cannot_do():
     costs = fabric(8, processor=Processor(contention=(Contention(compute=1.5),)))
     with pytest.raises(ValueError, match="closed form: expected constant speeds"):
         predict(trace_of([[ALIKE]], [4, 4]), costs, world_size=2, engine="closed_form")
-
-
-FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
 
 
 @given(engine_inputs(), st.integers(1, 3))

@@ -11,16 +11,6 @@ from ..strategies import caps_mb, hook_shapes, message_shapes
 from . import hook_cost_bodies
 from .test_schedule import PHASES, assert_predicted
 
-
-@examples(10)
-@given(st.integers(2, 30), st.data(), st.sampled_from(["none", "noop"]))
-def test_of_sparse_gradients_the_touched_rows_are_gathered(two_ranks, rows, data, name):
-    touched = data.draw(st.integers(1, rows))
-    settings = {"bucket_cap_mb": 25}
-    results = two_ranks.run(hook_cost_bodies.of_embeddings, rows, touched, settings, (NAMES[name], {}))
-    assert_predicted(results, settings | {"hook": named_hook(name), "sparse_density": touched / rows}, PHASES[:3])
-
-
 NAMES = {
     "none": "allreduce",
     "noop": "noop",
@@ -30,6 +20,15 @@ NAMES = {
     "quantize_per_channel": "per channel",
 }
 """A hook's name here: that of the real one in `hook_bodies`."""
+
+
+@examples(10)
+@given(st.integers(2, 30), st.data(), st.sampled_from(["none", "noop"]))
+def test_of_sparse_gradients_the_touched_rows_are_gathered(two_ranks, rows, data, name):
+    touched = data.draw(st.integers(1, rows))
+    settings = {"bucket_cap_mb": 25}
+    results = two_ranks.run(hook_cost_bodies.of_embeddings, rows, touched, settings, (NAMES[name], {}))
+    assert_predicted(results, settings | {"hook": named_hook(name), "sparse_density": touched / rows}, PHASES[:3])
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "quantize" not in name])

@@ -15,6 +15,8 @@ from simulator.workload.compute_times import Variation
 from ..explore import examples
 from ..strategies import any_predictions, iteration, steady_fabrics, trace_of
 
+FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
+
 
 @examples(30)
 @given(any_predictions())
@@ -48,9 +50,6 @@ def test_the_interval_reaches_as_far_as_dearer_and_cheaper_collectives_do():
     prediction = predict(trace, fabric, world_size=2)
     assert prediction.iteration_ns == 110
     assert prediction.interval_ns == (100, 130)
-
-
-FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
 
 
 @pytest.mark.parametrize("world_size", [2, 8, 64, 1024])

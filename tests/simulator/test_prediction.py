@@ -260,6 +260,8 @@ def test_an_epoch_ends_with_a_count_a_vote_and_the_model():
     assert without.epoch_end_ns == (10 + 4) + (10 + 8) + (10 + 400)
 
 
+# In a notebook: tables and comparisons
+
 TRACE = trace_of([[iteration(10**6, (3 * 10**6, 2 * 10**6), 4 * 10**6, 10**6)]], [4 * 10**6, 10**6])
 SLOW, FAST = (Fabric.from_alpha_beta(alpha_ns=1000, bytes_per_s=rate) for rate in (1e9, 1e10))
 

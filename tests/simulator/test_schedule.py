@@ -22,6 +22,7 @@ from ..strategies import caps_mb, integer_programs, iteration, partitions, trace
 from . import hook_cost_bodies
 from .span_lines import ALIKE, fabric, lines_of
 
+FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
 PHASES: tuple[Phase, ...] = ("first", "rebuild", "steady", "steady")
 STATIC_PHASES: tuple[Phase, ...] = ("first", "second", "rebuild", "steady")
 PROGRAMS = integer_programs(2, ["train"] * 4)
@@ -123,9 +124,6 @@ def test_under_join_ranks_also_agree_on_whose_buffers_count_and_whether_any_aver
     assert_predicted(results, settings | {"joins": True})
     trace, _, end = results[0]
     assert messages_of(build_join_end(Policy(**settings), recorded_model(trace))) == end
-
-
-FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
 
 
 @given(traces(), caps_mb(), st.sampled_from(ORDERS))

@@ -21,6 +21,9 @@ from ..strategies import any_predictions, iteration, partitions, trace_of, trace
 from ..strategies import iterations as any_iteration
 from .span_lines import ALIKE, fabric, lines_of
 
+FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
+FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
+
 
 def test_packing_and_launching_delay_the_backward_pass():
     costs = fabric(8, processor=Processor(pack=Linear(fixed_ns=1), launch_ns=2, copy_out=Linear(ns_per_byte=1)))
@@ -87,9 +90,6 @@ def _launches_one_by_one(ready_ns, buckets, pack_ns, launch_ns) -> list[int]:
     return launched
 
 
-FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
-
-
 @examples(30)
 @given(any_predictions(world_sizes=st.just(1)))
 def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
@@ -149,9 +149,6 @@ def test_a_rank_that_has_joined_sends_zeros_through_the_hook():
     shadow = prediction.timeline.engine_input.duration_ns[prediction.timeline.engine_input.ranks.index(1)]
     assert first == second
     assert shadow.sum() == 100 + 5 + 7
-
-
-FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
 
 
 @given(traces())
