@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 from ddplab.conformance.training_programs import Program, ProgramStep, Weight
 from reference.bucketing import ORDERS
 from reference.trace import Buffer, Iteration, Parameter, RankTrace, Trace, Workload
+from simulator.engines.engine_input import EngineInput
 from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Timing
 from simulator.fabric.processor_costs import HookCost
 from simulator.prediction import Prediction, predict
 from simulator.schedule.hook_messages import HOOKS, named_hook
 from simulator.schedule.policy import Policy
-from simulator.workload.compute_times import Kind, Straggler, Variation
+from simulator.schedule.schedule import buckets_of, build_schedule
+from simulator.step_costs import price_schedule
+from simulator.workload.compute_times import IterationSampler, Kind, Straggler, Variation, recorded_model
 
 DTYPES = ("float32", "float64")
 
@@ -129,6 +132,15 @@ def trace_of(
     )
 
 
+tables = st.lists(
+    st.tuples(st.integers(0, 10**9), st.integers(0, 10**9)),
+    min_size=1,
+    max_size=8,
+    unique_by=lambda row: row[0],
+)
+"""[(1024, 9000), (8, 5000)]: sizes in bytes and times in nanoseconds of measured collectives."""
+
+
 @st.composite
 def steady_fabrics(draw, world_size: int) -> Fabric:
     """A fabric whose speeds never change: Fabric(all_reduce=(Timing(2, 0, 5), Timing(2, 64, 9)), concurrency=2)"""
@@ -234,6 +246,19 @@ def traces(draw) -> Trace:
         batch=draw(st.none() | st.integers(1, 64)),
     )
     return Trace(workload=workload, ranks=ranks)
+
+
+@st.composite
+def engine_inputs(draw, fabrics=steady_fabrics) -> EngineInput:
+    """EngineInput(schedule, duration_ns=[[3, 4, 2]], cost_ns=[5]): one iteration of any trace under any policy."""
+    trace, world_size = draw(traces()), draw(st.integers(1, 4))
+    policy, costs = draw(policies(tuple(trace.keys))), draw(fabrics(world_size))
+    model = recorded_model(trace, unused_allowed=policy.unused_allowed)
+    buckets = buckets_of(policy, model)
+    schedule = build_schedule(policy, model, buckets, joins=draw(st.booleans()))
+    costs = price_schedule(schedule, buckets, model, costs, policy, world_size)
+    sampler = IterationSampler(model.compute_times, world_size, Variation(), sync_every=policy.sync_every)
+    return costs.engine_input(sampler, [0]).at(0)
 
 
 def message_shapes():

@@ -34,9 +34,8 @@ from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import Compute, Wait
 
 from .explore import examples
-from .strategies import fluid_fabrics, iteration, partitions, steady_fabrics, trace_of, traces
+from .strategies import engine_inputs, fluid_fabrics, iteration, partitions, steady_fabrics, trace_of, traces
 from .test_readers import EXTREMES, with_another_value
-from .test_replay import engine_inputs
 from .test_report import row as row_of_a_report
 
 STEP_MOMENTS = {

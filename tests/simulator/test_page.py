@@ -1,4 +1,4 @@
-"""The interactive timeline in a headless browser: the committed page, and the widget with a kernel."""
+"""The interactive page: no address on the network, and in a headless browser the answers of `predict`."""
 
 import json
 import re
@@ -7,29 +7,53 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from figures import interactive_timeline, traces_and_fabrics
+from figures import interactive_timeline
 from reference.bucketing import plan_buckets
-from simulator import Straggler, predict
-from simulator.interactive_timeline.browser_code import script, style
-from simulator.interactive_timeline.reader_choices import ORDERS, Question
-from simulator.interactive_timeline.widget import InteractiveTimeline
+from simulator import Fabric, Straggler, predict
+from simulator.interactive_timeline.page import interactive_page
+from simulator.interactive_timeline.reader_choices import ORDERS, Choices, InteractiveIteration, Question, Start
 
-from .chromium import PATH, Watched, chromium
-from .explore import examples
-from .strategies import iteration, partitions, trace_of
+from ..explore import examples
+from ..strategies import iteration, partitions, trace_of
+from .chromium import Watched
+from .timeline_reader import COUNT, SHOWN, assert_shows, cuts, drag, frames, number, predicted
 
-if PATH is None:
-    pytest.skip("no chromium; run `apt-get install chromium`", allow_module_level=True)
+MS = 10**6
+TRACE = trace_of([[iteration(1 * MS, (3 * MS, 2 * MS), 4 * MS, 1 * MS)]], [4 * 10**6, 10**6])
 
-SHOWN = interactive_timeline.iteration()
-COUNT = len(SHOWN.trace.sizes_bytes)
+
+def ring(gbit_per_s: float) -> Fabric:
+    return Fabric.from_alpha_beta(alpha_ns=1000, bytes_per_s=gbit_per_s * 1e9 / 8)
+
+
+def test_the_committed_page_is_the_one_that_the_command_makes():
+    assert interactive_timeline.page() == interactive_timeline.PATH.read_text(), "run `make figures`"
+
+
+def test_the_page_names_no_address_on_the_network():
+    addresses = re.findall(r"\bhttps?://[^\"'\s<]+", interactive_timeline.PATH.read_text())
+    assert set(addresses) == {"http://www.w3.org/2000/svg"}  # a namespace, which no browser loads
+    assert not re.findall(r"\b(?:src|href)=\"(?!data:)", interactive_timeline.PATH.read_text())
+
+
+def test_a_page_is_refused_where_the_browser_would_answer_differently():
+    """Each of these has no closed form in `replay.js`."""
+    two_ranks = trace_of([[iteration(1, (2,), 3, 4)]] * 2, [4])
+    measured = Fabric.from_table([(2, 4, 100)])
+    slowed = interactive_timeline.fabric(10).model_copy(update={"slow_link": 2.0})
+    for trace, fabric, words in [
+        (two_ranks, ring, "expected one rank and a model without buffers, got 2 ranks"),
+        (TRACE, lambda _: measured, "expected one that Fabric.from_alpha_beta made"),
+        (TRACE, lambda _: slowed, "expected one that Fabric.from_alpha_beta made"),
+    ]:
+        shown = InteractiveIteration(
+            trace, fabric, title="", choices=Choices(world_sizes=(2,)), start=Start(world_size=2)
+        )
+        with pytest.raises(ValueError, match=re.escape(words)):
+            interactive_page(shown, heading="", guidance="", notes="")
+
+
 ADDRESS = interactive_timeline.PATH.as_uri()
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with chromium() as started:
-        yield started
 
 
 @pytest.fixture
@@ -95,51 +119,6 @@ def test_the_page_answers_as_predict_does_to_the_nanosecond(replay, question):
     assert answer["iteration_ns"] == prediction.iteration_ns
     assert answer["exposed_ns"] == prediction.exposed_comm_ns
     assert answer == json.loads(json.dumps(SHOWN.answer(question, prediction)))
-
-
-# The page in the hands of a reader
-
-
-def number(page, name, column="now") -> float:
-    """A number of the table, in milliseconds."""
-    words = page.locator(f"tr.{name} td.{column}").inner_text()
-    return float(words.replace("\N{MINUS SIGN}", "-").removesuffix(" ms"))
-
-
-def frames(page, count=3) -> None:
-    """Wait until the browser has drawn some frames."""
-    page.evaluate(
-        "count => new Promise(done => { const next = n => n ? requestAnimationFrame(() => next(n - 1)) : done();"
-        " next(count); })",
-        count,
-    )
-
-
-def cuts(page) -> list[int]:
-    return [int(one.get_attribute("aria-valuenow")) for one in page.locator(".boundary").all()]
-
-
-def predicted(places, *, order="ready", world_size=16, gbit_per_s=25, factor=1.0):
-    """The prediction for boundaries at these places."""
-    sequence = plan_buckets(order, SHOWN.trace.sizes_bytes, [2**62], ready_order=SHOWN.model.ready_order)[0]
-    plan = [sequence[low:high] for low, high in zip([0, *places], [*places, COUNT], strict=True)]
-    return SHOWN.predict(Question(tuple(map(tuple, plan)), world_size, gbit_per_s, factor))
-
-
-def assert_shows(page, prediction) -> None:
-    frames(page)
-    assert number(page, "iteration_ns") == round(prediction.iteration_ns / 1e6, 1)
-    assert number(page, "exposed_ns") == round(prediction.exposed_comm_ns / 1e6, 1)
-
-
-def drag(page, boundary, by_px) -> None:
-    knob = page.locator(".boundary .knob").nth(boundary).bounding_box()
-    x, y = knob["x"] + knob["width"] / 2, knob["y"] + knob["height"] / 2
-    page.mouse.move(x, y)
-    page.mouse.down()
-    page.mouse.move(x, y + by_px, steps=8)
-    page.mouse.up()
-    frames(page)
 
 
 def test_the_page_opens_without_a_network_and_without_an_error(opened):
@@ -368,162 +347,3 @@ def test_the_page_fits_its_width(browser, width, scheme):
     assert bright == ([False, True] if scheme == "light" else [True, False])
     assert watched.problems == []
     watched.context.close()
-
-
-# The widget with a kernel
-
-FAKE_MODEL = """
-(function (data) {
-  const listeners = [];
-  window.sent = [];
-  window.answer = (reply) => listeners.forEach((listener) => listener(reply));
-  return {
-    get: () => data,
-    on: (event, listener) => event === "msg:custom" && listeners.push(listener),
-    off: () => listeners.splice(0),
-    send: (message) => {
-      window.sent.push(message);
-      if (window.askKernel) window.askKernel(message).then(window.answer);
-    },
-  };
-})
-"""
-
-
-@pytest.fixture
-def displayed(browser):
-    """Displays a widget as anywidget does; its questions go to the kernel, or wait in `window.sent`."""
-    watched = Watched(browser, viewport={"width": 1000, "height": 1000})
-    page = watched.page
-
-    def display(widget: InteractiveTimeline, *, answered: bool = True):
-        replies = []
-        widget.send = lambda content, buffers=None: replies.append(content)
-
-        def ask(message):
-            widget._handle_custom_msg(message, [])
-            return json.loads(json.dumps(replies.pop()))
-
-        page.goto("about:blank")
-        page.set_content(f"<!DOCTYPE html><style>{style()}</style><div id=timeline></div>")
-        if answered:
-            page.expose_function("askKernel", ask)
-        page.evaluate(
-            f"""async ([code, data]) => {{
-              const url = URL.createObjectURL(new Blob([code], {{ type: "text/javascript" }}));
-              const module = await import(url);
-              const el = document.getElementById("timeline");
-              window.redraws = 0;
-              el.addEventListener("redraw", () => window.redraws++);
-              window.cleanUp = module.default.render({{ model: {FAKE_MODEL.strip()}(data), el }});
-            }}""",
-            [script(), json.loads(json.dumps(widget.data))],
-        )
-        return page
-
-    yield display
-    watched.context.close()
-    assert watched.problems == []
-
-
-def small_widget(fabric=interactive_timeline.fabric):
-    return InteractiveTimeline(SHOWN.trace, fabric, title="ResNet-50")
-
-
-def test_the_kernel_answers_while_one_drags(displayed):
-    widget = small_widget()
-    page = displayed(widget)
-    page.wait_for_selector(".boundary")
-    drag(page, 2, -24)
-    expected = predicted(cuts(page))
-    page.wait_for_function(
-        "words => document.querySelector('tr.iteration_ns td.now').textContent === words",
-        arg=f"{expected.iteration_ns / 1e6:.1f} ms",
-    )
-    assert widget.prediction == expected
-    assert [list(bucket) for bucket in widget.plan] == [list(bucket) for bucket in expected.buckets]
-
-
-def test_one_question_is_in_flight_and_the_newest_is_next(displayed):
-    widget = small_widget()
-    page = displayed(widget, answered=False)
-
-    def sent():
-        return page.evaluate("window.sent")
-
-    def answer(message):
-        replies = []
-        widget.send = lambda content, buffers=None: replies.append(content)
-        widget._handle_custom_msg(message, [])
-        page.evaluate("reply => window.answer(reply)", json.loads(json.dumps(replies[0])))
-
-    page.wait_for_selector(".boundary")
-    frames(page)
-    assert sent() == [], "a question whose answer came with the data"
-    before, redraws = cuts(page), page.evaluate("window.redraws")
-    page.locator(".boundary").nth(1).focus()
-    for _ in range(5):
-        page.keyboard.press("ArrowUp")
-        frames(page)
-    assert cuts(page)[1] == before[1] + 5, "the boundary waited for the kernel"
-    assert page.evaluate("window.redraws") >= redraws + 5
-    assert len(sent()) == 1
-    answer(sent()[0])
-    page.wait_for_function("window.sent.length === 2")
-    assert len(sent()[1]["question"]["plan"][1]) == before[1] - before[0] + 5, "an older question was asked"
-    answer(sent()[1])
-    frames(page)
-    assert len(sent()) == 2
-    page.get_by_role("slider", name="Network").fill("2")
-    page.wait_for_function("window.sent.length === 3")
-    answer(sent()[2])
-    page.wait_for_function("window.sent.length === 4")
-    assert [message["purpose"] for message in sent()] == ["now", "now", "now", "start"]
-
-
-def test_buffers_slow_downs_and_simultaneous_collectives_are_drawn(displayed):
-    """Fails if the widget counts on what only the page has: gradients in every collective, one at a time."""
-    ms = 10**6
-    ready = tuple((40 - number) * ms for number in range(30))
-    trace = trace_of([[iteration(10 * ms, ready, 41 * ms, 2 * ms)]] * 2, [2**20] * 30, buffer_bytes=[4000, 8])
-    fabric = traces_and_fabrics.gloo()
-    widget = InteractiveTimeline(trace, lambda _: fabric, world_size=2, bucket_cap_mb=5)
-    assert fabric.concurrency == 2
-    assert any(bucket is None for bucket, *_ in widget.data["answer"]["collectives"])
-    page = displayed(widget)
-    page.wait_for_selector(".boundary")
-    drag(page, 1, 12)
-    page.wait_for_function(
-        "words => document.querySelector('tr.exposed_ns td.now').textContent === words",
-        arg=f"{widget.prediction.exposed_comm_ns / 1e6:.1f} ms",
-    )
-    assert len(widget.plan) == 6
-
-
-def test_an_error_of_the_kernel_is_one_line_and_the_next_answer_removes_it(displayed):
-    def unplugged(gbit_per_s):
-        if gbit_per_s > 300:
-            raise OSError("no such network")
-        return interactive_timeline.fabric(gbit_per_s)
-
-    page = displayed(small_widget(unplugged))
-    page.wait_for_selector(".boundary")
-    page.get_by_role("slider", name="Network").fill("12")
-    page.wait_for_selector("text=OSError: no such network")
-    page.get_by_role("slider", name="Network").fill("5")
-    page.wait_for_function("document.querySelector('.error').textContent === ''")
-
-
-def test_a_kernel_that_does_not_answer_is_named(displayed):
-    page = displayed(small_widget(), answered=False)
-    page.get_by_role("slider", name="Bucket cap").fill("1")
-    page.wait_for_function("document.querySelector('.status').textContent === 'Waiting for the kernel…'")
-
-
-def test_a_removed_view_hears_nothing_more(displayed):
-    page = displayed(small_widget())
-    page.wait_for_selector(".boundary")
-    redraws = page.evaluate("() => { window.cleanUp(); return window.redraws; }")
-    page.evaluate("window.answer({ id: '1', error: 'late' })")
-    frames(page)
-    assert page.evaluate("window.redraws") == redraws

@@ -10,7 +10,7 @@ from simulator import Fabric, predict
 from simulator.results.scaling_verdict import FASTEST_NETWORK, SLOWEST_NETWORK, TOLERANCE, counted, network_need
 from simulator.sweep import AXES
 
-from .strategies import iteration, trace_of
+from ..strategies import iteration, trace_of
 
 
 @given(

@@ -16,8 +16,8 @@ from simulator.schedule.hook_messages import PowerSGD, named_hook
 from simulator.schedule.policy import Policy
 from simulator.sweep import AXES, COLUMNS, FIGURES, figures_of
 
-from .explore import examples
-from .strategies import iteration, rate_fabrics, sweeps, trace_of
+from ..explore import examples
+from ..strategies import iteration, rate_fabrics, sweeps, trace_of
 
 TRACE = trace_of([[iteration(10, (30, 20, 25), 32, 5), iteration(11, (35, 20, 26), 36, 5)]], [400, 80, 40])
 STEADY = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
@@ -166,3 +166,28 @@ def test_replays_run_on_a_dask_cluster():
         on_cluster = asked()
     assert [task["status"] for task in ran.data] == ["OK", "OK"]
     pd.testing.assert_frame_equal(on_cluster, asked(n_jobs=1))
+
+
+def test_a_sweep_takes_from_the_policy_what_no_axis_gives():
+    policy = Policy(bucket_cap_mb=1e-4, order="reverse", hook=named_hook("fp16"), sync_every=2)
+    table = sweep(TRACE, STEADY, world_sizes=[2], policy=policy)
+    pd.testing.assert_frame_equal(table, sweep(TRACE, STEADY, world_sizes=[2], **dict(policy)))
+    (row,) = table.to_dict("records")
+    assert (row["bucket_cap_mb"], row["order"], row["hook"]) == (1e-4, "reverse", "fp16")
+    assert row["iteration_ns"] == predict(TRACE, STEADY, world_size=2, policy=policy).iteration_ns
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"bucket_caps_mb": [1, 2], "bucket_cap_mb": 1},
+            "^bucket_caps_mb: expected either .* or bucket_cap_mb, got both",
+        ),
+        ({"orders": ["ready"], "order": "ready"}, "^orders: expected either orders or order, got both"),
+        ({"hooks": ["none"], "hook": "none"}, "^hooks: expected either hooks or hook, got both"),
+    ],
+)
+def test_an_axis_that_is_also_a_setting_is_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        sweep(TRACE, STEADY, world_sizes=[2], **arguments)

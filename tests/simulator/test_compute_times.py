@@ -4,18 +4,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.integrate import quad
-from scipy.stats import norm, spearmanr
+from scipy.stats import spearmanr
 
 from reference.trace import Trace
 from simulator import Fabric, Straggler, Variation, predict
-from simulator.fabric import Linear, Processor
-from simulator.schedule.hook_messages import named_hook
+from simulator.fabric import Timing
 from simulator.workload.compute_times import ComputeTimes, IterationSampler, recorded_model
-from simulator.workload.default_gpu_costs import DEVICE_SPREAD, LAUNCH_NS, assume_gpu, memory_of
 
-from .explore import examples
-from .strategies import iteration, trace_of, traces, variations
+from ..explore import examples
+from ..strategies import iteration, trace_of, traces, variations
 
 FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
@@ -364,37 +361,6 @@ def test_an_epoch_of_many_batches_has_few_distinct_ones():
     assert len(sampler.distinct()[0]) == 6
 
 
-def test_a_rank_that_has_joined_computes_nothing_any_more():
-    """The slow rank has one batch of three: the others' last two iterations are as fast as without it."""
-    fast, slow = iteration(10, (30,), 30, 10), iteration(100, (300,), 300, 100)
-    trace = trace_of([[fast], [slow]], [4])
-    assert predict(trace, FREE, world_size=2, inputs=[3, 1]).samples_ns == (400, 40, 40)
-
-
-def test_a_rank_that_has_joined_sends_zeros_through_the_hook():
-    """Which compresses and launches them; it neither packs nor copies out."""
-    processor = Processor(pack=Linear(fixed_ns=3), copy_out=Linear(fixed_ns=3), launch_ns=5)
-    costs = FREE.model_copy(update={"processor": processor})
-    hook = named_hook("fp16").model_copy(update={"compress": Linear(fixed_ns=100), "decompress": Linear(fixed_ns=7)})
-    trace = trace_of([[iteration(10, (30,), 30, 10)]], [4])
-    prediction = predict(trace, costs, world_size=2, inputs=[2, 1], hook=hook)
-    (first, second) = prediction.samples_ns
-    shadow = prediction.timeline.engine_input.duration_ns[prediction.timeline.engine_input.ranks.index(1)]
-    assert first == second
-    assert shadow.sum() == 100 + 5 + 7
-
-
-def test_an_epoch_ends_with_a_count_a_vote_and_the_model():
-    trace = trace_of([[iteration(10, (30,), 30, 10)]], [400], buffer_bytes=[100])
-    costs = Fabric.from_table([(2, 0, 10), (2, 1000, 1010)])
-    assert predict(trace, costs, world_size=2).epoch_end_ns == 0
-    assert predict(trace, costs, world_size=2, inputs=[2, 1]).epoch_end_ns == (10 + 4) + (10 + 8) + (10 + 400) + (
-        10 + 100
-    )
-    without = predict(trace, costs, world_size=2, inputs=[2, 1], broadcast_buffers=False)
-    assert without.epoch_end_ns == (10 + 4) + (10 + 8) + (10 + 400)
-
-
 # Mistakes
 
 
@@ -433,30 +399,6 @@ def test_a_record_refuses_what_makes_no_sense(kind, fields, field):
         kind(**fields)
 
 
-# Devices of unequal speed
-
-
-@pytest.mark.parametrize("world_size", [2, 8, 64, 1024])
-def test_an_iteration_waits_for_the_slowest_of_all_devices(world_size):
-    """Without communication, the mean is that of the maximum of as many normal variables, which is never negative."""
-    trace = trace_of([[iteration(10**6, (2 * 10**6,), 3 * 10**6, 0)] * 400], [4])
-    prediction = predict(trace, FREE, world_size=world_size, variation=Variation(device_spread=0.01))
-    expected, _ = quad(lambda z: z * world_size * norm.pdf(z) * norm.cdf(z) ** (world_size - 1), 0, 10)
-    assert prediction.mean_ns == pytest.approx(3e6 * (1 + 0.01 * expected), rel=1e-4)
-    assert prediction.compute_ns == 3 * 10**6  # the other devices, which wait
-    assert prediction.iteration_ns < prediction.p95_ns < prediction.p99_ns
-
-
-def test_the_interval_allows_for_the_speed_of_the_recorded_device():
-    """One device: it is itself one of those that differ, and 90 % of them lie within 1.645 standard deviations."""
-    trace = trace_of([[iteration(10**6, (2 * 10**6,), 3 * 10**6, 0)]], [4])
-    assert predict(trace, FREE, world_size=1).interval_ns == (3 * 10**6, 3 * 10**6)
-    prediction = predict(trace, FREE, world_size=1, variation=Variation(device_spread=0.02))
-    assert prediction.iteration_ns == 3 * 10**6
-    low, high = prediction.interval_ns
-    assert (3 * 10**6 - low, high - 3 * 10**6) == pytest.approx((98_700, 98_700), abs=2)
-
-
 @examples(30)
 @given(traces(), st.integers(1, 5), st.integers(0, 3))
 def test_unequal_devices_change_the_last_rank_alone(trace, world_size, number):
@@ -475,50 +417,18 @@ def test_unequal_devices_change_the_last_rank_alone(trace, world_size, number):
     assert slowed.compute_ns[last] >= usual.compute_ns[equal.ranks.tolist().index(equal.represented_by[-1])] - 1
 
 
-@pytest.mark.parametrize(
-    ("name", "gb_per_s"),
-    [
-        ("Tesla V100-SXM2-32GB", 900),
-        ("NVIDIA A100-PG509-200", 1555),
-        ("NVIDIA A100-SXM4-80GB", 2039),
-        ("NVIDIA A100 SXM 80GB, bf16 by its roofline", 2039),
-        ("NVIDIA H100 80GB HBM3", 3350),
-        ("NVIDIA GH200 480GB", 4000),
-        ("Tesla T4", 320),
-        ("AMD Instinct MI300X", 5300),
-        ("Intel(R) Xeon(R) Platinum 8481C", None),
-        ("Quadro T400", None),
-        ("unknown", None),
-    ],
-)
-def test_a_gpu_is_found_by_its_name(name, gb_per_s):
-    assert memory_of(name) == (None if gb_per_s is None else gb_per_s * 1e9)
-
-
-def gpu_trace(name: str) -> Trace:
-    """16 gradients of 1 MB, one every millisecond."""
-    trace = trace_of(
-        [[iteration(10**7, tuple(10**7 + n * 10**6 for n in range(1, 17)), 28 * 10**6, 10**6)]], [2**20] * 16
-    )
-    return trace.model_copy(update={"workload": trace.workload.model_copy(update={"device_name": name})})
-
-
-def test_on_a_gpu_copies_launches_and_slow_devices_are_not_free():
-    """On a network that costs nothing, 16 buckets used to be as fast as one; now each costs a launch."""
-    trace = gpu_trace("NVIDIA A100-PG509-200")
-    fabric, variation, sentences = assume_gpu(trace, FREE, Variation())
-    assert variation.device_spread == DEVICE_SPREAD
-    assert len(sentences) == 2
-    equal = Variation(device_spread=0)
-    many, one = (predict(trace, fabric, world_size=8, bucket_cap_mb=cap, variation=equal) for cap in (1, 100))
-    assert many.iteration_ns - one.iteration_ns == 15 * LAUNCH_NS
-    assert one.iteration_ns > one.compute_ns + LAUNCH_NS
-
-
-def test_what_the_user_gave_is_not_replaced_by_assumptions():
-    measured = FREE.with_processor(launch_ns=5)
-    chosen = Variation(device_spread=0)
-    for device in ("NVIDIA A100-PG509-200", "some processor"):
-        assert assume_gpu(gpu_trace(device), measured, chosen) == (measured, chosen, ())
-        assert assume_gpu(gpu_trace(device), FREE, chosen, keep_processor=True) == (FREE, chosen, ())
-    assert assume_gpu(gpu_trace("some processor"), FREE, Variation()) == (FREE, Variation(), ())
+def test_iterations_of_a_cycle_vary_on_their_own():
+    """The mean of 8 independent iterations varies 1 / sqrt(8) as much as one; of 8 equal ones, as much as one."""
+    ranks = [[iteration(400, (900,), 1000, 0), iteration(800, (1800,), 2000, 0)]]
+    trace = trace_of(ranks, [4])
+    fabric = Fabric(all_reduce=(Timing(world_size=1, size_bytes=0, ns=0),))
+    spread = {
+        every: np.std(
+            predict(
+                trace, fabric, world_size=1, sync_every=every, variation=Variation(kind="resampled", iterations=4000)
+            ).samples_ns
+        )
+        for every in (1, 8)
+    }
+    assert spread[1] == pytest.approx(500, rel=0.1)
+    assert spread[8] == pytest.approx(500 / 8**0.5, rel=0.15)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from simulator.results.heat_map import GIVEN, draw_heat_map, draw_heat_maps
 from simulator.sweep import AXES
 
-from .explore import examples
+from ..explore import examples
 
 CAPS = (1.0, float("inf"), float("nan"))
 CHOICES = {

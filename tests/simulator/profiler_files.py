@@ -86,6 +86,12 @@ class Script:
     world_size: int = 2
 
 
+SMALL = Script(
+    shapes=((4, 3), (4,), (3, 2), (3,)), buckets=(1, 3), kernel_ns=(900_000, 400_000, 700_000, 300_000),
+    host_ns=50_000, all_reduce_ns=(800_000, 600_000), steps=3, noted_shapes=True, vendor="cuda",
+)  # fmt: skip
+
+
 @st.composite
 def scripts(draw: st.DrawFn) -> Script:
     """Scripts whose host is slower or faster than their GPU."""
@@ -196,3 +202,9 @@ def write(document: dict[str, Any], path: Path) -> Path:
     """Write a file as the profiler does."""
     path.write_text(json.dumps(document))
     return path
+
+
+def without(document, *names):
+    """The document without the events whose names begin like this."""
+    events = [one for one in document["traceEvents"] if not one["name"].startswith(names)]
+    return document | {"traceEvents": events}

@@ -9,7 +9,7 @@ import pytest
 
 from simulator import plot_colours
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 SEEN = {
     "normal": np.eye(3),
     "deuteranopia": [

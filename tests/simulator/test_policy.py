@@ -1,14 +1,13 @@
 """Settings of the reducer: `predict` and `sweep` take them as one policy or one by one, with the same result."""
 
-import pandas as pd
 import pytest
 from hypothesis import given
 
 from simulator import Fabric, Policy, predict, sweep
 from simulator.schedule.hook_messages import named_hook
 
-from .explore import examples
-from .strategies import any_predictions, iteration, trace_of
+from ..explore import examples
+from ..strategies import any_predictions, iteration, trace_of
 
 TRACE = trace_of([[iteration(10, (30, 20, 25), 32, 5)]], [400, 80, 40])
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
@@ -24,15 +23,6 @@ def test_a_policy_and_its_fields_predict_the_same(asked):
     arguments = {"variation": asked.variation, "stragglers": asked.stragglers, "inputs": asked.inputs}
     one_by_one = predict(asked.trace, asked.fabric, world_size=asked.world_size, **arguments, **dict(asked.policy))
     assert one_by_one == asked.predict()
-
-
-def test_a_sweep_takes_from_the_policy_what_no_axis_gives():
-    policy = Policy(bucket_cap_mb=1e-4, order="reverse", hook=named_hook("fp16"), sync_every=2)
-    table = sweep(TRACE, FABRIC, world_sizes=[2], policy=policy)
-    pd.testing.assert_frame_equal(table, sweep(TRACE, FABRIC, world_sizes=[2], **dict(policy)))
-    (row,) = table.to_dict("records")
-    assert (row["bucket_cap_mb"], row["order"], row["hook"]) == (1e-4, "reverse", "fp16")
-    assert row["iteration_ns"] == predict(TRACE, FABRIC, world_size=2, policy=policy).iteration_ns
 
 
 def test_a_policy_takes_a_comm_hook_by_name():
@@ -64,19 +54,3 @@ def test_settings_that_make_no_sense_are_named_in_one_line(function, settings, k
     with pytest.raises(kind, match=message) as raised:
         function(TRACE, FABRIC, **world, **settings)
     assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            {"bucket_caps_mb": [1, 2], "bucket_cap_mb": 1},
-            "^bucket_caps_mb: expected either .* or bucket_cap_mb, got both",
-        ),
-        ({"orders": ["ready"], "order": "ready"}, "^orders: expected either orders or order, got both"),
-        ({"hooks": ["none"], "hook": "none"}, "^hooks: expected either hooks or hook, got both"),
-    ],
-)
-def test_an_axis_that_is_also_a_setting_is_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        sweep(TRACE, FABRIC, world_sizes=[2], **arguments)

@@ -11,7 +11,7 @@ from simulator import Fabric, Straggler, predict
 from simulator.fabric import Processor
 from simulator.results.perfetto_export import MOST_PROCESSES, chrome_trace
 
-from .strategies import caps_mb, iteration, trace_of, traces
+from ..strategies import caps_mb, iteration, trace_of, traces
 
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
 FABRIC = FABRIC.model_copy(update={"processor": Processor(launch_ns=7)})

@@ -15,8 +15,8 @@ from reference.data_parallel import DistributedDataParallel
 from reference.recorder import record
 from reference.trace import Trace
 
-from .hook_bodies import OURS, Given, Shapes, given_gradients
-from .scenarios import Branches, batch
+from ..hook_bodies import OURS, Given, Shapes, given_gradients
+from ..scenarios import Branches, batch
 
 Sent = tuple[str, int]
 """How it was sent, and bytes of this rank's part."""

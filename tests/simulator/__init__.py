@@ -1,0 +1,1 @@
+"""Tests of the package `simulator`: `test_X.py` is about the module `X`."""

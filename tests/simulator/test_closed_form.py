@@ -1,0 +1,50 @@
+"""The closed form: it agrees with the event replay, and refuses iterations that it cannot solve."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator import predict
+from simulator.engines.closed_form import exposed_many
+from simulator.fabric import Contention, Fabric, LinkShare, Processor
+from simulator.interval import simulate
+from simulator.results.breakdown import break_down
+
+from ..strategies import engine_inputs, iteration, trace_of
+from .span_lines import ALIKE, fabric
+
+FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
+
+
+@given(engine_inputs())
+def test_events_and_recurrence_agree_to_the_nanosecond(engine_input):
+    by_events, by_recurrence = simulate(engine_input, "events"), simulate(engine_input, "closed_form")
+    for moments in ("end_ns", "start_ns", "done_ns"):
+        np.testing.assert_array_equal(getattr(by_events, moments), getattr(by_recurrence, moments))
+
+
+def test_the_closed_form_refuses_what_it_cannot_do():
+    costs = fabric(8, processor=Processor(contention=(Contention(compute=1.5),)))
+    with pytest.raises(ValueError, match="closed form: expected constant speeds"):
+        predict(trace_of([[ALIKE]], [4, 4]), costs, world_size=2, engine="closed_form")
+
+
+@given(engine_inputs(), st.integers(1, 3))
+def test_the_closed_form_gives_the_exposed_communication_of_the_breakdown(engine_input, times):
+    one_at_a_time = replace(engine_input, concurrency=1, queues=(0,) * len(engine_input.queues))
+    costs = np.array([one_at_a_time.cost_ns * factor for factor in range(times)])
+    expected = [
+        break_down(simulate(replace(one_at_a_time, cost_ns=cost), "closed_form"))["exposed_comm"] for cost in costs
+    ]
+    assert exposed_many(replace(one_at_a_time, cost_ns=costs)).tolist() == expected
+
+
+def test_the_closed_form_refuses_exposed_communication_of_collectives_side_by_side():
+    trace = trace_of([[iteration(0, (5, 5), 9, 0)]], [4, 4])
+    engine_input = predict(trace, FREE.model_copy(update={"concurrency": 2}), world_size=2).timeline.engine_input
+    steady = replace(engine_input, sharing=(LinkShare(),) * len(engine_input.sharing))
+    with pytest.raises(ValueError, match="closed form: expected one collective at a time, got up to 2"):
+        exposed_many(steady)

@@ -1,0 +1,60 @@
+"""Default costs of GPUs, assumed where the user gave none."""
+
+import pytest
+
+from reference.trace import Trace
+from simulator import Fabric, Variation, predict
+from simulator.workload.default_gpu_costs import DEVICE_SPREAD, LAUNCH_NS, assume_gpu, memory_of
+
+from ..strategies import iteration, trace_of
+
+FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
+
+
+@pytest.mark.parametrize(
+    ("name", "gb_per_s"),
+    [
+        ("Tesla V100-SXM2-32GB", 900),
+        ("NVIDIA A100-PG509-200", 1555),
+        ("NVIDIA A100-SXM4-80GB", 2039),
+        ("NVIDIA A100 SXM 80GB, bf16 by its roofline", 2039),
+        ("NVIDIA H100 80GB HBM3", 3350),
+        ("NVIDIA GH200 480GB", 4000),
+        ("Tesla T4", 320),
+        ("AMD Instinct MI300X", 5300),
+        ("Intel(R) Xeon(R) Platinum 8481C", None),
+        ("Quadro T400", None),
+        ("unknown", None),
+    ],
+)
+def test_a_gpu_is_found_by_its_name(name, gb_per_s):
+    assert memory_of(name) == (None if gb_per_s is None else gb_per_s * 1e9)
+
+
+def gpu_trace(name: str) -> Trace:
+    """16 gradients of 1 MB, one every millisecond."""
+    trace = trace_of(
+        [[iteration(10**7, tuple(10**7 + n * 10**6 for n in range(1, 17)), 28 * 10**6, 10**6)]], [2**20] * 16
+    )
+    return trace.model_copy(update={"workload": trace.workload.model_copy(update={"device_name": name})})
+
+
+def test_on_a_gpu_copies_launches_and_slow_devices_are_not_free():
+    """On a network that costs nothing, 16 buckets used to be as fast as one; now each costs a launch."""
+    trace = gpu_trace("NVIDIA A100-PG509-200")
+    fabric, variation, sentences = assume_gpu(trace, FREE, Variation())
+    assert variation.device_spread == DEVICE_SPREAD
+    assert len(sentences) == 2
+    equal = Variation(device_spread=0)
+    many, one = (predict(trace, fabric, world_size=8, bucket_cap_mb=cap, variation=equal) for cap in (1, 100))
+    assert many.iteration_ns - one.iteration_ns == 15 * LAUNCH_NS
+    assert one.iteration_ns > one.compute_ns + LAUNCH_NS
+
+
+def test_what_the_user_gave_is_not_replaced_by_assumptions():
+    measured = FREE.with_processor(launch_ns=5)
+    chosen = Variation(device_spread=0)
+    for device in ("NVIDIA A100-PG509-200", "some processor"):
+        assert assume_gpu(gpu_trace(device), measured, chosen) == (measured, chosen, ())
+        assert assume_gpu(gpu_trace(device), FREE, chosen, keep_processor=True) == (FREE, chosen, ())
+    assert assume_gpu(gpu_trace("some processor"), FREE, Variation()) == (FREE, Variation(), ())

@@ -1,0 +1,42 @@
+"""Engine input: simulated ranks stand for all ranks, and iterations are selected from it."""
+
+from dataclasses import replace
+from itertools import chain
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.fabric import LinkShare
+from simulator.interval import simulate
+
+from ..explore import examples
+from ..strategies import engine_inputs
+
+
+@given(engine_inputs(), st.data())
+def test_ranks_that_do_the_same_need_to_be_simulated_once(engine_input, data):
+    copies = data.draw(st.lists(st.integers(0, len(engine_input.ranks) - 1), max_size=3))
+    rows = [*range(len(engine_input.ranks)), *copies]
+    more = replace(engine_input.at(rows), ranks=tuple(range(len(rows))))
+    assert simulate(more, "events").iteration_ns == simulate(engine_input, "events").iteration_ns
+
+
+@examples(30)
+@given(engine_inputs())
+def test_every_rank_has_one_simulated_rank_that_does_the_same(engine_input):
+    alike = engine_input.alike()
+    assert tuple(alike) == engine_input.ranks
+    assert sorted(chain(*alike.values())) == list(range(len(engine_input.represented_by)))
+    assert all(rank in same for rank, same in alike.items())
+    assert replace(engine_input, represented_by=None).alike() == {rank: [rank] for rank in engine_input.ranks}
+
+
+@examples(30)
+@given(engine_inputs())
+def test_collectives_that_slow_each_other_down_make_it_fluid_if_they_can_run_at_the_same_time(engine_input):
+    """Fails if the closed form, which needs constant speeds, were taken for collectives that share a link."""
+    assert not engine_input.is_fluid
+    sharing = (LinkShare(slow_down=2.0),) * len(engine_input.queues)
+    together = replace(engine_input, sharing=sharing, concurrency=2)
+    in_turn = replace(together, concurrency=1, queues=(0,) * len(engine_input.queues))
+    assert (together.is_fluid, in_turn.is_fluid) == (bool(sharing), False)

@@ -1,0 +1,348 @@
+"""The event replay: examples with every span in nanoseconds, and laws of all iterations."""
+
+from dataclasses import replace
+from fractions import Fraction
+from math import ceil
+
+import numpy as np
+import simpy
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from simulator.engines.engine_input import EngineInput
+from simulator.engines.event_replay import (
+    FULL_SPEED,
+    PROGRESS_BITS,
+    Cluster,
+    CollectiveCost,
+    ProgressClock,
+    RunningCollective,
+    replay,
+)
+from simulator.engines.timeline import Span
+from simulator.fabric import Contention, Fabric, LinkShare, Processor, Sharing, Slowdowns, Timing
+from simulator.interval import simulate
+from simulator.schedule.hook_messages import named_hook
+from simulator.schedule.policy import Policy
+from simulator.schedule.schedule import Compute, build_schedule
+from simulator.workload.compute_times import recorded_model
+
+from ..explore import examples
+from ..strategies import engine_inputs, fluid_fabrics, iteration, trace_of
+from .span_lines import ALIKE, fabric, lines_of
+
+
+def test_communication_hides_behind_the_backward_pass_and_the_rest_is_exposed():
+    assert lines_of([ALIKE], [[1], [0]], fabric(8))[:6] == [
+        "  0- 10 rank 0 forward",
+        " 10- 20 rank 0 backward 0",
+        " 20- 28 rank 0 all_reduce 0",
+        " 20- 30 rank 0 backward 1",
+        " 30- 38 rank 0 all_reduce 1",
+        " 30- 32 rank 0 backward",
+    ]
+    assert lines_of([ALIKE], [[1], [0]], fabric(8))[6:8] == [" 32- 38 rank 0 wait 1", " 38- 43 rank 0 step"]
+
+
+def test_a_collective_starts_when_its_last_rank_has_launched_it():
+    late = iteration(forward_ns=25, ready_ns=(45, 35), backward_end_ns=47, step_ns=5)
+    lines = lines_of([ALIKE, late], [[0, 1]], fabric(8))
+    assert " 30- 45 rank 0 straggler 0" in lines
+    assert " 45- 53 rank 0 all_reduce 0" in lines
+    assert " 32- 53 rank 0 wait 0" in lines
+
+
+def test_a_backend_runs_as_many_collectives_as_it_has_slots():
+    lines = lines_of([ALIKE], [[0], [1]], fabric(8, concurrency=2))
+    assert {" 30- 38 rank 0 all_reduce 0", " 30- 38 rank 0 all_reduce 1"} <= set(lines)
+
+
+def test_two_at_a_time_may_each_be_slower():
+    lines = lines_of([ALIKE], [[0], [1]], fabric(8, concurrency=2, sharing=(Sharing(size_bytes=0, factor=1.5),)))
+    assert {" 30- 42 rank 0 all_reduce 0", " 30- 42 rank 0 all_reduce 1"} <= set(lines)
+
+
+def test_computation_is_slower_while_a_collective_runs():
+    """Bucket 0 is launched at 20 and takes 8; meanwhile computation progresses by 4 ns, so the rest is 4 ns late."""
+    costs = fabric(8, processor=Processor(contention=(Contention(compute=2.0),)))
+    lines = lines_of([ALIKE], [[1], [0]], costs)
+    assert " 20- 34 rank 0 backward 1" in lines
+    assert " 34- 42 rank 0 all_reduce 1" in lines
+
+
+def test_computation_stays_slow_for_a_while_after_a_collective():
+    """Bucket 0 is launched at 20 and takes 2; up to 24 computation progresses by 2 ns, so the rest is 2 ns late."""
+    costs = fabric(2, processor=Processor(contention=(Contention(compute=2.0),), lingers_ns=2))
+    lines = lines_of([ALIKE], [[1], [0]], costs)
+    assert " 20- 22 rank 0 all_reduce 0" in lines
+    assert " 20- 32 rank 0 backward 1" in lines
+    assert " 32- 36 rank 0 backward" in lines  # beside bucket 1, and after it
+    assert " 36- 41 rank 0 step" in lines
+
+
+def test_the_slow_time_after_a_collective_starts_anew_with_the_next_and_never_adds_up():
+    """Bucket 1 is launched at 40, while computation is slow after bucket 0, until 48; it stays slow until 68."""
+    costs = fabric(8, processor=Processor(contention=(Contention(compute=2.0),), lingers_ns=20))
+    lines = lines_of([ALIKE], [[1], [0]], costs)
+    assert {" 20- 40 rank 0 backward 1", " 40- 48 rank 0 all_reduce 1", " 48- 58 rank 0 step"} <= set(lines)
+
+
+def test_a_collective_is_slower_while_a_rank_computes():
+    """The bucket is launched at 30; computation goes on for 2 ns, in which the collective does 1 of its 8 ns."""
+    costs = fabric(8, processor=Processor(contention=(Contention(collective=2.0),)))
+    lines = lines_of([ALIKE], [[0, 1]], costs)
+    assert " 30- 39 rank 0 all_reduce 0" in lines
+
+
+def test_a_slot_that_is_taken_makes_the_next_collective_queue():
+    lines = lines_of([ALIKE], [[1], [0]], fabric(15))
+    assert " 30- 35 rank 0 queued 1" in lines
+    assert " 35- 50 rank 0 all_reduce 1" in lines
+
+
+def test_process_groups_in_turn_are_queues_of_their_own():
+    lines = lines_of([ALIKE], [[1], [0]], fabric(15), process_groups=2)
+    assert {" 20- 35 rank 0 all_reduce 0", " 30- 45 rank 0 all_reduce 1"} <= set(lines)
+
+
+def test_beside_each_other_all_reduces_of_a_table_share_their_link():
+    """An empty one takes 4, so of the 8 of these half is latency and half is bytes, which take twice as long."""
+    table = (Timing(world_size=2, size_bytes=0, ns=4), Timing(world_size=2, size_bytes=4, ns=8))
+    lines = lines_of([ALIKE], [[0], [1]], Fabric(all_reduce=table, concurrency=2))
+    assert {" 30- 42 rank 0 all_reduce 0", " 30- 42 rank 0 all_reduce 1"} <= set(lines)
+
+
+# The clock of progress
+
+microsecond_or_day = st.sampled_from([10**3, 10**14])
+
+
+@given(st.data(), microsecond_or_day, st.sampled_from([4.0, 1e4]))
+def test_a_progress_clock_ends_each_computation_when_its_time_is_over(data, latest_ns, slowest):
+    """Whenever computing starts and speeds change: time over slow-down, added up piece by piece, is the duration.
+
+    Derived afterwards, the ends are those of the events to the nanosecond, also where arrays need Python integers.
+    """
+    moments = st.integers(0, latest_ns)
+    computations = data.draw(st.lists(st.tuples(moments, moments), min_size=1, max_size=8))
+    slowdowns = data.draw(st.dictionaries(moments, st.floats(1, slowest), max_size=6))
+    env = simpy.Environment()
+    clock = ProgressClock(env)
+    ended = {}
+
+    def compute(number, start_ns, duration_ns):
+        yield env.timeout(start_ns)
+        yield clock.reaches(clock.progress() + (duration_ns << PROGRESS_BITS))
+        ended[number] = env.now
+
+    def change():
+        for moment, slowdown in sorted(slowdowns.items()):
+            yield env.timeout(moment - env.now)
+            clock.slow_down(slowdown)
+
+    env.process(change())
+    for number, (start_ns, duration_ns) in enumerate(computations):
+        env.process(compute(number, start_ns, duration_ns))
+    env.run()
+    starts, durations = np.array(computations).T
+    assert clock.ends(starts, durations).tolist() == [ended[number] for number in range(len(computations))]
+    exact = [(moment, Fraction(int(slowdowns[moment] * FULL_SPEED), FULL_SPEED)) for moment in sorted(slowdowns)]
+    rounding_ns = (len(exact) + 1) * max([Fraction(1), *dict(exact).values()]) / 2**PROGRESS_BITS
+    for number, (start_ns, duration_ns) in enumerate(computations):
+        now, factor, left = Fraction(start_ns), Fraction(1), Fraction(duration_ns)
+        for moment, following in [*exact, (float("inf"), None)]:
+            if moment > now:
+                if left * factor <= moment - now:
+                    break
+                left -= (moment - now) / factor
+                now = Fraction(moment)
+            factor = following
+        end = now + left * factor
+        assert end - rounding_ns <= ended[number] <= ceil(end)
+
+
+def test_reading_a_progress_clock_does_not_move_it():
+    """Sums of as many pieces as there are readings were off by 2 ns in iterations of a second on 1,000 ranks."""
+    env = simpy.Environment()
+    clock = ProgressClock(env)
+    clock.slow_down(3.0)
+    for moment in range(10**9, 10**9 + 10_000):
+        env.run(until=moment)
+        clock.progress()
+    assert clock.progress() == ceil(Fraction(env.now << PROGRESS_BITS, 3))
+
+
+def two_buckets(durations_ns, costs_ns, compute: float, collective: float = 1.0) -> EngineInput:
+    """Two buckets of different ranks; computation and collectives slow each other down by these factors."""
+    return EngineInput(
+        schedule=TWO_BUCKETS,
+        duration_ns=np.array(durations_ns),
+        ranks=tuple(range(len(durations_ns))),
+        cost_ns=np.array(costs_ns),
+        queues=(0, 0),
+        sharing=(LinkShare(),) * 2,
+        slowdowns=Slowdowns(((compute,),) * 2, ((collective,),) * 2),
+    )
+
+
+TWO_BUCKETS = build_schedule(
+    Policy(), recorded_model(trace_of([[iteration(10, (20, 30), 90, 0)]], [4, 4])), [[0], [1]]
+)
+
+
+def only(kind: str, duration_ns: int) -> list[int]:
+    """Durations of a rank that only computes one step of bucket 1."""
+    return [duration_ns * (step == (kind, 1, 0)) for step in TWO_BUCKETS.steps]
+
+
+@st.composite
+def fluid_inputs(draw) -> EngineInput:
+    """two_buckets([[0, 352, ...]], [175, 334], 2.00001): factors at which rounded floats are easily off."""
+    few_ns = st.sampled_from([0, 0, 0, 1, 8]) | st.integers(0, 400)
+    durations = st.lists(few_ns, min_size=len(TWO_BUCKETS.steps), max_size=len(TWO_BUCKETS.steps))
+    factors = st.sampled_from([2.00001, 3.00001, 2.0, 1.0]) | st.floats(1, 3)
+    return two_buckets(
+        draw(st.lists(durations, min_size=1, max_size=3)),
+        draw(st.lists(st.integers(0, 400), min_size=2, max_size=2)),
+        draw(factors),
+        draw(factors),
+    )
+
+
+@examples(500)
+@given(fluid_inputs())
+@example(two_buckets([only("backward", 176), only("step", 0)], [242, 58], 2.00001))
+@example(two_buckets([only("launch", 176), only("step", 0)], [175, 334], 2.00001, 2.0))
+def test_steps_end_in_order_and_no_collective_starts_before_its_last_launch(engine_input):
+    """Rounded floats let a step end 1 ns before the step before it, and a collective start 1 ns early."""
+    timeline = simulate(engine_input, "events")
+    lengths_ns = np.diff(timeline.end_ns, axis=1, prepend=0)
+    assert (lengths_ns >= 0).all()
+    is_step = [isinstance(instruction, Compute) for instruction in engine_input.schedule.instructions]
+    assert (lengths_ns[:, is_step] >= engine_input.duration_ns).all(), "slow-downs made a step shorter"
+    assert (timeline.start_ns >= timeline.launched_ns.max(axis=0)).all()
+    assert timeline.start_ns[0] == timeline.launched_ns[:, 0].max()
+    assert timeline.iteration_ns == replay(engine_input)[2].max(), "the derived end differs from that of the events"
+
+
+@given(engine_inputs(fluid_fabrics))
+def test_laws_of_every_iteration(engine_input):
+    timeline, spans = simulate(engine_input, "events"), list(simulate(engine_input, "events").spans())
+    assert spans == list(timeline.spans()), "not deterministic"
+    total = timeline.iteration_ns
+    assert total == replay(engine_input)[2].max()
+    assert total == max((span.end_ns for span in spans if span.stream == "compute"), default=0)
+    assert total >= engine_input.duration_ns.sum(axis=1).max()
+    in_time = timeline.done_ns <= total  # under Join, nobody may wait for the counts of ranks
+    assert total * engine_input.concurrency * len(set(engine_input.queues)) >= engine_input.cost_ns[in_time].sum()
+    steady = replace(engine_input, slowdowns=None, sharing=(LinkShare(),) * len(engine_input.sharing))
+    assert total >= simulate(steady, "events").iteration_ns, "slower parts made a faster whole"
+    assert (np.diff(timeline.end_ns, axis=1, prepend=0) >= 0).all(), "a step ended before the one before it"
+    for number, cost in enumerate(engine_input.cost_ns):
+        assert timeline.done_ns[number] - timeline.start_ns[number] >= cost
+    for rank in engine_input.ranks:
+        assert _overlapping([s for s in spans if (s.stream, s.rank) == ("compute", rank)]) <= 1
+    for queue in set(engine_input.queues):
+        of_queue = [number for number, other in enumerate(engine_input.queues) if other == queue]
+        running = [Span(0, "comm", "all_reduce", n, timeline.start_ns[n], timeline.done_ns[n]) for n in of_queue]
+        assert _overlapping([span for span in running if span.duration_ns]) <= engine_input.concurrency
+        free_ns = sorted(timeline.done_ns[of_queue].tolist())
+        for place, number in enumerate(of_queue):
+            slot_ns = free_ns[place - engine_input.concurrency] if place >= engine_input.concurrency else 0
+            assert timeline.start_ns[number] == max(timeline.launched_ns[:, number].max(), slot_ns)
+
+
+def _overlapping(spans: list[Span]) -> int:
+    """How many of them run at the same time, at most."""
+    events = sorted([(span.start_ns, 1) for span in spans] + [(span.end_ns, -1) for span in spans])
+    running, most = 0, 0
+    for _, change in events:
+        running += change
+        most = max(most, running)
+    return most
+
+
+@given(engine_inputs(fluid_fabrics), st.randoms())
+def test_permuting_ranks_changes_nothing(engine_input, random):
+    order = random.sample(range(len(engine_input.ranks)), len(engine_input.ranks))
+    permuted = simulate(replace(engine_input, duration_ns=engine_input.duration_ns[order]), "events")
+    np.testing.assert_array_equal(permuted.end_ns, simulate(engine_input, "events").end_ns[order])
+
+
+@examples(30)
+@given(engine_inputs(), st.data())
+def test_cheaper_collectives_never_hurt_where_speeds_are_constant(engine_input, data):
+    """Each collective may be cheaper by a different amount; the closed form uses only max and +."""
+    less = [data.draw(st.integers(0, cost)) for cost in engine_input.cost_ns.tolist()]
+    cheaper = replace(engine_input, cost_ns=np.array(less, dtype=np.int64))
+    assert (simulate(cheaper, "events").end_ns <= simulate(engine_input, "events").end_ns).all()
+
+
+# A law that does not hold: under contention a cheaper collective may lengthen the iteration
+
+
+def in_two_slots(p1_ns: int) -> list[str]:
+    """Spans of two buckets under PowerSGD, whose collectives P0, P1, Q0, Q1 cost 10, `p1_ns`, 30 and 10 ns.
+
+    The rank computes 10 ns forward, 10 ns up to each launch and 60 ns to the end. Beside each other computation takes
+    twice as long and a collective four times: both together are slower than one after the other.
+    """
+    model = recorded_model(trace_of([[iteration(10, (20, 30), 90, 0)]], [4, 4]))
+    schedule = build_schedule(Policy(hook=named_hook("batched_power_sgd")), model, [[0], [1]])
+    duration_ns = {("forward", None): 10, ("backward", 0): 10, ("backward", 1): 10, ("backward", None): 60}
+    engine_input = EngineInput(
+        schedule=schedule,
+        duration_ns=np.array([[duration_ns.get((step.kind, step.bucket), 0) for step in schedule.steps]]),
+        ranks=(0,),
+        cost_ns=np.array([10, p1_ns, 30, 10]),
+        queues=(0,) * 4,
+        concurrency=2,
+        sharing=(LinkShare(),) * 4,
+        slowdowns=Slowdowns(((2.0, 2.0),) * 4, ((4.0, 4.0),) * 4),
+    )
+    spans = sorted(simulate(engine_input, "events").spans(), key=lambda span: (span.start_ns, span.end_ns))
+    return [f"{s.start_ns}-{s.end_ns} {s.kind}" + ("" if s.bucket is None else f" {s.bucket}") for s in spans]
+
+
+@given(st.lists(st.integers(1, 10**6), min_size=1, max_size=5), st.data())
+def test_collectives_that_only_share_a_link_together_take_as_long_as_one_after_the_other(costs_ns, data):
+    """Whatever their weights; and with weights in proportion to their durations, they end at the same time."""
+    weight = st.floats(0.01, 100)
+    weights = data.draw(st.just(costs_ns) | st.lists(weight, min_size=len(costs_ns), max_size=len(costs_ns)))
+    cluster = Cluster([0], concurrency=len(costs_ns), slows_computation=False, lingers_ns=0)
+    running = [
+        RunningCollective(cluster.env, CollectiveCost(cost_ns, 0, LinkShare(2.0, weight)))
+        for cost_ns, weight in zip(costs_ns, weights, strict=True)
+    ]
+    for one in running:
+        cluster.launched_by_all(one)
+    cluster.env.run()
+    ends_ns = [one.done_ns for one in running]
+    rounding = len(costs_ns) + 1e-6 * sum(costs_ns)
+    assert abs(max(ends_ns) - sum(costs_ns)) <= rounding
+    if weights == costs_ns:
+        assert max(ends_ns) - min(ends_ns) <= rounding
+
+
+def test_a_collective_that_is_twice_as_fast_may_make_an_iteration_longer():
+    """P1 in 10 ns rather than 20: the iteration takes 160 ns rather than 150.
+
+    Both ways the rank launches P0 at 20, at 40 P1, and waits for P0 until 45, of which 5 of 10 ns were left at 40.
+    It starts Q0 at 45 and waits for P1, and as long as it does, Q0 has the processor to itself.
+
+    With the slow P1 it waits until 60. Q0 has done 15 of its 30 ns; beside computation the others take 60, until 120.
+    By then 30 of the last 60 ns are computed; alone, the other 30 take 30 ns, until 150.
+
+    With the fast P1 it computes again at 50, when Q0 has done but 5. The other 25 take 100 ns, until 150. By then 50
+    of the last 60 ns are computed; the other 10 take 10 ns, until 160.
+    """
+    assert in_two_slots(p1_ns=20) == [
+        "0-10 forward", "10-20 backward 0", "20-40 backward 1", "20-45 all_reduce 0", "40-45 wait 0",
+        "40-60 all_reduce 1", "45-60 wait 1", "45-120 second_all_reduce 0", "60-100 second_all_reduce 1",
+        "60-150 backward",
+    ]  # fmt: skip
+    assert in_two_slots(p1_ns=10) == [
+        "0-10 forward", "10-20 backward 0", "20-40 backward 1", "20-45 all_reduce 0", "40-45 wait 0",
+        "40-50 all_reduce 1", "45-50 wait 1", "45-150 second_all_reduce 0", "50-90 second_all_reduce 1",
+        "50-160 backward",
+    ]  # fmt: skip

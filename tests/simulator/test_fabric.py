@@ -1,0 +1,171 @@
+"""Fabrics: made from rings and tables, scaled, merged, saved and loaded."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator import Fabric
+from simulator.fabric import CONCURRENCY, Contention, Linear, Processor, Sharing, Timing
+
+from ..strategies import tables
+
+
+def test_a_ring_takes_2_n_minus_1_steps_of_an_nth():
+    fabric = Fabric.from_alpha_beta(alpha_ns=10, bytes_per_s=1e9)
+    assert fabric.all_reduce_ns(4000, 4) == 6 * 10 + 6 * 1000
+    assert fabric.all_reduce_ns(0, 8) == 140
+
+
+def test_a_scaled_fabric_scales_every_collective_and_again_what_is_scaled():
+    fabric = Fabric(
+        all_reduce=(Timing(world_size=2, size_bytes=8, ns=100),),
+        broadcast=(Timing(world_size=2, size_bytes=8, ns=50),),
+    )
+    twice = fabric.scaled(4.0).scaled(0.5)
+    assert (twice.all_reduce_ns(8, 2), twice.broadcast_ns(8, 2)) == (200, 100)
+    with pytest.raises(ValueError, match="factor: expected a positive number"):
+        fabric.scaled(0)
+
+
+def test_a_copy_does_not_keep_the_costs_of_what_it_was_copied_from():
+    fabric = Fabric.from_table([(2, 8, 5)])
+    assert fabric.all_reduce_ns(8, 2) == 5
+    other = fabric.model_copy(update={"all_reduce": (Timing(world_size=2, size_bytes=8, ns=7),)})
+    assert other.all_reduce_ns(8, 2) == 7
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    fabric = Fabric.from_table([(2, 8, 5)], concurrency=2, source="here").model_copy(
+        update={"processor": Processor(pack=Linear(fixed_ns=1.5), contention=(Contention(compute=1.25),))}
+    )
+    fabric.all_reduce_ns(8, 2)
+    fabric.save(tmp_path / "fabric.json")
+    assert Fabric.load(tmp_path / "fabric.json") == fabric
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read: No such file"),
+        ("{", "invalid JSON"),
+        ("{}", "all_reduce: expected measured times or a topology"),
+        ('{"all_reduce": [{"world_size": 2, "size_bytes": -1, "ns": 5}]}', "all_reduce[0].size_bytes"),
+        (
+            '{"topology": {"levels": [{"name": "x", "latency_ns": 1, "bytes_per_s": 0}]}}',
+            "topology.levels[0].bytes_per_s",
+        ),
+        (
+            '{"all_reduce": [{"world_size": 2, "size_bytes": 1, "ns": 5}],'
+            ' "processor": {"contention": [{"compute": 0.5}]}}',
+            "processor.contention[0].compute: input should be greater than or equal to 1",
+        ),
+    ],
+)
+def test_a_broken_file_names_file_field_and_reason(tmp_path, text, message):
+    file = tmp_path / "fabric.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        Fabric.load(file)
+    assert str(caught.value).startswith(f"{file}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("row", [(0, 8, 5), (2, -8, 5), (2, 8, -5), (2, 8, 5.5)])
+def test_a_row_that_makes_no_sense_is_refused(row):
+    with pytest.raises(ValueError, match=r"^fabric: all_reduce\[0\]"):
+        Fabric.from_table([row])
+
+
+@given(st.dictionaries(st.integers(2, 64), tables, min_size=1, max_size=4), st.integers(0, 10**9))
+def test_a_merged_fabric_costs_at_each_world_size_what_the_one_that_measured_it_costs(measured, size):
+    fabrics = [Fabric.from_table([(n, *row) for row in rows]) for n, rows in measured.items()]
+    merged = Fabric.merged(*fabrics)
+    assert merged.world_sizes == sorted(measured)
+    for world_size, alone in zip(measured, fabrics, strict=True):
+        assert merged.all_reduce_ns(size, world_size) == alone.all_reduce_ns(size, world_size)
+        assert merged.broadcast_ns(size, world_size) == alone.broadcast_ns(size, world_size)
+
+
+def test_a_merged_fabric_has_the_tables_of_all_the_only_links_and_the_rest_of_the_first():
+    first, second = (
+        Fabric(
+            all_reduce=(Timing(world_size=n, size_bytes=8, ns=n),),
+            broadcast=(Timing(world_size=n, size_bytes=8, ns=n),),
+            sharing=(Sharing(size_bytes=0, factor=1 + n / 10),),
+            processor=Processor(launch_ns=n),
+            source=f"{n} ranks",
+        )
+        for n in (2, 4)
+    )
+    links = Fabric.from_alpha_beta(1, 1e9)
+    merged = Fabric.merged(first.model_copy(update={"extrapolate": True}), second, links)
+    assert (merged.all_reduce, merged.broadcast) == (
+        first.all_reduce + second.all_reduce,
+        first.broadcast + second.broadcast,
+    )
+    assert (merged.processor, merged.sharing, merged.extrapolate) == (first.processor, first.sharing, True)
+    assert (merged.topology, merged.algorithm) == (links.topology, "library")
+    assert merged.source == "2 ranks; 4 ranks"
+
+
+TWO, FOUR = (Fabric.from_table([(n, 8, 5)], source=f"log of {n}") for n in (2, 4))
+LINKS = Fabric.from_alpha_beta(1, 1e9)
+
+
+@pytest.mark.parametrize(
+    ("fabrics", "message"),
+    [
+        ([], "fabrics: expected at least one to merge, got none"),
+        ([TWO, [FOUR]], "fabrics[1]: expected a Fabric, got [Fabric"),
+        (
+            [TWO, FOUR, Fabric.from_table([(2, 9, 6)])],
+            "expected world sizes that no other fabric measured, got 2, which fabrics[0] (log of 2) measured too",
+        ),
+        (
+            [TWO, FOUR.scaled(2)],
+            "fabrics[1] (log of 4): scale: expected 1.0 as in fabrics[0] (log of 2), got 2.0",
+        ),
+        ([TWO, FOUR.model_copy(update={"slow_link": 2.0})], "slow_link: expected 1.0 as in"),
+        ([TWO, FOUR.model_copy(update={"library": "gloo"})], "concurrency: expected 1 as in"),
+        ([LINKS, TWO, LINKS], "fabrics[2]: topology: expected none, because fabrics[0] describes links already"),
+    ],
+)
+def test_fabrics_that_do_not_fit_together_are_named(fabrics, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        Fabric.merged(*fabrics)
+    assert "\n" not in str(caught.value)
+
+
+@given(st.sampled_from(list(CONCURRENCY)), st.sampled_from(list(CONCURRENCY)), st.none() | st.integers(1, 4))
+def test_concurrency_follows_the_library_unless_it_was_set_even_through_a_file(tmp_path, library, changed, given):
+    def expected(library: str) -> int:
+        return CONCURRENCY[library] if given is None else given
+
+    fabric = Fabric.from_topology(LINKS.topology, library=library, concurrency=given)
+    fabric.save(tmp_path / "fabric.json")
+    for one in (fabric, Fabric.load(tmp_path / "fabric.json"), fabric.scaled(2)):
+        assert one.concurrency == expected(library)
+        assert one.model_copy(update={"library": changed}).concurrency == expected(changed)
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "tree", "halving_doubling", "hierarchical", "in_network"])
+def test_tables_alone_have_no_choice_of_algorithm(algorithm):
+    with pytest.raises(
+        ValueError, match=f"algorithm: expected a topology for {algorithm}, got measured tables alone"
+    ):
+        Fabric(all_reduce=TWO.all_reduce, algorithm=algorithm)
+    if algorithm != "in_network":
+        both = Fabric(all_reduce=TWO.all_reduce, topology=LINKS.topology, algorithm=algorithm)
+        assert (both.algorithm_for(8, 2), both.algorithm_for(8, 4)) == ("measured", algorithm)
+
+
+@given(st.integers(2, 64), st.integers(1, 10**6), st.floats(1e6, 1e12), st.floats(1, 4), st.floats(0.1, 10))
+def test_a_ring_is_one_segment_of_its_latency_and_bandwidth(world_size, alpha, rate, slow, scale):
+    fabric = Fabric.from_alpha_beta(alpha, rate).model_copy(update={"slow_link": slow, "scale": scale})
+    (segment,) = fabric.segments(world_size)
+    steps = 2 * (world_size - 1)
+    assert segment.alpha_ns == pytest.approx(scale * steps * alpha, rel=1e-3)
+    assert segment.ns_per_byte == pytest.approx(scale * slow * steps / world_size * 1e9 / rate, rel=1e-3)

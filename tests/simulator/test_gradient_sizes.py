@@ -1,0 +1,84 @@
+"""Sizes of gradients in a file of torch's profiler, and the buckets that they belong to."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from reference.trace import Parameter
+from simulator import import_profile
+
+from . import profiler_files
+from .profiler_files import SMALL, scripts, without, write
+
+
+def test_a_model_gives_names_and_is_checked(tmp_path):
+    document, _ = profiler_files.profile(replace(SMALL, noted_shapes=False))
+    path = write(document, tmp_path / "rank0.json")
+    given = [
+        Parameter(name=f"layer.{number}", shape=shape, dtype="float32", size_bytes=4 * int(np.prod(shape)))
+        for number, shape in enumerate(SMALL.shapes[::-1])
+    ]
+    named = import_profile([path], parameters=given).trace
+    assert named.workload.parameters == tuple(given)
+    assert named.layouts == import_profile([path]).trace.layouts
+    with pytest.raises(ValueError, match=r"rank0.json: --model: expected a model with 4 trainable parameters"):
+        import_profile([path], parameters=given[:3])
+    with pytest.raises(ValueError, match=r"rank0.json: --model: expected a parameter of 48 bytes for gradient 0"):
+        import_profile([path], parameters=[*given[:3], given[0]])
+
+
+def test_gradients_in_another_order_than_in_their_buckets_are_found_by_their_bytes(tmp_path):
+    """The gradient of 16 bytes became ready before the first bucket was launched but belongs to the second one."""
+    script = replace(SMALL, shapes=((4,), (4, 3), (3, 2), (3,)), buckets=(2, 2))
+    document, _ = profiler_files.profile(script)
+    for one in document["traceEvents"]:
+        if one["name"] == "record_param_comms":
+            one["args"]["In msg nelems"] += {16: -4, 9: 4}[one["args"]["In msg nelems"]]
+    imported = import_profile([write(document, tmp_path / "rank0.json")])
+    assert imported.trace.layouts == (((2,), (3, 1, 0)),)
+    assert any("of them count to a later bucket" in note for note in imported.notes)
+
+
+@given(scripts())
+def test_without_shapes_and_copies_a_bucket_is_divided_equally(tmp_path, script):
+    document, _ = profiler_files.profile(replace(script, noted_shapes=False))
+    document = without(document, profiler_files.COPY_OUT)
+    imported = import_profile([write(document, tmp_path / "rank0.json")])
+    sizes, buckets = imported.trace.sizes_bytes, imported.to_json()["buckets_bytes"]
+    assert [sum(sizes[index] for index in bucket) for bucket in imported.trace.layouts[0]] == buckets
+    for bucket in imported.trace.layouts[0]:
+        assert max(sizes[index] for index in bucket) - min(sizes[index] for index in bucket) <= 4
+    assert any("divided equally among its gradients" in note for note in imported.notes)
+
+
+@given(scripts())
+def test_all_reduces_of_single_gradients_outside_hooks_give_the_sizes(tmp_path, script):
+    """As with functional collectives: the calls are not inside a hook, so there are no buckets."""
+    script = replace(
+        script, noted_shapes=False, buckets=(1,) * len(script.shapes), all_reduce_ns=(1_000_000,) * len(script.shapes)
+    )
+    document, _ = profiler_files.profile(script)
+    document = without(document, profiler_files.COPY_OUT, "autograd::engine::evaluate_function: torch")
+    imported = import_profile([write(document, tmp_path / "rank0.json")])
+    assert imported.trace.sizes_bytes[::-1] == [4 * int(np.prod(shape)) for shape in script.shapes]
+    assert imported.trace.layouts == ()
+    assert imported.to_json()["buckets_bytes"] == []
+    assert any(f"{len(script.shapes)} all-reduce" in note for note in imported.notes)
+
+
+PROFILES = Path(__file__).parent.parent.parent / "validation" / "profiler"
+
+
+def test_the_buckets_of_a_model_with_parameters_outside_its_data_parallelism():
+    imported = import_profile([PROFILES / "a100x8_recommendation_rank3.json.gz"])
+    report = imported.to_json()
+    assert (report["world_size"], report["ranks"], report["steps"], report["gradients"]) == (8, [3], 6, 256)
+    assert report["buckets_bytes"] == [181240752, 1068160, 17728292]
+    buckets = [sum(imported.trace.sizes_bytes[index] for index in bucket) for bucket in imported.trace.layouts[0]]
+    assert buckets == report["buckets_bytes"]
+    assert any(
+        note.startswith("3 gradients were accumulated after the last bucket was launched") for note in imported.notes
+    )

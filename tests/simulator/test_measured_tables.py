@@ -1,0 +1,131 @@
+"""Measured tables: costs at, between and beyond the measured sizes, and the protocols behind a table."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator import Fabric
+from simulator.fabric import Segment
+from simulator.fabric.measured_tables import Table, relative_squared_error, segments
+
+from ..strategies import tables
+
+
+@given(tables)
+def test_measured_sizes_cost_what_was_measured(table):
+    fabric = Fabric.from_table([(4, size, ns) for size, ns in table])
+    for size, ns in table:
+        assert fabric.all_reduce_ns(size, 4) == ns
+
+
+@given(tables, st.integers(0, 10**9))
+def test_between_two_measured_sizes_the_cost_is_between_theirs(table, size):
+    table = sorted(table)
+    fabric = Fabric.from_table([(2, s, ns) for s, ns in table])
+    for (small, a), (large, b) in itertools.pairwise(table):
+        if small <= size <= large:
+            assert min(a, b) <= fabric.all_reduce_ns(size, 2) <= max(a, b)
+
+
+def test_lines_join_the_points_and_the_last_one_goes_on():
+    fabric = Fabric.from_table([(2, 200, 30), (2, 100, 10), (2, 400, 40)])
+    assert [fabric.all_reduce_ns(size, 2) for size in (0, 100, 150, 300, 400, 800)] == [
+        10,
+        10,
+        20,
+        35,
+        40,
+        60,
+    ]
+
+
+@given(tables, st.integers(1, 10**10))
+def test_beyond_the_largest_size_nothing_gets_cheaper(table, more):
+    size, ns = max(table)
+    assert Fabric.from_table([(2, s, t) for s, t in table]).all_reduce_ns(size + more, 2) >= ns
+
+
+@pytest.mark.parametrize("last_ns", [9, 10])
+def test_where_the_last_line_does_not_rise_time_grows_with_the_bytes(last_ns):
+    assert Fabric.from_table([(2, 100, 10), (2, 200, last_ns)]).all_reduce_ns(2000, 2) == 10 * last_ns
+
+
+def test_of_repeated_measurements_the_median_counts():
+    assert Fabric.from_table([(2, 8, ns) for ns in (9, 5, 70)]).all_reduce_ns(8, 2) == 9
+
+
+@given(tables, st.lists(st.integers(0, 10**10), min_size=1, max_size=5))
+def test_many_sizes_cost_what_each_costs(table, sizes):
+    fabric = Fabric.from_table([(4, size, ns) for size, ns in table])
+    many = fabric.all_reduce_costs_ns(np.array(sizes), 4)
+    assert many.dtype == np.int64
+    assert many.tolist() == [fabric.all_reduce_ns(size, 4) for size in sizes]
+
+
+def table_of(protocols, sizes) -> Table:
+    """The table of a library that uses protocol `i` (latency, slope) for the i-th list of sizes."""
+    rows = [(size, a + b * size) for (a, b), part in zip(protocols, sizes, strict=True) for size in part]
+    return Table(np.array([size for size, _ in rows]), np.array([ns for _, ns in rows]))
+
+
+@st.composite
+def switching(draw):
+    """Protocols, each with half the slope and ten times the latency of the one before; three sizes or more each."""
+    count = draw(st.integers(1, 3))
+    latency, slope = draw(st.integers(100, 10_000)), draw(st.floats(0.01, 10))
+    protocols = [(latency * 10.0**step, slope / 2**step) for step in range(count)]
+    lengths = draw(st.lists(st.integers(3, 5), min_size=count, max_size=count))
+    exponents = iter(range(sum(lengths)))
+    sizes = [[int(latency / slope) * 2 ** next(exponents) + 1 for _ in range(length)] for length in lengths]
+    return protocols, sizes
+
+
+@given(switching())
+def test_the_protocols_behind_a_table_are_found(protocols_and_sizes):
+    """The noise is set far below what rounding to a float leaves, so every switch counts."""
+    protocols, sizes = protocols_and_sizes
+    found = segments(table_of(protocols, sizes), noise=1e-6)
+    assert [piece.from_bytes for piece in found] == [part[0] for part in sizes]
+    for piece, (latency, slope) in zip(found, protocols, strict=True):
+        assert (piece.alpha_ns, piece.ns_per_byte) == pytest.approx((latency, slope), rel=1e-5)
+
+
+def errors(found, table: Table) -> float:
+    ends = [piece.from_bytes for piece in found[1:]] + [np.inf]
+    parts = [
+        (p, (table.sizes_bytes >= p.from_bytes) & (table.sizes_bytes < end))
+        for p, end in zip(found, ends, strict=True)
+    ]
+    return sum(relative_squared_error(p, table.sizes_bytes[part], table.ns[part]) for p, part in parts)
+
+
+@given(tables)
+def test_segments_miss_no_more_than_any_single_line(rows):
+    table = Table(*(np.array(column) for column in zip(*sorted(rows), strict=True)))
+    found = segments(table)
+    (single,) = segments(table, noise=1e9)
+    assert errors(found, table) <= relative_squared_error(single, table.sizes_bytes, table.ns) * (1 + 1e-9)
+    assert all(piece.alpha_ns >= 0 and piece.ns_per_byte >= 0 for piece in found)
+
+
+def test_noise_is_no_protocol():
+    sizes = [2**exponent for exponent in range(10, 26)]
+    noisy = [(5000 + size / 10) * (1.02 if exponent % 2 else 0.98) for exponent, size in enumerate(sizes)]
+    assert len(segments(Table(np.array(sizes), np.array(noisy)))) == 1
+
+
+def test_segments_of_a_table_are_those_of_its_protocols():
+    protocols = [(1000, 1.0), (9000, 0.1)]
+    table = table_of(protocols, [(64, 256, 1024), (1 << 16, 1 << 18, 1 << 20)])
+    fabric = Fabric.from_table(list(zip([2] * 6, table.sizes_bytes.tolist(), map(round, table.ns), strict=True)))
+    found = fabric.segments(2)
+    assert [segment.from_bytes for segment in found] == [64, 1 << 16]
+    for segment, (alpha, slope) in zip(found, protocols, strict=True):
+        assert segment[1:] == pytest.approx((alpha, slope), rel=0.01)
+    assert fabric.segments(1) == (Segment(0, 0.0, 0.0),)
+    with pytest.raises(ValueError, match=re.escape("of [2], for which all-reduces were measured, got 4")):
+        fabric.segments(4)

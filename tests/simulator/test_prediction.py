@@ -1,0 +1,348 @@
+"""Predictions: the path from a trace to a table, laws for any trace, policy and fabric, and comparisons."""
+
+import itertools
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.bucketing import ORDERS
+from simulator import Fabric, Policy, Straggler, Variation, predict
+from simulator.schedule.hook_messages import CommHook
+from simulator.schedule.schedule import buckets_of
+from simulator.workload.compute_times import recorded_model
+
+from ..explore import examples
+from ..strategies import any_predictions, caps_mb, iteration, policies, steady_fabrics, trace_of, traces
+
+FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
+ONE_GRADIENT = trace_of([[iteration(3, (7,), 9, 2)]], [4])
+
+
+@given(traces(), st.integers(1, 5), caps_mb(), st.sampled_from(ORDERS))
+def test_a_prediction_lies_between_its_bounds(trace, world_size, cap, order):
+    prediction = predict(trace, FABRIC, world_size=world_size, bucket_cap_mb=cap, order=order)
+    low, high = prediction.interval_ns
+    assert low <= prediction.iteration_ns <= high
+    assert 0 <= prediction.exposed_comm_ns <= prediction.iteration_ns
+    assert {span.rank for span in prediction.spans} <= set(range(world_size))
+
+
+@given(traces(), caps_mb())
+def test_one_rank_is_local_training(trace, cap):
+    prediction = predict(trace, FABRIC, world_size=1, bucket_cap_mb=cap)
+    assert prediction.iteration_ns in {
+        iteration.end_ns - iteration.forward_start_ns for iteration in trace.ranks[0].iterations
+    }
+    assert prediction.no_overlap_ns == prediction.compute_ns  # no copies are charged on this fabric
+
+
+@given(traces(), st.integers(2, 4))
+def test_a_plan_that_repeats_the_caps_predicts_the_same(trace, world_size):
+    by_caps = predict(trace, FABRIC, world_size=world_size, bucket_cap_mb=1e-4)
+    by_plan = predict(trace, FABRIC, world_size=world_size, plan=by_caps.buckets)
+    assert by_plan == by_caps
+
+
+@given(traces())
+def test_the_frame_holds_every_span(trace):
+    prediction = predict(trace, FABRIC, world_size=2)
+    frame = prediction.to_frame()
+    assert len(frame) == len(prediction.spans)
+    of_rank_0 = frame[(frame["rank"] == 0) & (frame["kind"] == "all_reduce")]
+    assert set(of_rank_0["bucket"]) == {s.bucket for s in prediction.spans if (s.rank, s.kind) == (0, "all_reduce")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"world_size": 0}, "world_size: input should be greater than or equal to 1, got 0"),
+        ({"world_size": 2, "bucket_cap_mb": -1}, "bucket caps: expected sizes in MiB, none negative"),
+        ({"world_size": 2, "order": "backward"}, "order: input should be .* got 'backward'"),
+        ({"world_size": 2, "plan": [[0, 7]]}, r"plan: expected parameter indices 0 to 0, got \[7\]"),
+        ({"world_size": 2, "plan": [[0, 0]]}, r"plan: parameters \[0\] are in more than one bucket"),
+        ({"world_size": 2.0}, "world_size: input should be a valid integer, got 2.0"),
+        ({"world_size": True}, "world_size: input should be a valid integer, got True"),
+        ({"trace": "t.json"}, "trace: input should be an instance of Trace, got 't.json'"),
+        ({"fabric": "f.json"}, "fabric: input should be an instance of Fabric, got 'f.json'"),
+        ({"fabric": [FABRIC]}, r"fabric: input should be an instance of Fabric, got \[Fabric"),
+        ({"variation": "fitted"}, "variation: input should be an instance of Variation, got 'fitted'"),
+        ({"stragglers": Straggler(factor=2)}, r"stragglers: expected a list of values, got Straggler.*write \["),
+        ({"stragglers": [(0, 2.0)]}, r"stragglers\[0\]: input should be an instance of Straggler, got \(0, 2.0\)"),
+        ({"inputs": 3}, r"inputs: expected a list of values, got 3; write \["),
+        ({"inputs": [3, 2.0]}, r"inputs\[1\]: input should be a valid integer, got 2.0"),
+        ({"engine": "fast"}, "engine: input should be 'auto', 'events' or 'closed_form', got 'fast'"),
+        ({"hook": 3}, "hook: expected a CommHook or the name of one, such as 'fp16', got 3"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_named(arguments, says):
+    with pytest.raises(ValueError, match=says) as told:
+        predict(**({"trace": ONE_GRADIENT, "fabric": FABRIC, "world_size": 2} | arguments))
+    assert "\n" not in str(told.value)
+
+
+def test_a_policy_of_another_kind_is_named():
+    with pytest.raises(ValueError, match=r"^policy: input should be an instance of Policy, got \{'sync_every': 2\}$"):
+        predict(ONE_GRADIENT, FABRIC, world_size=2, policy={"sync_every": 2})
+
+
+@given(traces(), st.integers(1, 3), st.sampled_from([np.array, tuple, list]))
+def test_whole_numbers_of_numpy_are_whole_numbers(trace, world_size, kind):
+    inputs = [1] * world_size
+    assert predict(trace, FABRIC, world_size=np.int64(world_size), inputs=kind(inputs)) == predict(
+        trace, FABRIC, world_size=world_size, inputs=inputs
+    )
+
+
+@pytest.mark.parametrize(
+    ("mistake", "says"),
+    [
+        (lambda: Straggler(factor=float("nan")), "factor: input should be a finite number, got nan"),
+        (lambda: Straggler(factor=0.5), "factor: input should be greater than or equal to 1, got 0.5"),
+        (lambda: Variation(kind="wild"), "kind: input should be 'recorded', .* got 'wild'"),
+        (lambda: Policy(bucket_cap_mb=float("nan")), "bucket caps: expected sizes in MiB, none negative, got .nan."),
+        (lambda: Policy(sync_evry=2), "sync_evry: extra inputs are not permitted"),
+        (lambda: Fabric.from_table([(2, 8, -5)]), r"all_reduce\[0\].ns: input should be .* got -5"),
+        (lambda: Fabric.from_alpha_beta(1, float("nan")), r"bytes_per_s: input should be a finite number, got nan"),
+        (
+            lambda: Fabric.from_table([(2, 8, 5)]).all_reduce_ns(8, 4),
+            "world_size: expected one of .2., .* got 4",
+        ),
+    ],
+)
+def test_what_is_described_wrongly_is_named_in_one_line(mistake, says):
+    with pytest.raises(ValueError, match=says) as told:
+        mistake()
+    assert "\n" not in str(told.value)
+
+
+# Bounds
+
+
+@examples(30)
+@given(any_predictions())
+def test_an_iteration_takes_as_long_as_its_computation_and_as_its_busiest_link(asked):
+    prediction = asked.predict()
+    timeline = prediction.timeline
+    engine_input = timeline.engine_input
+    assert timeline.iteration_ns >= engine_input.duration_ns.sum(axis=1).max()
+    for queue in set(engine_input.queues):
+        on_link = sum(
+            cost
+            for number, cost in enumerate(engine_input.cost_ns.tolist())
+            if engine_input.queues[number] == queue
+            and timeline.done_ns[number] <= timeline.iteration_ns  # nobody may wait for the counts of Join
+        )
+        assert timeline.iteration_ns * engine_input.concurrency >= on_link
+    assert prediction.iteration_ns >= prediction.compute_ns >= 0
+
+
+@examples(30)
+@given(any_predictions(fabrics=steady_fabrics))
+def test_overlap_never_hurts_where_speeds_are_constant(asked):
+    prediction = asked.predict()
+    if len(prediction.timeline.engine_input.ranks) == 1:
+        assert prediction.iteration_ns <= prediction.no_overlap_ns
+
+
+# Bytes
+
+
+@examples(30)
+@given(any_predictions())
+def test_every_parameter_is_in_one_bucket_and_every_buckets_bytes_are_sent(asked):
+    prediction = asked.predict()
+    parameters = asked.trace.workload.parameters
+    assert sorted(itertools.chain(*prediction.buckets)) == list(range(len(parameters)))
+    sent: dict[int, list[int]] = {}
+    for collective in prediction.timeline.engine_input.schedule.collectives:
+        if collective.bucket is not None:
+            sent.setdefault(collective.bucket, []).append(collective.size_bytes)
+    for number, bucket in enumerate(prediction.buckets):
+        message = asked.policy.hook.message([parameters[index] for index in bucket])
+        expected = [] if message is None else [size for size in message[1:] if size is not None]
+        assert sent.get(number, []) == expected
+    if type(asked.policy.hook) is CommHook:
+        assert sum(map(sum, sent.values())) == sum(asked.trace.sizes_bytes)
+
+
+# Sameness
+
+
+@examples(30)
+@given(any_predictions())
+def test_the_same_seed_gives_the_same_prediction_to_the_nanosecond(asked):
+    one, other = asked.predict(), asked.predict()
+    assert one == other
+    assert one.spans == other.spans
+
+
+@examples(30)
+@given(any_predictions(variation=st.just(Variation())), st.randoms(use_true_random=False))
+def test_permuting_the_ranks_of_a_trace_changes_no_latency(asked, random):
+    """If every recorded rank is repeated equally often, and buckets do not follow rank 0's ready order."""
+    ranks = asked.trace.ranks
+    plan = tuple(map(tuple, buckets_of(asked.policy, recorded_model(asked.trace))))
+    policy = asked.policy.model_copy(update={"plan": plan})
+    size = len(ranks) * (1 + asked.world_size // len(ranks) // 2)
+    fabric = asked.fabric.model_copy(
+        update={"all_reduce": tuple(t.model_copy(update={"world_size": size}) for t in asked.fabric.all_reduce)}
+    )
+    order = random.sample(range(len(ranks)), len(ranks))
+    shuffled = asked.trace.model_copy(
+        update={"ranks": tuple(ranks[old].model_copy(update={"rank": new}) for new, old in enumerate(order))}
+    )
+    one, other = (predict(trace, fabric, world_size=size, policy=policy) for trace in (asked.trace, shuffled))
+    assert one.samples_ns == other.samples_ns
+    assert one.interval_ns == other.interval_ns
+
+
+# More bandwidth
+
+
+@examples(30)
+@given(
+    traces(),
+    st.integers(2, 4),
+    st.floats(1e5, 1e12),
+    st.floats(1, 100),
+    st.data(),
+)
+def test_faster_links_never_hurt_where_speeds_are_constant(trace, world_size, rate, times, data):
+    policy = data.draw(policies(tuple(trace.keys))).model_copy(
+        update={"process_groups": 1}
+    )  # several share the links
+    slow, fast = (Fabric.from_alpha_beta(50, per_s) for per_s in (rate, rate * times))
+    by_rate = [predict(trace, fabric, world_size=world_size, policy=policy) for fabric in (slow, fast)]
+    assert np.less_equal(by_rate[1].samples_ns, by_rate[0].samples_ns).all()
+
+
+@examples(30)
+@given(any_predictions(fabrics=steady_fabrics), st.floats(0.01, 1))
+def test_a_table_scaled_down_never_hurts_where_speeds_are_constant(asked, factor):
+    scaled = replace(asked, fabric=asked.fabric.scaled(factor))
+    assert np.less_equal(scaled.predict().samples_ns, asked.predict().samples_ns).all()
+
+
+@examples(30)
+@given(any_predictions(variation=st.just(Variation()), stragglers=False), st.integers(2, 5))
+def test_a_cycle_is_its_local_iterations_and_a_synchronised_one(asked, every):
+    """With a recording of one rank; iterations under `no_sync` have no optimiser step."""
+    ranks = asked.trace.ranks[:1]
+    workload = asked.trace.workload.model_copy(update={"world_size": 1})
+    asked = replace(asked, trace=asked.trace.model_copy(update={"ranks": ranks, "workload": workload}), inputs=None)
+    one, cycle = (
+        replace(asked, policy=asked.policy.model_copy(update={"sync_every": k})).predict() for k in (1, every)
+    )
+    recorded = ranks[0].iterations
+    assert len(cycle.samples_ns) == max(1, len(recorded) // every)
+    for number, sample in enumerate(cycle.samples_ns):
+        numbers = [place % len(recorded) for place in range(number * every, (number + 1) * every)]
+        local_ns = sum(recorded[place].duration_ns - _optimizer_ns(recorded[place]) for place in numbers[:-1])
+        assert sample == round((local_ns + one.samples_ns[numbers[-1]]) / every)
+
+
+def _optimizer_ns(recorded):
+    return (recorded.optimizer_end_ns or 0) - (recorded.optimizer_start_ns or 0)
+
+
+def test_an_epoch_ends_with_a_count_a_vote_and_the_model():
+    trace = trace_of([[iteration(10, (30,), 30, 10)]], [400], buffer_bytes=[100])
+    costs = Fabric.from_table([(2, 0, 10), (2, 1000, 1010)])
+    assert predict(trace, costs, world_size=2).epoch_end_ns == 0
+    assert predict(trace, costs, world_size=2, inputs=[2, 1]).epoch_end_ns == (10 + 4) + (10 + 8) + (10 + 400) + (
+        10 + 100
+    )
+    without = predict(trace, costs, world_size=2, inputs=[2, 1], broadcast_buffers=False)
+    assert without.epoch_end_ns == (10 + 4) + (10 + 8) + (10 + 400)
+
+
+# In a notebook: tables and comparisons
+
+TRACE = trace_of([[iteration(10**6, (3 * 10**6, 2 * 10**6), 4 * 10**6, 10**6)]], [4 * 10**6, 10**6])
+SLOW, FAST = (Fabric.from_alpha_beta(alpha_ns=1000, bytes_per_s=rate) for rate in (1e9, 1e10))
+
+
+class Rows(HTMLParser):
+    """Collects the cells of every table row, and checks that every tag is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self._open: list[str] = []
+        self.feed(text)
+        assert not self._open
+
+    def handle_starttag(self, tag, _attributes):
+        self._open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if self._open[-1] == "td":
+            self.rows[-1].append(data.strip())
+
+
+def test_the_table_shows_iteration_parts_and_buckets():
+    prediction = predict(TRACE, SLOW, world_size=2)
+    rows = dict(Rows(prediction._repr_html_()).rows)
+    assert rows["iteration, median"] == f"{prediction.iteration_ns / 1e6:.2f} ms"
+    assert rows["computation alone"] == "5.00 ms"
+    assert rows["exposed communication"] == f"{prediction.exposed_comm_ns / 1e6:.2f} ms"
+    assert (
+        rows["breakdown, slowest rank"]
+        == "forward 1.00, backward 3.00, optimizer 1.00, exposed communication 4.00 ms"
+    )
+    assert rows["buckets"] == "1, on the critical path: 0"
+    assert "<p>the fabric has no processor costs" in prediction._repr_html_()
+
+
+@examples(20)
+@given(any_predictions())
+def test_every_prediction_has_a_table(asked):
+    assert len(Rows(asked.predict()._repr_html_()).rows) >= 5
+
+
+@examples(30)
+@given(any_predictions(), any_predictions())
+def test_the_parts_of_a_comparison_add_up_to_its_difference(asked, other):
+    """Of single iterations exactly: of cycles each part is rounded, and the timeline is that of one cycle."""
+    single = {"sync_every": 1}
+    one, two = (replace(some, policy=some.policy.model_copy(update=single)).predict() for some in (asked, other))
+    comparison = one.compare(two)
+    assert comparison.difference_ns == two.iteration_ns - one.iteration_ns == -two.compare(one).difference_ns
+    assert sum(comparison.parts_ns.values()) == comparison.difference_ns
+    assert comparison.ratio == pytest.approx(two.iteration_ns / max(1, one.iteration_ns))
+    assert comparison.intervals_overlap == two.compare(one).intervals_overlap
+    (low, high), (other_low, other_high) = one.interval_ns, two.interval_ns
+    assert comparison.intervals_overlap == (max(low, other_low) <= min(high, other_high))
+    assert len(Rows(comparison._repr_html_()).rows) == sum(ns != 0 for ns in comparison.parts_ns.values())
+
+
+def test_a_comparison_reads_as_a_sentence():
+    slow, fast = (predict(TRACE, fabric, world_size=2) for fabric in (SLOW, FAST))
+    sentence, parts = repr(slow.compare(fast)).split("; by part, ms: ")
+    assert sentence == (
+        "5.00 ms instead of 9.00 ms: 4.00 ms shorter, 0.555 times as long; the 90 % intervals do not overlap"
+    )
+    assert parts == "exposed communication -4.00"
+    assert repr(slow.compare(slow)).endswith("by part, ms: no difference")
+
+
+def test_parts_of_cycles_of_different_lengths_are_those_of_one_iteration():
+    trace = trace_of([[iteration(10**6, (3 * 10**6,), 4 * 10**6, 10**6)] * 4], [4 * 10**6])
+    single, cycle = (predict(trace, FAST, world_size=2, sync_every=k) for k in (1, 4))
+    assert abs(sum(single.compare(cycle).parts_ns.values()) - single.compare(cycle).difference_ns) <= len(
+        cycle.breakdown
+    )
+
+
+def test_a_straggler_is_named_in_a_comparison():
+    late = predict(TRACE, FAST, world_size=2, stragglers=[Straggler(rank=1, factor=2)])
+    assert "backward" in repr(predict(TRACE, FAST, world_size=2).compare(late))

@@ -1,0 +1,131 @@
+"""Rooflines: times of operations on devices, data sheets, and files of operations."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+
+from reference.trace import Parameter
+from simulator.workload.roofline import DEVICES, Device, Operation, Operations, find_device, merge, sgd_step
+
+from .random_operations import DOCUMENT, SLOW, any_operations, devices, some_operations
+
+
+@given(some_operations(), devices())
+def test_merged_operations_take_as_long_on_every_device(operations, device):
+    merged = merge([*operations, *operations])
+    assert device.time_ns(merged) == pytest.approx(2 * device.time_ns(operations), rel=1e-12)
+    assert len(merged) <= len(operations)
+    for field in ("flops", "bytes_moved", "kernels"):
+        assert sum(getattr(o, field) for o in merged) == 2 * sum(getattr(o, field) for o in operations)
+
+
+@pytest.mark.parametrize(
+    ("operation", "ns"),
+    [
+        (Operation(flops=4000, bytes_moved=10), 2000 + 5),  # arithmetic decides
+        (Operation(flops=10, bytes_moved=4000), 4000 + 5),  # bytes decide
+        (Operation(flops=0, bytes_moved=0, kernels=3), 15),
+    ],
+)
+def test_a_kernel_takes_the_longer_of_arithmetic_and_bytes_and_its_launch(operation, ns):
+    device = Device(name="d", flops_per_s=2e9, bytes_per_s=1e9, launch_ns=5)
+    assert device.time_ns([operation]) == pytest.approx(ns)
+    half = device.model_copy(update={"efficiency": 0.5})
+    assert half.time_ns([operation]) == pytest.approx(2 * ns - 5 * operation.kernels)
+
+
+def test_data_sheets_have_sources_and_lower_precision_is_faster():
+    assert all(device.source for device in DEVICES.values())
+    for card, low in [("v100", "fp16"), ("a100-40gb", "bf16"), ("a100-80gb", "bf16"), ("h100", "bf16")]:
+        assert DEVICES[f"{card}-{low}"].flops_per_s > 7 * DEVICES[f"{card}-fp32"].flops_per_s
+    assert DEVICES["h100-bf16"].flops_per_s == pytest.approx(2 * DEVICES["h100-tf32"].flops_per_s)
+
+
+def test_a_device_is_found_by_name_or_file(tmp_path):
+    assert find_device("h100-bf16").name == "NVIDIA H100 SXM, bf16"
+    (tmp_path / "mine.json").write_text(SLOW.model_dump_json())
+    assert find_device(str(tmp_path / "mine.json")) == SLOW
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (
+            '{"name": "d", "flops_per_s": -1, "bytes_per_s": 1}',
+            "flops_per_s: input should be greater than",
+        ),
+        ('{"name": "d", "flops_per_s": 1, "bytes_per_s": NaN}', "bytes_per_s: "),
+        ('{"name": "d", "flops_per_s": 1}', "bytes_per_s: field required"),
+        ("no JSON", "not a data sheet: invalid JSON"),
+    ],
+)
+def test_a_broken_data_sheet_is_told_in_one_line(tmp_path, content, says):
+    path = tmp_path / "mine.json"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+        find_device(str(path))
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [("h200", "expected v100-fp32, v100-fp16, a100"), ("no/file.json", "no/file.json: cannot be read: No such file")],
+)
+def test_an_unknown_device_is_told_in_one_line(name, says):
+    with pytest.raises(ValueError, match=re.escape(says)):
+        find_device(name)
+
+
+# Files of operations
+
+
+@given(any_operations())
+def test_what_is_written_is_what_is_read(tmp_path_factory, operations):
+    path = tmp_path_factory.mktemp("operations") / "new" / "operations.json"
+    operations.save(path)
+    assert Operations.load(path) == operations
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (("batch",), 0, "batch: input should be greater than or equal to 1"),
+        (("gradients",), [], "gradients: expected each of the parameters 0 to 0 once, got []"),
+        (("gradients", 0, "parameter"), 1, "gradients: expected each of the parameters 0 to 0 once, got [1]"),
+        (("gradients", 0, "operations", 0, "flops"), -1, "gradients[0].operations[0].flops"),
+        (("forward", 0, "bytes_moved"), float("nan"), "forward[0].bytes_moved"),
+        (("step", 0, "kernels"), 1.5, "step[0].kernels"),
+        (("colour",), "red", "colour: extra inputs are not permitted"),
+        (("parameters",), [], "parameters: tuple should have at least 1 item"),
+    ],
+)
+def test_an_inconsistent_file_names_file_field_and_reason(tmp_path, path, value, says):
+    document = json.loads(json.dumps(DOCUMENT))
+    place = document
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    file = tmp_path / "operations.json"
+    file.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+        Operations.load(file)
+    assert str(caught.value).startswith(f"{file}: not an operations file: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_told_in_one_line(tmp_path):
+    with pytest.raises(ValueError, match="cannot be read: No such file"):
+        Operations.load(tmp_path / "operations.json")
+
+
+def of(operations) -> tuple[int, int]:
+    """FLOPs and bytes."""
+    return sum(o.flops for o in operations), sum(o.bytes_moved for o in operations)
+
+
+def test_a_step_reads_parameter_and_gradient_and_writes_the_parameter():
+    parameter = Parameter(name="w", shape=(5,), dtype="float32", size_bytes=20)
+    assert of(sgd_step([parameter, parameter])) == (0, 120)

@@ -1,0 +1,161 @@
+"""Step costs: packing, launches, copies and searches are charged once, on the ranks that spend them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator import predict
+from simulator.fabric import Fabric, Linear, Processor
+from simulator.interval import COMPUTATION, simulate
+from simulator.schedule.hook_messages import CommHook, named_hook
+from simulator.schedule.policy import Policy
+from simulator.schedule.schedule import build_schedule
+from simulator.step_costs import price_schedule
+from simulator.workload.compute_times import IterationSampler, Variation, recorded_model
+
+from ..explore import examples
+from ..strategies import any_predictions, iteration, partitions, trace_of, traces
+from ..strategies import iterations as any_iteration
+from .span_lines import ALIKE, fabric, lines_of
+
+FREE = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18)
+FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
+
+
+def test_packing_and_launching_delay_the_backward_pass():
+    costs = fabric(8, processor=Processor(pack=Linear(fixed_ns=1), launch_ns=2, copy_out=Linear(ns_per_byte=1)))
+    lines = lines_of([ALIKE], [[1], [0]], costs)
+    assert " 20- 21 rank 0 pack 0" in lines
+    assert " 21- 23 rank 0 launch 0" in lines
+    assert " 34- 36 rank 0 launch 1" in lines  # 30 + two packed + one launch
+    assert " 38- 42 rank 0 copy_out 0" in lines  # 4 bytes; before that the backward pass ended, at 32 + 6
+    assert " 44- 48 rank 0 copy_out 1" in lines
+
+
+def test_ranks_whose_gradients_come_in_another_order_launch_in_the_same():
+    """Rank 1 has bucket 1 full at 20 but launches it after bucket 0, at 30."""
+    turned = iteration(forward_ns=10, ready_ns=(20, 30), backward_end_ns=32, step_ns=5)
+    costs = fabric(4, processor=Processor(pack=Linear(fixed_ns=1)))
+    lines = lines_of([ALIKE, turned], [[1], [0]], costs)
+    assert " 21- 31 rank 0 straggler 0" not in lines
+    assert " 21- 32 rank 0 straggler 0" in lines  # rank 1 packed both before its first launch
+    assert " 32- 36 rank 0 all_reduce 0" in lines
+    assert " 36- 40 rank 1 all_reduce 1" in lines
+
+
+def test_averages_in_views_are_not_copied_out():
+    costs = fabric(8, processor=Processor(copy_out=Linear(fixed_ns=3)))
+    assert not any("copy_out" in line for line in lines_of([ALIKE], [[0, 1]], costs, gradient_as_bucket_view=True))
+    assert " 38- 44 rank 0 copy_out 0" in lines_of([ALIKE], [[0, 1]], costs)
+
+
+def test_a_static_graph_packs_all_buckets_before_its_first_launch():
+    costs = fabric(8, processor=Processor(pack=Linear(fixed_ns=1), launch_ns=2))
+    lines = lines_of([ALIKE], [[1], [0]], costs, static_graph=True, phase="first")
+    assert {" 32- 34 rank 0 pack 0", " 34- 36 rank 0 launch 0", " 36- 38 rank 0 launch 1"} <= set(lines)
+
+
+@given(any_iteration(5), partitions(5), st.lists(st.integers(0, 9), min_size=4, max_size=4), st.integers(0, 9))
+def test_buckets_are_packed_when_full_and_launched_in_order(one, buckets, pack_ns, launch_ns):
+    """The same launches as when gradients are handled one by one, as in the reducer."""
+    trace = trace_of([[one]], [4] * 5)
+    policy = Policy(plan=tuple(map(tuple, buckets)))
+    processor = Processor(launch_ns=launch_ns)
+    model = recorded_model(trace)
+    costs = price_schedule(
+        build_schedule(policy, model, buckets), buckets, model, fabric(8, processor=processor), policy, 2
+    )
+    costs = replace(costs, pack_ns=np.array(pack_ns[: len(buckets)]))
+    engine_input = costs.engine_input(IterationSampler(model.compute_times, 2, Variation()), [0]).at(0)
+    assert simulate(engine_input, "events").launched_ns.tolist() == [
+        _launches_one_by_one(one.ready_ns, buckets, pack_ns, launch_ns)
+    ]
+
+
+def _launches_one_by_one(ready_ns, buckets, pack_ns, launch_ns) -> list[int]:
+    missing = [set(bucket) for bucket in buckets]
+    launched: list[int] = []
+    delay = 0
+    by_bucket = [(number, index) for number, bucket in enumerate(buckets) for index in bucket]
+    for number, index in sorted(by_bucket, key=lambda place: (ready_ns[place[1]], place[1])):
+        missing[number].remove(index)
+        if not missing[number]:
+            delay += pack_ns[number]
+        while len(launched) < len(buckets) and not missing[len(launched)]:
+            delay += launch_ns
+            launched.append(ready_ns[index] + delay)
+    return launched
+
+
+@examples(30)
+@given(any_predictions(world_sizes=st.just(1)))
+def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
+    """Copies, launches, what a hook computes; nothing waits."""
+    engine_input = asked.predict().timeline.engine_input
+    assert asked.predict().timeline.iteration_ns == engine_input.duration_ns.sum()
+    assert asked.predict().breakdown["exposed_comm"] == asked.predict().breakdown["stragglers"] == 0
+    bare = replace(asked, fabric=FREE, policy=asked.policy.model_copy(update={"hook": CommHook()})).predict()
+    local = [
+        place for place, step in enumerate(bare.timeline.engine_input.schedule.steps) if step.kind in COMPUTATION
+    ]
+    assert bare.iteration_ns == bare.compute_ns
+    assert bare.timeline.iteration_ns == bare.timeline.engine_input.duration_ns[:, local].sum()
+
+
+@examples(30)
+@given(any_predictions())
+def test_a_free_fabric_adds_only_copies_launches_and_hooks(asked):
+    """If all ranks are alike; otherwise the fast ranks wait for the slow ones."""
+    (first, *_), workload = asked.trace.ranks, asked.trace.workload
+    alone = asked.trace.model_copy(
+        update={"ranks": (first,), "workload": workload.model_copy(update={"world_size": 1})}
+    )
+    rows = asked.fabric.processor.contention
+    rows = tuple(row.model_copy(update={"compute": 1.0, "compute_error": 0.0}) for row in rows)
+    processor = asked.fabric.processor.model_copy(update={"contention": rows})
+    asked = replace(asked, trace=alone, fabric=FREE.model_copy(update={"processor": processor}), stragglers=())
+    asked = replace(asked, variation=Variation(), inputs=None)
+    timeline = asked.predict().timeline
+    breakdown = asked.predict().breakdown
+    assert breakdown["exposed_comm"] == breakdown["stragglers"] == 0
+    processing = [
+        place for place, step in enumerate(timeline.engine_input.schedule.steps) if step.kind not in COMPUTATION
+    ]
+    assert timeline.iteration_ns - timeline.engine_input.duration_ns.sum() == 0
+    charged = timeline.engine_input.duration_ns[:, processing].sum() / asked.policy.sync_every
+    added_ns = asked.predict().iteration_ns - asked.predict().compute_ns
+    assert added_ns == pytest.approx(charged, abs=1)
+    assert asked.predict().exposed_comm_ns == 0
+
+
+def test_a_rank_that_has_joined_computes_nothing_any_more():
+    """The slow rank has one batch of three: the others' last two iterations are as fast as without it."""
+    fast, slow = iteration(10, (30,), 30, 10), iteration(100, (300,), 300, 100)
+    trace = trace_of([[fast], [slow]], [4])
+    assert predict(trace, FREE, world_size=2, inputs=[3, 1]).samples_ns == (400, 40, 40)
+
+
+def test_a_rank_that_has_joined_sends_zeros_through_the_hook():
+    """Which compresses and launches them; it neither packs nor copies out."""
+    processor = Processor(pack=Linear(fixed_ns=3), copy_out=Linear(fixed_ns=3), launch_ns=5)
+    costs = FREE.model_copy(update={"processor": processor})
+    hook = named_hook("fp16").model_copy(update={"compress": Linear(fixed_ns=100), "decompress": Linear(fixed_ns=7)})
+    trace = trace_of([[iteration(10, (30,), 30, 10)]], [4])
+    prediction = predict(trace, costs, world_size=2, inputs=[2, 1], hook=hook)
+    (first, second) = prediction.samples_ns
+    shadow = prediction.timeline.engine_input.duration_ns[prediction.timeline.engine_input.ranks.index(1)]
+    assert first == second
+    assert shadow.sum() == 100 + 5 + 7
+
+
+@given(traces())
+def test_a_trace_with_communication_is_not_charged_twice(trace):
+    """What its recording holds already: puts, launches, broadcasts."""
+    recorded = trace.model_copy(update={"workload": trace.workload.model_copy(update={"source": "torch"})})
+    costly = FABRIC.model_copy(update={"processor": Processor(pack=Linear(fixed_ns=9), launch_ns=7)})
+    assert (
+        predict(recorded, costly, world_size=2).iteration_ns == predict(recorded, FABRIC, world_size=2).iteration_ns
+    )

@@ -1,0 +1,48 @@
+"""Timelines: the spans of a rank follow each other without a gap, and waiting has its cause."""
+
+from itertools import pairwise
+
+from hypothesis import given
+
+from simulator import predict
+from simulator.interval import simulate
+from simulator.workload.compute_times import Straggler
+
+from ..explore import examples
+from ..strategies import engine_inputs, fluid_fabrics, trace_of
+from .span_lines import ALIKE, fabric
+
+
+def test_a_straggler_makes_the_others_wait_for_it():
+    trace = trace_of([[ALIKE]], [4, 4])
+    prediction = predict(trace, fabric(8), world_size=2, plan=[[0, 1]], stragglers=[Straggler(rank=1, factor=2)])
+    assert prediction.iteration_ns == 2 * 30 + 8 + 2 * 5
+    assert prediction.breakdown["stragglers"] == 0  # on the slowest rank
+    waits = {span.rank: span.duration_ns for span in prediction.spans if span.kind == "wait"}
+    assert waits == {0: 36, 1: 4}
+
+
+@examples(30)
+@given(engine_inputs(fluid_fabrics))
+def test_computing_and_waiting_fill_the_time_of_a_rank_without_a_gap(engine_input):
+    timeline = simulate(engine_input, "events")
+    spans = list(timeline.spans())
+    for rank, end_ns in zip(engine_input.ranks, timeline.end_ns[:, -1].tolist(), strict=True):
+        edges = [(span.start_ns, span.end_ns) for span in spans if (span.rank, span.stream) == (rank, "compute")]
+        assert all(one[1] == other[0] for one, other in pairwise([(0, 0), *edges, (end_ns, end_ns)]))
+
+
+@examples(30)
+@given(engine_inputs(fluid_fabrics))
+def test_on_each_rank_a_collective_is_shown_from_its_launch_to_its_end(engine_input):
+    """As "straggler" until the last rank has launched it, as "queued" until it starts."""
+    timeline = simulate(engine_input, "events")
+    launched_by_all = set(timeline.launched_ns.max(axis=0, initial=0).tolist())
+    for row, rank in enumerate(engine_input.ranks):
+        spans = [span for span in timeline.spans() if (span.rank, span.stream) == (rank, "comm")]
+        shown_ns = sum(span.duration_ns for span in spans)
+        assert shown_ns == timeline.done_ns.sum() - timeline.launched_ns[row].sum()
+        assert {span.end_ns for span in spans if span.kind == "straggler"} <= launched_by_all
+        assert {span.start_ns for span in spans if span.kind == "queued"} <= launched_by_all
+        running = [span for span in spans if span.kind not in ("straggler", "queued")]
+        assert {span.start_ns for span in running} <= set(timeline.start_ns.tolist())

@@ -1,0 +1,187 @@
+"""Synthesis: traces made from operations and a device, or converted to another device."""
+
+import json
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from reference.trace import Parameter, Trace
+from simulator import Fabric, predict
+from simulator.workload.roofline import Device, GradientOperations, Operation, Operations
+from simulator.workload.trace_synthesis import _paced, rescale, synthesize
+
+from .random_operations import (
+    DOCUMENT,
+    OPERATION,
+    SLOW,
+    any_operations,
+    devices,
+    moments,
+    ready_order,
+    recordings,
+    validated,
+)
+
+FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
+
+
+# Rescaling
+
+
+def except_for_the_name(trace: Trace) -> Trace:
+    return trace.model_copy(update={"workload": trace.workload.model_copy(update={"device_name": ""})})
+
+
+@given(recordings(), devices())
+def test_the_same_device_gives_the_same_trace(recording, device):
+    trace, operations = recording
+    assert except_for_the_name(rescale(trace, operations, device, device)) == except_for_the_name(trace)
+
+
+@given(recordings(), devices(most_launch_ns=0))
+def test_a_device_twice_as_fast_halves_every_interval_up_to_rounding(recording, device):
+    trace, operations = recording
+    assume(device.time_ns((*operations.forward, *operations.loss, *operations.backward, *operations.step)))
+    rates = {"flops_per_s": 2 * device.flops_per_s, "bytes_per_s": 2 * device.bytes_per_s}
+    rescaled = rescale(trace, operations, device, device.model_copy(update=rates))
+    for old, new in zip(trace.ranks, rescaled.ranks, strict=True):
+        for before, after in zip(old.iterations, new.iterations, strict=True):
+            for (a, b), (c, d) in zip(pairwise(moments(before)), pairwise(moments(after)), strict=True):
+                assert abs((b - a) - 2 * (d - c)) <= 1
+
+
+@given(recordings(), devices(), devices())
+def test_a_rescaled_trace_is_valid_and_keeps_every_order(recording, old, new):
+    trace, operations = recording
+    rescaled = rescale(trace, operations, old, new)
+    assert validated(rescaled) == rescaled
+    assert predict(rescaled, FABRIC, world_size=2).iteration_ns >= 0
+    for rank, again in zip(trace.ranks, rescaled.ranks, strict=True):
+        for before, after in zip(rank.iterations, again.iterations, strict=True):
+            pairs = sorted(zip(before.ready_ns, after.ready_ns, strict=True))
+            for (a, b), (c, d) in pairwise(pairs):
+                assert (a < c) == (b < d)
+
+
+def test_each_gradient_brings_its_own_operations_whatever_the_order():
+    """A gap belongs to the parameter that is ready at its end; the new device is faster for the weight's alone."""
+    parameters = tuple(Parameter(name=name, shape=(2,), dtype="float32", size_bytes=8) for name in ("weight", "bias"))
+    arithmetic, memory = Operation(flops=1000, bytes_moved=0), Operation(flops=0, bytes_moved=1000)
+    operations = Operations(
+        model="m", torch_version="", parameters=parameters, forward=(memory,), step=(memory,),
+        gradients=(
+            GradientOperations(parameter=0, operations=(arithmetic,)),
+            GradientOperations(parameter=1, operations=(memory,)),
+        ),
+    )  # fmt: skip
+    trace = synthesize(operations, SLOW)
+    one = trace.ranks[0].iterations[0]
+    swapped = one.model_copy(update={"ready_ns": (4000, 2500), "backward_end_ns": 4000, "optimizer_start_ns": 4000})
+    swapped = swapped.model_copy(update={"optimizer_end_ns": 5000, "end_ns": 5000, "backward_start_ns": 1000})
+    rank = trace.ranks[0].model_copy(update={"iterations": (swapped,)})
+    fast = SLOW.model_copy(update={"flops_per_s": 1e10, "name": "fast"})
+    rescaled = rescale(trace.model_copy(update={"ranks": (rank,)}), operations, SLOW, fast)
+    assert rescaled.ranks[0].iterations[0].ready_ns == (2500 + 150, 2500)
+    assert rescaled.workload.device_name == "slow by its roofline, rescaled from slow to fast"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"name": "bias"}, "parameters[0].name: expected 'bias', as in the trace, got 'weight'"),
+        ({"shape": (1, 2)}, "parameters[0].shape: expected (1, 2), as in the trace, got (2,)"),
+        ({"dtype": "int32"}, "parameters[0].dtype: expected 'int32', as in the trace, got 'float32'"),
+        ({"batch": 4}, "batch: expected 4, as in the trace, got 3"),
+        ({"count": 2}, "parameters: expected 2, as in the trace, got 1"),
+        ({"source": "torch"}, "workload.source: expected 'module', a trace of computation alone, got 'torch'"),
+    ],
+)
+def test_operations_of_another_model_are_refused_in_one_line(change, says):
+    operations = Operations.model_validate_json(json.dumps(DOCUMENT))
+    trace = synthesize(operations, SLOW)
+    parameter = trace.workload.parameters[0]
+    more = (parameter.model_copy(update={"name": "more"}),) * (change.get("count", 1) - 1)
+    parameters = (parameter.model_copy(update={k: v for k, v in change.items() if hasattr(parameter, k)}), *more)
+    update = {"parameters": parameters} | {k: v for k, v in change.items() if k in ("batch", "source")}
+    other = trace.model_copy(update={"workload": trace.workload.model_copy(update=update)})
+    with pytest.raises(ValueError, match=re.escape(says)) as caught:
+        rescale(other, operations, SLOW, SLOW)
+    assert "\n" not in str(caught.value)
+
+
+# Synthesis
+
+
+@given(any_operations(), devices(), st.none() | st.integers(6, 10**12))
+def test_a_synthesised_trace_is_valid_and_keeps_the_order_of_readiness(operations, device, step_ns):
+    assume(device.time_ns((*operations.forward, *operations.loss, *operations.backward, *operations.step)))
+    trace = synthesize(operations, device, step_ns=step_ns)
+    assert validated(trace) == trace
+    assert ready_order(trace) == list(operations.ready_order)
+    if step_ns is not None:
+        assert trace.ranks[0].iterations[0].duration_ns == step_ns
+        assert predict(trace, FABRIC, world_size=1).iteration_ns == step_ns
+
+
+@given(any_operations(), devices(most_launch_ns=0))
+def test_a_data_sheet_alone_gives_the_roofline_and_a_nanosecond_a_gradient(operations, device):
+    whole = device.time_ns((*operations.forward, *operations.loss, *operations.backward, *operations.step))
+    assume(whole)
+    iteration = synthesize(operations, device).ranks[0].iterations[0]
+    count = len(operations.gradients)
+    assert iteration.duration_ns == pytest.approx(whole + count, abs=0.51, rel=1e-12)
+    assert iteration.forward_end_ns == pytest.approx(device.time_ns(operations.forward), abs=1, rel=1e-9)
+    assert iteration.end_ns - iteration.backward_end_ns == pytest.approx(
+        device.time_ns(operations.step), abs=1.51, rel=1e-9
+    )
+
+
+def test_a_measured_step_lengthens_the_passes_but_not_the_optimiser():
+    operations = Operations.model_validate_json(json.dumps(DOCUMENT | {"step": [OPERATION] * 4}))
+    device = Device(name="d", flops_per_s=1e3, bytes_per_s=1e9)  # 4 ms forward, 4 ms backward, 16 ms step
+    longer = synthesize(operations, device, step_ns=116_000_001).ranks[0].iterations[0]
+    assert (longer.forward_end_ns, longer.backward_end_ns, longer.end_ns) == (50_000_000, 100_000_001, 116_000_001)
+    shorter = synthesize(operations, device, step_ns=12_000_001).ranks[0].iterations[0]
+    assert (shorter.forward_end_ns, shorter.backward_end_ns, shorter.end_ns) == (2_000_000, 4_000_001, 12_000_001)
+
+
+def test_steps_too_short_and_models_without_work_are_told():
+    operations = Operations.model_validate_json(json.dumps(DOCUMENT))
+    with pytest.raises(ValueError, match="step_ns: expected at least 1, one nanosecond per gradient, got 0"):
+        synthesize(operations, SLOW, step_ns=0)
+    idle = Operations.model_validate_json(
+        json.dumps(DOCUMENT | {"forward": [], "step": [], "gradients": [{"parameter": 0, "operations": []}]})
+    )
+    with pytest.raises(ValueError, match="expected operations that take time on slow, got none"):
+        synthesize(idle, SLOW)
+
+
+@given(intervals=st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 9)), min_size=1, max_size=9))
+def test_no_interval_ends_before_its_kernels_were_launched_and_had_run(intervals):
+    times, kernels = (list(some) for some in zip(*intervals, strict=True))
+    assert _paced(times, kernels, 0) == pytest.approx(np.cumsum(times))
+    paced = np.array(_paced(times, kernels, 10_000))
+    launched = 10_000 * np.cumsum(kernels)
+    assert (paced >= np.cumsum(times) - 1e-6).all()
+    assert (paced >= np.where(kernels, launched, 0)).all()
+    assert paced[-1] <= np.sum(times) + launched[-1] + 1e-6
+    assert (np.diff(paced) >= np.array(times[1:]) - 1e-6).all()
+
+
+def test_many_small_kernels_take_the_hosts_time():
+    """1000 kernels of 1 us each, of which the host launches one every 5 us; one of them has 1 ms of work."""
+    small = (Operation(flops=0, bytes_moved=1000 * 1000, kernels=1000),)
+    large = (Operation(flops=0, bytes_moved=10**6),)
+    operations = Operations(
+        model="m", torch_version="", parameters=(Parameter(name="w", shape=(1,), dtype="float32", size_bytes=4),),
+        forward=small, gradients=(GradientOperations(parameter=0, operations=large),), step=(),
+    )  # fmt: skip
+    device = Device(name="d", flops_per_s=1e12, bytes_per_s=1e9)
+    (at_once,) = synthesize(operations, device).ranks[0].iterations
+    (paced,) = synthesize(operations, device.model_copy(update={"pace_ns": 5000})).ranks[0].iterations
+    assert (at_once.forward_end_ns, at_once.duration_ns) == (1_000_000, 2_000_001)
+    assert (paced.forward_end_ns, paced.duration_ns) == (5_001_000, 6_005_001)

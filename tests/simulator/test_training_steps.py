@@ -1,0 +1,80 @@
+"""Training steps in a file of torch's profiler: where they begin and end, and what they contain."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from simulator import import_profile
+from simulator.profiler_import.profiler_events import read_profiler_file
+from simulator.profiler_import.training_steps import slow_down_beside_collectives
+
+from . import profiler_files
+from .profiler_files import SMALL, scripts, without, write
+
+
+def test_steps_that_differ_are_left_out_and_told(tmp_path):
+    document, _ = profiler_files.profile(SMALL)
+    events = document["traceEvents"]
+    events.remove(next(one for one in events if one["name"] == "c10d::allreduce_"))
+    imported = import_profile([write(document, tmp_path / "rank0.json")])
+    assert len(imported.steps) == 2
+    assert any(
+        note.startswith("rank0.json: 1 of 3 steps differ from most steps in gradients or buckets")
+        for note in imported.notes
+    )
+
+
+@given(scripts())
+def test_without_marks_steps_are_those_of_the_data_parallel_module_or_the_optimiser(tmp_path, script):
+    document, truths = profiler_files.profile(script)
+    for names in (("ProfilerStep",), ("ProfilerStep", "DistributedDataParallel")):
+        imported = import_profile([write(without(document, *names), tmp_path / "rank0.json")])
+        durations = [truth.iteration_ns for truth in truths[:-1]]
+        found = imported.to_json()["iteration_ns"][:-1]
+        assert len(found) == len(durations)
+        assert imported.to_json()["all_reduce_ns"] == [
+            pytest.approx([end - start for start, end in truth.all_reduces_ns], abs=3) for truth in truths
+        ]
+
+
+def test_kernels_beside_collectives_are_compared_with_equal_ones_alone(tmp_path):
+    """Of two equal kernels of 100 us, the one beside a collective takes 150 us."""
+    gpu = profiler_files.Gpu()
+    gpu.launch("matmul", 1, 0, 100_000, grid=[1])
+    gpu.launch("ncclKernel_AllReduce", 1, 200_000, 400_000, stream=profiler_files.LIBRARY)
+    gpu.launch("matmul", 1, 300_000, 150_000, grid=[1])
+    gpu.launch("matmul", 1, 310_000, 170_000, grid=[2])
+    file = read_profiler_file(write({"traceEvents": gpu.events}, tmp_path / "rank0.json"))
+    assert slow_down_beside_collectives(file) == (pytest.approx(1.5), 1)
+
+
+# Real files, with facts that were read off them by other means
+
+PROFILES = Path(__file__).parent.parent.parent / "validation" / "profiler"
+
+
+def test_the_steps_of_resnet50_on_an_a100_that_waits_for_its_host():
+    report = import_profile([PROFILES / "a100x2_resnet50_rank0.json.gz"]).to_json()
+    assert report["gpu"] == "NVIDIA A100-PG509-200"
+    assert (report["world_size"], report["steps"], report["gradients"]) == (2, 3, 161)
+    assert report["buckets_bytes"] == [8196000, 31502336, 26255360, 26550272, 9724160]
+    assert report["iteration_ns"] == pytest.approx([222.44e6, 219.73e6, 224.94e6], abs=1e4)
+    assert report["backward_start_ns"][0] == pytest.approx(104.80e6, abs=1e4)
+    assert report["backward_end_ns"][0] == pytest.approx(190.08e6, abs=1e4)
+    assert report["backward_computing_ns"][0] == pytest.approx(24.87e6, rel=0.002)
+    assert report["last_all_reduce_end_ns"][0] == pytest.approx(191.78e6, abs=1e4)
+    assert report["copies_out"][0] == 161
+    assert report["copied_out_ns"][0] == pytest.approx(207.25e6, abs=1e4)
+    assert report["host_bound"] > 0.7
+
+
+def test_the_steps_of_resnet50_on_a_v100_whose_host_runs_ahead():
+    """Gaps between ready times in ms, from the published table of the same steps."""
+    imported = import_profile([PROFILES / "v100x1_resnet50_rank0.json.gz"])
+    report = imported.to_json()
+    assert (report["gpu"], report["world_size"], report["steps"]) == ("Tesla V100-SXM2-32GB", 1, 5)
+    spans = [one.ready_ns[0] - one.ready_ns[-1] for one in imported.trace.ranks[0].iterations[2:]]
+    assert spans == pytest.approx([95.572e6 - 32.465e6, 95.660e6 - 32.315e6, 95.399e6 - 32.383e6], abs=2e4)
+    assert report["host_bound"] < 0.05
+    assert not any(map(any, report["all_reduce_ns"]))

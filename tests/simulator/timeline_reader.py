@@ -1,0 +1,50 @@
+"""What a reader of the interactive timeline does with it in a browser, and the numbers that it shows."""
+
+from figures import interactive_timeline
+from reference.bucketing import plan_buckets
+from simulator.interactive_timeline.reader_choices import Question
+
+SHOWN = interactive_timeline.iteration()
+COUNT = len(SHOWN.trace.sizes_bytes)
+
+
+def number(page, name, column="now") -> float:
+    """A number of the table, in milliseconds."""
+    words = page.locator(f"tr.{name} td.{column}").inner_text()
+    return float(words.replace("\N{MINUS SIGN}", "-").removesuffix(" ms"))
+
+
+def frames(page, count=3) -> None:
+    """Wait until the browser has drawn some frames."""
+    page.evaluate(
+        "count => new Promise(done => { const next = n => n ? requestAnimationFrame(() => next(n - 1)) : done();"
+        " next(count); })",
+        count,
+    )
+
+
+def cuts(page) -> list[int]:
+    return [int(one.get_attribute("aria-valuenow")) for one in page.locator(".boundary").all()]
+
+
+def predicted(places, *, order="ready", world_size=16, gbit_per_s=25, factor=1.0):
+    """The prediction for boundaries at these places."""
+    sequence = plan_buckets(order, SHOWN.trace.sizes_bytes, [2**62], ready_order=SHOWN.model.ready_order)[0]
+    plan = [sequence[low:high] for low, high in zip([0, *places], [*places, COUNT], strict=True)]
+    return SHOWN.predict(Question(tuple(map(tuple, plan)), world_size, gbit_per_s, factor))
+
+
+def drag(page, boundary, by_px) -> None:
+    knob = page.locator(".boundary .knob").nth(boundary).bounding_box()
+    x, y = knob["x"] + knob["width"] / 2, knob["y"] + knob["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x, y + by_px, steps=8)
+    page.mouse.up()
+    frames(page)
+
+
+def assert_shows(page, prediction) -> None:
+    frames(page)
+    assert number(page, "iteration_ns") == round(prediction.iteration_ns / 1e6, 1)
+    assert number(page, "exposed_ns") == round(prediction.exposed_comm_ns / 1e6, 1)
