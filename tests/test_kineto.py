@@ -21,7 +21,8 @@ from simulator.profiler_import.profiler_events import read_profiler_file
 from simulator.profiler_import.trace_of_profile import host_bound
 from simulator.profiler_import.training_steps import slow_down_beside_collectives
 
-from . import bodies, profiler_files
+from . import kineto_bodies as bodies
+from . import profiler_files
 from .explore import examples
 from .profiler_files import Script, scripts, write
 

@@ -84,7 +84,7 @@ def test_the_frame_holds_every_span(trace):
     ],
 )
 def test_arguments_that_make_no_sense_are_named(arguments, says):
-    from .test_trace import DOCUMENT, Trace
+    from .reference.test_trace import DOCUMENT, Trace
 
     trace = Trace.model_validate_json(json.dumps(DOCUMENT))
     with pytest.raises(ValueError, match=says) as told:
@@ -93,7 +93,7 @@ def test_arguments_that_make_no_sense_are_named(arguments, says):
 
 
 def test_a_policy_of_another_kind_is_named():
-    from .test_trace import DOCUMENT, Trace
+    from .reference.test_trace import DOCUMENT, Trace
 
     with pytest.raises(ValueError, match=r"^policy: expected a Policy, got \{'sync_every': 2\}; make one"):
         predict(Trace.model_validate_json(json.dumps(DOCUMENT)), FABRIC, world_size=2, policy={"sync_every": 2})

@@ -1,4 +1,4 @@
-"""Rank bodies of tests/test_backward_pass.py: steps of a script, with our class, with torch's and with none."""
+"""Rank bodies of test_backward_pass.py: steps of a script, with our class, with torch's and with none."""
 
 import time
 from contextlib import nullcontext

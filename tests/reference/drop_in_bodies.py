@@ -1,15 +1,7 @@
-"""Rank bodies for what torch's class does beyond averaging: mixed precision, delayed all-reduces, meshes, groups."""
+"""Rank bodies of test_drop_in.py: names and features that scripts and libraries know from torch's class."""
 
-import copy
-import functools
-import io
-import logging
-import pickle
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
-from types import SimpleNamespace
+from contextlib import suppress
 from typing import Any
 from unittest import mock
 
@@ -17,260 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._composable import replicate
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.parallel.distributed import _MixedPrecision
-from torch.utils.checkpoint import checkpoint
 
-from reference.broadcast import broadcast_coalesced
 from reference.data_parallel import DistributedDataParallel
 
-from .scenarios import ODD_BUFFERS, batch, gradients
+from .. import scenarios
+from ..scenarios import batch, gradients, mlp
+from .mixed_precision_bodies import Precision
 
 TorchDDP = nn.parallel.DistributedDataParallel
 CLASSES = {"ours": DistributedDataParallel, "torch": TorchDDP}
-
-# Mixed precision
-
-
-@dataclass(frozen=True)
-class Precision:
-    """Names of the dtypes of a configuration. None: as it is."""
-
-    param: str | None
-    reduce: str | None
-    buffer: str | None = None
-
-    def config(self) -> _MixedPrecision:
-        return _MixedPrecision(*(name and getattr(torch, name) for name in (self.param, self.reduce, self.buffer)))
-
-
-class Mixture(nn.Module):
-    """Layers with a frozen scale, buffers of two dtypes, and perhaps a layer that runs twice or again in backward."""
-
-    def __init__(self, widths: tuple[int, ...], *, twice: bool = False, again: str | None = None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip((4, *widths), (*widths, 4), strict=True))
-        self.scale = nn.Parameter(torch.rand(4), requires_grad=False)
-        self.register_buffer("shift", torch.rand(4))
-        self.register_buffer("steps", torch.zeros(1, dtype=torch.int64))
-        self.twice, self.again = twice, again
-        self.dtypes: set[torch.dtype] = set()
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.dtypes |= {x.dtype, *(parameter.dtype for parameter in self.parameters())}
-        if self.again == "re-entrant":
-            x.requires_grad_()
-        if self.twice:
-            x = x + self.layers[0](x).mean()
-        for layer in self.layers:
-            if self.again is not None:
-                x = checkpoint(layer, x, use_reentrant=self.again == "re-entrant").tanh()
-            else:
-                x = layer(x).tanh()
-        return x * self.scale + self.shift
-
-
-@contextmanager
-def torch_on_cpu() -> Iterator[None]:
-    """Make torch's mixed precision run on the CPU, which has neither streams nor events and needs none."""
-
-    class NoStream(nullcontext):
-        def __init__(self, *_args: Any, **_options: Any) -> None:
-            super().__init__()
-
-        def wait_stream(self, _other: Any) -> None:
-            pass
-
-    class NoEvent(SimpleNamespace):
-        def record(self) -> None:
-            pass
-
-        def wait(self, **_options: Any) -> None:
-            pass
-
-    logging.getLogger("torch.nn.parallel.distributed").setLevel(logging.ERROR)
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(torch, "Stream", NoStream))
-        stack.enter_context(mock.patch.object(torch, "Event", NoEvent))
-        stack.enter_context(mock.patch.object(torch.accelerator, "current_stream", NoStream))
-        yield
-
-
-def mixed_like_torch(rank: int, _world_size: int, widths: tuple, precision: Precision, options: dict) -> list:
-    """By class, gradients and parameters from the second iteration on: torch's first averages are not initialised."""
-    both = []
-    for wrap in (DistributedDataParallel, TorchDDP):
-        with torch_on_cpu():
-            ddp = wrap(Mixture(widths), mixed_precision=precision.config(), **options)
-            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-            seen = []
-            for step in range(4):
-                ddp.zero_grad()
-                ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
-                if step > 0:
-                    optimizer.step()
-                    seen.append([*gradients(ddp), *(p.detach().clone() for p in ddp.parameters())])
-            both.append([*seen, *ddp.buffers(), str(ddp.module.dtypes)])
-    return both
-
-
-def mixed_like_one_process(
-    rank: int,
-    world_size: int,
-    widths: tuple,
-    precision: Precision,
-    options: dict,
-    kind: dict,
-    accumulate: int,
-    set_to_none: bool,
-) -> tuple[list, list]:
-    """Averages of each synchronised iteration, then those computed without data parallelism."""
-    config = precision.config()
-    ddp = DistributedDataParallel(Mixture(widths, **kind), mixed_precision=config, **options)
-    alone = [Mixture(widths, **kind) for _ in range(world_size)]
-    reduce_dtype = config.reduce_dtype or config.param_dtype or torch.float32
-    got, expected = [], []
-    for step in range(4):
-        last = (step + 1) % accumulate == 0
-        with nullcontext() if last else ddp.no_sync():
-            ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
-        assert all(parameter.dtype == torch.float32 for parameter in ddp.parameters())
-        for other, model in enumerate(alone):
-            _backward_in(model, config, batch(other, 3, 4, step=step))
-        if not last:
-            continue
-        got.append(gradients(ddp))
-        terms = [[None if g is None else g.to(reduce_dtype) for g in gradients(model)] for model in alone]
-        expected.append([None if a is None else ((a + b) / world_size).float() for a, b in zip(*terms, strict=True)])
-        for model in (ddp, *alone):
-            model.zero_grad(set_to_none=set_to_none)
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of checkpoints
-            ddp(batch(rank, 3, 4))
-    return got, expected
-
-
-def _backward_in(model: Mixture, config: _MixedPrecision, x: Tensor) -> None:
-    """Forward in low precision and backward; checkpoints change no numbers, so they are left out."""
-    model.again = None
-    named = {name: p.to(config.param_dtype or p.dtype) for name, p in model.named_parameters()}
-    named["shift"] = model.shift.to(config.buffer_dtype or model.shift.dtype)
-    y = torch.func.functional_call(model, named, (x.to(config.param_dtype or x.dtype),))
-    y.square().mean().backward()
-
-
-def mixed_details(rank: int, _world_size: int) -> dict[str, object]:
-    """What a script sees of a module of ignored, frozen, shared and integer tensors."""
-    module = Mixture((6,))
-    module.register_parameter("count", nn.Parameter(torch.ones(1, dtype=torch.int64), requires_grad=False))
-    module.register_parameter("own", nn.Parameter(torch.full((4,), float(rank)), requires_grad=False))
-    module.layers.append(module.layers[-1])  # registered twice
-    module.layers[1] = nn.Linear(6, 4)
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(module, ["own"])
-    seen: dict[str, object] = {}
-
-    def forward(x: Tensor) -> Tensor:
-        seen["in forward"] = {name: p.dtype for name, p in module.named_parameters()}
-        x = module.layers[1](module.layers[0](x))
-        if x.isnan().any():
-            raise ValueError("not a number")
-        return x
-
-    module.forward = forward
-    config = _MixedPrecision(torch.bfloat16, torch.float32, torch.float16)
-    ddp = DistributedDataParallel(module, mixed_precision=config, find_unused_parameters=True)
-    ddp(batch(rank, 3, 4)).sum().backward()
-    seen["state"] = {name: value.dtype for name, value in ddp.state_dict().items()}
-    seen["torch's names"] = {p._mp_param.dtype for p in module.parameters() if hasattr(p, "_mp_param")}
-    seen["own"] = module.own.tolist()
-    for bad in (torch.full((3, 4), torch.nan), torch.ones(3, 5)):
-        try:
-            ddp(bad)
-        except (ValueError, RuntimeError):
-            seen.setdefault("after errors", set()).update(p.dtype for p in module.layers.parameters())
-    del ddp
-    module(torch.ones(3, 4))
-    seen["after the wrapper"] = seen["in forward"]["layers.0.weight"]
-    return seen
-
-
-def _with_norm(norm: Any) -> nn.Module:
-    module = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4))
-    norm(module[0])
-    return module
-
-
-LAYERS: dict[str, Any] = {
-    "LSTM": lambda: nn.LSTM(4, 6, num_layers=2),
-    "attention": lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0),
-    "weight norm": lambda: _with_norm(nn.utils.parametrizations.weight_norm),
-    "weight norm in hooks": lambda: _with_norm(nn.utils.weight_norm),
-    "convolution": lambda: nn.Conv1d(3, 3, 3, padding=1),
-}
-
-
-def mixed_layers(rank: int, world_size: int, kind: str) -> tuple[list, list]:
-    """Averages of two passes through one of torch's layers, then the same without data parallelism."""
-    warnings.simplefilter("ignore", FutureWarning)  # of weight norm in hooks
-    dtype = torch.bfloat16
-    torch.manual_seed(0)
-    module = LAYERS[kind]()
-    alone = [copy.deepcopy(module) if kind != "weight norm in hooks" else None for _ in range(world_size)]
-    if kind == "weight norm in hooks":
-        for other in range(world_size):
-            torch.manual_seed(0)
-            alone[other] = LAYERS[kind]()
-    ddp = DistributedDataParallel(module, mixed_precision=_MixedPrecision(dtype, torch.float32))
-
-    def loss(output: Any) -> Tensor:
-        return (output if isinstance(output, Tensor) else output[0]).square().mean()
-
-    got, expected = [], []
-    for step in range(2):
-        for model in (ddp, *alone):
-            model.zero_grad()
-        loss(ddp(batch(rank, 2, 3, 4, step=step))).backward()
-        for other, model in enumerate(alone):
-            named = {name: p.to(dtype) for name, p in model.named_parameters()}
-            x = batch(other, 2, 3, 4, step=step).to(dtype)
-            loss(torch.func.functional_call(model, named, (x,))).backward()
-        got.append(gradients(ddp))
-        expected.append([(a + b) / world_size for a, b in zip(*map(gradients, alone), strict=True)])
-    copied = copy.deepcopy(ddp.module) if kind != "weight norm in hooks" else ddp.module
-    assert {parameter.dtype for parameter in copied.parameters()} == {torch.float32}
-    loss(copied(batch(rank, 2, 3, 4).to(dtype)))
-    return got, expected
-
-
-def mixed_sparse(rank: int, _world_size: int, precision: Precision) -> tuple[list, list]:
-    """Averages of an embedding's gradients, sparse and dense."""
-    both = []
-    for sparse in (True, False):
-        torch.manual_seed(0)
-        module = nn.Sequential(nn.Embedding(6, 3, sparse=sparse), nn.Linear(3, 2))
-        ddp = DistributedDataParallel(module, mixed_precision=precision.config())
-        ddp(torch.tensor([rank, 3])).square().sum().backward()
-        both.append([(g.to_dense() if g.is_sparse else g) for g in gradients(ddp)])
-    return tuple(both)
-
-
-def mixed_after_pickling(rank: int, _world_size: int) -> tuple[list, list]:
-    ddp = DistributedDataParallel(Mixture((6,)), mixed_precision=Precision("bfloat16", "float16", "float16").config())
-    file = io.BytesIO()
-    torch.save(ddp, file)
-    copies = [ddp, torch.load(io.BytesIO(file.getvalue()), weights_only=False), pickle.loads(pickle.dumps(ddp))]
-    seen = []
-    for ddp in copies:
-        for step in range(3):
-            ddp.zero_grad()
-            ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
-        seen.append(gradients(ddp))
-    return seen[0], seen[1:]
-
-
-# Delayed all-reduces
 
 
 class Tower(nn.Module):
@@ -288,185 +35,7 @@ class Tower(nn.Module):
         return x * self.scale
 
 
-@contextmanager
-def all_reduces_wait() -> Iterator[None]:
-    """Make `dist.all_reduce` wait: torch's class never waits for its delayed all-reduce."""
-    all_reduce = dist.all_reduce
-
-    def wait(tensor: Tensor, *args: Any, **options: Any) -> Any:
-        work = all_reduce(tensor, *args, **options)
-        if work is not None:
-            work.wait()
-        return work
-
-    with mock.patch.object(dist, "all_reduce", wait):
-        yield
-
-
-def _train_tower(
-    wrap: type[nn.Module],
-    rank: int,
-    layers: int,
-    names: list[str] | None,
-    trigger: str,
-    options: dict,
-    accumulate: int,
-    set_to_none: bool,
-) -> list:
-    module = Tower(layers)
-    parameters = dict(module.named_parameters())
-    if names is not None:
-        options = options | {
-            "delay_all_reduce_named_params": [(name, parameters[name]) for name in names],
-            "param_to_hook_all_reduce": parameters[trigger],
-        }
-    ddp = wrap(module, **options)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-    seen = []
-    for step in range(4):
-        last = (step + 1) % accumulate == 0
-        with nullcontext() if last else ddp.no_sync():
-            ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
-        if last:
-            seen.append([g.clone() for g in gradients(ddp)])
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=set_to_none)
-    return [*seen, [p.detach().clone() for p in ddp.parameters()]]
-
-
-def delayed(rank: int, _world_size: int, layers: int, names: list[str], *script: Any) -> tuple[list, list]:
-    """Ours with delayed all-reduces, and torch's class without."""
-    return _train_tower(DistributedDataParallel, rank, layers, names, *script), _train_tower(
-        TorchDDP, rank, layers, None, *script
-    )
-
-
-def delayed_like_torch(
-    rank: int, _world_size: int, layers: int, names: list[str], trigger: str, options: dict
-) -> list:
-    """Both classes with delayed all-reduces."""
-    script = (rank, layers, names, trigger, options, 1, True)
-    with all_reduces_wait():
-        return [_train_tower(wrap, *script) for wrap in (DistributedDataParallel, TorchDDP)]
-
-
-def delayed_details(rank: int, _world_size: int) -> dict[str, object]:
-    """The buckets, and a delayed parameter that no rank uses."""
-    module = Tower(2)
-    unused = nn.Parameter(torch.ones(3))
-    module.register_parameter("unused", unused)
-    first = module.layers[0].weight
-    ddp = DistributedDataParallel(
-        module,
-        delay_all_reduce_named_params=[("unused", unused), ("scale", module.scale)],
-        param_to_hook_all_reduce=first,
-    )
-    ddp(batch(rank, 3, 4)).sum().backward()
-    other = pickle.loads(pickle.dumps(ddp))
-    other.zero_grad()
-    other(batch(rank, 3, 4)).sum().backward()
-    return {
-        "bucketed": list(ddp.bucketed_parameters()),
-        "unused": unused.grad.tolist(),
-        "copy": torch.equal(other.module.scale.grad, module.scale.grad),
-    }
-
-
-# Meshes
-
-
-@functools.cache
-def mesh_of_two_dimensions() -> DeviceMesh:
-    """A mesh of 2 x 2 ranks; made once, because each mesh keeps process groups."""
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
-
-
-class Wide(nn.Module):
-    """A tensor-parallel pair of layers behind one that every rank holds whole."""
-
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.up, self.down = nn.Linear(4, 4), nn.Linear(4, hidden), nn.Linear(hidden, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.up(self.first(x).tanh()).tanh())
-
-
-def sharded(rank: int, _world_size: int, hidden: int, options: dict) -> tuple[list, list, dict[str, object]]:
-    """Gradients and shards after each step under both classes, and what our class's state dict holds."""
-    mesh = mesh_of_two_dimensions()
-    both = []
-    for wrap in (DistributedDataParallel, TorchDDP):
-        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-        module = parallelize_module(Wide(hidden), mesh["tensor"], plan)
-        ddp = wrap(module, device_mesh=mesh["data"], **options)
-        if wrap is DistributedDataParallel:
-            ours = ddp
-        parameters = list(ddp.parameters())  # torch's class has none after its first forward pass
-        optimizer = torch.optim.SGD(parameters, lr=0.1)
-        seen = []
-        for step in range(3):
-            optimizer.zero_grad()
-            ddp(batch(mesh["data"].get_local_rank(), 3, 4, step=step)).square().mean().backward()
-            optimizer.step()
-            seen.append([p.grad.clone() for p in parameters] + [p.detach().clone() for p in parameters])
-        both.append(seen)
-    return (*both, {name: tuple(value.shape) for name, value in ours.state_dict().items()})
-
-
-def refused_shards(rank: int, _world_size: int) -> tuple[str, bool, list, list]:
-    """The error of ranks with different caps, whether the module is as before, and gradients of a second attempt."""
-    mesh = mesh_of_two_dimensions()
-    module = parallelize_module(Wide(4), mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    before = list(map(id, module.parameters()))
-    try:
-        DistributedDataParallel(module, device_mesh=mesh["data"], bucket_cap_mb=1 + mesh["data"].get_local_rank())
-    except RuntimeError as error:
-        text = str(error)
-    same = before == list(map(id, module.parameters()))
-    ddp = DistributedDataParallel(module, device_mesh=mesh["data"])
-    ddp(batch(mesh["data"].get_local_rank(), 3, 4)).square().mean().backward()
-    got = [p.grad.clone() for p in ddp.parameters()]
-    return text, same, got, sharded(rank, 4, 4, {})[0][0][: len(got)]
-
-
-def sharded_in_low_precision(rank: int, _world_size: int, hidden: int) -> float:
-    """Largest relative difference between gradients computed in bfloat16 and in float32."""
-    mesh = mesh_of_two_dimensions()
-    both = []
-    for config in (None, Precision("bfloat16", None).config()):
-        plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
-        module = parallelize_module(Wide(hidden), mesh["tensor"], plan)
-        ddp = DistributedDataParallel(module, device_mesh=mesh["data"], mixed_precision=config)
-        ddp(batch(mesh["data"].get_local_rank(), 3, 4)).square().mean().backward()
-        both.append(torch.cat([p.grad.flatten() for p in ddp.parameters()]))
-    return float((both[0] - both[1]).abs().max() / both[0].abs().max())
-
-
 # Process groups
-
-
-@functools.cache
-def three_of_four() -> dist.ProcessGroup:
-    """A group without rank 0; made once."""
-    return dist.new_group([1, 2, 3])
-
-
-def broadcast_odd_tensors(rank: int, _world_size: int, kinds: list[str], source: int, piece_bytes: int) -> list:
-    """Tensors of each rank of a group after a broadcast from one of them, and those that it had before."""
-    group = three_of_four()
-    if rank == 0:
-        return []
-    tensors, sent = (
-        [ODD_BUFFERS[kind](torch.arange(24.0) * (number + 1) * of) for number, kind in enumerate(kinds)]
-        for of in (rank, source + 1)
-    )
-    broadcast_coalesced(tensors, group, source=source, piece_bytes=piece_bytes)
-    return [
-        ([*tensor.resolve_conj().tolist()], [*was.resolve_conj().tolist()])
-        for tensor, was in zip(tensors, sent, strict=True)
-    ]
 
 
 class Fails(torch.autograd.Function):
@@ -639,3 +208,83 @@ def replicated(rank: int, _world_size: int) -> tuple[list, list]:
                 seen.append(gradients(module))
         both.append(seen)
     return tuple(both)
+
+
+TorchDDP = nn.parallel.DistributedDataParallel
+
+
+def exchange_state_with_torch(rank: int, _world_size: int) -> bool:
+    ours = DistributedDataParallel(mlp((4, 4), torch.float32, rank))
+    torchs = TorchDDP(mlp((4, 4), torch.float32, rank + 7))
+    torchs.load_state_dict(ours.state_dict())
+    there = all(map(torch.equal, ours.parameters(), torchs.parameters()))
+    torchs.module[0].weight.data.add_(1)
+    ours.load_state_dict(torchs.state_dict())
+    return there and all(map(torch.equal, ours.parameters(), torchs.parameters()))
+
+
+def names_missing(rank: int, _world_size: int) -> list[str]:
+    ours, torchs = (wrapper(nn.Linear(1, 1)) for wrapper in (DistributedDataParallel, TorchDDP))
+    return sorted(name for name in dir(torchs) if not name.startswith("__") and not hasattr(ours, name))
+
+
+def compiled_graphs(rank: int, _world_size: int) -> tuple[int, int]:
+    """Number of graphs that torch.compile passes to its backend for a module of several buckets."""
+    counts = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        torch._dynamo.reset()
+        graphs = []
+
+        def backend(graph, inputs, graphs=graphs):
+            graphs.append(graph)
+            return graph.forward
+
+        ddp = torch.compile(wrapper(Layers(4, 600), bucket_cap_mb=1), backend=backend)
+        ddp(torch.ones(2, 600)).sum().backward()
+        counts.append(len(graphs))
+    return tuple(counts)
+
+
+def forward_before_training(rank: int, _world_size: int) -> int:
+    """Number of calls of the set-up hook in three forward passes: evaluation, accumulation, training."""
+
+    class Counts(DistributedDataParallel):
+        calls = 0
+
+        def _setup_in_backward_optimizers(self) -> None:
+            self.calls += 1
+
+    ddp = Counts(nn.Linear(1, 1))
+    with torch.no_grad():
+        ddp(torch.ones(1, 1))
+    with ddp.no_sync():
+        ddp(torch.ones(1, 1)).sum().backward()
+    ddp(torch.ones(1, 1)).sum().backward()
+    return ddp.calls
+
+
+def attributes_that_torch_lets_scripts_set(_rank: int, _world_size: int) -> dict[str, object]:
+    """Set attributes of the wrapper after construction, and call methods that torch's class has."""
+    ddp = DistributedDataParallel(scenarios.Branches())
+    ddp.find_unused_parameters = True
+    for _ in range(2):  # without the search the second forward pass would raise
+        ddp.zero_grad()
+        ddp(torch.ones(1, 4), "a").sum().backward()
+    buffered = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    synchronized = [buffered.will_sync_module_buffers()]
+    buffered.broadcast_buffers = False
+    synchronized.append(buffered.will_sync_module_buffers())
+    refused = []
+    for name in ("gradient_as_bucket_view", "static_graph", "batched_grad_copy", "skip_all_reduce_unused_params"):
+        try:
+            setattr(ddp, name, True)
+        except AttributeError as error:
+            refused.append(str(error))
+    (inputs,), (kwargs,) = ddp.to_kwargs((torch.ones(2),), {"scale": 2}, 0)
+    return {
+        "unused": ddp.module.b.weight.grad,
+        "synchronized": synchronized,
+        "refused": refused,
+        "moved": (inputs[0].tolist(), kwargs),
+        "is torch's": isinstance(ddp, TorchDDP),
+    }

@@ -1,4 +1,4 @@
-"""What ranks do in tests/test_interruptions.py: exceptions inside backward passes, and re-entrant ones."""
+"""Rank bodies of test_exception_safe_reducer.py: exceptions inside backward passes, and re-entrant ones."""
 
 from typing import Any
 

@@ -15,7 +15,9 @@ from reference.device_clock import clock_of, nanoseconds
 from reference.recorder import record
 from reference.trace import Trace
 
-from .device_reads import HOOKS, MODES, STATES
+from .. import scenarios
+from ..scenarios import mlp
+from .device_reads_bodies import HOOKS, MODES, STATES
 
 WRAPPERS = {"ours": DistributedDataParallel, "torch": nn.parallel.DistributedDataParallel}
 WARM_UP = 14
@@ -155,3 +157,81 @@ def logged_times(_rank: int, _world_size: int) -> tuple[dict[str, Any], float]:
         ddp(torch.ones(1, 8, device="cuda")).sum().backward()
     torch.cuda.synchronize()
     return ddp._get_ddp_logging_data(), start.elapsed_time(end) * 1e6
+
+
+TorchDDP = nn.parallel.DistributedDataParallel
+
+
+def _on_gpu(wrapper: type[nn.Module], rank: int, options: dict, steps: int = 4) -> list:
+    ddp = wrapper(
+        mlp((64, 64, 300, 64), torch.float32, 0).cuda(),
+        device_ids=[torch.cuda.current_device()],
+        bucket_cap_mb=0.05,
+        **options,
+    )
+    return scenarios.train(ddp, rank, steps=steps, shape=(8, 64))
+
+
+def _to_cpu(value: object) -> object:
+    if isinstance(value, list):
+        return [_to_cpu(part) for part in value]
+    return value.cpu() if isinstance(value, Tensor) else value
+
+
+def train_on_gpu(rank: int, _world_size: int, options: dict) -> tuple[list, list]:
+    return tuple(_to_cpu(_on_gpu(wrapper, rank, options)) for wrapper in (DistributedDataParallel, TorchDDP))
+
+
+def count_kernels(rank: int, _world_size: int, options: dict) -> tuple[int, int]:
+    """Kernels and copies that one iteration launches on the device, after the rebuild."""
+    counts = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        ddp = wrapper(mlp((64,) * 9, torch.float32, 0).cuda(), device_ids=[torch.cuda.current_device()], **options)
+        x = torch.ones(8, 64, device="cuda")
+        for _ in range(3):
+            ddp.zero_grad()
+            ddp(x).sum().backward()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            ddp.zero_grad()
+            ddp(x).sum().backward()
+            torch.cuda.synchronize()
+        counts.append(len([event for event in profile.events() if event.device_type.name == "CUDA"]))
+        assert counts[-1] > 0
+    return tuple(counts)
+
+
+def train_on_side_stream(rank: int, _world_size: int) -> tuple[list, list]:
+    both = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            seen = _on_gpu(wrapper, rank, {})
+        stream.synchronize()
+        both.append(_to_cpu(seen))
+    return tuple(both)
+
+
+def train_sync_batch_norm(rank: int, _world_size: int) -> tuple[list, list]:
+    both = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        module = nn.Sequential(*mlp((4, 4), torch.float32, 0), nn.BatchNorm1d(4))
+        ddp = wrapper(
+            nn.SyncBatchNorm.convert_sync_batchnorm(module).cuda(), device_ids=[torch.cuda.current_device()]
+        )
+        both.append(_to_cpu([*scenarios.train(ddp, rank), *ddp.buffers()]))
+    return tuple(both)
+
+
+def train_without_set_device(rank: int, _world_size: int) -> bool:
+    """Whether a rank whose module is on its own GPU leaves GPU 0 to rank 0."""
+    ddp = DistributedDataParallel(mlp((4, 4), torch.float32, 0).to(rank), device_ids=[rank])
+    ddp(torch.ones(1, 4)).sum().backward()
+    return rank == 0 or torch.cuda.memory_allocated(0) == 0
+
+
+def inputs_on_cpu(rank: int, _world_size: int) -> bool:
+    ddp = DistributedDataParallel(mlp((4, 4), torch.float32, 0).cuda(), device_ids=[torch.cuda.current_device()])
+    return ddp(torch.ones(1, 4)).device.type == "cuda"

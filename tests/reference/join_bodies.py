@@ -1,9 +1,9 @@
-"""Rank bodies whose ranks have different numbers of inputs."""
+"""Rank bodies of test_join.py: ranks with different numbers of inputs."""
 
 import warnings
 from contextlib import nullcontext
-from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from reference.comm_hooks.powersgd import PowerSGDState, power_sgd
 from reference.data_parallel import DistributedDataParallel
 from reference.join import Join, Joinable
-from tutorials.lanes import Lane, recorded
 
-from .hook_bodies import OURS, WRAPPERS
-from .scenarios import Branches, batch, gradients, linears
-from .scripts.count_inputs import Counter
+from .. import scenarios
+from ..hook_bodies import OURS, WRAPPERS
+from ..scenarios import Branches, batch, gradients, linears, mlp
+from ..scripts.count_inputs import Counter
 
 
 def model(kind: str) -> nn.Module:
@@ -150,37 +150,6 @@ def compressed_without_inputs(rank: int, _world_size: int) -> tuple[int, int]:
     return state.iter, len(ddp.reducer.buckets)
 
 
-GRADIENT_BYTES = 16
-
-
-def lane_under_join(rank: int, _world_size: int, batches: tuple[int, ...]) -> Lane:
-    """The lane of a rank that trains under Join; without batches it has shadows only."""
-    ddp = DistributedDataParallel(nn.Linear(4, 1, bias=False))
-    with recorded() as lane, ddp.join():
-        _iterate(ddp, lane, batches[rank])
-    dist.barrier()
-    return lane
-
-
-def lane_without_join(rank: int, _world_size: int, batches: tuple[int, ...]) -> tuple[Lane, str]:
-    """The lane of a rank whose all-reduces fail after two seconds without a match, and the error."""
-    group = dist.new_group(timeout=timedelta(seconds=2))
-    ddp = DistributedDataParallel(nn.Linear(4, 1, bias=False), process_group=group)
-    dist.barrier()
-    with recorded() as lane:
-        try:
-            _iterate(ddp, lane, batches[rank])
-        except RuntimeError as error:
-            return lane, str(error)
-    return lane, ""
-
-
-def _iterate(ddp: nn.Module, lane: Lane, batches: int) -> None:
-    for _ in range(batches):
-        with lane.iteration():
-            ddp(torch.ones(1, 4)).sum().backward()
-
-
 def sparse_gradients(
     rank: int, _world_size: int, inputs: tuple[int, ...], used: tuple[bool, ...], options: dict
 ) -> list:
@@ -202,3 +171,33 @@ def sparse_gradients(
             gradient = embedding.weight.grad
             seen.append(None if gradient is None else gradient.to_dense())
     return seen
+
+
+def train_unevenly(rank: int, _world_size: int, options: dict, first: int) -> list:
+    """Gradients of each step and the final parameters; under join, rank 0 has fewer inputs."""
+    ddp = DistributedDataParallel(mlp((4, 4, 4), torch.float32, 0), bucket_cap_mb=1e-4, **options)
+    with ddp.join():
+        seen = scenarios.train(ddp, rank, steps=first if rank == 0 else 6)[:-1]
+    return [*seen, [p.detach().clone() for p in ddp.parameters()]]
+
+
+def static_graph_over_two_epochs(rank: int, _world_size: int) -> bool:
+    """Train two epochs under Join, the first without inputs on rank 0; whether the final model is finite."""
+    ddp = DistributedDataParallel(mlp((4, 4, 4), torch.float32, 0), bucket_cap_mb=1e-4, static_graph=True)
+    for first, last in ((0, 4), (3, 4)):
+        with ddp.join():
+            scenarios.train(ddp, rank, steps=last if rank else first)
+    return bool(torch.isfinite(next(ddp.parameters())).all())
+
+
+def items_read_under_join(rank: int, _world_size: int) -> int:
+    """How often a rank with inputs calls `Tensor.item` in a forward pass under Join."""
+    ddp = DistributedDataParallel(nn.Linear(1, 1))
+    read, item = [], torch.Tensor.item
+    with mock.patch.object(torch.Tensor, "item", lambda tensor: (read.append(1), item(tensor))[1]), ddp.join():
+        for _ in range(3):
+            before = len(read)
+            output = ddp(torch.ones(1, 1))
+            in_forward = len(read) - before
+            output.sum().backward()
+    return in_forward

@@ -18,9 +18,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from ..explore import examples
 from . import backward_pass_bodies as bodies
 from .backward_pass_bodies import Backward, Forward, Freeze, Grad, Join, Seen, Step, Zero
-from .explore import examples
 
 EVERY = bodies.WEIGHTS
 STEP_TIMEOUT_S = 15.0

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab import models
-from reference.bucket_copies import lead_in
 from reference.bucketing import (
     MIB,
     ORDERS,
@@ -17,7 +16,6 @@ from reference.bucketing import (
     initial_buckets,
     plan_buckets,
 )
-from reference.buckets import Bucket
 from reference.parameters import size_bytes, trainable_parameters
 
 DTYPES = (torch.float16, torch.float32, torch.float64)
@@ -149,23 +147,3 @@ def test_open_buckets_come_last_in_the_order_in_which_they_were_opened():
     """Torch leaves that order to a hash table."""
     keys = ["half", "float", "half", "double"]
     assert assign_buckets([4, 4, 4, 4], [100], keys=keys, order=[3, 0, 1, 2]) == [[3], [0, 2], [1]]
-
-
-@given(st.lists(st.integers(0, 100), min_size=1, max_size=8), st.sampled_from([1, 4, 8, 16]))
-def test_the_lead_in_puts_as_many_elements_as_it_can_into_slots_that_begin_a_cache_line(elements, line):
-    def aligned(lead: int) -> int:
-        begins = [lead + sum(elements[:slot]) for slot in range(len(elements))]
-        return sum(count for begin, count in zip(begins, elements, strict=True) if begin % line == 0)
-
-    lead = lead_in(elements, line)
-    assert 0 <= lead < line
-    assert aligned(lead) == max(map(aligned, range(line)))
-
-
-def test_a_classifiers_odd_bias_leaves_its_weight_at_a_cache_line():
-    """1000 biases take 62.5 cache lines of 16 floats; half a line before them aligns the matrix after them."""
-    linear = torch.nn.Linear(64, 1000)
-    bucket = Bucket([1, 0], [linear.bias, linear.weight])
-    assert lead_in([1000, 64000], 16) == 8
-    assert bucket.views[1].data_ptr() % 64 == 0
-    assert len(bucket.buffer) == 65000, "the message is as long as its gradients"

@@ -2,18 +2,18 @@
 
 import pytest
 
-from . import device_reads
+from . import device_reads_bodies as bodies
 
 
-@pytest.mark.parametrize("hook", device_reads.HOOKS)
+@pytest.mark.parametrize("hook", bodies.HOOKS)
 def test_no_comm_hook_reads_a_tensor(two_ranks, hook):
-    two_ranks.run(device_reads.train_on_meta, "plain", hook)
+    two_ranks.run(bodies.train_on_meta, "plain", hook)
 
 
-@pytest.mark.parametrize("mode", device_reads.MODES)
+@pytest.mark.parametrize("mode", bodies.MODES)
 def test_no_option_reads_a_tensor(two_ranks, mode):
-    two_ranks.run(device_reads.train_on_meta, mode, "none")
+    two_ranks.run(bodies.train_on_meta, mode, "none")
 
 
 def test_what_reads_a_meta_tensor_raises(two_ranks):
-    assert all("meta" in message for message in two_ranks.run(device_reads.read_on_meta))
+    assert all("meta" in message for message in two_ranks.run(bodies.read_on_meta))

@@ -1,17 +1,13 @@
 """Messages about mistakes: they name the rank, the parameter and the bucket, and what to do."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
-from hypothesis import example, given
-from hypothesis import strategies as st
 from torch import nn
 
-from reference.checks.construction import exchange_device
+from reference.buckets import Bucket
+from reference.checks.error_messages import ErrorMessages, GradientReport
 
-from . import misuse
-from .explore import examples
+from .. import misuse
 
 EXPECTED = {
     "unused_in_forward": [
@@ -170,69 +166,16 @@ def test_every_mistake_is_looked_at():
     assert set(misuse.MISUSES) - set(EXPECTED) == {"rank_that_leaves_the_order", "comm_hook_raises_on_one_rank"}
 
 
-def test_a_rank_that_leaves_the_order_is_named_by_those_that_wait(two_ranks):
-    """The fourth launch never comes from rank 1; each launch is numbered."""
-    said = two_ranks.run(misuse.message, "rank_that_leaves_the_order")[0]
-    assert "rank 0 waited for launch 4, bucket 0 (12 bytes)" in said
-    assert "rank 1 left the order: it never came to launch 4; its last was launch 3, bucket 0 (12 bytes)" in said
-
-
-@examples(10)
-@given(
-    st.lists(
-        st.tuples(st.just("copy"), st.integers(-1, 1))
-        | st.tuples(st.just("train"), st.integers(0, 3))
-        | st.just(("construct", 0)),
-        max_size=6,
-    )
-)
-@example([("copy", 0), ("construct", 0)])
-def test_a_rank_that_keeps_the_order_is_never_named_whatever_one_rank_copies(two_ranks, steps):
-    """A copy on one rank alone once renumbered the modules constructed after it, on that rank alone."""
-    for explanations in two_ranks.run(misuse.explained_launches, steps):
-        assert all("all ranks launched the same" in explanation for explanation in explanations)
-
-
-def test_a_comm_hook_that_raises_on_one_rank_is_named_there_and_by_those_that_wait(two_ranks):
-    waiting, raising = two_ranks.run(misuse.message, "comm_hook_raises_on_one_rank")
-    hook = "comm hook comm_hook_raises_on_one_rank.<locals>.hook ("
-    assert f"RuntimeError: rank 1, bucket 1: {hook}" in raising
-    assert raising.endswith("it raised OverflowError: too steep")
-    assert f"RuntimeError: rank 0, bucket 1: {hook}" in waiting
-    assert "its future holds RuntimeError" in waiting
-
-
-@pytest.mark.parametrize(
-    ("backends", "module", "expected"),
-    [
-        (["cpu"], nn.Linear(1, 1), "cpu"),
-        (["cuda", "cpu"], SimpleNamespace(parameters=list, buffers=list), "cpu"),
-        (["meta"], nn.Linear(1, 1, device="meta"), "meta"),
-        (["meta"], nn.BatchNorm1d(1, affine=False, device="meta"), "meta"),
-        (["cuda"], nn.ReLU(), "cuda"),
-        ([], nn.Linear(1, 1, device="meta"), "meta"),
-        ([], nn.ReLU(), "cpu"),
-    ],
-)
-def test_setups_are_compared_on_a_device_that_the_group_has_a_backend_for(backends, module, expected):
-    group = SimpleNamespace(_device_types=[torch.device(name) for name in backends], bound_device_id=None)
-    assert exchange_device(module, group) == torch.device(expected)
-
-
-def test_setups_are_compared_on_the_modules_gpu_and_not_on_the_current_one():
-    """With `device_ids=[rank]` and without `set_device`, the current device is GPU 0 on every rank."""
-    group = SimpleNamespace(_device_types=[torch.device("cuda")], bound_device_id=torch.device("cuda", 3))
-    on_gpu_1 = SimpleNamespace(device=torch.device("cuda", 1))
-    on_cpu = SimpleNamespace(device=torch.device("cpu"))
-    module = SimpleNamespace(parameters=lambda: [on_cpu, on_gpu_1], buffers=list)
-    assert exchange_device(module, group) == torch.device("cuda", 1)
-    assert exchange_device(nn.ReLU(), group) == torch.device("cuda", 3)
-
-
-def test_setups_that_differ_in_length_are_gathered_whole(two_ranks):
-    first, second = two_ranks.run(misuse.message, "different_counts")
-    assert (
-        first
-        == second
-        == ("RuntimeError: rank 0 has 2 parameters, rank 1 has 1: build the same module on every rank")
-    )
+def test_one_warning_about_strides_ends_no_check_of_dtypes():
+    parameters = [nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(2, 3))]
+    bucket = Bucket([0, 1], parameters)
+    messages = ErrorMessages({"first": parameters[0], "second": parameters[1]}, rank=0)
+    report = GradientReport(messages)
+    parameters[0].grad = torch.zeros(3, 2).t()
+    assert bucket.misfits([0], strides=True) == [0]
+    with pytest.warns(UserWarning, match="Grad strides do not match bucket view strides"):
+        assert report(bucket, 0, 0) is None
+    parameters[1] = bucket.parameters[1] = torch.zeros(2, 3, dtype=torch.float64, requires_grad=True)
+    parameters[1].grad = torch.zeros(2, 3, dtype=torch.float64)
+    assert bucket.misfits([0, 1], strides=False) == [1]
+    assert "expected the gradient of second (parameter 1" in report(bucket, 0, 1)

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from . import interruption_bodies as bodies
-from .explore import examples
+from ..explore import examples
+from . import exception_safe_reducer_bodies as bodies
 
 OPTIONS = st.fixed_dictionaries(
     {

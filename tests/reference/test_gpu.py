@@ -12,7 +12,9 @@ import torch
 from reference.launch import RankPool
 from simulator import import_profile
 
-from . import bodies, device_reads, gpu_bodies, hook_bodies
+from .. import hook_bodies
+from ..scenarios import assert_same
+from . import device_reads_bodies, gpu_bodies
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,36 +44,36 @@ def nccl_ranks(gpu_ranks, request):
 
 @pytest.mark.parametrize("options", MODES, ids=str)
 def test_gradients_are_exactly_torchs(gpu_ranks, options):
-    for ours, torchs in gpu_ranks.run(bodies.train_on_gpu, options):
-        bodies.assert_same(ours, torchs)
+    for ours, torchs in gpu_ranks.run(gpu_bodies.train_on_gpu, options):
+        assert_same(ours, torchs)
 
 
 @pytest.mark.parametrize("options", MODES[:3], ids=str)
 def test_no_more_kernels_are_launched_than_by_torchs_class(gpu_ranks, options):
-    for ours, torchs in gpu_ranks.run(bodies.count_kernels, options):
+    for ours, torchs in gpu_ranks.run(gpu_bodies.count_kernels, options):
         assert ours <= torchs
 
 
 def test_the_callers_stream_sees_the_averages(gpu_ranks):
     """Backward runs on a side stream behind a long kernel; what is read there afterwards is complete."""
-    for ours, torchs in gpu_ranks.run(bodies.train_on_side_stream):
-        bodies.assert_same(ours, torchs)
+    for ours, torchs in gpu_ranks.run(gpu_bodies.train_on_side_stream):
+        assert_same(ours, torchs)
 
 
 def test_synchronised_batch_norm(gpu_ranks):
-    for ours, torchs in gpu_ranks.run(bodies.train_sync_batch_norm):
-        bodies.assert_same(ours, torchs)
+    for ours, torchs in gpu_ranks.run(gpu_bodies.train_sync_batch_norm):
+        assert_same(ours, torchs)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_a_script_that_never_calls_set_device_uses_the_gpu_of_each_rank_alone():
     """NCCL refuses two ranks on one GPU, so a collective on the current device, GPU 0, would fail."""
     with RankPool(2, backend="nccl", timeout_s=100) as pool:
-        assert pool.run(bodies.train_without_set_device) == [True, True]
+        assert pool.run(gpu_bodies.train_without_set_device) == [True, True]
 
 
 def test_inputs_are_moved_to_the_device(gpu_ranks):
-    assert all(gpu_ranks.run(bodies.inputs_on_cpu))
+    assert all(gpu_ranks.run(gpu_bodies.inputs_on_cpu))
 
 
 @pytest.mark.parametrize(
@@ -139,11 +141,11 @@ def test_logging_data_has_the_times_of_the_device(gpu_ranks):
 
 
 @pytest.mark.parametrize("recorded", [False, True], ids=["", "recorded"])
-@pytest.mark.parametrize("mode", device_reads.MODES)
+@pytest.mark.parametrize("mode", device_reads_bodies.MODES)
 def test_in_steady_training_the_host_never_waits(nccl_ranks, mode, recorded):
     nccl_ranks.run(partial(gpu_bodies.train_without_host_waits, recorded=recorded), mode, "none")
 
 
-@pytest.mark.parametrize("hook", device_reads.HOOKS)
+@pytest.mark.parametrize("hook", device_reads_bodies.HOOKS)
 def test_with_a_comm_hook_the_host_never_waits(nccl_ranks, hook):
     nccl_ranks.run(gpu_bodies.train_without_host_waits, "plain", hook)

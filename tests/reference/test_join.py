@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from reference.errors import RankError
 from reference.launch import RankPool
 
-from . import bodies, join_bodies, launch_bodies
-from .explore import examples
-from .strategies import caps_mb
+from ..explore import examples
+from ..scenarios import assert_same
+from ..strategies import caps_mb
+from . import join_bodies, launch_bodies
 
-SCRIPT = Path(__file__).parent / "scripts" / "count_inputs.py"
+SCRIPT = Path(__file__).parents[1] / "scripts" / "count_inputs.py"
 BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True, ids="{} ranks".format)
 
 inputs_by_rank = st.tuples(*[st.integers(0, 5)] * 4)
@@ -84,14 +85,14 @@ def test_uneven_inputs_are_as_under_torchs_class(ranks, inputs, arguments, kind)
             break
         results = ranks.run(join_bodies.on_both_classes, inputs, arguments | kind)
         for (ours, _), (before, _) in zip(results, first, strict=True):
-            bodies.assert_same(ours, before)
+            assert_same(ours, before)
     for ours, torchs in results:
-        bodies.assert_same(without_none(ours), without_none(torchs))
+        assert_same(without_none(ours), without_none(torchs))
 
 
 def same(got, expected) -> bool:
     try:
-        bodies.assert_same(got, expected)
+        assert_same(got, expected)
     except AssertionError:
         return False
     return True
@@ -113,7 +114,7 @@ def test_all_ranks_end_with_one_model(ranks, inputs, arguments, kind):
     """That of a rank that had inputs to the end."""
     first, *others = [ours[-3] for ours, _ in ranks.run(join_bodies.on_both_classes, inputs, arguments | kind)]
     for other in others:
-        bodies.assert_same(other, first)
+        assert_same(other, first)
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
@@ -127,9 +128,9 @@ def test_another_joinable_sees_all_inputs_whichever_comes_first(four_ranks, orde
 @pytest.mark.parametrize("inputs", [(5, 6, 5, 6), (3, 1, 4, 1), (2, 2, 2, 2)])
 def test_torchs_sharded_optimizer_joins_with_our_module(ranks, inputs):
     ours, torchs = (ranks.run(join_bodies.with_sharded_optimizer, wrapper, inputs) for wrapper in ("ours", "torch"))
-    bodies.assert_same(ours, torchs)
+    assert_same(ours, torchs)
     for parameters in ours[1:]:
-        bodies.assert_same(parameters, ours[0])
+        assert_same(parameters, ours[0])
 
 
 @pytest.mark.parametrize("failing", [0, 1])
@@ -152,12 +153,12 @@ def test_ranks_stop_with_the_first_where_that_is_wanted(two_ranks, inputs):
 @pytest.mark.parametrize("inputs", [(1, 4), (4, 1), (0, 3), (3, 3)])
 def test_evaluation_and_buffer_hooks_after_forward_are_shadowed(two_ranks, inputs):
     first, second = two_ranks.run(join_bodies.with_what_torch_does_not_shadow, inputs)
-    bodies.assert_same(first, second)
+    assert_same(first, second)
 
 
 def test_join_can_be_switched_off(two_ranks):
     for ours, torchs in two_ranks.run(join_bodies.on_both_classes, (3, 3), {"join": {"enable": False}}):
-        bodies.assert_same(ours, torchs)
+        assert_same(ours, torchs)
 
 
 def test_a_hook_counts_the_iterations_that_it_shadows(two_ranks):
@@ -179,4 +180,22 @@ def test_sparse_gradients_are_averaged_with_ranks_that_have_none(two_ranks, inpu
                 expected[: 1 + rank] += (1 + rank) / 2
         for rank in range(2):
             if step < inputs[rank]:
-                bodies.assert_same(results[rank][step], expected if expected.any() else None)
+                assert_same(results[rank][step], expected if expected.any() else None)
+
+
+def test_a_rank_without_inputs_may_train_a_static_graph_in_the_next_epoch(two_ranks):
+    assert all(two_ranks.run(join_bodies.static_graph_over_two_epochs))
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_a_static_graph_may_run_out_of_inputs(two_ranks, first):
+    """Rank 0 has `first` inputs, rank 1 six: the same as without the promise that the graph is static."""
+    expected = two_ranks.run(join_bodies.train_unevenly, {}, first)
+    for got, wanted in zip(
+        two_ranks.run(join_bodies.train_unevenly, {"static_graph": True}, first), expected, strict=True
+    ):
+        assert_same(got, wanted)
+
+
+def test_forward_under_join_waits_for_no_collective_of_its_own(two_ranks):
+    assert two_ranks.run(join_bodies.items_read_under_join) == [0, 0]

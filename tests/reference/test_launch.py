@@ -1,28 +1,23 @@
 """The launcher: results by rank, causes of failures, and time-outs."""
 
-import contextlib
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from subprocess import PIPE, Popen, run
-from typing import TextIO
-from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import fork_server, launch
+from reference import launch
 from reference.errors import RankError
 from reference.launch import RankPool, cores_of, run_ranks
 
 from . import launch_bodies as bodies
-from .explore import examples
 
-SCRIPTS = Path(__file__).parent / "scripts"
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 def test_results_come_by_rank(two_ranks):
@@ -131,58 +126,6 @@ def test_a_rank_that_dies_between_two_bodies_is_an_error_of_the_next_body(mortal
     with pytest.raises(RankError, match=r"rank 1 exited without reporting an error \(exit code -6\)"):
         mortal_ranks.run(bodies.identify)
     assert len(mortal_ranks.run(bodies.identify)) == 2
-
-
-@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), min_size=2, max_size=3))
-@examples(3)
-def test_ranks_have_the_present_environment_folder_and_output_of_their_launcher(values):
-    """Fails if they have those of the moment at which the server was started from which they are forked."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        for value in values:
-            with (
-                mock.patch.dict(os.environ, {"DDPLAB_TEST": value}),
-                tempfile.TemporaryFile("w+") as printed,
-                _written_to(printed),
-                RankPool(2, timeout_s=60) as pool,
-            ):
-                found = pool.run(bodies.surroundings, "DDPLAB_TEST")
-                printed.seek(0)
-                lines = sorted(printed.read().splitlines())
-            assert [(variable, where) for variable, where, _ in found] == [(value, folder)] * 2
-            assert len({number for _, _, number in found}) == 2  # NumPy's generator
-            assert lines == ["rank 0 prints", "rank 0 warns", "rank 1 prints", "rank 1 warns"]
-
-
-ASKS_NO_GPU = """
-import sys, torch, torch.cuda
-def refuse(*_):
-    raise SystemExit("asked for a GPU")
-torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = refuse
-for name in sys.argv[1:]:
-    __import__(name)
-"""
-
-
-def test_the_server_leaves_the_gpus_to_the_ranks():
-    """Once a process has asked CUDA for its devices, its forks cannot use them."""
-    done = run([sys.executable, "-c", ASKS_NO_GPU, *fork_server.IMPORTED], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stderr) == (0, "")
-    with RankPool(1, timeout_s=60) as pool:
-        assert pool.run(bodies.surroundings, "PYTORCH_NVML_BASED_CUDA_CHECK")[0][0] is None
-
-
-@contextlib.contextmanager
-def _written_to(file: TextIO) -> Iterator[None]:
-    """Standard output and standard error of this process go to a file."""
-    before = {number: os.dup(number) for number in (1, 2)}
-    try:
-        for number in before:
-            os.dup2(file.fileno(), number)
-        yield
-    finally:
-        for number, copy in before.items():
-            os.dup2(copy, number)
-            os.close(copy)
 
 
 def test_a_result_that_cannot_be_sent_is_a_failure_of_its_rank(mortal_ranks):

@@ -15,7 +15,7 @@ from ddplab.conformance.check_runner import Effort, bench_on, run_check
 from reference import minimal
 from reference.bucketing import MIB, initial_buckets
 
-from .explore import examples
+from ..explore import examples
 
 NAMES = ("NaiveDataParallel", "FlatDataParallel", "BucketedDataParallel", "OverlappedDataParallel")
 NAMES_OF_CHECKS = (

@@ -1,7 +1,4 @@
-"""Comm hooks: their laws, comparison with torch's classes and hooks, and states that are saved and loaded."""
-
-from functools import partial
-from types import SimpleNamespace
+"""PowerSGD: its laws, what it sends, and what it keeps."""
 
 import pytest
 import torch
@@ -16,15 +13,15 @@ from reference.comm_hooks.powersgd import (
     square,
     worth_compressing,
 )
-from reference.comm_hooks.quantization import dequantize, quantize, quantize_per_channel, quantize_per_tensor
-from reference.launch import RankPool
 
-from . import bodies, hook_bodies
-from .explore import examples
-from .strategies import caps_mb, hook_shapes
+from .. import hook_bodies
+from ..explore import examples
+from ..hook_bodies import train
+from ..scenarios import assert_same
+from ..strategies import caps_mb, hook_shapes
+from . import powersgd_bodies as bodies
 
 BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True, ids="{} ranks".format)
-BOTH = ("ours", "torch")
 seeds = st.integers(0, 1000)
 modes = st.fixed_dictionaries({"gradient_as_bucket_view": st.booleans(), "bucket_cap_mb": caps_mb()})
 power_options = st.fixed_dictionaries(
@@ -37,119 +34,6 @@ power_options = st.fixed_dictionaries(
         "warm_start": st.booleans(),
     }
 )
-
-
-def train(pool, hook, shapes, seed, *, wrappers=("ours",), **options):
-    """Averages by rank, class and step."""
-    return pool.run(partial(hook_bodies.on_classes, wrappers=wrappers, **options), hook, shapes, seed)
-
-
-@pytest.mark.parametrize("hook", hook_bodies.OURS)
-@examples(12)
-@given(hook_shapes(), modes, seeds)
-def test_our_hooks_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shapes, options, seed):
-    for ours, torchs in train(two_ranks, ("ours", hook), shapes, seed, wrappers=BOTH, options=options):
-        bodies.assert_same(ours, torchs)
-
-
-@pytest.mark.parametrize("hook", ["allreduce", "fp16", "local"])
-@examples(8)
-@given(hook_shapes(), modes, seeds)
-def test_torchs_hooks_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shapes, options, seed):
-    for ours, torchs in train(two_ranks, ("torch", hook), shapes, seed, wrappers=BOTH, options=options):
-        bodies.assert_same(ours, torchs)
-
-
-@examples(8)
-@given(hook_shapes(scalars=False), seeds)
-def test_torchs_powersgd_does_the_same_on_torchs_class_and_on_ours(two_ranks, shapes, seed):
-    """One bucket: with several, on Gloo, it issues collectives in an order that differs between ranks."""
-    for ours, torchs in train(two_ranks, ("torch", "power"), shapes, seed, wrappers=BOTH):
-        bodies.assert_same(ours, torchs)
-
-
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        (("ours", "allreduce"), ("torch", "allreduce")),
-        (("ours", "compress(fp16)(allreduce)"), ("ours", "fp16")),
-        (("ours", "compress(bf16)(allreduce)"), ("ours", "bf16")),
-        (("ours", "fp16"), ("torch", "fp16")),
-        (("ours", "bf16"), ("torch", "bf16")),
-        (("ours", "bf16"), ("torch", "bf16 wrapper")),
-        (("ours", "local"), ("torch", "local")),
-    ],
-    ids=str,
-)
-@examples(8)
-@given(hook_shapes(), modes, seeds)
-def test_two_ways_to_say_the_same_give_the_same_bits(two_ranks, a, b, shapes, options, seed):
-    for one, other in zip(
-        train(two_ranks, a, shapes, seed, options=options),
-        train(two_ranks, b, shapes, seed, options=options),
-        strict=True,
-    ):
-        bodies.assert_same(one, other)
-
-
-@BOTH_POOLS
-@pytest.mark.parametrize(("hook", "tolerance"), [("fp16", 2**-9), ("bf16", 2**-6)])
-@examples(6)
-@given(hook_shapes(), seeds)
-def test_compression_rounds(ranks, hook, tolerance, shapes, seed):
-    """By at most the relative spacing of half precision at the largest intermediate number."""
-    results = train(ranks, ("ours", hook), shapes, seed, steps=2)
-    for step, averages in enumerate(results[0][0]):
-        exact = hook_bodies.mean_gradients(ranks.world_size, shapes, seed, step)
-        for got, expected in zip(averages, exact, strict=True):
-            torch.testing.assert_close(got, expected, rtol=0, atol=4 * tolerance)
-
-
-# Quantisation
-
-
-@given(st.integers(1, 4), st.integers(1, 40), st.sampled_from([0.0, 1e-30, 1.0, 1e30]), seeds)
-def test_quantisation_is_right_to_half_a_level_and_keeps_zeros(channels, elements, size, seed):
-    generator = torch.Generator().manual_seed(seed)
-    values = torch.randn(channels, elements, generator=generator) * size
-    values[:, 0] = 0
-    got = dequantize(quantize(values), channels)
-    levels = (values.amax(1).clamp(min=0) - values.amin(1).clamp(max=0)) / 255
-    assert ((got - values).abs() <= levels[:, None] * 0.501).all()
-    assert (got[:, 0] == 0).all()
-
-
-def test_what_is_not_a_number_stays_so():
-    values = torch.tensor([[1.0, float("nan")], [1.0, float("inf")], [1.0, 2.0]])
-    got = dequantize(quantize(values), 3)
-    assert not got[:2].isfinite().all(1).any()
-    assert got[2].isfinite().all()
-
-
-@pytest.mark.parametrize("hook", [quantize_per_tensor, quantize_per_channel])
-def test_of_a_bucket_without_elements_nothing_is_sent(hook):
-    """There is no process group in this process, so sending would fail."""
-    empty = torch.empty(0)
-    assert hook(None, SimpleNamespace(buffer=lambda: empty)).wait() is empty
-
-
-@BOTH_POOLS
-@pytest.mark.parametrize("hook", ["per tensor", "per channel"])
-@examples(8)
-@given(hook_shapes(), modes, seeds)
-def test_quantised_averages_are_right_to_half_a_level(ranks, hook, shapes, options, seed):
-    results = train(ranks, ("ours", hook), shapes, seed, options=options)
-    for step, averages in enumerate(results[0][0]):
-        by_rank = [hook_bodies.given_gradients(rank, shapes, seed, step) for rank in range(ranks.world_size)]
-        flat = [torch.cat([g.flatten() for g in gradients]) for gradients in by_rank]
-        level = max(float(f.max().clamp(min=0) - f.min().clamp(max=0)) if f.numel() else 0.0 for f in flat) / 255
-        for got, expected in zip(
-            averages, hook_bodies.mean_gradients(ranks.world_size, shapes, seed, step), strict=True
-        ):
-            torch.testing.assert_close(got, expected, rtol=0, atol=0.51 * level)
-
-
-# PowerSGD
 
 
 @given(st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.sampled_from([0, 1e-12]), seeds)
@@ -266,7 +150,7 @@ def test_a_warm_start_finds_the_best_approximation(two_ranks, seed, rank):
 def test_error_feedback_loses_nothing(ranks, hook, shapes, seed, options):
     """The averages that were sent plus the errors that are kept add up to the given gradients."""
     state = options | {"use_error_feedback": True}
-    assert max(ranks.run(hook_bodies.kept_errors, hook, shapes, seed, state)) < 1e-4
+    assert max(ranks.run(bodies.kept_errors, hook, shapes, seed, state)) < 1e-4
 
 
 @examples(15)
@@ -280,34 +164,19 @@ def test_what_powersgd_sends_is_what_the_formula_says(two_ranks, shapes, options
         worth = len(shape) > 1 and worth_compressing(rows, columns, rank, options["min_compression_rate"])
         before += rows * columns
         after += rank * (rows + columns) if worth else rows * columns
-    sent, statistics = two_ranks.run(hook_bodies.elements_sent, "power", shapes, options)[0]
+    sent, statistics = two_ranks.run(bodies.elements_sent, "power", shapes, options)[0]
     assert sent == after
     assert statistics == (before / after if after else 0, before, after)
 
 
-@pytest.mark.parametrize(
-    ("hook", "expected"),
-    [
-        ("allreduce", 4 * 1300),
-        ("fp16", 2 * 1300),
-        ("bf16", 2 * 1300),
-        ("per tensor", 1300 + 8),
-        ("per channel", 3 * 512 + 3 * 8),
-        ("noop", 0),
-    ],
-)
-def test_other_hooks_send_as_many_bytes_as_they_say(two_ranks, hook, expected):
-    assert two_ranks.run(hook_bodies.bytes_given, hook, ((20, 30), (700,))) == [expected] * 2
-
-
 def test_batched_powersgd_sends_two_columns_of_a_square_per_rank_of_approximation(two_ranks):
-    sent, statistics = two_ranks.run(hook_bodies.elements_sent, "batched power", ((9, 11),), {})[0]
+    sent, statistics = two_ranks.run(bodies.elements_sent, "batched power", ((9, 11),), {})[0]
     assert sent == 2 * 2 * 10
     assert statistics == (99 / 40, 99, 40)
 
 
 def test_statistics_are_logged_every_so_many_iterations(two_ranks):
-    (records, _) = two_ranks.run(hook_bodies.logged_statistics, 3)
+    (records, _) = two_ranks.run(bodies.logged_statistics, 3)
     assert records == [
         "PowerSGD: iteration 3, 64 elements as 32, rate 2.0",
         "PowerSGD: iteration 6, 256 elements as 128, rate 2.0",
@@ -315,15 +184,15 @@ def test_statistics_are_logged_every_so_many_iterations(two_ranks):
 
 
 def test_the_last_bucket_may_be_skipped(two_ranks):
-    assert two_ranks.run(hook_bodies.skips_unused_parameters) == [[True] * 6] * 2
+    assert two_ranks.run(bodies.skips_unused_parameters) == [[True] * 6] * 2
 
 
 def test_a_failed_iteration_leaves_no_trace(two_ranks):
     """A bucket of the failed iteration must not wait for its second collective any more."""
     shapes = ((6, 6), (6, 6))
     untouched = train(two_ranks, ("ours", "power"), shapes, 0, steps=6, options={"bucket_cap_mb": 1e-6})
-    failed = two_ranks.run(hook_bodies.averages_around_a_failure, shapes)
-    bodies.assert_same(failed, [rank[0] for rank in untouched])
+    failed = two_ranks.run(bodies.averages_around_a_failure, shapes)
+    assert_same(failed, [rank[0] for rank in untouched])
 
 
 @pytest.mark.parametrize("epsilon", [0, 1e-8])
@@ -354,49 +223,6 @@ def test_what_powersgd_keeps_is_chosen_in_place_without_the_host(finite):
     assert [one.data_ptr() for one in new] == memory
 
 
-@pytest.mark.parametrize(
-    ("hook", "how"),
-    [
-        *((hook, how) for hook in ("allreduce", "fp16", "power", "builtin") for how in ("deepcopy", "pickle")),
-        ("compress(bf16)(power)", "deepcopy"),  # cannot be pickled
-    ],
-)
-def test_a_copy_of_a_module_keeps_its_comm_hook(two_ranks, hook, how):
-    """With a state of its own; a process group as the state is that of the copy. Torch's class drops the hook."""
-    for twin, original, logged in two_ranks.run(hook_bodies.copies_under_a_hook, hook, how):
-        bodies.assert_same(twin, original)
-        assert logged
-
-
-@pytest.mark.parametrize("how", ["raises", "a future with an error", "a future with something else"])
-def test_a_hook_that_failed_keeps_nothing_alive(two_ranks, how):
-    """The exception inside a future once held the frame that had waited for the future, and so the reducer."""
-    assert two_ranks.run(hook_bodies.freed_after_a_failure, how) == [True, True]
-
-
-def test_a_hook_may_return_any_view(two_ranks):
-    """Torch's class reads the memory of some as another view's."""
-    expected = hook_bodies.mean_gradients(2, ((3, 2), (4,)), 0, 0)
-    for seen in two_ranks.run(hook_bodies.sliced_results):
-        for averages in seen:
-            for got, wanted in zip(averages, expected, strict=True):
-                torch.testing.assert_close(got, wanted, rtol=2**-10, atol=0)
-
-
-def test_a_hook_runs_on_a_process_group_that_has_no_options(two_ranks):
-    """As those of MPI and UCC and those written in Python: no time-out is known, so waiting has no limit."""
-    shapes = ((3, 2), (4,))
-    expected = hook_bodies.mean_gradients(2, shapes, 0, 0)
-    for ways in two_ranks.run(hook_bodies.averages_over_a_group_written_in_python, shapes):
-        for averages in ways:
-            for got, wanted in zip(averages, expected, strict=True):
-                torch.testing.assert_close(got, wanted)
-
-
-def test_a_hook_sees_sparse_gradients(two_ranks):
-    assert two_ranks.run(hook_bodies.sparse_gradients_seen) == [[True]] * 2
-
-
 @pytest.mark.parametrize(("use_error_feedback", "warm_start"), [(True, False), (False, True)])
 def test_powersgd_cannot_start_before_the_rebuild(use_error_feedback, warm_start):
     with pytest.raises(ValueError, match="start_powerSGD_iter: expected at least 2"):
@@ -407,60 +233,6 @@ def test_powersgd_cannot_start_before_the_rebuild(use_error_feedback, warm_start
 # States that are saved
 
 
-RESUMED = [("power", {}), ("power", {"warm_start": False, "batch_tensors_with_same_shape": True}), ("local", {})]
-
-
-def test_training_goes_on_in_new_processes_as_if_it_had_never_stopped(two_ranks, tmp_path):
-    """Wherever it stops: before compression starts, just then, and later."""
-    stops = (1, 2, 3, 6)
-    whole = {}
-    cases = [(f"{number}", *case) for number, case in enumerate(RESUMED)]
-    for name, *case in cases:
-        for stop in (*stops, 9):
-            (tmp_path / f"{name}-{stop}").mkdir()
-            whole[name] = two_ranks.run(hook_bodies.train_and_save, str(tmp_path / f"{name}-{stop}"), 0, stop, *case)
-    with RankPool(2, timeout_s=60) as new_ranks:
-        for name, *case in cases:
-            for stop in stops:
-                resumed = new_ranks.run(hook_bodies.train_and_save, str(tmp_path / f"{name}-{stop}"), stop, 9, *case)
-                bodies.assert_same(resumed, whole[name])
-
-
-def test_process_groups_are_not_saved_and_loading_says_which_they_were(two_ranks):
-    for rank, (none, everyone, part, subgroup) in enumerate(two_ranks.run(hook_bodies.saved_with_a_group)):
-        assert none == everyone == []
-        assert f"process_group is None now. Its ranks were [{rank}]" in part[0]
-        assert f"subgroup is None now. Its ranks were [{rank}]" in subgroup[0]
-
-
 def test_a_saved_state_is_as_large_as_what_it_remembers(two_ranks):
-    for saved, remembered in two_ranks.run(hook_bodies.size_when_saved, ((64, 64),) * 6):
+    for saved, remembered in two_ranks.run(bodies.size_when_saved, ((64, 64),) * 6):
         assert saved < remembered + 20_000
-
-
-# Post-local SGD, and torch's enumeration
-
-
-def test_post_local_sgd_is_local_training_with_averages_now_and_then(four_ranks):
-    results = four_ranks.run(hook_bodies.local_sgd, 2)
-    expected = hook_bodies.local_sgd_by_hand(4, 2, results[0][1])
-    for rank, (seen, _) in enumerate(results):
-        for step, parameters in enumerate(seen):
-            for got, wanted in zip(parameters, expected[step][rank], strict=True):
-                torch.testing.assert_close(got, wanted)
-
-
-def test_built_in_hooks_are_torchs(two_ranks):
-    assert two_ranks.run(hook_bodies.builtin_hooks) == [[True, True]] * 2
-
-
-@pytest.mark.parametrize("hook", [*hook_bodies.OURS, "mixed precision"])
-def test_no_callback_of_a_future_holds_a_process_group(two_ranks, hook):
-    """Gloo's thread may free a callback last; a group that it then frees too ends the process."""
-    assert two_ranks.run(hook_bodies.callbacks_that_hold_a_group, hook) == [[], []]
-
-
-@pytest.mark.parametrize("hook", ["power", "mixed precision"])
-def test_ranks_live_on_if_gloo_frees_the_last_callbacks_of_a_destroyed_group(two_ranks, hook):
-    """Fails, if a callback holds its group, with exit code -6: "Resource deadlock avoided"."""
-    two_ranks.run(hook_bodies.destroy_the_group_while_gloo_frees_callbacks, hook)

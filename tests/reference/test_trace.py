@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reference.errors import TraceError
 from reference.trace import Parameter, Trace, join
 
-from .strategies import traces
+from ..strategies import traces
 
 PARAMETER = {"name": "weight", "shape": [2], "dtype": "float32", "size_bytes": 8, "sparse": False}
 ITERATION = {

@@ -1,6 +1,6 @@
 """Run torch's own DDP tests on two Gloo ranks and compare every outcome with `expected.csv`.
 
-    python -m tests.torch_suite.run [--wrapper ours|torch|MODULE:CLASS] [TEST ...]
+    python -m tests.reference.torch_suite.run [--wrapper ours|torch|MODULE:CLASS] [TEST ...]
 
 Each test gets two new processes, forked from a server that has imported torch already. The table has a row for each
 test: its outcome with torch's class and with ours, whether `make test` leaves it out because it is slow, and the
@@ -57,7 +57,7 @@ def table() -> dict[str, Expected]:
 
 def run_one(test: str, wrapper: str) -> Outcome:
     """Run one test in new processes, and end them."""
-    start_server("tests.torch_suite.suite", *WRAPPERS.values())
+    start_server("tests.reference.torch_suite.suite", *WRAPPERS.values())
     context = process_context()
     pipes, processes = [], []
     with tempfile.TemporaryDirectory(prefix="ddplab-torch-suite-") as folder:
