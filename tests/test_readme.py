@@ -77,7 +77,7 @@ def test_every_file_and_method_that_a_tutorial_names_exists():
 
 
 def test_every_test_that_the_design_names_exists():
-    modules = list((ROOT / "tests").glob("test_*.py"))
+    modules = list((ROOT / "tests").rglob("test_*.py"))
     defined = {name for module in modules for name in re.findall(r"^def (\w+)", module.read_text(), re.MULTILINE)}
     named = set(re.findall(r"`(test_\w+)`", DESIGN))
     assert len(named) > 10
@@ -85,7 +85,7 @@ def test_every_test_that_the_design_names_exists():
 
 
 def test_every_misuse_that_the_design_names_exists():
-    cells = re.findall(r"`test_messages`: (.*) \|$", DESIGN, re.MULTILINE)
+    cells = re.findall(r"`test_error_messages`: (.*) \|$", DESIGN, re.MULTILINE)
     named = re.findall(r"`([\w*]+)`", " ".join(cells))
     assert len(named) > 10
     assert not [name for name in named if not matching(vars(misuse), name)]
