@@ -4,31 +4,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-from reference.data_parallel import DistributedDataParallel
 
 from .. import hook_bodies
 from ..explore import examples
 from ..hook_bodies import train
-from ..scenarios import mlp, mlp_batch
 from ..strategies import hook_shapes
+from . import compress_bodies as bodies
 
 BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True, ids="{} ranks".format)
 seeds = st.integers(0, 1000)
-
-
-def train_compressed(rank: int, _world_size: int) -> float:
-    """Largest relative difference between gradients averaged in bfloat16 and in float32."""
-    gradients = []
-    for hook in (None, default_hooks.bf16_compress_hook):
-        ddp = DistributedDataParallel(mlp((4, 4), torch.float32, 0))
-        if hook is not None:
-            ddp.register_comm_hook(None, hook)
-        ddp(mlp_batch((4,), torch.float32, rank, 3)).sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in ddp.parameters()]))
-    exact, compressed = gradients
-    return float((exact - compressed).abs().max() / exact.abs().max())
 
 
 @BOTH_POOLS
@@ -46,5 +30,5 @@ def test_compression_rounds(ranks, hook, tolerance, shapes, seed):
 
 def test_bf16_compression_works_with_gloo(two_ranks):
     """Where torch refuses the hook without NCCL."""
-    for ours in two_ranks.run(train_compressed):
+    for ours in two_ranks.run(bodies.train_compressed):
         assert ours < 0.02

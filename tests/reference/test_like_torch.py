@@ -1,27 +1,24 @@
 """Torch's DDP is the oracle: the same script sees the same bits under our class."""
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
 from ddplab.conformance.another_class import difference
 from ddplab.conformance.class_under_test import Subject
 from ddplab.conformance.random_programs import programs
 from ddplab.conformance.training_programs import Program, run_until_error
-from reference.data_parallel import DistributedDataParallel
 from reference.launch import RankPool
 
 from .. import scenarios
 from ..explore import examples
 from ..scenarios import assert_same
 from ..strategies import caps_mb
+from . import like_torch_bodies as bodies
 
-TorchDDP = nn.parallel.DistributedDataParallel
 modes = st.fixed_dictionaries(
     {"gradient_as_bucket_view": st.booleans(), "batched_grad_copy": st.booleans(), "bucket_cap_mb": caps_mb()}
 )
@@ -29,17 +26,9 @@ OURS = "reference.data_parallel:DistributedDataParallel"
 TORCHS = "torch.nn.parallel:DistributedDataParallel"
 
 
-def run_scenario(rank: int, _world_size: int, case: str) -> tuple[list, list]:
-    """Values that a scenario collects under our class and under torch's."""
-    scenario = scenarios.CASES[case]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return scenario(DistributedDataParallel, rank), scenario(TorchDDP, rank)
-
-
 @pytest.mark.parametrize("case", scenarios.CASES)
 def test_a_script_sees_the_same_as_under_torchs_class(two_ranks, case):
-    for ours, torchs in two_ranks.run(run_scenario, case):
+    for ours, torchs in two_ranks.run(bodies.run_scenario, case):
         assert_same(ours, torchs)
 
 

@@ -9,15 +9,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
 
-from reference.data_parallel import DistributedDataParallel
 from reference.logging_data import LoggingData
 
-from ..scenarios import mlp
 from ..simulated_gpu import SimulatedGpu
+from . import logging_data_bodies as bodies
 
-TorchDDP = nn.parallel.DistributedDataParallel
 durations_ns = st.integers(0, 5 * 10**7)
 
 
@@ -123,20 +120,10 @@ def test_a_new_sample_rate_holds_at_once():
         assert (log in reducer.observers) == (number % 4 == 0)
 
 
-def logging_data(rank: int, _world_size: int, options: dict) -> tuple[dict, dict]:
-    both = []
-    for wrapper in (DistributedDataParallel, TorchDDP):
-        ddp = wrapper(mlp((4, 4, 4), torch.float32, 0), **options)
-        for _ in range(6):
-            ddp(torch.ones(1, 4)).sum().backward()
-        both.append(ddp._get_ddp_logging_data())
-    return tuple(both)
-
-
 @pytest.mark.parametrize("options", [{}, {"static_graph": True}, {"bucket_cap_mb": 1.5}], ids=str)
 def test_logging_data_is_torchs_but_for_the_times(two_ranks, options):
     """Every key of torch's, with its value once torch has sampled it; a few more, and at once."""
-    for ours, torchs in two_ranks.run(logging_data, options):
+    for ours, torchs in two_ranks.run(bodies.logging_data, options):
         assert set(torchs) <= set(ours)
         assert set(ours) - set(torchs) <= {"static_graph", "can_set_static_graph"}
         timed = {key for key in torchs if "time" in key}
