@@ -61,7 +61,7 @@ test-reducer: $(READY)  ## conformance of our DDP, for the edit-and-test loop of
 	$(BIN)/ddplab conform ddplab --against torch --exitfirst
 
 test-torch: $(READY)  ## torch's own DDP tests with our class in torch's place, all of them: about 2 minutes
-	$(BIN)/python -m tests.torch_suite.run
+	$(BIN)/python -m tests.reference.torch_suite.run
 
 mutants: $(READY)  ## one-line faults in the reducer, and which check of `ddplab conform` catches each: 15 minutes, JOBS=2
 	$(BIN)/python -m tests.mutants.run --jobs $(or $(JOBS),2)

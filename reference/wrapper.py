@@ -111,9 +111,9 @@ class DataParallel(JoinableModule, nn.Module):
 
     def make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
         """Assign the buckets and make the reducer; with `exchange`, ranks check that they have the same module."""
-        tensors = module_tensors(self.module)
-        make = partial(self.set_up, tensors, with_buffers=with_buffers)
-        setup = construction.verify_setup(make, self.process_group, self.module, exchange=exchange)
+        read = partial(module_tensors, self.module)
+        make = partial(self.set_up, with_buffers=with_buffers)
+        tensors, setup = construction.verify_setup(read, make, self.process_group, self.module, exchange=exchange)
         this = weakref.ref(self)
         self.reducer = self.reducer_class(
             self._bucketed(tensors),

@@ -22,7 +22,8 @@ def server(request) -> None:
     """The server that ranks are forked from imports while tests without ranks run."""
     used = {name for item in request.session.items for name in item.fixturenames}
     if used & set(WORLD_SIZES):
-        start_server("tests.bodies", "tests.torch_suite.suite")
+        bodies = [name for name in sys.modules if name.startswith("tests.") and name.endswith("_bodies")]
+        start_server(*bodies, "tests.reference.torch_suite.suite")
 
 
 @pytest.fixture(scope="module")

@@ -88,6 +88,33 @@ def linears(*widths: int) -> nn.Sequential:
     return nn.Sequential(*(nn.Linear(a, b) for a, b in itertools.pairwise(widths)))
 
 
+def mlp(widths: tuple[int, ...], dtype: torch.dtype, seed: int) -> nn.Module:
+    """A smooth MLP with real-valued weights."""
+    torch.manual_seed(seed)
+    layers: list[nn.Module] = []
+    for inputs, outputs in itertools.pairwise(widths):
+        layers += [nn.Linear(inputs, outputs), nn.Tanh()]
+    return nn.Sequential(*layers).to(dtype)
+
+
+def mlp_batch(widths: tuple[int, ...], dtype: torch.dtype, seed: int, samples: int) -> Tensor:
+    return torch.randn(samples, widths[0], dtype=dtype, generator=torch.Generator().manual_seed(seed + 1))
+
+
+def assert_same(got: object, expected: object) -> None:
+    """Assert that nested values are equal bit for bit."""
+    if isinstance(expected, list | tuple):
+        assert len(got) == len(expected)
+        for a, b in zip(got, expected, strict=True):
+            assert_same(a, b)
+    elif isinstance(expected, Tensor):
+        assert isinstance(got, Tensor)
+        assert got.stride() == expected.stride()
+        assert torch.equal(got, expected), f"{got} is not {expected}"
+    else:
+        assert got == expected
+
+
 def train(
     ddp: nn.Module,
     rank: int,

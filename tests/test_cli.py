@@ -27,8 +27,8 @@ from simulator.fabric.processor_costs import HookCost
 
 from .explore import examples
 from .nccl_log import nccl_log
+from .reference.test_virtual_links import links_are_permitted
 from .strategies import any_predictions, iteration, trace_of
-from .test_links import links_are_permitted
 
 ROOT = Path(__file__).parent.parent
 TINY = "tests.models_for_cli:tiny"

@@ -8,7 +8,7 @@ from matplotlib.patches import Polygon, Rectangle
 
 from tutorials.lanes import Event, Lane, draw_lanes, linked
 
-from . import join_bodies
+from . import lanes_bodies as bodies
 
 
 @pytest.fixture
@@ -21,18 +21,18 @@ def ax():
 @given(batches=st.tuples(st.integers(0, 4), st.integers(0, 4)))
 @settings(max_examples=8)
 def test_a_run_under_join_has_a_shadow_for_each_missing_batch_and_a_match_for_each_all_reduce(two_ranks, batches):
-    lanes = two_ranks.run(join_bodies.lane_under_join, batches)
+    lanes = two_ranks.run(bodies.lane_under_join, batches)
     for lane, own in zip(lanes, batches, strict=True):
         assert len(lane.of("batch")) == own
         assert len(lane.of("shadow")) == max(batches) - own
         assert all(event.start_ns <= event.end_ns for event in lane.events)
     sizes = [[event.size_bytes for event in lane.of("all-reduce")] for lane in lanes]
     assert sizes[0] == sizes[1]
-    assert sizes[0].count(join_bodies.GRADIENT_BYTES) == max(batches)
+    assert sizes[0].count(bodies.GRADIENT_BYTES) == max(batches)
 
 
 def test_an_all_reduce_without_a_match_and_its_iteration_have_no_end(two_ranks):
-    (first, second), _ = zip(*two_ranks.run(join_bodies.lane_without_join, (3, 2)), strict=True)
+    (first, second), _ = zip(*two_ranks.run(bodies.lane_without_join, (3, 2)), strict=True)
     assert [event.end_ns is None for event in first.of("batch")] == [False, False, True]
     assert [event.end_ns is None for event in first.of("all-reduce")] == [False, False, True]
     assert all(event.end_ns is not None for event in second.events)

@@ -1,6 +1,5 @@
 """Readers: a damaged file of any kind is read rightly, or told in one line that names the file."""
 
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +13,7 @@ from hypothesis import strategies as st
 
 from ddplab.conformance import overlap
 from ddplab.conformance.check_outcomes import read_expectations
-from reference.files import reading
-from reference.files.reading import parse_yaml, read_bytes
-from reference.files.value_ranges import YEAR_NS, as_int64
+from reference.files.value_ranges import YEAR_NS
 from reference.trace import Trace
 from simulator import Fabric, Prediction, predict
 from simulator.fabric import Contention, Linear, Processor
@@ -55,7 +52,6 @@ SCHEDULE = overlap.EmulatedSchedule(
     launches=(overlap.EmulatedLaunch(size_bytes=4, launched_ns=3, done_ns=6),),
     other_collectives=1,
 )
-SCHEDULES = overlap.ScheduleFile(subject="m:C", schedules=(SCHEDULE,))
 
 READERS: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "trace": (".json", Trace.load, TRACE.model_dump_json()),
@@ -155,55 +151,6 @@ def test_a_damaged_file_is_read_or_told_in_one_line(tmp_path_factory, kind, data
         assert str(path) in message
         return
     assert found is not None
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("a: 1\na: 2", "line 2: a occurs twice"),
-        ("a: {4: 1, +4: 2}", "line 1: 4 occurs twice"),
-        ("a: &x 1\nb: *x", "line 2: expected no alias, got \\*x"),
-        ("!!bool x", "line 1: expected no tag"),
-        ("[" * 3000, "line 1: expected at most 50 levels of nesting"),
-        ("a: 1\n" * 300_000, "expected at most 1048576 characters of YAML"),
-    ],
-)
-def test_yaml_that_could_mean_two_things_is_refused(text, message):
-    with pytest.raises(ValueError, match=message):
-        parse_yaml(text)
-
-
-def test_yaml_is_that_of_1_2():
-    found = parse_yaml("a: 010\nb: 1:30\nc: yes\nd: 1e9\ne: 2020-01-01\nf: <<\ng: 7\nh: true\ni: ~")
-    assert list(found.values()) == ["010", "1:30", "yes", 1e9, "2020-01-01", "<<", 7, True, None]
-
-
-@given(st.lists(st.binary(max_size=100), min_size=1, max_size=3), st.integers(0, 200))
-def test_a_gzipped_file_is_read_whole_or_refused(tmp_path_factory, parts, cut):
-    path = tmp_path_factory.getbasetemp() / "file.gz"
-    packed = b"".join(map(gzip.compress, parts))
-    path.write_bytes(packed)
-    assert read_bytes(path) == b"".join(parts).removeprefix(b"\xef\xbb\xbf")
-    path.write_bytes(packed[: len(gzip.compress(parts[0])) - 1][: 20 + cut])
-    with pytest.raises(ValueError, match=r"file.gz: truncated or corrupt"):
-        read_bytes(path)
-
-
-def test_a_file_that_is_too_large_after_decompression_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "LARGEST_BYTES", 2**20)
-    (tmp_path / "bomb.gz").write_bytes(gzip.compress(bytes(2**21)))
-    with pytest.raises(ValueError, match=r"bomb.gz: expected at most 1 MiB of content, got more"):
-        read_bytes(tmp_path / "bomb.gz")
-
-
-@given(st.lists(st.floats() | st.integers(-(2**80), 2**80)))
-def test_numbers_become_64_bit_integers_or_are_refused(numbers):
-    try:
-        found = as_int64(numbers)
-    except ValueError:
-        assert not all(abs(number) < 2**62 for number in numbers)
-        return
-    assert found.tolist() == [round(float(number)) for number in numbers]
 
 
 USES: dict[str, Callable[[Any], Prediction]] = {

@@ -80,7 +80,7 @@ def test_every_file_and_method_that_a_tutorial_names_exists():
 
 
 def test_every_test_that_a_page_names_exists():
-    modules = list((ROOT / "tests").glob("test_*.py"))
+    modules = list((ROOT / "tests").rglob("test_*.py"))
     defined = {name for module in modules for name in re.findall(r"^def (\w+)", module.read_text(), re.MULTILINE)}
     named = set(re.findall(r"`(test_\w+)`", "\n".join(PAGES)))
     assert len(named) > 10
@@ -96,7 +96,7 @@ def test_every_difference_from_torch_has_a_test():
 
 
 def test_every_misuse_that_the_differences_name_exists():
-    cells = re.findall(r"`test_messages`: (.*) \|$", DIFFERENCES, re.MULTILINE)
+    cells = re.findall(r"`test_error_messages`: (.*) \|$", DIFFERENCES, re.MULTILINE)
     named = re.findall(r"`([\w*]+)`", " ".join(cells))
     assert len(named) > 10
     assert not [name for name in named if not matching(vars(misuse), name)]

@@ -152,31 +152,39 @@ class Setup:
 
 
 def verify_setup(
-    make: Callable[[], Setup], group: dist.ProcessGroup, module: nn.Module, *, exchange: bool = True
-) -> Setup:
-    """Make this rank's setup and check that all ranks have the same.
+    read: Callable[[], ModuleTensors],
+    make: Callable[[ModuleTensors], Setup],
+    group: dist.ProcessGroup,
+    module: nn.Module,
+    *,
+    exchange: bool = True,
+) -> tuple[ModuleTensors, Setup]:
+    """Read the module's tensors, make this rank's setup, and check that all ranks have the same.
 
     An error on any rank is raised on all of them: a rank that went on alone would hang in the next collective.
     Ranks compare digests. Only if those differ, or a rank raised an error, do they exchange setups and errors.
 
     Args:
+        read: Returns the module's tensors, or raises an error.
         make: Returns this rank's setup, or raises an error.
         group: The ranks.
         module: The module to be wrapped; collectives run on its device.
         exchange: Whether to compare with the other ranks. False: nothing is communicated.
 
     Returns:
-        The setup.
+        The tensors and the setup.
 
     Raises:
-        RuntimeError: The setups differ, or `make` raised it on some rank.
-        ValueError: `make` raised it on some rank.
+        RuntimeError: The setups differ, or `read` or `make` raised it on some rank.
+        ValueError: `read` or `make` raised it on some rank.
     """
     if not exchange:
-        return make()
+        tensors = read()
+        return tensors, make(tensors)
     mine: Setup | Exception
     try:
-        mine = make()
+        tensors = read()
+        mine = make(tensors)
     except Exception as error:  # noqa: BLE001 - all ranks must raise it, whatever it is
         mine = error
     device = exchange_device(module, group)
@@ -186,7 +194,7 @@ def verify_setup(
     heads = _all_gather(head, group, device)
     if not any(head[0] for head in heads) and len({head[9:] for head in heads}) == 1:
         assert isinstance(mine, Setup)
-        return mine
+        return tensors, mine
     longest = max(int.from_bytes(head[1:9], "big") for head in heads)
     everyone = [pickle.loads(data) for data in _all_gather(message.ljust(longest, b"\0"), group, device)]
     for theirs in everyone:
@@ -195,7 +203,7 @@ def verify_setup(
     for rank, theirs in enumerate(everyone):
         if theirs != everyone[0]:
             raise RuntimeError(_difference(everyone[0], theirs, rank))
-    return everyone[0]  # type: ignore[no-any-return]  # unpickled objects have no type
+    return tensors, everyone[0]
 
 
 def exchange_device(module: nn.Module, group: dist.ProcessGroup) -> torch.device:

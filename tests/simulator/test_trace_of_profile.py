@@ -18,8 +18,8 @@ from simulator import Fabric, emulate, import_profile, predict
 from simulator.fabric import Linear
 from simulator.profiler_import.trace_of_profile import host_bound
 
-from .. import bodies
 from ..explore import examples
+from . import kineto_bodies as bodies
 from . import profiler_files
 from .profiler_files import SMALL, scripts, write
 

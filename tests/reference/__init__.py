@@ -1,0 +1,1 @@
+"""Tests of the package `reference`; `test_X.py` has those of the module `X`."""

@@ -1,0 +1,57 @@
+"""Rank bodies of test_bucket_kinds.py: gradients that are views of buckets, and sparse ones."""
+
+import torch
+from torch import Tensor, nn
+
+from reference.data_parallel import DistributedDataParallel
+
+from ..scenarios import mlp
+
+TorchDDP = nn.parallel.DistributedDataParallel
+
+
+def bytes_of_gradients_and_buckets(rank: int, _world_size: int) -> dict[str, int]:
+    """Bytes of distinct storages that gradients and buckets occupy after three iterations."""
+    found = {}
+    for name, view, to_none in (
+        ("copies", False, True),
+        ("views", True, True),
+        ("views, zeroed in place", True, False),
+    ):
+        ddp = DistributedDataParallel(mlp((4, 200, 200, 4), torch.float32, 0), gradient_as_bucket_view=view)
+        for _ in range(3):
+            ddp.zero_grad(set_to_none=to_none)
+            ddp(torch.ones(2, 4)).sum().backward()
+        tensors = [p.grad for p in ddp.parameters()] + [bucket.buffer for bucket in ddp.reducer.buckets]
+        storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+        found[name] = sum(storages.values())
+        found["parameters"] = sum(p.numel() * p.element_size() for p in ddp.parameters())
+    return found
+
+
+class SharesGradients(nn.Module):
+    """Adds an embedding and a vector: the values of the embedding's sparse gradient are the vector's gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.zeros(12))
+        self.embedding = nn.Embedding(4, 3, sparse=True)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        vector = self.vector.view(4, 3)  # so its gradient comes after the embedding's
+        return self.embedding(rows) + vector
+
+
+def sparse_gradients_in_shared_memory(rank: int, _world_size: int, options: dict) -> list[list[float]]:
+    """Averages of 2 on rank 0 and 4 on rank 1 for the vector, by iteration; ours, then torch's."""
+    averages = []
+    for wrap in (DistributedDataParallel, TorchDDP):
+        ddp = wrap(SharesGradients(), **options)
+        averages.append([])
+        for _ in range(3):
+            ddp.zero_grad(set_to_none=True)
+            (ddp(torch.arange(4)) * torch.full((4, 3), 2.0 * (rank + 1))).sum().backward()
+            (found,) = set(ddp.module.vector.grad.tolist())
+            assert set(ddp.module.embedding.weight.grad.to_dense().flatten().tolist()) == {3.0}
+            averages[-1].append(found)
+    return averages

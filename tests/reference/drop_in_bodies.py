@@ -1,0 +1,290 @@
+"""Rank bodies of test_drop_in.py: names and features that scripts and libraries know from torch's class."""
+
+import warnings
+from contextlib import suppress
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed._composable import replicate
+
+from reference.data_parallel import DistributedDataParallel
+
+from .. import scenarios
+from ..scenarios import batch, gradients, mlp
+from .mixed_precision_bodies import Precision
+
+TorchDDP = nn.parallel.DistributedDataParallel
+CLASSES = {"ours": DistributedDataParallel, "torch": TorchDDP}
+
+
+class Tower(nn.Module):
+    """Linear layers, each with a name, whose gradients arrive from the last to the first."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(4, 4, bias=layer > 0) for layer in range(count))
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x * self.scale
+
+
+# Process groups
+
+
+class Fails(torch.autograd.Function):
+    """An error in the backward pass."""
+
+    @staticmethod
+    def forward(_context: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_context: Any, *_gradients: Tensor) -> Tensor:
+        raise ArithmeticError
+
+
+def update_groups(
+    rank: int, _world_size: int, groups: list[tuple[int, ...]], options: dict, fails: bool
+) -> tuple[list, list, bool]:
+    """Gradients of both classes in one process group after the other, and whether ours rebuilt its last buckets.
+
+    With `fails`, each group's last backward pass raises an error under our class.
+    """
+    made = [dist.new_group(list(ranks)) for ranks in groups]
+    both = []
+    for wrap in (DistributedDataParallel, TorchDDP):
+        ddp = wrap(Tower(3), bucket_cap_mb=1e-4, **options)
+        seen = []
+        for group, ranks in zip([None, *made], [range(4), *groups], strict=True):
+            if group is not None:
+                ddp._update_process_group(group)
+            if rank not in ranks:
+                continue
+            for step in range(3):
+                ddp.zero_grad()
+                ddp(batch(rank, 4, 4, step=step)).square().mean().backward()
+                seen.append(gradients(ddp))
+            if fails and wrap is DistributedDataParallel:
+                with suppress(ArithmeticError):
+                    Fails.apply(ddp(batch(rank, 4, 4))).sum().backward()
+        both.append(seen)
+        if wrap is DistributedDataParallel:
+            rebuilt = ddp._has_rebuilt_buckets
+        del ddp  # torch's may hang when it is freed after its group
+    dist.barrier()
+    for group, ranks in zip(made, groups, strict=True):
+        if rank in ranks:
+            dist.destroy_process_group(group)
+    return (*both, rebuilt)
+
+
+def update_with_a_comm_hook(rank: int, _world_size: int) -> list[float]:
+    """Rank 0 and 1 train in a group of their own, in low precision: averages before and after."""
+    ddp = DistributedDataParallel(nn.Linear(1, 1, bias=False), mixed_precision=Precision(None, "float16").config())
+    pair = dist.new_group([0, 1])
+    averages = []
+    for group in (None, pair):
+        ddp._update_process_group(group)
+        if group is None or rank < 2:
+            ddp.zero_grad()
+            ddp(torch.full((1, 1), float(rank))).sum().backward()
+            averages.append(ddp.module.weight.grad.item())
+    if rank < 2:
+        dist.destroy_process_group(pair)
+    return averages
+
+
+# Features switched on after construction
+
+
+def static_graph_later(rank: int, _world_size: int, options: dict) -> tuple[list, list]:
+    """Gradients under both classes, which learn after construction that the graph is static."""
+    both = []
+    for wrap in (DistributedDataParallel, TorchDDP):
+        module = Tower(3)
+        module.register_parameter("unused", nn.Parameter(torch.ones(2)))
+        ddp = wrap(module, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            ddp._set_static_graph()
+            ddp._set_static_graph()
+        seen = [ddp.static_graph, len(caught)]
+        for step in range(3):
+            ddp.zero_grad()
+            ddp(batch(rank, 3, 4, step=step)).square().mean().backward()
+            seen.append(gradients(ddp))
+        both.append(seen)
+    return tuple(both)
+
+
+# torch.compile
+
+
+class Layers(nn.Module):
+    """A user-defined class, because torch.compile skips torch's own, such as Sequential."""
+
+    def __init__(self, count: int, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(count))
+        self.register_buffer("shift", torch.rand(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x).relu()
+        return x + self.shift
+
+
+def compiled(rank: int, _world_size: int, order: str, backend: str, options: dict) -> list[tuple]:
+    """By class: gradients and parameters after each step, and the number of graphs; `order` says what is compiled."""
+    both = []
+    for wrap in (DistributedDataParallel, TorchDDP):
+        from torch._dynamo.testing import CompileCounterWithBackend  # takes a second
+
+        torch._dynamo.reset()
+        counter = CompileCounterWithBackend(backend)
+        module: nn.Module = Layers(4, 600)
+        if order == "module":
+            module = torch.compile(module, backend=counter)
+        ddp: Any = wrap(module, bucket_cap_mb=1, **options)
+        run = torch.compile(ddp, backend=counter) if order == "wrapper" else ddp
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        seen = []
+        for step in range(3):
+            optimizer.zero_grad()
+            run(batch(rank, 2, 600, step=step)).square().mean().backward()
+            optimizer.step()
+            seen.append([*gradients(ddp), *(p.detach().clone() for p in ddp.parameters())])
+        both.append((seen, counter.frame_count))
+    torch._dynamo.reset()
+    return both
+
+
+def compiled_in_low_precision(rank: int, _world_size: int, order: str) -> tuple[list, list]:
+    """Gradients of three steps, compiled and not."""
+    both = []
+    for compiles in (True, False):
+        torch._dynamo.reset()
+        module: nn.Module = Layers(2, 8)
+        if compiles and order == "module":
+            module = torch.compile(module, backend="eager")
+        ddp: Any = DistributedDataParallel(module, mixed_precision=Precision("bfloat16", "float32").config())
+        run = torch.compile(ddp, backend="eager") if compiles and order == "wrapper" else ddp
+        seen = []
+        for step in range(3):
+            ddp.zero_grad()
+            run(batch(rank, 2, 8, step=step)).float().square().mean().backward()
+            seen.append(gradients(ddp))
+        both.append(seen)
+    torch._dynamo.reset()
+    return tuple(both)
+
+
+# Names that torch's own libraries use
+
+
+def replicated(rank: int, _world_size: int) -> tuple[list, list]:
+    """Gradients under torch's `replicate`, built on our class and on torch's."""
+    both = []
+    for wrap in (DistributedDataParallel, TorchDDP):
+        module = Tower(2)
+        with (
+            mock.patch.dict(replicate.__globals__, {"DistributedDataParallel": wrap}),
+            warnings.catch_warnings(),
+        ):
+            warnings.simplefilter("ignore")
+            replicate(module)
+            seen = []
+            for step in range(3):
+                module.zero_grad()
+                module(batch(rank, 3, 4, step=step)).square().mean().backward()
+                seen.append(gradients(module))
+        both.append(seen)
+    return tuple(both)
+
+
+TorchDDP = nn.parallel.DistributedDataParallel
+
+
+def exchange_state_with_torch(rank: int, _world_size: int) -> bool:
+    ours = DistributedDataParallel(mlp((4, 4), torch.float32, rank))
+    torchs = TorchDDP(mlp((4, 4), torch.float32, rank + 7))
+    torchs.load_state_dict(ours.state_dict())
+    there = all(map(torch.equal, ours.parameters(), torchs.parameters()))
+    torchs.module[0].weight.data.add_(1)
+    ours.load_state_dict(torchs.state_dict())
+    return there and all(map(torch.equal, ours.parameters(), torchs.parameters()))
+
+
+def names_missing(rank: int, _world_size: int) -> list[str]:
+    ours, torchs = (wrapper(nn.Linear(1, 1)) for wrapper in (DistributedDataParallel, TorchDDP))
+    return sorted(name for name in dir(torchs) if not name.startswith("__") and not hasattr(ours, name))
+
+
+def compiled_graphs(rank: int, _world_size: int) -> tuple[int, int]:
+    """Number of graphs that torch.compile passes to its backend for a module of several buckets."""
+    counts = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        torch._dynamo.reset()
+        graphs = []
+
+        def backend(graph, inputs, graphs=graphs):
+            graphs.append(graph)
+            return graph.forward
+
+        ddp = torch.compile(wrapper(Layers(4, 600), bucket_cap_mb=1), backend=backend)
+        ddp(torch.ones(2, 600)).sum().backward()
+        counts.append(len(graphs))
+    return tuple(counts)
+
+
+def forward_before_training(rank: int, _world_size: int) -> int:
+    """Number of calls of the set-up hook in three forward passes: evaluation, accumulation, training."""
+
+    class Counts(DistributedDataParallel):
+        calls = 0
+
+        def _setup_in_backward_optimizers(self) -> None:
+            self.calls += 1
+
+    ddp = Counts(nn.Linear(1, 1))
+    with torch.no_grad():
+        ddp(torch.ones(1, 1))
+    with ddp.no_sync():
+        ddp(torch.ones(1, 1)).sum().backward()
+    ddp(torch.ones(1, 1)).sum().backward()
+    return ddp.calls
+
+
+def attributes_that_torch_lets_scripts_set(_rank: int, _world_size: int) -> dict[str, object]:
+    """Set attributes of the wrapper after construction, and call methods that torch's class has."""
+    ddp = DistributedDataParallel(scenarios.Branches())
+    ddp.find_unused_parameters = True
+    for _ in range(2):  # without the search the second forward pass would raise
+        ddp.zero_grad()
+        ddp(torch.ones(1, 4), "a").sum().backward()
+    buffered = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    synchronized = [buffered.will_sync_module_buffers()]
+    buffered.broadcast_buffers = False
+    synchronized.append(buffered.will_sync_module_buffers())
+    refused = []
+    for name in ("gradient_as_bucket_view", "static_graph", "batched_grad_copy", "skip_all_reduce_unused_params"):
+        try:
+            setattr(ddp, name, True)
+        except AttributeError as error:
+            refused.append(str(error))
+    (inputs,), (kwargs,) = ddp.to_kwargs((torch.ones(2),), {"scale": 2}, 0)
+    return {
+        "unused": ddp.module.b.weight.grad,
+        "synchronized": synchronized,
+        "refused": refused,
+        "moved": (inputs[0].tolist(), kwargs),
+        "is torch's": isinstance(ddp, TorchDDP),
+    }

@@ -1,0 +1,237 @@
+"""Bodies of the tests on CUDA devices; `device` is only ever changed to try the bodies where there is none."""
+
+import time
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.profiler import ProfilerAction, ProfilerActivity, profile
+
+from reference.data_parallel import DistributedDataParallel
+from reference.device_clock import clock_of, nanoseconds
+from reference.recorder import record
+from reference.trace import Trace
+
+from .. import scenarios
+from ..scenarios import mlp
+from .device_reads_bodies import HOOKS, MODES, STATES
+
+WRAPPERS = {"ours": DistributedDataParallel, "torch": nn.parallel.DistributedDataParallel}
+WARM_UP = 14
+"""Iterations until the buckets are rebuilt, PowerSGD compresses and the logging data samples no more."""
+WIDTHS = (1024, 2048, 2048, 256)
+
+
+def use_own_gpu(rank: int, _world_size: int) -> None:
+    """Give each rank a device, or let ranks share one where there are too few."""
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+
+
+def layers(device: str) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(*widths), nn.ReLU()) for widths in pairwise(WIDTHS))).to(device)
+
+
+def batch(device: str) -> Tensor:
+    return torch.ones(256, WIDTHS[0], device=device)
+
+
+def device_clock(_rank: int, _world_size: int) -> tuple[list[int], float, int]:
+    """Distances of readings around a kernel, the kernel's milliseconds, and how far a reading is from the host's."""
+    clock = clock_of(torch.device("cuda", torch.cuda.current_device()))
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    stream = torch.cuda.current_stream()
+    start.record(stream)
+    readings = [clock.now()]
+    torch.cuda._sleep(400_000_000)  # longer than `ANCHOR_MS`, so that the end becomes the anchor
+    readings.append(clock.now())
+    end.record(stream)
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):  # recorded later, reached earlier
+        readings.append(clock.now())
+    clock.settle()
+    clock.settle(wait=True)
+    torch.cuda.synchronize()
+    last = clock.now()
+    host_ns = time.perf_counter_ns()
+    clock.settle(wait=True)
+    moments = [nanoseconds(reading) for reading in readings]
+    return [ns - moments[0] for ns in moments], start.elapsed_time(end), abs(nanoseconds(last) - host_ns)
+
+
+def record_beside_profiler(rank: int, _world_size: int, wrapper: str, folder: str, device: str = "cuda") -> Trace:
+    """A recording of iterations that torch's profiler watches too; it writes into the folder."""
+    model = layers(device)
+    if wrapper in WRAPPERS:
+        model = WRAPPERS[wrapper](model, bucket_cap_mb=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    x = batch(device)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(WARM_UP):
+        step()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device == "cuda" else [])]
+    with (
+        record(model, process_group=dist.group.WORLD) as recording,
+        profile(activities=activities, record_shapes=True, schedule=lambda _: ProfilerAction.RECORD) as profiler,
+    ):
+        for _ in range(4):
+            step()
+            profiler.step()
+    profiler.export_chrome_trace(f"{folder}/rank{rank}.json")
+    return recording.trace
+
+
+@contextmanager
+def no_host_waits():
+    """Raise where the host waits for the device."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def train_without_host_waits(
+    _rank: int,
+    _world_size: int,
+    mode: str,
+    hook: str,
+    *,
+    recorded: bool = False,
+    device: str = "cuda",
+    checked: AbstractContextManager[Any] | None = None,
+) -> int:
+    """Train until the training is steady, then on without host waits; returns the synchronised iterations."""
+    module = layers(device)
+    module.register_buffer("seen", torch.zeros(3, device=device))
+    ddp = DistributedDataParallel(module, bucket_cap_mb=4, **MODES[mode])
+    if HOOKS[hook] is not None:
+        ddp.register_comm_hook(STATES.get(hook, lambda group: group)(dist.group.WORLD), HOOKS[hook])
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=1e-4)
+    x = batch(device)
+
+    def step(number: int) -> None:
+        accumulates = number % 3 == 1 and mode in ("plain", "views")
+        with ddp.no_sync() if accumulates else nullcontext():
+            ddp(x).sum().backward()
+        if not accumulates:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=number % 2 == 0)
+        with torch.no_grad():
+            ddp(x)
+
+    for number in range(WARM_UP):
+        step(number)
+    with record(ddp) if recorded else nullcontext(), checked or no_host_waits():
+        for number in range(6):
+            step(number)
+    return ddp.reducer.iterations
+
+
+def logged_times(_rank: int, _world_size: int) -> tuple[dict[str, Any], float]:
+    """Logging data of a module whose forward pass is one long kernel, and that kernel's nanoseconds."""
+
+    class Slow(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8, device="cuda")
+
+        def forward(self, x: Tensor) -> Tensor:
+            torch.cuda._sleep(20_000_000)
+            return self.linear(x)
+
+    ddp = DistributedDataParallel(Slow())
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for _ in range(5):
+        start.record()
+        torch.cuda._sleep(20_000_000)
+        end.record()
+        ddp(torch.ones(1, 8, device="cuda")).sum().backward()
+    torch.cuda.synchronize()
+    return ddp._get_ddp_logging_data(), start.elapsed_time(end) * 1e6
+
+
+TorchDDP = nn.parallel.DistributedDataParallel
+
+
+def _on_gpu(wrapper: type[nn.Module], rank: int, options: dict, steps: int = 4) -> list:
+    ddp = wrapper(
+        mlp((64, 64, 300, 64), torch.float32, 0).cuda(),
+        device_ids=[torch.cuda.current_device()],
+        bucket_cap_mb=0.05,
+        **options,
+    )
+    return scenarios.train(ddp, rank, steps=steps, shape=(8, 64))
+
+
+def _to_cpu(value: object) -> object:
+    if isinstance(value, list):
+        return [_to_cpu(part) for part in value]
+    return value.cpu() if isinstance(value, Tensor) else value
+
+
+def train_on_gpu(rank: int, _world_size: int, options: dict) -> tuple[list, list]:
+    return tuple(_to_cpu(_on_gpu(wrapper, rank, options)) for wrapper in (DistributedDataParallel, TorchDDP))
+
+
+def count_kernels(rank: int, _world_size: int, options: dict) -> tuple[int, int]:
+    """Kernels and copies that one iteration launches on the device, after the rebuild."""
+    counts = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        ddp = wrapper(mlp((64,) * 9, torch.float32, 0).cuda(), device_ids=[torch.cuda.current_device()], **options)
+        x = torch.ones(8, 64, device="cuda")
+        for _ in range(3):
+            ddp.zero_grad()
+            ddp(x).sum().backward()
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            ddp.zero_grad()
+            ddp(x).sum().backward()
+            torch.cuda.synchronize()
+        counts.append(len([event for event in profile.events() if event.device_type.name == "CUDA"]))
+        assert counts[-1] > 0
+    return tuple(counts)
+
+
+def train_on_side_stream(rank: int, _world_size: int) -> tuple[list, list]:
+    both = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(20_000_000)
+            seen = _on_gpu(wrapper, rank, {})
+        stream.synchronize()
+        both.append(_to_cpu(seen))
+    return tuple(both)
+
+
+def train_sync_batch_norm(rank: int, _world_size: int) -> tuple[list, list]:
+    both = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        module = nn.Sequential(*mlp((4, 4), torch.float32, 0), nn.BatchNorm1d(4))
+        ddp = wrapper(
+            nn.SyncBatchNorm.convert_sync_batchnorm(module).cuda(), device_ids=[torch.cuda.current_device()]
+        )
+        both.append(_to_cpu([*scenarios.train(ddp, rank), *ddp.buffers()]))
+    return tuple(both)
+
+
+def train_without_set_device(rank: int, _world_size: int) -> bool:
+    """Whether a rank whose module is on its own GPU leaves GPU 0 to rank 0."""
+    ddp = DistributedDataParallel(mlp((4, 4), torch.float32, 0).to(rank), device_ids=[rank])
+    ddp(torch.ones(1, 4)).sum().backward()
+    return rank == 0 or torch.cuda.memory_allocated(0) == 0
+
+
+def inputs_on_cpu(rank: int, _world_size: int) -> bool:
+    ddp = DistributedDataParallel(mlp((4, 4), torch.float32, 0).cuda(), device_ids=[torch.cuda.current_device()])
+    return ddp(torch.ones(1, 4)).device.type == "cuda"

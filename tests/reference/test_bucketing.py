@@ -1,0 +1,170 @@
+"""Bucket assignment, compared with torch's."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplab import models
+from reference.bucketing import (
+    MIB,
+    ONE_BUCKET,
+    ORDERS,
+    assign_buckets,
+    bucket_caps,
+    check_partition,
+    initial_buckets,
+    plan_buckets,
+    rebuild_order,
+    two_stage_caps,
+)
+from reference.parameters import size_bytes, trainable_parameters
+
+DTYPES = (torch.float16, torch.float32, torch.float64)
+GOLDEN = {  # bytes by bucket in launch order, caps 1 MiB and 25 MiB: torch 2.13's own
+    ("resnet50", "construction"): [12410784, 31502336, 29669376, 27022336, 1623296],
+    ("resnet50", "rebuilt"): [8196000, 31502336, 26255360, 26550272, 9724160],
+    ("resnet18", "rebuilt"): [2052000, 28852224, 15853824],
+}
+
+tensor_lists = st.lists(
+    st.builds(torch.empty, st.integers(0, 60), dtype=st.sampled_from(DTYPES)), min_size=1, max_size=20
+)
+cap_lists = st.lists(st.integers(0, 300), min_size=1, max_size=4)
+
+
+@given(tensor_lists, cap_lists, st.data())
+def test_registration_order_gives_exactly_torchs_buckets(tensors, caps, data):
+    sparse = data.draw(st.lists(st.booleans(), min_size=len(tensors), max_size=len(tensors)))
+    expected, _ = dist._compute_bucket_assignment_by_size(tensors, caps, sparse)
+    sizes = [size_bytes(tensor) for tensor in tensors]
+    assert assign_buckets(sizes, caps, keys=[t.dtype for t in tensors], sparse=sparse) == expected
+
+
+@given(tensor_lists, cap_lists, st.data())
+def test_ready_order_gives_torchs_buckets(tensors, caps, data):
+    order = data.draw(st.permutations(range(len(tensors))))
+    walked = [tensors[index] for index in order]
+    expected, _ = dist._compute_bucket_assignment_by_size(walked, caps, [], order)
+    got = assign_buckets([size_bytes(t) for t in tensors], caps, keys=[t.dtype for t in tensors], order=order)
+    # torch leaves the order of buckets that are still open at the end to a hash table: one a dtype at most.
+    still_open = len({tensor.dtype for tensor in tensors})
+    assert sorted(got) == sorted(expected)
+    closed = max(0, len(got) - still_open)
+    assert got[:closed] == expected[:closed]
+
+
+@given(tensor_lists, cap_lists, st.data())
+def test_buckets_partition_the_parameters(tensors, caps, data):
+    order = data.draw(st.none() | st.permutations(range(len(tensors))))
+    buckets = assign_buckets([size_bytes(t) for t in tensors], caps, keys=[t.dtype for t in tensors], order=order)
+    check_partition(buckets, len(tensors))
+    assert all(len({tensors[index].dtype for index in bucket}) == 1 for bucket in buckets)
+
+
+@given(st.lists(st.integers(0, 100), min_size=1, max_size=20), st.integers(1, 100))
+def test_a_cap_is_reached_and_only_by_the_last_parameter(sizes, cap):
+    *closed, last = assign_buckets(sizes, [cap])
+    for bucket in closed:
+        assert sum(sizes[index] for index in bucket) >= cap
+    for bucket in (*closed, last):
+        assert sum(sizes[index] for index in bucket[:-1]) < cap
+
+
+@pytest.mark.parametrize(("model", "moment"), GOLDEN)
+def test_golden_sizes(model, moment):
+    module, _ = models.build(model)
+    sizes = [size_bytes(parameter) for parameter in trainable_parameters(module).values()]
+    caps = bucket_caps()
+    assert caps == [1 * MIB, 25 * MIB]
+    if moment == "construction":
+        buckets = initial_buckets(sizes, caps)
+    else:
+        buckets = plan_buckets("reverse", sizes, caps, ready_order=[])
+    assert [sum(sizes[index] for index in bucket) for bucket in buckets] == GOLDEN[model, moment]
+
+
+def test_resnet50_is_the_real_one():
+    module, _ = models.build("resnet50")
+    parameters = trainable_parameters(module)
+    assert (len(parameters), sum(p.numel() for p in parameters.values())) == (161, 25_557_032)
+
+
+def test_orders_walk_as_they_are_called():
+    sizes, ready = [3, 1, 1], [1, 2, 0]
+    walked = {order: plan_buckets(order, sizes, [1], ready_order=ready) for order in ORDERS if order != "random"}
+    assert walked == {
+        "ready": [[1], [2], [0]],
+        "reverse": [[2], [1], [0]],
+        "forward": [[0], [1], [2]],
+        "size": [[2], [1], [0]],
+    }
+
+
+@given(st.integers(1, 30), st.integers(0, 100))
+def test_a_random_order_is_its_seeds(count, seed):
+    walks = [plan_buckets("random", [1] * count, [1], ready_order=[], seed=s) for s in (seed, seed, seed + 1)]
+    assert walks[0] == walks[1]
+    assert sorted(walks[0]) == sorted(walks[2]) == [[index] for index in range(count)]
+    assert count < 20 or walks[0] != walks[2]
+
+
+def test_a_cap_given_by_the_user_holds_for_the_first_bucket_too():
+    assert bucket_caps(5) == [5 * MIB]
+    assert bucket_caps(5, [1, 2.5]) == [1 * MIB, 2.5 * MIB]
+    assert assign_buckets([10, 10, 10], bucket_caps(float("inf"))) == [[0, 1, 2]]
+
+
+def test_a_cap_of_the_first_bucket_alone_leaves_the_other_caps():
+    assert bucket_caps() == [1 * MIB, 25 * MIB]
+    assert bucket_caps(None, None, 2) == [2 * MIB, 25 * MIB]
+    assert bucket_caps(5, [], 2) == [2 * MIB, 5 * MIB]
+
+
+@pytest.mark.parametrize(
+    ("caps_mb", "graph_may_change", "first"),
+    [((5, None), False, ONE_BUCKET), ((5, None), True, 5 * MIB), ((5, [3]), False, 3 * MIB)],
+)
+def test_until_the_rebuild_there_is_one_bucket_unless_caps_hold_from_the_start(caps_mb, graph_may_change, first):
+    assert two_stage_caps(*caps_mb, graph_may_change) == ([first], bucket_caps(*caps_mb))
+
+
+def test_the_rebuild_walks_parameters_that_were_never_ready_last():
+    assert rebuild_order([3, 1], 5) == [3, 1, 0, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: assign_buckets([1], []), "caps_bytes: expected at least one"),
+        (lambda: assign_buckets([-1], [1]), "sizes_bytes: expected no negative size"),
+        (lambda: assign_buckets([1, 2], [1], keys=["a"]), "keys: expected 2 entries"),
+        (lambda: assign_buckets([1, 2], [1], sparse=[True]), "sparse: expected 2 entries"),
+        (lambda: assign_buckets([1, 2], [1], order=[0, 0]), "order: expected each parameter index once"),
+        (
+            lambda: assign_buckets([1, 2], [1], order=[0, 2]),
+            r"order: expected parameter indices 0 to 1, got \[2\]",
+        ),
+        (lambda: bucket_caps(-1), "bucket caps: expected sizes in MiB, none negative"),
+        (lambda: bucket_caps(None, [1, -1]), "bucket caps: expected sizes in MiB, none negative"),
+        (lambda: bucket_caps(float("nan")), "bucket caps: expected sizes in MiB, none negative"),
+        (
+            lambda: plan_buckets("backward", [1], [1], ready_order=[0]),
+            "order: expected one of ready, reverse",
+        ),
+        (lambda: check_partition([[0], []], 1), "bucket 1 is empty"),
+        (lambda: check_partition([[0], [3]], 2), r"expected parameter indices 0 to 1, got \[3\]"),
+        (lambda: check_partition([[0, 1], [1]], 2), r"parameters \[1\] are in more than one bucket"),
+        (lambda: check_partition([[0]], 2), r"parameters \[1\] are in no bucket"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_open_buckets_come_last_in_the_order_in_which_they_were_opened():
+    """Torch leaves that order to a hash table."""
+    keys = ["half", "float", "half", "double"]
+    assert assign_buckets([4, 4, 4, 4], [100], keys=keys, order=[3, 0, 1, 2]) == [[3], [0, 2], [1]]

@@ -1,0 +1,79 @@
+"""All comm hooks: on torch's class and on ours, in two ways to say the same, and the bytes that they send."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from .. import hook_bodies
+from ..explore import examples
+from ..hook_bodies import train
+from ..scenarios import assert_same
+from ..strategies import caps_mb, hook_shapes
+from . import comm_hooks_bodies as bodies
+
+BOTH = ("ours", "torch")
+seeds = st.integers(0, 1000)
+modes = st.fixed_dictionaries({"gradient_as_bucket_view": st.booleans(), "bucket_cap_mb": caps_mb()})
+
+
+@pytest.mark.parametrize("hook", hook_bodies.OURS)
+@examples(12)
+@given(hook_shapes(), modes, seeds)
+def test_our_hooks_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shapes, options, seed):
+    for ours, torchs in train(two_ranks, ("ours", hook), shapes, seed, wrappers=BOTH, options=options):
+        assert_same(ours, torchs)
+
+
+@pytest.mark.parametrize("hook", ["allreduce", "fp16", "local"])
+@examples(8)
+@given(hook_shapes(), modes, seeds)
+def test_torchs_hooks_do_the_same_on_torchs_class_and_on_ours(two_ranks, hook, shapes, options, seed):
+    for ours, torchs in train(two_ranks, ("torch", hook), shapes, seed, wrappers=BOTH, options=options):
+        assert_same(ours, torchs)
+
+
+@examples(8)
+@given(hook_shapes(scalars=False), seeds)
+def test_torchs_powersgd_does_the_same_on_torchs_class_and_on_ours(two_ranks, shapes, seed):
+    """One bucket: with several, on Gloo, it issues collectives in an order that differs between ranks."""
+    for ours, torchs in train(two_ranks, ("torch", "power"), shapes, seed, wrappers=BOTH):
+        assert_same(ours, torchs)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        (("ours", "allreduce"), ("torch", "allreduce")),
+        (("ours", "compress(fp16)(allreduce)"), ("ours", "fp16")),
+        (("ours", "compress(bf16)(allreduce)"), ("ours", "bf16")),
+        (("ours", "fp16"), ("torch", "fp16")),
+        (("ours", "bf16"), ("torch", "bf16")),
+        (("ours", "bf16"), ("torch", "bf16 wrapper")),
+        (("ours", "local"), ("torch", "local")),
+    ],
+    ids=str,
+)
+@examples(8)
+@given(hook_shapes(), modes, seeds)
+def test_two_ways_to_say_the_same_give_the_same_bits(two_ranks, a, b, shapes, options, seed):
+    for one, other in zip(
+        train(two_ranks, a, shapes, seed, options=options),
+        train(two_ranks, b, shapes, seed, options=options),
+        strict=True,
+    ):
+        assert_same(one, other)
+
+
+@pytest.mark.parametrize(
+    ("hook", "expected"),
+    [
+        ("allreduce", 4 * 1300),
+        ("fp16", 2 * 1300),
+        ("bf16", 2 * 1300),
+        ("per tensor", 1300 + 8),
+        ("per channel", 3 * 512 + 3 * 8),
+        ("noop", 0),
+    ],
+)
+def test_other_hooks_send_as_many_bytes_as_they_say(two_ranks, hook, expected):
+    assert two_ranks.run(bodies.bytes_given, hook, ((20, 30), (700,))) == [expected] * 2

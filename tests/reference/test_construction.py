@@ -1,0 +1,47 @@
+"""Checks at construction: how ranks compare their set-ups."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from reference.checks.construction import exchange_device
+
+from .. import misuse
+
+
+@pytest.mark.parametrize(
+    ("backends", "module", "expected"),
+    [
+        (["cpu"], nn.Linear(1, 1), "cpu"),
+        (["cuda", "cpu"], SimpleNamespace(parameters=list, buffers=list), "cpu"),
+        (["meta"], nn.Linear(1, 1, device="meta"), "meta"),
+        (["meta"], nn.BatchNorm1d(1, affine=False, device="meta"), "meta"),
+        (["cuda"], nn.ReLU(), "cuda"),
+        ([], nn.Linear(1, 1, device="meta"), "meta"),
+        ([], nn.ReLU(), "cpu"),
+    ],
+)
+def test_setups_are_compared_on_a_device_that_the_group_has_a_backend_for(backends, module, expected):
+    group = SimpleNamespace(_device_types=[torch.device(name) for name in backends], bound_device_id=None)
+    assert exchange_device(module, group) == torch.device(expected)
+
+
+def test_setups_are_compared_on_the_modules_gpu_and_not_on_the_current_one():
+    """With `device_ids=[rank]` and without `set_device`, the current device is GPU 0 on every rank."""
+    group = SimpleNamespace(_device_types=[torch.device("cuda")], bound_device_id=torch.device("cuda", 3))
+    on_gpu_1 = SimpleNamespace(device=torch.device("cuda", 1))
+    on_cpu = SimpleNamespace(device=torch.device("cpu"))
+    module = SimpleNamespace(parameters=lambda: [on_cpu, on_gpu_1], buffers=list)
+    assert exchange_device(module, group) == torch.device("cuda", 1)
+    assert exchange_device(nn.ReLU(), group) == torch.device("cuda", 3)
+
+
+def test_setups_that_differ_in_length_are_gathered_whole(two_ranks):
+    first, second = two_ranks.run(misuse.message, "different_counts")
+    assert (
+        first
+        == second
+        == ("RuntimeError: rank 0 has 2 parameters, rank 1 has 1: build the same module on every rank")
+    )

@@ -1,0 +1,140 @@
+"""Training with our DDP is local training, and torch's DDP is the oracle."""
+
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ddplab.conformance.class_under_test import Subject
+from ddplab.conformance.local_training import WeakProgramError, check_program
+from ddplab.conformance.training_programs import Program
+from reference.launch import RankPool, run_ranks
+
+from ..explore import examples
+from ..strategies import caps_mb, integer_programs, partitions
+from . import data_parallel_bodies as bodies
+
+OURS = Subject("reference.data_parallel:DistributedDataParallel")
+BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True)
+widths = st.lists(st.integers(1, 12), min_size=2, max_size=5).map(tuple)
+seeds = st.integers(0, 2**31 - 1)
+features = st.fixed_dictionaries(
+    {},
+    optional={
+        name: st.booleans()
+        for name in (
+            "find_unused_parameters",
+            "static_graph",
+            "gradient_as_bucket_view",
+            "batched_grad_copy",
+            "skip_all_reduce_unused_params",
+            "debug",
+        )
+    },
+)
+
+
+def assert_equal(got: bodies.Gradients, expected: bodies.Gradients) -> None:
+    for mine, theirs in zip(got, expected, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            assert torch.equal(a, b)
+
+
+@BOTH_POOLS
+@examples(80)
+@given(st.data())
+def test_gradients_are_exactly_those_of_local_training(ranks, data):
+    """Random models, caps, plans, ready orders and features, float32 and float64, three steps with a rebuild.
+
+    The models compute with integers, so a wrong divisor, a parameter left out, or a gradient of the wrong
+    iteration cannot hide in a tolerance.
+    """
+    program = data.draw(integer_programs(ranks.world_size))
+    dtypes = [weight.dtype for weight in program.weights]
+    arguments = data.draw(
+        st.builds(lambda cap: {"bucket_cap_mb": cap}, caps_mb())
+        | st.builds(lambda plan: {"plan": plan}, partitions(len(dtypes), dtypes))
+        | st.builds(
+            lambda caps: {"bucket_cap_mb_list": caps}, st.lists(st.floats(1e-6, 3e-4), min_size=1, max_size=3)
+        )
+    )
+    assert_is_local_training(ranks, program, arguments | data.draw(features))
+
+
+def assert_is_local_training(ranks: RankPool, program: Program, options: dict[str, Any]) -> None:
+    with suppress(WeakProgramError):
+        check_program(OURS, replace(program, options=options), ranks)
+
+
+@examples(25)
+@given(st.data(), caps_mb(), st.integers(1, 4), features)
+def test_k_passes_under_no_sync_equal_one_large_batch(two_ranks, data, cap, k, features):
+    program = data.draw(integer_programs(2, [*["accumulate"] * (k - 1), "train"] * 2))
+    assert_is_local_training(two_ranks, program, {"bucket_cap_mb": cap} | features)
+
+
+@BOTH_POOLS
+@pytest.mark.parametrize("wrapper", ["ours", "naive"])
+@examples(15)
+@example((8, 1, 1, 8, 8), torch.float32, 540, 1.4e-4)  # terms cancel
+@given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
+def test_gradients_of_a_real_model_are_those_of_local_training(ranks, wrapper, widths, dtype, seed, cap):
+    """Real-valued, so equal up to the order of summation: some units in the last place of the sums of absolute terms.
+
+    Where terms cancel, the error may be large compared with the gradient itself.
+    """
+    expected = bodies.train_mlp_locally(widths, dtype, seed, ranks.world_size)
+    terms = bodies.mlp_gradient_terms(widths, dtype, seed, ranks.world_size)
+    bounds = [64 * torch.finfo(dtype).eps * one for one in terms]
+    for gradients in ranks.run(bodies.train_mlp, wrapper, widths, dtype, seed, cap):
+        for iteration in gradients:
+            for got, want, bound in zip(iteration, expected, bounds, strict=True):
+                assert ((got - want).abs() <= bound).all()
+
+
+@examples(25)
+@given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
+def test_gradients_are_exactly_torchs_on_two_ranks(two_ranks, widths, dtype, seed, cap):
+    """A sum of two has one order, so every bit agrees, whatever the layouts."""
+    ours = two_ranks.run(bodies.train_mlp, "ours", widths, dtype, seed, cap)
+    torchs = two_ranks.run(bodies.train_mlp, "torch", widths, dtype, seed, cap)
+    for got, expected in zip(ours, torchs, strict=True):
+        assert_equal(got, expected)
+
+
+@examples(25)
+@given(widths, st.sampled_from([torch.float32, torch.float64]), seeds, st.floats(1e-6, 1e-3))
+def test_gradients_are_exactly_torchs_on_four_ranks(four_ranks, widths, dtype, seed, cap):
+    """Which rank's summand comes first depends on the place in the bucket, so the layouts must be equal too."""
+    ours = four_ranks.run(bodies.train_mlp, "ours", widths, dtype, seed, cap)
+    torchs = four_ranks.run(bodies.train_mlp, "torch", widths, dtype, seed, cap)
+    for got, expected in zip(ours, torchs, strict=True):
+        assert_equal(got, expected)
+
+
+def test_gradients_of_channels_last_weights_keep_their_strides(two_ranks):
+    ours = two_ranks.run(bodies.train_channels_last, "ours")
+    torchs = two_ranks.run(bodies.train_channels_last, "torch")
+    for got, expected in zip(ours, torchs, strict=True):
+        assert_equal(got, expected)
+        assert [[g.stride() for g in iteration] for iteration in got] == [
+            [g.stride() for g in iteration] for iteration in expected
+        ]
+
+
+def test_without_a_process_group_the_error_says_how_to_get_one():
+    from reference.data_parallel import DistributedDataParallel
+
+    with pytest.raises(RuntimeError, match="expected an initialised process group"):
+        DistributedDataParallel(torch.nn.Linear(1, 1))
+
+
+def test_on_three_ranks_plain_gradients_are_torchs_to_the_bit_and_views_nearly():
+    """A third is not exact: torch divides a gradient that is a view already, everything here is multiplied by 1/3."""
+    for plain, views in run_ranks(bodies.compare_on_three_ranks, 3, timeout_s=100):
+        assert plain == 0
+        assert views < 1e-6

@@ -1,0 +1,102 @@
+"""The clock of a device, on a simulated GPU: times are right, and the host never waits inside an iteration."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.device_clock import HostClock, clock_of
+
+from ..simulated_gpu import SimulatedGpu, Stream
+
+STREAMS = 3
+durations_ns = st.integers(0, 5 * 10**7)
+commands = st.one_of(
+    st.tuples(st.just("launch"), st.integers(0, STREAMS - 1), durations_ns),
+    st.tuples(st.just("spend"), durations_ns),
+    st.tuples(st.just("read"), st.integers(0, STREAMS - 1)),
+    st.tuples(st.just("wait"), st.integers(0, STREAMS - 1), st.integers(0, STREAMS - 1)),
+    st.tuples(st.just("settle")),
+)
+programs = st.lists(commands, max_size=60)
+
+
+def run(gpu, clock, program):
+    """Readings, the moments at which the GPU reaches their events, and the streams on which they were recorded."""
+    streams = [gpu.stream, *(Stream() for _ in range(STREAMS - 1))]
+    recorded = []
+    most_pending = 0
+    for command, *arguments in program:
+        match command, *arguments:
+            case "launch", stream, ns:
+                gpu.stream = streams[stream]
+                gpu.launch(ns)
+            case "spend", ns:
+                gpu.spend(ns)
+            case "read", stream:
+                gpu.stream = streams[stream]
+                reading = clock.now()
+                recorded.append((reading, gpu.reached_ns[-1], stream))
+                most_pending = max(most_pending, sum(one.ns is None for one, *_ in recorded))
+            case "wait", waiting, other:
+                streams[waiting].free_ns = max(streams[waiting].free_ns, streams[other].free_ns)
+            case ("settle",):
+                clock.settle()
+                assert all(reached <= gpu.host_ns for one, reached, _ in recorded if one.ns is not None)
+    return recorded, most_pending
+
+
+@pytest.mark.parametrize("tick_ns", [1, 500])
+@given(program=programs)
+def test_readings_are_when_the_gpu_reached_them_and_only_the_end_waits(tick_ns, program):
+    gpu = SimulatedGpu(tick_ns)
+    clock = gpu.clock()
+    waits = gpu.synchronizations
+    recorded, most_pending = run(gpu, clock, program)
+    assert gpu.synchronizations == waits
+    assert gpu.events <= most_pending + 1  # and the anchor
+    clock.settle(wait=True)
+    rounding_ns = 8 * (1 + len(recorded))  # an anchor may be wrong by 4 ns, a far reading by more
+    for reading, reached_ns, _ in recorded:
+        far_ns = abs(reached_ns - recorded[0][1]) * 2**-23
+        assert abs(reading.ns - reached_ns) <= clock.uncertainty_ns + tick_ns + rounding_ns + far_ns
+        assert reading.event is None
+    for stream in range(STREAMS):
+        on_stream = [reading.ns for reading, _, its_stream in recorded if its_stream == stream]
+        assert on_stream == sorted(on_stream)
+
+
+def test_events_are_used_again_and_none_is_lost():
+    gpu = SimulatedGpu()
+    clock = gpu.clock()
+    for _ in range(1000):
+        for _ in range(10):
+            clock.now()
+            gpu.launch(10_000)
+        clock.settle()
+        gpu.spend(200_000)
+    clock.settle(wait=True)
+    assert gpu.events <= 40
+    assert len(clock._free) + 1 == gpu.events
+    assert not clock._pending
+
+
+def test_hours_do_not_blur_the_times():
+    """An hour in milliseconds is exact to 0.25 ms as a 32-bit float; with anchors the times stay exact."""
+    gpu = SimulatedGpu()
+    clock = gpu.clock()
+    for _ in range(20_000):
+        gpu.launch(180_000_000)
+        reading = clock.now()
+        clock.settle()
+        gpu.spend(179_000_000)
+    clock.settle(wait=True)
+    assert abs(reading.ns - gpu.reached_ns[-1]) < 10_000
+
+
+def test_a_cpu_is_timed_by_the_host_at_once():
+    clock = clock_of(torch.device("cpu"))
+    assert isinstance(clock, HostClock)
+    before, after = clock.now(), clock.now()
+    clock.settle(wait=True)
+    assert 0 <= after - before < 10**9

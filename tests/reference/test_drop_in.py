@@ -1,0 +1,116 @@
+"""Names and features that scripts and libraries know from torch's class: groups, torch.compile, attributes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ..explore import examples
+from ..scenarios import assert_same
+from ..strategies import caps_mb
+from . import drop_in_bodies
+
+modes = st.fixed_dictionaries({"bucket_cap_mb": caps_mb(), "gradient_as_bucket_view": st.booleans()})
+
+
+# Process groups
+
+
+@examples(5)
+@given(
+    st.lists(st.sampled_from([(0, 1), (2, 3), (1, 2, 3), (0, 1, 2, 3), (3,)]), min_size=1, max_size=3),
+    st.fixed_dictionaries(
+        {"gradient_as_bucket_view": st.booleans(), "find_unused_parameters": st.booleans()},
+    ),
+    st.booleans(),
+)
+def test_a_module_trains_on_in_a_new_process_group(four_ranks, groups, options, fails):
+    """As under torch's class, to rounding: its buckets are rebuilt later than ours. Also after an exception."""
+    for rank, (ours, torchs, rebuilt) in enumerate(
+        four_ranks.run(drop_in_bodies.update_groups, groups, options, fails)
+    ):
+        for got, expected in zip(ours, torchs, strict=True):
+            for a, b in zip(got, expected, strict=True):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+        if rank in groups[-1]:
+            assert rebuilt == (not options["find_unused_parameters"])
+
+
+def test_reductions_in_low_precision_follow_the_module_into_a_new_group(four_ranks):
+    assert four_ranks.run(drop_in_bodies.update_with_a_comm_hook) == [[1.5, 0.5]] * 2 + [[1.5]] * 2
+
+
+# Features switched on after construction
+
+
+@examples(8)
+@given(modes, st.booleans())
+def test_a_graph_that_is_declared_static_after_construction(two_ranks, mode, search):
+    """One parameter is unused, which the first iteration shows; the second declaration is one too many."""
+    body = drop_in_bodies.static_graph_later
+    for ours, torchs in two_ranks.run(body, mode | {"find_unused_parameters": search}):
+        assert_same(ours, torchs)
+
+
+# torch.compile
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("order", ["wrapper", "module"])
+def test_compiled_modules_see_the_bits_of_torchs_class(two_ranks, order, backend):
+    """A compiled wrapper and a wrapped compiled module; graphs are split at the same buckets."""
+    for (ours, our_graphs), (torchs, torch_graphs) in two_ranks.run(drop_in_bodies.compiled, order, backend, {}):
+        assert_same(ours, torchs)
+        assert our_graphs == torch_graphs > 1
+
+
+@pytest.mark.parametrize("order", ["wrapper", "module"])
+def test_compiled_modules_work_in_low_precision(two_ranks, order):
+    for compiled, plain in two_ranks.run(drop_in_bodies.compiled_in_low_precision, order):
+        assert_same(compiled, plain)
+
+
+def test_torchs_replicate_works_on_our_class(two_ranks):
+    for ours, torchs in two_ranks.run(drop_in_bodies.replicated):
+        assert_same(ours, torchs)
+
+
+# Names and attributes
+
+
+def test_the_state_dict_goes_both_ways(two_ranks):
+    assert all(two_ranks.run(drop_in_bodies.exchange_state_with_torch))
+
+
+def test_optimisers_in_backward_are_set_up_once_whatever_forward_comes_first(two_ranks):
+    assert two_ranks.run(drop_in_bodies.forward_before_training) == [1, 1]
+
+
+def test_private_names_that_are_missing(two_ranks):
+    """What tools may ask of torch's class and not of ours; every other name is there."""
+    for missing in two_ranks.run(drop_in_bodies.names_missing):
+        assert missing == Path(__file__).with_name("names_missing.txt").read_text().split()
+
+
+def test_torch_compile_splits_its_graph_where_buckets_end(two_ranks):
+    """As under torch's class, so that a compiled module overlaps too."""
+    for ours, torchs in two_ranks.run(drop_in_bodies.compiled_graphs):
+        assert ours == torchs > 1
+
+
+def test_attributes_that_torch_lets_scripts_set(two_ranks):
+    """Those that have an effect in torch have it here; the others are fixed at construction, and say so."""
+    for seen in two_ranks.run(drop_in_bodies.attributes_that_torch_lets_scripts_set):
+        assert seen["unused"] is None
+        assert seen["synchronized"] == [True, False]
+        assert len(seen["refused"]) == 4
+        assert all("cannot be changed after construction" in message for message in seen["refused"])
+        assert seen["moved"] == ([1.0, 1.0], {"scale": 2})
+
+
+def test_the_wrapper_is_no_instance_of_torchs_class(two_ranks):
+    assert not any(
+        seen["is torch's"] for seen in two_ranks.run(drop_in_bodies.attributes_that_torch_lets_scripts_set)
+    )

@@ -1,0 +1,71 @@
+"""The fork server: new processes have the present surroundings of their parent."""
+
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from subprocess import run
+from typing import TextIO
+from unittest import mock
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference import fork_server
+from reference.launch import RankPool
+
+from ..explore import examples
+from . import launch_bodies as bodies
+
+
+@given(st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), min_size=2, max_size=3))
+@examples(3)
+def test_ranks_have_the_present_environment_folder_and_output_of_their_launcher(values):
+    """Fails if they have those of the moment at which the server was started from which they are forked."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        for value in values:
+            with (
+                mock.patch.dict(os.environ, {"DDPLAB_TEST": value}),
+                tempfile.TemporaryFile("w+") as printed,
+                _written_to(printed),
+                RankPool(2, timeout_s=60) as pool,
+            ):
+                found = pool.run(bodies.surroundings, "DDPLAB_TEST")
+                printed.seek(0)
+                lines = sorted(printed.read().splitlines())
+            assert [(variable, where) for variable, where, _ in found] == [(value, folder)] * 2
+            assert len({number for _, _, number in found}) == 2  # NumPy's generator
+            assert lines == ["rank 0 prints", "rank 0 warns", "rank 1 prints", "rank 1 warns"]
+
+
+ASKS_NO_GPU = """
+import sys, torch, torch.cuda
+def refuse(*_):
+    raise SystemExit("asked for a GPU")
+torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = refuse
+for name in sys.argv[1:]:
+    __import__(name)
+"""
+
+
+def test_the_server_leaves_the_gpus_to_the_ranks():
+    """Once a process has asked CUDA for its devices, its forks cannot use them."""
+    done = run([sys.executable, "-c", ASKS_NO_GPU, *fork_server.IMPORTED], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    with RankPool(1, timeout_s=60) as pool:
+        assert pool.run(bodies.surroundings, "PYTORCH_NVML_BASED_CUDA_CHECK")[0][0] is None
+
+
+@contextlib.contextmanager
+def _written_to(file: TextIO) -> Iterator[None]:
+    """Standard output and standard error of this process go to a file."""
+    before = {number: os.dup(number) for number in (1, 2)}
+    try:
+        for number in before:
+            os.dup2(file.fileno(), number)
+        yield
+    finally:
+        for number, copy in before.items():
+            os.dup2(copy, number)
+            os.close(copy)

@@ -1,0 +1,201 @@
+"""Join: ranks that run out of inputs at different times, with torch's class under torch's Join as the oracle."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from reference.errors import RankError
+from reference.launch import RankPool
+
+from ..explore import examples
+from ..scenarios import assert_same
+from ..strategies import caps_mb
+from . import join_bodies, launch_bodies
+
+SCRIPT = Path(__file__).parents[1] / "scripts" / "count_inputs.py"
+BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True, ids="{} ranks".format)
+
+inputs_by_rank = st.tuples(*[st.integers(0, 5)] * 4)
+arguments = st.fixed_dictionaries(
+    {
+        "accumulate": st.sampled_from([(), (1,), (0, 2), (0, 1, 2)]),
+        "hook": st.sampled_from([None, "allreduce", "bf16", "per channel", "power"]),
+        "order": st.sampled_from([None, "before", "after"]),
+        "join": st.fixed_dictionaries({"divide_by_initial_world_size": st.booleans()}),
+    }
+)
+kinds = st.one_of(
+    st.fixed_dictionaries(
+        {
+            "kind": st.sampled_from(["plain", "buffers"]),
+            "options": st.fixed_dictionaries(
+                {
+                    "bucket_cap_mb": caps_mb(),
+                    "gradient_as_bucket_view": st.booleans(),
+                    "forward_sync_buffers": st.booleans(),
+                }
+            ),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("branches"),
+            "accumulate": st.just(()),
+            "options": st.fixed_dictionaries({"bucket_cap_mb": caps_mb(), "find_unused_parameters": st.just(True)}),
+        }
+    ),
+)
+
+
+def test_the_counter_prints_its_four_lines():
+    """The example of torch's Join tutorial: 5 and 6 inputs."""
+    done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        "10 inputs processed before rank 0 joined!",
+        "11 inputs processed across all ranks!",
+        "11 inputs processed before rank 1 joined!",
+        "11 inputs processed across all ranks!",
+    ]
+
+
+def without_none(steps):
+    """Zeros for gradients of None: torch's class makes them where a rank has joined and nobody used the parameter."""
+    return [[torch.zeros(()) if g is None or not g.any() else g for g in step] for step in steps]
+
+
+@BOTH_POOLS
+@examples(30)
+@given(inputs_by_rank, arguments, kinds)
+@example((5, 6, 5, 6), {}, {})
+@example((0, 5, 1, 5), {}, {"options": {"bucket_cap_mb": 1e-4}})  # the rebuild, while two ranks have joined
+@example((0, 0, 0, 0), {}, {})
+def test_uneven_inputs_are_as_under_torchs_class(ranks, inputs, arguments, kind):
+    """With unused parameters torch's class has other results in one run of 50; ours always has the same ones."""
+    first = ranks.run(join_bodies.on_both_classes, inputs, arguments | kind)
+    results = first
+    for _ in range(3 if kind.get("kind") == "branches" else 0):
+        if all(same(without_none(ours), without_none(torchs)) for ours, torchs in results):
+            break
+        results = ranks.run(join_bodies.on_both_classes, inputs, arguments | kind)
+        for (ours, _), (before, _) in zip(results, first, strict=True):
+            assert_same(ours, before)
+    for ours, torchs in results:
+        assert_same(without_none(ours), without_none(torchs))
+
+
+def same(got, expected) -> bool:
+    try:
+        assert_same(got, expected)
+    except AssertionError:
+        return False
+    return True
+
+
+def test_what_nobody_used_keeps_its_gradient_when_a_rank_has_joined(two_ranks):
+    """Torch's class takes the joined rank's last iteration for its answer, and averages zeros."""
+    arguments = {"kind": "branches", "options": {"find_unused_parameters": True}}
+    (_, _), (ours, _) = two_ranks.run(join_bodies.on_both_classes, (1, 2), arguments)
+    first, a, b = ours[1][:2], ours[1][2:4], ours[1][4:6]  # the second step uses b alone
+    assert a == [None, None]
+    assert all(gradient.any() for gradient in [*first, *b])
+
+
+@BOTH_POOLS
+@examples(15)
+@given(inputs_by_rank, arguments, kinds)
+def test_all_ranks_end_with_one_model(ranks, inputs, arguments, kind):
+    """That of a rank that had inputs to the end."""
+    first, *others = [ours[-3] for ours, _ in ranks.run(join_bodies.on_both_classes, inputs, arguments | kind)]
+    for other in others:
+        assert_same(other, first)
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_another_joinable_sees_all_inputs_whichever_comes_first(four_ranks, order):
+    inputs = (1, 4, 2, 3)
+    counts = [ours[-1] for ours, _ in four_ranks.run(join_bodies.on_both_classes, inputs, {"order": order})]
+    assert counts == [torch.tensor([float(sum(min(n, own) for n in inputs))]) for own in inputs]
+
+
+@BOTH_POOLS
+@pytest.mark.parametrize("inputs", [(5, 6, 5, 6), (3, 1, 4, 1), (2, 2, 2, 2)])
+def test_torchs_sharded_optimizer_joins_with_our_module(ranks, inputs):
+    ours, torchs = (ranks.run(join_bodies.with_sharded_optimizer, wrapper, inputs) for wrapper in ("ours", "torch"))
+    assert_same(ours, torchs)
+    for parameters in ours[1:]:
+        assert_same(parameters, ours[0])
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_rank_that_raises_inside_the_context_ends_the_others(failing):
+    with RankPool(2, timeout_s=60) as pool:
+        assert pool.run(launch_bodies.identify)  # ranks are up: what follows is about the body alone
+        began = time.monotonic()
+        with pytest.raises(RankError, match=f"rank {failing} failed: ArithmeticError: the third input is bad"):
+            pool.run(join_bodies.raise_inside, failing)
+        assert time.monotonic() - began < 30  # a hang, not a measurement: the time-out is 60 s
+
+
+@pytest.mark.parametrize("inputs", [(2, 4), (3, 3), (0, 1)])
+def test_ranks_stop_with_the_first_where_that_is_wanted(two_ranks, inputs):
+    for ours, torchs in two_ranks.run(join_bodies.early_termination, inputs):
+        assert ours == torchs
+        assert ("exhausted" in ours) == (inputs[0] != inputs[1])
+
+
+@pytest.mark.parametrize("inputs", [(1, 4), (4, 1), (0, 3), (3, 3)])
+def test_evaluation_and_buffer_hooks_after_forward_are_shadowed(two_ranks, inputs):
+    first, second = two_ranks.run(join_bodies.with_what_torch_does_not_shadow, inputs)
+    assert_same(first, second)
+
+
+def test_join_can_be_switched_off(two_ranks):
+    for ours, torchs in two_ranks.run(join_bodies.on_both_classes, (3, 3), {"join": {"enable": False}}):
+        assert_same(ours, torchs)
+
+
+def test_a_hook_counts_the_iterations_that_it_shadows(two_ranks):
+    first, second = two_ranks.run(join_bodies.compressed_without_inputs)
+    assert first == second
+    assert first[0] == 5
+    assert first[1] > 1
+
+
+@pytest.mark.parametrize("used", [(True, True), (True, False), (False, True)])
+@pytest.mark.parametrize("inputs", [(2, 2), (1, 3), (3, 1)])
+def test_sparse_gradients_are_averaged_with_ranks_that_have_none(two_ranks, inputs, used):
+    """Because a rank did not use the embedding, or has no inputs: its part then has no rows."""
+    results = two_ranks.run(join_bodies.sparse_gradients, inputs, used, {"find_unused_parameters": True})
+    for step in range(max(inputs)):
+        expected = torch.zeros(6, 3)
+        for rank in range(2):
+            if used[rank] and step < inputs[rank]:
+                expected[: 1 + rank] += (1 + rank) / 2
+        for rank in range(2):
+            if step < inputs[rank]:
+                assert_same(results[rank][step], expected if expected.any() else None)
+
+
+def test_a_rank_without_inputs_may_train_a_static_graph_in_the_next_epoch(two_ranks):
+    assert all(two_ranks.run(join_bodies.static_graph_over_two_epochs))
+
+
+@pytest.mark.parametrize("first", [0, 1, 3])
+def test_a_static_graph_may_run_out_of_inputs(two_ranks, first):
+    """Rank 0 has `first` inputs, rank 1 six: the same as without the promise that the graph is static."""
+    expected = two_ranks.run(join_bodies.train_unevenly, {}, first)
+    for got, wanted in zip(
+        two_ranks.run(join_bodies.train_unevenly, {"static_graph": True}, first), expected, strict=True
+    ):
+        assert_same(got, wanted)
+
+
+def test_forward_under_join_waits_for_no_collective_of_its_own(two_ranks):
+    assert two_ranks.run(join_bodies.items_read_under_join) == [0, 0]

@@ -1,0 +1,213 @@
+"""The launcher: results by rank, causes of failures, and time-outs."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from subprocess import PIPE, Popen, run
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference import launch
+from reference.errors import RankError
+from reference.launch import RankPool, cores_of, run_ranks
+
+from . import launch_bodies as bodies
+
+SCRIPTS = Path(__file__).parents[1] / "scripts"
+
+
+def test_results_come_by_rank(two_ranks):
+    assert two_ranks.run(bodies.identify, "a", 2) == [(0, 2, 0, 2, "a", 2), (1, 2, 1, 2, "a", 2)]
+
+
+def test_tensors_outlive_the_ranks_that_made_them():
+    results = run_ranks(bodies.return_tensor, 2, timeout_s=60)
+    assert [tensor.tolist() for tensor in results] == [[0.0] * 3, [1.0] * 3]
+
+
+@pytest.fixture(scope="module")
+def mortal_ranks() -> Iterator[RankPool]:
+    """Ranks that a test may end: the next test that uses the pool starts new ones."""
+    with RankPool(2, timeout_s=60) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(
+    ("body", "rank", "says"),
+    [
+        (bodies.fail_on, 1, r"(?s)rank 1 failed.*fail_on.*ArithmeticError: the sums do not add up"),
+        (bodies.die_on, 0, r"rank 0 exited without .* \(exit code 17\)\. Rank 1 then failed: RuntimeError"),
+        (bodies.abort_on, 0, r"\(exit code -6\); Gloo ends a process whose collectives differ"),
+        (
+            bodies.hang_on,
+            1,
+            r"(?s)ranks \[1\] were still running at the time-out.*Ranks \[0\] had returned.*Stack of rank 1.*"
+            r"bodies.py.* in hang_on",
+        ),
+    ],
+)
+def test_a_rank_that_goes_wrong_ends_the_others_and_tells_why(mortal_ranks, body, rank, says):
+    mortal_ranks.run(bodies.identify)  # ranks are up: what follows is about the body alone
+    with pytest.raises(RankError, match=says) as caught:
+        mortal_ranks.run(body, rank, timeout_s=2)
+    assert caught.value.rank == rank
+    again = mortal_ranks.run(bodies.identify, "again")
+    assert again == [(0, 2, 0, 2, "again"), (1, 2, 1, 2, "again")]
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "says"),
+    [
+        ("segfault", -11, r"Fatal Python error: Segmentation fault.*launch_bodies.py.* in crash"),
+        ("abort", -6, r"Fatal Python error: Aborted.*launch_bodies.py.* in crash"),
+        ("kill", -9, ""),
+        ("terminate", -6, r"terminate called without an active exception.*launch_bodies.py.* in crash"),
+    ],
+)
+def test_the_end_of_the_standard_error_of_a_rank_that_crashed_is_in_the_error(mortal_ranks, capfd, how, code, says):
+    mortal_ranks.close()  # so that ranks write where this test reads
+    last = rf"rank 1 exited .*\(exit code {code}\).*The end of its standard error:\nthe last words\n.*{says}"
+    with pytest.raises(RankError, match=f"(?s){last}"):
+        mortal_ranks.run(bodies.crash, 1, how)
+    assert capfd.readouterr().err.startswith("the last words\n")  # as without an error: it reaches the launcher's
+
+
+def test_all_that_ranks_write_to_their_standard_error_reaches_the_launchers_in_order(capfd):
+    lines = 5000
+    with RankPool(2, timeout_s=60) as pool:
+        pool.run(bodies.write_errors, lines)
+    written = capfd.readouterr().err.splitlines()
+    for rank in range(2):
+        mine = [line for line in written if line.startswith(f"rank {rank} ")]
+        assert mine == [f"rank {rank} line {number} {'x' * 80}" for number in range(lines)]
+
+
+def test_a_child_process_of_a_rank_that_crashed_does_not_delay_the_error(mortal_ranks):
+    started = time.monotonic()
+    with pytest.raises(RankError, match=r"(?s)\(exit code -6\).*Fatal Python error: Aborted"):
+        mortal_ranks.run(bodies.leave_a_child, 0)
+    assert time.monotonic() - started < 15  # the child lives for 20 s
+
+
+def test_a_rank_that_waits_for_one_that_has_returned_is_named_before_the_time_out(mortal_ranks, monkeypatch):
+    mortal_ranks.run(bodies.identify)
+    monkeypatch.setattr(launch, "REMINDER_S", 0.2)
+    with (
+        pytest.warns(UserWarning, match=r"^ranks \[1\] are still running 0.2 s after ranks \[0\] .*model.join\(\)"),
+        pytest.raises(RankError),
+    ):
+        mortal_ranks.run(bodies.hang_on, 1, timeout_s=1)
+
+
+def test_every_rank_that_hangs_shows_where(mortal_ranks):
+    mortal_ranks.run(bodies.identify)
+    with pytest.raises(RankError, match=r"(?s)Stack of rank 0.* in hang\n.*Stack of rank 1.* in hang\n"):
+        mortal_ranks.run(bodies.hang, timeout_s=1)
+
+
+def test_a_rank_that_has_not_come_to_its_body_says_so():
+    with (
+        RankPool(1) as pool,
+        pytest.raises(
+            RankError, match=r"Stack of rank 0, innermost call first:\n(unknown: the rank was still starting|  File )"
+        ),
+    ):
+        pool.run(bodies.identify, timeout_s=1e-9)
+
+
+def test_a_rank_that_dies_between_two_bodies_is_an_error_of_the_next_body(mortal_ranks):
+    mortal_ranks.run(bodies.die_after_returning, 1)
+    for process in mortal_ranks._processes[1:]:
+        process.join(timeout=10)
+    with pytest.raises(RankError, match=r"rank 1 exited without reporting an error \(exit code -6\)"):
+        mortal_ranks.run(bodies.identify)
+    assert len(mortal_ranks.run(bodies.identify)) == 2
+
+
+def test_a_result_that_cannot_be_sent_is_a_failure_of_its_rank(mortal_ranks):
+    with pytest.raises(RankError, match=r"(?s)rank \d failed.*[Pp]ickle"):
+        mortal_ranks.run(bodies.return_unpicklable)
+
+
+def test_a_world_without_ranks_is_refused():
+    with pytest.raises(ValueError, match="world_size: expected at least 1, got 0"):
+        RankPool(0)
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Iterator[dict[str, Popen[str]]]:
+    """One script under two launchers, at the same time, because both mostly import."""
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node=2", "--local-addr=127.0.0.1"]
+    running = {
+        name: Popen([sys.executable, *options, SCRIPTS / "sum_ranks.py"], stdout=PIPE, stderr=PIPE, text=True)
+        for name, options in {"python": [], "torchrun": torchrun}.items()
+    }
+    yield running
+    for process in running.values():
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize(("under", "printing"), [("python", 1), ("torchrun", 2)])
+def test_a_script_runs_under_python_and_under_torchrun_unchanged(scripts, under, printing):
+    printed, errors = scripts[under].communicate(timeout=100)
+    assert scripts[under].returncode == 0, errors
+    assert printed.count("[3.0, 3.0]") == printing
+
+
+AS_UNDER_TORCHRUN = """
+import torch
+from reference.launch import _states_of_threads, run_ranks
+def train(_rank, _world_size):
+    ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    ddp(torch.ones(1, 2)).sum().backward()
+    return _states_of_threads("pt_gloo_runloop") != set()
+print(run_ranks(train, 1), _states_of_threads("pt_gloo_runloop"))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_under_torchrun_no_thread_of_gloo_outlives_the_ranks():
+    """Fails if torch.distributed.nn.functional is imported while a group exists, whose threads then never end."""
+    torchruns = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    environment = os.environ | torchruns | {"TORCHELASTIC_RUN_ID": "test"}
+    done = run([sys.executable, "-c", AS_UNDER_TORCHRUN], capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.stdout, done.returncode) == ("[True] set()\n", 0), done.stderr
+
+
+def test_ranks_end_silently_when_their_launcher_is_gone():
+    with Popen([sys.executable, SCRIPTS / "vanish.py"], stdout=PIPE, stderr=PIPE, text=True) as launcher:
+        try:
+            told = launcher.communicate(timeout=60)  # as long as a rank lives, it holds these pipes
+        finally:
+            launcher.kill()
+    assert told == ("", "")
+
+
+def test_ranks_share_the_cores(four_ranks):
+    assert four_ranks.run(bodies.count_threads) == [max(1, (os.cpu_count() or 1) // 4)] * 4
+
+
+@given(st.integers(1, 20), st.integers(1, 16))
+def test_ranks_share_the_cores_evenly_or_not_at_all(world_size, count):
+    available = list(range(100, 100 + count))
+    shares = [cores_of(rank, world_size, available) for rank in range(world_size)]
+    used = [core for share in shares for core in share]
+    if world_size <= count:
+        assert sorted(used) == available
+        assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    elif world_size % count == 0:
+        assert sorted(used) == sorted(available * (world_size // count))
+    else:
+        assert shares == [available] * world_size
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs sched_setaffinity")
+def test_a_pinned_rank_keeps_to_its_cores():
+    available = sorted(os.sched_getaffinity(0))
+    with RankPool(2, pinned=True) as pool:
+        assert pool.run(bodies.cores) == [cores_of(rank, 2, available) for rank in range(2)]

@@ -1,0 +1,37 @@
+"""Observers: which calls a reducer makes in an iteration, and in which order."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ..explore import examples
+from . import observer_bodies as bodies
+
+IN_ORDER = (
+    "bucket_packing",
+    "bucket_ready",
+    "bucket_launching",
+    "bucket_launched",
+    "bucket_done",
+    "bucket_copied_out",
+)
+"""Calls for each bucket."""
+
+
+@examples(10)
+@given(st.booleans(), st.integers(1, 4), st.sampled_from([1e-6, 1e-4, 25]))
+def test_every_bucket_is_followed_from_packing_to_copying_out(two_ranks, watches, layers, cap_mb):
+    for iterations, under_no_sync in two_ranks.run(bodies.calls_by_iteration, watches, layers, cap_mb):
+        ready = [("parameter_ready", index) for index in range(layers)] if watches else []
+        for calls, buckets in iterations:
+            expected = [(name, bucket) for name in IN_ORDER for bucket in range(buckets)]
+            once = [("forward_started", None), ("backward_started", None), ("backward_computed", None)]
+            assert sorted(map(str, calls)) == sorted(map(str, [*expected, *once, *ready]))
+            for bucket in range(buckets):
+                of_bucket = [name for name, number in calls if number == bucket and name.startswith("bucket")]
+                assert of_bucket == list(IN_ORDER)
+            names = [name for name, _ in calls]
+            assert names[0] == "forward_started"
+            assert names.index("backward_started") < names.index("bucket_packing")
+            last_launch = max(index for index, name in enumerate(names) if name == "bucket_launched")
+            assert last_launch < names.index("backward_computed") < names.index("bucket_done")
+        assert sorted(under_no_sync) == ready

@@ -1,0 +1,63 @@
+"""The sink: outputs of any class pass it, and change in nothing but their tensors."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reference.autograd_hooks import tensors_in
+from reference.output_sink import map_tensors
+
+from .. import scenarios
+from ..explore import examples
+from ..scenarios import assert_same
+from . import output_sink_bodies as bodies
+
+
+@pytest.mark.parametrize("structure", ["dataclass", "registered node", *scenarios.CUSTOM_OUTPUTS[:4]])
+def test_tensors_in_any_structure_may_be_unused_in_the_loss(two_ranks, structure):
+    """Dataclasses do not pass torch's sink, registered pytree nodes are not searched by it: it raises for both."""
+    expected = two_ranks.run(bodies.train_with_unused_output, "tuple")
+    assert all(map(_same, two_ranks.run(bodies.train_with_unused_output, structure), expected))
+
+
+@pytest.mark.parametrize("structure", scenarios.CUSTOM_OUTPUTS)
+def test_outputs_of_any_class_pass_the_sink(two_ranks, structure):
+    """Torch's class never launches the all-reduces of a static graph behind a class that pytree does not know."""
+    body = bodies.train_with_custom_outputs
+    for plain, found, static in two_ranks.run(body, structure):
+        assert_same(found, plain)
+        assert_same(static, plain)
+
+
+def _same(got, expected):
+    assert_same(got[1:], expected[1:])
+    return True
+
+
+nested = st.recursive(
+    st.integers(0, 3).map(lambda value: torch.tensor(float(value))) | st.text(max_size=2) | st.none(),
+    lambda parts: (
+        st.lists(parts, max_size=3)
+        | st.lists(parts, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=2), parts, max_size=3)
+        | st.lists(parts, max_size=3).map(lambda some: scenarios.Labelled(*some, label="a"))
+        | st.lists(parts, max_size=3).map(lambda some: scenarios.LabelledTuple(*some, label="a"))
+        | st.builds(scenarios.Pair, parts, parts)
+        | st.builds(scenarios.Outputs, parts, parts)
+    ),
+    max_leaves=8,
+)
+
+
+@examples(200)
+@given(nested)
+def test_mapping_the_tensors_of_an_output_changes_nothing_else(output):
+    """Every tensor is changed once, in order; types and all other values stay."""
+    before = [tensor.item() for tensor in tensors_in(output)]
+    changed = map_tensors(lambda tensor: tensor + 1, output)
+    assert [tensor.item() for tensor in tensors_in(changed)] == [value + 1 for value in before]
+    assert [tensor.item() for tensor in tensors_in(output)] == before
+    assert_same(map_tensors(lambda tensor: tensor - 1, changed), output)
+    assert type(changed) is type(output)
+    assert getattr(changed, "label", None) == getattr(output, "label", None)

@@ -1,0 +1,78 @@
+"""Stand-ins: forward computes with them, and gradients, errors and everything else see the parameters."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from reference.parameter_substitution import ForwardParameters, compose, replaced_parameters
+from reference.parameters import module_tensors
+
+
+class Layers(nn.Module):
+    """Linear layers, the first of which may occur twice; an input of -1 raises an error in the middle."""
+
+    def __init__(self, count, shares):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(1, 1, bias=False) for _ in range(count))
+        if shares:
+            self.layers.append(self.layers[0])
+        for number, parameter in enumerate(self.parameters()):
+            nn.init.constant_(parameter, number + 2.0)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+            if (x < 0).any():
+                raise ArithmeticError("below zero")
+        return x
+
+
+@given(st.integers(1, 4), st.booleans(), st.sets(st.integers(0, 3)), st.sampled_from([2.0, 3.0]))
+def test_forward_computes_with_the_stand_ins_and_gradients_are_those_of_the_parameters(count, shares, which, factor):
+    module = Layers(count, shares)
+    before = dict(module.named_parameters())
+    parameters = list(before.values())
+    chosen = [parameter for index, parameter in enumerate(parameters) if index in which]
+    substituted = ForwardParameters(module, {parameter: lambda own: own * factor for parameter in chosen})
+    leaves = [parameter.detach().clone().requires_grad_() for parameter in parameters]
+    used = [leaf * factor if index in which else leaf for index, leaf in enumerate(leaves)]
+    got, expected = module(torch.ones(1, 1)), torch.stack([*used, *used[: int(shares)]]).prod()
+    assert got.item() == expected.item()
+    for output in (got, expected):
+        output.sum().backward()
+    for mine, theirs in zip(parameters, leaves, strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+    assert all(before[name] is parameter for name, parameter in module.named_parameters())
+    substituted.detach()
+    assert module(torch.ones(1, 1)).item() == torch.stack([*leaves, *leaves[: int(shares)]]).prod().item()
+
+
+def test_after_an_error_in_forward_the_parameters_are_back():
+    module = Layers(2, shares=False)
+    parameters = list(module.parameters())
+    ForwardParameters(module, dict.fromkeys(parameters, torch.neg))
+    with pytest.raises(ArithmeticError):
+        module(torch.ones(1, 1))
+    assert all(own is now for own, now in zip(parameters, module.parameters(), strict=True))
+
+
+@given(st.sets(st.integers(0, 2)), st.sets(st.integers(0, 2)))
+def test_a_composed_stand_in_is_the_first_ones_then_the_others(first, then):
+    parameters = [nn.Parameter(torch.tensor(5.0)) for _ in range(3)]
+    both = compose(
+        {parameters[index]: lambda own: own + 1 for index in first},
+        {parameters[index]: lambda own: own * 2 for index in then},
+    )
+    values = {index: both[own](own).item() for index, own in enumerate(parameters) if own in both}
+    assert values == {index: (5.0 + (index in first)) * (2 if index in then else 1) for index in sorted(first | then)}
+
+
+def test_a_stand_in_has_replaced_no_parameter_but_another_parameter_has():
+    module = Layers(2, shares=False)
+    wrapped = module_tensors(module).slots
+    module.layers[0]._parameters["weight"] = module.layers[0].weight * 2
+    assert replaced_parameters(module, wrapped) is None
+    module.layers[1].weight = nn.Parameter(torch.ones(1, 1))
+    assert replaced_parameters(module, wrapped).startswith("layers.1.weight: other parameters than those")

@@ -1,0 +1,47 @@
+"""The wrapper: what construction sends, what forward returns, and `no_sync`."""
+
+import pytest
+import torch
+
+from . import wrapper_bodies as bodies
+
+BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True)
+
+
+@BOTH_POOLS
+def test_every_rank_starts_from_rank_0_under_torchs_names(ranks):
+    ours = ranks.run(bodies.state_after_construction, "ours")
+    torchs = ranks.run(bodies.state_after_construction, "torch")
+    for got, expected in zip(ours, torchs, strict=True):
+        assert list(got) == list(expected)
+        assert all(name.startswith("module.") for name in got)
+        for name in got:
+            assert torch.equal(got[name], ours[0][name])
+            assert torch.equal(got[name], expected[name])
+
+
+def test_what_the_state_dict_does_not_hold_is_synchronised_too(two_ranks):
+    assert two_ranks.run(bodies.values_after_construction) == [[1.0, 1.0]] * 2
+
+
+def test_under_no_sync_nothing_is_averaged_even_after_a_stray_forward_pass(two_ranks):
+    assert two_ranks.run(bodies.gradients_after_a_stray_forward) == [[0.0], [1.0]]
+
+
+def test_forward_returns_what_the_module_returns(two_ranks):
+    assert all(two_ranks.run(bodies.outputs_of))
+
+
+def test_a_module_outlives_its_wrapper(two_ranks):
+    assert all(two_ranks.run(bodies.survives_dropping_the_wrapper))
+
+
+def test_without_init_sync_nothing_is_communicated(two_ranks):
+    """Rank 1 constructs alone; its parameters stay its own."""
+    assert two_ranks.run(bodies.construct_on_one_rank_only) == [None, [1.0, 1.0]]
+
+
+def test_with_create_graph_the_gradient_is_averaged_and_its_derivative_is_local(two_ranks):
+    for averaged, local in two_ranks.run(bodies.second_derivatives):
+        assert averaged
+        assert local

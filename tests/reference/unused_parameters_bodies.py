@@ -1,0 +1,86 @@
+"""Rank bodies of test_unused_parameters.py: parameters without a gradient, and static graphs."""
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from reference.data_parallel import DistributedDataParallel
+
+from .. import scenarios
+
+TorchDDP = nn.parallel.DistributedDataParallel
+
+
+def buckets_sent_for_unused_parameters(rank: int, _world_size: int) -> tuple[int, int]:
+    """Number of buckets sent when two of the parameters are unused, one bucket each: without and with skipping."""
+    sent = []
+    for skip in (False, True):
+        ddp = DistributedDataParallel(
+            scenarios.Branches(), find_unused_parameters=True, skip_all_reduce_unused_params=skip, bucket_cap_mb=1e-6
+        )
+        for _ in range(2):
+            ddp(torch.ones(1, 4), "a").sum().backward()
+        sent.append(ddp.reducer.reduced_buckets)
+        assert ddp.module.b.weight.grad is None
+    return tuple(sent)
+
+
+class TwoWeights(nn.Module):
+    """Returns a factor times one of its weights, so the factor is the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.ones(1) for _ in range(2))
+
+    def forward(self, factor: float, index: int) -> Tensor:
+        return self.weights[index] * factor
+
+
+def drop_accumulated_gradients(rank: int, _world_size: int) -> list[str]:
+    """Rank 1's second parameter is used under no_sync only, and its gradient is dropped."""
+    ddp = DistributedDataParallel(TwoWeights(), find_unused_parameters=True)
+    with ddp.no_sync():
+        ddp(4.0 * (1 + rank), 1).backward()
+    ddp.zero_grad()
+    ddp(4.0 * (1 + rank), 0).backward()
+    return ["None" if p.grad is None else f"{p.grad.item():.1f}" for p in ddp.parameters()]
+
+
+class Returns(nn.Module):
+    """Returns its output in a structure."""
+
+    def __init__(self, structure: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 1)
+        self.structure = structure
+
+    def forward(self, x: Tensor) -> object:
+        output = self.layer(x)
+        return {
+            "tensor": output,
+            "dataclass": scenarios.Outputs(output, 0),
+            "set": {output},
+            "iterator": iter([output]),
+        }[self.structure]
+
+
+def static_graph_behind(rank: int, _world_size: int, structure: str, copied: bool) -> list[list[float]]:
+    """Gradients of the weight by iteration, locally 1 and 2; ours, then torch's; perhaps of a deep copy at last."""
+    seen = []
+    for wrap in (DistributedDataParallel, TorchDDP):
+        ddp = wrap(Returns(structure), static_graph=True)
+        runs = []
+        for number in range(6):
+            if copied and number == 3:
+                ddp = copy.deepcopy(ddp)
+            ddp.zero_grad()
+            output = ddp(torch.full((1, 1), 1.0 + rank))
+            if structure == "dataclass":
+                output = output.used
+            elif structure != "tensor":
+                (output,) = output
+            output.sum().backward()
+            runs.append(ddp.module.layer.weight.grad.item())
+        seen.append(runs)
+    return seen

@@ -1,0 +1,99 @@
+"""Rank bodies of test_wrapper.py."""
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from reference.data_parallel import DistributedDataParallel
+
+TorchDDP = nn.parallel.DistributedDataParallel
+
+
+def state_after_construction(rank: int, world_size: int, wrapper: str) -> dict[str, Tensor]:
+    """State dict, after construction, of a module initialised differently on every rank."""
+    torch.manual_seed(rank)
+    module = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Linear(2, 2).double())
+    return {"ours": DistributedDataParallel, "torch": TorchDDP}[wrapper](module).state_dict()
+
+
+class HasExtraState(nn.Module):
+    """Extra state and a non-persistent buffer, both of which a broadcast of the state dict would handle wrongly."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((2,), float(rank)))
+        self.register_buffer("passing", torch.full((2,), float(rank)), persistent=False)
+
+    def get_extra_state(self) -> dict:
+        return {"not": "a tensor"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weight * x + self.passing
+
+
+def values_after_construction(rank: int, _world_size: int) -> list[float]:
+    """First elements of the parameter and of the non-persistent buffer."""
+    ddp = DistributedDataParallel(HasExtraState(rank + 1), forward_sync_buffers=False)
+    return [ddp.module.weight[0].item(), ddp.module.passing[0].item()]
+
+
+def gradients_after_a_stray_forward(rank: int, _world_size: int) -> list[float]:
+    """A synchronised forward pass without backward, then one under no_sync: nothing is averaged."""
+    ddp = DistributedDataParallel(nn.Linear(1, 1, bias=False))
+    ddp(torch.ones(1, 1))
+    with ddp.no_sync():
+        ddp(torch.full((1, 1), float(rank))).sum().backward()
+    return ddp.module.weight.grad.flatten().tolist()
+
+
+def outputs_of(rank: int, world_size: int) -> bool:
+    """Whether forward returns the very object that the module returned."""
+
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(2))
+
+        def forward(self, *, scale: float) -> dict:
+            self.made = {"loss": (self.weight * scale).sum(), "extra": ["text", None]}
+            return self.made
+
+    ddp = DistributedDataParallel(Odd())
+    return ddp(scale=2.0) is ddp.module.made
+
+
+def survives_dropping_the_wrapper(rank: int, _world_size: int) -> bool:
+    """A module outlives its DDP: it trains alone, and under a new DDP, without the old one's hooks."""
+    module = nn.Linear(2, 1)
+    ddp = DistributedDataParallel(module)
+    del ddp
+    module(torch.ones(1, 2) * rank).sum().backward()
+    local = module.weight.grad.clone()
+    module.zero_grad()
+    DistributedDataParallel(module)(torch.ones(1, 2) * rank).sum().backward()
+    return bool((local == rank).all())
+
+
+def construct_on_one_rank_only(rank: int, _world_size: int) -> list[float] | None:
+    if rank == 0:
+        return None
+    module = nn.Linear(1, 1)
+    for parameter in module.parameters():
+        nn.init.constant_(parameter, float(rank))
+    DistributedDataParallel(module, init_sync=False)
+    return [parameter.item() for parameter in module.parameters()]
+
+
+def second_derivatives(rank: int, _world_size: int) -> tuple[bool, bool]:
+    """d/dw of (w x)^2 is 2 w x^2, averaged; its derivative by w is this rank's 2 x^2."""
+    module = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(module.weight)
+    ddp = DistributedDataParallel(module)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ddp(torch.tensor([[1.0 + rank]])).square().sum().backward(create_graph=True)
+    gradient = module.weight.grad
+    module.weight.grad = None
+    (second,) = torch.autograd.grad(gradient.sum(), module.weight)
+    return gradient.item() == (2 * 1 + 2 * 4) / 2, second.item() == 2 * (1 + rank) ** 2
