@@ -1,8 +1,7 @@
 """Data parallelism as a module wrapper, with the options that change how gradients are averaged.
 
-The sections follow an iteration: construction, forward pass, backward pass. The optimiser step needs no code here,
-because it sees the same averaged gradients on every rank. `minimal` has simpler classes of the same kind, and
-`data_parallel` adds the arguments and the names of torch's class.
+The sections follow an iteration: construction, forward pass, backward pass. The optimiser step needs no code here.
+`minimal` has simpler classes of the same kind; `data_parallel` adds the arguments and the names of torch's class.
 """
 
 import weakref
