@@ -8,7 +8,6 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from .collectives import PIECE_BYTES, send_in_pieces
-from .parameters import bucket_key
 
 
 def broadcast_coalesced(
@@ -22,7 +21,7 @@ def broadcast_coalesced(
     """
     send_in_pieces(
         [tensor.nbytes for tensor in tensors],
-        list(map(bucket_key, tensors)),
+        [(tensor.dtype, tensor.device) for tensor in tensors],
         lambda indices: _Piece([tensors[index] for index in indices], group, source),
         _Piece.finish,
         piece_bytes,
