@@ -1,4 +1,4 @@
-"""Synthesis: operations counted without data, rooflines, and traces made from them or converted by them."""
+"""Synthesis: rooflines, and traces made from them or converted by them."""
 
 import json
 import re
@@ -6,18 +6,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
-from ddplab import models
-from ddplab.calibration.device_rates import measure_device
-from ddplab.cli.synthesize import judgement
-from ddplab.operation_counter import count_operations, measure_operations
-from reference.errors import ModelError
-from reference.recorder import record
 from reference.trace import PHASES, Parameter, Trace
 from simulator import Fabric, predict
 from simulator.workload.roofline import (
@@ -377,164 +368,6 @@ def of(operations) -> tuple[int, int]:
     return sum(o.flops for o in operations), sum(o.bytes_moved for o in operations)
 
 
-def count(module: nn.Module, *inputs: torch.Tensor) -> Operations:
-    """Forward and backward, the loss being the sum of what comes out."""
-    return count_operations(module, lambda module: module(*inputs).sum(), "m")
-
-
-def test_a_linear_layer_by_hand():
-    batch, inputs, outputs = 5, 3, 7
-    counted = count(nn.Linear(inputs, outputs), torch.ones(batch, inputs))
-    x, w, b, y = batch * inputs, inputs * outputs, outputs, batch * outputs
-    assert of(counted.forward) == (2 * batch * w, 4 * (x + w + b + y))
-    assert of(counted.loss) == (0, 4 * (y + 1) + 4)  # the sum, and its gradient of one
-    # The gradient of a sum is one number, expanded: it lies in memory once. No gradient of the input is wanted.
-    weight, bias = (4 * (1 + x + w), 4 * (1 + b))
-    assert of(counted.backward) == (2 * batch * w, weight + bias)
-    assert of(counted.step) == (0, 3 * 4 * (w + b))
-    assert set(counted.ready_order) == {0, 1}
-
-
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("layer", [nn.Conv2d, nn.ConvTranspose2d])
-def test_a_convolution_by_hand(layer, groups):
-    batch, inputs, outputs, kernel, size = 2, 4, 8, 3, 5
-    pixels = torch.ones(batch, inputs, size, size, requires_grad=True)
-    counted = count(layer(inputs, outputs, kernel, padding=1, groups=groups), pixels)
-    forward = 2 * batch * size**2 * kernel**2 * inputs * outputs // groups
-    assert of(counted.forward)[0] == forward
-    assert of(counted.backward)[0] == 2 * forward
-
-
-class Everything(nn.Module):
-    """Views, copies, operations in place, reductions, a lookup."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(100, 4)
-
-    def forward(self, index):
-        x = self.embedding(index)  # 2 x 4: reads two rows and two indices, writes two rows
-        y = x.t().view(4, 2)[1:].expand(3, 2)  # views
-        return y.contiguous().add_(1.0)  # a copy of 6 numbers; in place
-
-
-def test_views_count_nothing_and_lookups_what_they_read():
-    index = torch.tensor([1, 2])
-    counted = count(Everything(), index)
-    assert of(counted.forward) == (0, 4 * 8 + 4 * 8 + 8 * 2 + 2 * 4 * 6 + 2 * 4 * 6)
-    assert sum(operation.kernels for operation in counted.forward) == 3
-
-
-def convolutions() -> models.Model:
-    module = nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(36, 5)
-    )
-    images = torch.ones(2, 3, 11, 11)
-    return module, lambda module: module(images).square().mean()
-
-
-def test_without_data_the_counts_are_those_of_a_real_run():
-    model = "tests.test_synthesis:convolutions"
-    real = count_operations(*models.build(model), model)
-    assert measure_operations(model) == real
-    module, loss_fn = models.build(model)
-    with FlopCounterMode(display=False) as oracle:
-        loss_fn(module).backward()
-    assert of((*real.forward, *real.loss, *real.backward))[0] == oracle.get_total_flops()
-
-
-@pytest.mark.parametrize("model", ["resnet18", "mlp", "transformer", "small-tensors"])
-def test_built_in_models_are_ready_in_the_order_that_was_recorded(model):
-    module, loss_fn = models.build(model)
-    with record(module, model=model, batch=loss_fn.batch) as recording:
-        loss_fn(module).backward()
-    recorded = recording.trace
-    counted = measure_operations(model)
-    synthetic = synthesize(counted, DEVICES["h100-tf32"], step_ns=50_000_000)
-    assert ready_order(synthetic) == ready_order(recorded)
-    for field in ("model", "source", "parameters", "buffers", "batch", "torch_version"):
-        assert getattr(synthetic.workload, field) == getattr(recorded.workload, field)
-    assert validated(rescale(recorded, counted, SLOW, DEVICES["a100-80gb-tf32"]))
-
-
-def resnet50_for_imagenet() -> models.Model:
-    module, _ = models.resnet50()
-    images = torch.empty(1, 3, 224, 224)
-    return module, lambda module: module(images).sum()
-
-
-def test_resnet50_needs_the_published_flops():
-    """4.09 billion multiplications and additions a 224 x 224 sample, as torchvision's table has it."""
-    flops, _ = of(measure_operations("tests.test_synthesis:resnet50_for_imagenet").forward)
-    assert flops / 2 == pytest.approx(4.09e9, rel=0.002)
-
-
-def enormous() -> models.Model:
-    module = nn.Linear(10**6, 10**6)
-    return module, lambda module: module(torch.empty(64, 10**6)).sum()
-
-
-def test_nothing_is_allocated():
-    """A layer of 4 TB."""
-    counted = measure_operations("tests.test_synthesis:enormous")
-    assert of(counted.forward)[0] == 2 * 64 * 10**12
-    assert synthesize(counted, DEVICES["h100-fp32"]).sizes_bytes == [4 * 10**12, 4 * 10**6]
-
-
-BATCH = torch.ones(2, 3)
-
-
-def reads_a_value() -> models.Model:
-    return nn.Linear(3, 1), lambda module: module(torch.ones(2, 3)).sum() * module.weight.sum().item()
-
-
-def batch_from_outside() -> models.Model:
-    return nn.Linear(3, 1), lambda module: module(BATCH).sum()
-
-
-def goes_to_numpy() -> models.Model:
-    return nn.Linear(3, 1), lambda module: torch.tensor(module(torch.ones(2, 3)).detach().numpy())
-
-
-def loss_without_a_parameter() -> models.Model:
-    return nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)]), lambda module: module[0](torch.ones(2, 3)).sum()
-
-
-def frozen() -> models.Model:
-    return nn.Linear(3, 1).requires_grad_(False), lambda module: module(torch.ones(2, 3)).sum()
-
-
-@pytest.mark.parametrize(
-    ("model", "says"),
-    [
-        (reads_a_value, "does not run on the meta device, where tensors have no data: Tensor.item() cannot be"),
-        (batch_from_outside, "make model and batch inside the callable"),
-        (goes_to_numpy, "use no values (.item(), .numpy()"),
-        (loss_without_a_parameter, "expected the loss to use every parameter, 1.weight, 1.bias got no gradient"),
-        (frozen, "expected at least one trainable parameter, got none"),
-    ],
-)
-def test_a_model_that_cannot_be_counted_is_told_in_one_line(model, says):
-    name = f"tests.test_synthesis:{model.__name__}"
-    with pytest.raises(ModelError, match=re.escape(says)) as caught:
-        measure_operations(name)
-    assert str(caught.value).startswith(f"--model {name}: ")
-    assert "\n" not in str(caught.value)
-
-
-def test_an_unknown_model_is_told_as_ever():
-    with pytest.raises(ModelError, match="--model: expected resnet50, "):
-        measure_operations("alexnet")
-
-
-def test_this_machine_has_rates():
-    device = measure_device("here")
-    assert device.flops_per_s > 1e8
-    assert device.bytes_per_s > 1e8
-    assert 100 < device.launch_ns < 10**7
-
-
 def test_a_step_reads_parameter_and_gradient_and_writes_the_parameter():
     parameter = Parameter(name="w", shape=(5,), dtype="float32", size_bytes=20)
     assert of(sgd_step([parameter, parameter])) == (0, 120)
@@ -565,28 +398,3 @@ def test_many_small_kernels_take_the_hosts_time():
     (paced,) = synthesize(operations, device.model_copy(update={"pace_ns": 5000})).ranks[0].iterations
     assert (at_once.forward_end_ns, at_once.duration_ns) == (1_000_000, 2_000_001)
     assert (paced.forward_end_ns, paced.duration_ns) == (5_001_000, 6_005_001)
-
-
-@pytest.mark.parametrize(
-    ("step_ms", "says"),
-    [(None, "measure an iteration"), (5.0, "needs CUDA graphs"), (20.0, "the step takes 20 ms")],
-)
-def test_a_host_that_limits_the_iteration_is_named(step_ms, says):
-    sentence = judgement(1_000_000, 12_000_000, step_ms)
-    assert sentence.startswith("the host needs 12 ms to launch the kernels")
-    assert says in sentence
-
-
-@pytest.mark.parametrize(
-    ("step_ms", "says"),
-    [
-        (None, "no --step-ms: the iteration takes 10 ms"),
-        (20.0, "data sheet"),
-        (9.0, "usual, so check"),
-        (90.0, "check"),
-    ],
-)
-def test_a_step_far_from_the_roofline_is_doubted(step_ms, says):
-    sentence = judgement(10_000_000, 10_000_000, step_ms)
-    assert says in sentence
-    assert ("check" in sentence) == (step_ms in (9.0, 90.0))
