@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tutorials.replaying import METHODS, draw_residuals, mean_error
 
-from .test_report import row
+from .validation_rows import row
 
 ERRORS = st.fixed_dictionaries({field: st.floats(-1, 3) for field, _, _ in METHODS.values()})
 ROWS = st.lists(ERRORS.map(lambda errors: replace(row(5, 100, 100), **errors)), min_size=1, max_size=4)

@@ -43,8 +43,8 @@ from validation.ready_times import read_gradients, repeat_block, trace_of
 from validation.score import FOLDER, compute, main, score_case
 from validation.score_page import as_markdown, draw_errors
 
-from .test_report import FABRIC, TRACE
-from .test_report import row as row_of_a_report
+from .validation_rows import FABRIC, TRACE
+from .validation_rows import row as row_of_a_report
 
 CASES = sorted((FOLDER / "cases").glob("*.toml"))
 ECHO = FOLDER / "cases" / "all_reduce_echo_a100.toml"

@@ -1,14 +1,11 @@
 """Verdict: the network that is named as needed has the target efficiency, and a slower one has not."""
 
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.cli.predict import sweep_verdicts
 from simulator import Fabric, predict
 from simulator.results.scaling_verdict import FASTEST_NETWORK, SLOWEST_NETWORK, TOLERANCE, counted, network_need
-from simulator.sweep import AXES
 
 from ..strategies import iteration, trace_of
 
@@ -64,11 +61,3 @@ def test_buckets_are_counted_with_their_range():
     assert counted([], 4) == "0 of 4"
     assert counted([3], 4) == "1 of 4 (3)"
     assert counted([1, 3, 2], 35, "buckets") == "3 of 35 buckets (1-3)"
-
-
-def test_a_sweep_names_the_fabrics_that_suffice():
-    rows = [("a", fabric, 64, "cap", "o", "h", 1, share) for fabric, share in (("x", 0.5), ("x", 0.95), ("y", 0.4))]
-    table = pd.DataFrame(rows, columns=[*AXES, "iteration_ns", "efficiency"])
-    assert sweep_verdicts(table) == [
-        "verdict: a on 64 ranks has an efficiency of at least 90% on x (95%); less on y (40%)"
-    ]

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ddplab.cli.main import main
 from reference.errors import TraceError
 from reference.trace import Trace
 from simulator import Fabric, emulate, import_profile, predict
@@ -222,17 +221,3 @@ def test_files_that_were_mixed_up_are_told_with_what_to_do(tmp_path):
             Fabric.load(tmp_path / name)
     with pytest.raises(TraceError, match=r"got a trace of ddplab, which `ddplab predict` takes"):
         import_profile([tmp_path / "trace.json"])
-
-
-def test_the_command_writes_trace_and_report(tmp_path, capsys, monkeypatch):
-    document, _ = profiler_files.profile(SMALL)
-    path = write(document, tmp_path / "rank0.json")
-    out, report = tmp_path / "trace.json.gz", tmp_path / "report.json"
-    words = ["ddplab", "import", "kineto", str(path), "--out", str(out), "--json", str(report)]
-    monkeypatch.setattr("sys.argv", words)
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert not ended.value.code
-    assert json.loads(report.read_text())["gpu"] == "a GPU"
-    assert Trace.load(out).workload.world_size == 2
-    assert "only 1 of 2 ranks has a file" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from simulator.fabric import Fabric
 from simulator.prediction import predict
 from simulator.workload.compute_times import recorded_model
 
-from .strategies import traces
+from ..strategies import traces
 
 
 @given(traces(), st.integers(1, 50), st.floats(0.001, 1000))

@@ -14,7 +14,7 @@ from reference.errors import ModelError
 from reference.recorder import described_buffers, described_parameters
 from reference.trace import Buffer, Parameter, Trace, Workload
 
-from .strategies import traces
+from ..strategies import traces
 
 
 class Stopwatch:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from .strategies import iteration, trace_of
-from .test_cli import ddplab
+from ..strategies import iteration, trace_of
+from .command_process import ddplab
 
 
 @pytest.fixture(scope="module")

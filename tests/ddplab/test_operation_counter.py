@@ -1,4 +1,4 @@
-"""Synthesis: operations counted without data, rates of this machine, and what the command tells of a result."""
+"""Operations of a model, counted without data."""
 
 import re
 
@@ -8,15 +8,16 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ddplab import models
-from ddplab.calibration.device_rates import measure_device
-from ddplab.cli.synthesize import judgement
 from ddplab.operation_counter import count_operations, measure_operations
 from reference.errors import ModelError
 from reference.recorder import record
-from simulator.workload.roofline import DEVICES, Operations
+from simulator.workload.roofline import (
+    DEVICES,
+    Operations,
+)
 from simulator.workload.trace_synthesis import rescale, synthesize
 
-from .simulator.random_operations import SLOW, ready_order, validated
+from ..simulator.random_operations import SLOW, ready_order, validated
 
 # Counting
 
@@ -84,7 +85,7 @@ def convolutions() -> models.Model:
 
 
 def test_without_data_the_counts_are_those_of_a_real_run():
-    model = "tests.test_synthesis:convolutions"
+    model = "tests.ddplab.test_operation_counter:convolutions"
     real = count_operations(*models.build(model), model)
     assert measure_operations(model) == real
     module, loss_fn = models.build(model)
@@ -115,7 +116,7 @@ def resnet50_for_imagenet() -> models.Model:
 
 def test_resnet50_needs_the_published_flops():
     """4.09 billion multiplications and additions a 224 x 224 sample, as torchvision's table has it."""
-    flops, _ = of(measure_operations("tests.test_synthesis:resnet50_for_imagenet").forward)
+    flops, _ = of(measure_operations("tests.ddplab.test_operation_counter:resnet50_for_imagenet").forward)
     assert flops / 2 == pytest.approx(4.09e9, rel=0.002)
 
 
@@ -126,7 +127,7 @@ def enormous() -> models.Model:
 
 def test_nothing_is_allocated():
     """A layer of 4 TB."""
-    counted = measure_operations("tests.test_synthesis:enormous")
+    counted = measure_operations("tests.ddplab.test_operation_counter:enormous")
     assert of(counted.forward)[0] == 2 * 64 * 10**12
     assert synthesize(counted, DEVICES["h100-fp32"]).sizes_bytes == [4 * 10**12, 4 * 10**6]
 
@@ -165,7 +166,7 @@ def frozen() -> models.Model:
     ],
 )
 def test_a_model_that_cannot_be_counted_is_told_in_one_line(model, says):
-    name = f"tests.test_synthesis:{model.__name__}"
+    name = f"tests.ddplab.test_operation_counter:{model.__name__}"
     with pytest.raises(ModelError, match=re.escape(says)) as caught:
         measure_operations(name)
     assert str(caught.value).startswith(f"--model {name}: ")
@@ -175,35 +176,3 @@ def test_a_model_that_cannot_be_counted_is_told_in_one_line(model, says):
 def test_an_unknown_model_is_told_as_ever():
     with pytest.raises(ModelError, match="--model: expected resnet50, "):
         measure_operations("alexnet")
-
-
-def test_this_machine_has_rates():
-    device = measure_device("here")
-    assert device.flops_per_s > 1e8
-    assert device.bytes_per_s > 1e8
-    assert 100 < device.launch_ns < 10**7
-
-
-@pytest.mark.parametrize(
-    ("step_ms", "says"),
-    [(None, "measure an iteration"), (5.0, "needs CUDA graphs"), (20.0, "the step takes 20 ms")],
-)
-def test_a_host_that_limits_the_iteration_is_named(step_ms, says):
-    sentence = judgement(1_000_000, 12_000_000, step_ms)
-    assert sentence.startswith("the host needs 12 ms to launch the kernels")
-    assert says in sentence
-
-
-@pytest.mark.parametrize(
-    ("step_ms", "says"),
-    [
-        (None, "no --step-ms: the iteration takes 10 ms"),
-        (20.0, "data sheet"),
-        (9.0, "usual, so check"),
-        (90.0, "check"),
-    ],
-)
-def test_a_step_far_from_the_roofline_is_doubted(step_ms, says):
-    sentence = judgement(10_000_000, 10_000_000, step_ms)
-    assert says in sentence
-    assert ("check" in sentence) == (step_ms in (9.0, 90.0))

@@ -14,9 +14,9 @@ from matplotlib.transforms import Bbox
 
 from ddplab.validation import demo
 
-from .test_report import row
+from ..validation_rows import row
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RUN = ROOT / "validation" / "runs" / "gru-1gbit-3ranks"
 TRACE = RUN / "validation.unseen.gru" / "trace.json.gz"
 
@@ -82,7 +82,6 @@ def _overlap(one: Bbox, other: Bbox) -> float:
     return min(width, min(one.y1, other.y1) - max(one.y0, other.y0))
 
 
-MANY = ",".join(str(2**power) for power in range(10))
 COMMANDS = (
     ("predict", TRACE, "--fabric", "pod.yaml", "--world-size", 64, "--timeline", "picture.png"),
     ("predict", TRACE, "--fabric", "pod.yaml", "--caps", "0.01", "--timeline", "picture.png"),

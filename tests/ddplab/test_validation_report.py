@@ -1,12 +1,7 @@
-"""Reports: what predictions and measurements amount to, and that no prediction has seen a measurement."""
+"""Reports: what predictions and measurements amount to."""
 
-import hashlib
-import io
 import json
-import re
-from contextlib import redirect_stdout
 from dataclasses import replace
-from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -15,43 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
-from ddplab.cli.terminal_output import PrintableStream, fitting_columns, show_report, show_table
-from ddplab.validation import validate
-from ddplab.validation.reducer_step_times import StepMoment
-from ddplab.validation.training_runs import Turn
 from ddplab.validation.validation_report import (
     Configuration,
     Measurement,
     SpeedCheck,
     TargetPrediction,
-    ValidationRow,
     draw_validation,
     join_rows,
     make_row,
     predict_targets,
     summarize,
 )
-from reference.launch import RankPool
 from simulator import Fabric, predict
 
-from .strategies import iteration, trace_of
-
-FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9, concurrency=2)
-TRACE = trace_of([[iteration(300, (800,), 900, 100)]], [400])
-
-
-def row(cap_mb: float, measured: int, predicted: int, spread: int = 1) -> ValidationRow:
-    return ValidationRow(
-        model="m", cap_mb=cap_mb, order="ready", hook="none", buckets=2,
-        turns=(Measurement((measured,), SpeedCheck(1, 1)),) * 3, speed_check=SpeedCheck(1, 1),
-        measured_ns=2 * measured, quartiles_ns=(2 * measured - spread, 2 * measured + spread),
-        paired_ns=measured, paired_quartiles_ns=(measured - spread, measured + spread),
-        paired_turns_ns=(measured,) * 3, paired_times_ns=(measured,) * 3,
-        predicted_ns=predicted, interval_ns=(predicted - 5, predicted + 5),
-        coverage=float(abs(predicted - measured) <= 5), drift=measured / 100 - 1,
-        error=predicted / (2 * measured) - 1, paired_error=predicted / measured - 1,
-        perfect_scaling_error=-0.5, no_overlap_error=0.5, naive_overlap_error=-0.25, pipelined_overlap_error=0.1,
-    )  # fmt: skip
+from ..strategies import iteration, trace_of
+from ..validation_rows import FABRIC, TRACE, row
 
 
 def test_a_report_counts_errors_as_it_says():
@@ -107,65 +80,6 @@ def test_fastest_found_counts_models():
     named = [replace(one, model=f"m{number // 2}") for number, one in enumerate(rows)]
     assert summarize(named, "abc").fastest_found == 0.5
     assert summarize([row(1, 199, 180), row(5, 200, 120)], "abc").fastest_found == 1, "within the noise"
-
-
-@given(st.data())
-def test_a_table_gives_up_columns_before_it_breaks_a_word(data):
-    names = data.draw(st.lists(st.text("ab ", min_size=1, max_size=9), min_size=1, max_size=6, unique=True))
-    cells = st.fixed_dictionaries({name: st.text("12 ", max_size=12) for name in names})
-    rows = data.draw(st.lists(cells, min_size=1, max_size=3))
-    optional = data.draw(st.lists(st.sampled_from(names), unique=True, max_size=len(names) - 1))
-    width = data.draw(st.integers(1, 60))
-
-    def needed(columns):
-        words = [[name, *(row[name] for row in rows)] for name in columns]
-        longest = [max(map(len, " ".join(of_column).split()), default=0) for of_column in words]
-        return sum(word + 1 for word in longest)
-
-    kept = fitting_columns(rows, width, optional)
-    gone = optional[: len(names) - len(kept)]
-    assert kept == [name for name in rows[0] if name not in gone]
-    assert needed(kept) <= width or gone == optional
-    assert not gone or needed([name for name in names if name not in gone[:-1]]) > width
-
-
-def test_a_table_names_the_columns_that_it_leaves_out(capsys):
-    rows = [{"cap": "5 MB", "hook": "none", "iteration ms": "5" * 116}]
-    show_table(rows, "title", optional=("hook",))
-    assert capsys.readouterr().out.splitlines()[-1] == "left out, because the terminal has 120 columns: hook"
-
-
-@pytest.mark.parametrize(("measured", "restless"), [(100, False), (112, True), (88, True)])
-def test_a_report_warns_of_a_machine_that_changed_its_speed(capsys, measured, restless):
-    show_report(summarize([row(1, measured, 100)], "abc"))
-    assert ("run again while nothing else runs" in capsys.readouterr().out) == restless
-
-
-@pytest.mark.parametrize(
-    ("extrapolated", "advice"),
-    [(False, "iterations of the calibration varied; run again"), (True, "calibrated with fewer ranks; calibrate it")],
-)
-def test_a_report_says_why_its_intervals_are_wide(capsys, extrapolated, advice):
-    show_report(summarize([row(1, 100, 100)], "abc"), extrapolated=extrapolated)
-    assert "intervals are wide" not in capsys.readouterr().out
-    wide = replace(row(1, 100, 100), interval_ns=(80, 120))
-    show_report(summarize([wide], "abc"), extrapolated=extrapolated)
-    assert advice in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
-@given(st.text(min_size=1, max_size=10))
-def test_names_cannot_control_the_terminal(encoding, name):
-    written = io.BytesIO()
-    stream = io.TextIOWrapper(written, encoding=encoding)
-    with redirect_stdout(PrintableStream(stream)):
-        print(f"\x1b[31m{name} \u202e", end="")
-        show_table([{"name": "[fp16] :smile:"}], "title")
-    stream.flush()
-    shown = written.getvalue().decode(encoding)
-    assert shown.startswith(r"\x1b[31m")
-    assert re.search(r"\[fp16\]\s+:smile:", shown)
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown)
 
 
 def test_a_report_is_drawn_and_written(tmp_path):
@@ -246,29 +160,6 @@ def test_coverage_is_of_iterations(times):
     assert made.coverage == pytest.approx(np.mean([low <= ns <= high for ns in times]))
 
 
-@pytest.mark.parametrize("measured_ns", [1, 10**9])
-def test_predictions_are_written_before_the_first_target_run_and_do_not_depend_on_it(tmp_path, measured_ns):
-    """The file exists when the ranks of this pool begin to train; they measure what the test wants."""
-    written = tmp_path / "predictions.json"
-
-    def run(body, *arguments, **_):
-        assert body is validate.measure_configurations
-        seen.append(written.read_bytes())
-        ended = ((StepMoment("ended", None, measured_ns),),)
-        return [[Turn(Measurement((measured_ns,), SpeedCheck(1, 1)), ended)] * len(arguments[1])]
-
-    seen: list[bytes] = []
-    pool = mock.create_autospec(RankPool, instance=True, world_size=2)
-    pool.run.side_effect = run
-    with mock.patch.object(validate, "_calibrate", return_value=(TRACE, FABRIC, None)):
-        report = validate.validate(pool, "m", [Configuration(1.0), Configuration(25.0)], out=tmp_path, repeat=2)
-    assert seen == [written.read_bytes()] * 2
-    assert [row.measured_ns for row in report.rows] == [measured_ns] * 2
-    assert [row["iteration_ns"] for row in json.loads(seen[0])] == [row.predicted_ns for row in report.rows]
-    assert report.predictions_sha256 == hashlib.sha256(seen[0]).hexdigest()
-    assert pd.read_parquet(tmp_path / "samples.parquet")["ns"].tolist() == [measured_ns] * 4
-
-
 @given(st.lists(st.tuples(st.integers(50, 150), st.integers(50, 150), st.integers(1, 3)), min_size=1, max_size=4))
 def test_a_joined_row_compares_the_mean_prediction_with_all_turns(shares):
     rows = [
@@ -292,34 +183,3 @@ def test_a_joined_row_compares_the_mean_prediction_with_all_turns(shares):
     assert joined.error == joined.paired_error == joined.predicted_ns / measured_ns - 1
     assert joined.coverage == pytest.approx(np.mean([abs(one - other) <= 5 for one, other, _ in each_turn]))
     assert joined.no_overlap_error == pytest.approx(1.5 * np.mean([turn[0] for turn in each_turn]) / measured_ns - 1)
-
-
-def test_with_several_calibrations_each_share_of_the_turns_is_predicted_by_its_own(tmp_path):
-    """The second calibration finds a network that is twice as slow; the ranks measure 100 ns throughout."""
-
-    def run(_body, *arguments, **_):
-        ended = ((StepMoment("ended", None, 100),),)
-        return [[Turn(Measurement((100,), SpeedCheck(1, 1)), ended)] * len(arguments[1])]
-
-    pool = mock.create_autospec(RankPool, instance=True, world_size=2)
-    pool.run.side_effect = run
-    found = [(TRACE, FABRIC, None), (TRACE, FABRIC.scaled(2), None)]
-    with mock.patch.object(validate, "_calibrate", side_effect=found):
-        report = validate.validate(pool, "m", [Configuration(1.0)], out=tmp_path, repeat=5, calibrations=2)
-    shares = [json.loads((tmp_path / f"calibration-{number}" / "report.json").read_text()) for number in (1, 2)]
-    assert [len(share["rows"][0]["turns"]) for share in shares] == [3, 2]
-    first, second = (share["rows"][0]["predicted_ns"] for share in shares)
-    assert first < second
-    (joined,) = report.rows
-    assert len(joined.turns) == 5
-    assert joined.predicted_ns == round((3 * first + 2 * second) / 5)
-    for share in shares:
-        assert share["predictions_sha256"] != report.predictions_sha256
-    assert json.loads((tmp_path / "report.json").read_text())["predictions_sha256"] == report.predictions_sha256
-
-
-def test_more_calibrations_than_turns_are_refused_before_anything_runs(tmp_path):
-    pool = mock.create_autospec(RankPool, instance=True, world_size=2)
-    with pytest.raises(ValueError, match="at most one before each of 2 turns, got 3"):
-        validate.validate(pool, "m", [Configuration(1.0)], out=tmp_path, repeat=2, calibrations=3)
-    pool.run.assert_not_called()

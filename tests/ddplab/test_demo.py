@@ -10,7 +10,7 @@ from figures.traces_and_fabrics import resnet50
 from reference.errors import LinkError
 from reference.trace import Trace
 
-from .test_report import row
+from ..validation_rows import row
 
 
 def test_its_trace_is_the_one_of_the_figures():

@@ -1,0 +1,21 @@
+"""Classes to check, the checks that are quick, and their outcomes."""
+
+from ddplab.conformance.all_checks import CHECKS
+from ddplab.conformance.check_outcomes import CheckResult
+from ddplab.conformance.check_runner import Bench, Effort, run_check
+
+OURS = "reference.data_parallel:DistributedDataParallel"
+TORCHS = "torch.nn.parallel:DistributedDataParallel"
+NAIVE = "reference.minimal:NaiveDataParallel"
+LITTLE = Effort(4, derandomized=True)
+SLOW = {"a failing rank", "a lost rank", "state machine", "overlap"}
+"""Checks that start processes or take seconds; `ddplab conform` runs them in CI."""
+
+
+def faulty(name: str) -> str:
+    return f"tests.faulty_reducers:{name}"
+
+
+def outcomes(bench: Bench, checks=None) -> dict[str, CheckResult]:
+    names = [name for name in CHECKS if name not in SLOW] if checks is None else checks
+    return {name: run_check(name, CHECKS[name], bench) for name in names}

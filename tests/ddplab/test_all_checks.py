@@ -1,0 +1,95 @@
+"""The checks of conformance: correct classes pass, and each faulty class fails the check for its fault."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ddplab.conformance.all_checks import CHECKS
+
+from .conformance_bench import NAIVE, OURS, TORCHS, faulty, outcomes
+
+CORRECT = ("Bucketed", "Small")
+ADAPTERS = ("get_ddp_bucketed", "make_ddp")
+"""Functions that wrap a module with a correct class."""
+
+
+@pytest.mark.parametrize(
+    ("name", "bench_of"),
+    [(OURS, "four_ranks"), (TORCHS, "two_ranks")],
+    indirect=["bench_of"],
+    ids=["ours", "torch's"],
+)
+def test_ours_and_torchs_pass_everything_that_they_support(bench_of, name):
+    found = outcomes(bench_of(name, against=TORCHS))
+    assert {one.check: one.message for one in found.values() if one.outcome == "failed"} == {}
+    unsupported = {one.check for one in found.values() if one.outcome == "not supported"}
+    assert unsupported == (set() if name == OURS else {"plans", "mixed precision", "first pass of a static graph"})
+
+
+@pytest.mark.parametrize("bench_of", ["two_ranks"], indirect=True)
+@pytest.mark.parametrize("name", [NAIVE, *map(faulty, CORRECT)])
+def test_classes_of_others_pass_and_what_they_lack_is_no_failure(bench_of, name):
+    found = outcomes(bench_of(name))
+    assert {one.check: one.message for one in found.values() if one.outcome == "failed"} == {}
+    lacking = {one.check for one in found.values() if one.outcome == "not supported"}
+    assert "comm hooks" in lacking
+    assert ("accumulation" in lacking) == (name != faulty("Small"))
+
+
+@pytest.mark.parametrize("name", [*map(faulty, ADAPTERS)])
+def test_functions_that_wrap_a_module_pass_as_classes_do(bench_of, name):
+    found = outcomes(bench_of(name), ["bucket caps", "real models", "accumulation", "random programs", "any timing"])
+    assert {one.check: one.message for one in found.values() if one.outcome == "failed"} == {}
+    assert [one.check for one in found.values() if one.outcome == "not supported"] == ["accumulation"]
+
+
+@pytest.mark.parametrize(
+    ("name", "check", "says"),
+    [
+        ("Sums", "one weight", "iteration 0, rank 0: gradient of 'w0': 4 of the expected"),
+        ("DividesByTwo", "one weight", "2 of the expected"),
+        ("KeepsItsLastBucket", "bucket caps", "gradient of 'w0'"),
+        ("OnlyRankZeroIsRight", "one weight", "rank 1: gradient of 'w0': 0.5 of the expected"),
+        ("StartsUnequal", "construction", "on rank 1 is not that of rank 0"),
+        ("CopiesOutInMemoryOrder", "special parameters", "elements differ"),
+        ("CopiesOutInMemoryOrder", "kept gradients", "elements differ"),
+        ("SendsBuffersFromRankZero", "process group", "with rank 1's"),
+        ("NeverSendsBuffers", "construction", "buffer 'samples' on rank 1 is not that of rank 0"),
+        ("NeverSendsBuffers", "buffers", "iteration 1, rank 1: buffer of"),
+        ("EndsAtAnyBackwardPass", "several backward passes", "autograd.grad of the inputs first: iteration 0"),
+        ("CopySharesReducer", "several modules", "failed: AssertionError"),
+        ("CopyStaysLocal", "several modules", "a deep copy is trained on its own rank only, although"),
+        ("AveragesInTrainingModeOnly", "accumulation", "gradient of"),
+        ("DividesAfterTheSum", "special values", "half-precision gradient 0, 40000 on this rank"),
+        ("SkipsSubclasses", "special parameters", "parameters of a subclass of Tensor, iteration 0"),
+        ("KeepsBucketsOfAFailedPass", "a backward pass that raises", "an error after the last gradient on ranks"),
+        ("RetriesLocally", "a backward pass that raises", "an error before the first gradient"),
+    ],
+)
+def test_a_faulty_class_fails_where_its_fault_is(bench_of, name, check, says):
+    result = outcomes(bench_of(faulty(name)), [check])[check]
+    assert result.outcome == "failed"
+    assert says in result.message
+
+
+# Buffers
+
+
+@pytest.mark.parametrize(
+    ("name", "habit"),
+    [
+        (OURS, "in each forward pass that follows a synchronised one"),
+        (TORCHS, "in each forward pass that follows a synchronised one"),
+        (faulty("Small"), "in synchronised forward passes"),
+    ],
+)
+def test_buffers_may_be_sent_in_different_passes_and_the_report_says_in_which(bench_of, name, habit):
+    result = outcomes(bench_of(name), ["buffers"])["buffers"]
+    assert (result.outcome, result.message) == ("passed", f"broadcast {habit}")
+
+
+def test_the_guide_names_every_check():
+    guide = (Path(__file__).parents[2] / "docs" / "conformance.md").read_text()
+    rows = re.findall(r"^\| (`.*?) \|", guide.partition("## The checks")[2], re.MULTILINE)
+    assert set(re.findall(r"`([^`]+)`", " ".join(rows))) == set(CHECKS)

@@ -1,0 +1,101 @@
+"""Real calibrations: what a fabric of this machine contains, and how it is shown."""
+
+from functools import partial
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from ddplab.calibration.calibrate import calibrate, measure_hooks
+from ddplab.cli.terminal_output import show_calibration
+from reference.launch import RankPool
+from simulator import Fabric
+from simulator.fabric import Linear
+from simulator.fabric.processor_costs import HookCost
+
+TINY = "tests.models_for_cli:tiny"
+
+
+# Real calibrations
+
+
+@pytest.fixture(scope="module")
+def calibrated(two_ranks: RankPool) -> tuple[Fabric, list[str]]:
+    """A calibration with hooks, one of them asked for twice, and the words of its progress."""
+    words: list[str] = []
+    fabric = calibrate(
+        two_ranks,
+        TINY,
+        hooks=["fp16", "none", "power_sgd", "fp16"],
+        sizes_bytes=[65536, 4096],
+        repeats=3,
+        on_progress=lambda word, done, total: words.append(word),
+    )
+    return fabric, words
+
+
+def test_a_calibration_has_all_that_a_prediction_charges(calibrated):
+    fabric, words = calibrated
+    for rows in (fabric.all_reduce, fabric.broadcast):
+        assert [(row.world_size, row.size_bytes) for row in rows] == [(2, 4096), (2, 65536)]
+        assert all(row.ns > 0 for row in rows)
+    assert [row.size_bytes for row in fabric.sharing] == [4096, 65536]
+    assert any(row.spread > 0 for row in fabric.all_reduce)
+    assert all(row.repeats >= 3 and 2 * row.outliers <= row.repeats for row in fabric.all_reduce)
+    assert fabric.relative_error(2) == np.median([row.spread for row in fabric.all_reduce])
+    processor = fabric.processor
+    assert min(processor.launch_ns, processor.rebuild_ns, processor.search_ns_per_parameter) > 0
+    assert processor.pack != Linear() != processor.copy_out
+    assert [row.running for row in processor.contention] == [2, 1]
+    assert all(row.compute_error > 0 and row.collective_error > 0 for row in processor.contention)
+    assert TINY in fabric.source
+    assert list(dict.fromkeys(words)) == [
+        *("calibrating collectives", "calibrating slow-downs", "calibrating fp16", "calibrating power_sgd:1")
+    ]
+
+
+def test_hooks_are_measured_once_each_and_part_by_part(calibrated):
+    costs = {cost.name: cost for cost in calibrated[0].processor.hooks}
+    assert list(costs) == ["fp16", "none", "power_sgd:1"]
+    assert len(calibrated[0].processor.hooks) == 3
+    assert costs["none"] == HookCost(name="none")
+    nothing = Linear()
+    assert costs["fp16"].compress != nothing != costs["fp16"].decompress
+    assert costs["fp16"].recompress == nothing
+    assert nothing not in (costs["power_sgd:1"].compress, costs["power_sgd:1"].recompress)
+    assert costs["power_sgd:1"].decompress != nothing
+
+
+def test_a_calibration_with_hooks_is_loaded_as_it_was_saved(calibrated, tmp_path):
+    calibrated[0].save(tmp_path / "fabric.json")
+    assert Fabric.load(tmp_path / "fabric.json") == calibrated[0]
+
+
+def test_a_calibration_is_shown_with_a_row_for_each_part_of_a_hook(calibrated, capsys):
+    show_calibration(calibrated[0], "tiny", "2 ranks")
+    shown = capsys.readouterr().out
+    assert shown.count("fp16") == 2
+    assert shown.count("power_sgd:1") == 3
+    assert "none" not in shown
+    assert "65,536" in shown
+
+
+def test_without_hooks_that_cost_anything_no_table_of_them_is_shown(calibrated, capsys):
+    fabric = calibrated[0]
+    free = fabric.processor.model_copy(update={"hooks": (HookCost(name="none"),)})
+    show_calibration(fabric.model_copy(update={"processor": free}), "tiny", "2 ranks")
+    assert "comm hooks" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "measure",
+    [
+        partial(calibrate, model=TINY, hooks=["zip"]),
+        partial(measure_hooks, fabric=Fabric.from_table([(2, 8, 1)]), model=TINY, hooks=["zip"]),
+    ],
+)
+def test_an_unknown_hook_is_refused_before_a_rank_is_started(measure):
+    pool = mock.create_autospec(RankPool, instance=True)
+    with pytest.raises(ValueError, match=r"^hook: expected one of none, noop, .*; got 'zip'$"):
+        measure(pool)
+    pool.run.assert_not_called()

@@ -1,0 +1,97 @@
+"""Outcomes of checks: problems, expectations, and the script of a fault."""
+
+import re
+import runpy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplab.conformance.all_checks import PLAIN, program_of
+from ddplab.conformance.check_outcomes import EXPECTATIONS, CheckResult, read_expectations, why_left_out, write_script
+from reference.files.writing import printable
+
+from ..explore import examples
+
+
+def test_after_two_checks_in_which_ranks_hang_all_others_are_left_out():
+    hung = [
+        CheckResult(name, "failed", "ranks [0] were still running at the time-out of 10 s") for name in ("a", "b")
+    ]
+    wrong = CheckResult("a", "failed", "0.5 of the expected")
+    assert why_left_out("random programs", hung) == "the ranks did not match in a and b"
+    assert why_left_out("random programs", hung[:1]) == ""
+    assert why_left_out("random programs", [wrong] * 5) == ""
+
+
+# Outcomes
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected", "problem"),
+    [
+        ("passed", None, ""),
+        ("passed", "must-pass", ""),
+        ("passed", "expected-fail", "a: passed, but was expected to fail; remove it from the file"),
+        ("failed", None, "a: why"),
+        ("failed", "must-pass", "a: why"),
+        ("failed", "expected-fail", ""),
+        ("not supported", None, ""),
+        ("not supported", "must-pass", "a: must pass, but is not supported: why"),
+        ("left out", None, ""),
+        ("left out", "must-pass", "a: must pass, but was left out: why"),
+    ],
+)
+def test_a_problem_is_an_outcome_that_is_not_as_expected(outcome, expected, problem):
+    assert CheckResult("a", outcome, "why", expected=expected).problem == problem
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a", "expected the lists must-pass, expected-fail, skip, got list"),
+        ("a: 3", "expected the lists"),
+        ("must: [a]", "got one named 'must'"),
+        ("skip: [z]", "skip: expected one of a, b; got 'z'"),
+        ("skip: [a]\nmust-pass: [a]", "a is in two lists"),
+        ("skip: [", "expected YAML"),
+        ("\x00", "expected YAML"),
+    ],
+)
+def test_expectations_that_make_no_sense_are_told_in_one_line(tmp_path, text, message):
+    path = tmp_path / "expect.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as error:
+        read_expectations(path, ["a", "b"])
+    assert "\n" not in str(error.value)
+
+
+def test_expectations_are_read(tmp_path):
+    path = tmp_path / "expect.yaml"
+    path.write_text("must-pass: [a]\nexpected-fail: [b]\nskip: []\n")
+    assert read_expectations(path, ["a", "b"]) == {"a": "must-pass", "b": "expected-fail"}
+    assert set(EXPECTATIONS) == {"must-pass", "expected-fail", "skip"}
+
+
+def test_the_script_of_a_fault_has_its_program(tmp_path):
+    program = program_of(PLAIN, ["train", "accumulate"], 3, options={"bucket_cap_mb": 1e-6})
+    write_script(tmp_path / "fault.py", "m:C", 3, CheckResult("b", "failed", "wrong", program))
+    assert runpy.run_path(str(tmp_path / "fault.py"))["PROGRAM"] == program
+
+
+TEXTS = st.text(st.characters() | st.sampled_from("\x00\x1b\r\n\ud800\udcff\ufffe\"'\\\\{}<&]"), max_size=30)
+"""What an exception may say: any characters, also surrogates."""
+
+
+@examples(200)
+@given(TEXTS)
+def test_whatever_an_exception_says_its_script_is_a_program_that_has_the_message(tmp_path_factory, text):
+    path = tmp_path_factory.mktemp("script") / "fault.py"
+    write_script(path, "m:C", 3, CheckResult("b", "failed", text, program_of(PLAIN, ["train"], 3)))
+    assert runpy.run_path(str(path))["__doc__"] == f'm:C fails the check "b".\n\n{text}\n'
+
+
+@given(TEXTS)
+def test_a_printable_text_can_be_written_and_differs_only_where_it_must(text):
+    assert re.fullmatch(r"[\t\n -~\xa0-\U0010ffff]*", printable(text).encode().decode())
+    assert printable(printable(text)) == printable(text)

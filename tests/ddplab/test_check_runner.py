@@ -1,0 +1,40 @@
+"""Running checks: what is left out after a fault, and which fault is made smaller."""
+
+import pytest
+from hypothesis import Phase
+
+from ddplab.conformance import check_runner as bench_module
+from ddplab.conformance.check_runner import QUICK
+from ddplab.conformance.local_training import FindingError
+
+from ..faulty_reducers import wrong_on_rank_0
+from .conformance_bench import NAIVE, faulty, outcomes
+
+# First cause first
+
+
+def test_where_ranks_do_not_match_only_checks_run_that_can_still_say_something(bench_of):
+    checks = ["any timing", "one weight", "bucket caps", "real models", "random programs"]
+    found = list(outcomes(bench_of(faulty("LaunchesAsReady")), checks).values())
+    assert [one.outcome for one in found] == ["failed", "passed", "left out", "left out", "left out"]
+    assert found[2].message == "the ranks did not match in any timing, which needs no option"
+    assert [bool(one.problem) for one in found] == [True, False, False, False, False]
+
+
+def test_what_a_rank_returned_is_the_finding_when_others_hang(bench_of, monkeypatch):
+    monkeypatch.setattr(bench_module, "TIMEOUT_S", 1.0)
+    bench = bench_of(NAIVE)
+    with pytest.raises(FindingError, match="wrong on rank 0"):
+        bench.run(wrong_on_rank_0, bench.subject)
+
+
+def test_only_the_first_fault_is_made_smaller(bench_of):
+    bench = bench_of(faulty("Sums"))
+    bench.shrinks = True
+    assert Phase.shrink in bench.settings().phases
+    outcomes(bench, ["random programs"])
+    assert Phase.shrink not in bench.settings().phases
+
+
+def test_quick_mode_tries_the_same_programs_every_time():
+    assert QUICK.derandomized

@@ -1,0 +1,118 @@
+"""The command as a user runs it: real processes, signals, exit codes."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from reference.trace import Trace
+
+from .command_process import ddplab
+
+ROOT = Path(__file__).parents[2]
+TINY = "tests.models_for_cli:tiny"
+
+
+def test_a_mistake_ends_the_command_without_a_traceback():
+    done = ddplab("predict", "absent.json")
+    assert done.returncode == 1
+    assert re.fullmatch(r"ddplab: absent.json: cannot be read: No such file or directory; .*\n", done.stderr)
+
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT]
+
+
+def started(*words: object, folder: Path) -> subprocess.Popen[str]:
+    """Start the command with temporary files in a folder."""
+    return subprocess.Popen(
+        [Path(sys.executable).parent / "ddplab", *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True, env=os.environ | {"TMPDIR": str(folder)},
+        preexec_fn=lambda: [signal.signal(one, signal.SIG_DFL) for one in SIGNALS],  # the background ignores SIGINT
+    )  # fmt: skip
+
+
+def listening(session: int) -> set[str]:
+    """Addresses, as in /proc/net/tcp, on which the processes of a session listen."""
+    sockets = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            if int((process / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                sockets |= {os.readlink(one) for one in (process / "fd").iterdir()}
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return {row[1].partition(":")[0] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in sockets}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("conform", "ddplab", "--only", "a lost rank"), ("record", "--model", TINY, "--world-size", "2")],
+    ids=str,
+)
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_ranks_listen_on_the_loopback_interface_alone(words, tmp_path):
+    out = () if words[0] == "conform" else ("--out", str(tmp_path / "trace.json"))
+    seen = set()
+    with started(*words, *out, folder=tmp_path) as running:
+        while running.poll() is None:
+            seen |= listening(running.pid)
+        errors = running.communicate()[1]
+    assert running.returncode == 0, errors
+    assert seen == {"0100007F"}  # 127.0.0.1
+
+
+def assert_ended_in_order(returncode: int, errors: str, number: signal.Signals, folder: Path) -> None:
+    assert returncode == 128 + number
+    assert errors.splitlines()[-1].startswith(f"ddplab: ended by {number.name}")
+    assert "Traceback" not in errors
+    left = [one.name for one in folder.iterdir() if not one.name.startswith("torchinductor")]  # a cache of torch's
+    assert left == []
+
+
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [(signal.SIGINT, os.killpg), (signal.SIGHUP, os.killpg), (signal.SIGTERM, os.kill)],
+    ids=["Ctrl-C, to all", "a terminal that is closed, to all", "SIGTERM, to the command"],
+)
+def test_a_signal_ends_the_command_and_its_ranks_and_leaves_nothing(number, send, tmp_path):
+    process = started("record", "--model", "tests.models_for_cli:telling", "--iterations", "100000", folder=tmp_path)
+    try:
+        assert process.stdout.readline() == "computing\n"
+        send(process.pid, number)
+        _, errors = process.communicate(timeout=60)  # as long as a rank lives, it holds these pipes
+    finally:
+        process.kill()
+    assert_ended_in_order(process.returncode, errors, number, tmp_path)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.3, 0.6, 0.9])
+def test_ctrl_c_while_the_command_starts_is_one_line(delay_s, tmp_path):
+    process = started("predict", "absent.json", folder=tmp_path)
+    while not _handles_sigterm(process.pid):
+        assert process.poll() is None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(delay_s)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    if process.returncode == 1:  # it was faster
+        assert errors.startswith("ddplab: absent.json")
+    else:
+        assert_ended_in_order(process.returncode, errors, signal.SIGINT, tmp_path)
+
+
+def _handles_sigterm(pid: int) -> bool:
+    mask = re.search(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[1]
+    return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def test_files_of_the_user_replace_neither_torch_nor_this_project(tmp_path):
+    for name in ("torch.py", "reference/__init__.py", "simulator/__init__.py", "reference/launch.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("raise SystemExit('that of the user')")
+    (tmp_path / "mine.py").write_text("from sibling import tiny")
+    (tmp_path / "sibling.py").write_text((ROOT / "tests" / "models_for_cli.py").read_text())
+    done = ddplab("record", "--model", "mine:tiny", "--iterations", "2", "--out", "t.json", cwd=tmp_path)
+    assert (done.returncode, Trace.load(tmp_path / "t.json").workload.model) == (0, "mine:tiny")

@@ -1,0 +1,80 @@
+"""The command `conform`."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from ddplab.cli.main import app
+
+from .conformance_bench import NAIVE, faulty
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Runs `ddplab conform` in this process; returns the exception that ended it, and the JSON and JUnit files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--no-such-option")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    (tmp_path / "conftest.py").write_text("raise RuntimeError\n")
+
+    def run(*words: str) -> tuple[Exception | None, dict, ElementTree.Element]:
+        error = None
+        try:
+            app(["conform", *words, "--json", "r.json", "--junit", "r.xml"], standalone_mode=False)
+        except ValueError as found:
+            error = found
+        return error, json.loads(Path("r.json").read_text()), ElementTree.parse("r.xml").getroot()[0]
+
+    return run
+
+
+def test_the_command_runs_the_named_checks_whatever_settings_the_project_has_for_its_own_tests(command, capsys):
+    Path("expect.yaml").write_text("expected-fail: [overlap]\nskip: [construction]\n")
+    error, report, suite = command(
+        NAIVE, "--only", "overlap,nested no_sync,one weight,construction", "--expect", "expect.yaml"
+    )
+    assert error is None
+    assert report["conforms"]
+    assert {one["check"]: (one["outcome"], one["expected"]) for one in report["checks"]} == {
+        "overlap": ("failed", "expected-fail"),
+        "one weight": ("passed", None),
+        "nested no_sync": ("not supported", None),
+    }
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[:3]] == ["failed", "passed", "not"]
+    assert (suite.get("name"), suite.get("failures"), suite.get("skipped")) == (f"conformance of {NAIVE}", "0", "3")
+
+
+def test_the_command_ends_with_an_error_after_a_fault_and_writes_its_program(command):
+    name = faulty("Sums")
+    error, report, suite = command(name, "--only", "one weight,optimizers", "-x", "--script", "fault.py")
+    assert str(error) == f"{name} does not conform: 1 problem"
+    (problem,) = report["problems"]
+    assert problem == "one weight: iteration 0, rank 0: gradient of 'w0': 3 of the expected"
+    assert repr(runpy.run_path("fault.py")["PROGRAM"]) == report["checks"][0]["program"]
+    assert len(suite.findall("testcase/failure")) == 1
+
+
+def test_a_run_in_which_no_check_applies_is_a_problem(command):
+    error, report, _ = command(NAIVE, "--only", "plans")
+    assert str(error) == f"{NAIVE} does not conform: 1 problem"
+    assert report["problems"] == ["no check ran; a run without a check is no proof"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nowhere:C",), "nowhere:C: expected the name of an importable module"),
+        ((NAIVE, "--only", "weights"), "--only: expected names of checks, got weights; there are any timing,"),
+        ((NAIVE, "--only", "plans", "--baseline", "x"), "--only: expected the check overlap too"),
+        ((NAIVE, "--baseline", "x"), "--baseline: expected a file or a git revision, got 'x'"),
+    ],
+)
+def test_bad_input_of_the_command_is_told_in_one_line(command, capfd, words, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        app(["conform", *words], standalone_mode=False)
+    assert "\n" not in str(error.value)
+    assert "ERROR" not in capfd.readouterr().err

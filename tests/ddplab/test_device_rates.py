@@ -1,0 +1,10 @@
+"""The measured rates of this machine's processor."""
+
+from ddplab.calibration.device_rates import measure_device
+
+
+def test_this_machine_has_rates():
+    device = measure_device("here")
+    assert device.flops_per_s > 1e8
+    assert device.bytes_per_s > 1e8
+    assert 100 < device.launch_ns < 10**7

@@ -1,0 +1,95 @@
+"""Emulation: in virtual time real reducers take as long as `predict` says, to the nanosecond."""
+
+import json
+import warnings
+
+import pytest
+import torch
+from hypothesis import given
+
+import simulator
+from ddplab.emulation.emulate import emulate
+from reference.data_parallel import DistributedDataParallel
+
+from ..explore import examples
+from ..strategies import Asked, emulations, torch_emulations
+from .small_trace import FABRIC, small_trace
+
+pytestmark = pytest.mark.usefixtures("soon")
+
+
+def test_emulate_prints_no_difference_for_torchs_class_and_writes_json(here, topology, tmp_path):
+    """With the usual caps, of which the last one is infinite."""
+    trace, out = tmp_path / "small.json.gz", tmp_path / "emulated.json"
+    here("synthesize", "--model", "small-tensors", "--out", trace)
+    done = here("emulate", trace, "--fabric", topology, "--class", "torch", "--json", out)
+    assert done.returncode == 0, done.stderr
+    assert "largest difference between emulated and predicted median iterations: 0 ns" in done.stdout
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["cap_mb"] for row in rows] == [0.5, 1.0, 5.0, 25.0, None]
+    assert all(row["emulated_ns"] == row["predicted_ns"] for row in rows)
+
+
+def emulated(asked: Asked, reducer: str):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's, about settings that do not go together
+        return emulate(
+            asked.trace,
+            asked.fabric,
+            world_size=asked.world_size,
+            reducer=reducer,
+            policy=asked.policy,
+            variation=asked.variation,
+            stragglers=asked.stragglers,
+            inputs=asked.inputs,
+        )
+
+
+@examples(150)
+@given(emulations())
+def test_our_reducer_takes_the_predicted_time(asked):
+    real, predicted = emulated(asked, "ddplab"), asked.predict()
+    assert real.samples_ns == predicted.samples_ns
+    assert real.buckets == predicted.buckets
+    if len(real.timeline.engine_input.ranks) == 1:  # the timeline of several ranks shows their waits in one order
+        assert real.breakdown == predicted.breakdown
+        assert real.critical_buckets == predicted.critical_buckets
+    if asked.trace.workload.source == "module":  # otherwise the emulated reducer never sends buffers
+        assert real.epoch_end_ns == predicted.epoch_end_ns
+
+
+@examples(50)
+@given(torch_emulations())
+def test_torchs_reducer_takes_the_predicted_time(asked):
+    real, predicted = emulated(asked, "torch"), asked.predict()
+    assert real.samples_ns == predicted.samples_ns
+    assert real.buckets in ((), predicted.buckets)  # torch does not tell the buckets that are never rebuilt
+
+
+def test_a_reducer_that_behaves_differently_takes_another_time():
+    class InForwardOrder(DistributedDataParallel):
+        def __init__(self, module, **_):
+            super().__init__(module, plan=[[0], [1], [2]])
+
+    arguments = {"world_size": 2, "bucket_cap_mb": 1e-3}
+    other = emulate(small_trace(), FABRIC, reducer=InForwardOrder, **arguments)
+    assert other.iteration_ns > simulator.predict(small_trace(), FABRIC, **arguments).iteration_ns
+    assert other.buckets == ((0,), (1,), (2,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"reducer": "horovod"}, "reducer: expected ddplab, torch or a class, got 'horovod'"),
+        ({"reducer": torch.nn.Linear}, "reducer: expected a class with the constructor of torch's"),
+        ({"reducer": "torch", "order": "forward"}, "order: expected 'ready' and no plan"),
+        ({"inputs": [1, 2], "phase": "first"}, "phase: expected 'steady' with inputs, got 'first'"),
+        (
+            {"first_bucket_mb": 1.0, "phase": "first"},
+            "first_bucket_mb: expected None unless the buckets have been rebuilt, got 1.0",
+        ),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        emulate(small_trace(), FABRIC, world_size=2, **arguments)

@@ -1,0 +1,105 @@
+"""Costs of comm hooks: a hook's own work, without its collectives."""
+
+from itertools import accumulate
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from ddplab import models
+from ddplab.calibration import hook_costs, repeated_timing
+from ddplab.calibration.repeated_timing import (
+    TimedCollective,
+)
+from reference.buckets import Bucket
+from reference.trace import Parameter
+from simulator.schedule.hook_messages import HALVES, HOOKS, named_hook
+
+TINY = "tests.models_for_cli:tiny"
+
+
+# A hook's own work
+
+
+@given(st.integers(1, 4), st.lists(st.integers(0, 1000), min_size=10, max_size=10))
+def test_a_hooks_parts_and_its_collectives_make_up_its_time(count, gaps):
+    moments = list(accumulate(gaps))[: 2 * count + 2]
+    collectives = [TimedCollective(*moments[at : at + 2]) for at in range(1, 2 * count, 2)]
+    parts = hook_costs.parts_of(TimedCollective(moments[0], moments[-1]), collectives)
+    assert (parts.recompress is None) == (count == 1)
+    communicating = sum(collective.done_ns - collective.issued_ns for collective in collectives)
+    assert sum(filter(None, parts)) + communicating == moments[-1] - moments[0]
+    assert (parts.compress, parts.decompress) == (moments[1] - moments[0], moments[-1] - moments[-2])
+
+
+def test_a_hook_without_collectives_only_compresses():
+    assert hook_costs.parts_of(TimedCollective(10, 17), []) == (7, None, None)
+
+
+def hook_in_ticks(rank: int, _world_size: int) -> tuple:
+    """Parts of a hook that computes 5, 7 and 11 ticks of a clock that only it moves; collectives take 1000 each.
+
+    They do so on rank 0, which goes on only after it has added its callback. On rank 1 a collective may be done at
+    once, and then its callbacks run in any order.
+    """
+    clock = SimpleNamespace(now=0)
+
+    def average(buffer, then):
+        if rank:
+            dist.recv(torch.zeros(1), 0)  # so that rank 0 has to wait in its collective
+        future = dist.all_reduce(buffer, async_op=True).get_future().then(then)
+        if not rank:
+            clock.now += 1000
+            dist.send(torch.zeros(1), 1)
+        return future
+
+    def hook(_state, bucket):
+        clock.now += 5
+        average(bucket.buffer(), lambda _: None).wait()
+        clock.now += 7
+
+        def decompress(_future):
+            clock.now += 11
+            return bucket.buffer()
+
+        return average(bucket.buffer(), decompress)
+
+    def now() -> int:
+        return clock.now
+
+    with mock.patch.object(hook_costs, "clock_ns", now), mock.patch.object(repeated_timing, "clock_ns", now):
+        return hook_costs.time_parts(hook, None, Bucket([0], [nn.Parameter(torch.ones(3))]))
+
+
+def test_waiting_for_collectives_is_no_work_of_the_hook(two_ranks):
+    assert two_ranks.run(hook_in_ticks)[0] == (5, 7, 11)
+
+
+def test_every_hook_that_can_be_predicted_can_be_measured():
+    assert {"none", *hook_costs.REAL_HOOKS} == set(HOOKS)
+    assert set(hook_costs.HALVES) == set(HALVES)
+
+
+@pytest.mark.parametrize("name", [*(name for name in HOOKS if name != "none"), "bf16+power_sgd:2"])
+def test_a_hook_has_the_parts_that_its_messages_imply(two_ranks, name):
+    """All gradients of `tiny` are one bucket, some of them worth compressing."""
+    measured = two_ranks.run(hook_costs.time_hook, named_hook(name).name, TINY, 2)
+    parameters = [
+        Parameter(name=parameter, shape=tuple(p.shape), dtype="float32", size_bytes=p.nbytes)
+        for parameter, p in models.build(TINY)[0].named_parameters()
+    ]
+    total = sum(parameter.size_bytes for parameter in parameters)
+    for of_rank in measured:
+        assert sum(size for size, _ in of_rank) == total
+        for _, repetitions in of_rank:
+            assert len(repetitions) == 2
+            for parts in repetitions:
+                message = named_hook(name).message(parameters)
+                assert parts.compress >= 0
+                assert (parts.decompress is None) == (message is None)
+                assert (parts.recompress is None) == (message is None or message.second_bytes is None)

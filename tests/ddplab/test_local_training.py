@@ -1,0 +1,64 @@
+"""Local training, the oracle of the checks, and differences from it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+
+from ddplab.conformance.all_checks import PLAIN, program_of
+from ddplab.conformance.local_training import FindingError, compare, describe_difference, run_locally, same
+from ddplab.conformance.random_programs import programs
+
+from ..explore import examples
+
+# Local training
+
+
+@examples(30)
+@given(programs(3))
+def test_local_training_of_a_program_is_what_one_process_computes(program):
+    """Without `no_sync` and with cleared gradients, the average is the gradient of the ranks' mean loss."""
+    from ddplab.conformance.local_training import WeakProgramError
+    from ddplab.conformance.training_programs import Net, loss_of, optimizer_of
+
+    steps = tuple(replace(step, zero="none") for step in program.steps)
+    program = replace(program, steps=steps)
+    try:
+        expected = run_locally(program, 3)
+    except WeakProgramError:
+        return
+    net = Net(program)
+    optimizer = optimizer_of(program, net)
+    for number, step in enumerate(program.steps):
+        if step.kind == "change_lr":
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+        if step.kind == "train":
+            net.zero_grad()
+            sum(loss_of(net, program, number, rank, 3) for rank in range(3)).div(3).backward()
+            for name, parameter in net.named_parameters():
+                for rank in range(3):
+                    assert same(expected[number][rank].gradients[name], parameter.grad)
+            if step.optimize:
+                optimizer.step()
+
+
+def test_a_difference_names_parameter_bucket_and_ratio():
+    program = program_of(PLAIN, ["train"], 2)
+    (expected,) = run_locally(program, 2)
+    wrong = dict(expected[0].gradients)
+    name = next(iter(wrong))
+    wrong[name] = wrong[name] * 0.5
+    got = expected[0]._replace(gradients=wrong, buckets=((1,), (0, 2)))
+    with pytest.raises(
+        FindingError, match=r"iteration 7, rank 1: gradient of 'w0' \(bucket 1 of 2\): 0.5 of the expec"
+    ):
+        compare(got, expected[0], iteration=7, rank=1)
+    assert describe_difference(None, torch.ones(1)) == "got None, expected a tensor"
+    assert describe_difference(torch.tensor([1.0, 5.0]), torch.tensor([1.0, 2.0])) == (
+        "2.5 of the expected at 1 of 2 elements"
+    )
+    assert describe_difference(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 2.0])) == (
+        "2 of 2 elements differ; got 1 at [0], expected 2"
+    )

@@ -1,0 +1,179 @@
+"""The commands `predict` and `sweep`: tables, files and the last sentences."""
+
+import json
+import re
+
+import pandas as pd
+import pytest
+from hypothesis import given
+
+from ddplab.cli.predict import conclusion, sweep_verdicts
+from reference.trace import Trace
+from simulator import Fabric, Policy, Straggler, predict
+from simulator.fabric import Processor
+from simulator.sweep import AXES
+
+from ..explore import examples
+from ..strategies import any_predictions, iteration, trace_of
+
+
+def test_predict_prints_a_table_and_writes_json_and_timeline(here, trace, fabric, tmp_path):
+    done = here(
+        "predict", trace, "--fabric", fabric, "--world-size", 8, "--caps", "0.01,single",
+        "--orders", "ready,forward", "--json", tmp_path / "p.json", "--perfetto", tmp_path / "t.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "single" in done.stdout
+    assert "iteration ms" in done.stdout
+    *_, fastest, verdict = done.stdout.splitlines()
+    assert re.fullmatch(
+        r"fastest: cap .*, order .*, hook none, .* ms, limited by .*; (.*its lead of .* ms over|.*a tie .* with) .*",
+        fastest,
+    )
+    assert re.fullmatch(r"verdict: 8 ranks do the work of .* without communication \(.*%\); 90% .*", verdict)
+    written = json.loads((tmp_path / "p.json").read_text())
+    assert 0 < written["verdict"]["efficiency"] <= 1
+    rows = written["rows"]
+    assert [(row["cap_mb"], row["order"]) for row in rows] == [
+        (0.01, "ready"), (0.01, "forward"), (None, "ready"), (None, "forward"),
+    ]  # fmt: skip
+    assert all(row["iteration_ns"] >= row["compute_ns"] for row in rows)
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "slow_rank", "limit"),
+    [
+        (1e12, 1.0, "limited by computation (100 %)"),
+        (1e12, 3.0, "limited by stragglers (67 %), then by computation (33 %)"),
+        (1e9, 1.0, "limited by computation (69 %), then by exposed communication of 2 of 2 buckets (0-1) (31 %)"),
+        (1e8, 1.0, "limited by exposed communication of 2 of 2 buckets (0-1) (89 %), then by computation (11 %)"),
+    ],
+)
+def test_the_last_sentence_names_the_fastest_its_limit_and_its_lead(bytes_per_s, slow_rank, limit):
+    ms = 10**6
+    trace = trace_of([[iteration(2 * ms, (6 * ms, 4 * ms), 8 * ms, ms)]], [4 * ms, 4 * ms])
+    stragglers = [Straggler(rank=1, factor=slow_rank)] if slow_rank > 1 else []
+    fabric = Fabric.from_alpha_beta(alpha_ns=10, bytes_per_s=bytes_per_s)
+    policies = [Policy(bucket_cap_mb=cap) for cap in (float("inf"), 1.0)]
+    predictions = [predict(trace, fabric, world_size=2, policy=one, stragglers=stragglers) for one in policies]
+    fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
+    sentence = conclusion(policies, predictions)
+    tie = predictions[0].compare(predictions[1]).intervals_overlap
+    rest = "a tie within the 90 % intervals with" if tie else "its lead of"
+    assert f", {fastest.iteration_ns / 1e6:.1f} ms, {limit}; {rest}" in sentence
+    assert conclusion(policies[:1], predictions[:1]).endswith(")")
+
+
+def test_configurations_with_equal_buckets_are_no_tie():
+    trace = trace_of([[iteration(20, (60, 40), 80, 10)]], [4, 4])
+    policies = [Policy(bucket_cap_mb=cap) for cap in (1.0, 25.0)]
+    fabric = Fabric.from_alpha_beta(alpha_ns=10, bytes_per_s=1e9)
+    predictions = [predict(trace, fabric, world_size=2, policy=one) for one in policies]
+    assert conclusion(policies, predictions).endswith("; 1 others have the same buckets")
+
+
+@examples(30)
+@given(any_predictions())
+def test_every_prediction_has_a_last_sentence_whose_shares_are_parts_of_the_whole(asked):
+    sentence = conclusion([asked.policy], [asked.predict()])
+    shares = [int(share) for share in re.findall(r"\((\d+) %\)", sentence)]
+    assert len(shares) <= 2
+    assert sum(shares) <= 101, "each is rounded"
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_sweep_writes_a_table_and_draws_it(here, trace, fabric, topology, tmp_path):
+    for ending in ("csv", "parquet", "json"):
+        done = here(
+            "sweep", trace, "--fabric", fabric, "--fabric", topology, "--world-sizes", "2,4", "--caps", "0.01,single",
+            "--hooks", "none,power_sgd:2", "--out", tmp_path / f"s.{ending}", "--heat-map", tmp_path / "h.png",
+            "--policy", "sync_every=2", "--straggler", "1:1.5", "--variation", "kind=fitted",
+            "--variation", "iterations=5", "--json", tmp_path / "j",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+    assert "the fastest configuration at each world size" in done.stdout
+    tables = [
+        pd.read_csv(tmp_path / "s.csv"), pd.read_parquet(tmp_path / "s.parquet"), pd.read_json(tmp_path / "s.json")
+    ]  # fmt: skip
+    assert [len(table) for table in tables] == [16] * 3
+    assert all(list(table["iteration_ns"]) == list(tables[0]["iteration_ns"]) for table in tables)
+    rows = json.loads((tmp_path / "j").read_text())["rows"]
+    assert [row["bucket_cap_mb"] for row in rows[:3]] == [0.01, 0.01, None]
+    assert (tmp_path / "h.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_predict_takes_every_knob_and_draws_the_timeline(here, trace, topology, tmp_path):
+    done = here(
+        "predict", trace, "--fabric", topology, "--world-size", 4, "--caps", 0.01, "--inputs", "3,3,2,0",
+        "--policy", "find_unused_parameters=true", "--policy", "process_groups=2", "--fabric-set", "slow_link=2",
+        "--straggler", "random:2", "--timeline", tmp_path / "t.svg",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "fastest configuration: parts of the median iteration" in done.stdout
+    assert "no processor costs, so copies, launches and slow-downs count as free" in done.stdout
+    assert "after the last iteration, all ranks receive one rank's model" in done.stdout
+    assert "rank 3 computes" in (tmp_path / "t.svg").read_text()
+
+
+def test_a_topology_takes_the_processor_of_a_calibration(here, trace, fabric, topology, tmp_path):
+    slow = Fabric.load(fabric).model_copy(update={"processor": Processor(launch_ns=10**8)})
+    slow.save(tmp_path / "slow.json")
+    asked = ("predict", trace, "--fabric", topology, "--caps", "default,single", "--json", tmp_path / "j")
+    times = []
+    for processor in ((), ("--processor", tmp_path / "slow.json")):
+        assert here(*asked, *processor).returncode == 0
+        rows = json.loads((tmp_path / "j").read_text())["rows"]
+        assert [row["cap_mb"] for row in rows] == ["default", None]
+        times.append(rows[1]["iteration_ns"])
+    assert times[1] >= times[0] + 10**8 - 10**7
+
+
+def test_logs_of_nccl_tests_are_fabrics_merged_by_predict_and_an_axis_of_sweep(here, trace, logs, tmp_path):
+    fabrics = [word for path in logs for word in ("--fabric", path)]
+    for world_size in (2, 4):
+        asked = ("predict", trace, "--world-size", world_size, "--caps", "single", "--json", tmp_path / "j")
+        done = here(*asked, *fabrics)
+        assert done.returncode == 0, done.stderr
+        (row,) = json.loads((tmp_path / "j").read_text())["rows"]
+        merged = predict(
+            Trace.load(trace),
+            Fabric.merged(*map(Fabric.load, logs)),
+            world_size=world_size,
+            bucket_cap_mb=float("inf"),
+        )
+        assert row["iteration_ns"] == merged.iteration_ns
+    asked = ("sweep", trace, *fabrics, "--caps", "single", "--fabric-set", "extrapolate=true")
+    assert here(*asked, "--world-sizes", "2,4", "--out", tmp_path / "s.csv").returncode == 0
+    assert pd.read_csv(tmp_path / "s.csv")["fabric"].tolist() == [str(path) for path in logs for _ in range(2)]
+
+
+def test_the_heat_map_has_the_axes_that_were_asked_for(here, trace, fabric, tmp_path):
+    asked = (
+        "sweep",
+        trace,
+        "--fabric",
+        fabric,
+        "--caps",
+        "default,single",
+        "--hooks",
+        "none,fp16",
+        "--orders",
+        "size,ready",
+    )
+    drawn = ("--heat-map", tmp_path / "h.svg", "--rows", "hook", "--columns", "order", "--value", "iteration_ns")
+    done = here(*asked, *drawn, "--world-sizes", "2,4", "--out", tmp_path / "s.csv", "--json", tmp_path / "j")
+    assert done.returncode == 0, done.stderr
+    picture = (tmp_path / "h.svg").read_text()
+    assert all(f"<!-- {word} -->" in picture for word in ("comm hook", "fp16", "order", "size"))
+    assert "<!-- ranks -->" not in picture
+    rows = json.loads((tmp_path / "j").read_text())["rows"]
+    assert {row["bucket_cap_mb"] for row in rows} == {"default", None}
+
+
+def test_a_sweep_names_the_fabrics_that_suffice():
+    rows = [("a", fabric, 64, "cap", "o", "h", 1, share) for fabric, share in (("x", 0.5), ("x", 0.95), ("y", 0.4))]
+    table = pd.DataFrame(rows, columns=[*AXES, "iteration_ns", "efficiency"])
+    assert sweep_verdicts(table) == [
+        "verdict: a on 64 ranks has an efficiency of at least 90% on x (95%); less on y (40%)"
+    ]

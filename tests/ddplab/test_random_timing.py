@@ -1,0 +1,32 @@
+"""Random timing without a clock: a seed determines it, and faults of timing are found."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplab.conformance.class_under_test import Subject
+from ddplab.conformance.local_training import same
+from ddplab.conformance.random_programs import programs
+from ddplab.conformance.random_timing import run_in_virtual_time
+
+from ..explore import examples
+from .conformance_bench import faulty, outcomes
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("DoesNotWait", "gradient of"), ("LaunchesAsReady", "expected its collective")]
+)
+def test_faults_of_timing_are_found_without_a_clock(bench_of, name, says):
+    result = outcomes(bench_of(faulty(name)), ["any timing"])["any timing"]
+    assert result.outcome == "failed"
+    assert says in result.message
+    assert result.program is not None
+
+
+@examples(10)
+@given(programs(2), st.integers(0, 99))
+def test_a_seed_determines_all_timing(program, seed):
+    first, second = (run_in_virtual_time(Subject(faulty("DoesNotWait")), program, 2, seed) for _ in range(2))
+    for one, two in zip(first, second, strict=True):
+        for a, b in zip(one, two, strict=True):
+            assert all(same(a.gradients[name], b.gradients[name]) for name in a.gradients)

@@ -1,0 +1,71 @@
+"""The commands that train on real ranks: `record`, `calibrate` and `validate`."""
+
+import json
+
+import pytest
+
+from ddplab.validation.validation_report import model_folder
+from reference.trace import Trace
+from simulator import Fabric
+
+from ..reference.test_virtual_links import links_are_permitted
+
+TINY = "tests.models_for_cli:tiny"
+
+
+def test_record_writes_a_trace_of_all_ranks(trace):
+    recorded = Trace.load(trace)
+    assert recorded.workload.model == TINY
+    assert [len(rank.iterations) for rank in recorded.ranks] == [4, 4]
+
+
+def test_calibrate_and_validate_on_real_ranks(here, tmp_path):
+    """The slow one: it really measures, over links where it may have any. Predictions are on disk, as hashed."""
+    import hashlib
+
+    links = ["--link-rate", "1gbit"] if links_are_permitted() else []
+    done = here(
+        "validate", "--model", TINY, "--caps", "0.01,single", "--hooks", "none,fp16", "--repeat", 1,
+        "--out", tmp_path, "--json", tmp_path / "j", *links,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "j").read_text())
+    assert set(report) == {
+        "predictions_sha256",
+        "mape",
+        "paired_mape",
+        "worst_error",
+        "noise",
+        "pairs_apart",
+        "sign_errors",
+        "fastest_found",
+        "coverage",
+        "half_width",
+        "interval_score",
+        "world_size",
+        "drift",
+        "yardsticks",
+        "rows",
+    }
+    assert [(row["cap_mb"], row["hook"]) for row in report["rows"]] == [
+        (0.01, "none"), (0.01, "fp16"), (None, "none"), (None, "fp16"),
+    ]  # fmt: skip
+    explained = here("explain", tmp_path, "--figure", tmp_path / "why.png", "--json", tmp_path / "why.json")
+    assert explained.returncode == 0, explained.stderr
+    assert "main cause" in explained.stdout
+    assert (tmp_path / "why.png").stat().st_size > 10_000
+    for row, one in zip(
+        report["rows"], json.loads((tmp_path / "why.json").read_text())["configurations"], strict=True
+    ):
+        assert (row["cap_mb"], row["hook"], row["predicted_ns"]) == (one["cap_mb"], one["hook"], one["predicted_ns"])
+        assert one["measured_ns"] == pytest.approx(row["measured_ns"], abs=1)
+    for row in report["rows"]:
+        assert row["error"] == pytest.approx(row["predicted_ns"] / row["measured_ns"] - 1)
+        assert row["measured_ns"] > 0
+    written = (tmp_path / "predictions.json").read_bytes()
+    assert hashlib.sha256(written).hexdigest() == report["predictions_sha256"]
+    assert (tmp_path / "report.csv").exists()
+    fabric = Fabric.load(model_folder(tmp_path, TINY) / "fabric.json")
+    assert fabric.all_reduce_ns(1 << 27, 2) > fabric.all_reduce_ns(1 << 12, 2) > 0
+    assert [hook.name for hook in fabric.processor.hooks] == ["none", "fp16"]
+    assert ("links of 1 Gbit/s" in fabric.source) == bool(links)

@@ -1,0 +1,135 @@
+"""Options that several commands have: policies, settings in JSON, and one clear line for each mistake."""
+
+import json
+
+import pandas as pd
+import pytest
+
+STEPS = ("recording", "sweeping")
+"""Words of progress that are printed where there is no terminal."""
+
+
+@pytest.mark.parametrize("setting", ["plan=[[5,4],[3,2,1,0]]", "bucket_cap_mb_list=[0.01,25]"])
+def test_a_policy_that_says_the_buckets_is_one_row_and_leaves_no_choice(here, trace, fabric, tmp_path, setting):
+    field = setting.partition("=")[0]
+    asked = (trace, "--fabric", fabric, "--policy", setting, "--json", tmp_path / "j")
+    picture = ("--heat-map", tmp_path / "h.svg")
+    for command, extra in (("predict", ()), ("sweep", ("--world-sizes", 2, "--out", tmp_path / "s.csv", *picture))):
+        done = here(command, *asked, *extra)
+        assert done.returncode == 0, done.stderr
+        (row,) = json.loads((tmp_path / "j").read_text())["rows"]
+        assert row.get("cap_mb", row.get("bucket_cap_mb")) == field
+        assert row["order"] == ("plan" if field == "plan" else "ready")
+        done = here(command, *asked, *extra, "--caps", "1,25")
+        assert done.stderr.startswith(f"ddplab: --caps: expected no value with --policy {field}=...")
+    assert pd.read_csv(tmp_path / "s.csv")["bucket_cap_mb"].tolist() == [field]
+    assert field in (tmp_path / "h.svg").read_text()
+
+
+def test_values_of_settings_are_json_in_records_within_records_too(here, trace, topology, tmp_path):
+    processor = {"hooks": [{"name": "fp16", "compress": {"fixed_ns": 1e8}}]}
+    asked = (
+        "predict",
+        trace,
+        "--fabric",
+        topology,
+        "--hooks",
+        "none,fp16",
+        "--caps",
+        "single",
+        "--json",
+        tmp_path / "j",
+    )
+    done = here(*asked, "--fabric-set", f"processor={json.dumps(processor)}")
+    assert done.returncode == 0, done.stderr
+    none, fp16 = (row["iteration_ns"] for row in json.loads((tmp_path / "j").read_text())["rows"])
+    assert fp16 >= none + 9 * 10**7
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["record", "--model", "alexnet"],
+            "ddplab: --model: expected resnet50, resnet18, mlp, transformer, small-tensors, resnet50-224, "
+            "bert-large, gpt2, emulated:TRACE or module",
+        ),
+        (["record", "--model", "no_such:thing"], "No module named 'no_such'"),
+        (
+            ["record", "--model", "tests.models_for_cli:not_callable"],
+            "not_callable is not callable but a int",
+        ),
+        (["record", "--model", "tests.models_for_cli:not_a_pair"], "expected it to return (module, loss_fn)"),
+        (["record", "--world-size", "0"], "Invalid value for '--world-size'"),
+        (["record", "--frobnicate"], "No such option"),
+        (["predict", "absent.json"], "ddplab: absent.json: cannot be read: No such file"),
+        (["predict", "{trace}", "--fabric", "absent.json"], "ddplab: absent.json: cannot be read"),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--caps", "1,two"],
+            "ddplab: --caps: expected sizes in MB",
+        ),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--caps", "-1"],
+            "ddplab: --caps: expected sizes in MB",
+        ),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--orders", "up"],
+            "ddplab: --orders: expected ready, reverse",
+        ),
+        (["record", "--out", "/dev/null/trace.json"], "cannot be written: /dev/null is not a folder"),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--json", "."], "cannot be written: it is a folder"),
+        (["predict", "{trace}", "--fabric", "{trace}"], "expected a fabric file, got a trace"),
+        (["predict", "{fabric}"], "not a trace: workload: field required"),
+        (["validate", "--caps", ""], "ddplab: --caps: expected sizes in MB"),
+        (["validate", "--calibrations", "11"], "--calibrations: expected at most --repeat, which is 10, got 11"),
+        (
+            ["validate", "--emulate", "{trace}", "--calibrations", "2"],
+            "--calibrations: expected 1 with --emulate, because the speed of an emulated device",
+        ),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--hooks", "gzip"], "--hooks: hook: expected one of none"),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--policy", "sync=2"], "--policy: expected NAME=VALUE"),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--policy", "order=size"],
+            "--policy: expected --orders for order",
+        ),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--policy", "sync_every=0"], "--policy: sync_every: input"),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--straggler", "3"], "--straggler: expected RANK:FACTOR"),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--straggler", "9:2"], "stragglers[0].rank: expected a rank"),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--inputs", "3"], "inputs: expected 2 numbers of batches"),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--variation", "kind=wild"], "--variation: kind: input"),
+        (["sweep", "{trace}", "--fabric", "{fabric}", "--out", "s.xls"], "--out: expected a name that ends in .csv"),
+        (["sweep", "{trace}", "--fabric", "{fabric}", "--world-sizes", "2,x"], "--world-sizes: expected numbers"),
+        (["sweep", "{trace}", "--fabric", "{fabric}", "--value", "speed"], "--value: expected one of buckets"),
+        (["sweep", "{trace}", "--fabric", "{fabric}", "--rows", "caps"], "--rows: expected one of trace, fabric"),
+        (["sweep", "{trace}", "--fabric", "{fabric}", "--rows", "world_size"], "--columns: expected one of trace"),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--fabric", "{fabric}"],
+            "fabrics[1]: topology: expected none, because fabrics[0]",
+        ),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--fabric-set", "algorithm=trees"],
+            "--fabric-set: algorithm: input should be 'library', 'ring'",
+        ),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--processor", "{fabric}"],
+            "--processor: expected a fabric file of `ddplab calibrate`",
+        ),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--inputs", "0,x"],
+            "--inputs: expected numbers of at least 0",
+        ),
+        (["fabric", "absent.log"], "absent.log: cannot be read"),
+        (["fabric", "{fabric}", "--world-sizes", "0"], "--world-sizes: expected numbers of at least 1"),
+        (["synthesize", "--device", "tpu"], "tpu"),
+        (["predikt"], "No such command 'predikt'"),
+        (["predict", "{trace}", "--wurld-size", "2"], "No such option: --wurld-size"),
+        (["predict", "{trace}", "--world-size", "two"], "'--world-size'"),
+        (["fabric", "{fabric}", "--world-sizes"], "'--world-sizes' requires an argument"),
+    ],
+)
+def test_a_mistake_is_reported_in_one_line(words, message, here, trace, fabric):
+    done = here(*(word.format(trace=trace, fabric=fabric) for word in words))
+    assert done.returncode != 0
+    assert message in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line not in STEPS and " comes from " not in line]
+    assert [line.startswith("ddplab: ") for line in lines] == [True]

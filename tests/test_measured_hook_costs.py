@@ -1,0 +1,97 @@
+"""Predictions with measured costs of comm hooks, and with slow-downs within their bands."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator import Fabric, predict
+from simulator.fabric import Contention, Linear, Processor
+from simulator.fabric.processor_costs import HookCost
+from simulator.schedule.hook_messages import named_hook
+
+from .strategies import HOOK_COSTS, iteration, policies, trace_of, traces
+
+
+@given(st.floats(1, 5), st.floats(0, 2), st.floats(1, 5), st.floats(0, 2))
+def test_slowdowns_move_by_their_bands_and_never_below_one(compute, compute_error, collective, collective_error):
+    measured = Contention(
+        compute=compute, compute_error=compute_error, collective=collective, collective_error=collective_error
+    )
+    processor = Processor(contention=(measured,), lingers_ns=300, lingers_error_ns=200)
+    assert processor.slowed(0) == processor
+    assert [processor.slowed(widths).lingers_ns for widths in (-2, -1, 1)] == [0, 100, 500]
+    (slower,), (faster,) = processor.slowed(1).contention, processor.slowed(-1).contention
+    assert slower.compute == pytest.approx(compute + compute * compute_error)
+    assert slower.collective == pytest.approx(collective + collective * collective_error)
+    assert 1 <= faster.compute <= compute
+    assert 1 <= faster.collective <= collective
+
+
+# Predictions with measured hooks
+
+FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
+ONE = iteration(forward_ns=10, ready_ns=(30, 20), backward_end_ns=32, step_ns=5)
+
+
+def with_hooks(*costs: HookCost) -> Fabric:
+    return FABRIC.model_copy(update={"processor": Processor(hooks=costs)})
+
+
+@pytest.mark.parametrize("part", ["compress", "recompress", "decompress"])
+def test_a_measured_hook_is_charged_for_each_bucket(part):
+    """PowerSGD's parts follow each other where there is one bucket; fp16 has nothing between collectives."""
+    trace = trace_of([[ONE]], [400, 400])
+    cost = Linear(fixed_ns=1e6, ns_per_byte=2)
+    for name in ("fp16", "batched_power_sgd:1"):
+        free, charged = (
+            predict(trace, fabric, world_size=2, hook=name)
+            for fabric in (FABRIC, with_hooks(HookCost(name="bf16"), HookCost(name=name, **{part: cost})))
+        )
+        happens = name != "fp16" or part != "recompress"
+        assert charged.iteration_ns - free.iteration_ns == happens * (1_000_000 + 1600)
+
+
+@given(
+    st.integers(1, 8), st.integers(1, 8), st.sampled_from(["fp16", "quantize_per_tensor", "bf16+quantize_per_tensor"])
+)
+def test_what_is_gathered_from_more_ranks_takes_longer_to_decompress(measured, asked, name):
+    """All else that a hook computes does not depend on the ranks."""
+    cost = HookCost(name=name, world_size=measured, compress=Linear(fixed_ns=70), decompress=Linear(fixed_ns=840))
+    prediction = predict(trace_of([[ONE]], [400, 400]), with_hooks(cost), world_size=asked, hook=name)
+    grown = 840 * asked / measured if "quantize" in name else 840
+    assert prediction.breakdown["hook"] == 70 + grown
+
+
+def test_the_prediction_lists_what_counts_as_free():
+    """Hooks that compute nothing, were measured, or have explicit costs are not listed."""
+    trace, cost = trace_of([[ONE]], [400, 400]), Linear(fixed_ns=1)
+    measured = with_hooks(HookCost(name="power_sgd:1", compress=cost))
+    hook_with_costs = named_hook("bf16").model_copy(update={"compress": cost})
+    no_costs = "the fabric has no processor costs, so copies, launches and slow-downs count as free"
+    for hook in ("none", "noop", "power_sgd", hook_with_costs):
+        assert predict(trace, measured, world_size=2, hook=hook).counted_as_free == (no_costs,)
+    complete = FABRIC.model_copy(update={"processor": Processor(launch_ns=1)})
+    assert predict(trace, complete, world_size=2).counted_as_free == ()
+    (sentence,) = predict(trace, complete, world_size=2, hook="fp16").counted_as_free
+    assert sentence.startswith("the hook fp16 was not measured")
+
+
+def test_costs_of_another_hook_are_not_charged():
+    trace = trace_of([[ONE]], [400, 400])
+    other = with_hooks(HookCost(name="power_sgd:2", compress=Linear(fixed_ns=1e6)))
+    assert predict(trace, other, world_size=2, hook="power_sgd:1") == predict(
+        trace, FABRIC, world_size=2, hook="power_sgd:1"
+    )
+
+
+@given(st.data())
+def test_measured_costs_count_like_explicit_ones_which_take_precedence(data):
+    trace = data.draw(traces())
+    hook = data.draw(policies(tuple(trace.keys))).hook
+    parts = {part: getattr(hook, part) for part in HOOK_COSTS}
+    cost = HookCost(name=hook.name, world_size=2, **parts)
+    other = HookCost(name=hook.name, compress=Linear(fixed_ns=12345))
+    explicit = predict(trace, FABRIC, world_size=2, hook=hook)
+    if hook.has_costs:
+        assert predict(trace, with_hooks(cost), world_size=2, hook=named_hook(hook.name)) == explicit
+        assert predict(trace, with_hooks(other), world_size=2, hook=hook) == explicit
