@@ -21,7 +21,7 @@ def test_ranks_that_do_the_same_need_to_be_simulated_once(engine_input, data):
     assert simulate(more, "events").iteration_ns == simulate(engine_input, "events").iteration_ns
 
 
-@examples(30)
+@examples(15)
 @given(engine_inputs())
 def test_every_rank_has_one_simulated_rank_that_does_the_same(engine_input):
     alike = engine_input.alike()
@@ -31,7 +31,7 @@ def test_every_rank_has_one_simulated_rank_that_does_the_same(engine_input):
     assert replace(engine_input, represented_by=None).alike() == {rank: [rank] for rank in engine_input.ranks}
 
 
-@examples(30)
+@examples(15)
 @given(engine_inputs())
 def test_collectives_that_slow_each_other_down_make_it_fluid_if_they_can_run_at_the_same_time(engine_input):
     """Fails if the closed form, which needs constant speeds, were taken for collectives that share a link."""

@@ -22,7 +22,7 @@ def test_a_straggler_makes_the_others_wait_for_it():
     assert waits == {0: 36, 1: 4}
 
 
-@examples(30)
+@examples(15)
 @given(engine_inputs(fluid_fabrics))
 def test_computing_and_waiting_fill_the_time_of_a_rank_without_a_gap(engine_input):
     timeline = simulate(engine_input, "events")
@@ -32,7 +32,7 @@ def test_computing_and_waiting_fill_the_time_of_a_rank_without_a_gap(engine_inpu
         assert all(one[1] == other[0] for one, other in pairwise([(0, 0), *edges, (end_ns, end_ns)]))
 
 
-@examples(30)
+@examples(15)
 @given(engine_inputs(fluid_fabrics))
 def test_on_each_rank_a_collective_is_shown_from_its_launch_to_its_end(engine_input):
     """As "straggler" until the last rank has launched it, as "queued" until it starts."""
