@@ -34,6 +34,8 @@ def main() -> None:
     except KeyboardInterrupt:
         pass
     finally:
+        for one in SIGNALS:
+            signal.signal(one, signal.SIG_IGN)  # the work is over; while Python shuts down, folders are removed
         if received:
             ended = f"ended by {received[0].name}; all ranks have ended, and no file is incomplete"
             print(f"ddplab: {ended}", file=sys.stderr)
