@@ -7,6 +7,8 @@ size of the message, B a level's rate and m its number of members.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import ceil, log2, prod
 from typing import Literal, NamedTuple
 
@@ -15,10 +17,13 @@ from numpy.typing import NDArray
 
 from reference.collectives import GLOO_THREADS
 
-from .measured_tables import Sizes
+from .measured_tables import Sizes, Table
+from .nccl_cost_model import NcclCost, nccl_all_reduce, published_multiple
 from .topology import Level
 
 Levels = Sequence[Level]
+POWERS_OF_TWO = 2 ** np.arange(41)
+"""Message sizes in bytes, up to 1 TiB."""
 
 
 class Cost(NamedTuple):
@@ -163,7 +168,7 @@ def _chain_ns(levels: Levels) -> float:
 Library = Literal["nccl", "gloo"]
 Algorithm = Literal["ring", "tree", "halving_doubling", "hierarchical", "in_network"]
 AlgorithmSetting = Literal["library", Algorithm]
-"""An algorithm, or `library`: the cheapest of those that the library uses."""
+"""An algorithm, or `library`: the one that the library chooses."""
 
 ALL_REDUCE = {
     "ring": ring,
@@ -173,26 +178,47 @@ ALL_REDUCE = {
     "in_network": in_network,
 }
 BROADCAST = {"nccl": ring_broadcast, "gloo": tree_broadcast}
-LIBRARY_ALGORITHMS: dict[Library, tuple[Algorithm, ...]] = {"nccl": ("ring", "tree", "in_network"), "gloo": ("ring",)}
-"""All-reduce algorithms that a library chooses from when torch calls it."""
 CONCURRENCY: dict[str, int] = {"gloo": GLOO_THREADS, "nccl": 1}
 """Collectives of one process group that the backend runs at a time: Gloo has two threads, NCCL one stream."""
 
 
-class AlgorithmCosts(NamedTuple):
-    """The cost of an all-reduce at one world size by each algorithm that may be chosen."""
+@dataclass(frozen=True, eq=False)
+class AlgorithmCosts:
+    """The cost of an all-reduce at one world size by each algorithm that may be chosen.
+
+    Attributes:
+        names: Of the algorithms.
+        costs: By algorithm.
+        several_nodes: Whether NCCL's model is of several nodes, or of one. None: the costs are not of NCCL's model.
+    """
 
     names: tuple[str, ...]
-    costs: tuple[Cost, ...]
+    costs: tuple[Cost | NcclCost, ...]
+    several_nodes: bool | None = None
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
-        """Return the nanoseconds by size, each with the cheapest algorithm, as NCCL chooses by its own cost model."""
+        """Return the nanoseconds by size, each with the cheapest algorithm.
+
+        NCCL chooses by its own model; published measurements then tell how much longer the chosen algorithm takes.
+        """
+        return (
+            self._cheapest_ns(sizes_bytes) if self.several_nodes is None else self._as_published.costs_ns(sizes_bytes)
+        )
+
+    @cached_property
+    def _as_published(self) -> Table:
+        """Times of powers of two, between which they are interpolated. A larger message never takes less."""
+        assert self.several_nodes is not None
+        multiple, _ = published_multiple(POWERS_OF_TWO, several_nodes=self.several_nodes)
+        return Table(POWERS_OF_TWO, np.maximum.accumulate(self._cheapest_ns(POWERS_OF_TWO) * multiple))
+
+    def _cheapest_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         cheapest = self.costs[0].costs_ns(sizes_bytes)
         for cost in self.costs[1:]:
             cheapest = np.minimum(cheapest, cost.costs_ns(sizes_bytes))
         return cheapest
 
-    def cheapest(self, size_bytes: int) -> tuple[str, Cost]:
+    def cheapest(self, size_bytes: int) -> tuple[str, Cost | NcclCost]:
         """Return name and cost of the cheapest algorithm for a size; the first one if several cost the same."""
         size = np.array([size_bytes])
         return min(zip(self.names, self.costs, strict=True), key=lambda item: float(item[1].costs_ns(size)[0]))
@@ -201,12 +227,16 @@ class AlgorithmCosts(NamedTuple):
 def all_reduce_costs(levels: Levels, library: Library, setting: AlgorithmSetting) -> AlgorithmCosts:
     """Return the cost of an all-reduce with the given algorithm, or with each that the library may choose.
 
-    A library reduces in the network only if a level in use supports that.
+    Gloo always runs a ring when torch calls it. NCCL reduces in the network only if a level in use supports that.
     """
-    in_network = any(level.reduces and level.size > 1 for level in levels)
-    available = tuple(name for name in LIBRARY_ALGORITHMS[library] if in_network or name != "in_network")
-    names = available if setting == "library" else (setting,)
-    return AlgorithmCosts(names, tuple(ALL_REDUCE[name](levels) for name in names))
+    if setting != "library" or library == "gloo":
+        name = "ring" if setting == "library" else setting
+        return AlgorithmCosts((name,), (ALL_REDUCE[name](levels),))
+    costs: dict[str, Cost | NcclCost] = {**nccl_all_reduce(levels)}
+    if any(level.reduces and level.size > 1 for level in levels[1:]):
+        costs["in_network"] = in_network(levels)
+    several_nodes = prod(level.size for level in levels[1:]) > 1
+    return AlgorithmCosts(tuple(costs), tuple(costs.values()), several_nodes)
 
 
 def broadcast_cost(levels: Levels, library: Library) -> Cost:

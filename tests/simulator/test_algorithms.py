@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulator import Fabric
 from simulator.fabric import Level, Topology, algorithms
-from simulator.fabric.algorithms import ALL_REDUCE, BROADCAST, LIBRARY_ALGORITHMS, all_reduce_costs
+from simulator.fabric.algorithms import ALL_REDUCE, BROADCAST, all_reduce_costs
 
 FORMULAS = {**ALL_REDUCE, **{f"broadcast of {library}": cost for library, cost in BROADCAST.items()}}
 every_formula = pytest.mark.parametrize("name", FORMULAS)
@@ -137,39 +137,40 @@ def test_halving_sends_what_a_ring_sends_in_fewer_steps(exponent, size):
     assert halving.latency_ns <= ring.latency_ns
 
 
-@pytest.mark.parametrize("library", LIBRARY_ALGORITHMS)
 @given(levels=levels, sizes=st.lists(sizes, min_size=1, max_size=5))
-def test_the_library_takes_the_cheapest_of_what_it_has(library, levels, sizes):
+def test_gloo_runs_a_ring_and_nccl_the_cheapest_of_its_algorithms_and_protocols(levels, sizes):
     world_size, topology = prod(one.size for one in levels), Topology(levels=tuple(levels))
-    fabric = Fabric.from_topology(topology, library=library)
-    usable = [
-        name
-        for name in LIBRARY_ALGORITHMS[library]
-        if name != "in_network" or any(x.reduces and x.size > 1 for x in levels)
-    ]
-    costs = {
-        name: fabric.model_copy(update={"algorithm": name}).all_reduce_costs_ns(np.array(sizes), world_size)
-        for name in usable
-    }
-    found = fabric.all_reduce_costs_ns(np.array(sizes), world_size)
+    gloo, nccl = (Fabric.from_topology(topology, library=library) for library in ("gloo", "nccl"))
+    ring = gloo.model_copy(update={"algorithm": "ring"})
+    for fabric in (gloo, nccl):
+        found = fabric.all_reduce_costs_ns(np.array(sizes), world_size)
+        assert found.tolist() == [fabric.all_reduce_ns(size, world_size) for size in sizes]
+        ordered = [fabric.all_reduce_ns(size, world_size) for size in sorted(sizes)]
+        assert ordered == sorted(ordered)
     if world_size > 1:
-        assert found.tolist() == np.min(list(costs.values()), axis=0).tolist()
-        for position, size in enumerate(sizes):
-            assert costs[fabric.algorithm_for(size, world_size)][position] == found[position]
-    assert found.tolist() == [fabric.all_reduce_ns(size, world_size) for size in sizes]
+        assert [gloo.all_reduce_ns(size, world_size) for size in sizes] == [
+            ring.all_reduce_ns(size, world_size) for size in sizes
+        ]
+        choices = all_reduce_costs(topology.in_use(world_size), "nccl", "library")
+        for size in sizes:
+            by_name = {
+                name: one.costs_ns(np.array([size]))[0]
+                for name, one in zip(choices.names, choices.costs, strict=True)
+            }
+            assert by_name[nccl.algorithm_for(size, world_size)] == min(by_name.values())
 
 
 def test_small_messages_take_the_tree_and_large_ones_the_ring():
     fabric = Fabric.from_topology(Topology(levels=tuple(NODES)))
-    assert [fabric.algorithm_for(size, 32) for size in (8, 10**9)] == ["tree", "ring"]
+    assert [fabric.algorithm_for(size, 32) for size in (8, 10**9)] == ["tree LL", "ring Simple"]
 
 
 def test_switches_that_reduce_are_used_only_where_the_ranks_need_them():
     nodes = Topology(levels=(NODES[0], level(4, 5000, 1e10, reduces=True)))
     fabric = Fabric.from_topology(nodes)
     assert fabric.algorithm_for(10**9, 32) == "in_network"
-    assert fabric.algorithm_for(10**9, 8) == "ring"
-    assert all_reduce_costs([*NODES, level(1, reduces=True)], "nccl", "library").names == ("ring", "tree")
+    assert fabric.algorithm_for(10**9, 8) == "ring Simple"
+    assert "in_network" not in all_reduce_costs([*NODES, level(1, reduces=True)], "nccl", "library").names
     with pytest.raises(ValueError, match=r"^fabric: algorithm: expected a topology with a level that reduces"):
         Fabric.from_topology(Topology(levels=tuple(NODES)), algorithm="in_network")
 

@@ -1,0 +1,108 @@
+"""NCCL's own cost model: its formulas, its versions, and its distance from published measurements."""
+
+from math import prod
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator.fabric import Level
+from simulator.fabric.nccl_cost_model import MULTIPLES, NcclCost, nccl_all_reduce, published_multiple
+from validation.nccl_model_error import DATA, logarithms, multiples
+
+KIB, MIB = 2**10, 2**20
+
+
+def links(gpus, nodes, inside=340e9, network=96e9, *, reduces=False):
+    """Links of nodes with NVLink on a network, with NCCL's own latencies."""
+    return [
+        Level(name="nvlink", members=gpus, latency_ns=3400, bytes_per_s=inside, reduces=reduces),
+        Level(name="network", members=nodes, latency_ns=14_000, bytes_per_s=network),
+    ]
+
+
+def cheapest_us(levels, sizes, version="2.23"):
+    return (
+        np.min([cost.costs_ns(np.array(sizes)) for cost in nccl_all_reduce(levels, version).values()], axis=0) / 1e3
+    )
+
+
+@pytest.mark.parametrize(("gpus", "rate"), [(4, 340e9), (8, 144e9), (16, 96e9), (32, 96e9), (64, 96e9)])
+def test_latencies_and_rates_agree_with_measurements_on_alps(gpus, rate):
+    table = pd.read_csv(DATA).query("system == 'Alps'").query("gpus == @gpus").set_index("bytes")["us"]
+    nodes = gpus // 4
+    levels = links(4, nodes, network=rate)
+    small, large = cheapest_us(levels, [8, 2**30]) / table.loc[[8, 2**30]].to_numpy()
+    assert abs(np.log(small)) < np.log(1.35)
+    assert abs(large - 1) < 0.11
+
+
+def test_a_ring_passes_each_network_hop_twice_and_a_tree_each_level():
+    two, many = nccl_all_reduce(links(8, 2)), nccl_all_reduce(links(8, 16))
+    assert two["ring Simple"].latency_ns == pytest.approx(1e3 * (8.4 + 2 * (16 - 2) * 3.4 + 2 * 14))
+    assert many["tree LL"].latency_ns == pytest.approx(1e3 * (6.8 + 2 * (7 * 0.6 + 4 * 5.0)))
+    assert many["ring Simple"].late_from_bytes == 64 * 16 * 128
+
+
+def test_the_tree_with_simple_was_slow_from_2_19_to_2_22():
+    latency_us = {
+        version: nccl_all_reduce(links(8, 4), version)["tree Simple"].latency_ns
+        for version in ("2.12", "2.18.3", "2.19", "2.22.3", "2.23.4", "2.30")
+    }
+    assert latency_us["2.19"] == latency_us["2.22.3"] > 2 * latency_us["2.23.4"]
+    assert latency_us["2.23.4"] == latency_us["2.30"] > latency_us["2.18.3"] == latency_us["2.12"]
+
+
+def test_slow_links_inside_a_node_are_pci_and_have_no_ll128():
+    assert "ring LL128" not in nccl_all_reduce(links(8, 2, inside=20e9))
+    assert "ring LL128" in nccl_all_reduce(links(8, 2))
+
+
+def test_switches_that_reduce_are_faster_for_large_messages_only():
+    plain, reducing = links(8, 1), links(8, 1, reduces=True)
+    small, large = cheapest_us(reducing, [KIB, 2**30]) / cheapest_us(plain, [KIB, 2**30])
+    assert small == 1
+    assert large < 0.8
+
+
+@given(
+    levels=st.builds(
+        links,
+        st.integers(1, 16),
+        st.integers(1, 512),
+        inside=st.floats(1e9, 2e12),
+        network=st.floats(1e9, 1e12),
+        reduces=st.booleans(),
+    ),
+    size=st.integers(0, 2**40),
+    version=st.sampled_from(["2.12", "2.18", "2.20.5", "2.30"]),
+)
+def test_every_cost_is_positive_and_no_less_than_the_bytes_at_the_full_rate(levels, size, version):
+    if prod(level.size for level in levels) == 1:
+        return
+    for name, cost in nccl_all_reduce(levels, version).items():
+        ns = cost.costs_ns(np.array([size]))[0]
+        assert np.isfinite(ns)
+        assert ns >= cost.latency_ns + cost.ns_per_byte * size - 1e-6 * ns
+        assert isinstance(cost, NcclCost), name
+
+
+@pytest.mark.parametrize("several_nodes", [False, True])
+def test_the_multiples_are_those_of_the_published_logs(several_nodes):
+    known = MULTIPLES[several_nodes]
+    found = logarithms(several_nodes=several_nodes)
+    for size, one in multiples(found, known).items():
+        assert known[size].mean == pytest.approx(one.mean, abs=0.006), size
+        of_systems = sum(size in of_size for of_size in found.values())
+        expected = pytest.approx(one.deviation, abs=0.006) if of_systems >= 4 else 0.5
+        assert known[size].deviation == expected, size
+
+
+def test_multiples_between_sizes_are_interpolated_and_constant_beyond():
+    mean, deviation = published_multiple(np.array([0, 16 * MIB, 2**40]), several_nodes=True)
+    assert mean.tolist() == pytest.approx([1.61, 1.49, 1.03])
+    assert deviation.tolist() == pytest.approx([0.5, 0.33, 0.04])
+    (between,), _ = published_multiple(np.array([23 * MIB]), several_nodes=True)
+    assert 1.24 < between < 1.49
