@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .algorithms import AlgorithmCosts, AlgorithmSetting, Library, all_reduce_costs, broadcast_cost, ring
+from .algorithms import BROADCAST, AlgorithmCosts, AlgorithmSetting, Library, all_reduce_costs, ring
 from .extrapolation import extrapolated_table, growth_of
 from .measured_tables import FREE, Sizes, Table
 from .topology import Level, Topology
@@ -37,39 +37,14 @@ class RatioCurve:
 
 
 @dataclass(frozen=True, eq=False)
-class AdjustedCurve:
-    """A curve with a fabric's `slow_link` and `scale` applied; every collective uses the slowest link."""
-
-    base: CostCurve
-    slow_link: float
-    scale: float
-
-    def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
-        """Nanoseconds by size; a slow link slows the bytes, not the latency."""
-        costs = self.base.costs_ns(sizes_bytes)
-        if self.slow_link > 1:
-            empty = self.base.costs_ns(np.zeros(1, dtype=np.int64))
-            costs = costs + (self.slow_link - 1) * np.maximum(costs - empty, 0)
-        return self.scale * costs
-
-
-@dataclass(frozen=True, eq=False)
 class CostCurves:
     """The cost curves of a fabric by world size, each computed when it is first used.
 
     A curve is the table measured at the world size; without one, a table extrapolated from other world sizes if
-    `extrapolate` is set; or else computed from the links.
-
-    Attributes:
-        all_reduces: Measured tables of all-reduces by world size.
-        broadcasts: Measured tables of broadcasts by world size.
-        topology: The links. None: not described.
-        library: See `Fabric.library`.
-        algorithm: See `Fabric.algorithm`.
-        extrapolate: See `Fabric.extrapolate`.
+    `extrapolate` is set; or else computed from the links. `Fabric` describes the settings.
     """
 
-    all_reduces: Mapping[int, Table]
+    all_reduces: Mapping[int, Table]  # measured, by world size
     broadcasts: Mapping[int, Table]
     topology: Topology | None
     library: Library
@@ -100,7 +75,7 @@ class CostCurves:
             return self.broadcasts[world_size]
         curve = self.all_reduce(world_size)
         if isinstance(curve, AlgorithmCosts):
-            return broadcast_cost(self._levels(world_size), self.library)
+            return BROADCAST[self.library](self._levels(world_size))
         both = [measured for measured in self.broadcasts if measured > 1 and measured in self.all_reduces]
         if world_size in (1, *self.all_reduces) or not both:
             return curve
@@ -126,14 +101,15 @@ class CostCurves:
 
     def relative_error(self, world_size: int) -> float:
         """Return the half-width of the 90 % error band of an all-reduce's cost, as a fraction of the cost."""
-        origin = self.origin(world_size)
-        if origin == "none":
-            return 0.0
-        if origin == "described":
-            return LINKS_ERROR
-        return table_error(
-            self._of_several_ranks, world_size, 0.0 if origin == "measured" else self._extrapolation_error
-        )
+        match self.origin(world_size):
+            case "none":
+                return 0.0
+            case "described":
+                return LINKS_ERROR
+            case "measured":
+                return self.all_reduces[world_size].spread
+            case _:
+                return table_error(self._of_several_ranks, world_size, self._extrapolation_error)
 
     def _make(self, world_size: int) -> CostCurve:
         if world_size < 1:

@@ -17,7 +17,7 @@ from reference.trace import Trace
 from ..engines.timeline import Timeline
 from ..fabric import Fabric
 from ..prediction import Prediction, predict
-from ..results.breakdown import exposed_intervals
+from ..results.breakdown import executed, exposed_intervals
 from ..schedule.schedule import Compute
 from ..workload.compute_times import Nanoseconds, RecordedModel, Straggler, recorded_model
 
@@ -89,12 +89,7 @@ class Question(NamedTuple):
 class InteractiveIteration:
     """One recorded iteration, the values that the reader can choose for it, and the answers to questions about it.
 
-    Args:
-        trace: Recorded iterations; of each rank, the one of median duration is used.
-        fabric: Returns the fabric for a bandwidth in Gbit/s.
-        title: Name of the model, which is shown.
-        choices: Values that the reader can choose.
-        start: Values that are chosen at the start.
+    The arguments are those of `InteractiveTimeline`; every start value must be one of the choices.
 
     Raises:
         ValueError: A start value is not among the choices, or the trace has no prediction, for example because a
@@ -225,23 +220,14 @@ def simulated_ready_ns(timeline: Timeline, row: int, forward_ns: Nanoseconds, re
         forward_ns: End of the forward pass of computation alone.
         ready_ns: When each gradient is ready in computation alone; shape [parameters], as that of the result.
     """
-    engine_input = timeline.engine_input
-    durations = iter(engine_input.duration_ns[row].tolist())
-    alone, begins, ends = [int(forward_ns)], [], []
-    begin = 0
-    for instruction, end in zip(engine_input.schedule.instructions, timeline.end_ns[row].tolist(), strict=True):
-        if isinstance(instruction, Compute):
-            duration_ns = next(durations)
-            if instruction.kind == "backward":
-                alone.append(alone[-1] + duration_ns)
-                begins.append(begin)
-                ends.append(end)
-        begin = end
-    before, after = np.array(alone[:-1]), np.array(alone[1:])
+    computed = [(one.kind, begin, end) for one, begin, end in executed(timeline, row) if isinstance(one, Compute)]
+    durations = timeline.engine_input.duration_ns[row].tolist()
+    pieces = [(ns, *moments) for ns, (kind, *moments) in zip(durations, computed, strict=True) if kind == "backward"]
+    alone, begins, ends = np.array(pieces).T
+    after = int(forward_ns) + np.cumsum(alone)
     piece = np.searchsorted(after, ready_ns)  # the first piece of the backward pass that does not end earlier
-    whole = np.maximum(1, after - before)[piece]
-    stretch = (np.array(ends) - np.array(begins))[piece] / whole
-    simulated: Nanoseconds = np.array(ends)[piece] - np.rint((after[piece] - ready_ns) * stretch).astype(np.int64)
+    stretch = (ends - begins)[piece] / np.maximum(1, alone)[piece]
+    simulated: Nanoseconds = ends[piece] - np.rint((after[piece] - ready_ns) * stretch).astype(np.int64)
     return simulated
 
 

@@ -5,7 +5,7 @@ Everything else is derived, and each derivation is a sentence in the result.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import combinations
+from itertools import accumulate, combinations
 from math import prod
 from typing import NamedTuple
 
@@ -24,7 +24,6 @@ DTYPES = {
     **dict.fromkeys(("bfloat16", "c10::bfloat16"), "bfloat16"),
 }
 """Names of element types as torch writes them, by those in the file in lower case."""
-BYTES_OF_DTYPE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 DEFAULT_DTYPE = "float32"
 
 
@@ -102,7 +101,7 @@ def _sizes(
     sizes = [
         None
         if one.shape is None
-        else prod(one.shape) * ELEMENT_BYTES.get((one.dtype or "").lower(), BYTES_OF_DTYPE[usual])
+        else prod(one.shape) * ELEMENT_BYTES.get((one.dtype or "").lower(), ELEMENT_BYTES[usual])
         for one in gradients
     ]
     if None not in sizes:
@@ -126,7 +125,7 @@ def _guessed(
         return _reduced(steps, derived)
     if last.buckets and all(one.size_bytes for one in last.buckets):
         derived.append("sizes of gradients: the bytes of each bucket, divided equally among its gradients")
-        return list(_divided(last, BYTES_OF_DTYPE[dtypes[0]]))
+        return list(_divided(last, ELEMENT_BYTES[dtypes[0]]))
     return [None] * len(gradients)
 
 
@@ -163,13 +162,9 @@ def _divided(last: ProfiledStep, element_bytes: int) -> Iterator[int]:
 
 def _fits(last: ProfiledStep, sizes: Sequence[int]) -> bool:
     """Return whether the gradients accumulated up to each bucket's launch have the bytes of these buckets."""
-    launched = [one for one in last.buckets if one.size_bytes is not None]
-    sent = 0
-    for bucket in launched:
-        sent += bucket.size_bytes or 0
-        if sum(sizes[: bucket.gradients]) != sent:
-            return False
-    return True
+    launched = [(one.gradients, one.size_bytes) for one in last.buckets if one.size_bytes is not None]
+    sent = accumulate(size for _, size in launched)
+    return all(sum(sizes[:count]) == total for (count, _), total in zip(launched, sent, strict=True))
 
 
 def _unnamed(
@@ -180,7 +175,7 @@ def _unnamed(
     )
     parameters: list[Parameter] = []
     for gradient, size, dtype in zip(gradients, sizes, dtypes, strict=True):
-        each = BYTES_OF_DTYPE[dtype]
+        each = ELEMENT_BYTES[dtype]
         if size is not None and size % each:
             dtype, each = "int8", 1
         shape = gradient.shape if gradient.shape is not None else ((size or 0) // each,)
