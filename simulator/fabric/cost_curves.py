@@ -3,16 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import log2
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .algorithms import BROADCAST, AlgorithmCosts, AlgorithmSetting, Library, all_reduce_costs, ring
-from .extrapolation import extrapolated_table, growth_of
+from .extrapolation import Growth, extrapolated_table, growth_of
 from .measured_tables import FREE, Sizes, Table
 from .topology import Level, Topology
-from .uncertainty import LINKS_ERROR, extrapolation_error, table_error
+from .uncertainty import described_errors, extrapolation_error, table_error
 
 
 class CostCurve(Protocol):
@@ -99,17 +100,23 @@ class CostCurves:
             return "none"
         return "measured" if world_size in self.all_reduces else "extrapolated"
 
-    def relative_error(self, world_size: int) -> float:
-        """Return the half-width of the 90 % error band of an all-reduce's cost, as a fraction of the cost."""
-        match self.origin(world_size):
+    def relative_errors(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.float64]:
+        """Return the relative error of an all-reduce by size; see `Fabric.relative_errors`."""
+        curve, origin = self.all_reduce(world_size), self.origin(world_size)
+        if isinstance(curve, AlgorithmCosts):
+            return described_errors(sizes_bytes, several_nodes=curve.several_nodes)
+        match origin:
             case "none":
-                return 0.0
-            case "described":
-                return LINKS_ERROR
+                error = 0.0
             case "measured":
-                return self.all_reduces[world_size].spread
+                error = self.all_reduces[world_size].spread
             case _:
-                return table_error(self._of_several_ranks, world_size, self._extrapolation_error)
+                nearest = min(self._of_several_ranks, key=lambda measured: abs(log2(world_size / measured)))
+                by_levels = world_size > nearest > (self._growth.node or world_size)
+                error = table_error(
+                    self._of_several_ranks, world_size, self._extrapolation_error, by_levels=by_levels
+                )
+        return np.full(sizes_bytes.shape, error)
 
     def _make(self, world_size: int) -> CostCurve:
         if world_size < 1:
@@ -119,9 +126,12 @@ class CostCurves:
         if world_size in self.all_reduces:
             return self.all_reduces[world_size]
         if self.extrapolate and self._of_several_ranks:
-            growth = growth_of(self._of_several_ranks, self.library, self.topology)
-            return extrapolated_table(self._of_several_ranks, world_size, growth)
+            return extrapolated_table(self._of_several_ranks, world_size, self._growth)
         return all_reduce_costs(self._levels(world_size), self.library, self.algorithm)
+
+    @cached_property
+    def _growth(self) -> Growth:
+        return growth_of(self._of_several_ranks, self.library, self.topology)
 
     @cached_property
     def _extrapolation_error(self) -> float:

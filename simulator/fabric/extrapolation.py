@@ -7,9 +7,16 @@ rate of its data sheet.
 
 NCCL also changes protocols and channels with the world size, which no such law knows. For it, the growth that the
 tables themselves show from one world size to the next counts as much as the law.
+
+On several nodes NCCL's trees need one more level for each doubling of the nodes. A level adds two hops. The pieces of
+a message also wait for the first one, for a time in proportion to the square root of the message (Sanders, Speck and
+Träff 2009: with the best number of pieces a pipeline takes (sqrt(latency) + sqrt(bytes time))^2). This wait is a
+property of the network, 13 us for 1 MiB with InfiniBand (NetX-lab/Echo) and 48 us with Slingshot
+(boeschf/nccl-benchmark-on-alps-2025), so it is read from the tables.
 """
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +36,17 @@ WEIGHT_OF_TABLES: dict[Library, float] = {"nccl": 0.5, "gloo": 0.0}
 """Weight of the growth that the tables show, beside that of the law; Gloo always runs the same ring."""
 
 
+USUAL_NODE = 8
+"""GPUs per node where the links are not described."""
+LEVEL_NS = 17_000.0
+"""Two hops of a tree with LL128 between nodes (NVIDIA/nccl, src/graph/tuning.cc)."""
+SHOWN_BY_FIRST_LEVEL = 0.6
+"""Part of the growth from one node to two that a further doubling repeats; the rest is the slower link. Fitted on
+NetX-lab/Echo and Alps, where it is 0.5 and 0.6."""
+FITTED_BYTES = (2**18, 2**26)
+"""Message sizes from which the wait of a level is read: smaller ones are latency, larger ones mostly rings."""
+
+
 class Growth(NamedTuple):
     """How an all-reduce grows with the world size."""
 
@@ -37,6 +55,7 @@ class Growth(NamedTuple):
     ns_per_byte: Law  # relative time of a byte
     levels: Law  # number of levels of links in use; growth that tables show on one number says nothing of another
     weight_of_tables: float  # see `WEIGHT_OF_TABLES`
+    node: int | None  # ranks of a node from which trees grow by levels; None: they do not
 
     def of(self, table: Table, measured: int, ranks: int) -> NDArray[np.float64]:
         """Return the times on `ranks` ranks relative to those on `measured` ranks in `table`; shape [sizes]."""
@@ -55,7 +74,9 @@ def growth_of(tables: Mapping[int, Table], library: Library, topology: Topology 
     weight = WEIGHT_OF_TABLES[library]
     if topology is None:
         law = LATENCY_LAWS[latency_law(tables, DEFAULT_LATENCY_LAW[library])]
-        return Growth(law, lambda _ranks: 0.0, lambda ranks: 1 - 1 / ranks, lambda _ranks: 1, weight)
+        node = USUAL_NODE if library == "nccl" else None
+        levels = (lambda _ranks: 1) if node is None else (lambda ranks: 1 + (ranks > USUAL_NODE))
+        return Growth(law, lambda _ranks: 0.0, lambda ranks: 1 - 1 / ranks, levels, weight, node)
 
     def in_use(ranks: int) -> Levels:
         return [level for level in topology.in_use(ranks) if level.size > 1]
@@ -65,7 +86,9 @@ def growth_of(tables: Mapping[int, Table], library: Library, topology: Topology 
         algorithm = tree if library == "nccl" and len(in_use(ranks)) > 1 else ring
         return algorithm(topology.in_use(ranks)).latency_ns
 
-    return Growth(None, hops_ns, lambda n: ring(in_use(n)).ns_per_byte, lambda n: len(in_use(n)), weight)
+    several = library == "nccl" and len(topology.levels) > 1
+    node = topology.levels[0].size if several else None
+    return Growth(None, hops_ns, lambda n: ring(in_use(n)).ns_per_byte, lambda n: len(in_use(n)), weight, node)
 
 
 def extrapolated_table(tables: Mapping[int, Table], world_size: int, growth: Growth) -> Table:
@@ -97,12 +120,39 @@ def table_between(tables: Mapping[int, Table], below: int, above: int, world_siz
 def table_beyond(tables: Mapping[int, Table], measured: int, world_size: int, growth: Growth) -> Table:
     """Make a table for `world_size` ranks from that of `measured` ranks and from the growth up to it."""
     table = tables[measured]
+    wait = None if growth.node is None or measured <= growth.node else wait_of_a_level(tables, growth.node)
+    if wait is not None and world_size > measured:
+        level_ns = LEVEL_NS + wait * np.sqrt(table.sizes_bytes)
+        return Table(table.sizes_bytes, np.rint(table.ns + level_ns * np.log2(world_size / measured)), table.spread)
     added = growth.of(table, measured, world_size) - 1
     if growth.levels(world_size) == growth.levels(measured):
         others = [n for n in tables if n != measured and growth.levels(n) == growth.levels(measured)]
         by_law = {n: growth.of(table, measured, n) for n in others}
         added *= _shown_by_law(tables, table, by_law, growth.weight_of_tables)
     return Table(table.sizes_bytes, np.rint(table.ns * np.maximum(0, 1 + added)), table.spread)
+
+
+def wait_of_a_level(tables: Mapping[int, Table], node: int) -> float | None:
+    """Return the nanoseconds for which a message of one byte waits at each doubling of the nodes; None: not shown.
+
+    It is the weighted median over pairs of measured world sizes and over message sizes. Later pairs and larger
+    messages have more weight.
+    """
+    waits, weights = [], []
+    ranks = [n for n in tables if n >= node]
+    for fewer, more in pairwise(ranks):
+        sizes = np.intersect1d(tables[fewer].sizes_bytes, tables[more].sizes_bytes)
+        sizes = sizes[(sizes >= FITTED_BYTES[0]) & (sizes <= FITTED_BYTES[1])]
+        grown_ns = (tables[more].costs_ns(sizes) - tables[fewer].costs_ns(sizes)) / np.log2(more / fewer)
+        grown_ns *= SHOWN_BY_FIRST_LEVEL if fewer == node else 1.0
+        waits.append((grown_ns - LEVEL_NS) / np.sqrt(sizes))
+        weights.append(min(1.0, 0.3 * fewer / node) * sizes**0.25)
+    if not sum(map(len, waits)):
+        return None
+    found, weight = np.concatenate(waits), np.concatenate(weights)
+    order = found.argsort()
+    reached = np.cumsum(weight[order]) - weight[order] / 2
+    return max(0.0, float(np.interp(weight.sum() / 2, reached, found[order])))
 
 
 def _shown_by_law(

@@ -1,13 +1,19 @@
-"""Uncertainty: the half-width of the band that holds nine in ten costs of a collective, as a fraction of the cost."""
+"""Uncertainty: relative errors of the cost of a collective.
+
+With a relative error e, nine in ten costs lie between the cost divided by 1 + e and the cost times 1 + e, because a
+network is more often much slower than expected than much faster.
+"""
 
 from collections.abc import Mapping
 from math import log2
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .algorithms import Library
 from .extrapolation import extrapolated_table, growth_of
-from .measured_tables import Table
+from .measured_tables import Sizes, Table
+from .nccl_cost_model import published_multiple
 from .topology import Topology
 
 LINKS_ERROR = 0.14
@@ -22,7 +28,36 @@ ERROR_PER_DOUBLING = 0.05
 """Relative error added by each further doubling beyond the measured world sizes."""
 
 
-def table_error(tables: Mapping[int, Table], world_size: int, extrapolation_error: float) -> float:
+SEVERAL_NODES_ERROR = 0.2
+"""Relative error of extrapolating NCCL's tables from several nodes to more: nine in ten of the errors for messages of
+256 KiB and more on 32 to 128 A100s from 2 to 16 (NetX-lab/Echo), and on 64 to 2,048 GH200s from 4 to 64 (Alps)."""
+
+
+RATE_DEVIATION = {False: 0.08, True: 0.25}
+"""Standard deviation of the logarithm of measured over described rates of large messages, on one node and on several.
+
+On one node, all-reduces of 1 GiB reach 0.69 to 0.90 of NVLink's data sheet (A100: 0.77 Echo, 0.76 vTrain; GH200
+0.76; V100 0.90). On more than two nodes they reach 0.96 (Alps), 0.92 (Isambard-AI) and 0.63 (Azure ND A100 v4) of the
+network cards' rate, on two nodes 0.45 (Oracle BM.GPU4), 0.64 and 0.94 (Azure) and up to 1.6 (AWS, GH200, Alps)."""
+
+
+def described_errors(sizes_bytes: Sizes, *, several_nodes: bool | None) -> NDArray[np.float64]:
+    """Return the relative errors by size of costs computed from links.
+
+    Args:
+        sizes_bytes: Message sizes.
+        several_nodes: Whether NCCL's model is of several nodes, or of one. None: another library or algorithm.
+    """
+    if several_nodes is None:
+        return np.full(sizes_bytes.shape, LINKS_ERROR)
+    _, deviation = published_multiple(sizes_bytes, several_nodes=several_nodes)
+    errors: NDArray[np.float64] = np.exp(NORMAL_HALF_BAND * np.hypot(deviation, RATE_DEVIATION[several_nodes])) - 1
+    return errors
+
+
+def table_error(
+    tables: Mapping[int, Table], world_size: int, extrapolation_error: float, *, by_levels: bool
+) -> float:
     """Return the relative error at a world size that was not measured.
 
     Interpolation and extrapolation add to the spread of the nearest table.
@@ -31,12 +66,17 @@ def table_error(tables: Mapping[int, Table], world_size: int, extrapolation_erro
         tables: The measured tables by world size.
         world_size: The world size in question.
         extrapolation_error: Error of extrapolating to the largest measured world size; see the function of that name.
+        by_levels: Whether NCCL's trees between nodes are extrapolated.
     """
     nearest = min(tables, key=lambda measured: abs(log2(world_size / measured)))
     if min(tables) < world_size < max(tables):
         return min(tables[nearest].spread + LINKS_ERROR, LARGEST_ERROR)
     further_doublings = max(abs(log2(world_size / nearest)) - 1, 0.0)
-    error = tables[nearest].spread + max(LINKS_ERROR, extrapolation_error) + ERROR_PER_DOUBLING * further_doublings
+    error = (
+        tables[nearest].spread
+        + max(SEVERAL_NODES_ERROR if by_levels else LINKS_ERROR, extrapolation_error)
+        + ERROR_PER_DOUBLING * further_doublings
+    )
     return min(error, LARGEST_ERROR)
 
 
@@ -44,11 +84,13 @@ def extrapolation_error(tables: Mapping[int, Table], library: Library, topology:
     """Return the 90th percentile of the relative error of extrapolating to the largest measured world size.
 
     The costs at the largest world size are extrapolated from the smaller ones and compared with the measurements, at
-    message sizes within the range of both. 0 if there are no common sizes, or fewer than two smaller world sizes: one
-    of them does not show how costs grow, so its error would say nothing of an extrapolation from both.
+    message sizes within the range of both. 0 if there are no common sizes, or fewer than two smaller world sizes that
+    use as many levels of links: one of them does not show how costs grow, so its error would say nothing of an
+    extrapolation from both.
     """
     *smaller, largest = sorted(tables)
-    if len(smaller) < 2:
+    growth = growth_of(tables, library, topology)
+    if sum(growth.levels(n) == growth.levels(largest) for n in smaller) < 2:
         return 0.0
     inputs = {n: tables[n] for n in smaller}
     predicted = extrapolated_table(inputs, largest, growth_of(inputs, library, topology))
