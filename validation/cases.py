@@ -2,7 +2,7 @@
 
 One TOML file in `validation/cases` is one case, and its field `kind` selects the class here that defines all other
 fields: `AllReduceCase` for part (a) of the score, `IterationsCase` for (b), `SchedulesCase` for (c), `ScalingCase`
-for (d), `BucketCapsCase` for (e). Every constant carries its source.
+for (d), `BucketCapsCase` for (e), `WeakScalingCase` for (i). Every constant carries its source.
 """
 
 import json
@@ -325,6 +325,54 @@ class ScalingCase(Schema):
         return self
 
 
+class WeakScalingRun(Schema):
+    """Training on one GPU without data parallelism, and how it is made data-parallel."""
+
+    name: str = Name
+    model: str = Field(description="module:callable, as for --model, with the batch of the training")
+    tflops: float = Field(gt=0, allow_inf_nan=False, description="peak rate in the precision used, data sheet")
+    bucket_mb: float = Field(gt=0, description="bucket cap")
+    ms: float = Field(gt=0, allow_inf_nan=False, description="iteration on one GPU")
+    optimizer_ms: float | None = Field(
+        default=None, gt=0, allow_inf_nan=False, description="part of it after the backward pass; absent: SGD's"
+    )
+
+
+class WeakScalingInputs(Schema):
+    """All inputs for predicting iterations on several GPUs: what a buyer knows."""
+
+    gpu: str = Field(min_length=1, description="the GPU's name, by which its usual costs are known")
+    memory_gb_per_s: float = Field(gt=0, allow_inf_nan=False, description="memory bandwidth of a GPU, data sheet")
+    topology: TopologyFile
+    runs: tuple[WeakScalingRun, ...] = Field(min_length=1)
+
+
+class MeasuredWeakScaling(Schema):
+    """Measured iterations of one run on several GPUs, each with the batch of one."""
+
+    run: str = Name
+    gpus: int = Field(ge=2)
+    ms: tuple[Annotated[float, Positive], ...] = Field(min_length=1, description="median of each repetition")
+
+
+class WeakScalingCase(Schema):
+    """Data-parallel training on several GPUs and nodes, predicted by the documented commands."""
+
+    kind: Literal["weak_scaling"]
+    name: str = Name
+    source: str = Name
+    inputs: WeakScalingInputs
+    truth: tuple[MeasuredWeakScaling, ...] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _truth_has_inputs(self) -> Self:
+        known = [run.name for run in self.inputs.runs]
+        for number, row in enumerate(self.truth):
+            if row.run not in known:
+                raise ValueError(f"truth[{number}].run: expected one of inputs.runs, {known}, got {row.run}")
+        return self
+
+
 class BucketRule(Schema):
     """A reducer of several GPUs that was run with several bucket caps."""
 
@@ -381,13 +429,14 @@ class BucketCapsCase(Schema):
         return self
 
 
-Case = AllReduceCase | IterationsCase | SchedulesCase | ScalingCase | BucketCapsCase
+Case = AllReduceCase | IterationsCase | SchedulesCase | ScalingCase | BucketCapsCase | WeakScalingCase
 KINDS: dict[str, type[Case]] = {
     "all_reduce": AllReduceCase,
     "iterations": IterationsCase,
     "schedules": SchedulesCase,
     "scaling": ScalingCase,
     "bucket_caps": BucketCapsCase,
+    "weak_scaling": WeakScalingCase,
 }
 ADVICE = "see validation/README.md"
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from simulator.baselines import RANKING_BASELINES
 
-Part = Literal["a", "b", "c", "d", "e", "f", "g", "h"]
+Part = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
 Regime = Literal["published tables", "emulated accelerators", "real computation", "GPU traces"]
 TITLES: dict[Part, str] = {
     "a": "NCCL all-reduces on more GPUs than in the input tables",
@@ -22,9 +22,10 @@ TITLES: dict[Part, str] = {
     "f": "our reducer on emulated accelerators, committed runs",
     "g": "our reducer on shared cores, committed runs",
     "h": "profiled steps on GPUs, replayed with the all-reduces of the other steps",
+    "i": "weak scaling of torch's DDP within and beyond one node, from one GPU and data sheets",
 }
 REGIMES: dict[Regime, tuple[Part, ...]] = {
-    "published tables": ("a", "b", "c", "d", "e"),
+    "published tables": ("a", "b", "c", "d", "e", "i"),
     "emulated accelerators": ("f",),
     "real computation": ("g",),
     "GPU traces": ("h",),
@@ -52,6 +53,7 @@ LIMITS: dict[Part, Limit] = {
     "f": Limit(0.01, 0.03),
     "g": Limit(0.03, 0.08),
     "h": Limit(None, 0.02),
+    "i": Limit(0.05, None),
 }
 """In (a) an error is the mean over the sizes of a table, elsewhere that of a single row. In (e) only rankings count,
 because the iteration without communication is known to a few percent only."""
@@ -71,6 +73,8 @@ class Comparison:
         measured_ns: The truth.
         baselines_ns: Predictions of the baselines, by name.
         counts: Whether the limit applies.
+        interval_ns: The predicted 90 % interval, where one was compared.
+        several_nodes: Whether the GPUs are on several nodes.
     """
 
     part: Part
@@ -82,11 +86,35 @@ class Comparison:
     measured_ns: float
     baselines_ns: Mapping[str, float] = field(default_factory=dict)
     counts: bool = True
+    interval_ns: tuple[float, float] | None = None
+    several_nodes: bool = False
 
     @property
     def error(self) -> float:
         """Predicted / measured - 1."""
         return self.predicted_ns / self.measured_ns - 1
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the measurement lies in the interval."""
+        assert self.interval_ns is not None
+        low, high = self.interval_ns
+        return low <= self.measured_ns <= high
+
+    @property
+    def half_width(self) -> float:
+        """Half of the interval's width as a fraction of the prediction."""
+        assert self.interval_ns is not None
+        low, high = self.interval_ns
+        return (high - low) / 2 / self.predicted_ns
+
+    @property
+    def interval_score(self) -> float:
+        """Width of the interval plus 20 times the distance of the measurement to it, over the measurement."""
+        assert self.interval_ns is not None
+        low, high = self.interval_ns
+        outside = max(0.0, low - self.measured_ns, self.measured_ns - high)
+        return (high - low + 20 * outside) / self.measured_ns
 
     def baseline_error(self, name: str) -> float:
         """Baseline / measured - 1."""
@@ -104,6 +132,7 @@ class Comparison:
             "measured_ns": round(self.measured_ns),
             "error": self.error,
             "counts": self.counts,
+            "interval_ns": None if self.interval_ns is None else list(map(round, self.interval_ns)),
             "yardsticks": {
                 name: {"ns": round(ns), "error": self.baseline_error(name)} for name, ns in self.baselines_ns.items()
             },

@@ -158,6 +158,21 @@ def cs336_xl(batch: int = 4) -> Model:
 cs336_xl_batch_2 = partial(cs336_xl, 2)
 
 
+def bert_base(batch: int, length: int = 128) -> Model:
+    """BERT-Base's size: 110 million parameters, a vocabulary of 30,522 words, on sequences of 128 words."""
+    return _gpt2(768, 12, 12, batch=batch, length=length, vocabulary=30522, positions=512)
+
+
+bert_base_batch_32, bert_base_batch_48, bert_base_batch_64, bert_base_batch_96 = (
+    partial(bert_base, batch) for batch in (32, 48, 64, 96)
+)
+
+
+def transformer_231m() -> Model:
+    """A transformer of the size of Anemoi's (231 million parameters), whose layers are of one width."""
+    return _gpt2(1024, 16, 17, batch=8, length=512, vocabulary=16000)
+
+
 # Transformer-XL
 
 
@@ -260,13 +275,58 @@ class _ResNet(nn.Module):
         return self.fc(x.mean((2, 3)))  # type: ignore[no-any-return]
 
 
+def _resnet(depths: tuple[int, ...], batch: int) -> Model:
+    module = _ResNet(depths, first_width=64, groups=1)
+    return module, _Loss(torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,)))
+
+
 def resnet50(batch: int = 32) -> Model:
     """ResNet-50 on images of 224 x 224: 25,557,032 parameters in 161 tensors."""
-    module = _ResNet((3, 4, 6, 3), first_width=64, groups=1)
-    return module, _Loss(torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,)))
+    return _resnet((3, 4, 6, 3), batch)
+
+
+def resnet101(batch: int = 32) -> Model:
+    """ResNet-101 on images of 224 x 224: 44,549,160 parameters in 314 tensors."""
+    return _resnet((3, 4, 23, 3), batch)
+
+
+def resnet152(batch: int = 512) -> Model:
+    """ResNet-152 on images of 224 x 224: 60,192,808 parameters in 467 tensors."""
+    return _resnet((3, 8, 36, 3), batch)
+
+
+resnet50_batch_128, resnet50_batch_256 = partial(resnet50, 128), partial(resnet50, 256)
 
 
 def resnext101_32x4d(batch: int = 128) -> Model:
     """ResNeXt-101 with 32 groups of width 4 on images of 224 x 224: 44,177,704 parameters in 314 tensors."""
     module = _ResNet((3, 4, 23, 3), first_width=128, groups=32)
     return module, _Loss(torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,)))
+
+
+class _VisionTransformer(nn.Module):
+    """ViT (Dosovitskiy et al. 2021) on images of 224 x 224 in patches of 16 x 16."""
+
+    def __init__(self, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.class_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(torch.zeros(1, 197, width))
+        self.patches = nn.Conv2d(3, width, 16, 16)
+        norm = partial(nn.LayerNorm, width)
+        self.blocks = nn.Sequential(
+            *(
+                _Block(_Attention(width, heads, fused=True, bias=True), _perceptron(width, 4 * width), norm)
+                for _ in range(layers)
+            )
+        )
+        self.norm, self.head = norm(), nn.Linear(width, 1000)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.class_token.expand(len(images), -1, -1), patches], dim=1) + self.positions
+        return self.head(self.norm(self.blocks(x))[:, 0])  # type: ignore[no-any-return]
+
+
+def vit_b_16(batch: int = 1024) -> Model:
+    """ViT-B/16 on images of 224 x 224: 86,567,656 parameters in 152 tensors."""
+    return _VisionTransformer(768, 12, 12), _Loss(torch.randn(batch, 3, 224, 224), torch.randint(1000, (batch,)))

@@ -21,9 +21,10 @@ from . import (
     part_e_bucket_caps,
     part_fg_runs,
     part_h_profiles,
+    part_i_weak_scaling,
     score_page,
 )
-from .cases import AllReduceCase, Case, IterationsCase, ScalingCase, SchedulesCase, load_case
+from .cases import AllReduceCase, BucketCapsCase, Case, IterationsCase, ScalingCase, SchedulesCase, load_case
 from .comparison import LIMITS, TITLES, CaseScore, Comparison, FastestChoice, Verdict, verdict
 from .part_fg_runs import CommittedRun, committed_runs
 
@@ -81,7 +82,9 @@ def score_case(case: Case) -> CaseScore:
         return part_c_schedules.score(case)
     if isinstance(case, ScalingCase):
         return part_d_scaling.score(case)
-    return part_e_bucket_caps.score(case)
+    if isinstance(case, BucketCapsCase):
+        return part_e_bucket_caps.score(case)
+    return part_i_weak_scaling.score(case)
 
 
 def compute(paths: Sequence[Path], runs: Sequence[CommittedRun], profiles: Sequence[Path] = ()) -> Score:

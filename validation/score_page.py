@@ -50,10 +50,16 @@ NOTES: dict[Part, str] = {
     " all-to-alls and parameters outside DDP take longer than the all-reduces, so all methods but *no overlap* are"
     " exact.",
     "g": "By the clock, on two shared cores whose speed changes by the minute.",
+    "i": "As by the commands, from what a buyer knows: the iteration on one GPU, the model, data sheets. *Perfect"
+    " scaling* is one GPU.",
 }
 FASTEST_NOTE = (
     "*Lead* is how much longer the second fastest took. In a tie the measurements cannot separate the two, and no"
     " prediction counts as right or wrong."
+)
+INTERVAL_NOTE = (
+    "*Inside*: measurements in the predicted 90 % interval. *Half-width*: of the interval, over the prediction;"
+    " median and largest. *Interval score*: as in (f)."
 )
 RUN_NOTE = (
     "*Noise floor*: nine in ten repeated measurements of a configuration differ by less. *Half-width* is that of the"
@@ -108,6 +114,8 @@ def _part_sections(
     of_part = [row for row in rows if row.part == part]
     table = all_reduce_table(of_part) if part == "a" else iteration_table(of_part)
     shown = [Section(f"({part}) {TITLES[part]}", NOTES[part], table)]
+    if compared := [row for row in of_part if row.interval_ns is not None]:
+        shown.append(Section(f"({part}) within and beyond one node", INTERVAL_NOTE, interval_table(compared)))
     if chosen := [choice for choice in choices if choice.part == part]:
         shown.append(Section(f"({part}) which is fastest", FASTEST_NOTE, fastest_table(chosen)))
     if of_runs := [run for run in runs if run.part == part]:
@@ -206,9 +214,40 @@ def iteration_table(rows: Sequence[Comparison]) -> Table:
             "measured": f"{row.measured_ns / MS:.1f} ms",
             "predicted": f"{row.predicted_ns / MS:.1f} ms",
             "error": f"{row.error:+.1%}",
+            **_interval(row),
             **{name: f"{row.baseline_error(name):+.0%}" for name in row.baselines_ns},
         }
         for row in rows
+    ]
+
+
+def _interval(row: Comparison) -> dict[str, str]:
+    if row.interval_ns is None:
+        return {}
+    low, high = (ns / MS for ns in row.interval_ns)
+    return {"90 % interval": f"{low:.1f} to {high:.1f} ms" + ("" if row.is_inside else ", outside")}
+
+
+def interval_table(rows: Sequence[Comparison]) -> Table:
+    """One row for the GPUs of one node, one for several nodes, and one for each system."""
+    groups = {
+        "one node": [row for row in rows if not row.several_nodes],
+        "several nodes": [row for row in rows if row.several_nodes],
+    }
+    for row in rows:
+        groups.setdefault(row.case, []).append(row)
+    return [
+        {
+            "name": name,
+            "rows": str(len(members)),
+            "mean error": _mean_error(members),
+            "mean of signed errors": f"{fmean(row.error for row in members):+.1%}",
+            "inside": f"{sum(row.is_inside for row in members)} of {len(members)}",
+            "half-width": " and ".join(f"{of([row.half_width for row in members]):.1%}" for of in (median, max)),
+            "interval score": f"{fmean(row.interval_score for row in members):.0%}",
+        }
+        for name, members in groups.items()
+        if members
     ]
 
 

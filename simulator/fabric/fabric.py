@@ -306,7 +306,7 @@ class Fabric(Schema, strict=False):
 
     def relative_error(self, world_size: int) -> float:
         """Return the half-width of the 90 % error band of a collective's cost, as a fraction of the cost."""
-        return self._curves.relative_error(world_size)
+        return float(self._curves.relative_errors(np.array([25 * 2**20]), world_size)[0])
 
     def iteration_spread(self, world_size: int) -> float:
         """Return the half-width of the 90 % interval of iterations, a fraction; 0 if no training run was measured.
