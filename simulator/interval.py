@@ -1,23 +1,17 @@
 """Distribution of the iteration time: median, quantiles and 90 % interval of many simulated iterations."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reference.files.value_ranges import as_int64
 
-from .engines.closed_form import solve
 from .engines.engine_input import EngineInput
-from .engines.event_replay import replay
-from .engines.timeline import Timeline
+from .engines.simulation import Engine, latencies_ns
 from .schedule.schedule import ComputeKind
 from .step_costs import ScheduleCosts
 from .workload.compute_times import Floats, IterationSampler, Nanoseconds
-
-Engine = Literal["auto", "events", "closed_form"]
-"""The event replay, the closed form, or "auto": the closed form if speeds are constant, else the event replay."""
 
 INTERVAL = (0.05, 0.95)
 """Quantiles of the iterations at the ends of the interval; of up to 11 iterations, fastest and slowest."""
@@ -52,34 +46,6 @@ class Distribution:
     median: EngineInput
 
 
-def simulate(engine_input: EngineInput, engine: Engine = "auto") -> Timeline:
-    """Simulate one iteration."""
-    end_ns = np.empty((len(engine_input.ranks), len(engine_input.schedule.instructions)), np.int64)
-    start_ns, done_ns, _last = _run(engine_input, engine, end_ns)
-    return Timeline(engine_input, end_ns, start_ns, done_ns)
-
-
-def _latencies(engine_input: EngineInput, engine: Engine = "auto") -> Nanoseconds:
-    """Return the duration of each iteration; shape: the leading axes of durations and costs."""
-    latest: Nanoseconds = _run(engine_input, engine)[2].max(axis=-1)
-    return latest
-
-
-def _run(
-    engine_input: EngineInput, engine: Engine, end_ns: Nanoseconds | None = None
-) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
-    """Run one iteration or many, with the arguments and results of `solve`; events take one fabric."""
-    if engine == "closed_form" or (engine == "auto" and not engine_input.is_fluid):
-        return solve(engine_input, end_ns)
-    several = engine_input.duration_ns.shape[:-2]
-    if not several:
-        return replay(engine_input, end_ns)
-    one_fabric = replace(engine_input, cost_ns=engine_input.cost_ns.reshape(-1))
-    runs = [replay(one_fabric.at(place)) for place in np.ndindex(several)]
-    start_ns, done_ns, last_ns = (np.array(moments).reshape(*several, -1) for moments in zip(*runs, strict=True))
-    return start_ns, done_ns, last_ns
-
-
 def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine = "auto") -> Distribution:
     """Simulate all iterations of a sampler and summarise them.
 
@@ -92,26 +58,23 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
         sampler: Generates the compute times of each iteration.
         engine: The engine for the iterations. The ends of the error bands are always simulated with "auto".
     """
-    per_cycle = costs.policy.sync_every
+    each_cycle = replace(costs, untimed=replace(costs.untimed, cost_ns=costs.untimed.cost_ns[..., None, :]))
     distinct, place_of_cycle = sampler.distinct()
     width = max(costs.relative_error.size, len(costs.untimed.schedule.instructions), sampler.parameters)
     at_a_time = max(1, CELLS // (len(sampler.ranks) * width))
     batches = []
     for first in range(0, len(distinct), at_a_time):
-        batch = costs.engine_input(sampler, distinct[first : first + at_a_time].tolist())
-        batch = replace(batch, cost_ns=batch.cost_ns[..., None, :])
-        bounds = bounds_ns(batch, sampler.of_usual_speed)
-        batches.append(np.stack(np.broadcast_arrays(_latencies(batch, engine), *bounds)))
-    times_ns = np.concatenate(batches, axis=-1)[..., place_of_cycle] / per_cycle
-    place = place_of_median(times_ns[0])
-    median_ns = np.take_along_axis(times_ns[0], place[..., None], axis=-1)[..., 0]
+        batch = each_cycle.engine_input(sampler, sampler.draw(distinct[first : first + at_a_time]))
+        times = latencies_ns(batch, engine), *bounds_ns(batch, sampler.of_usual_speed)
+        batches.append(np.stack(np.broadcast_arrays(*times)))
+    times_ns = np.concatenate(batches, axis=-1)[..., place_of_cycle] / sampler.sync_every
 
-    cycles, which = np.unique(place, return_inverse=True)
-    median = costs.engine_input(sampler, cycles.tolist()).at(which.reshape(place.shape))
+    median = costs.engine_input(sampler, sampler.draw(place_of_median(times_ns[0])))
+    median_ns = median_of(times_ns[0])
     below, above = np.zeros(median_ns.shape), np.zeros(median_ns.shape)
     for cheaper, dearer in _extremes(median, costs, sampler.speed_error):
-        below = below + np.maximum(0, median_ns - _latencies(cheaper) / per_cycle) ** 2
-        above = above + np.maximum(0, _latencies(dearer) / per_cycle - median_ns) ** 2
+        below = below + np.maximum(0, median_ns - latencies_ns(cheaper) / sampler.sync_every) ** 2
+        above = above + np.maximum(0, latencies_ns(dearer) / sampler.sync_every - median_ns) ** 2
     return summarize(times_ns, median, below=np.sqrt(below), above=np.sqrt(above), spread=costs.spread)
 
 
@@ -119,6 +82,12 @@ def place_of_median(latency_ns: Floats) -> NDArray[np.int64]:
     """Return the index of the median along the last axis: the upper median, so that it is one of the iterations."""
     places: NDArray[np.int64] = latency_ns.argsort(axis=-1, kind="stable")[..., latency_ns.shape[-1] // 2]
     return places
+
+
+def median_of(latency_ns: Floats) -> Floats:
+    """Return the upper median along the last axis."""
+    medians: Floats = np.take_along_axis(latency_ns, place_of_median(latency_ns)[..., None], axis=-1)[..., 0]
+    return medians
 
 
 def summarize(
@@ -140,7 +109,7 @@ def summarize(
     """
     latency, compute, no_overlap = times_ns
     middle = latency.shape[-1] // 2
-    median_ns = np.take_along_axis(latency, place_of_median(latency)[..., None], axis=-1)[..., 0]
+    median_ns = median_of(latency)
     low, high = np.quantile(latency, INTERVAL, axis=-1, method="nearest")
     below, above = np.hypot(np.maximum(0, median_ns - low), below), np.hypot(np.maximum(0, high - median_ns), above)
     below, above = (np.where(spread, spread * median_ns, distance) for distance in (below, above))
@@ -194,9 +163,9 @@ def _extremes(median: EngineInput, costs: ScheduleCosts, speed_error: float) -> 
 
     error = costs.relative_error
     extremes = [(with_costs(np.maximum(0.0, 1 - error)), with_costs(1 + error))]
-    least, most = costs.contention_bounds
+    least, most = costs.slowdown_bounds
     if least != most:
-        extremes.append((replace(median, **least), replace(median, **most)))
+        extremes.append((replace(median, slowdowns=least), replace(median, slowdowns=most)))
     if speed_error:
         computation = _is_computation(median)
 

@@ -25,7 +25,7 @@ from .fabric import Fabric
 from .interval import simulate_many
 from .prediction import Listed, Prediction, Ranks, Stragglers, checked, predict
 from .schedule.policy import Policy
-from .schedule.schedule import buckets_of, build_schedule
+from .schedule.schedule import build_schedule
 from .step_costs import ScheduleCosts, charged_fabric, messages_of, price, price_schedule
 from .workload.compute_times import (
     RECORDED,
@@ -355,17 +355,14 @@ class ClosedFormBatch:
             exposed_ns = as_int64(exposed_many(distribution.median) / policy.sync_every)
             others = [getattr(distribution, name) for name in FIGURES[:-1]]
             figures[cells] = np.stack([*others, exposed_ns], axis=-1)
-        return len(costs.buckets), figures
+        return len(costs.pack_ns), figures
 
     def _costs(self, policy: Policy, fabric: int, size: int) -> ScheduleCosts:
         """Return the costs of a policy on one fabric and world size, given by index; all have the same messages."""
         key = policy, fabric, size
         if key not in self._priced:
-            buckets = buckets_of(policy, self._model)
-            schedule = build_schedule(policy, self._model, buckets)
-            self._priced[key] = price_schedule(
-                schedule, buckets, self._model, self._fabrics[fabric], policy, self._sizes[size]
-            )
+            schedule = build_schedule(policy, self._model)
+            self._priced[key] = price_schedule(schedule, self._fabrics[fabric], policy, self._sizes[size])
         return self._priced[key]
 
 

@@ -301,7 +301,9 @@ class _Emulation:
         schedule, end_ns, duration_ns = observed_schedule(list(logs.values()), collectives)
         costs = [one.running.cost for one in launched]
         slowdowns = Slowdowns(
-            tuple(cost.slows_computation for cost in costs), tuple(cost.slowed_by_computation for cost in costs)
+            tuple(cost.slows_computation for cost in costs),
+            tuple(cost.slowed_by_computation for cost in costs),
+            self._fabric.processor.lingers_ns,
         )
         engine_input = EngineInput(
             schedule=schedule,
@@ -313,7 +315,6 @@ class _Emulation:
             concurrency=self._fabric.concurrency,
             sharing=tuple(cost.sharing for cost in costs),
             slowdowns=slowdowns if all(slowdowns.compute) and costs else None,
-            lingers_ns=self._fabric.processor.lingers_ns,
         )
         start_ns = np.array([one.running.start_ns for one in launched], np.int64)
         done_ns = np.array([one.running.done_ns for one in launched], np.int64)

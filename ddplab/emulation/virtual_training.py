@@ -217,7 +217,7 @@ class RankTraining:
         def charged(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
             number, density = bucket.index(), self._training.policy.sparse_density
             recorded = [self._training.workload.parameters[index_of[id(one)]] for one in bucket.parameters()]
-            size = sum(gradient_bytes(one, density) for one in recorded)
+            size = sum(gradient_bytes(recorded, density))
             message = costs.message(recorded, density)
             self.bucket_launches(number)
             self.charge("compress", number, costs.compress(size))
@@ -349,7 +349,7 @@ class _Copies(Observer):
     def _sizes(self, bucket: int) -> list[int]:
         parameters, density = self._costs.workload.parameters, self._costs.policy.sparse_density
         indices = self._ddp.reducer.buckets[bucket].indices
-        return [gradient_bytes(parameters[index], density) for index in indices]
+        return gradient_bytes([parameters[index] for index in indices], density)
 
 
 class _EndOfIteration(Joinable, JoinHook):

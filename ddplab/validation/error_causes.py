@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from reference.bucketing import cap_name
 from reference.files import value_ranges
 from simulator.engines.engine_input import EngineInput
+from simulator.engines.simulation import simulate
 from simulator.engines.timeline import Timeline
 from simulator.fabric import LinkShare
-from simulator.interval import simulate
 from simulator.plot_colours import COMPUTATION, EXPOSED, INK
 from simulator.schedule.schedule import Compute, ComputeKind, LaunchCollective, Wait
 from simulator.workload.compute_times import Nanoseconds
@@ -197,7 +197,6 @@ class FixedDurations:
             represented_by=None,
             sharing=(LinkShare(),) * len(engine_input.queues),
             slowdowns=None,
-            lingers_ns=0,
             meets={condition: met[rows] for condition, met in engine_input.meets.items()},
         )
         return cls(fixed, (end_ns - before_ns)[:, is_step], timeline.done_ns - timeline.start_ns, waking_ns)

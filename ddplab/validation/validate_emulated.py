@@ -21,7 +21,7 @@ from reference.launch import Progress, RankPool, let_network_threads_yield, no_p
 from reference.trace import Trace
 from simulator.fabric import Fabric, Processor, Sharing, Timing
 from simulator.fabric.processor_costs import EMULATED_MODEL_ERROR
-from simulator.schedule.schedule import buckets_of, build_schedule
+from simulator.schedule.schedule import build_schedule
 from simulator.workload.compute_times import recorded_model
 
 from ..calibration.calibrate import REPEATS, measure_collectives, measure_hooks
@@ -275,7 +275,7 @@ def every_message_size(trace: Trace, configurations: Sequence[Configuration]) ->
     all_reduce, two, broadcast = set[int](), set[int](), set[int]()
     recorded = recorded_model(trace)
     for policy in map(policy_of, configurations):
-        collectives = build_schedule(policy, recorded, buckets_of(policy, recorded)).collectives
+        collectives = build_schedule(policy, recorded).collectives
         broadcast |= {one.size_bytes for one in collectives if one.transport == "broadcast"}
         reduced = [one.size_bytes for one in collectives if one.transport != "broadcast"]
         all_reduce.update(reduced)

@@ -256,11 +256,11 @@ def named_hook(name: str) -> CommHook:
     return HOOKS[word](int(rank or 1))
 
 
-def gradient_bytes(parameter: Parameter, sparse_density: float) -> int:
-    """Return the bytes of a gradient's values, without the row indices of a sparse gradient."""
-    if not parameter.sparse:
-        return parameter.size_bytes
-    return parameter.touched_rows(sparse_density) * _row_bytes(parameter)
+def gradient_bytes(parameters: Sequence[Parameter], sparse_density: float) -> list[int]:
+    """Return the bytes of each gradient's values, without the row indices of a sparse gradient."""
+    return [
+        one.touched_rows(sparse_density) * _row_bytes(one) if one.sparse else one.size_bytes for one in parameters
+    ]
 
 
 def _row_bytes(parameter: Parameter) -> int:

@@ -4,12 +4,12 @@ These are times of computation alone. The engines add slow-downs and waiting.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field
 
 from reference.files.reading import Settings
@@ -37,8 +37,6 @@ class ComputeTimes:
         step_ns: Duration of everything after the backward pass: the optimiser step, and all else up to the next
             iteration.
         optimizer_ns: Duration of the optimiser step, which is part of `step_ns`; iterations under `no_sync` skip it.
-        before_ns: Duration of each preceding iteration of the cycle, which run under `no_sync`, along the last axis.
-        some_unused: Whether some parameter gets no gradient in the whole cycle.
     """
 
     forward_ns: Nanoseconds
@@ -47,8 +45,6 @@ class ComputeTimes:
     backward_end_ns: Nanoseconds
     step_ns: Nanoseconds
     optimizer_ns: Nanoseconds
-    before_ns: Nanoseconds
-    some_unused: NDArray[np.bool_]
 
     @property
     def compute_ns(self) -> Nanoseconds:
@@ -78,6 +74,21 @@ class ComputeTimes:
     def concatenated(cls, several: Sequence[Self]) -> Self:
         """Put compute times one after the other along their first axis."""
         return cls(*(np.concatenate([getattr(one, field.name) for one in several]) for field in fields(cls)))
+
+
+@dataclass(frozen=True, slots=True)
+class CycleTimes(ComputeTimes):
+    """Times of the last iteration of each cycle, which synchronises, and of the iterations before it.
+
+    Attributes:
+        before_ns: Duration of each preceding iteration of the cycle, which run under `no_sync`, along the last axis.
+        some_unused: Whether some parameter gets no gradient in the whole cycle.
+        joined: Whether the rank has run out of inputs before each iteration of the cycle, along the last axis.
+    """
+
+    before_ns: Nanoseconds
+    some_unused: NDArray[np.bool_]
+    joined: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +172,13 @@ def _times_of(recorded: Iteration, *, has_communication: bool) -> ComputeTimes:
     ready = np.array([first if moment is None else moment for moment in recorded.ready_ns], dtype=np.int64)
     backward_end = end_of_computation_ns(recorded, with_communication=has_communication)
     optimizer = (recorded.optimizer_end_ns or 0) - (recorded.optimizer_start_ns or 0)
-    unused = np.array([moment is None for moment in recorded.ready_ns])
     return ComputeTimes(
         forward_ns=np.int64(recorded.forward_end_ns - start),  # type: ignore[arg-type]  # an array without axes
         ready_ns=ready - start,
-        unused=unused,
+        unused=np.array([moment is None for moment in recorded.ready_ns]),
         backward_end_ns=np.int64(backward_end - start),  # type: ignore[arg-type]
         step_ns=np.int64(recorded.end_ns - recorded.backward_end_ns),  # type: ignore[arg-type]
         optimizer_ns=np.int64(optimizer),  # type: ignore[arg-type]
-        before_ns=np.zeros(0, np.int64),
-        some_unused=np.asarray(unused.any()),
     )
 
 
@@ -345,34 +353,28 @@ class IterationSampler:
         _, first, place = np.unique(np.stack(alike, axis=-1), axis=0, return_index=True, return_inverse=True)
         return first, place.reshape(-1)
 
-    def draw(self, cycles: Sequence[int]) -> ComputeTimes:
-        """Sample the last iteration of each of these cycles; shape [cycles, `ranks`].
+    def draw(self, cycles: ArrayLike) -> CycleTimes:
+        """Sample cycles, given by number in an array of any shape; the result has one more axis, for the `ranks`."""
+        numbers, place = np.unique(cycles, return_inverse=True)
+        drawn = CycleTimes.stacked([self._draw_cycle(number) for number in numbers.tolist()])
+        return drawn[place.reshape(np.shape(cycles))]
+
+    def _draw_cycle(self, cycle: int) -> CycleTimes:
+        """Sample one cycle.
 
         Iterations under `no_sync` have no optimiser step; parameters that they use count as used in the cycle.
         """
-        sampled = []
-        for cycle in cycles:
-            last = (cycle + 1) * self.sync_every - 1
-            times = self.draw_iteration(last)
-            if before := [self.draw_iteration(number) for number in range(cycle * self.sync_every, last)]:
-                before_ns = [
-                    np.where(self._has_joined(number), 0, one.compute_ns - one.optimizer_ns)
-                    for number, one in enumerate(before, start=cycle * self.sync_every)
-                ]
-                unused = np.logical_and.reduce([times.unused, *(one.unused for one in before)])
-                times = replace(times, before_ns=np.stack(before_ns, axis=-1), some_unused=unused.any(axis=-1))
-            sampled.append(times)
-        return ComputeTimes.stacked(sampled)
-
-    def joined(self, cycles: Sequence[int]) -> NDArray[np.bool_]:
-        """Whether each rank has run out of inputs before each iteration; shape [cycles, `ranks`, `sync_every`]."""
-        first = np.array(cycles) * self.sync_every
-        return np.stack(
-            [[self._has_joined(number) for number in first + place] for place in range(self.sync_every)], -1
-        )
-
-    def _has_joined(self, number: int) -> NDArray[np.bool_]:
-        return np.zeros(len(self.ranks), bool) if self._inputs is None else self._inputs[self.ranks] <= number
+        numbers = np.arange(cycle * self.sync_every, (cycle + 1) * self.sync_every)
+        *before, last = map(self.draw_iteration, numbers.tolist())
+        joined = np.zeros((len(self.ranks), self.sync_every), bool)
+        if self._inputs is not None:
+            joined = self._inputs[self.ranks, None] <= numbers
+        before_ns = np.empty((len(self.ranks), len(before)), np.int64)
+        for place, one in enumerate(before):
+            before_ns[:, place] = np.where(joined[:, place], 0, one.compute_ns - one.optimizer_ns)
+        unused = np.logical_and.reduce([last.unused, *(one.unused for one in before)])
+        times = (getattr(last, field.name) for field in fields(last))
+        return CycleTimes(*times, before_ns, unused.any(axis=-1), joined)  # type: ignore[call-arg]
 
     def draw_iteration(self, number: int) -> ComputeTimes:
         """Sample one iteration of all ranks; the times depend on `number` only, not on earlier calls."""
@@ -478,10 +480,8 @@ class GapSampler:
         ready[:, self._unused] = ready[:, ~self._unused].min(axis=-1, keepdims=True)
         step = durations[:, -1]
         optimizer = np.minimum(self._optimizer_ns, step)
-        before = np.zeros((*step.shape, 0), np.int64)
         unused = np.broadcast_to(self._unused, ready.shape)
-        some_unused = np.asarray(unused.any(axis=-1))
-        return ComputeTimes(moments[:, 0], ready, unused, moments[:, -1], step, optimizer, before, some_unused)
+        return ComputeTimes(moments[:, 0], ready, unused, moments[:, -1], step, optimizer)
 
 
 def _quantiles(ordered: Nanoseconds, levels: Floats) -> Nanoseconds:
