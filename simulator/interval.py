@@ -70,12 +70,13 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
     times_ns = np.concatenate(batches, axis=-1)[..., place_of_cycle] / sampler.sync_every
 
     median = costs.engine_input(sampler, sampler.draw(place_of_median(times_ns[0])))
-    median_ns = median_of(times_ns[0])
-    below, above = np.zeros(median_ns.shape), np.zeros(median_ns.shape)
-    for cheaper, dearer in _extremes(median, costs, sampler.speed_error):
-        below = below + np.maximum(0, median_ns - latencies_ns(cheaper) / sampler.sync_every) ** 2
-        above = above + np.maximum(0, latencies_ns(dearer) / sampler.sync_every - median_ns) ** 2
-    return summarize(times_ns, median, below=np.sqrt(below), above=np.sqrt(above), spread=costs.spread)
+    median_ns = _median(times_ns[0])
+    squares = np.zeros((2, *median_ns.shape))
+    for ends in _error_bands(median, costs, sampler.speed_error).values():
+        low_ns, high_ns = (latencies_ns(end) / sampler.sync_every for end in ends)
+        squares += np.maximum(0, [median_ns - low_ns, high_ns - median_ns]) ** 2
+    below, above = np.sqrt(squares)
+    return summarize(times_ns, median, below=below, above=above, spread=costs.spread)
 
 
 def place_of_median(latency_ns: Floats) -> NDArray[np.int64]:
@@ -84,9 +85,9 @@ def place_of_median(latency_ns: Floats) -> NDArray[np.int64]:
     return places
 
 
-def median_of(latency_ns: Floats) -> Floats:
+def _median(times_ns: Floats) -> Floats:
     """Return the upper median along the last axis."""
-    medians: Floats = np.take_along_axis(latency_ns, place_of_median(latency_ns)[..., None], axis=-1)[..., 0]
+    medians: Floats = np.sort(times_ns, axis=-1)[..., times_ns.shape[-1] // 2]
     return medians
 
 
@@ -108,8 +109,7 @@ def summarize(
         spread: Half-width of the interval as a fraction of the median, where it was measured; see `ScheduleCosts`.
     """
     latency, compute, no_overlap = times_ns
-    middle = latency.shape[-1] // 2
-    median_ns = median_of(latency)
+    median_ns = _median(latency)
     low, high = np.quantile(latency, INTERVAL, axis=-1, method="nearest")
     below, above = np.hypot(np.maximum(0, median_ns - low), below), np.hypot(np.maximum(0, high - median_ns), above)
     below, above = (np.where(spread, spread * median_ns, distance) for distance in (below, above))
@@ -121,8 +121,8 @@ def summarize(
         "mean_ns": latency.mean(axis=-1),
         "p95_ns": np.quantile(latency, 0.95, axis=-1),
         "p99_ns": np.quantile(latency, 0.99, axis=-1),
-        "compute_ns": np.sort(compute, axis=-1)[..., middle],
-        "no_overlap_ns": np.sort(no_overlap, axis=-1)[..., middle],
+        "compute_ns": _median(compute),
+        "no_overlap_ns": _median(no_overlap),
     }
     whole = {name: as_int64(ns) for name, ns in figures.items()}
     return Distribution(**whole, median=median)
@@ -149,29 +149,31 @@ def _is_computation(engine_input: EngineInput) -> NDArray[np.bool_]:
     return np.array([step.kind in COMPUTATION for step in engine_input.schedule.steps])
 
 
+def _error_bands(
+    median: EngineInput, costs: ScheduleCosts, speed_error: float
+) -> dict[str, tuple[EngineInput, EngineInput]]:
+    """Return the median iteration with the costs of one source at the low, and at the high, end of their error band.
+
+    Slow-downs and speeds are left out if their band has no width.
+    """
+
+    def with_collectives(factor: Floats) -> EngineInput:
+        return replace(median, cost_ns=_rounded(median.cost_ns * factor[..., None]))
+
+    def at_speed(factor: float) -> EngineInput:
+        factors: Floats = np.where(_is_computation(median), factor, 1.0)
+        return replace(median, duration_ns=_rounded(median.duration_ns * factors))
+
+    error, (least, most) = costs.relative_error, costs.slowdown_bounds
+    bands = {"collectives": (with_collectives(np.maximum(0.0, 1 - error)), with_collectives(1 + error))}
+    if least != most:
+        bands["slow-downs"] = replace(median, slowdowns=least), replace(median, slowdowns=most)
+    if speed_error:
+        bands["device speeds"] = at_speed(1 - speed_error), at_speed(1 + speed_error)
+    return bands
+
+
 def _rounded(ns: Floats) -> Nanoseconds:
     """Round times that cannot overflow: no median takes more than a year, and no error is above 100."""
     whole: Nanoseconds = np.rint(ns).astype(np.int64)
     return whole
-
-
-def _extremes(median: EngineInput, costs: ScheduleCosts, speed_error: float) -> list[tuple[EngineInput, EngineInput]]:
-    """Return pairs of the median iteration with one kind of cost at the low and at the high end of its error band."""
-
-    def with_costs(factor: Floats) -> EngineInput:
-        return replace(median, cost_ns=_rounded(median.cost_ns * factor[..., None]))
-
-    error = costs.relative_error
-    extremes = [(with_costs(np.maximum(0.0, 1 - error)), with_costs(1 + error))]
-    least, most = costs.slowdown_bounds
-    if least != most:
-        extremes.append((replace(median, slowdowns=least), replace(median, slowdowns=most)))
-    if speed_error:
-        computation = _is_computation(median)
-
-        def at_speed(factor: float) -> EngineInput:
-            factors: Floats = np.where(computation, factor, 1.0)
-            return replace(median, duration_ns=_rounded(median.duration_ns * factors))
-
-        extremes.append((at_speed(1 - speed_error), at_speed(1 + speed_error)))
-    return extremes

@@ -355,7 +355,7 @@ class ClosedFormBatch:
             exposed_ns = as_int64(exposed_many(distribution.median) / policy.sync_every)
             others = [getattr(distribution, name) for name in FIGURES[:-1]]
             figures[cells] = np.stack([*others, exposed_ns], axis=-1)
-        return len(costs.pack_ns), figures
+        return len(costs.untimed.schedule.buckets), figures
 
     def _costs(self, policy: Policy, fabric: int, size: int) -> ScheduleCosts:
         """Return the costs of a policy on one fabric and world size, given by index; all have the same messages."""

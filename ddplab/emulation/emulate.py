@@ -8,6 +8,7 @@ import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,10 +19,9 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from reference.data_parallel import DistributedDataParallel
 from reference.trace import Trace
-from simulator.engines.engine_input import EngineInput
 from simulator.engines.event_replay import Cluster, CollectiveCost
 from simulator.engines.timeline import Timeline
-from simulator.fabric import Fabric, Linear, LinkShare, Slowdowns, slowdowns_of
+from simulator.fabric import Fabric, Linear, LinkShare, slowdowns_of
 from simulator.interval import bounds_ns, place_of_median, summarize
 from simulator.prediction import Batches, Prediction, Ranks, Stragglers, checked
 from simulator.schedule.hook_messages import CommHook, named_hook
@@ -34,7 +34,7 @@ from simulator.schedule.schedule import (
     LaunchCollective,
     buckets_of,
 )
-from simulator.step_costs import charged_fabric, counted_as_free, price
+from simulator.step_costs import charged_fabric, counted_as_free, price, price_collectives
 from simulator.workload.compute_times import (
     RECORDED,
     ComputeTimes,
@@ -299,22 +299,9 @@ class _Emulation:
         collectives: Sequence[Collective],
     ) -> Timeline:
         schedule, end_ns, duration_ns = observed_schedule(list(logs.values()), collectives)
-        costs = [one.running.cost for one in launched]
-        slowdowns = Slowdowns(
-            tuple(cost.slows_computation for cost in costs),
-            tuple(cost.slowed_by_computation for cost in costs),
-            self._fabric.processor.lingers_ns,
-        )
-        engine_input = EngineInput(
-            schedule=schedule,
-            duration_ns=duration_ns,
-            ranks=tuple(logs),
-            represented_by=self._sampler.represented_by,
-            cost_ns=np.array([cost.cost_ns for cost in costs], np.int64),
-            queues=tuple(cost.queue for cost in costs),
-            concurrency=self._fabric.concurrency,
-            sharing=tuple(cost.sharing for cost in costs),
-            slowdowns=slowdowns if all(slowdowns.compute) and costs else None,
+        untimed = price_collectives(schedule, self._fabric, self._training.policy, self._world_size)
+        engine_input = replace(
+            untimed, duration_ns=duration_ns, ranks=tuple(logs), represented_by=self._sampler.represented_by
         )
         start_ns = np.array([one.running.start_ns for one in launched], np.int64)
         done_ns = np.array([one.running.done_ns for one in launched], np.int64)

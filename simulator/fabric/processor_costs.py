@@ -45,11 +45,7 @@ class Linear(Schema):
 
     def times(self, factor: float) -> Self:
         """Return this cost multiplied by `factor`."""
-        return (
-            self
-            if factor == 1
-            else type(self)(fixed_ns=factor * self.fixed_ns, ns_per_byte=factor * self.ns_per_byte)
-        )
+        return type(self)(fixed_ns=factor * self.fixed_ns, ns_per_byte=factor * self.ns_per_byte)
 
 
 class HookCost(Schema):
