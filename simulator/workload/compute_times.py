@@ -66,9 +66,10 @@ class ComputeTimes:
         return type(self)(*(scale(getattr(self, field.name)) for field in fields(self)))  # type: ignore[arg-type]
 
     @classmethod
-    def stacked(cls, several: Sequence[Self]) -> Self:
-        """Put compute times of equal shapes along a new first axis."""
-        return cls(*(np.stack([getattr(one, field.name) for one in several]) for field in fields(cls)))
+    def stacked(cls, several: Sequence[Self], axes: tuple[int, ...] | None = None) -> Self:
+        """Put compute times of equal shapes along new first axes; by default along one."""
+        arrays = (np.stack([getattr(one, field.name) for one in several]) for field in fields(cls))
+        return cls(*(array.reshape(axes + array.shape[1:]) if axes is not None else array for array in arrays))
 
     @classmethod
     def concatenated(cls, several: Sequence[Self]) -> Self:
@@ -284,53 +285,38 @@ class IterationSampler:
         *,
         sync_every: int = 1,
     ) -> None:
-        for number, straggler in enumerate(stragglers):
-            if straggler.rank is not None and straggler.rank >= world_size:
-                raise ValueError(
-                    f"stragglers[{number}].rank: expected a rank below {world_size}, got {straggler.rank}"
-                )
-        if inputs is not None and (len(inputs) != world_size or min(inputs) < 0 or max(inputs) < 1):
-            raise ValueError(
-                f"inputs: expected {world_size} numbers of batches, one per rank, not all 0 and none negative; "
-                f"got {inputs}"
-            )
-        if inputs is not None and max(inputs) > MILLION:
-            raise ValueError(f"inputs: expected at most {MILLION} batches, got {max(inputs)}")
-        if inputs is not None and max(inputs) < sync_every:
-            raise ValueError(
-                f"inputs: expected a rank with at least {sync_every} batches, because gradients are averaged every "
-                f"{sync_every} iterations; got {inputs}"
-            )
+        _check_ranks(world_size, stragglers, inputs, sync_every)
         self._variation, self._stragglers = variation, stragglers
         self._inputs = None if inputs is None else np.array(inputs)
-        at_random = any(straggler.rank is None for straggler in stragglers)
+        self._world_size, self.sync_every = world_size, sync_every
         self.speed_error = NORMAL_HALF_BAND * variation.device_spread
         self._slowest = world_size - 1 if variation.device_spread and world_size > 1 else None
-        if variation.kind == "recorded" and not at_random:
-            slow = {straggler.rank for straggler in stragglers if straggler.rank is not None}
-            unlike = slow if self._slowest is None else slow | {self._slowest}
-            self.ranks, self.represented_by = _distinct_ranks(world_size, len(recorded), sorted(unlike), inputs)
-        else:
-            self.ranks = self.represented_by = np.arange(world_size)
-        recorded = recorded[:world_size]
-        counts = np.array([len(times.forward_ns) for times in recorded])
-        self.count = int(counts.min()) if variation.kind == "recorded" else variation.iterations
-        if variation.kind == "recorded" and self._slowest is not None:
-            self.count *= -(-LEAST_SLOWEST // self.count)
-        if inputs is not None:
-            self.count = max(inputs)
-        self.sync_every = sync_every
-        self.count = max(1, self.count // sync_every)
-        source = self.ranks % len(recorded)
-        self.of_usual_speed = np.flatnonzero(self.ranks != self._slowest) if self._slowest else np.arange(len(source))
-        self._world_size = world_size
-        self._pool = ComputeTimes.concatenated(recorded)
+
+        slow = {straggler.rank for straggler in stragglers}
+        is_random = variation.kind != "recorded" or None in slow
+        self._varies = is_random or self._slowest is not None
+        self.ranks = self.represented_by = np.arange(world_size)
+        if not is_random:
+            unlike = sorted(rank for rank in slow | {self._slowest} if rank is not None)
+            self.ranks, self.represented_by = _distinct_ranks(world_size, len(recorded), unlike, inputs)
+        self.of_usual_speed = np.flatnonzero(self.ranks != (-1 if self._slowest is None else self._slowest))
+
+        self._recorded = recorded[:world_size]
+        self._source = self.ranks % len(self._recorded)
+        self._pool = ComputeTimes.concatenated(self._recorded)
         self.parameters = self._pool.ready_ns.shape[-1]
-        self._counts, self._first = counts[source], (np.cumsum(counts) - counts)[source]
-        self._typical = np.array([_typical_iteration(times) for times in recorded])[source]
-        self._spread = np.array([np.log(np.maximum(times.compute_ns, 1)).std() for times in recorded])[source]
-        self._recorded, self._source = recorded, source
-        self._varies = variation.kind != "recorded" or at_random or self._slowest is not None
+        counts = np.array([len(times.forward_ns) for times in self._recorded])
+        self._counts, self._first = counts[self._source], (np.cumsum(counts) - counts)[self._source]
+
+        if inputs is not None:
+            iterations = max(inputs)
+        elif variation.kind != "recorded":
+            iterations = variation.iterations
+        else:
+            iterations = int(counts.min())
+            if self._slowest is not None:
+                iterations *= -(-LEAST_SLOWEST // iterations)
+        self.count = max(1, iterations // sync_every)
         durations = self.count * sync_every * len(self.ranks) * self.parameters
         if self._varies and durations > MOST_DURATIONS:
             raise ValueError(
@@ -355,9 +341,8 @@ class IterationSampler:
 
     def draw(self, cycles: ArrayLike) -> CycleTimes:
         """Sample cycles, given by number in an array of any shape; the result has one more axis, for the `ranks`."""
-        numbers, place = np.unique(cycles, return_inverse=True)
-        drawn = CycleTimes.stacked([self._draw_cycle(number) for number in numbers.tolist()])
-        return drawn[place.reshape(np.shape(cycles))]
+        drawn = {number: self._draw_cycle(number) for number in np.unique(cycles).tolist()}
+        return CycleTimes.stacked([drawn[number] for number in np.ravel(cycles).tolist()], np.shape(cycles))
 
     def _draw_cycle(self, cycle: int) -> CycleTimes:
         """Sample one cycle.
@@ -370,9 +355,10 @@ class IterationSampler:
         if self._inputs is not None:
             joined = self._inputs[self.ranks, None] <= numbers
         before_ns = np.empty((len(self.ranks), len(before)), np.int64)
+        unused = last.unused
         for place, one in enumerate(before):
             before_ns[:, place] = np.where(joined[:, place], 0, one.compute_ns - one.optimizer_ns)
-        unused = np.logical_and.reduce([last.unused, *(one.unused for one in before)])
+            unused = unused & one.unused
         times = (getattr(last, field.name) for field in fields(last))
         return CycleTimes(*times, before_ns, unused.any(axis=-1), joined)  # type: ignore[call-arg]
 
@@ -390,8 +376,9 @@ class IterationSampler:
                 ]
                 times = ComputeTimes.concatenated(by_source)[self._source.argsort(kind="stable").argsort()]
             case "fitted":
-                factors = np.exp(rng.standard_normal(len(self.ranks)) * self._spread)
-                times = self._pool[self._first + self._typical].scaled(factors)
+                typical, spread = self._fitted
+                factors = np.exp(rng.standard_normal(len(self.ranks)) * spread)
+                times = self._pool[self._first + typical].scaled(factors)
         if self._slowest is not None:
             factor = 1 + self._variation.device_spread * slowest_of(self._world_size, number)
             times = times.scaled(np.where(self.ranks == self._slowest, factor, 1.0))
@@ -403,6 +390,36 @@ class IterationSampler:
     @cached_property
     def _gaps(self) -> "list[GapSampler]":
         return [GapSampler(times, self._variation.correlation) for times in self._recorded]
+
+    @cached_property
+    def _fitted(self) -> tuple[NDArray[np.int64], Floats]:
+        """By rank: index of the iteration with the median compute time, standard deviation of their logarithms."""
+        compute_ns = [times.compute_ns for times in self._recorded]
+        typical = np.array([ns.argsort(kind="stable")[len(ns) // 2] for ns in compute_ns])
+        spread = np.array([np.log(np.maximum(ns, 1)).std() for ns in compute_ns])
+        return typical[self._source], spread[self._source]
+
+
+def _check_ranks(
+    world_size: int, stragglers: Sequence[Straggler], inputs: Sequence[int] | None, sync_every: int
+) -> None:
+    for number, straggler in enumerate(stragglers):
+        if straggler.rank is not None and straggler.rank >= world_size:
+            raise ValueError(f"stragglers[{number}].rank: expected a rank below {world_size}, got {straggler.rank}")
+    if inputs is None:
+        return
+    if len(inputs) != world_size or min(inputs) < 0 or max(inputs) < 1:
+        raise ValueError(
+            f"inputs: expected {world_size} numbers of batches, one per rank, not all 0 and none negative; "
+            f"got {inputs}"
+        )
+    if max(inputs) > MILLION:
+        raise ValueError(f"inputs: expected at most {MILLION} batches, got {max(inputs)}")
+    if max(inputs) < sync_every:
+        raise ValueError(
+            f"inputs: expected a rank with at least {sync_every} batches, because gradients are averaged every "
+            f"{sync_every} iterations; got {inputs}"
+        )
 
 
 MOST_DURATIONS = 500_000_000
@@ -437,11 +454,6 @@ def _distinct_ranks(
         kind = kind * (max(inputs) + 1) + np.array(inputs)
     _, first, place = np.unique(kind, return_index=True, return_inverse=True)
     return np.sort(first), first[place]
-
-
-def _typical_iteration(times: ComputeTimes) -> int:
-    """Return the index of the iteration with the median compute time."""
-    return int(times.compute_ns.argsort(kind="stable")[len(times.compute_ns) // 2])
 
 
 class GapSampler:
