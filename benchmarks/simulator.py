@@ -142,7 +142,7 @@ def _engine_input(trace: Trace, fabric: Fabric, ranks: int, policy: Policy = FIV
     model = recorded_model(trace)
     sampler = IterationSampler(model.compute_times, ranks, Variation(kind="fitted", iterations=1))
     costs = price_schedule(build_schedule(policy, model), fabric, policy, ranks)
-    return costs.engine_input(sampler, sampler.draw(0))
+    return costs.engine_input(sampler, sampler.draw([0]), 0)
 
 
 def _predict(trace: Trace, fabric: Fabric, world_size: int) -> None:

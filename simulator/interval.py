@@ -64,13 +64,14 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
     at_a_time = max(1, CELLS // (len(sampler.ranks) * width))
     batches = []
     for first in range(0, len(distinct), at_a_time):
-        batch = each_cycle.engine_input(sampler, sampler.draw(distinct[first : first + at_a_time]))
+        batch = each_cycle.engine_input(sampler, sampler.draw(distinct[first : first + at_a_time].tolist()))
         times = latencies_ns(batch, engine), *bounds_ns(batch, sampler.of_usual_speed)
         batches.append(np.stack(np.broadcast_arrays(*times)))
     times_ns = np.concatenate(batches, axis=-1)[..., place_of_cycle] / sampler.sync_every
 
-    median = costs.engine_input(sampler, sampler.draw(place_of_median(times_ns[0])))
     median_ns = _median(times_ns[0])
+    cycles, which = np.unique(place_of_median(times_ns[0]), return_inverse=True)
+    median = costs.engine_input(sampler, sampler.draw(cycles.tolist()), which.reshape(median_ns.shape))
     squares = np.zeros((2, *median_ns.shape))
     for ends in _error_bands(median, costs, sampler.speed_error).values():
         low_ns, high_ns = (latencies_ns(end) / sampler.sync_every for end in ends)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -46,8 +47,14 @@ class ScheduleCosts:
     spread: Floats
     slowdown_bounds: tuple[Slowdowns | None, Slowdowns | None]
 
-    def engine_input(self, sampler: IterationSampler, times: CycleTimes) -> EngineInput:
-        """Combine the costs with cycles that the sampler drew, whose axes come first in the durations."""
+    def engine_input(self, sampler: IterationSampler, times: CycleTimes, chosen: Any = ...) -> EngineInput:
+        """Combine the costs with compute times of cycles, whose axis comes first in the durations.
+
+        Args:
+            sampler: Drew the cycles.
+            times: The cycles.
+            chosen: Index of the cycles to take, such as one number for each fabric, whose axes then come first.
+        """
         launch_ns, packed_ns = self._launches(times)
         pass_ns = np.concatenate([times.forward_ns[..., None], launch_ns, times.backward_end_ns[..., None]], axis=-1)
         pieces_ns = np.diff(pass_ns)  # the backward pass up to each launch, and from the last one to its end
@@ -84,10 +91,10 @@ class ScheduleCosts:
         meets[Condition("all_used")] = ~meets[Condition("with_unused")]
         return replace(
             self.untimed,
-            duration_ns=duration_ns,
+            duration_ns=duration_ns[chosen],
             ranks=tuple(sampler.ranks.tolist()),
             represented_by=sampler.represented_by,
-            meets=meets,
+            meets={condition: ranks[chosen] for condition, ranks in meets.items()},
         )
 
     def _launches(self, times: CycleTimes) -> tuple[Nanoseconds, Nanoseconds]:

@@ -257,7 +257,7 @@ def engine_inputs(draw, fabrics=steady_fabrics) -> EngineInput:
     schedule = build_schedule(policy, model, joins=draw(st.booleans()))
     costs = price_schedule(schedule, costs, policy, world_size)
     sampler = IterationSampler(model.compute_times, world_size, Variation(), sync_every=policy.sync_every)
-    return costs.engine_input(sampler, sampler.draw(0))
+    return costs.engine_input(sampler, sampler.draw([0]), 0)
 
 
 def message_shapes():

@@ -148,25 +148,8 @@ def build_schedule(policy: Policy, model: RecordedModel, *, joins: bool = False)
         ValueError: The plan is invalid (see `buckets_of`), or a gradient is sparse and the policy's comm hook does
             not support sparse gradients.
     """
-    broadcasts = policy.broadcast_buffers and not model.has_communication
     writer = _Writer()
-    for iteration in range(policy.sync_every):
-        without_inputs = Condition("without_inputs", iteration)
-        if joins:
-            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_COUNT_BYTES)), only=without_inputs)
-        if iteration == 0:  # only an iteration after a synchronised one rebuilds buckets and broadcasts buffers
-            if policy.phase == "rebuild" and policy.rebuilds:
-                size = len(model.parameters) * READY_ORDER_BYTES
-                writer.wait(writer.launch(Collective("order", None, "broadcast", size)))
-                writer.compute("rebuild")
-            if joins and broadcasts and model.buffers:
-                writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_RANK_BYTES)))
-            if broadcasts:
-                writer.broadcast(model.buffers)
-        if joins:
-            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_COUNT_BYTES)), only=without_inputs)
-        if iteration < policy.sync_every - 1:
-            writer.compute("unsynchronized", iteration=iteration)
+    _precede_forward(writer, policy, model, joins=joins)
     writer.compute("forward")
     if policy.graph_may_change:
         writer.compute("search")
@@ -205,9 +188,30 @@ def build_join_end(policy: Policy, model: RecordedModel) -> IterationSchedule:
     """List the steps under Join after all ranks have run out of inputs: all receive the model of one rank."""
     writer = _Writer()
     for size in (JOIN_COUNT_BYTES, JOIN_RANK_BYTES):
-        writer.wait(writer.launch(Collective("join", None, "all_reduce", size)))
+        writer.complete(Collective("join", None, "all_reduce", size))
     writer.broadcast([*model.parameters, *(model.buffers if policy.broadcast_buffers else ())])
     return IterationSchedule(tuple(writer.instructions), tuple(writer.collectives))
+
+
+def _precede_forward(writer: "_Writer", policy: Policy, model: RecordedModel, *, joins: bool) -> None:
+    """Write the iterations under `no_sync`, and what precedes the forward pass of the last iteration."""
+    buffers = model.buffers if policy.broadcast_buffers and not model.has_communication else ()
+    for iteration in range(policy.sync_every):
+        without_inputs = Condition("without_inputs", iteration)
+        if joins:
+            writer.complete(Collective("join", None, "all_reduce", JOIN_COUNT_BYTES), only=without_inputs)
+        if iteration == 0:  # only an iteration after a synchronised one rebuilds buckets and broadcasts buffers
+            if policy.phase == "rebuild" and policy.rebuilds:
+                size = len(model.parameters) * READY_ORDER_BYTES
+                writer.complete(Collective("order", None, "broadcast", size))
+                writer.compute("rebuild")
+            if joins and buffers:
+                writer.complete(Collective("join", None, "all_reduce", JOIN_RANK_BYTES))
+            writer.broadcast(buffers)
+        if joins:
+            writer.complete(Collective("join", None, "all_reduce", JOIN_COUNT_BYTES), only=without_inputs)
+        if iteration < policy.sync_every - 1:
+            writer.compute("unsynchronized", iteration=iteration)
 
 
 def _launch_buckets(writer: "_Writer", messages: Sequence[Message | None], unsent: Collection[int]) -> dict[int, int]:
@@ -257,6 +261,10 @@ class _Writer:
 
     def wait(self, collective: int, only: Condition | None = None) -> None:
         self.instructions.append(Wait(collective, only))
+
+    def complete(self, collective: Collective, only: Condition | None = None) -> None:
+        """Launch a collective and wait for it at once."""
+        self.wait(self.launch(collective), only)
 
     def broadcast(self, tensors: Sequence[Parameter | Buffer]) -> None:
         """Broadcast tensors in pieces of one dtype, and wait for all of them."""

@@ -3,13 +3,13 @@
 These are times of computation alone. The engines add slow-downs and waiting.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from pydantic import Field
 
 from reference.files.reading import Settings
@@ -66,10 +66,9 @@ class ComputeTimes:
         return type(self)(*(scale(getattr(self, field.name)) for field in fields(self)))  # type: ignore[arg-type]
 
     @classmethod
-    def stacked(cls, several: Sequence[Self], axes: tuple[int, ...] | None = None) -> Self:
-        """Put compute times of equal shapes along new first axes; by default along one."""
-        arrays = (np.stack([getattr(one, field.name) for one in several]) for field in fields(cls))
-        return cls(*(array.reshape(axes + array.shape[1:]) if axes is not None else array for array in arrays))
+    def stacked(cls, several: Sequence[Self]) -> Self:
+        """Put compute times of equal shapes along a new first axis."""
+        return cls(*(np.stack([getattr(one, field.name) for one in several]) for field in fields(cls)))
 
     @classmethod
     def concatenated(cls, several: Sequence[Self]) -> Self:
@@ -339,10 +338,9 @@ class IterationSampler:
         _, first, place = np.unique(np.stack(alike, axis=-1), axis=0, return_index=True, return_inverse=True)
         return first, place.reshape(-1)
 
-    def draw(self, cycles: ArrayLike) -> CycleTimes:
-        """Sample cycles, given by number in an array of any shape; the result has one more axis, for the `ranks`."""
-        drawn = {number: self._draw_cycle(number) for number in np.unique(cycles).tolist()}
-        return CycleTimes.stacked([drawn[number] for number in np.ravel(cycles).tolist()], np.shape(cycles))
+    def draw(self, cycles: Iterable[int]) -> CycleTimes:
+        """Sample these cycles, given by number; shape [cycles, `ranks`]."""
+        return CycleTimes.stacked([self._draw_cycle(cycle) for cycle in cycles])
 
     def _draw_cycle(self, cycle: int) -> CycleTimes:
         """Sample one cycle.

@@ -68,7 +68,7 @@ def test_recorded_iterations_are_the_traces_own(trace, world_size):
     assert sampler.count == min(len(rank.iterations) for rank in trace.ranks[:world_size])
     assert sampler.ranks.tolist() == list(range(min(world_size, len(trace.ranks))))
     for number in range(sampler.count):
-        times = sampler.draw(number)
+        times = sampler.draw([number])[0]
         for row, rank in enumerate(sampler.ranks):
             assert same(times[row], by_rank[rank][number])
 
@@ -80,7 +80,7 @@ def test_resampled_iterations_are_recorded_ones_of_the_rank(trace, world_size, s
     sampler = IterationSampler(by_rank, world_size, Variation(kind="resampled", iterations=5, seed=seed))
     assert sampler.ranks.tolist() == list(range(world_size))
     for number in range(sampler.count):
-        times = sampler.draw(number)
+        times = sampler.draw([number])[0]
         for rank in range(world_size):
             source = by_rank[rank % len(by_rank)]
             assert any(same(times[rank], source[n]) for n in range(len(source.forward_ns)))
@@ -231,8 +231,8 @@ def test_iterations_are_the_same_in_any_order(trace, world_size, variation):
     one, other = (IterationSampler(by_rank, world_size, variation) for _ in range(2))
     for number in range(one.count):
         backwards = one.count - 1 - number
-        assert same(one.draw(backwards), other.draw(backwards))
-        assert same(one.draw(number), other.draw(number))
+        assert same(one.draw([backwards]), other.draw([backwards]))
+        assert same(one.draw([number]), other.draw([number]))
 
 
 @pytest.mark.parametrize("kind", ["resampled", "correlated", "fitted"])
@@ -259,7 +259,7 @@ def test_ranks_that_are_left_out_do_exactly_as_one_that_is_not(trace, world_size
     sampler = IterationSampler(by_rank, world_size, Variation(), stragglers, inputs)
     assert sampler.ranks.tolist() == sorted(set(sampler.ranks.tolist()))
     for number in range(sampler.count):
-        kept = sampler.draw(number)
+        kept = sampler.draw([number])[0]
         for rank in range(world_size):
             source = by_rank[rank % len(by_rank)]
             count = min(len(times.forward_ns) for times in by_rank[:world_size])
@@ -337,7 +337,7 @@ def test_ranks_without_inputs_have_joined_and_an_epoch_is_as_long_as_the_longest
     for number in range(sampler.count):
         with_inputs = {
             rank
-            for rank, joined in zip(sampler.ranks.tolist(), sampler.draw(number).joined, strict=True)
+            for rank, joined in zip(sampler.ranks.tolist(), sampler.draw([number])[0].joined, strict=True)
             if not joined
         }
         assert {inputs[rank] > number for rank in with_inputs} == {True}
@@ -353,7 +353,7 @@ def test_cycles_that_count_as_equal_are_equal(trace, inputs, sync_every, variati
     first, place = sampler.distinct()
     for cycle in range(sampler.count):
         chosen = first[place[cycle]]
-        assert same(sampler.draw(cycle), sampler.draw(chosen))
+        assert same(sampler.draw([cycle]), sampler.draw([chosen]))
 
 
 def test_an_epoch_of_many_batches_has_few_distinct_ones():

@@ -69,7 +69,7 @@ def test_buckets_are_packed_when_full_and_launched_in_order(one, buckets, pack_n
     costs = price_schedule(build_schedule(policy, model), fabric(8, processor=processor), policy, 2)
     costs = replace(costs, pack_ns=np.array(pack_ns[: len(buckets)]))
     sampler = IterationSampler(model.compute_times, 2, Variation())
-    engine_input = costs.engine_input(sampler, sampler.draw(0))
+    engine_input = costs.engine_input(sampler, sampler.draw([0]), 0)
     assert simulate(engine_input, "events").launched_ns.tolist() == [
         _launches_one_by_one(one.ready_ns, buckets, pack_ns, launch_ns)
     ]
