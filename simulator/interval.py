@@ -70,6 +70,7 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
     times_ns = np.concatenate(batches, axis=-1)[..., place_of_cycle] / sampler.sync_every
 
     median_ns = _median(times_ns[0])
+    # Drawn again, because keeping what all batches drew would take memory without a limit.
     cycles, which = np.unique(place_of_median(times_ns[0]), return_inverse=True)
     median = costs.engine_input(sampler, sampler.draw(cycles.tolist()), which.reshape(median_ns.shape))
     squares = np.zeros((2, *median_ns.shape))
