@@ -21,7 +21,7 @@ from torch.distributed import distributed_c10d
 from simulator.engines.event_replay import CollectiveCost, RunningCollective
 from simulator.schedule.hook_messages import INDEX_BYTES, Transport
 
-from .virtual_time import VirtualRank, VirtualTime
+from .virtual_time import Result, VirtualRank, VirtualTime
 
 Arguments = tuple[Any, ...]
 """Tensors of a collective as lists: those to overwrite and, of an all-gather, the inputs."""
@@ -378,13 +378,28 @@ class WorldOfEachThread:
             self._local.world = before
 
 
-@contextmanager
-def worlds_by_thread() -> Iterator[WorldOfEachThread]:
-    """Let each thread have its own process groups."""
+def run_on_network(
+    time: VirtualTime[Result], network: ModelledNetwork, body: Callable[[VirtualRank, ModelledGroup], Result]
+) -> list[Result]:
+    """Run a function on every rank of a network, each in a thread whose default group is that of the rank.
+
+    Returns:
+        The results in order of the ranks.
+
+    Raises:
+        RankError: See `VirtualTime.run`.
+    """
     outside = distributed_c10d._world
     worlds = WorldOfEachThread(outside)
+    groups = {rank.rank: ModelledGroup(rank, network) for rank in time.ranks}
+    network.entered = lambda rank: worlds.entered(groups[rank])
+
+    def on_rank(rank: VirtualRank) -> Result:
+        with network.entered(rank.rank):
+            return body(rank, groups[rank.rank])
+
     distributed_c10d._world = worlds  # type: ignore[assignment]
     try:
-        yield worlds
+        return time.run(on_rank)
     finally:
         distributed_c10d._world = outside

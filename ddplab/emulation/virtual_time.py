@@ -126,13 +126,12 @@ class VirtualRank:
             self._time.cluster.add_computing_ranks(-1)
 
     def _block(self, what: str) -> None:
-        if self._time.failure is not None:
-            raise RanksEndedError
-        if threading.current_thread() is not self.thread:
+        if self._time.failure is None and threading.current_thread() is not self.thread:
             self._time.failure = RankError(
                 self.rank,
                 f"rank {self.rank}: a callback of a collective may launch collectives, but not wait or compute",
             )
+        if self._time.failure is not None:
             raise RanksEndedError
         self.blocked_on = what
         self._time.turn_is_over.release()
