@@ -37,15 +37,11 @@ class CollectiveMessage(NamedTuple):
 
 
 class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
-    """A future whose `wait` takes virtual time.
-
-    Args:
-        rank: The rank that waits.
-        number: Number of the collective that the result depends on last. None: of no collective.
-        description: What the rank waits for, for error messages.
+    """A future whose `wait` takes virtual time of a rank.
 
     Attributes:
-        after_wait: Called once, by the rank that has waited. None: nothing is called.
+        number: Number of the collective that the result depends on last. None: of no collective.
+        after_wait: If not None, called once, by the rank that has waited.
     """
 
     def __init__(self, rank: VirtualRank, number: int | None, description: str) -> None:
@@ -106,9 +102,7 @@ class ModelledCollective:
     Attributes:
         message: The same on all ranks; of messages that are gathered, the largest.
         running: Its run on the cluster.
-        reduction: Computes its result.
-        contributions: What each rank launched the collective with.
-        futures: By rank, done when the collective is.
+        reduction: Computes its result from the arguments of each rank.
     """
 
     message: CollectiveMessage
@@ -138,9 +132,7 @@ class ModelledNetwork:
         ranks_alike: Mapping[int, Sequence[int]],
         price: Callable[[CollectiveMessage, int], CollectiveCost],
     ) -> None:
-        self._time = time
-        self._price = price
-        self._ranks_alike = ranks_alike
+        self._time, self._price = time, price
         self._counts = {rank: len(alike) for rank, alike in ranks_alike.items()}
         self._simulated = {rank: simulated for simulated, alike in ranks_alike.items() for rank in alike}
         self.world_size = len(self._simulated)
@@ -162,7 +154,7 @@ class ModelledNetwork:
                     f"only rank {some}"
                 )
         launched, self.launched = self.launched, []
-        self._next = dict.fromkeys(self._ranks_alike, 0)
+        self._next = dict.fromkeys(self._counts, 0)
         return launched
 
     def launch(
@@ -196,7 +188,7 @@ class ModelledNetwork:
         collective.contributions[rank.rank] = contribution
         collective.futures[rank.rank] = future
         collective.running.launched = max(collective.running.launched, rank.progress)
-        if len(collective.contributions) == len(self._ranks_alike):
+        if len(collective.contributions) == len(self._counts):
             collective.running.done.callbacks.append(lambda _event: self._finish(collective))
             self._time.cluster.launched_by_all(collective.running)
         return number, future
@@ -290,10 +282,6 @@ class CollectiveGroup(dist.ProcessGroup):
 class ModelledGroup(CollectiveGroup):
     """A rank's process group of all ranks.
 
-    Args:
-        rank: The rank.
-        network: Shared by all ranks.
-
     Attributes:
         before_launch: Called with each message and its tensors before it is launched, in the thread that launches it.
         after_launch: Called with each collective's number and future after it was launched.
@@ -381,14 +369,7 @@ class WorldOfEachThread:
 def run_on_network(
     time: VirtualTime[Result], network: ModelledNetwork, body: Callable[[VirtualRank, ModelledGroup], Result]
 ) -> list[Result]:
-    """Run a function on every rank of a network, each in a thread whose default group is that of the rank.
-
-    Returns:
-        The results in order of the ranks.
-
-    Raises:
-        RankError: See `VirtualTime.run`.
-    """
+    """Run a function on every rank, as `VirtualTime.run` does, with the rank's group as default group."""
     outside = distributed_c10d._world
     worlds = WorldOfEachThread(outside)
     groups = {rank.rank: ModelledGroup(rank, network) for rank in time.ranks}

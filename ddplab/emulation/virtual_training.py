@@ -294,16 +294,13 @@ class RankTraining:
 
 
 def _real_hook(hook: CommHook, policy: Policy) -> tuple[Callable[[Any, Any], Any], Any]:
-    """Return the function of a comm hook and its state.
-
-    PowerSGD usually starts to compress in its third iteration; in a phase before that one, it starts at once.
-    """
+    """Return the function of a comm hook and its state."""
     if type(hook) is CommHook:  # sends gradients unchanged, but may compute
         return allreduce, None
     function, make_state = real_hook(hook.name)
     state = make_state()
     if policy.phase != "steady" and isinstance(state, PowerSGDState):
-        state.start_powerSGD_iter = 0
+        state.start_powerSGD_iter = 0  # usually the third iteration, which comes after the phase
     return function, state
 
 

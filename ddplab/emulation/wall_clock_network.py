@@ -40,10 +40,9 @@ class CollectiveOnAllRanks(NamedTuple):
 
 
 class Unfinished:
-    """The futures of collectives in flight.
+    """Futures of collectives in flight. Callbacks hold them, not the group, which Gloo's threads must not free.
 
-    Callbacks of Gloo hold this object instead of the group, which Gloo must not free; see
-    `reference.comm_hooks.interface`.
+    See `reference.comm_hooks.interface`.
     """
 
     def __init__(self) -> None:
@@ -54,11 +53,7 @@ class Unfinished:
         self._error: Exception | None = None
 
     def add(self, future: "torch.futures.Future[Any]") -> int:
-        """Number a collective; the caller holds `launching`.
-
-        Raises:
-            Exception: The error of a collective that failed before.
-        """
+        """Number a collective, or raise the error of one that failed before; the caller holds `launching`."""
         if self._error is not None:
             raise self._error
         number, self.count = self.count, self.count + 1
@@ -82,12 +77,12 @@ class Unfinished:
 
 
 class WallGroup(CollectiveGroup):
-    """A process group of all ranks whose collectives take the time that a fabric gives.
+    """A process group of all ranks whose collectives take the time that a fabric gives, without its contention.
 
     Args:
         gloo: A process group that moves the data; nothing else may use it meanwhile.
         moments: One through which ranks agree on launch times; the same holds.
-        fabric: Costs of the collectives, in the time of the clock. Contention is left out, because devices sleep.
+        fabric: Costs of the collectives, in the time of the clock.
 
     Attributes:
         late_ns: How late each collective ended on this rank.
