@@ -228,9 +228,8 @@ class ContendingModel:
         self._isolated_at, self._isolated_bytes = frozenset(indices), size
         pass_ns = self.time_pass()
         self._isolated_at = ()
-        for work in self._works:
-            work.wait()
-        self._works.clear()
+        while self._works:
+            self._works.pop().wait()
         return pass_ns
 
     def _time_queue(self, case: Case, count: int, *, passes: int = 0) -> tuple[int, list[int]]:

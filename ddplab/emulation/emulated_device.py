@@ -113,10 +113,7 @@ class IterationTimes:
 
     @classmethod
     def recorded(cls, iteration: Iteration, *, with_communication: bool) -> Self:
-        """Make the times of a recorded iteration.
-
-        One recorded with communication ends its backward pass when everything is computed; then the rank only waited.
-        """
+        """Make the times of an iteration; one with communication ends its backward pass when all is computed."""
         start = iteration.forward_start_ns
         ready = [None if moment is None else moment - start for moment in iteration.ready_ns]
         end = end_of_computation_ns(iteration, with_communication=with_communication) - start
@@ -138,9 +135,7 @@ class IterationTimes:
 class EmulatedTraining:
     """A `loss_fn` (see `models`) that trains an emulated model through the recorded iterations, again and again.
 
-    Args:
-        trace: The recording; rank r emulates its rank r, or starts again at rank 0 if there are more ranks.
-        rank: This rank.
+    Rank r emulates rank r of the trace, or starts again at rank 0 if there are more ranks.
 
     Attributes:
         next_iteration: Index of the recorded iteration that is next.

@@ -162,8 +162,7 @@ class VirtualTime(Generic[Result]):
         """Run `body` on every rank, each in a thread of its own; returns the results in order of the ranks.
 
         Raises:
-            RankError: A rank raised an error; all ranks wait, and the message says for what; or a rank has not come
-                back in time.
+            RankError: A rank raised an error, all ranks wait, or a rank has not come back in time.
         """
         for rank in self.ranks:
             rank.thread = threading.Thread(

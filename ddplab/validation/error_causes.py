@@ -53,7 +53,6 @@ PARTS = (
 """All parts, which add up to the iteration of the slowest rank, in the order of an iteration."""
 CAUSES = tuple(part for part in PARTS if part not in ("slowest rank", "queue"))
 """The parts that can be a cause; the others follow from them."""
-EXPLAINED_COLLECTIVES = ("broadcast", "all_reduce")
 
 DONE_ALREADY_NS = 100_000
 """A rank that waits for less found the collective done. If all ranks did, and its end was not read, the collective
@@ -82,10 +81,10 @@ def measured_timelines(predicted: Timeline, iterations_by_rank: Sequence[Iterati
         NotWatchedError: The schedule has collectives other than broadcasts and one all-reduce per bucket.
     """
     for collective in predicted.engine_input.schedule.collectives:
-        if collective.kind not in EXPLAINED_COLLECTIVES:
+        if collective.kind not in ("broadcast", "all_reduce"):
             raise NotWatchedError(
-                f"explain: expected only collectives of kind {' and '.join(EXPLAINED_COLLECTIVES)}, got "
-                f"{collective.kind}; its parts are not measured"
+                f"explain: expected only collectives of kind broadcast and all_reduce, got {collective.kind}; its "
+                "parts are not measured"
             )
     return [_measured_timeline(predicted, ranks) for ranks in zip(*iterations_by_rank, strict=True)]
 
@@ -165,10 +164,9 @@ class FixedDurations:
 
     Attributes:
         engine_input: The iteration; one row for each rank.
-        step_ns: Elapsed time of each computing step; shape [ranks, steps].
-        in_flight_ns: Elapsed time of each collective; shape [collectives].
-        waking_ns: Time from the end of a collective until a rank that waits for it goes on; shape
-            [ranks, collectives].
+        step_ns: Of each computing step; shape [ranks, steps].
+        in_flight_ns: Of each collective; shape [collectives].
+        waking_ns: From the end of a collective until a rank that waits for it goes on; shape [ranks, collectives].
     """
 
     engine_input: EngineInput
@@ -277,16 +275,13 @@ class Explanation:
     """Why a prediction and its measurement differ; all times in nanoseconds.
 
     Attributes:
-        model: Name of the model.
-        configuration: The configuration.
         predicted_ns: Predicted iteration.
         measured_ns: Median of the measured iterations by the clock. Causes, parts and buckets are means over the one
             or two iterations in the middle.
         causes_ns: By cause, how much longer the iteration becomes when the measured durations replace the predicted
             ones, after the causes before it.
         not_explained_ns: What remains; the causes and this add up to the difference.
-        predicted_parts_ns: `part_times` of the prediction.
-        measured_parts_ns: `part_times` of the measurement.
+        predicted_parts_ns: `part_times` of the prediction, as `measured_parts_ns` of the measurement.
         buckets: `bucket_times` of the prediction (`predicted_` before each name) and measurement (`measured_`).
     """
 
@@ -391,8 +386,7 @@ def explain_run(folder: Path) -> ExplainedRun:
     The predictions are computed again, from the trace and the fabric file from which they were computed at first.
 
     Raises:
-        ValueError: A file is missing or damaged, or no configuration can be explained; the message names the file,
-            what is wrong with it and what to do.
+        ValueError: A file is missing or damaged, or no configuration can be explained.
     """
     report = ValidationReport.load(folder)
     samples = _read_samples(folder)
@@ -475,10 +469,10 @@ def _read_samples(folder: Path) -> pd.DataFrame:
 def _by_rank(turns: Sequence[Sequence[Iterations]], path: Path) -> list[Iterations]:
     counts = {len(ranks) for ranks in turns}, {len(iterations) for ranks in turns for iterations in ranks}
     if any(len(some) != 1 for some in counts):
+        ranks, iterations = (" or ".join(map(str, sorted(some))) for some in counts)
         raise ValueError(
-            f"{path}: expected equally many ranks in each turn and iterations of each rank, got "
-            f"{' or '.join(map(str, sorted(counts[0])))} ranks and {' or '.join(map(str, sorted(counts[1])))} "
-            "iterations; run `ddplab validate` again"
+            f"{path}: expected equally many ranks in each turn and iterations of each rank, got {ranks} ranks and "
+            f"{iterations} iterations; run `ddplab validate` again"
         )
     return [tuple(chain(*of_rank)) for of_rank in zip(*turns, strict=True)]
 

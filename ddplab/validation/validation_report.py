@@ -127,12 +127,10 @@ class TargetPrediction:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One turn of a target run.
+    """One turn of a target run: nanoseconds of each iteration, from one slowest rank's end to the next.
 
-    Attributes:
-        times_ns: Nanoseconds of each iteration, from one slowest rank's end to the next.
-        speed_check: Medians of the speed checks right before and after the turn. None: an emulated device sleeps, so
-            its speed does not change and is not checked.
+    `speed_check` has the medians of the speed checks right before and after the turn. None: an emulated device
+    sleeps, so its speed does not change and is not checked.
     """
 
     times_ns: tuple[int, ...]
@@ -294,11 +292,7 @@ class ValidationReport:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read `report.json`.
-
-        Raises:
-            ValueError: The file is missing or malformed; one line, which names file, field and reason.
-        """
+        """Read `report.json`; if it is missing or malformed, a one-line `ValueError` names file, field and reason."""
         advice = "expected the folder of a run, which `ddplab validate --out` names"
         return read_schema(cls, folder / "report.json", what="a report", cure=advice)
 
@@ -308,15 +302,11 @@ class ValidationReport:
         return self.scale_model or ORIGINAL
 
     def inputs(self, folder: Path, model: str) -> tuple[Trace, Fabric]:
-        """Read the trace and the fabric from which the predictions for a model were computed.
-
-        Raises:
-            ValueError: A file is missing or malformed.
-        """
-        is_emulated = self.scale_model is not None
-        files = folder if is_emulated else model_folder(folder, model)
-        trace = Trace.load(files / (PREDICTED_TRACE_FILE if is_emulated else "trace.json.gz"))
-        return trace, Fabric.load(files / "fabric.json")
+        """Read the trace and the fabric from which the predictions for a model were computed."""
+        if self.scale_model is not None:
+            return Trace.load(folder / PREDICTED_TRACE_FILE), Fabric.load(folder / "fabric.json")
+        files = model_folder(folder, model)
+        return Trace.load(files / "trace.json.gz"), Fabric.load(files / "fabric.json")
 
 
 def model_folder(out: Path, model: str) -> Path:
