@@ -123,8 +123,7 @@ def read_steps(file: ProfilerFile, notes: list[str]) -> list[ProfiledStep]:
         TraceError: There is no training step, or one has several backward passes.
     """
     windows = _windows(file)
-    reader = _Reader(file)
-    steps = [step for step in reader.steps(windows) if step is not None]
+    steps = [step for step in _Reader(file).steps(windows) if step is not None]
     if not steps:
         raise TraceError(
             f"{file.path}: expected events named {ACCUMULATE}, one for each gradient, got none in {len(windows)} "
@@ -147,11 +146,7 @@ class Window(NamedTuple):
 
 
 def _windows(file: ProfilerFile) -> list[Window]:
-    """Return the steps on the host.
-
-    Raises:
-        TraceError: Nothing in the file marks steps.
-    """
+    """Return the steps on the host; a file without marks of steps is a TraceError."""
     if marks := [one for one in file.operations if one.name.startswith(STEP)]:
         edges = [*(one.start_ns for one in marks), marks[-1].end_ns]
         spans = zip(pairwise(edges), marks, strict=True)
