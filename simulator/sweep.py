@@ -28,14 +28,7 @@ from .prediction import Listed, Prediction, Ranks, Stragglers, checked, predict
 from .schedule.policy import Policy
 from .schedule.schedule import buckets_of, build_schedule
 from .step_costs import ScheduleCosts, charged_fabric, messages_of, price, price_schedule
-from .workload.compute_times import (
-    RECORDED,
-    IterationSampler,
-    Nanoseconds,
-    RecordedModel,
-    Variation,
-    recorded_model,
-)
+from .workload.compute_times import RECORDED, IterationSampler, Nanoseconds, RecordedModel, Variation, recorded_model
 
 if TYPE_CHECKING:
     import pandas as pd

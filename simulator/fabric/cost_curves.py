@@ -57,11 +57,7 @@ class CostCurves:
         self._made: dict[int, CostCurve] = {}
 
     def all_reduce(self, world_size: int) -> CostCurve:
-        """Return the cost curve of an all-reduce.
-
-        Raises:
-            ValueError: The world size was not measured and cannot be extrapolated or computed from links.
-        """
+        """Return the cost curve of an all-reduce; a world size without any curve is a ValueError."""
         if world_size not in self._made:
             self._made[world_size] = self._make(world_size)
         return self._made[world_size]
@@ -89,7 +85,7 @@ class CostCurves:
         return ring(self._levels(world_size)) if isinstance(curve, AlgorithmCosts) else curve
 
     def origin(self, world_size: int) -> str:
-        """Return the source of the curve: "measured", "extrapolated", "described", or "none" for one rank."""
+        """Return the source of the curve; see `Fabric.origin`."""
         if isinstance(self.all_reduce(world_size), AlgorithmCosts):
             return "described"
         if world_size == 1:

@@ -74,12 +74,10 @@ def read_log(path: str | os.PathLike[str]) -> list[tuple[int, int, int]]:
                 rows[number] = row
         except ValueError as error:
             raise ValueError(f"{path}:{number}: {error}") from None
-    for found, expected in (
-        (world_sizes, "a line `#  Rank  0 ...` for every rank"),
-        (rows, "rows of all-reduce times (redop sum)"),
-    ):
-        if not found:
-            raise ValueError(f"{path}: expected {expected}, found none; {ADVICE}")
+    if not world_sizes:
+        raise ValueError(f"{path}: expected a line `#  Rank  0 ...` for every rank, found none; {ADVICE}")
+    if not rows:
+        raise ValueError(f"{path}: expected rows of all-reduce times (redop sum), found none; {ADVICE}")
     if len(set(world_sizes)) > 1:
         raise ValueError(
             f"{path}: expected runs of one world size, got runs of {' and '.join(map(str, world_sizes))} ranks; "

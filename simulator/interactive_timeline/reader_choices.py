@@ -186,11 +186,7 @@ def of_median_iterations(trace: Trace) -> Trace:
 def simulated_ready_ns(timeline: Timeline, row: int, forward_ns: Nanoseconds, ready_ns: Nanoseconds) -> Nanoseconds:
     """Return when each gradient is ready on a simulated rank, where copies and slow-downs delay the computation.
 
-    Args:
-        timeline: The simulated iteration.
-        row: Row of the rank.
-        forward_ns: End of the forward pass of computation alone.
-        ready_ns: When each gradient is ready in computation alone; shape [parameters], as that of the result.
+    `forward_ns` and `ready_ns`, of shape [parameters], are those of computation alone.
     """
     computed = [(one.kind, begin, end) for one, begin, end in executed(timeline, row) if isinstance(one, Compute)]
     durations = timeline.engine_input.duration_ns[row].tolist()
@@ -213,12 +209,7 @@ def _shown_rows(timeline: Timeline, question: Question) -> list[int]:
 
 
 def _check_start(start: Start, choices: Choices) -> None:
-    offered: dict[str, Sequence[object]] = {
-        "bucket_cap_mb": choices.bucket_caps_mb,
-        "gbit_per_s": choices.gbit_per_s,
-        "world_size": choices.world_sizes,
-        "order": ORDERS,
-    }
-    for name, values in offered.items():
-        if (value := getattr(start, name)) not in values:
+    offered: list[Sequence[object]] = [choices.bucket_caps_mb, choices.gbit_per_s, choices.world_sizes, ORDERS]
+    for name, value, values in zip(Start._fields, start, offered, strict=True):
+        if value not in values:
             raise ValueError(f"{name}: expected one of {', '.join(map(str, values))}, got {value!r}")

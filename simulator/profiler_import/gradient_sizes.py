@@ -42,14 +42,9 @@ class ModelGradients(NamedTuple):
 
 
 def model_gradients(steps: Sequence[ProfiledStep], given: Sequence[Parameter] | None = None) -> ModelGradients:
-    """Return the gradients of the model that was trained in these steps.
+    """Return the gradients of the model that was trained in these steps, which have equal gradients and buckets.
 
-    Args:
-        steps: Steps with equal gradients and buckets.
-        given: The parameters of the model, in registration order. None: they are unknown.
-
-    Raises:
-        ValueError: The sizes of the gradients cannot be determined, or the given parameters do not match the file.
+    `given` and the errors are those of `import_profile`.
     """
     derived: list[str] = []
     last = steps[-1]
