@@ -225,7 +225,7 @@ class _Reader:
         else:
             forward_end_ns = max(start_ns, divide_ns)
             backward_start_ns = self._first_node_ns(forward_end_ns)
-            computing = [(backward_start_ns, end_ns)]
+            computing = [(backward_start_ns, max(one.ready_ns for one in gradients))]
         gradients = [one._replace(ready_ns=max(one.ready_ns, backward_start_ns)) for one in gradients]
         last_ready_ns = max(one.ready_ns for one in gradients)
         waits = self._waits_for_host(start_ns, window)
@@ -349,11 +349,8 @@ class _Reader:
 
 
 def _busiest_stream(activities: Iterable[Activity]) -> Stream | None:
-    busy: Counter[Stream] = Counter()
-    for one in activities:
-        if one.kind == "kernel":
-            busy[one.stream] += one.end_ns - one.start_ns
-    return busy.most_common(1)[0][0] if busy else None
+    kernels = grouped((one for one in activities if one.kind == "kernel"), lambda one: one.stream)
+    return max(kernels, key=lambda stream: sum(one.end_ns - one.start_ns for one in kernels[stream]), default=None)
 
 
 def _extent(ran: Sequence[HostOperation | Activity]) -> Span:
