@@ -6,7 +6,7 @@ directions at the same time. Additions cost no time because they overlap with th
 size of the message, B a level's rate and m its number of members.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil, log2, prod
 from typing import Literal, NamedTuple
 
@@ -22,17 +22,11 @@ Levels = Sequence[Level]
 
 
 class Cost(NamedTuple):
-    """The cost of a collective as a function of its size: `latency_ns + ns_per_byte * size`, or that of a pipeline.
+    """The cost of a collective by its size: `latency_ns + ns_per_byte * size`, or that of a pipeline."""
 
-    Attributes:
-        latency_ns: Nanoseconds of an empty message.
-        ns_per_byte: Nanoseconds per byte of the message.
-        fill: Steps after the first one until the first piece reaches the last rank. 0: no pipeline.
-    """
-
-    latency_ns: float
+    latency_ns: float  # of an empty message
     ns_per_byte: float
-    fill: int = 0
+    fill: int = 0  # steps after the first one until the first piece reaches the last rank; 0: no pipeline
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size; a pipeline uses the number of pieces that is best for the size.
@@ -57,7 +51,7 @@ def ring(levels: Levels) -> Cost:
     rank to the last twice, once to be reduced and once to be distributed, and enters each group once on each way.
     """
     n = prod(level.size for level in levels)
-    return Cost(2 * _chain_ns(levels), sent_share(n) * _slowest_ns_per_byte(levels))
+    return Cost(2 * _latency_ns(_chain_hops(levels)), sent_share(n) * _slowest_ns_per_byte(levels))
 
 
 def tree(levels: Levels) -> Cost:
@@ -99,7 +93,7 @@ def hierarchical(levels: Levels) -> Cost:
     Each phase is a ring, and the all-reduce across groups recurses over the levels. A group of any size holds S in
     shards, so each level passes on 2 (m - 1) / m of S. On one level this is `ring`.
     """
-    latency_ns = sum(2 * (level.size - 1) * level.latency_ns for level in levels)
+    latency_ns = _latency_ns((2 * (level.size - 1), level) for level in levels)
     return Cost(latency_ns, sum(sent_share(level.size) * level.ns_per_byte for level in levels))
 
 
@@ -113,7 +107,7 @@ def in_network(levels: Levels) -> Cost:
     used = [level for level in levels if level.size > 1]
     hops = [(2 if level.reduces else 2 * (level.size - 1), level) for level in used]
     loads = [(1.0 if level.reduces else sent_share(level.size)) * level.ns_per_byte for level in used]
-    return Cost(sum(count * level.latency_ns for count, level in hops), max(loads, default=0.0))
+    return Cost(_latency_ns(hops), max(loads, default=0.0))
 
 
 def tree_broadcast(levels: Levels) -> Cost:
@@ -122,21 +116,22 @@ def tree_broadcast(levels: Levels) -> Cost:
     In each of log2 m steps every rank that has the whole message sends it to one that does not.
     """
     depths = [(ceil(log2(level.size)), level) for level in levels]
-    latency_ns = sum(depth * level.latency_ns for depth, level in depths)
-    return Cost(latency_ns, sum(depth * level.ns_per_byte for depth, level in depths))
+    return Cost(_latency_ns(depths), sum(depth * level.ns_per_byte for depth, level in depths))
 
 
 def ring_broadcast(levels: Levels) -> Cost:
     """NCCL's broadcast: a pipeline of pieces along a chain of all ranks."""
-    hops = list(zip(_chain_hops(levels), levels, strict=True))
-    return _pipeline(1, hops, _slowest_ns_per_byte(levels))
+    return _pipeline(1, _chain_hops(levels), _slowest_ns_per_byte(levels))
 
 
 def _pipeline(passes: int, hops_by_level: Sequence[tuple[int, Level]], ns_per_byte: float) -> Cost:
     """Return the cost of a pipeline whose pieces make all these hops (count, level) `passes` times."""
     steps = passes * sum(hops for hops, _ in hops_by_level)
-    latency_ns = passes * sum(hops * level.latency_ns for hops, level in hops_by_level)
-    return Cost(latency_ns, ns_per_byte, fill=max(steps - 1, 0))
+    return Cost(passes * _latency_ns(hops_by_level), ns_per_byte, fill=max(steps - 1, 0))
+
+
+def _latency_ns(hops_by_level: Iterable[tuple[int, Level]]) -> float:
+    return sum(hops * level.latency_ns for hops, level in hops_by_level)
 
 
 def sent_share(members: int) -> float:
@@ -149,15 +144,10 @@ def _slowest_ns_per_byte(levels: Levels) -> float:
     return max((level.ns_per_byte for level in levels if level.size > 1), default=0.0)
 
 
-def _chain_hops(levels: Levels) -> list[int]:
+def _chain_hops(levels: Levels) -> list[tuple[int, Level]]:
     """Hops on each level of a chain through all ranks that visits one group after the other; n - 1 in total."""
     groups = [prod(outer.size for outer in levels[position + 1 :]) for position in range(len(levels))]
-    return [(level.size - 1) * count for level, count in zip(levels, groups, strict=True)]
-
-
-def _chain_ns(levels: Levels) -> float:
-    """Latency from the first rank of a chain to the last."""
-    return sum(hops * level.latency_ns for hops, level in zip(_chain_hops(levels), levels, strict=True))
+    return [((level.size - 1) * count, level) for level, count in zip(levels, groups, strict=True)]
 
 
 Library = Literal["nccl", "gloo"]
@@ -187,10 +177,8 @@ class AlgorithmCosts(NamedTuple):
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size, each with the cheapest algorithm, as NCCL chooses by its own cost model."""
-        cheapest = self.costs[0].costs_ns(sizes_bytes)
-        for cost in self.costs[1:]:
-            cheapest = np.minimum(cheapest, cost.costs_ns(sizes_bytes))
-        return cheapest
+        costs_ns: NDArray[np.float64] = np.min([cost.costs_ns(sizes_bytes) for cost in self.costs], axis=0)
+        return costs_ns
 
     def cheapest(self, size_bytes: int) -> tuple[str, Cost]:
         """Return name and cost of the cheapest algorithm for a size; the first one if several cost the same."""
@@ -207,8 +195,3 @@ def all_reduce_costs(levels: Levels, library: Library, setting: AlgorithmSetting
     available = tuple(name for name in LIBRARY_ALGORITHMS[library] if in_network or name != "in_network")
     names = available if setting == "library" else (setting,)
     return AlgorithmCosts(names, tuple(ALL_REDUCE[name](levels) for name in names))
-
-
-def broadcast_cost(levels: Levels, library: Library) -> Cost:
-    """Return the cost of the library's broadcast."""
-    return BROADCAST[library](levels)

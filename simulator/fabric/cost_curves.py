@@ -1,18 +1,21 @@
 """Cost curves: which costs by size hold at a world size: measured, extrapolated, or of described links."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .algorithms import AlgorithmCosts, AlgorithmSetting, Library, all_reduce_costs, broadcast_cost, ring
+from .algorithms import BROADCAST, AlgorithmCosts, all_reduce_costs, ring
 from .extrapolation import extrapolated_table, growth_of
-from .measured_tables import FREE, Sizes, Table
-from .topology import Level, Topology
+from .measured_tables import FREE, Sizes, Table, tables_by_world_size
+from .topology import Level
 from .uncertainty import LINKS_ERROR, extrapolation_error, table_error
+
+if TYPE_CHECKING:
+    from .fabric import Fabric
 
 
 class CostCurve(Protocol):
@@ -36,24 +39,6 @@ class RatioCurve:
         return self.base.costs_ns(sizes_bytes) * ratio
 
 
-@dataclass(frozen=True, eq=False)
-class AdjustedCurve:
-    """A curve with a fabric's `slow_link` and `scale` applied; every collective uses the slowest link."""
-
-    base: CostCurve
-    slow_link: float
-    scale: float
-
-    def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
-        """Nanoseconds by size; a slow link slows the bytes, not the latency."""
-        costs = self.base.costs_ns(sizes_bytes)
-        if self.slow_link > 1:
-            empty = self.base.costs_ns(np.zeros(1, dtype=np.int64))
-            costs = costs + (self.slow_link - 1) * np.maximum(costs - empty, 0)
-        return self.scale * costs
-
-
-@dataclass(frozen=True, eq=False)
 class CostCurves:
     """The cost curves of a fabric by world size, each computed when it is first used.
 
@@ -63,26 +48,16 @@ class CostCurves:
     Attributes:
         all_reduces: Measured tables of all-reduces by world size.
         broadcasts: Measured tables of broadcasts by world size.
-        topology: The links. None: not described.
-        library: See `Fabric.library`.
-        algorithm: See `Fabric.algorithm`.
-        extrapolate: See `Fabric.extrapolate`.
     """
 
-    all_reduces: Mapping[int, Table]
-    broadcasts: Mapping[int, Table]
-    topology: Topology | None
-    library: Library
-    algorithm: AlgorithmSetting
-    extrapolate: bool
-    _made: dict[int, CostCurve] = field(default_factory=dict)
+    def __init__(self, fabric: "Fabric") -> None:
+        self.all_reduces = tables_by_world_size(fabric.all_reduce)
+        self.broadcasts = tables_by_world_size(fabric.broadcast)
+        self._fabric = fabric
+        self._made: dict[int, CostCurve] = {}
 
     def all_reduce(self, world_size: int) -> CostCurve:
-        """Return the cost curve of an all-reduce.
-
-        Raises:
-            ValueError: The world size was not measured and cannot be extrapolated or computed from links.
-        """
+        """Return the cost curve of an all-reduce; a world size without any curve is a ValueError."""
         if world_size not in self._made:
             self._made[world_size] = self._make(world_size)
         return self._made[world_size]
@@ -92,15 +67,12 @@ class CostCurves:
 
         A measured table is extrapolated to other world sizes in proportion to the all-reduce. If only all-reduces
         were measured, at this world size or at all, their curve is returned, which is an upper bound.
-
-        Raises:
-            ValueError: As `all_reduce`.
         """
         if world_size > 1 and world_size in self.broadcasts:
             return self.broadcasts[world_size]
         curve = self.all_reduce(world_size)
         if isinstance(curve, AlgorithmCosts):
-            return broadcast_cost(self._levels(world_size), self.library)
+            return BROADCAST[self._fabric.library](self._levels(world_size))
         both = [measured for measured in self.broadcasts if measured > 1 and measured in self.all_reduces]
         if world_size in (1, *self.all_reduces) or not both:
             return curve
@@ -108,16 +80,12 @@ class CostCurves:
         return RatioCurve(curve, self.broadcasts[nearest], self.all_reduces[nearest])
 
     def all_gather(self, world_size: int) -> CostCurve:
-        """Return twice the cost curve of an all-gather: a ring all-reduce on links, else the measured all-reduce.
-
-        Raises:
-            ValueError: As `all_reduce`.
-        """
+        """Return twice the cost curve of an all-gather: a ring all-reduce on links, else the measured all-reduce."""
         curve = self.all_reduce(world_size)
         return ring(self._levels(world_size)) if isinstance(curve, AlgorithmCosts) else curve
 
     def origin(self, world_size: int) -> str:
-        """Return the source of the curve: "measured", "extrapolated", "described", or "none" for one rank."""
+        """Return the source of the curve; see `Fabric.origin`."""
         if isinstance(self.all_reduce(world_size), AlgorithmCosts):
             return "described"
         if world_size == 1:
@@ -126,14 +94,15 @@ class CostCurves:
 
     def relative_error(self, world_size: int) -> float:
         """Return the half-width of the 90 % error band of an all-reduce's cost, as a fraction of the cost."""
-        origin = self.origin(world_size)
-        if origin == "none":
-            return 0.0
-        if origin == "described":
-            return LINKS_ERROR
-        return table_error(
-            self._of_several_ranks, world_size, 0.0 if origin == "measured" else self._extrapolation_error
-        )
+        match self.origin(world_size):
+            case "none":
+                return 0.0
+            case "described":
+                return LINKS_ERROR
+            case "measured":
+                return self.all_reduces[world_size].spread
+            case _:
+                return table_error(self._of_several_ranks, world_size, self._extrapolation_error)
 
     def _make(self, world_size: int) -> CostCurve:
         if world_size < 1:
@@ -142,14 +111,14 @@ class CostCurves:
             return FREE
         if world_size in self.all_reduces:
             return self.all_reduces[world_size]
-        if self.extrapolate and self._of_several_ranks:
-            growth = growth_of(self._of_several_ranks, self.library, self.topology)
+        if self._fabric.extrapolate and self._of_several_ranks:
+            growth = growth_of(self._of_several_ranks, self._fabric.library, self._fabric.topology)
             return extrapolated_table(self._of_several_ranks, world_size, growth)
-        return all_reduce_costs(self._levels(world_size), self.library, self.algorithm)
+        return all_reduce_costs(self._levels(world_size), self._fabric.library, self._fabric.algorithm)
 
     @cached_property
     def _extrapolation_error(self) -> float:
-        return extrapolation_error(self._of_several_ranks, self.library, self.topology)
+        return extrapolation_error(self._of_several_ranks, self._fabric.library, self._fabric.topology)
 
     @property
     def _of_several_ranks(self) -> Mapping[int, Table]:
@@ -157,8 +126,8 @@ class CostCurves:
         return {world_size: table for world_size, table in self.all_reduces.items() if world_size > 1}
 
     def _levels(self, world_size: int) -> tuple[Level, ...]:
-        if self.topology is not None:
-            return self.topology.in_use(world_size)
+        if self._fabric.topology is not None:
+            return self._fabric.topology.in_use(world_size)
         raise ValueError(
             f"world_size: expected one of {list(self.all_reduces)}, for which all-reduces were measured, "
             f"got {world_size}; measure it (ddplab calibrate --world-size {world_size}), extrapolate "

@@ -10,7 +10,7 @@ tables themselves show from one world size to the next counts as much as the law
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,23 +29,14 @@ WEIGHT_OF_TABLES: dict[Library, float] = {"nccl": 0.5, "gloo": 0.0}
 """Weight of the growth that the tables show, beside that of the law; Gloo always runs the same ring."""
 
 
-@dataclass(frozen=True)
-class Growth:
-    """How an all-reduce grows with the world size.
+class Growth(NamedTuple):
+    """How an all-reduce grows with the world size."""
 
-    Attributes:
-        latency: Relative latency. None: that of the hops is described.
-        hops_ns: Nanoseconds of all hops, if they are described.
-        ns_per_byte: Relative time of a byte.
-        levels: Number of levels of links in use; growth that tables show on one number says nothing of another.
-        weight_of_tables: See `WEIGHT_OF_TABLES`.
-    """
-
-    latency: Law | None
-    hops_ns: Law
-    ns_per_byte: Law
-    levels: Callable[[int], int]
-    weight_of_tables: float
+    latency: Law | None  # relative latency; None: that of the hops is described
+    hops_ns: Law  # nanoseconds of all hops, if they are described
+    ns_per_byte: Law  # relative time of a byte
+    levels: Law  # number of levels of links in use; growth that tables show on one number says nothing of another
+    weight_of_tables: float  # see `WEIGHT_OF_TABLES`
 
     def of(self, table: Table, measured: int, ranks: int) -> NDArray[np.float64]:
         """Return the times on `ranks` ranks relative to those on `measured` ranks in `table`; shape [sizes]."""
@@ -74,34 +65,16 @@ def growth_of(tables: Mapping[int, Table], library: Library, topology: Topology 
         algorithm = tree if library == "nccl" and len(in_use(ranks)) > 1 else ring
         return algorithm(topology.in_use(ranks)).latency_ns
 
-    return Growth(
-        None,
-        hops_ns,
-        lambda ranks: ring(in_use(ranks)).ns_per_byte,
-        lambda ranks: len(in_use(ranks)),
-        weight,
-    )
+    return Growth(None, hops_ns, lambda n: ring(in_use(n)).ns_per_byte, lambda n: len(in_use(n)), weight)
 
 
 def extrapolated_table(tables: Mapping[int, Table], world_size: int, growth: Growth) -> Table:
-    """Make a table for `world_size` from tables of other world sizes.
-
-    Between two measured world sizes, the time at each message size follows a power of the ranks.
-
-    Args:
-        tables: At least one measured table of several ranks, by world size.
-        world_size: A world size that was not measured.
-        growth: How times grow beyond the measured world sizes.
-    """
-    below, above = (
-        max((n for n in tables if n < world_size), default=None),
-        min((n for n in tables if n > world_size), default=None),
-    )
-    if below is not None and above is not None:
-        return table_between(tables, below, above, world_size)
-    nearest = above if below is None else below
-    assert nearest is not None
-    return table_beyond(tables, nearest, world_size, growth)
+    """Make a table for `world_size` from tables of other world sizes, at least one and all of several ranks."""
+    smaller = [measured for measured in tables if measured < world_size]
+    larger = [measured for measured in tables if measured > world_size]
+    if smaller and larger:
+        return table_between(tables, max(smaller), min(larger), world_size)
+    return table_beyond(tables, max(smaller) if smaller else min(larger), world_size, growth)
 
 
 def table_between(tables: Mapping[int, Table], below: int, above: int, world_size: int) -> Table:

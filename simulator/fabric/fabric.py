@@ -21,9 +21,9 @@ from reference.files.writing import write_atomically
 from reference.trace import VERSION_FIELD
 
 from .algorithms import CONCURRENCY, AlgorithmCosts, AlgorithmSetting, Library
-from .cost_curves import AdjustedCurve, CostCurve, CostCurves
+from .cost_curves import CostCurve, CostCurves
 from .link_sharing import LinkShare, Sharing, sharing_factor, sharing_weight
-from .measured_tables import Segment, Sizes, Table, Timing, segments, tables_by_world_size
+from .measured_tables import Segment, Sizes, Table, Timing, segments
 from .nccl_tests import read_log
 from .processor_costs import Processor
 from .topology import Topology, load_topology
@@ -98,13 +98,9 @@ class Fabric(Schema, strict=False):
     def _has_costs(self) -> Self:
         if not self.all_reduce and self.topology is None:
             raise ValueError("all_reduce: expected measured times or a topology, got neither")
-        return self
-
-    @model_validator(mode="after")
-    def _has_links_for_the_algorithm(self) -> Self:
-        if self.algorithm == "library":
-            return self
         if self.topology is None:
+            if self.algorithm == "library":
+                return self
             raise ValueError(
                 f"algorithm: expected a topology for {self.algorithm}, got measured tables alone, which have "
                 "the algorithm of the measurement; leave algorithm out"
@@ -273,7 +269,7 @@ class Fabric(Schema, strict=False):
         """
         curve = self._curves.all_reduce(world_size)
         sizes = curve.sizes_bytes if isinstance(curve, Table) else LINK_SIZES
-        return segments(Table(sizes, self._adjusted(curve).costs_ns(sizes)))
+        return segments(Table(sizes, self._adjusted_ns(curve, sizes)))
 
     def origin(self, world_size: int) -> str:
         """Return the source of the costs: "measured", "extrapolated", "described", or "none" for one rank."""
@@ -282,7 +278,7 @@ class Fabric(Schema, strict=False):
     def algorithm_for(self, size_bytes: int, world_size: int) -> str:
         """Return the all-reduce algorithm for a size on described links, or else the `origin` of the costs."""
         curve = self._curves.all_reduce(world_size)
-        return curve.cheapest(size_bytes)[0] if isinstance(curve, AlgorithmCosts) else self._curves.origin(world_size)
+        return curve.cheapest(size_bytes)[0] if isinstance(curve, AlgorithmCosts) else self.origin(world_size)
 
     def sharing_factor(self, size_bytes: int, running: int, world_size: int) -> float:
         """Return the time of a collective while `running` of them run, itself included, relative to its time alone.
@@ -338,7 +334,7 @@ class Fabric(Schema, strict=False):
         return self.model_copy(update={"processor": self.processor.model_copy(update=changed)})
 
     def _costs_ns(self, curve: CostCurve, sizes_bytes: Sizes) -> NDArray[np.int64]:
-        costs_ns = self._adjusted(curve).costs_ns(sizes_bytes)
+        costs_ns = self._adjusted_ns(curve, sizes_bytes)
         if costs_ns.size and not costs_ns.max() <= YEAR_NS:
             raise ValueError(
                 f"fabric: expected collectives of at most a year, got {costs_ns.max():.3g} ns for "
@@ -346,19 +342,17 @@ class Fabric(Schema, strict=False):
             )
         return as_int64(costs_ns)
 
-    def _adjusted(self, curve: CostCurve) -> AdjustedCurve:
-        return AdjustedCurve(curve, self.slow_link, self.scale)
+    def _adjusted_ns(self, curve: CostCurve, sizes_bytes: Sizes) -> NDArray[np.float64]:
+        """Apply `scale` and `slow_link`: every collective uses the slowest link, which slows bytes, not latency."""
+        costs = curve.costs_ns(sizes_bytes)
+        if self.slow_link > 1:
+            empty = curve.costs_ns(np.zeros(1, dtype=np.int64))
+            costs = costs + (self.slow_link - 1) * np.maximum(costs - empty, 0)
+        return self.scale * costs
 
     @cached_property
     def _curves(self) -> CostCurves:
-        return CostCurves(
-            all_reduces=tables_by_world_size(self.all_reduce),
-            broadcasts=tables_by_world_size(self.broadcast),
-            topology=self.topology,
-            library=self.library,
-            algorithm=self.algorithm,
-            extrapolate=self.extrapolate,
-        )
+        return CostCurves(self)
 
     @classmethod
     def _checked(cls, **fields: object) -> Self:
@@ -397,9 +391,10 @@ def _check_mergeable(fabrics: Sequence[Fabric]) -> None:
                     f"{name}: expected world sizes that no other fabric measured, got {world_size}, which {before} "
                     "measured too; leave one of the two out"
                 )
-        if fabric.topology is not None and described:
-            raise ValueError(
-                f"{name}: topology: expected none, because {described} describes links already, got another; leave "
-                "one of the two out"
-            )
-        described = name if fabric.topology is not None else described
+        if fabric.topology is not None:
+            if described:
+                raise ValueError(
+                    f"{name}: topology: expected none, because {described} describes links already, got another; "
+                    "leave one of the two out"
+                )
+            described = name

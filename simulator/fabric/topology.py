@@ -26,6 +26,10 @@ from reference.files.value_ranges import YEAR_NS, BytesPerS, Count, Nanoseconds
 from reference.files.writing import write_atomically
 
 GbPerS = Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)]
+Source = Annotated[
+    str,
+    Field(description="where the figures come from, such as a data sheet's title, no unit; written by the user"),
+]
 
 
 class Level(Schema):
@@ -76,10 +80,7 @@ class Topology(Schema, strict=False):
     levels: tuple[Level, ...] = Field(
         min_length=1, description="levels of links, innermost first, no unit; from the machine's data sheet"
     )
-    source: str = Field(
-        default="",
-        description="where the figures come from, such as a data sheet's title, no unit; written by the user",
-    )
+    source: Source = ""
 
     @model_validator(mode="after")
     def _inner_levels_are_bounded(self) -> Self:
@@ -175,10 +176,7 @@ class LevelEntry(Schema):
 class TopologyFile(Schema):
     """The fields of a topology file."""
 
-    source: str = Field(
-        default="",
-        description="where the figures come from, such as a data sheet's title, no unit; written by the user",
-    )
+    source: Source = ""
     levels: dict[str, LevelEntry] = Field(
         min_length=1, description="levels by name, in any order, no unit; from the machine's plan"
     )
@@ -194,44 +192,33 @@ def load_topology(path: str | os.PathLike[str]) -> Topology:
     Raises:
         ValueError: The file is missing, is not YAML or describes no hierarchy; the message names file, field, reason.
     """
+    problem = ""
     try:
         text = read_text(path)
-    except ValueError as error:
-        raise ValueError(f"{error}; {ADVICE}") from None
-    try:
+        problem = f"{path}: not YAML: "
         written = parse_yaml(text)
-    except ValueError as error:
-        raise ValueError(f"{path}: not YAML: {error}; {ADVICE}") from None
-    try:
+        problem = f"{path}: not a topology: "
         with one_line_errors():
             return topology_of(TopologyFile.model_validate(written))
     except ValueError as error:
-        raise ValueError(f"{path}: not a topology: {error}; {ADVICE}") from None
+        raise ValueError(f"{problem}{error}; {ADVICE}") from None
 
 
 def save_topology(topology: Topology, path: str | os.PathLike[str]) -> None:
     """Write a topology file; rates are rounded to whole bytes per second."""
-    written = {
-        "source": topology.source,
-        "levels": {
-            level.name: _entry(level, below)
-            for level, below in zip(topology.levels, (None, *topology.levels[:-1]), strict=True)
-        },
-        "in_network": [level.name for level in topology.levels if level.reduces],
-    }
+    levels = {}
+    for level, below in zip(topology.levels, (None, *topology.levels[:-1]), strict=True):
+        entry = LevelEntry(
+            of=None if below is None else below.name,
+            members=level.members,
+            latency_us=level.latency_ns / 1000,
+            gb_per_s=level.bytes_per_s / 1e9,
+            gb_per_s_by_members={members: rate / 1e9 for members, rate in level.bytes_per_s_by_members.items()},
+        )
+        levels[level.name] = entry.model_dump(exclude_defaults=True)
+    in_network = [level.name for level in topology.levels if level.reduces]
+    written = {"source": topology.source, "levels": levels, "in_network": in_network}
     write_atomically(path, yaml.safe_dump(written, sort_keys=False).encode())
-
-
-def _entry(level: Level, below: Level | None) -> dict[str, object]:
-    entry = {
-        "of": below and below.name,
-        "members": level.members,
-        "latency_us": level.latency_ns / 1000,
-        "gb_per_s": level.bytes_per_s / 1e9,
-        "gb_per_s_by_members": {members: rate / 1e9 for members, rate in level.bytes_per_s_by_members.items()}
-        or None,
-    }
-    return {key: value for key, value in entry.items() if value is not None}
 
 
 def topology_of(written: TopologyFile) -> Topology:
@@ -243,30 +230,22 @@ def topology_of(written: TopologyFile) -> Topology:
     for name in written.in_network:
         if name not in written.levels:
             raise ValueError(f"in_network: expected names of levels ({', '.join(written.levels)}), got {name}")
-    levels = [_level(name, written) for name in _inside_out(written.levels)]
+    levels = [
+        Level(
+            name=name,
+            members=entry.members,
+            latency_ns=round(entry.latency_us * 1000),
+            bytes_per_s=float(round(entry.bytes_per_s)),
+            bytes_per_s_by_members={n: float(round(rate * 1e9)) for n, rate in entry.gb_per_s_by_members.items()},
+            reduces=name in written.in_network,
+        )
+        for name, entry in _inside_out(written.levels).items()
+    ]
     return Topology(levels=tuple(levels), source=written.source)
 
 
-def _level(name: str, written: TopologyFile) -> Level:
-    entry = written.levels[name]
-    return Level(
-        name=name,
-        members=entry.members,
-        latency_ns=round(entry.latency_us * 1000),
-        bytes_per_s=float(round(entry.bytes_per_s)),
-        bytes_per_s_by_members={
-            members: float(round(rate * 1e9)) for members, rate in entry.gb_per_s_by_members.items()
-        },
-        reduces=name in written.in_network,
-    )
-
-
-def _inside_out(levels: Mapping[str, LevelEntry]) -> list[str]:
-    """Return the names of the levels, innermost first.
-
-    Raises:
-        ValueError: The levels do not form a single chain; the message names a level.
-    """
+def _inside_out(levels: Mapping[str, LevelEntry]) -> dict[str, LevelEntry]:
+    """Return the levels by name, innermost first; a level that is in no chain is a ValueError."""
     above: dict[str | None, str] = {}
     for name, entry in levels.items():
         if entry.of is not None and entry.of not in levels:
@@ -277,12 +256,12 @@ def _inside_out(levels: Mapping[str, LevelEntry]) -> list[str]:
                 f"levels.{name}.of: expected one level at most with each `of`, got both {first} and {name} of {inner}"
             )
         above[entry.of] = name
-    order = []
-    name_or_none = above.get(None)
-    while name_or_none is not None:
-        order.append(name_or_none)
-        name_or_none = above.get(name_or_none)
+    chain: dict[str, LevelEntry] = {}
+    outer = above.get(None)
+    while outer is not None:
+        chain[outer] = levels[outer]
+        outer = above.get(outer)
     for name in levels:
-        if name not in order:
+        if name not in chain:
             raise ValueError(f"levels.{name}.of: expected a chain that ends at a level without `of`, got a cycle")
-    return order
+    return chain

@@ -23,18 +23,11 @@ ERROR_PER_DOUBLING = 0.05
 
 
 def table_error(tables: Mapping[int, Table], world_size: int, extrapolation_error: float) -> float:
-    """Return the relative error of a measured or extrapolated table.
+    """Return the relative error at a world size that was not measured.
 
-    The error of a measured table is the spread of its measurements. Interpolation and extrapolation add to the spread
-    of the nearest table.
-
-    Args:
-        tables: The measured tables by world size.
-        world_size: The world size of the table in question.
-        extrapolation_error: Error of extrapolating to the largest measured world size; see the function of that name.
+    Interpolation and extrapolation add to the spread of the nearest table. `extrapolation_error` is the result of the
+    function of that name.
     """
-    if world_size in tables:
-        return tables[world_size].spread
     nearest = min(tables, key=lambda measured: abs(log2(world_size / measured)))
     if min(tables) < world_size < max(tables):
         return min(tables[nearest].spread + LINKS_ERROR, LARGEST_ERROR)

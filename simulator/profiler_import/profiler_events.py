@@ -7,17 +7,20 @@ words that all of them have in common.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
 from reference.errors import TraceError
 from reference.files.reading import read_bytes
 from reference.trace import VERSION_FIELD
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
 
 LONGEST_US = 1e12
 """Longest time between two events of a file, in microseconds; more is damage."""
@@ -29,20 +32,6 @@ HOST_OPERATIONS = frozenset({"cpu_op", "user_annotation", "operator"})
 """Categories of operators and annotations on the host."""
 COMMUNICATION = re.compile("ccl", re.IGNORECASE)
 """In the name of a kernel of a communication library: NCCL, RCCL, MSCCL, oneCCL, HCCL."""
-
-
-class RawDevice(msgspec.Struct):
-    """A GPU in the file."""
-
-    name: Any = None
-
-
-class RawDistributed(msgspec.Struct):
-    """The process group in the file."""
-
-    backend: Any = None
-    rank: Any = None
-    world_size: Any = None
 
 
 class RawArguments(msgspec.Struct, gc=False):
@@ -78,8 +67,8 @@ class RawFile(msgspec.Struct):
     """The parts of the file that are read."""
 
     traceEvents: list[RawEvent]  # noqa: N815  # the field's name in the file
-    deviceProperties: list[RawDevice] | None = None  # noqa: N815
-    distributedInfo: RawDistributed | None = None  # noqa: N815
+    deviceProperties: list[dict[str, Any]] | None = None  # noqa: N815
+    distributedInfo: dict[str, Any] | None = None  # noqa: N815
 
 
 Thread = tuple[int | float | str | None, int | float | str | None]
@@ -88,17 +77,8 @@ Stream = tuple[str, str]
 """Device and stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class HostOperation:
-    """An operator or an annotation on the host.
-
-    Attributes:
-        name: Its name.
-        thread: The thread that ran it.
-        start_ns: Its start, in nanoseconds from the first event of the file.
-        end_ns: Its end.
-        arguments: What the profiler noted of it.
-    """
+class HostOperation(NamedTuple):
+    """An operator or an annotation on the host; times in nanoseconds from the first event of the file."""
 
     name: str
     thread: Thread
@@ -106,38 +86,20 @@ class HostOperation:
     end_ns: int
     arguments: RawArguments
 
-    def contains(self, thread: Thread, moment_ns: int) -> bool:
-        """Return whether this thread was inside the operation at this moment."""
-        return self.thread == thread and self.start_ns <= moment_ns <= self.end_ns
 
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """A kernel, a copy or a memset on the GPU.
-
-    Attributes:
-        name: Its name.
-        kind: Its category in the file, in lower case.
-        stream: The stream that ran it.
-        start_ns: Its start, in nanoseconds from the first event of the file.
-        end_ns: Its end.
-        launch_start_ns: Start of the call that launched it.
-        launch_end_ns: End of that call.
-        thread: The host thread that launched it.
-        size_bytes: Bytes of a copy, if they were noted.
-        shape: Grid and block of a kernel, as text; kernels of one name and shape do the same work.
-    """
+class Activity(NamedTuple):
+    """A kernel, a copy or a memset on the GPU; times in nanoseconds from the first event of the file."""
 
     name: str
-    kind: str
+    kind: str  # category in the file, in lower case
     stream: Stream
     start_ns: int
     end_ns: int
-    launch_start_ns: int
+    launch_start_ns: int  # of the call on the host
     launch_end_ns: int
-    thread: Thread
-    size_bytes: int | None
-    shape: str
+    thread: Thread  # the host thread that launched it
+    size_bytes: int | None  # of a copy, if recorded
+    shape: str  # grid and block; kernels of one name and shape do the same work
 
     @property
     def communicates(self) -> bool:
@@ -147,35 +109,29 @@ class Activity:
 
 @dataclass(frozen=True)
 class ProfilerFile:
-    """One file of torch's profiler, of one rank.
-
-    Attributes:
-        path: The file.
-        gpu: Name of the GPU; None if there was none or it was not noted.
-        rank: This rank, if it was noted.
-        world_size: Number of ranks, if it was noted.
-        backend: Name of the backend for collectives, if it was noted.
-        operations: Operators and annotations of the host, by start; of two that start together, the longer first.
-        activities: What the GPU ran, by launch.
-        lost: Number of activities of which no launch was noted; they are left out.
-    """
+    """One file of torch's profiler, of one rank; None: not recorded."""
 
     path: Path
     gpu: str | None
     rank: int | None
     world_size: int | None
-    backend: str | None
-    operations: Sequence[HostOperation]
-    activities: Sequence[Activity]
-    lost: int
+    backend: str | None  # for collectives
+    operations: Sequence[HostOperation]  # by start; of two that start together, the longer first
+    activities: Sequence[Activity]  # by launch
+    lost: int  # activities left out, because their launch was not recorded
 
     @cached_property
     def by_name(self) -> dict[str, list[HostOperation]]:
         """Operations by name, each in the order of `operations`."""
-        named: dict[str, list[HostOperation]] = {}
-        for one in self.operations:
-            named.setdefault(one.name, []).append(one)
-        return named
+        return grouped(self.operations, lambda one: one.name)
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Return the items by key, each group in the order of `items`."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def read_profiler_file(path: Path) -> ProfilerFile:
@@ -202,40 +158,40 @@ def read_profiler_file(path: Path) -> ProfilerFile:
             f"{path}: expected events of torch's profiler, got {len(raw.traceEvents)} events and none with a "
             "category and a duration; profile some training steps"
         )
-    spans = _spans(path, events)
-    calls: dict[int, tuple[int, int, Thread]] = {}
+    calls: dict[int, HostOperation] = {}
     launches = 0
     operations: list[HostOperation] = []
     ran: list[tuple[RawEvent, str, tuple[int, int]]] = []
-    for event, span in zip(events, spans, strict=True):
+    for event, span in zip(events, _spans(path, events), strict=True):
         category = (event.cat or "").lower()
         if category in ACTIVITIES:
             ran.append((event, category, span))
-        elif category in HOST_OPERATIONS:
-            thread = event.pid, event.tid
-            operations.append(HostOperation(event.name or "", thread, *span, event.args or NO_ARGUMENTS))
+            continue
+        operation = HostOperation(event.name or "", (event.pid, event.tid), *span, event.args or NO_ARGUMENTS)
+        if category in HOST_OPERATIONS:
+            operations.append(operation)
         elif RUNTIME.search(category) and event.args is not None:
-            launches += "launch" in (event.name or "").lower()
+            launches += "launch" in operation.name.lower()
             if correlation := _positive(event.args.correlation):
-                calls[correlation] = (*span, (event.pid, event.tid))
+                calls[correlation] = operation
     operations.sort(key=lambda one: (one.start_ns, -one.end_ns))
-    activities = list(_launched(ran, calls))
+    activities = sorted(_launched(ran, calls), key=lambda one: (one.launch_start_ns, one.start_ns))
     if (launches or ran) and 2 * len(activities) <= len(ran):
         raise TraceError(
             f"{path}: expected what the GPU ran, each with the correlation id of its launch, got {launches} "
             f"launches, {len(ran)} activities of the GPU and {len(activities)} with such an id; profile with "
             "ProfilerActivity.CUDA and ProfilerActivity.CPU, and export the file again"
         )
-    info = raw.distributedInfo or RawDistributed()
+    info = raw.distributedInfo or {}
+    rank, backend = info.get("rank"), info.get("backend")
     used = {event.args.device for event, *_ in ran if event.args and isinstance(event.args.device, int)}
     groups = [one.arguments.group_size for one in operations if isinstance(one.arguments.group_size, int)]
-    world_size = _positive(info.world_size) or _positive(max(groups, default=None))
     return ProfilerFile(
         path=path,
         gpu=_gpu_name(raw.deviceProperties or [], used),
-        rank=info.rank if isinstance(info.rank, int) and info.rank >= 0 else None,
-        world_size=world_size,
-        backend=info.backend if isinstance(info.backend, str) else None,
+        rank=rank if isinstance(rank, int) and rank >= 0 else None,
+        world_size=_positive(info.get("world_size")) or _positive(max(groups, default=None)),
+        backend=backend if isinstance(backend, str) else None,
         operations=operations,
         activities=activities,
         lost=len(ran) - len(activities),
@@ -272,29 +228,25 @@ def _spans(path: Path, events: Sequence[RawEvent]) -> list[tuple[int, int]]:
 
 
 def _launched(
-    ran: Iterable[tuple[RawEvent, str, tuple[int, int]]], calls: dict[int, tuple[int, int, Thread]]
-) -> Iterable[Activity]:
-    found = []
-    for event, kind, (start_ns, end_ns) in ran:
+    ran: Iterable[tuple[RawEvent, str, tuple[int, int]]], calls: Mapping[int, HostOperation]
+) -> Iterator[Activity]:
+    for event, kind, span in ran:
         arguments = event.args or NO_ARGUMENTS
         call = calls.get(_positive(arguments.correlation) or 0)
         if call is not None:
-            launch_start_ns, launch_end_ns, thread = call
             stream = str(arguments.device), str(arguments.stream)
-            shape = f"{arguments.grid} {arguments.block}"
-            moments = start_ns, end_ns, launch_start_ns, launch_end_ns
             size = arguments.bytes if isinstance(arguments.bytes, int) else None
-            found.append(Activity(event.name or "", kind, stream, *moments, thread, size, shape))
-    return sorted(found, key=lambda one: (one.launch_start_ns, one.start_ns))
+            shape = f"{arguments.grid} {arguments.block}"
+            moments = *span, call.start_ns, call.end_ns
+            yield Activity(event.name or "", kind, stream, *moments, call.thread, size, shape)
 
 
 def _positive(number: object) -> int | None:
     return number if isinstance(number, int) and number > 0 else None
 
 
-def _gpu_name(devices: Sequence[RawDevice], used: set[int]) -> str | None:
+def _gpu_name(devices: Sequence[dict[str, Any]], used: set[int]) -> str | None:
     """Return the name of the first device that ran something, or of the first device."""
-    named = [(index not in used, index, device.name) for index, device in enumerate(devices)]
-    return next(
-        (name for _, _, name in sorted(named, key=lambda one: one[:2]) if isinstance(name, str) and name), None
-    )
+    names = [(index not in used, device.get("name")) for index, device in enumerate(devices)]
+    named = [(idle, name) for idle, name in names if isinstance(name, str) and name]
+    return min(named, key=lambda one: one[0])[1] if named else None

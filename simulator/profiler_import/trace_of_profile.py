@@ -14,7 +14,7 @@ from reference.files.reading import first_problem
 from reference.trace import BucketTimes, Iteration, Parameter, RankTrace, Trace, Workload
 
 from .gradient_sizes import ModelGradients, model_gradients
-from .profiler_events import ProfilerFile, read_profiler_file
+from .profiler_events import ProfilerFile, grouped, read_profiler_file
 from .training_steps import FORWARD, AccumulatedGradient, ProfiledStep, read_steps, slow_down_beside_collectives
 
 HOST_BOUND = 0.1
@@ -100,7 +100,11 @@ def import_profile(
     under_ddp = bool(last.buckets) or FORWARD in first.by_name
     try:
         ranks = tuple(
-            _rank_trace(file, reference=steps, steps=of_rank, found=found)
+            RankTrace(
+                rank=file.rank or 0,
+                **_clock_offset(steps, of_rank),
+                iterations=tuple(_iteration(step, last, found) for step in of_rank),
+            )
             for file, of_rank in zip(files, steps_by_rank, strict=True)
         )
         workload = Workload(
@@ -151,15 +155,10 @@ def _in_order(files: Sequence[ProfilerFile]) -> list[ProfilerFile]:
     return [by_rank[rank] for rank in sorted(by_rank)]
 
 
-Signature = tuple[tuple[str, ...], tuple[int | None, ...]]
-"""Shapes of the gradients that were accumulated up to the last bucket, sorted, and bytes of the buckets."""
-
-
-def _signature(step: ProfiledStep) -> Signature:
+def _signature(step: ProfiledStep) -> tuple[int | str | None, ...]:
+    """Return the bytes of the buckets and the shapes of the gradients up to the last bucket, sorted."""
     count = step.buckets[-1].gradients if step.buckets else len(step.gradients)
-    return tuple(sorted(str(one.shape) for one in step.gradients[:count])), tuple(
-        one.size_bytes for one in step.buckets
-    )
+    return *(one.size_bytes for one in step.buckets), *sorted(str(one.shape) for one in step.gradients[:count])
 
 
 def _alike(file: ProfilerFile, steps: Sequence[ProfiledStep], notes: list[str]) -> list[ProfiledStep]:
@@ -188,11 +187,7 @@ def _alike(file: ProfilerFile, steps: Sequence[ProfiledStep], notes: list[str]) 
 def _of_all_ranks(
     files: Sequence[ProfilerFile], steps_by_rank: Sequence[Sequence[ProfiledStep]], notes: list[str]
 ) -> list[list[ProfiledStep]]:
-    """Return the steps that all ranks have, by their numbers.
-
-    Raises:
-        TraceError: The ranks have other gradients or buckets, or no step in common.
-    """
+    """Return the steps that all ranks have, by their numbers; other gradients or no common step is a TraceError."""
     first, reference = files[0], steps_by_rank[0][-1]
     for file, steps in zip(files[1:], steps_by_rank[1:], strict=True):
         if _signature(steps[-1]) != _signature(reference):
@@ -204,26 +199,13 @@ def _of_all_ranks(
     common = set.intersection(*({step.name for step in steps} for steps in steps_by_rank))
     if not common:
         raise TraceError(f"{first.path}: expected a step whose number the files of all ranks have, got none")
-    missing = max(len(steps) for steps in steps_by_rank) - len(common)
-    if missing:
+    if missing := max(map(len, steps_by_rank)) - len(common):
         notes.append(f"{_plural(missing, 'step')} that not all ranks have; left out")
     return [[step for step in steps if step.name in common] for steps in steps_by_rank]
 
 
-def _rank_trace(
-    file: ProfilerFile, *, reference: Sequence[ProfiledStep], steps: Sequence[ProfiledStep], found: ModelGradients
-) -> RankTrace:
-    offset_ns, uncertainty_ns = _clock_offset(reference, steps)
-    return RankTrace(
-        rank=file.rank or 0,
-        clock_offset_ns=offset_ns,
-        clock_uncertainty_ns=uncertainty_ns,
-        iterations=tuple(_iteration(step, reference[-1], found) for step in steps),
-    )
-
-
-def _clock_offset(reference: Sequence[ProfiledStep], steps: Sequence[ProfiledStep]) -> tuple[int, int]:
-    """Return what to add to the times of `steps` to get those of `reference`, and its uncertainty.
+def _clock_offset(reference: Sequence[ProfiledStep], steps: Sequence[ProfiledStep]) -> dict[str, int]:
+    """Return what to add to the times of `steps` to get those of `reference`, and its uncertainty, as fields.
 
     Collectives end on all ranks at about the same moment. Without any, steps begin at the same moment.
     """
@@ -233,7 +215,8 @@ def _clock_offset(reference: Sequence[ProfiledStep], steps: Sequence[ProfiledSte
         for theirs, mine in zip(one.all_reduces, other.all_reduces, strict=False)
     ] or [one.start_ns - other.start_ns for one, other in zip(reference, steps, strict=True)]
     middle = round(statistics.median(differences))
-    return middle, round(max(abs(one - middle) for one in differences))
+    uncertainty_ns = round(max(abs(one - middle) for one in differences))
+    return {"clock_offset_ns": middle, "clock_uncertainty_ns": uncertainty_ns}
 
 
 def _iteration(step: ProfiledStep, last: ProfiledStep, found: ModelGradients) -> Iteration:
@@ -244,9 +227,9 @@ def _iteration(step: ProfiledStep, last: ProfiledStep, found: ModelGradients) ->
     computed_ns = step.last_ready_ns
     averaged_ns = [bucket.done_ns for bucket in buckets] or [one.end_ns for one in step.buckets]
     backward_end_ns = max([computed_ns, *averaged_ns])
-    optimizer = None if step.optimizer is None else (max(step.optimizer[0], backward_end_ns), step.optimizer[1])
-    if optimizer is not None and optimizer[1] < optimizer[0]:
-        optimizer = None
+    optimizer = None
+    if step.optimizer is not None and step.optimizer[1] >= backward_end_ns:
+        optimizer = max(step.optimizer[0], backward_end_ns), step.optimizer[1]
     return Iteration(
         forward_start_ns=step.start_ns,
         forward_end_ns=step.forward_end_ns,
@@ -268,9 +251,7 @@ def _in_order_of(
     reference: Sequence[AccumulatedGradient], gradients: Sequence[AccumulatedGradient]
 ) -> list[AccumulatedGradient]:
     """Return the gradients of a step in the order of those of another one, by their shapes."""
-    waiting: dict[tuple[int, ...] | None, list[AccumulatedGradient]] = {}
-    for one in reversed(gradients):
-        waiting.setdefault(one.shape, []).append(one)
+    waiting = grouped(reversed(gradients), lambda one: one.shape)
     return [waiting[one.shape].pop() for one in reference]
 
 
@@ -289,7 +270,7 @@ def _bucket_times(step: ProfiledStep, found: ModelGradients, ready_ns: Sequence[
         launched_ns = max(launched_ns, last_ns, all_reduce.issued_ns)
         copies = step.copies[copied : copied + len(members)] if len(step.copies) == len(ready_ns) else ()
         done_ns = max(launched_ns, min(all_reduce.end_ns, step.end_ns))
-        if not step.on_gpu and (copies or step.optimizer):
+        if not step.on_gpu:
             went_on_ns = copies[0].start_ns if copies else step.optimizer[0] if step.optimizer else done_ns
             done_ns = max(launched_ns, min(done_ns, went_on_ns))
         copied += len(members)
@@ -340,8 +321,7 @@ def _observations(
             f"beside collectives, kernels took {slow_down[0]:.2f} times as long as alone ({slow_down[1]} kernels); "
             "ready times include this"
         )
-    share = host_bound(trace)
-    if share > HOST_BOUND:
+    if (share := host_bound(trace)) > HOST_BOUND:
         notes.append(
             f"the GPU waited for its host {share:.0%} of the time (host-bound); on a faster host or with larger "
             "batches, computation times would differ"

@@ -6,18 +6,18 @@ when the activities ran that the host launched inside it. Without a GPU, they ar
 
 import re
 from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import prod
-from typing import NamedTuple
-
-import numpy as np
+from operator import attrgetter
+from statistics import fmean
+from typing import Any, NamedTuple
 
 from reference.errors import TraceError
 
-from .profiler_events import Activity, HostOperation, ProfilerFile, Stream, Thread
+from .profiler_events import Activity, HostOperation, Item, ProfilerFile, Stream, Thread, grouped
 
 # Names that torch and its reducer give to operations
 
@@ -50,44 +50,31 @@ MOST_NESTED = 8
 Span = tuple[int, int]
 """Start and end, in nanoseconds from the first event of the file."""
 
+Moment = Callable[[Any], int]
+START: Moment = attrgetter("start_ns")
+LAUNCH: Moment = attrgetter("launch_start_ns")
+THREAD: Callable[[Any], Thread] = attrgetter("thread")
+
 
 class AccumulatedGradient(NamedTuple):
-    """The accumulation of one gradient.
+    """The accumulation of one gradient; None: not recorded."""
 
-    Attributes:
-        ready_ns: When it was computed.
-        shape: Its shape, if it was noted.
-        dtype: Name of its element type, if it was noted.
-        hooks: The operation inside which the reducer's hook ran.
-    """
-
-    ready_ns: int
+    ready_ns: int  # when it was computed
     shape: tuple[int, ...] | None
     dtype: str | None
-    hooks: HostOperation
+    hooks: HostOperation  # inside which the reducer's hook ran
 
 
 class ProfiledAllReduce(NamedTuple):
-    """An all-reduce.
+    """An all-reduce."""
 
-    Attributes:
-        issued_ns: When the host called it.
-        start_ns: When it began to run; it then also waits for the other ranks.
-        end_ns: When it ended.
-        size_bytes: Bytes of its message, if they are known.
-        dtype: Name of its element type, if it was noted.
-        gradients: Number of gradients of the step that were accumulated when it was called, the one in whose hook it
-            was called included.
-        in_hook: Whether the hook of a gradient called it, as torch's reducer does.
-    """
-
-    issued_ns: int
-    start_ns: int
+    issued_ns: int  # when the host called it
+    start_ns: int  # from then on it also waits for the other ranks
     end_ns: int
-    size_bytes: int | None
-    dtype: str | None
-    gradients: int
-    in_hook: bool
+    size_bytes: int | None  # None: unknown
+    dtype: str | None  # None: not recorded
+    gradients: int  # of the step, accumulated when it was called; includes the one in whose hook it was called
+    in_hook: bool  # whether the hook of a gradient called it, as torch's reducer does
 
 
 class Copy(NamedTuple):
@@ -100,39 +87,22 @@ class Copy(NamedTuple):
 
 @dataclass(frozen=True)
 class ProfiledStep:
-    """One training step; moments in nanoseconds from the first event of the file.
+    """One training step; moments in nanoseconds from the first event of the file."""
 
-    Attributes:
-        name: Number of the step in the file.
-        on_gpu: Whether the moments are those of a GPU.
-        start_ns: When the step began and the one before was over.
-        forward_end_ns: End of the forward pass.
-        backward_start_ns: Start of the loss and the backward pass.
-        gradients: In the order in which they were accumulated.
-        all_reduces: In the order in which they were called.
-        other_collectives: Number of collectives other than all-reduces, by name.
-        copies: Copies out of buckets, in the order in which they were called.
-        optimizer: Start and end of the optimiser step, if there is one.
-        end_ns: End of the step.
-        computing_ns: Time in the backward pass in which the GPU computed; of the whole pass without a GPU.
-        host_bound_ns: Time in the step in which the GPU waited for the host to launch something; 0 without a GPU.
-        backward_host_bound_ns: The part of `host_bound_ns` in the backward pass.
-    """
-
-    name: str
-    on_gpu: bool
-    start_ns: int
+    name: str  # number of the step in the file
+    on_gpu: bool  # whether the moments are those of a GPU
+    start_ns: int  # when the step had begun and the one before was over
     forward_end_ns: int
-    backward_start_ns: int
-    gradients: tuple[AccumulatedGradient, ...]
-    all_reduces: tuple[ProfiledAllReduce, ...]
-    other_collectives: dict[str, int]
-    copies: tuple[Copy, ...]
-    optimizer: Span | None
+    backward_start_ns: int  # start of the loss
+    gradients: tuple[AccumulatedGradient, ...]  # as they were accumulated
+    all_reduces: tuple[ProfiledAllReduce, ...]  # as they were called
+    other_collectives: dict[str, int]  # number of each kind
+    copies: tuple[Copy, ...]  # out of buckets, as they were called
+    optimizer: Span | None  # None: no optimiser step
     end_ns: int
-    computing_ns: int
-    host_bound_ns: int
-    backward_host_bound_ns: int
+    computing_ns: int  # time in the backward pass in which the GPU computed; of the whole pass without a GPU
+    host_bound_ns: int  # time in which the GPU waited for the host to launch something; 0 without a GPU
+    backward_host_bound_ns: int  # the part of it in the backward pass
 
     @property
     def last_ready_ns(self) -> int:
@@ -146,14 +116,9 @@ class ProfiledStep:
 
 
 def read_steps(file: ProfilerFile, notes: list[str]) -> list[ProfiledStep]:
-    """Return the training steps of a file; steps without a gradient are left out, with a note.
-
-    Raises:
-        TraceError: There is no training step, or one has several backward passes.
-    """
+    """Return the training steps of a file; steps without a gradient are left out, with a note."""
     windows = _windows(file)
-    reader = _Reader(file)
-    steps = [step for step in reader.steps(windows) if step is not None]
+    steps = [step for step in _Reader(file).steps(windows) if step is not None]
     if not steps:
         raise TraceError(
             f"{file.path}: expected events named {ACCUMULATE}, one for each gradient, got none in {len(windows)} "
@@ -176,11 +141,7 @@ class Window(NamedTuple):
 
 
 def _windows(file: ProfilerFile) -> list[Window]:
-    """Return the steps on the host.
-
-    Raises:
-        TraceError: Nothing in the file marks steps.
-    """
+    """Return the steps on the host; a file without marks of steps is a TraceError."""
     if marks := [one for one in file.operations if one.name.startswith(STEP)]:
         edges = [*(one.start_ns for one in marks), marks[-1].end_ns]
         spans = zip(pairwise(edges), marks, strict=True)
@@ -202,24 +163,15 @@ def _windows(file: ProfilerFile) -> list[Window]:
     return [Window(start, after, after, str(number)) for number, (start, after) in enumerate(pairwise(edges))]
 
 
-class _LaunchedActivities:
-    """What some threads launched, by launch time."""
-
-    def __init__(self, activities: Sequence[Activity]) -> None:
-        self.activities = activities
-        self.starts = [one.launch_start_ns for one in activities]
-
-    def inside(self, start_ns: int, end_ns: int) -> Sequence[Activity]:
-        """Return what was launched from `start_ns` to `end_ns`, both included."""
-        return self.activities[bisect_left(self.starts, start_ns) : bisect_right(self.starts, end_ns)]
-
-    def last_before(self, moment_ns: int) -> Activity | None:
-        """Return what was launched last before a moment."""
-        place = bisect_left(self.starts, moment_ns) - 1
-        return self.activities[place] if place >= 0 else None
+def _within(items: Sequence[Item], first_ns: int, last_ns: int, moment: Moment) -> Sequence[Item]:
+    """Return the items from `first_ns` to `last_ns`, both included; the items are in the order of their moments."""
+    return items[bisect_left(items, first_ns, key=moment) : bisect_right(items, last_ns, key=moment)]
 
 
-NOTHING = _LaunchedActivities(())
+def _latest(items: Sequence[Item], moment_ns: int, moment: Moment) -> Item | None:
+    """Return the last item at `moment_ns` or before; the items are in the order of their moments."""
+    place = bisect_right(items, moment_ns, key=moment)
+    return items[place - 1] if place else None
 
 
 class _Reader:
@@ -230,14 +182,11 @@ class _Reader:
         computing = [one for one in file.activities if not one.communicates]
         self._on_gpu = bool(computing)
         self._stream = _busiest_stream(computing)
-        self._on_stream = _LaunchedActivities([one for one in computing if one.stream == self._stream])
-        self._by_thread = _by_thread(computing)
-        self._collectives = _by_thread(one for one in file.activities if one.communicates)
-        packing = self._launched_inside(file.by_name.get(PACK, []))
-        self._packing = frozenset(packing)
-        self._producing = _by_thread(one for one in computing if one not in self._packing)
-        self._starts = {name: [one.start_ns for one in named] for name, named in file.by_name.items()}
-        self._host_starts = [one.start_ns for one in file.operations]
+        self._on_stream = [one for one in computing if one.stream == self._stream]
+        self._by_thread = grouped(computing, THREAD)
+        self._collectives = grouped((one for one in file.activities if one.communicates), THREAD)
+        self._packing = frozenset(self._launched_inside(file.by_name.get(PACK, [])))
+        self._producing = grouped((one for one in computing if one not in self._packing), THREAD)
         self._nodes = [one.start_ns for one in file.operations if one.name.startswith((NODE, ACCUMULATE))]
         self._optimizers = [name for name in file.by_name if name.startswith(OPTIMIZER)]
         kinds = {name: match[1] for name in file.by_name if (match := COLLECTIVE.match(name))}
@@ -252,7 +201,7 @@ class _Reader:
         done_ns = 0
         for window in windows:
             start_ns = max(window.start_ns, done_ns)
-            launched = self._on_stream.inside(window.start_ns, window.next_ns - 1)
+            launched = _within(self._on_stream, window.start_ns, window.next_ns - 1, LAUNCH)
             done_ns = max([done_ns, *(one.end_ns for one in launched)])
             yield self._step(window, start_ns, max(start_ns, window.end_ns, done_ns))
 
@@ -265,20 +214,22 @@ class _Reader:
                 f"{self._file.path}: expected one backward pass in each step, got {passes} in step {window.name}; "
                 "call `step()` of the profiler after each backward pass"
             )
-        divide_ns = self._end_of_forward(window)
-        backward = self._on_stream.inside(divide_ns, window.next_ns - 1)
+        forwards = self._named(window, FORWARD)
+        divide_ns = forwards[-1].end_ns if forwards else self._first_node_ns(window.start_ns)
+        backward = _within(self._on_stream, divide_ns, window.next_ns - 1, LAUNCH)
         if self._on_gpu:
-            forward = self._on_stream.inside(window.start_ns, divide_ns - 1)
+            computing = [(one.start_ns, one.end_ns) for one in backward if one not in self._packing]
+            forward = _within(self._on_stream, window.start_ns, divide_ns - 1, LAUNCH)
             forward_end_ns = max([start_ns, *(one.end_ns for one in forward)])
             backward_start_ns = max(forward_end_ns, min((one.start_ns for one in backward), default=0))
         else:
             forward_end_ns = max(start_ns, divide_ns)
             backward_start_ns = self._first_node_ns(forward_end_ns)
+            computing = [(backward_start_ns, max(one.ready_ns for one in gradients))]
         gradients = [one._replace(ready_ns=max(one.ready_ns, backward_start_ns)) for one in gradients]
         last_ready_ns = max(one.ready_ns for one in gradients)
-        computing = [(one.start_ns, one.end_ns) for one in backward if one not in self._packing]
         waits = self._waits_for_host(start_ns, window)
-        others = ((kind, len(self._named(name, window))) for name, kind in self._other_collectives.items())
+        others = ((kind, len(self._named(window, name))) for name, kind in self._other_collectives.items())
         return ProfiledStep(
             name=window.name,
             on_gpu=self._on_gpu,
@@ -291,9 +242,7 @@ class _Reader:
             copies=tuple(self._copies(window)),
             optimizer=self._optimizer(window),
             end_ns=end_ns,
-            computing_ns=_inside(computing, backward_start_ns, last_ready_ns)
-            if self._on_gpu
-            else last_ready_ns - backward_start_ns,
+            computing_ns=_inside(computing, backward_start_ns, last_ready_ns),
             host_bound_ns=_inside(waits, start_ns, end_ns),
             backward_host_bound_ns=_inside(waits, backward_start_ns, last_ready_ns),
         )
@@ -302,46 +251,35 @@ class _Reader:
 
     def _gradients(self, window: Window, start_ns: int) -> Iterator[AccumulatedGradient]:
         """Yield the gradients; the reducer's own copies into buckets, launched in between, compute none."""
-        hooks_of: dict[Thread, list[HostOperation]] = defaultdict(list)
-        for one in self._named(NODE + ACCUMULATE, window):
-            hooks_of[one.thread].append(one)
-        for one in self._named(ACCUMULATE, window):
-            candidates = hooks_of[one.thread]
-            place = bisect_right(candidates, one.start_ns, key=lambda other: other.start_ns) - 1
-            hooks = candidates[place] if place >= 0 and candidates[place].end_ns >= one.end_ns else one
-            shape, dtype = _shape_and_dtype(one)
+        hooks_of = grouped(self._named(window, NODE + ACCUMULATE), THREAD)
+        for one in self._named(window, ACCUMULATE):
+            hooks = _latest(hooks_of.get(one.thread, ()), one.start_ns, START)
+            if hooks is None or hooks.end_ns < one.end_ns:
+                hooks = one
             ready_ns = one.end_ns
             if self._on_gpu:
-                producer = self._producing.get(one.thread, NOTHING).last_before(hooks.start_ns)
+                producer = _latest(self._producing.get(one.thread, ()), hooks.start_ns - 1, LAUNCH)
                 is_of_step = producer is not None and producer.launch_start_ns >= window.start_ns
                 ready_ns = producer.end_ns if producer is not None and is_of_step else max(start_ns, hooks.start_ns)
-            yield AccumulatedGradient(ready_ns, shape, dtype, hooks)
+            yield AccumulatedGradient(ready_ns, *_shape_and_dtype(one), hooks)
 
     def _backward_passes(self, window: Window, gradients: Sequence[AccumulatedGradient]) -> int:
         """Return the number of backward passes: between two of them, the training script computes by itself.
 
         Gradients of several passes come in blocks of equal shapes.
         """
-        threads = {one.thread for name in self._optimizers for one in self._named(name, window)}
+        threads = {one.thread for one in self._named(window, *self._optimizers)}
         first, last = gradients[0].hooks.start_ns, gradients[-1].hooks.start_ns
         done_ns, edges = first, list[int]()
-        for one in self._file.operations[
-            bisect_left(self._host_starts, first) : bisect_left(self._host_starts, last)
-        ]:
+        for one in _within(self._file.operations, first, last - 1, START):
             if one.thread not in threads or one.start_ns < done_ns:
                 continue  # on another thread, or inside an operation
             done_ns = one.end_ns
             if one.name.startswith("aten::"):
                 edges.append(one.start_ns)
-        blocks: dict[int, list[str]] = defaultdict(list)
-        for gradient in gradients:
-            blocks[bisect_right(edges, gradient.hooks.start_ns)].append(str(gradient.shape))
-        return len(blocks) if len(set(map(tuple, blocks.values()))) == 1 else 1
-
-    def _end_of_forward(self, window: Window) -> int:
-        """Return the end of the forward pass on the host: that of DDP, or where the first node's backward begins."""
-        forwards = self._named(FORWARD, window)
-        return forwards[-1].end_ns if forwards else self._first_node_ns(window.start_ns)
+        blocks = grouped(gradients, lambda gradient: bisect_right(edges, gradient.hooks.start_ns))
+        shapes = {tuple(str(gradient.shape) for gradient in block) for block in blocks.values()}
+        return len(blocks) if len(shapes) == 1 else 1
 
     def _first_node_ns(self, start_ns: int) -> int:
         """Return when the host began with the first node of a backward pass from `start_ns` on."""
@@ -349,56 +287,44 @@ class _Reader:
 
     def _all_reduces(self, window: Window, gradients: Sequence[AccumulatedGradient]) -> Iterator[ProfiledAllReduce]:
         accumulated = [one.hooks.start_ns for one in gradients]
-        hooks_of: dict[Thread, list[HostOperation]] = defaultdict(list)
-        for one in gradients:
-            hooks_of[one.hooks.thread].append(one.hooks)
-        calls = [one for name in ALL_REDUCE_CALLS for one in self._named(name, window)]
-        runs = [one for name in self._all_reduce_runs for one in self._named(name, window)]
-        described = self._named(COLLECTIVE_CALL, window)
-        calls, runs = (sorted(some, key=lambda one: one.start_ns) for some in (calls or runs, runs or calls))
+        hooks_of = grouped((one.hooks for one in gradients), THREAD)
+        calls = self._named(window, *ALL_REDUCE_CALLS)
+        runs = self._named(window, *self._all_reduce_runs)
+        described = self._named(window, COLLECTIVE_CALL)
+        calls, runs = (sorted(some, key=START) for some in (calls or runs, runs or calls))
         for call, run in zip(calls, _paired(calls, runs), strict=True):
-            ran = self._collectives.get(call.thread, NOTHING).inside(call.start_ns, call.end_ns)
+            ran = _within(self._collectives.get(call.thread, ()), call.start_ns, call.end_ns, LAUNCH)
             count = bisect_right(accumulated, call.start_ns)
-            hooks = hooks_of[call.thread]
-            place = bisect_right(hooks, call.start_ns, key=lambda one: one.start_ns) - 1
-            in_hook = place >= 0 and hooks[place].end_ns >= call.start_ns
-            start_ns, end_ns = run.start_ns, run.end_ns
-            if ran:
-                start_ns, end_ns = min(one.start_ns for one in ran), max(one.end_ns for one in ran)
-            elif self._on_gpu:  # a group of one rank runs nothing
+            hooks = _latest(hooks_of.get(call.thread, ()), call.start_ns, START)
+            in_hook = hooks is not None and hooks.end_ns >= call.start_ns
+            start_ns, end_ns = _extent(ran or [run])
+            if self._on_gpu and not ran:  # a group of one rank runs nothing
                 start_ns = end_ns = max([call.start_ns, *(one.ready_ns for one in gradients[:count])])
             size_bytes, dtype = _message(run, described) or _message(call, ()) or (self._copied_before(call), None)
             yield ProfiledAllReduce(call.start_ns, start_ns, end_ns, size_bytes, dtype, count, in_hook)
 
     def _copied_before(self, call: HostOperation) -> int | None:
         """Return the bytes of the copy launched last before a call: functional collectives copy their input."""
-        last = self._by_thread.get(call.thread, NOTHING).last_before(call.start_ns)
+        last = _latest(self._by_thread.get(call.thread, ()), call.start_ns - 1, LAUNCH)
         return last.size_bytes if last is not None and "memcpy" in last.kind else None
 
     def _copies(self, window: Window) -> Iterator[Copy]:
-        for call in self._named(COPY_OUT, window):
+        for call in self._named(window, COPY_OUT):
             ran = self._launched_inside([call])
             sizes = [one.size_bytes for one in ran if one.size_bytes]
             size_bytes, _ = _message(call, ()) or (None, None)
-            yield Copy(
-                min((one.start_ns for one in ran), default=call.start_ns),
-                max((one.end_ns for one in ran), default=call.end_ns),
-                sizes[0] if sizes else size_bytes,
-            )
+            yield Copy(*_extent(ran or [call]), sizes[0] if sizes else size_bytes)
 
     def _optimizer(self, window: Window) -> Span | None:
-        calls = [one for name in self._optimizers for one in self._named(name, window)]
-        if not calls:
-            return None
-        if not self._on_gpu:
-            return min(one.start_ns for one in calls), max(one.end_ns for one in calls)
-        ran = [one for one in self._launched_inside(calls) if one.stream == self._stream]
-        return (min(one.start_ns for one in ran), max(one.end_ns for one in ran)) if ran else None
+        calls = self._named(window, *self._optimizers)
+        on_stream = [one for one in self._launched_inside(calls) if one.stream == self._stream]
+        ran = on_stream if self._on_gpu else calls
+        return _extent(ran) if ran else None
 
     def _waits_for_host(self, start_ns: int, window: Window) -> list[Span]:
         """Return the times in which the GPU had nothing to do because the host had not launched the next activity."""
         waits, done_ns = [], start_ns
-        for one in self._on_stream.inside(window.start_ns, window.next_ns - 1):
+        for one in _within(self._on_stream, window.start_ns, window.next_ns - 1, LAUNCH):
             if done_ns < min(one.start_ns, one.launch_end_ns):
                 waits.append((done_ns, min(one.start_ns, one.launch_end_ns)))
             done_ns = max(done_ns, one.end_ns)
@@ -406,33 +332,30 @@ class _Reader:
 
     # Lookups
 
-    def _named(self, name: str, window: Window) -> list[HostOperation]:
-        starts = self._starts.get(name, [])
-        first, last = bisect_left(starts, window.start_ns), bisect_left(starts, window.next_ns)
-        return self._file.by_name[name][first:last] if first < last else []
+    def _named(self, window: Window, *names: str) -> list[HostOperation]:
+        """Return the operations of these names that begin in a step, name by name."""
+        found = (self._file.by_name.get(name, ()) for name in names)
+        return [one for some in found for one in _within(some, window.start_ns, window.next_ns - 1, START)]
 
     def _launched_inside(self, operations: Iterable[HostOperation]) -> list[Activity]:
         """Return what the threads of these operations launched inside them."""
         return [
             one
             for operation in operations
-            for one in self._by_thread.get(operation.thread, NOTHING).inside(operation.start_ns, operation.end_ns)
+            for one in _within(
+                self._by_thread.get(operation.thread, ()), operation.start_ns, operation.end_ns, LAUNCH
+            )
         ]
 
 
-def _by_thread(activities: Iterable[Activity]) -> dict[Thread, _LaunchedActivities]:
-    by_thread: dict[Thread, list[Activity]] = defaultdict(list)
-    for one in activities:
-        by_thread[one.thread].append(one)
-    return {thread: _LaunchedActivities(launched) for thread, launched in by_thread.items()}
-
-
 def _busiest_stream(activities: Iterable[Activity]) -> Stream | None:
-    busy: Counter[Stream] = Counter()
-    for one in activities:
-        if one.kind == "kernel":
-            busy[one.stream] += one.end_ns - one.start_ns
-    return busy.most_common(1)[0][0] if busy else None
+    kernels = grouped((one for one in activities if one.kind == "kernel"), lambda one: one.stream)
+    return max(kernels, key=lambda stream: sum(one.end_ns - one.start_ns for one in kernels[stream]), default=None)
+
+
+def _extent(ran: Sequence[HostOperation | Activity]) -> Span:
+    """Return the first start and the last end."""
+    return min(one.start_ns for one in ran), max(one.end_ns for one in ran)
 
 
 def _inside(spans: Sequence[Span], start_ns: int, end_ns: int) -> int:
@@ -462,13 +385,11 @@ def _paired(calls: Sequence[HostOperation], runs: Sequence[HostOperation]) -> li
     """Return for each call what ran: the first run of as many elements, as two threads may begin in another order."""
     if len(runs) != len(calls):
         return list(calls)
-    waiting: dict[int | None, deque[HostOperation]] = defaultdict(deque)
-    for run in runs:
-        waiting[_elements(run)].append(run)
+    waiting = grouped(runs, _elements)
     counts = list(map(_elements, calls))
     if Counter(counts) != Counter(map(_elements, runs)):
         return list(runs)
-    return [waiting[count].popleft() for count in counts]
+    return [waiting[count].pop(0) for count in counts]
 
 
 def _elements(operation: HostOperation) -> int | None:
@@ -488,10 +409,11 @@ def _message(call: HostOperation, described: Sequence[HostOperation]) -> tuple[i
     shape, dtype = _shape_and_dtype(call)
     if shape is not None and dtype is not None and dtype.lower() in ELEMENT_BYTES:
         return prod(shape) * ELEMENT_BYTES[dtype.lower()], dtype
-    place = bisect_right(described, call.start_ns, key=lambda one: one.start_ns)
+    place = bisect_right(described, call.start_ns, key=START)
     for one in reversed(described[max(0, place - MOST_NESTED) : place]):
         elements, name = one.arguments.elements, one.arguments.dtype
-        if one.contains(call.thread, call.start_ns) and isinstance(elements, int) and isinstance(name, str):
+        contains = one.thread == call.thread and one.end_ns >= call.start_ns
+        if contains and isinstance(elements, int) and isinstance(name, str):
             each = ELEMENT_BYTES.get(name.lower())
             return None if each is None or not 0 <= elements <= MOST_ELEMENTS else (elements * each, name)
     return None
@@ -503,24 +425,23 @@ def slow_down_beside_collectives(file: ProfilerFile) -> tuple[float, int] | None
     Kernels of one name and shape are compared. None: no kernel ran both beside a collective and alone.
     """
     collectives = sorted((one.start_ns, one.end_ns) for one in file.activities if one.communicates)
-    starts = np.array([start for start, _ in collectives])
-    ends = np.maximum.accumulate(np.array([end for _, end in collectives])) if collectives else starts
+    starts = [start for start, _ in collectives]
+    ends = list(accumulate((end for _, end in collectives), max))
     alone: dict[str, list[int]] = defaultdict(list)
     beside: dict[str, list[int]] = defaultdict(list)
     for one in file.activities:
         if one.kind != "kernel" or one.communicates:
             continue
-        before = int(np.searchsorted(starts, one.start_ns, side="right")) - 1
+        begun = bisect_right(starts, one.start_ns)
+        busy_until_ns = ends[begun - 1] if begun else -1
         key = f"{one.name} {one.shape}"
-        if before >= 0 and ends[before] >= one.end_ns:
+        if busy_until_ns >= one.end_ns:
             beside[key].append(one.end_ns - one.start_ns)
-        elif (before < 0 or ends[before] <= one.start_ns) and not (
-            before + 1 < len(starts) and starts[before + 1] < one.end_ns
-        ):
+        elif busy_until_ns <= one.start_ns and not any(start < one.end_ns for start in starts[begun : begun + 1]):
             alone[key].append(one.end_ns - one.start_ns)
     common = [key for key in beside if any(alone.get(key, ()))]
     if not common:
         return None
     shared_ns = sum(sum(beside[key]) for key in common)
-    alone_ns = sum(float(np.mean(alone[key])) * len(beside[key]) for key in common)
+    alone_ns = sum(fmean(alone[key]) * len(beside[key]) for key in common)
     return shared_ns / alone_ns, sum(len(beside[key]) for key in common)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ..engines.timeline import Span, Timeline
-from ..schedule.schedule import Compute, ComputeKind, LaunchCollective, Wait
+from ..schedule.schedule import Compute, ComputeKind, Instruction, LaunchCollective, Wait
 
 PARTS: dict[str, tuple[ComputeKind, ...]] = {
     "unsynchronized": ("unsynchronized",),
@@ -28,21 +28,17 @@ def break_down(timeline: Timeline) -> dict[str, int]:
     `exposed_comm` is waiting while a collective runs, and `stragglers` is waiting while none runs, because a rank has
     not launched it yet.
     """
-    engine_input = timeline.engine_input
     row = timeline.slowest_row
-    ends = timeline.end_ns[row].tolist()
-    full_speed_ns = iter(engine_input.duration_ns[row].tolist())
+    full_speed_ns = iter(timeline.engine_input.duration_ns[row].tolist())
     part_of = {kind: part for part, kinds in PARTS.items() for kind in kinds}
     parts = dict.fromkeys([*PARTS, *OTHER_PARTS], 0)
-    start = 0
-    for instruction, end in zip(engine_input.schedule.instructions, ends, strict=True):
+    for instruction, start, end in executed(timeline, row):
         if isinstance(instruction, Compute):
             duration_ns = next(full_speed_ns)
             parts[part_of[instruction.kind]] += duration_ns
             parts["slowdown"] += end - start - duration_ns
         elif isinstance(instruction, Wait):
             parts["stragglers"] += end - start
-        start = end
     parts["exposed_comm"] = sum(end - start for start, end in exposed_intervals(timeline))
     parts["stragglers"] -= parts["exposed_comm"]
     return parts
@@ -50,12 +46,9 @@ def break_down(timeline: Timeline) -> dict[str, int]:
 
 def exposed_intervals(timeline: Timeline) -> list[list[int]]:
     """Return the times for which the slowest rank waits while a collective runs, as disjoint `[start, end]`."""
-    starts, ends, row = timeline.start_ns, timeline.done_ns, timeline.slowest_row
+    starts, ends = timeline.start_ns, timeline.done_ns
     intervals: list[list[int]] = []
-    begin = 0
-    for instruction, end in zip(
-        timeline.engine_input.schedule.instructions, timeline.end_ns[row].tolist(), strict=True
-    ):
+    for instruction, begin, end in executed(timeline, timeline.slowest_row):
         if isinstance(instruction, Wait) and end > begin:
             inside = (starts < end) & (ends > begin) & (starts < ends)
             for start, done in sorted(zip(starts[inside].tolist(), ends[inside].tolist(), strict=True)):
@@ -64,8 +57,13 @@ def exposed_intervals(timeline: Timeline) -> list[list[int]]:
                     intervals[-1][1] = max(high, intervals[-1][1])
                 else:
                     intervals.append([low, high])
-        begin = end
     return intervals
+
+
+def executed(timeline: Timeline, row: int) -> Iterator[tuple[Instruction, int, int]]:
+    """Yield the instructions of the rank in this row, each with its start and end."""
+    ends = timeline.end_ns[row].tolist()
+    return zip(timeline.engine_input.schedule.instructions, [0, *ends[:-1]], ends, strict=True)
 
 
 def critical_path(timeline: Timeline) -> tuple[Span, ...]:

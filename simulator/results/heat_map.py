@@ -5,7 +5,7 @@ cells that are not on their axes name the fastest.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -38,8 +38,8 @@ def draw_heat_maps(
 
     Arguments and errors are those of `draw_heat_map`; the axes are added to `figure`.
     """
-    _check(table, rows, columns, value)
-    parts = list(_maps(table, rows, columns))
+    hidden = _hidden(table, rows, columns)
+    parts = list(_titled(table, hidden)) if hidden else [("", table)]
     panels = figure.subplots(len(parts), 1, squeeze=False)[:, 0]
     for ax, (title, part) in zip(panels, parts, strict=True):
         draw_heat_map(part, ax, rows=rows, columns=columns, value=value)
@@ -73,25 +73,28 @@ def draw_heat_map(
             table, the table has no rows, or several traces, fabrics or world sizes that are on neither axis.
     """
     _check(table, rows, columns, value)
-    maps = len(list(_maps(table, rows, columns)))
-    if maps > 1:
-        hidden = [NAMES[axis] for axis in GIVEN if axis not in (rows, columns) and table[axis].nunique() > 1]
+    if hidden := _hidden(table, rows, columns):
         raise ValueError(
-            f"table: expected one value of {' and '.join(hidden)} beside rows and columns, got {maps} combinations; "
-            "select the rows of one, or call draw_heat_maps"
+            f"table: expected one value of {' and '.join(NAMES[axis] for axis in hidden)} beside rows and columns, "
+            f"got {table.groupby(hidden).ngroups} combinations; select the rows of one, or call draw_heat_maps"
         )
+    table = table.reset_index(drop=True)
+    row_of, row_labels = pd.factorize(pd.Index(table[rows]), use_na_sentinel=False)
+    column_of, column_labels = pd.factorize(pd.Index(table[columns]), use_na_sentinel=False)
+    places = table.groupby([row_of, column_of])["iteration_ns"].idxmin()
+    fastest = dict(zip(places.index, places, strict=True))
     is_time = value.endswith("_ns")
-    fastest, row_labels, column_labels = _fastest(table, rows, columns)
     cells = np.full((len(row_labels), len(column_labels)), np.nan)
-    for (row, column), one in fastest.items():
-        cells[row, column] = one[value] / 1e6 if is_time else one[value]
+    for cell, place in fastest.items():
+        cells[cell] = table[value][place] / 1e6 if is_time else table[value][place]
     limits = (0.0, 1.0) if value == "efficiency" else (None, None)
-    colors = "viridis_r" if is_time else "viridis"
-    image = ax.imshow(cells, aspect="auto", cmap=colors, vmin=limits[0], vmax=limits[1])
+    image = ax.imshow(
+        cells, aspect="auto", cmap="viridis_r" if is_time else "viridis", vmin=limits[0], vmax=limits[1]
+    )
     chosen = [axis for axis in NAMES if axis not in (rows, columns, *GIVEN) and table[axis].map(str).nunique() > 1]
-    for (row, column), one in fastest.items():
+    for (row, column), place in fastest.items():
         text = f"{cells[row, column]:.0%}" if value == "efficiency" else f"{cells[row, column]:.4g}"
-        settings = "".join(f"\n{_label(axis, one[axis])}" for axis in chosen)
+        settings = "".join(f"\n{_label(axis, table[axis][place])}" for axis in chosen)
         color = "black" if sum(image.cmap(image.norm(cells[row, column]))[:3]) > 1.5 else "white"
         ax.text(column, row, text + settings, ha="center", va="center", fontsize=7, color=color)
     ax.set_xticks(range(len(column_labels)), [_label(columns, label) for label in column_labels], fontsize=8)
@@ -115,27 +118,16 @@ def _check(table: pd.DataFrame, rows: str, columns: str, value: str) -> None:
         raise ValueError("table: expected at least one row to draw, got none")
 
 
-def _maps(table: pd.DataFrame, rows: str, columns: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Split the table by the given axes that are not shown; each part has a title if there are several."""
-    hidden = [axis for axis in GIVEN if axis not in (rows, columns) and table[axis].nunique() > 1]
-    if not hidden:
-        yield "", table
-        return
+def _hidden(table: pd.DataFrame, rows: str, columns: str) -> list[str]:
+    """Return the given axes that are not shown although they have several values."""
+    return [axis for axis in GIVEN if axis not in (rows, columns) and table[axis].nunique() > 1]
+
+
+def _titled(table: pd.DataFrame, hidden: list[str]) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Split the table by the values of hidden axes, which are the title of each part."""
     for values, part in table.groupby(hidden, sort=False):
         names = zip(hidden, values, strict=True)
         yield ", ".join(f"{value} ranks" if axis == "world_size" else str(value) for axis, value in names), part
-
-
-def _fastest(
-    table: pd.DataFrame, rows: str, columns: str
-) -> tuple[dict[tuple[int, int], pd.Series], Sequence[object], Sequence[object]]:
-    """Return the row of the table for each cell that has one, and the labels of rows and columns in table order."""
-    row_of, row_labels = pd.factorize(pd.Index(table[rows]), use_na_sentinel=False)
-    column_of, column_labels = pd.factorize(pd.Index(table[columns]), use_na_sentinel=False)
-    by_time = table.reset_index(drop=True).sort_values("iteration_ns", kind="stable")
-    first = by_time.drop_duplicates([rows, columns])
-    cells = {(int(row_of[place]), int(column_of[place])): one for place, one in first.iterrows()}
-    return cells, list(row_labels), list(column_labels)
 
 
 def _label(axis: str, value: object) -> str:

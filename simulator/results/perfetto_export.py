@@ -43,10 +43,9 @@ def chrome_trace(timeline: Timeline) -> Event:
 def _processes(alike: dict[int, list[int]]) -> Iterator[tuple[int, int, str]]:
     """Yield the number of each process, the simulated rank that it shows, and its name."""
     if sum(map(len, alike.values())) <= MOST_PROCESSES:
-        for rank, represented_by in sorted(
-            (rank, represented_by) for represented_by, ranks in alike.items() for rank in ranks
-        ):
-            yield rank, represented_by, f"rank {rank}"
+        represented = {rank: represented_by for represented_by, ranks in alike.items() for rank in ranks}
+        for rank in sorted(represented):
+            yield rank, represented[rank], f"rank {rank}"
         return
     for rank, ranks in alike.items():
         numbers = [*map(str, ranks[:RANKS_IN_NAME]), *["..."] * (len(ranks) > RANKS_IN_NAME)]
@@ -57,13 +56,9 @@ def _processes(alike: dict[int, list[int]]) -> Iterator[tuple[int, int, str]]:
 def _names(rank: int, name: str, tracks: Iterable[int]) -> list[Event]:
     names = {COMPUTE_TRACK: "computation", COPY_TRACK: "copies"}
     names |= {track: f"communication {track - COPY_TRACK}" for track in sorted(set(tracks) - set(names))}
-    return [
-        {"ph": "M", "pid": rank, "name": "process_name", "args": {"name": name}},
-        *(
-            {"ph": "M", "pid": rank, "tid": track, "name": "thread_name", "args": {"name": name}}
-            for track, name in names.items()
-        ),
-    ]
+    thread: Event = {"ph": "M", "pid": rank, "name": "thread_name"}
+    threads = [thread | {"tid": track, "args": {"name": name}} for track, name in names.items()]
+    return [{"ph": "M", "pid": rank, "name": "process_name", "args": {"name": name}}, *threads]
 
 
 def _tracks(spans: list[Span]) -> list[int]:
@@ -98,28 +93,27 @@ def _slice(span: Span, track: int) -> Event:
 
 
 def _arrows(spans: list[Span], tracks: list[int]) -> list[Event]:
-    """Return, for each bucket, an arrow from its last gradient through its launch to the end of its collective."""
-    arrows = []
+    """Return, for each bucket, an arrow from its last gradient through its launch to the end of its collective.
+
+    An arrow is a start ("s"), perhaps a step ("t"), and a finish ("f") with the same id.
+    """
+    arrows: list[Event] = []
     for bucket in sorted({span.bucket for span in spans if span.bucket is not None}):
         mine = [(span, track) for span, track in zip(spans, tracks, strict=True) if span.bucket == bucket]
-        collectives = [pair for pair in mine if pair[0].kind in ("all_reduce", "second_all_reduce")]
-        ready = [pair for pair in mine if pair[0].kind == "backward"]
-        launch = [pair for pair in mine if pair[0].kind == "launch"]
-        if not collectives or not (ready or launch):
+        stops = [
+            *[pair for pair in mine if pair[0].kind == "backward"][:1],
+            *[pair for pair in mine if pair[0].kind == "launch"][:1],
+            *[pair for pair in mine if pair[0].kind in ("all_reduce", "second_all_reduce")][-1:],
+        ]
+        if len(stops) < 2 or stops[-1][0].stream != "comm":
             continue
-        stops = [*ready[:1], *launch[:1], collectives[-1]]
-        for place, (span, track) in enumerate(stops):
-            phase = "s" if place == 0 else "f" if place == len(stops) - 1 else "t"
+        for phase, (span, track) in zip(("s", *"t" * (len(stops) - 2), "f"), stops, strict=True):
             # An arrow binds to the slice around its time, and at `end_ns` that would be the next slice.
             at_ns = span.start_ns if span.kind == "launch" else span.end_ns - 1
-            arrows.append(_arrow(phase, span, track, at_ns))
+            arrow = {"ph": phase, "pid": span.rank, "tid": track, "name": "bucket", "cat": "bucket"}
+            arrow |= {"ts": at_ns / 1000, "id": f"{span.rank}.{bucket}"}
+            arrows.append(arrow | ({"bp": "e"} if phase == "f" else {}))
     return arrows
-
-
-def _arrow(phase: str, span: Span, track: int, at_ns: int) -> Event:
-    """Return the start ("s"), a step ("t") or the finish ("f") of an arrow; all three have the same id."""
-    arrow = {"ph": phase, "pid": span.rank, "tid": track, "name": "bucket", "cat": "bucket", "ts": at_ns / 1000}
-    return arrow | {"id": f"{span.rank}.{span.bucket}"} | ({"bp": "e"} if phase == "f" else {})
 
 
 def _bytes_in_flight(rank: int, timeline: Timeline) -> list[Event]:

@@ -1,6 +1,6 @@
 """Plot of a timeline: the computation and the collectives of each rank, with the critical path framed."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -9,29 +9,18 @@ from matplotlib.patches import Patch
 from ..engines.timeline import Kind, Span
 from ..plot_colours import COMPRESSION, COMPUTATION, COPIES, EXPOSED, FORWARD, HIDDEN, INK, QUIET, SMALL
 
-COLOURS: dict[Kind, str] = {
-    "unsynchronized": QUIET,
-    "rebuild": COPIES,
-    "forward": FORWARD,
-    "search": QUIET,
-    "backward": COMPUTATION,
-    "pack": COPIES,
-    "compress": COMPRESSION,
-    "launch": INK,
-    "recompress": COMPRESSION,
-    "decompress": COMPRESSION,
-    "wait": SMALL,
-    "copy_out": COPIES,
-    "step": FORWARD,
-    "straggler": COPIES,
-    "queued": QUIET,
-    "join": HIDDEN,
-    "order": HIDDEN,
-    "broadcast": HIDDEN,
-    "bitmap": HIDDEN,
-    "all_reduce": EXPOSED,
-    "second_all_reduce": EXPOSED,
+KINDS: dict[str, tuple[Kind, ...]] = {
+    FORWARD: ("forward", "step"),
+    COMPUTATION: ("backward",),
+    COPIES: ("rebuild", "pack", "copy_out", "straggler"),
+    COMPRESSION: ("compress", "recompress", "decompress"),
+    INK: ("launch",),
+    SMALL: ("wait",),
+    QUIET: ("unsynchronized", "search", "queued"),
+    HIDDEN: ("join", "order", "broadcast", "bitmap"),
+    EXPOSED: ("all_reduce", "second_all_reduce"),
 }
+COLOURS = {kind: colour for colour, kinds in KINDS.items() for kind in kinds}
 NOT_RUNNING: tuple[Kind, ...] = ("straggler", "queued")
 """Kinds of spans before a collective runs."""
 
@@ -62,51 +51,39 @@ def draw_timeline(prediction: Any, ax: Axes, *, ranks: Sequence[int] | None = No
     lane_of = {rank: 2 * place for place, rank in enumerate(shown)}
     spans = [span for span in prediction.spans if span.rank in lane_of]
     spans.sort(key=lambda span: span.kind not in NOT_RUNNING)  # running collectives are drawn on top
-    seen: dict[Kind, None] = {}
+    ns_per_digit = DIGIT_WIDTH * prediction.timeline.iteration_ns
     for span in spans:
-        seen.setdefault(span.kind)
-        _draw_span(span, ax, lane_of, ns_per_digit=DIGIT_WIDTH * prediction.timeline.iteration_ns)
+        lane = lane_of[span.rank] + (span.stream == "comm")
+        ax.broken_barh(*_bar(span, lane), facecolors=COLOURS[span.kind], edgecolors="white", linewidth=0.3)
+        number = str(span.bucket)
+        runs = span.bucket is not None and span.stream == "comm" and span.kind not in NOT_RUNNING
+        if runs and span.duration_ns >= ns_per_digit * len(number):
+            middle = (span.start_ns + span.end_ns) / 2e6
+            ax.text(middle, lane, number, ha="center", va="center", fontsize=7, color="white", clip_on=True)
     for span in prediction.critical_path:
         if span.rank in lane_of:
-            _draw_span(span, ax, lane_of, frame=True)
+            lane = lane_of[span.rank] + (span.stream == "comm")
+            ax.broken_barh(*_bar(span, lane), facecolors="none", edgecolors="black", linewidth=1.2)
     lanes = [f"rank {rank} {what}" for rank in shown for what in ("computes", "network")]
     ax.set_yticks(range(len(lanes)), lanes, fontsize=8)
     ax.set_ylim(len(lanes) - 0.5, -0.5)
     ax.set_xlim(0, max(1.0, prediction.timeline.iteration_ns / 1e6))
     ax.set_xlabel("ms", loc="right")
-    ax.set_title(_title(prediction), loc="left", fontsize=10)
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.legend(
-        handles=_legend(seen), fontsize=7, ncols=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15)
+    low, high = prediction.interval_ns
+    ax.set_title(
+        f"{prediction.iteration_ns / 1e6:.1f} ms (90 %: {low / 1e6:.1f} to {high / 1e6:.1f}), "
+        f"{prediction.exposed_comm_ns / 1e6:.1f} ms exposed communication; framed: the critical path",
+        loc="left",
+        fontsize=10,
     )
+    ax.spines[["top", "right"]].set_visible(False)
+    kinds = dict.fromkeys(span.kind for span in spans)
+    handles = [Patch(facecolor=COLOURS[kind], edgecolor=QUIET, label=kind.replace("_", " ")) for kind in kinds]
+    ax.legend(handles=handles, fontsize=7, ncols=8, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.15))
     return ax
 
 
-def _draw_span(
-    span: Span, ax: Axes, lane_of: dict[int, int], *, frame: bool = False, ns_per_digit: float = 0.0
-) -> None:
-    lane = lane_of[span.rank] + (span.stream == "comm")
-    extent = [(span.start_ns / 1e6, span.duration_ns / 1e6)]
-    tall = HEIGHT_NOT_RUNNING if span.kind in NOT_RUNNING else HEIGHT
-    height = (lane - tall / 2, tall)
-    if frame:
-        ax.broken_barh(extent, height, facecolors="none", edgecolors="black", linewidth=1.2)
-        return
-    ax.broken_barh(extent, height, facecolors=COLOURS[span.kind], edgecolors="white", linewidth=0.3)
-    number = str(span.bucket)
-    runs = span.bucket is not None and span.stream == "comm" and span.kind not in NOT_RUNNING
-    if runs and span.duration_ns >= ns_per_digit * len(number):
-        middle = (span.start_ns + span.end_ns) / 2e6
-        ax.text(middle, lane, number, ha="center", va="center", fontsize=7, color="white", clip_on=True)
-
-
-def _title(prediction: Any) -> str:
-    low, high = prediction.interval_ns
-    return (
-        f"{prediction.iteration_ns / 1e6:.1f} ms (90 %: {low / 1e6:.1f} to {high / 1e6:.1f}), "
-        f"{prediction.exposed_comm_ns / 1e6:.1f} ms exposed communication; framed: the critical path"
-    )
-
-
-def _legend(kinds: Iterable[Kind]) -> list[Patch]:
-    return [Patch(facecolor=COLOURS[kind], edgecolor=QUIET, label=kind.replace("_", " ")) for kind in kinds]
+def _bar(span: Span, lane: int) -> tuple[list[tuple[float, float]], tuple[float, float]]:
+    """Return the extents of a span along both axes, as `broken_barh` takes them."""
+    height = HEIGHT_NOT_RUNNING if span.kind in NOT_RUNNING else HEIGHT
+    return [(span.start_ns / 1e6, span.duration_ns / 1e6)], (lane - height / 2, height)
