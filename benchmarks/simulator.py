@@ -23,10 +23,10 @@ from matplotlib.figure import Figure
 from reference.trace import Trace
 from simulator import Fabric, Policy, Variation, predict, sweep
 from simulator.engines.engine_input import EngineInput
+from simulator.engines.simulation import Engine, simulate
 from simulator.fabric import Contention, Processor
-from simulator.interval import Engine, simulate
 from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, QUIET
-from simulator.schedule.schedule import buckets_of, build_schedule
+from simulator.schedule.schedule import build_schedule
 from simulator.step_costs import price_schedule
 from simulator.workload.compute_times import IterationSampler, recorded_model
 
@@ -141,9 +141,8 @@ def draw(rows: pd.DataFrame, ax: Axes) -> Axes:
 def _engine_input(trace: Trace, fabric: Fabric, ranks: int, policy: Policy = FIVE_BUCKETS) -> EngineInput:
     model = recorded_model(trace)
     sampler = IterationSampler(model.compute_times, ranks, Variation(kind="fitted", iterations=1))
-    buckets = buckets_of(policy, model)
-    costs = price_schedule(build_schedule(policy, model, buckets), buckets, model, fabric, policy, ranks)
-    return costs.engine_input(sampler, [0]).at(0)
+    costs = price_schedule(build_schedule(policy, model), fabric, policy, ranks)
+    return costs.engine_input(sampler, sampler.draw([0]), 0)
 
 
 def _predict(trace: Trace, fabric: Fabric, world_size: int) -> None:

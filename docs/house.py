@@ -190,9 +190,13 @@ def route_of(action: Callable[[], object], followed: object, apart: object = Non
 
 
 def _with_parts(value: object, depth: int) -> Iterator[object]:
-    """A value, its attributes and items and theirs down to a depth, without numbers, texts, arrays and functions."""
+    """A value, its attributes and items and theirs down to a depth, without numbers, texts, arrays and functions.
+
+    Without empty tuples too: all of them are one object, so an empty field of the fabric would count as the trace's.
+    """
     if (
         value is None
+        or (isinstance(value, tuple) and not value)
         or isinstance(value, int | float | str | bytes | type | Enum | np.ndarray)
         or inspect.isroutine(value)
     ):

@@ -1,23 +1,17 @@
 """Distribution of the iteration time: median, quantiles and 90 % interval of many simulated iterations."""
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reference.files.value_ranges import as_int64
 
-from .engines.closed_form import solve
 from .engines.engine_input import EngineInput
-from .engines.event_replay import replay
-from .engines.timeline import Timeline
+from .engines.simulation import Engine, latencies_ns
 from .schedule.schedule import ComputeKind
 from .step_costs import ScheduleCosts
 from .workload.compute_times import Floats, IterationSampler, Nanoseconds
-
-Engine = Literal["auto", "events", "closed_form"]
-"""The event replay, the closed form, or "auto": the closed form if speeds are constant, else the event replay."""
 
 INTERVAL = (0.05, 0.95)
 """Quantiles of the iterations at the ends of the interval; of up to 11 iterations, fastest and slowest."""
@@ -52,34 +46,6 @@ class Distribution:
     median: EngineInput
 
 
-def simulate(engine_input: EngineInput, engine: Engine = "auto") -> Timeline:
-    """Simulate one iteration."""
-    end_ns = np.empty((len(engine_input.ranks), len(engine_input.schedule.instructions)), np.int64)
-    start_ns, done_ns, _last = _run(engine_input, engine, end_ns)
-    return Timeline(engine_input, end_ns, start_ns, done_ns)
-
-
-def _latencies(engine_input: EngineInput, engine: Engine = "auto") -> Nanoseconds:
-    """Return the duration of each iteration; shape: the leading axes of durations and costs."""
-    latest: Nanoseconds = _run(engine_input, engine)[2].max(axis=-1)
-    return latest
-
-
-def _run(
-    engine_input: EngineInput, engine: Engine, end_ns: Nanoseconds | None = None
-) -> tuple[Nanoseconds, Nanoseconds, Nanoseconds]:
-    """Run one iteration or many, with the arguments and results of `solve`; events take one fabric."""
-    if engine == "closed_form" or (engine == "auto" and not engine_input.is_fluid):
-        return solve(engine_input, end_ns)
-    several = engine_input.duration_ns.shape[:-2]
-    if not several:
-        return replay(engine_input, end_ns)
-    one_fabric = replace(engine_input, cost_ns=engine_input.cost_ns.reshape(-1))
-    runs = [replay(one_fabric.at(place)) for place in np.ndindex(several)]
-    start_ns, done_ns, last_ns = (np.array(moments).reshape(*several, -1) for moments in zip(*runs, strict=True))
-    return start_ns, done_ns, last_ns
-
-
 def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine = "auto") -> Distribution:
     """Simulate all iterations of a sampler and summarise them.
 
@@ -92,33 +58,39 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
         sampler: Generates the compute times of each iteration.
         engine: The engine for the iterations. The ends of the error bands are always simulated with "auto".
     """
-    per_cycle = costs.policy.sync_every
+    each_cycle = replace(costs, untimed=replace(costs.untimed, cost_ns=costs.untimed.cost_ns[..., None, :]))
     distinct, place_of_cycle = sampler.distinct()
     width = max(costs.relative_error.size, len(costs.untimed.schedule.instructions), sampler.parameters)
     at_a_time = max(1, CELLS // (len(sampler.ranks) * width))
     batches = []
     for first in range(0, len(distinct), at_a_time):
-        batch = costs.engine_input(sampler, distinct[first : first + at_a_time].tolist())
-        batch = replace(batch, cost_ns=batch.cost_ns[..., None, :])
-        bounds = bounds_ns(batch, sampler.of_usual_speed)
-        batches.append(np.stack(np.broadcast_arrays(_latencies(batch, engine), *bounds)))
-    times_ns = np.concatenate(batches, axis=-1)[..., place_of_cycle] / per_cycle
-    place = place_of_median(times_ns[0])
-    median_ns = np.take_along_axis(times_ns[0], place[..., None], axis=-1)[..., 0]
+        batch = each_cycle.engine_input(sampler, sampler.draw(distinct[first : first + at_a_time].tolist()))
+        times = latencies_ns(batch, engine), *bounds_ns(batch, sampler.of_usual_speed)
+        batches.append(np.stack(np.broadcast_arrays(*times)))
+    times_ns = np.concatenate(batches, axis=-1)[..., place_of_cycle] / sampler.sync_every
 
-    cycles, which = np.unique(place, return_inverse=True)
-    median = costs.engine_input(sampler, cycles.tolist()).at(which.reshape(place.shape))
-    below, above = np.zeros(median_ns.shape), np.zeros(median_ns.shape)
-    for cheaper, dearer in _extremes(median, costs, sampler.speed_error):
-        below = below + np.maximum(0, median_ns - _latencies(cheaper) / per_cycle) ** 2
-        above = above + np.maximum(0, _latencies(dearer) / per_cycle - median_ns) ** 2
-    return summarize(times_ns, median, below=np.sqrt(below), above=np.sqrt(above), spread=costs.spread)
+    median_ns = _median(times_ns[0])
+    # Drawn again, because keeping what all batches drew would take memory without a limit.
+    cycles, which = np.unique(place_of_median(times_ns[0]), return_inverse=True)
+    median = costs.engine_input(sampler, sampler.draw(cycles.tolist()), which.reshape(median_ns.shape))
+    squares = np.zeros((2, *median_ns.shape))
+    for ends in _error_bands(median, costs, sampler.speed_error).values():
+        low_ns, high_ns = (latencies_ns(end) / sampler.sync_every for end in ends)
+        squares += np.maximum(0, [median_ns - low_ns, high_ns - median_ns]) ** 2
+    below, above = np.sqrt(squares)
+    return summarize(times_ns, median, below=below, above=above, spread=costs.spread)
 
 
 def place_of_median(latency_ns: Floats) -> NDArray[np.int64]:
     """Return the index of the median along the last axis: the upper median, so that it is one of the iterations."""
     places: NDArray[np.int64] = latency_ns.argsort(axis=-1, kind="stable")[..., latency_ns.shape[-1] // 2]
     return places
+
+
+def _median(times_ns: Floats) -> Floats:
+    """Return the upper median along the last axis."""
+    medians: Floats = np.sort(times_ns, axis=-1)[..., times_ns.shape[-1] // 2]
+    return medians
 
 
 def summarize(
@@ -139,8 +111,7 @@ def summarize(
         spread: Half-width of the interval as a fraction of the median, where it was measured; see `ScheduleCosts`.
     """
     latency, compute, no_overlap = times_ns
-    middle = latency.shape[-1] // 2
-    median_ns = np.take_along_axis(latency, place_of_median(latency)[..., None], axis=-1)[..., 0]
+    median_ns = _median(latency)
     low, high = np.quantile(latency, INTERVAL, axis=-1, method="nearest")
     below, above = np.hypot(np.maximum(0, median_ns - low), below), np.hypot(np.maximum(0, high - median_ns), above)
     below, above = (np.where(spread, spread * median_ns, distance) for distance in (below, above))
@@ -152,8 +123,8 @@ def summarize(
         "mean_ns": latency.mean(axis=-1),
         "p95_ns": np.quantile(latency, 0.95, axis=-1),
         "p99_ns": np.quantile(latency, 0.99, axis=-1),
-        "compute_ns": np.sort(compute, axis=-1)[..., middle],
-        "no_overlap_ns": np.sort(no_overlap, axis=-1)[..., middle],
+        "compute_ns": _median(compute),
+        "no_overlap_ns": _median(no_overlap),
     }
     whole = {name: as_int64(ns) for name, ns in figures.items()}
     return Distribution(**whole, median=median)
@@ -180,29 +151,31 @@ def _is_computation(engine_input: EngineInput) -> NDArray[np.bool_]:
     return np.array([step.kind in COMPUTATION for step in engine_input.schedule.steps])
 
 
+def _error_bands(
+    median: EngineInput, costs: ScheduleCosts, speed_error: float
+) -> dict[str, tuple[EngineInput, EngineInput]]:
+    """Return the median iteration with the costs of one source at the low, and at the high, end of their error band.
+
+    Slow-downs and speeds are left out if their band has no width.
+    """
+
+    def with_collectives(factor: Floats) -> EngineInput:
+        return replace(median, cost_ns=_rounded(median.cost_ns * factor[..., None]))
+
+    def at_speed(factor: float) -> EngineInput:
+        factors: Floats = np.where(_is_computation(median), factor, 1.0)
+        return replace(median, duration_ns=_rounded(median.duration_ns * factors))
+
+    error, (least, most) = costs.relative_error, costs.slowdown_bounds
+    bands = {"collectives": (with_collectives(np.maximum(0.0, 1 - error)), with_collectives(1 + error))}
+    if least != most:
+        bands["slow-downs"] = replace(median, slowdowns=least), replace(median, slowdowns=most)
+    if speed_error:
+        bands["device speeds"] = at_speed(1 - speed_error), at_speed(1 + speed_error)
+    return bands
+
+
 def _rounded(ns: Floats) -> Nanoseconds:
     """Round times that cannot overflow: no median takes more than a year, and no error is above 100."""
     whole: Nanoseconds = np.rint(ns).astype(np.int64)
     return whole
-
-
-def _extremes(median: EngineInput, costs: ScheduleCosts, speed_error: float) -> list[tuple[EngineInput, EngineInput]]:
-    """Return pairs of the median iteration with one kind of cost at the low and at the high end of its error band."""
-
-    def with_costs(factor: Floats) -> EngineInput:
-        return replace(median, cost_ns=_rounded(median.cost_ns * factor[..., None]))
-
-    error = costs.relative_error
-    extremes = [(with_costs(np.maximum(0.0, 1 - error)), with_costs(1 + error))]
-    least, most = costs.contention_bounds
-    if least != most:
-        extremes.append((replace(median, **least), replace(median, **most)))
-    if speed_error:
-        computation = _is_computation(median)
-
-        def at_speed(factor: float) -> EngineInput:
-            factors: Floats = np.where(computation, factor, 1.0)
-            return replace(median, duration_ns=_rounded(median.duration_ns * factors))
-
-        extremes.append((at_speed(1 - speed_error), at_speed(1 + speed_error)))
-    return extremes

@@ -17,13 +17,14 @@ from reference.files.value_ranges import WorldSize
 from reference.files.writing import write_atomically
 from reference.trace import Trace
 
+from .engines.simulation import Engine, simulate
 from .engines.timeline import Span, Timeline
 from .fabric import Fabric
-from .interval import Distribution, Engine, simulate, simulate_many
+from .interval import Distribution, simulate_many
 from .results import perfetto_export
 from .results.breakdown import break_down, critical_path
 from .schedule.policy import Policy
-from .schedule.schedule import buckets_of, build_join_end, build_schedule
+from .schedule.schedule import build_join_end, build_schedule
 from .step_costs import charged_fabric, counted_as_free, price_collectives, price_schedule
 from .workload.compute_times import RECORDED, IterationSampler, Straggler, Variation, recorded_model
 
@@ -356,17 +357,16 @@ def predict(
     sampler = IterationSampler(
         model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
     )
-    buckets = buckets_of(policy, model)
-    schedule = build_schedule(policy, model, buckets, joins=joins)
+    schedule = build_schedule(policy, model, joins=joins)
     end_of_epoch = build_join_end(policy, model) if joins else None
     charged = charged_fabric(fabric, model)
-    costs = price_schedule(schedule, buckets, model, charged, policy, world_size)
+    costs = price_schedule(schedule, charged, policy, world_size)
     end = None if end_of_epoch is None else price_collectives(end_of_epoch, charged, policy, world_size)
     distribution = simulate_many(costs, sampler, engine)
     return Prediction.of(
         distribution,
         simulate(distribution.median, engine),
-        buckets=buckets,
+        buckets=schedule.buckets,
         epoch_end_ns=0 if end is None else simulate(end).iteration_ns,
         counted_as_free=counted_as_free(policy, fabric),
     )

@@ -9,11 +9,11 @@ import numpy as np
 from reference.files.value_ranges import YEAR_NS, as_int64
 
 from .engines.engine_input import EngineInput
-from .fabric import Fabric, Linear, LinkShare, Processor, slowdowns_of
-from .schedule.hook_messages import Transport, gradient_bytes
+from .fabric import Fabric, Linear, LinkShare, Processor, Slowdowns, slowdowns_of
+from .schedule.hook_messages import Transport
 from .schedule.policy import Policy
 from .schedule.schedule import Compute, ComputeKind, Condition, IterationSchedule
-from .workload.compute_times import ComputeTimes, Floats, IterationSampler, Nanoseconds, RecordedModel
+from .workload.compute_times import CycleTimes, Floats, IterationSampler, Nanoseconds, RecordedModel
 
 SHADOWED: frozenset[ComputeKind] = frozenset(
     ("unsynchronized", "rebuild", "compress", "launch", "recompress", "decompress")
@@ -29,32 +29,32 @@ class ScheduleCosts:
     """A schedule with all costs except the compute times of the ranks.
 
     Attributes:
-        policy: Settings of the reducer.
-        buckets: Parameter indices by bucket, in launch order.
+        untimed: The schedule and the costs of its collectives, on a rank whose steps take no time.
         same_ns: Duration of each step whose duration is equal on all ranks.
         pack_ns: Duration of copying each bucket's gradients into it; shape [buckets].
-        untimed: The schedule and the costs of its collectives, on a rank whose steps take no time.
         relative_error: Half-width of the band that contains 90 % of a collective's costs, as a fraction of
             `untimed.cost_ns`; shape: the leading axes of `untimed.cost_ns`.
         spread: Half-width of the 90 % interval of iterations as a fraction of their median, if a training run on
             this number of ranks was measured; shape as `relative_error`. 0: from the variation of the recorded
             iterations and the errors of the costs.
-        contention_bounds: Slow-downs with all factors at the low, and at the high, end of their error bands, as
-            fields of `untimed`.
+        slowdown_bounds: Slow-downs at the low, and at the high, end of their error bands.
     """
 
-    policy: Policy
-    buckets: Sequence[Sequence[int]]
+    untimed: EngineInput
     same_ns: dict[Compute, int]
     pack_ns: Nanoseconds
-    untimed: EngineInput
     relative_error: Floats
     spread: Floats
-    contention_bounds: tuple[dict[str, Any], dict[str, Any]]
+    slowdown_bounds: tuple[Slowdowns | None, Slowdowns | None]
 
-    def engine_input(self, sampler: IterationSampler, cycles: Sequence[int]) -> EngineInput:
-        """Combine the costs with the compute times of these cycles, which are the first axis of the durations."""
-        times, joined = sampler.draw(cycles), sampler.joined(cycles)
+    def engine_input(self, sampler: IterationSampler, times: CycleTimes, chosen: Any = ...) -> EngineInput:
+        """Combine the costs with compute times of cycles, whose axis comes first in the durations.
+
+        Args:
+            sampler: Drew the cycles.
+            times: The cycles.
+            chosen: Index of the cycles to take, such as one number for each fabric, whose axes then come first.
+        """
         launch_ns, packed_ns = self._launches(times)
         pass_ns = np.concatenate([times.forward_ns[..., None], launch_ns, times.backward_end_ns[..., None]], axis=-1)
         pieces_ns = np.diff(pass_ns)  # the backward pass up to each launch, and from the last one to its end
@@ -65,7 +65,7 @@ class ScheduleCosts:
         }
         for number in range(times.before_ns.shape[-1]):
             rank_ns[Compute("unsynchronized", iteration=number)] = times.before_ns[..., number]
-        for bucket in range(len(self.buckets)):
+        for bucket in range(len(self.pack_ns)):
             rank_ns[Compute("backward", bucket)] = pieces_ns[..., bucket]
             rank_ns[Compute("pack", bucket)] = packed_ns[..., bucket]
         steps = self.untimed.schedule.steps
@@ -80,95 +80,84 @@ class ScheduleCosts:
                 f"{longest_ns:.3g} ns of computing and collectives; check "
                 "the costs of the fabric, factors and `sync_every`"
             )
+        joined = times.joined[..., -1]
         own = np.array([step.kind not in SHADOWED for step in steps])
-        duration_ns[joined[..., -1:] & own] = 0
+        duration_ns[joined[..., None] & own] = 0
         meets = {
-            Condition("without_inputs", iteration): joined[..., iteration]
-            for iteration in range(self.policy.sync_every)
+            Condition("without_inputs", iteration): times.joined[..., iteration]
+            for iteration in range(times.joined.shape[-1])
         }
-        meets[Condition("with_unused")] = times.some_unused & ~joined[..., -1]
+        meets[Condition("with_unused")] = times.some_unused & ~joined
         meets[Condition("all_used")] = ~meets[Condition("with_unused")]
         return replace(
             self.untimed,
-            duration_ns=duration_ns,
+            duration_ns=duration_ns[chosen],
             ranks=tuple(sampler.ranks.tolist()),
             represented_by=sampler.represented_by,
-            meets=meets,
+            meets={condition: ranks[chosen] for condition, ranks in meets.items()},
         )
 
-    def _launches(self, times: ComputeTimes) -> tuple[Nanoseconds, Nanoseconds]:
+    def _launches(self, times: CycleTimes) -> tuple[Nanoseconds, Nanoseconds]:
         """Return when each bucket is launched, and the packing time since the previous launch; shapes [..., buckets].
 
         A bucket is packed as soon as it is full, and launched when all earlier buckets are full too. Of gradients
         that are ready at the same time, those of unused parameters come first, then those with lower indices.
         """
-        members = np.concatenate([np.array(bucket) for bucket in self.buckets])
-        first = np.cumsum([0, *map(len, self.buckets[:-1])])
+        schedule = self.untimed.schedule
+        members = np.concatenate([np.array(bucket) for bucket in schedule.buckets])
+        first = np.cumsum([0, *map(len, schedule.buckets[:-1])])
         ready_ns = times.ready_ns
-        if self.policy.launches_at_the_end:  # all gradients count as ready in order of their indices
+        if schedule.launches_at_the_end:  # all gradients count as ready in order of their indices
             ready_ns = np.broadcast_to(times.backward_end_ns[..., None], ready_ns.shape)
         full = np.maximum.reduceat(ready_ns[..., members], first, axis=-1)
         launch = np.maximum.accumulate(full, axis=-1)
         if (full[..., 1:] > full[..., :-1]).all():
             return launch, np.broadcast_to(self.pack_ns, full.shape)
-        counts_later = ready_ns if self.policy.launches_at_the_end else 2 * ready_ns + ~times.unused
+        counts_later = ready_ns if schedule.launches_at_the_end else 2 * ready_ns + ~times.unused
         place = counts_later.argsort(axis=-1, kind="stable").argsort(axis=-1, kind="stable")
         turn = np.maximum.reduceat(place[..., members], first, axis=-1)  # of packing
         last_turn = np.maximum.accumulate(turn, axis=-1)
         packed = np.zeros_like(full)
         for bucket, pack_ns in enumerate(self.pack_ns.tolist()):
             piece = (last_turn < turn[..., bucket, None]).sum(axis=-1)  # the first launch after the packing
-            packed += pack_ns * (np.arange(len(self.buckets)) == piece[..., None])
+            packed += pack_ns * (np.arange(len(schedule.buckets)) == piece[..., None])
         return launch, packed
 
 
-def price_schedule(
-    schedule: IterationSchedule,
-    buckets: Sequence[Sequence[int]],
-    model: RecordedModel,
-    fabric: Fabric,
-    policy: Policy,
-    world_size: int,
-) -> ScheduleCosts:
+def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, world_size: int) -> ScheduleCosts:
     """Compute the cost of every step and every collective of a schedule.
 
     Args:
-        schedule: The schedule of these buckets under this policy.
-        buckets: Parameter indices by bucket, in launch order.
-        model: The recorded model; its compute times are not used.
+        schedule: The schedule under this policy.
         fabric: Costs of collectives, and processor costs, without those that the model's times include.
         policy: Settings of the reducer.
         world_size: Number of ranks.
     """
     processor = fabric.processor
     hook = policy.hook.charged(processor.hooks, world_size)
-    sizes = [gradient_bytes(parameter, policy.sparse_density) for parameter in model.parameters]
-    copies_out = not policy.gradient_as_bucket_view
+    parameters = sum(map(len, schedule.buckets))
     same_ns = {
         Compute("rebuild"): processor.rebuild_ns,
-        Compute("search"): round(processor.search_ns_per_parameter * len(sizes)),
+        Compute("search"): round(processor.search_ns_per_parameter * parameters),
     }
-    for number, bucket in enumerate(buckets):
-        bucket_bytes = sum(sizes[index] for index in bucket)
+    for bucket, sizes in enumerate(schedule.gradient_bytes):
         same_ns |= {
-            Compute("compress", number): hook.compress(bucket_bytes),
-            Compute("launch", number): processor.launch_ns,
-            Compute("recompress", number): hook.recompress(bucket_bytes),
-            Compute("decompress", number): hook.decompress(bucket_bytes),
-            Compute("copy_out", number): copies_out * sum(processor.copy_out(sizes[index]) for index in bucket),
+            Compute("compress", bucket): hook.compress(sum(sizes)),
+            Compute("launch", bucket): processor.launch_ns,
+            Compute("recompress", bucket): hook.recompress(sum(sizes)),
+            Compute("decompress", bucket): hook.decompress(sum(sizes)),
+            Compute("copy_out", bucket): 0 if policy.gradient_as_bucket_view else sum(map(processor.copy_out, sizes)),
         }
     steps = frozenset(schedule.steps)
     return ScheduleCosts(
-        policy=policy,
-        buckets=buckets,
-        same_ns={step: int(as_int64(ns)) for step, ns in same_ns.items() if step in steps},
-        pack_ns=as_int64([sum(processor.pack(sizes[index]) for index in bucket) for bucket in buckets]),
         untimed=price_collectives(schedule, fabric, policy, world_size),
+        same_ns={step: int(as_int64(ns)) for step, ns in same_ns.items() if step in steps},
+        pack_ns=as_int64([sum(map(processor.pack, sizes)) for sizes in schedule.gradient_bytes]),
         relative_error=np.array(fabric.relative_error(world_size)),
         spread=np.array(fabric.iteration_spread(world_size)),
-        contention_bounds=(
-            _contention(schedule, processor.slowed(-1), fabric, policy),
-            _contention(schedule, processor.slowed(1), fabric, policy),
+        slowdown_bounds=(
+            _slowdowns(schedule, processor.slowed(-1), fabric, policy),
+            _slowdowns(schedule, processor.slowed(1), fabric, policy),
         ),
     )
 
@@ -187,15 +176,15 @@ def price_collectives(schedule: IterationSchedule, fabric: Fabric, policy: Polic
         queues=tuple(number % policy.process_groups for number in range(len(collectives))),
         concurrency=fabric.concurrency,
         sharing=shares,
-        **_contention(schedule, fabric.processor, fabric, policy),
+        slowdowns=_slowdowns(schedule, fabric.processor, fabric, policy),
     )
 
 
-def _contention(schedule: IterationSchedule, processor: Processor, fabric: Fabric, policy: Policy) -> dict[str, Any]:
-    """Return the fields of `EngineInput` that describe how collectives and computing slow each other down."""
+def _slowdowns(schedule: IterationSchedule, processor: Processor, fabric: Fabric, policy: Policy) -> Slowdowns | None:
+    """Return how these collectives and computation slow each other down on this processor."""
     sizes = [collective.size_bytes for collective in schedule.collectives]
-    slowdowns = slowdowns_of(processor.contention, sizes, fabric.concurrency * policy.process_groups)
-    return {"slowdowns": slowdowns, "lingers_ns": processor.lingers_ns}
+    most = fabric.concurrency * policy.process_groups
+    return slowdowns_of(processor.contention, sizes, most, processor.lingers_ns)
 
 
 def charged_fabric(fabric: Fabric, model: RecordedModel) -> Fabric:

@@ -7,6 +7,7 @@ configurations are predicted one by one, on all cores.
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from io import BytesIO
 from itertools import product
 from pathlib import Path
@@ -25,17 +26,9 @@ from .fabric import Fabric
 from .interval import simulate_many
 from .prediction import Listed, Prediction, Ranks, Stragglers, checked, predict
 from .schedule.policy import Policy
-from .schedule.schedule import buckets_of, build_schedule
+from .schedule.schedule import build_schedule
 from .step_costs import ScheduleCosts, charged_fabric, messages_of, price, price_schedule
-from .workload.compute_times import (
-    RECORDED,
-    IterationSampler,
-    Nanoseconds,
-    RecordedModel,
-    Straggler,
-    Variation,
-    recorded_model,
-)
+from .workload.compute_times import RECORDED, IterationSampler, Nanoseconds, RecordedModel, Variation, recorded_model
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,8 +43,12 @@ COLUMNS = (*AXES, "buckets", *FIGURES, "efficiency")
 """Columns of the table. `efficiency` is compute_ns / iteration_ns: 1 is perfect scaling."""
 
 Progress = Callable[[str, int, int], None]
-Cell = tuple[int, ...]
-"""Position of a configuration in the results: its index along each of `AXES`."""
+Cells = tuple[Any, ...]
+"""Index of configurations in arrays of shape [traces, fabrics, world sizes, policies]."""
+Predicted = tuple[Cells, int | Nanoseconds, Nanoseconds]
+"""Configurations, their numbers of buckets, and their `FIGURES` along the last axis."""
+Task = tuple[Cells, Trace, Fabric, Sequence[tuple[int, Policy]], dict[str, Any]]
+"""Arguments of `_predict_cells`: configurations of one trace and one fabric for a joblib process."""
 
 TASK_SIZE = 16
 """Predictions per joblib task."""
@@ -116,21 +113,42 @@ def sweep(
         if values is not None and field in settings:
             raise ValueError(f"{name}: expected either {name} or {field}, got both; give only {name}=[...]")
     policy = Policy.given(policy, settings)
-    results = Results(
-        traces={trace.workload.model: trace} if isinstance(trace, Trace) else dict(trace),
-        fabrics={fabric.source: fabric} if isinstance(fabric, Fabric) else dict(fabric),
-        world_sizes=world_sizes,
-        choices=[
-            [getattr(policy, field)] if values is None else values
-            for field, values in zip(AXES[3:], axes.values(), strict=True)
-        ],
-        policy=policy,
-        on_progress=on_progress,
-    )
-    tasks = results.solve_steady(variation, stragglers)
-    for done in _run(tasks, n_jobs):
-        results.put(done)
-    return results.to_frame()
+    traces = {trace.workload.model: trace} if isinstance(trace, Trace) else dict(trace)
+    fabrics = {fabric.source: fabric} if isinstance(fabric, Fabric) else dict(fabric)
+    choices = [
+        [getattr(policy, field)] if values is None else values
+        for field, values in zip(AXES[3:], axes.values(), strict=True)
+    ]
+    swept = [list(traces), list(fabrics), world_sizes, *choices]
+    _check_axes(swept, policy)
+    policies = [Policy(**(dict(policy) | dict(zip(AXES[3:], choice, strict=True)))) for choice in product(*choices)]
+    shape = len(traces), len(fabrics), len(world_sizes), len(policies)
+    buckets, figures = np.zeros(shape, np.int64), np.zeros((*shape, len(FIGURES)), np.int64)
+    done = 0
+    how: dict[str, Any] = {"variation": variation, "stragglers": stragglers}
+    for cells, *found in _predicted(
+        list(traces.values()), list(fabrics.values()), world_sizes, policies, how, n_jobs
+    ):
+        buckets[cells], figures[cells] = found
+        done += buckets[cells].size
+        on_progress("sweeping", done, buckets.size)
+
+    import pandas as pd  # loading pandas takes longer than most sweeps
+
+    hooks = [policy.hook.name for policy in policies[: len(choices[-1])]]
+    frame = pd.MultiIndex.from_product([*swept[:-1], hooks], names=AXES).to_frame(index=False)
+    frame["buckets"] = buckets.ravel()
+    frame[list(FIGURES)] = figures.reshape(-1, len(FIGURES))
+    frame["efficiency"] = frame["compute_ns"] / frame["iteration_ns"].clip(lower=1)
+    return frame
+
+
+def _check_axes(swept: Sequence[Sequence[Any]], policy: Policy) -> None:
+    for name, values in zip(AXES, swept, strict=True):
+        if not values:
+            raise ValueError(f"{name}: expected at least one value to sweep over, got none")
+        if len(values) > 1 and (field := policy.overruled.get(name)):
+            raise ValueError(f"{name}: expected one value, which the policy's {field} fixes, got {len(values)}")
 
 
 TABLE_WRITERS: dict[str, Callable[["pd.DataFrame", BytesIO], object]] = {
@@ -156,123 +174,52 @@ def save_table(table: "pd.DataFrame", path: str | os.PathLike[str]) -> None:
     write_atomically(path, data.getvalue())
 
 
-class Results:
-    """Predicted times of all configurations, as arrays with one axis for each of `AXES`."""
+def _predicted(
+    traces: Sequence[Trace],
+    fabrics: Sequence[Fabric],
+    world_sizes: Sequence[int],
+    policies: Sequence[Policy],
+    how: dict[str, Any],
+    n_jobs: int | None,
+) -> Iterator[Predicted]:
+    """Yield the predictions of the closed form for all configurations that are steady, then those of parallel tasks.
 
-    def __init__(
-        self,
-        *,
-        traces: dict[str, Trace],
-        fabrics: dict[str, Fabric],
-        world_sizes: Sequence[int],
-        choices: list[Sequence[Any]],
-        policy: Policy,
-        on_progress: Progress,
-    ) -> None:
-        self._traces, self._fabrics, self._world_sizes = traces, fabrics, world_sizes
-        self._axes: list[Sequence[Any]] = [list(traces), list(fabrics), world_sizes, *choices]
-        for name, values in zip(AXES, self._axes, strict=True):
-            if not values:
-                raise ValueError(f"{name}: expected at least one value to sweep over, got none")
-            if len(values) > 1 and (field := policy.overruled.get(name)):
-                raise ValueError(f"{name}: expected one value, which the policy's {field} fixes, got {len(values)}")
-        shape = tuple(map(len, self._axes))
-        self._policy = policy
-        self._policies = {
-            choice: Policy(**(dict(policy) | dict(zip(AXES[3:], values, strict=True))))
-            for choice, values in zip(np.ndindex(shape[3:]), product(*choices), strict=True)
-        }
-        self._buckets = np.zeros(shape, np.int64)
-        self._figures = np.zeros((*shape, len(FIGURES)), np.int64)
-        self._done, self._on_progress = 0, on_progress
-
-    def solve_steady(self, variation: Variation, stragglers: Sequence[Straggler]) -> "list[Task]":
-        """Predict all configurations that `is_steady` with the closed form; return tasks for the others."""
-        tasks: list[Task] = []
-        for number, trace in enumerate(self._traces.values()):
-            model = recorded_model(trace, unused_allowed=self._policy.unused_allowed)
-            steady: dict[int, Fabric] = {}
-            for place, fabric in enumerate(self._fabrics.values()):
-                charged = charged_fabric(fabric, model)
-                if is_steady(charged, self._policy):
-                    steady[place] = charged
-                    continue
-                cells = [
-                    ((number, place, along, *choice), size, policy)
-                    for along, size in enumerate(self._world_sizes)
-                    for choice, policy in self._policies.items()
-                ]
-                tasks += [
-                    (trace, fabric, variation, stragglers, cells[first : first + TASK_SIZE])
-                    for first in range(0, len(cells), TASK_SIZE)
-                ]
-            if steady:
-                self._solve(number, model, steady, variation, stragglers)
-        return tasks
-
-    def _solve(
-        self,
-        number: int,
-        model: RecordedModel,
-        fabrics: dict[int, Fabric],
-        variation: Variation,
-        stragglers: Sequence[Straggler],
-    ) -> None:
-        """Store the results of one trace on these fabrics."""
-        cycle = self._policy.sync_every
-        samplers = {
-            size: IterationSampler(model.compute_times, size, variation, stragglers, sync_every=cycle)
-            for size in self._world_sizes
-        }
-        along = [list(samplers).index(size) for size in self._world_sizes]  # a world size may be listed twice
-        batch = ClosedFormBatch(model, list(fabrics.values()), samplers, list(self._policies.values()))
-        for choice, policy in self._policies.items():
-            buckets, figures = batch.predict(policy)
-            for row, place in enumerate(fabrics):
-                self._buckets[number, place, :, *choice] = buckets
-                self._figures[number, place, :, *choice] = figures[row][along]
-            self._progress(len(fabrics) * len(self._world_sizes))
-
-    def put(self, predicted: list[tuple[Cell, list[int]]]) -> None:
-        """Store the results of a task."""
-        for cell, (buckets, *figures) in predicted:
-            self._buckets[cell], self._figures[cell] = buckets, figures
-        self._progress(len(predicted))
-
-    def to_frame(self) -> "pd.DataFrame":
-        """Return the results as a table, one row per configuration, with `COLUMNS`."""
-        import pandas as pd  # loading pandas takes longer than most sweeps
-
-        hooks = [policy.hook.name for choice, policy in self._policies.items() if not any(choice[:-1])]
-        frame = pd.MultiIndex.from_product([*self._axes[:-1], hooks], names=AXES).to_frame(index=False)
-        frame["buckets"] = self._buckets.ravel()
-        frame[list(FIGURES)] = self._figures.reshape(-1, len(FIGURES))
-        frame["efficiency"] = frame["compute_ns"] / frame["iteration_ns"].clip(lower=1)
-        return frame
-
-    def _progress(self, more: int) -> None:
-        self._done += more
-        self._on_progress("sweeping", self._done, self._buckets.size)
-
-
-Task = tuple[Trace, Fabric, Variation, Sequence[Straggler], Sequence[tuple[Cell, int, Policy]]]
-"""Arguments of `_predict_cells`: configurations of one trace and one fabric for a joblib process."""
+    The policies differ in bucket cap, order and hook; `how` has further arguments of `predict`.
+    """
+    pairs = list(np.ndindex(len(world_sizes), len(policies)))
+    tasks: list[Task] = []
+    for number, trace in enumerate(traces):
+        model = recorded_model(trace, unused_allowed=policies[0].unused_allowed)
+        charged = [charged_fabric(fabric, model) for fabric in fabrics]
+        steady = [place for place, fabric in enumerate(charged) if is_steady(fabric, policies[0])]
+        for place in sorted(set(range(len(fabrics))) - set(steady)):
+            for first in range(0, len(pairs), TASK_SIZE):
+                some = pairs[first : first + TASK_SIZE]
+                asked = [(world_sizes[along], policies[at]) for along, at in some]
+                tasks.append(((number, place, *zip(*some, strict=True)), trace, fabrics[place], asked, how))
+        if steady:
+            samplers = {
+                size: IterationSampler(model.compute_times, size, **how, sync_every=policies[0].sync_every)
+                for size in world_sizes
+            }
+            along = [list(samplers).index(size) for size in world_sizes]  # a world size may be listed twice
+            solved = solve_steady(model, [charged[place] for place in steady], samplers, policies)
+            for at, (buckets, figures) in enumerate(solved):
+                yield (number, steady, slice(None), at), buckets, figures[:, along]
+    if tasks:
+        yield from _run(tasks, n_jobs)
 
 
 def _predict_cells(
-    trace: Trace,
-    fabric: Fabric,
-    variation: Variation,
-    stragglers: Sequence[Straggler],
-    cells: Sequence[tuple[Cell, int, Policy]],
-) -> list[tuple[Cell, list[int]]]:
-    """Predict each cell of this world size and policy; return its number of buckets and `FIGURES`."""
-    settings: dict[str, Any] = {"variation": variation, "stragglers": stragglers}
-    predicted = []
-    for cell, world_size, policy in cells:
-        prediction = predict(trace, fabric, world_size=world_size, policy=policy, **settings)
-        predicted.append((cell, [len(prediction.buckets), *figures_of(prediction)]))
-    return predicted
+    cells: Cells, trace: Trace, fabric: Fabric, asked: Sequence[tuple[int, Policy]], how: dict[str, Any]
+) -> Predicted:
+    """Predict each world size and policy of a task."""
+    rows = []
+    for world_size, policy in asked:
+        prediction = predict(trace, fabric, world_size=world_size, policy=policy, **how)
+        rows.append([len(prediction.buckets), *figures_of(prediction)])
+    buckets, *figures = np.array(rows, np.int64).T
+    return cells, buckets, np.stack(figures, axis=-1)
 
 
 def figures_of(prediction: Prediction) -> list[int]:
@@ -282,10 +229,8 @@ def figures_of(prediction: Prediction) -> list[int]:
     return [interval[name] if name in interval else getattr(prediction, name) for name in FIGURES]
 
 
-def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[list[tuple[Cell, list[int]]]]:
+def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[Predicted]:
     """Yield the results of the tasks in the order in which the tasks finish."""
-    if not tasks:
-        return
     import joblib  # loading joblib takes longer than most predictions
     from joblib.parallel import get_active_backend
 
@@ -297,76 +242,64 @@ def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[list[tuple[Cell,
 
 
 def is_steady(fabric: Fabric, policy: Policy) -> bool:
-    """Whether speeds are constant and collectives run one at a time, as `ClosedFormBatch` requires."""
+    """Whether speeds are constant and collectives run one at a time, as `solve_steady` requires."""
     slows = any(max(row.compute, row.collective) > 1 for row in fabric.processor.slowed(1).contention)
     return not slows and fabric.concurrency * policy.process_groups == 1
 
 
-class ClosedFormBatch:
-    """Predicts one model on several fabrics and world sizes at once, with the closed form on arrays.
+def solve_steady(
+    model: RecordedModel,
+    fabrics: Sequence[Fabric],
+    samplers: Mapping[int, IterationSampler],
+    policies: Sequence[Policy],
+) -> Iterator[tuple[int, Nanoseconds]]:
+    """Predict several fabrics and world sizes at once, with the closed form on arrays.
+
+    The cost of each message is computed once for all policies.
 
     Args:
         model: The recorded model.
         fabrics: Charged fabrics that are steady under every policy; see `charged_fabric` and `is_steady`.
         samplers: Sampler of the iterations at each world size.
-        policies: All policies that will be predicted; needed here so that the cost of each message is computed once.
+        policies: The policies to predict.
+
+    Yields:
+        For each policy its number of buckets, and `FIGURES` of shape [fabrics, world sizes, figures].
     """
+    sizes = list(samplers)
 
-    def __init__(
-        self,
-        model: RecordedModel,
-        fabrics: Sequence[Fabric],
-        samplers: Mapping[int, IterationSampler],
-        policies: Sequence[Policy],
-    ) -> None:
-        self._model, self._fabrics = model, fabrics
-        self._sizes, self._samplers = list(samplers), list(samplers.values())
-        self._fabrics_alike = _alike([fabric.processor for fabric in fabrics])
-        self._priced: dict[tuple[Policy, int, int], ScheduleCosts] = {}
-        messages = {
-            message for policy in policies for message in messages_of(self._costs(policy, 0, 0).untimed.schedule)
-        }
-        self._place = {message: place for place, message in enumerate(sorted(messages))}
-        cost_ns = [[price(list(self._place), fabric, size) for size in self._sizes] for fabric in fabrics]
-        self._cost_ns = np.array(cost_ns).reshape(len(fabrics), len(self._sizes), len(self._place))
-        self._error = np.array([[fabric.relative_error(size) for size in self._sizes] for fabric in fabrics])
-        self._spread = np.array([[fabric.iteration_spread(size) for size in self._sizes] for fabric in fabrics])
+    @cache
+    def costs_of(policy: Policy, fabric: int, size: int) -> ScheduleCosts:  # all have the same messages
+        return price_schedule(build_schedule(policy, model), fabrics[fabric], policy, sizes[size])
 
-    def predict(self, policy: Policy) -> tuple[int, Nanoseconds]:
-        """Return the number of buckets, and `FIGURES` of shape [fabrics, world sizes, figures]."""
-        figures = np.empty((len(self._fabrics), len(self._sizes), len(FIGURES)), np.int64)
-        sizes_alike = _alike(
-            [
-                (tuple(sampler.ranks.tolist()), policy.hook.growth(1, world_size))
-                for world_size, sampler in zip(self._sizes, self._samplers, strict=True)
-            ]
-        )  # world sizes with equal keys have equal compute times and equal hook costs
-        for fabrics, sizes in product(self._fabrics_alike, sizes_alike):
-            costs = self._costs(policy, fabrics[0], sizes[0])
-            places = [self._place[message] for message in messages_of(costs.untimed.schedule)]
-            cells = np.ix_(fabrics, sizes)
+    sent = [messages_of(costs_of(policy, 0, 0).untimed.schedule) for policy in policies]
+    place_of = {
+        message: place for place, message in enumerate(sorted({message for some in sent for message in some}))
+    }
+    cost_ns = np.array([[price(list(place_of), fabric, size) for size in sizes] for fabric in fabrics])
+    cost_ns = cost_ns.reshape(len(fabrics), len(sizes), len(place_of))
+    error = np.array([[fabric.relative_error(size) for size in sizes] for fabric in fabrics])
+    spread = np.array([[fabric.iteration_spread(size) for size in sizes] for fabric in fabrics])
+    fabrics_alike = _alike([fabric.processor for fabric in fabrics])
+    for policy, own in zip(policies, sent, strict=True):
+        places = [place_of[message] for message in own]
+        figures = np.empty((len(fabrics), len(sizes), len(FIGURES)), np.int64)
+        # World sizes with equal keys have equal compute times and equal hook costs.
+        sizes_alike = _alike([(tuple(samplers[size].ranks.tolist()), policy.hook.growth(1, size)) for size in sizes])
+        for some_fabrics, some_sizes in product(fabrics_alike, sizes_alike):
+            costs = costs_of(policy, some_fabrics[0], some_sizes[0])
+            cells = np.ix_(some_fabrics, some_sizes)
             costs = replace(
                 costs,
-                untimed=replace(costs.untimed, cost_ns=self._cost_ns[*cells][..., places]),
-                relative_error=self._error[cells],
-                spread=self._spread[cells],
+                untimed=replace(costs.untimed, cost_ns=cost_ns[*cells][..., places]),
+                relative_error=error[cells],
+                spread=spread[cells],
             )
-            distribution = simulate_many(costs, self._samplers[sizes[0]], "closed_form")
+            distribution = simulate_many(costs, samplers[sizes[some_sizes[0]]], "closed_form")
             exposed_ns = as_int64(exposed_many(distribution.median) / policy.sync_every)
             others = [getattr(distribution, name) for name in FIGURES[:-1]]
             figures[cells] = np.stack([*others, exposed_ns], axis=-1)
-        return len(costs.buckets), figures
-
-    def _costs(self, policy: Policy, fabric: int, size: int) -> ScheduleCosts:
-        """Return the costs of a policy on one fabric and world size, given by index; all have the same messages."""
-        key = policy, fabric, size
-        if key not in self._priced:
-            buckets = buckets_of(policy, self._model)
-            schedule = build_schedule(policy, self._model, buckets)
-            self._priced[key] = price_schedule(
-                schedule, buckets, self._model, self._fabrics[fabric], policy, self._sizes[size]
-            )
-        return self._priced[key]
+        yield len(costs.untimed.schedule.buckets), figures
 
 
 def _alike(values: Sequence[object]) -> list[list[int]]:

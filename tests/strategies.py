@@ -16,7 +16,7 @@ from simulator.fabric.processor_costs import HookCost
 from simulator.prediction import Prediction, predict
 from simulator.schedule.hook_messages import HOOKS, named_hook
 from simulator.schedule.policy import Policy
-from simulator.schedule.schedule import buckets_of, build_schedule
+from simulator.schedule.schedule import build_schedule
 from simulator.step_costs import price_schedule
 from simulator.workload.compute_times import IterationSampler, Kind, Straggler, Variation, recorded_model
 
@@ -254,11 +254,10 @@ def engine_inputs(draw, fabrics=steady_fabrics) -> EngineInput:
     trace, world_size = draw(traces()), draw(st.integers(1, 4))
     policy, costs = draw(policies(tuple(trace.keys))), draw(fabrics(world_size))
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
-    buckets = buckets_of(policy, model)
-    schedule = build_schedule(policy, model, buckets, joins=draw(st.booleans()))
-    costs = price_schedule(schedule, buckets, model, costs, policy, world_size)
+    schedule = build_schedule(policy, model, joins=draw(st.booleans()))
+    costs = price_schedule(schedule, costs, policy, world_size)
     sampler = IterationSampler(model.compute_times, world_size, Variation(), sync_every=policy.sync_every)
-    return costs.engine_input(sampler, [0]).at(0)
+    return costs.engine_input(sampler, sampler.draw([0]), 0)
 
 
 def message_shapes():

@@ -48,13 +48,9 @@ def calibrate(
 ) -> Fabric:
     """Measure collectives, and the processor costs of collectives and of the reducer, on the ranks of `pool`.
 
-    Args:
-        pool: Ranks that share this machine as they will in training.
-        model: The model whose computation runs next to collectives to measure slow-downs; as for `--model`.
-        hooks: Comm hooks to measure with the model's gradients, by the names that `named_hook` takes.
-        sizes_bytes: Message sizes to measure. None: up to all gradients of the model in one message.
-        repeats: Repetitions of each measurement; the median is kept.
-        on_progress: Called with a word, the repetitions done and all repetitions.
+    The ranks share this machine as they will in training. The computation of `model` runs next to collectives to
+    measure slow-downs, and its gradients are those of the `hooks`, which have the names that `named_hook` takes.
+    Without `sizes_bytes`, messages are of up to all gradients. Of `repeats` repetitions, the median is kept.
 
     Raises:
         RankError: A rank failed.
@@ -75,15 +71,15 @@ def measure_collectives(
     repeats: int,
     on_progress: Progress,
     *,
-    bucket_bytes: int = BUCKET_BYTES,
+    gradient_bytes: int = BUCKET_BYTES,
     pause_s: float = 0.0,
 ) -> Fabric:
     """Measure the costs that do not depend on the model: collectives, copies and launches.
 
-    `bucket_bytes` is the size of the largest bucket whose copies are measured; for `pause_s` see `time_collectives`.
+    No bucket whose copies are measured is larger than `gradient_bytes`; for `pause_s` see `time_collectives`.
     """
     samples = pool.run(time_collectives, sizes, COLLECTIVE_REPEATS * repeats, pause_s, on_progress=on_progress)[0]
-    copies = pool.run(time_copies, repeats, bucket_bytes)[0]
+    copies = pool.run(time_copies, repeats, gradient_bytes)[0]
     world_size = pool.world_size
     network = "" if pool.link_rate is None else f", links of {pool.link_rate / 1e9:g} Gbit/s"
     if pool.uplinks is not None:
@@ -134,9 +130,6 @@ def measure_hooks(
     """Measure the computing time of comm hooks for buckets of the model's gradients, without their collectives.
 
     The cost of PowerSGD depends on the shapes of the gradients. A repeated name is measured once.
-
-    Returns:
-        The fabric with these costs.
     """
     costs = []
     for name in dict.fromkeys(named_hook(name).name for name in hooks):
@@ -180,7 +173,7 @@ def _fit_part(buckets: Sequence[tuple[int, Sequence[HookParts]]], part: str) -> 
     """Fit a line to the times of one part by bytes; a part that the hook does not have costs nothing."""
     samples: dict[int, list[int]] = {}
     for size, calls in buckets:
-        times = [ns for call in calls if (ns := getattr(call, part)) is not None]
-        if times:
-            samples.setdefault(size, []).extend(times)
+        for call in calls:
+            if (ns := getattr(call, part)) is not None:
+                samples.setdefault(size, []).append(ns)
     return fit_linear(samples)

@@ -31,12 +31,9 @@ Samples = dict[str, dict[int, list[int]]]
 
 
 class MessageSizes(NamedTuple):
-    """Message sizes to measure, in bytes; a size of `two` is also one of `all_reduce`.
+    """Sizes of single all-reduces, all-reduces that run two at a time, and broadcasts; ascending, in bytes.
 
-    Attributes:
-        all_reduce: Sizes of single all-reduces.
-        two: Sizes of all-reduces that run two at a time, in ascending order.
-        broadcast: Sizes of broadcasts.
+    A size of `two` is also one of `all_reduce`.
     """
 
     all_reduce: tuple[int, ...]
@@ -181,11 +178,7 @@ class AllReduceQueue:
             self._issue(message)
 
     def wait(self) -> None:
-        """Block until all all-reduces have finished.
-
-        Raises:
-            RuntimeError: An all-reduce failed.
-        """
+        """Block until all all-reduces have finished; raise the error of one that failed."""
         self._over.wait()
         if self._error is not None:
             raise self._error
@@ -203,8 +196,7 @@ class AllReduceQueue:
     def ns_per_all_reduce(self, until_ns: float = float("inf")) -> int:
         """Return the mean nanoseconds between the ends of successive all-reduces.
 
-        Args:
-            until_ns: Leave out all-reduces that end after this moment, except the first.
+        All-reduces that end after `until_ns` are left out, except the first.
         """
         counted = [end for end in self.ends_ns if end <= until_ns] or self.ends_ns[:1]
         return (counted[-1] - self._start_ns) // len(counted)
@@ -228,11 +220,7 @@ class AllReduceQueue:
 
 
 class MessageBuffer:
-    """A large buffer, such as one for all gradients, of which messages are successive parts, as buckets are.
-
-    Args:
-        total_bytes: Size of the buffer.
-    """
+    """A large buffer, such as one for all gradients, of which messages are successive parts, as buckets are."""
 
     def __init__(self, total_bytes: int) -> None:
         self._memory = torch.ones(total_bytes // 4)

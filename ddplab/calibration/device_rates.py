@@ -1,7 +1,7 @@
 """Measures the peak rates of this machine's processor and returns them as a data sheet for the roofline model."""
 
 import platform
-import time
+import timeit
 from collections.abc import Callable
 
 import torch
@@ -42,9 +42,4 @@ def measure_device(name: str | None = None) -> Device:
 
 def _fastest_s(action: Callable[[], object]) -> float:
     """Return the seconds of the fastest of several calls, which other programs disturbed least."""
-    times = []
-    for _ in range(_REPEATS):
-        start = time.perf_counter()
-        action()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return min(timeit.repeat(action, number=1, repeat=_REPEATS))

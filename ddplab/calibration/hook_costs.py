@@ -86,8 +86,7 @@ class HookParts(NamedTuple):
 def time_hook(rank: int, _world_size: int, name: str, model: str, repeats: int) -> list[tuple[int, list[HookParts]]]:
     """Time `repeats` calls of a hook on each bucket of the model's gradients, which hold random numbers.
 
-    Returns:
-        For each bucket, its bytes and the parts of each call.
+    Returns the bytes of each bucket with the parts of each call.
     """
     hook, make_state = real_hook(name)
     buckets = [(bucket, make_state()) for bucket in _buckets(models.build(model)[0])]
@@ -134,9 +133,7 @@ def time_parts(hook: Hook, state: Any, bucket: Bucket) -> HookParts:
 def parts_of(call: TimedCollective, collectives: list[TimedCollective]) -> HookParts:
     """Return how long a hook computed: the parts of its call in which none of its collectives was in flight.
 
-    Args:
-        call: The whole call, from the call of the hook to the result of its future.
-        collectives: The collectives that the hook issued, one after the other. If empty, the call is all `compress`.
+    The call ends with the result of its future. Without collectives, it is all `compress`.
     """
     starts = [call.issued_ns, *(collective.wait() for collective in collectives)]
     ends = [*(collective.issued_ns for collective in collectives), call.wait()]

@@ -26,17 +26,15 @@ BUCKET_BYTES = 64 * MIB
 """Size of the bucket that large gradients fill; exceeds the caches, as the gradients of a model do."""
 
 
-def time_copies(_rank: int, _world_size: int, repeats: int, bucket_bytes: int = BUCKET_BYTES) -> dict[str, Any]:
+def time_copies(_rank: int, _world_size: int, repeats: int, gradient_bytes: int) -> dict[str, Any]:
     """Measure the costs of packing a gradient into its bucket, of launching a bucket and of copying a gradient out.
 
-    The times of the slowest rank count, because the others wait for it. A bucket of at most `bucket_bytes` is also
-    all-reduced, which takes long on a slow network.
-
-    Returns:
-        Values for the fields `pack`, `copy_out` and `launch_ns` of `Processor`.
+    The times of the slowest rank count, because the others wait for it. A bucket, of at most `gradient_bytes`, is
+    also all-reduced, which takes long on a slow network. Returns fields of `Processor`.
     """
     group = dist.group.WORLD
     assert group is not None
+    bucket_bytes = min(BUCKET_BYTES, gradient_bytes)
     packing: dict[int, list[float]] = {}
     copying_out: dict[int, list[float]] = {}
     launching: list[float] = []
@@ -118,10 +116,9 @@ REBUILT_CAP_MB = 25.0
 
 
 def time_search_and_rebuild(_rank: int, _world_size: int, model: str, repeats: int) -> tuple[list[float], list[int]]:
-    """Time the graph search for unused parameters and the rebuild of buckets; the first time of each is left out.
+    """Return nanoseconds per parameter of each search of the graph for unused ones, and of each rebuild of buckets.
 
-    Returns:
-        Nanoseconds per parameter of each search, and nanoseconds of each rebuild.
+    The first time of each is left out.
     """
     module, loss_fn = models.build(model)
     parameters = trainable_parameters(module)

@@ -8,8 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from math import sqrt
+from operator import sub, truediv
 from statistics import fmean
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -44,12 +46,7 @@ def of_slowest_rank(times_ns: Sequence[int], group: dist.ProcessGroup | None = N
 
 @dataclass
 class TimedCollective:
-    """Start and end of one collective on this rank.
-
-    Attributes:
-        issued_ns: When the collective was called.
-        done_ns: When this rank had the result. None: not yet.
-    """
+    """When one collective was called on this rank, and when this rank had the result; None: not yet."""
 
     issued_ns: int
     done_ns: int | None = None
@@ -76,15 +73,10 @@ def timed_collectives(*names: str) -> Iterator[list[TimedCollective]]:
     in a callback of its future. Other callbacks of that future may run earlier, on another thread, so call
     `TimedCollective.wait` before reading an end.
     """
-    originals = {name: getattr(dist, name) for name in names}
     calls: list[TimedCollective] = []
-    try:
-        for name, original in originals.items():
-            setattr(dist, name, _timed(original, calls))
+    timed: dict[str, Any] = {name: _timed(getattr(dist, name), calls) for name in names}
+    with mock.patch.multiple(dist, **timed):
         yield calls
-    finally:
-        for name, original in originals.items():
-            setattr(dist, name, original)
 
 
 def _timed(collective: Callable[..., Any], calls: list[TimedCollective]) -> Callable[..., Any]:
@@ -106,7 +98,6 @@ def _timed(collective: Callable[..., Any], calls: list[TimedCollective]) -> Call
 
 OUTLIER = 2.0
 """A measurement above this multiple of the median counts as an outlier."""
-
 BAND_OF_QUARTILES = NORMAL_HALF_BAND / (2 * 0.6745)
 """Half-width of the middle 90 % of a normal distribution, as a multiple of its interquartile range."""
 
@@ -124,8 +115,8 @@ def count_outliers(samples: Sequence[float]) -> int:
 def relative_spread(samples: Sequence[float]) -> float:
     """Return the half-width of the band that contains 90 % of such samples, as a fraction of their median.
 
-    Computed from the quartiles, which a single extreme sample of seven does not affect. For normally distributed
-    samples, all above 0, the result is unbiased from three samples on; for one sample it is 0.
+    A single extreme sample of seven does not affect the quartiles, from which it is computed. For normally
+    distributed samples, all above 0, the result is unbiased from three samples on; for one sample it is 0.
     """
     return _half_band(samples) / statistics.median(samples)
 
@@ -143,8 +134,7 @@ def _half_band(samples: Sequence[float]) -> float:
 def fit_linear(samples: Mapping[int, Sequence[float]]) -> Linear:
     """Fit a nonnegative fixed cost and cost per byte to the medians by size, with the least relative squared error.
 
-    Args:
-        samples: Nanoseconds by size in bytes. Empty: the operation never occurred and costs nothing.
+    Without samples, the operation never occurred and costs nothing.
     """
     if not samples:
         return Linear()
@@ -156,12 +146,7 @@ def fit_linear(samples: Mapping[int, Sequence[float]]) -> Linear:
 
 
 class ContentionTimes(NamedTuple):
-    """Times of one activity on one rank, alone and under contention, in nanoseconds.
-
-    Attributes:
-        alone: One list per round, of times while nothing else ran.
-        contended: One list per round, of times while another activity ran, measured next to those in `alone`.
-    """
+    """Nanoseconds of one activity on one rank, alone and while another activity ran; one list per round."""
 
     alone: list[list[int]]
     contended: list[list[int]]
@@ -170,19 +155,20 @@ class ContentionTimes(NamedTuple):
 def slowdown_factor(by_rank: Sequence[ContentionTimes]) -> tuple[float, float]:
     """Return the time under contention as a multiple of the time alone, at least 1, and its 90 % error band.
 
-    Each round gives one factor, because the machine's speed hardly changes within a round. The result is the median
-    of the rounds. Ranks are averaged, because each rank proceeds at the pace of the others.
-
-    Returns:
-        The factor, and the half-width of its band as a fraction of the factor.
+    The band is half its width, as a fraction of the factor. Each round gives one factor, because the machine's speed
+    hardly changes within a round; the result is their median.
     """
-    factors = [[fmean(contended) / fmean(alone) for alone, contended in zip(*rank, strict=True)] for rank in by_rank]
-    by_round = [fmean(of_ranks) for of_ranks in zip(*factors, strict=True)]
-    middle = statistics.median(by_round)
-    return max(1.0, middle), half_band_of_median(by_round) / middle
+    factors = _by_round(by_rank, truediv)
+    middle = statistics.median(factors)
+    return max(1.0, middle), half_band_of_median(factors) / middle
 
 
 def added_ns_by_round(by_rank: Sequence[ContentionTimes]) -> list[float]:
-    """Return the nanoseconds that contention adds, one value per round, averaged over the ranks."""
-    added = [[fmean(contended) - fmean(alone) for alone, contended in zip(*rank, strict=True)] for rank in by_rank]
-    return [fmean(of_ranks) for of_ranks in zip(*added, strict=True)]
+    """Return the nanoseconds that contention adds, one value per round."""
+    return _by_round(by_rank, sub)
+
+
+def _by_round(by_rank: Sequence[ContentionTimes], compare: Callable[[float, float], float]) -> list[float]:
+    """Compare contended times with times alone; ranks are averaged, because each waits for the others."""
+    compared = [[compare(fmean(two), fmean(one)) for one, two in zip(*rank, strict=True)] for rank in by_rank]
+    return [fmean(of_ranks) for of_ranks in zip(*compared, strict=True)]

@@ -123,19 +123,12 @@ def time_contention(rank: int, _world_size: int, model: str, rounds: int) -> Slo
 def fit_contention(by_rank: Sequence[SlowdownTimes]) -> tuple[Contention, ...]:
     """Compute the slow-down factors of each case from the times of all ranks."""
     rows = []
-    for case in by_rank[0].continuous:
-        compute, compute_error = slowdown_factor([of_rank.continuous[case].passes for of_rank in by_rank])
-        collective, collective_error = slowdown_factor([of_rank.continuous[case].collectives for of_rank in by_rank])
-        rows.append(
-            Contention(
-                size_bytes=case.size_bytes,
-                running=case.in_flight,
-                compute=compute,
-                compute_error=compute_error,
-                collective=collective,
-                collective_error=collective_error,
-            )
-        )
+    for size, in_flight in by_rank[0].continuous:
+        times = zip(*(of_rank.continuous[Case(size, in_flight)] for of_rank in by_rank), strict=True)
+        factors: dict[str, float] = {}
+        for name, of_ranks in zip(("compute", "collective"), times, strict=True):
+            factors[name], factors[f"{name}_error"] = slowdown_factor(of_ranks)
+        rows.append(Contention(size_bytes=size, running=in_flight, **factors))
     return tuple(rows)
 
 
@@ -145,15 +138,10 @@ def fit_lingering(
     """Compute how long computation stays slowed after a collective, and half of its 90 % band, in nanoseconds.
 
     The time that isolated collectives add to a pass has three parts: issuing them, the slow-down while they are in
-    flight, and the slow-down afterwards. The first two are known. The third gives the result, on the assumption that
-    the slow-down factor stays the same afterwards. Each round gives one value; the result is their median, limited to
-    the range from 0 to `ISOLATION_NS`.
-
-    Args:
-        by_rank: The times of all ranks.
-        rows: The slow-down factors from the same times; sizes that do not slow computation are left out.
-        launch_ns: Nanoseconds to issue a collective.
-        cost_ns: Function from the bytes of a collective to its nanoseconds while no rank computes.
+    flight, and the slow-down afterwards. The first two are known, from `launch_ns`, the factors in `rows` and the
+    cost of a collective while no rank computes. The third gives the result, on the assumption that the factor stays
+    the same afterwards; sizes that do not slow computation are left out. Each round gives one value; the result is
+    their median, limited to the range from 0 to `ISOLATION_NS`.
     """
     found: list[float] = []
     for size, (collectives_per_pass, _) in by_rank[0].isolated.items():
@@ -185,9 +173,7 @@ class ContendingModel:
     A pass is a backward pass, followed by copies of all gradients into buckets and out of them. The forward pass is
     not timed, because in training it rarely runs at the same time as a collective.
 
-    Args:
-        model: Name of the model, as for `--model`.
-        meeting_group: A separate group of all ranks, in which they meet without queueing behind collectives.
+    In `meeting_group`, a separate group, all ranks meet without queueing behind collectives.
     """
 
     def __init__(self, model: str, meeting_group: dist.ProcessGroup) -> None:
@@ -242,9 +228,8 @@ class ContendingModel:
         self._isolated_at, self._isolated_bytes = frozenset(indices), size
         pass_ns = self.time_pass()
         self._isolated_at = ()
-        for work in self._works:
-            work.wait()
-        self._works.clear()
+        while self._works:
+            self._works.pop().wait()
         return pass_ns
 
     def _time_queue(self, case: Case, count: int, *, passes: int = 0) -> tuple[int, list[int]]:

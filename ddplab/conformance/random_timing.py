@@ -22,7 +22,7 @@ from ..emulation.modelled_network import (
     ModelledGroup,
     ModelledNetwork,
     VirtualFuture,
-    worlds_by_thread,
+    run_on_network,
 )
 from ..emulation.virtual_time import VirtualRank, VirtualTime
 from .check_runner import Bench, Search
@@ -58,19 +58,13 @@ def run_in_virtual_time(subject: Subject, program: Program, world_size: int, see
 
     time: VirtualTime[list[Seen]] = VirtualTime(cluster, range(world_size))
     network = ModelledNetwork(time, {rank: [rank] for rank in range(world_size)}, price)
-    with worlds_by_thread() as worlds:
-        groups = {one.rank: ModelledGroup(one, network) for one in time.ranks}
-        network.entered = lambda rank: worlds.entered(groups[rank])
 
-        def train(rank: VirtualRank) -> list[Seen]:
-            with worlds.entered(groups[rank.rank]):
-                return _train(
-                    rank, groups[rank.rank], subject, program, world_size, random.Random(f"{seed} {rank.rank}")
-                )
+    def train(rank: VirtualRank, group: ModelledGroup) -> list[Seen]:
+        return _train(rank, group, subject, program, world_size, random.Random(f"{seed} {rank.rank}"))
 
-        with warnings.catch_warnings():  # a class may choose the order of its averages in memory
-            warnings.filterwarnings("ignore", message="grad and param do not obey")
-            return time.run(train)
+    with warnings.catch_warnings():  # a class may choose the order of its averages in memory
+        warnings.filterwarnings("ignore", message="grad and param do not obey")
+        return run_on_network(time, network, train)
 
 
 def _train(

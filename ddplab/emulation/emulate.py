@@ -7,9 +7,10 @@ Nothing sleeps, and the result depends on the arguments only. In virtual time th
 import gc
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from pydantic import InstanceOf
@@ -18,10 +19,9 @@ from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataPar
 
 from reference.data_parallel import DistributedDataParallel
 from reference.trace import Trace
-from simulator.engines.engine_input import EngineInput
 from simulator.engines.event_replay import Cluster, CollectiveCost
 from simulator.engines.timeline import Timeline
-from simulator.fabric import Fabric, Linear, LinkShare, Slowdowns, slowdowns_of
+from simulator.fabric import Fabric, Linear, LinkShare, slowdowns_of
 from simulator.interval import bounds_ns, place_of_median, summarize
 from simulator.prediction import Batches, Prediction, Ranks, Stragglers, checked
 from simulator.schedule.hook_messages import CommHook, named_hook
@@ -34,7 +34,7 @@ from simulator.schedule.schedule import (
     LaunchCollective,
     buckets_of,
 )
-from simulator.step_costs import charged_fabric, counted_as_free, price
+from simulator.step_costs import charged_fabric, counted_as_free, price, price_collectives
 from simulator.workload.compute_times import (
     RECORDED,
     ComputeTimes,
@@ -45,7 +45,7 @@ from simulator.workload.compute_times import (
 )
 
 from .emulated_device import IterationTimes
-from .modelled_network import CollectiveMessage, ModelledCollective, ModelledGroup, ModelledNetwork, worlds_by_thread
+from .modelled_network import CollectiveMessage, ModelledCollective, ModelledGroup, ModelledNetwork, run_on_network
 from .virtual_time import LogEntry, VirtualRank, VirtualTime
 from .virtual_training import Label, RankTraining, TrainingPlan, ddp_arguments
 
@@ -96,8 +96,7 @@ def emulate(
     """
     policy = Policy.given(policy, settings, joins=inputs is not None)
     make = _class_of(reducer)
-    is_ours = isinstance(make, type) and issubclass(make, DistributedDataParallel)
-    if not is_ours and (policy.plan is not None or policy.order != "ready"):
+    if not _is_ours(make) and (policy.plan is not None or policy.order != "ready"):
         raise ValueError("order: expected 'ready' and no plan, because only ddplab's reducer takes a plan")
     if inputs is not None and policy.phase != "steady":
         raise ValueError(f"phase: expected 'steady' with inputs, got {policy.phase!r}")
@@ -109,7 +108,7 @@ def emulate(
         )
     _check_hook(policy.hook)
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
-    fabric = emulated_fabric(fabric, reducer)
+    fabric = emulated_fabric(fabric, make)
     charged = charged_fabric(fabric, model)
     sampler = IterationSampler(
         model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
@@ -121,7 +120,6 @@ def emulate(
         raise ValueError(
             f"reducer: expected a class with the constructor of torch's DistributedDataParallel, got {make}: {error}"
         ) from None
-    times = _Times(model, sampler)
     if model.has_communication:  # the recorded forward passes include the broadcasts
         policy = policy.model_copy(update={"broadcast_buffers": False})
     training = TrainingPlan(
@@ -131,9 +129,9 @@ def emulate(
         reducer=make,
         hook=policy.hook.charged(charged.processor.hooks, world_size),
         processor=charged.processor,
-        warm_up=times.warm_up,
+        warm_up=_warm_up(model, sampler),
         cycles=sampler.count,
-        times=times.of_cycle,
+        times=_times_of_cycles(sampler),
         inputs=inputs,
     )
     emulation = _Emulation(training, charged, world_size, sampler)
@@ -156,12 +154,15 @@ def emulated_fabric(fabric: Fabric, reducer: str | Callable[..., nn.Module]) -> 
 
     Only ddplab's reducer reports its copies and launches, so these count as free for all others.
     """
-    make = _class_of(reducer)
-    if isinstance(make, type) and issubclass(make, DistributedDataParallel):
+    if _is_ours(_class_of(reducer)):
         return fabric
     return fabric.with_processor(
         pack=Linear(), copy_out=Linear(), launch_ns=0, search_ns_per_parameter=0.0, rebuild_ns=0
     )
+
+
+def _is_ours(make: Callable[..., nn.Module]) -> bool:
+    return isinstance(make, type) and issubclass(make, DistributedDataParallel)
 
 
 def _class_of(reducer: str | Callable[..., nn.Module]) -> Callable[..., nn.Module]:
@@ -174,35 +175,35 @@ def _class_of(reducer: str | Callable[..., nn.Module]) -> Callable[..., nn.Modul
 
 def _check_hook(hook: CommHook) -> None:
     """Check that the real hook of this name does what the modelled hook does."""
-    costs = dict.fromkeys(("compress", "recompress", "decompress"), Linear())
     if type(hook) is CommHook:
         return
-    try:
-        named = named_hook(hook.name)
-    except ValueError:
-        named = None
-    if named is None or hook.model_copy(update=costs) != named.model_copy(update=costs):
-        raise ValueError(f"hook: expected one that its name describes, such as 'power_sgd:4', got {hook!r}")
+    free = dict.fromkeys(("compress", "recompress", "decompress"), Linear())
+    with suppress(ValueError):
+        if hook.model_copy(update=free) == named_hook(hook.name).model_copy(update=free):
+            return
+    raise ValueError(f"hook: expected one that its name describes, such as 'power_sgd:4', got {hook!r}")
 
 
-class _Times:
-    """The times of every simulated rank in every iteration, for emulated models."""
+def _warm_up(model: RecordedModel, sampler: IterationSampler) -> dict[int, IterationTimes]:
+    """Return each simulated rank's last recorded iteration; that of rank 0 has the ready order of the rebuild."""
+    recorded = model.compute_times
+    return {rank: _iteration_times(recorded[rank % len(recorded)][-1]) for rank in sampler.ranks.tolist()}
 
-    def __init__(self, model: RecordedModel, sampler: IterationSampler) -> None:
-        self._row = {rank: row for row, rank in enumerate(sampler.ranks.tolist())}
-        self._sync_every = sampler.sync_every
-        self._draw = lru_cache(maxsize=sampler.sync_every)(sampler.draw_iteration)
-        recorded = model.compute_times
-        self.warm_up = {rank: _iteration_times(recorded[rank % len(recorded)][-1]) for rank in self._row}
-        """By simulated rank, its last recorded iteration: that of rank 0 has the ready order of the rebuild."""
 
-    def of_cycle(self, rank: int, cycle: int) -> list[IterationTimes]:
-        """Return the times of each iteration of a cycle; all but the last skip the optimiser step."""
-        first, last = cycle * self._sync_every, (cycle + 1) * self._sync_every - 1
+def _times_of_cycles(sampler: IterationSampler) -> Callable[[int, int], list[IterationTimes]]:
+    """Return a function from a rank and a cycle to its iterations; all but the last skip the optimiser step."""
+    row_of = {rank: row for row, rank in enumerate(sampler.ranks.tolist())}
+    every = sampler.sync_every
+    draw = lru_cache(maxsize=every)(sampler.draw_iteration)
+
+    def of_cycle(rank: int, cycle: int) -> list[IterationTimes]:
+        last = (cycle + 1) * every - 1
         return [
-            _iteration_times(self._draw(number)[self._row[rank]], optimizes=number == last)
-            for number in range(first, last + 1)
+            _iteration_times(draw(number)[row_of[rank]], optimizes=number == last)
+            for number in range(cycle * every, last + 1)
         ]
+
+    return of_cycle
 
 
 def _iteration_times(times: ComputeTimes, *, optimizes: bool = True) -> IterationTimes:
@@ -236,20 +237,16 @@ class _Emulation:
 
     def run(self) -> None:
         """Train all cycles."""
-        with worlds_by_thread() as worlds, new_garbage_collected():
-            groups = {one.rank: ModelledGroup(one, self._network) for one in self._time.ranks}
-            self._network.entered = lambda rank: worlds.entered(groups[rank])
-            self._ranks = {one.rank: RankTraining(one, groups[one.rank], self._training) for one in self._time.ranks}
-
-            def train(rank: VirtualRank) -> None:
-                with worlds.entered(groups[rank.rank]):
-                    self._ranks[rank.rank].run()
-
+        with new_garbage_collected():
             try:
-                self._time.run(train)
+                run_on_network(self._time, self._network, self._train)
                 self.buckets = tuple(map(tuple, next(iter(self._ranks.values())).buckets))
             finally:
                 self._ranks.clear()
+
+    def _train(self, rank: VirtualRank, group: ModelledGroup) -> None:
+        self._ranks[rank.rank] = training = RankTraining(rank, group, self._training)
+        training.run()
 
     def _cluster(self) -> Cluster:
         processor = self._fabric.processor
@@ -287,10 +284,8 @@ class _Emulation:
 
     def _collective(self, number: int, launched: ModelledCollective) -> Collective:
         kinds = [training.kinds[number] for training in self._ranks.values() if number in training.kinds]
-        kind, bucket = next(
-            (one for one in kinds if one[0] != "join"), kinds[0]
-        )  # a rank without inputs does not learn the kind
-        return Collective(kind, bucket, *launched.message)
+        kinds.sort(key=lambda one: one[0] == "join")  # a rank without inputs does not learn the kind
+        return Collective(*kinds[0], *launched.message)
 
     def _timeline(
         self,
@@ -299,32 +294,13 @@ class _Emulation:
         collectives: Sequence[Collective],
     ) -> Timeline:
         schedule, end_ns, duration_ns = observed_schedule(list(logs.values()), collectives)
-        costs = [one.running.cost for one in launched]
-        slowdowns = Slowdowns(
-            tuple(cost.slows_computation for cost in costs), tuple(cost.slowed_by_computation for cost in costs)
-        )
-        engine_input = EngineInput(
-            schedule=schedule,
-            duration_ns=duration_ns,
-            ranks=tuple(logs),
-            represented_by=self._sampler.represented_by,
-            cost_ns=np.array([cost.cost_ns for cost in costs], np.int64),
-            queues=tuple(cost.queue for cost in costs),
-            concurrency=self._fabric.concurrency,
-            sharing=tuple(cost.sharing for cost in costs),
-            slowdowns=slowdowns if all(slowdowns.compute) and costs else None,
-            lingers_ns=self._fabric.processor.lingers_ns,
+        untimed = price_collectives(schedule, self._fabric, self._training.policy, self._world_size)
+        engine_input = replace(
+            untimed, duration_ns=duration_ns, ranks=tuple(logs), represented_by=self._sampler.represented_by
         )
         start_ns = np.array([one.running.start_ns for one in launched], np.int64)
         done_ns = np.array([one.running.done_ns for one in launched], np.int64)
         return Timeline(engine_input, end_ns, start_ns, done_ns)
-
-
-class _Activity(NamedTuple):
-    """How long a rank spent on an instruction between two launches."""
-
-    elapsed_ns: int
-    duration_ns: int
 
 
 def observed_schedule(
@@ -347,11 +323,11 @@ def observed_schedule(
     for number in range(len(collectives) + 1):
         activities = [piece[number] for piece in pieces]
         if number == len(collectives):
-            activities[0].setdefault(Compute("step"), _Activity(0, 0))
+            activities[0].setdefault(Compute("step"), (0, 0))
         for instruction in dict.fromkeys(one for activity in activities for one in activity):
             instructions.append(instruction)
             for row, activity in enumerate(activities):
-                elapsed_ns, duration_ns = activity.get(instruction, _Activity(0, 0))
+                elapsed_ns, duration_ns = activity.get(instruction, (0, 0))
                 now[row] += elapsed_ns
                 ends[row].append(now[row])
                 if isinstance(instruction, Compute):
@@ -366,29 +342,26 @@ def observed_schedule(
 
 def _between_launches(
     log: Sequence[LogEntry], collectives: Sequence[Collective]
-) -> list[dict[Instruction, _Activity]]:
-    """Return what a rank did before each launch, and after the last one."""
-    pieces: list[dict[Instruction, _Activity]] = [{}]
+) -> list[dict[Instruction, tuple[int, int]]]:
+    """Return the instructions of a rank before each launch, and after the last one.
+
+    Each has its elapsed nanoseconds and its duration at full speed.
+    """
+    pieces: list[dict[Instruction, tuple[int, int]]] = [{}]
     before_ns = 0
     for entry in log:
         elapsed_ns, before_ns = entry.end_ns - before_ns, entry.end_ns
         if isinstance(entry.instruction, LaunchCollective):
             bucket = collectives[entry.instruction.collective].bucket
-            pieces[-1] = {_of_bucket(one, bucket): activity for one, activity in pieces[-1].items()}
+            pieces[-1] = {  # the backward pass up to the launch of a bucket belongs to this bucket
+                one._replace(bucket=bucket) if isinstance(one, Compute) and one.kind == "backward" else one: activity
+                for one, activity in pieces[-1].items()
+            }
             pieces.append({})
             continue
-        so_far = pieces[-1].get(entry.instruction, _Activity(0, 0))
-        pieces[-1][entry.instruction] = _Activity(
-            so_far.elapsed_ns + elapsed_ns, so_far.duration_ns + entry.duration_ns
-        )
+        elapsed_before_ns, computed_ns = pieces[-1].get(entry.instruction, (0, 0))
+        pieces[-1][entry.instruction] = elapsed_before_ns + elapsed_ns, computed_ns + entry.duration_ns
     return pieces
-
-
-def _of_bucket(instruction: Instruction, bucket: int | None) -> Instruction:
-    """Assign the backward pass up to the launch of a bucket to this bucket."""
-    if isinstance(instruction, Compute) and instruction.kind == "backward":
-        return instruction._replace(bucket=bucket)
-    return instruction
 
 
 @contextmanager

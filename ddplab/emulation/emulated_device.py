@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +32,7 @@ class EmulatedClock(Protocol):
     """What an emulated device computes on."""
 
     def computing(self, duration_ns: int, activity: Activity) -> AbstractContextManager[None]:
-        """Make a context that ends when the device has computed for `duration_ns` nanoseconds.
-
-        Code in the context runs on the host beside the device, and costs the device no time.
-        """
+        """A context that ends when the device has computed for this long; code in it runs on the host meanwhile."""
 
 
 class WallClock(Observer):
@@ -49,8 +46,7 @@ class WallClock(Observer):
     time of the device.
 
     Attributes:
-        overslept_ns: By how much each sleep ended after its deadline. A deadline that had passed before the sleep
-            counts as well.
+        overslept_ns: By how much each sleep ended after its deadline, also one that had passed before the sleep.
         due_ns: When the device will have finished, or finished last, by `clock_ns`.
     """
 
@@ -103,11 +99,11 @@ class IterationTimes:
     """How long each part of an iteration computes, in nanoseconds.
 
     Attributes:
-        forward_ns: Duration of the forward pass.
-        gradients: Parameter indices in ready order, each with the time since the gradient before it; the first with
-            the time since the end of the forward pass.
-        tail_ns: Time from the last gradient to the end of the backward pass.
-        step_ns: Duration of everything after the backward pass.
+        forward_ns: The forward pass.
+        gradients: Parameter indices in ready order, each with the time since the gradient before it or, the first
+            one, since the end of the forward pass.
+        tail_ns: From the last gradient to the end of the backward pass.
+        step_ns: Everything after the backward pass.
     """
 
     forward_ns: int
@@ -116,43 +112,30 @@ class IterationTimes:
     step_ns: int
 
     @classmethod
-    def recorded(cls, iteration: Iteration, *, with_communication: bool) -> "IterationTimes":
-        """Make the times of a recorded iteration.
-
-        One recorded with communication ends its backward pass when everything is computed; then the rank only waited.
-        """
+    def recorded(cls, iteration: Iteration, *, with_communication: bool) -> Self:
+        """Make the times of an iteration; one with communication ends its backward pass when all is computed."""
         start = iteration.forward_start_ns
         ready = [None if moment is None else moment - start for moment in iteration.ready_ns]
         end = end_of_computation_ns(iteration, with_communication=with_communication) - start
         return cls.of(iteration.forward_end_ns - start, ready, end, iteration.end_ns - iteration.backward_end_ns)
 
     @classmethod
-    def of(
-        cls, forward_ns: int, ready_ns: Sequence[int | None], backward_end_ns: int, step_ns: int
-    ) -> "IterationTimes":
+    def of(cls, forward_ns: int, ready_ns: Sequence[int | None], backward_end_ns: int, step_ns: int) -> Self:
         """Make the times from moments since the start of the forward pass.
 
-        Args:
-            forward_ns: End of the forward pass.
-            ready_ns: When each gradient is ready, by parameter index; None: the parameter gets no gradient. Gradients
-                that are ready at the same time come in order of their indices.
-            backward_end_ns: End of the backward pass.
-            step_ns: Duration of everything after the backward pass.
+        `ready_ns` has None for a parameter without gradient. Gradients that are ready at the same time come in order
+        of their indices.
         """
-        moments = sorted((moment, index) for index, moment in enumerate(ready_ns) if moment is not None)
-        gradients, before = [], forward_ns
-        for moment, index in moments:
-            gradients.append((index, moment - before))
-            before = moment
-        return cls(forward_ns, tuple(gradients), backward_end_ns - before, step_ns)
+        ready = sorted((moment, index) for index, moment in enumerate(ready_ns) if moment is not None)
+        moments = [forward_ns, *(moment for moment, _ in ready)]
+        gradients = tuple((index, moment - before) for (moment, index), before in zip(ready, moments, strict=False))
+        return cls(forward_ns, gradients, backward_end_ns - moments[-1], step_ns)
 
 
 class EmulatedTraining:
     """A `loss_fn` (see `models`) that trains an emulated model through the recorded iterations, again and again.
 
-    Args:
-        trace: The recording; rank r emulates its rank r, or starts again at rank 0 if there are more ranks.
-        rank: This rank.
+    Rank r emulates rank r of the trace, or starts again at rank 0 if there are more ranks.
 
     Attributes:
         next_iteration: Index of the recorded iteration that is next.
@@ -180,9 +163,9 @@ class EmulatedTraining:
         return _EmulatedOptimizer(self.model)
 
 
-class _EmulatedOptimizer(torch.optim.Optimizer):
+class _EmulatedOptimizer(torch.optim.SGD):
     def __init__(self, model: "EmulatedModel") -> None:
-        super().__init__(model.parameters(), {})
+        super().__init__(model.parameters())
         self._model = model
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -200,8 +183,7 @@ class EmulatedModel(nn.Module):
     Attributes:
         times: How long the next iteration computes; set it before the forward pass.
         value: Every element of the next gradients.
-        at_backward_end: Called at the end of each backward pass, before callbacks that a reducer has queued. None:
-            nothing is called.
+        at_backward_end: If not None, called at the end of each backward pass, before callbacks that a reducer queued.
     """
 
     def __init__(self, workload: Workload, clock: EmulatedClock, *, sparse_density: float = 1.0) -> None:
@@ -213,19 +195,16 @@ class EmulatedModel(nn.Module):
         tensors: list[Parameter | Buffer] = [*workload.parameters, *workload.buffers]
         names = [tensor.name for tensor in tensors]
         try:
-            named = _submodules(workload, names)
+            named = _submodules(tensors, names)
+            taken = any(hasattr(self, name.partition(".")[0]) for name in names)
+            registered = [name for name, _ in (*named.named_parameters(), *named.named_buffers())]
+            if taken or registered != names:
+                raise KeyError(names)
         except KeyError:  # for example a parameter "a" and another one "a.b"
-            named = None
-        taken = any(hasattr(self, name.partition(".")[0]) for name in names)
-        registered = () if named is None else (*named.named_parameters(), *named.named_buffers())
-        if named is None or taken or [name for name, _ in registered] != names:
-            named = _submodules(workload, [f"{number}.weight" for number in range(len(names))])
-        for name, child in named.named_children():
-            self.add_module(name, child)
-        for name, parameter in named.named_parameters(recurse=False):
-            self.register_parameter(name, parameter)
-        for name, buffer in named.named_buffers(recurse=False):
-            self.register_buffer(name, buffer)
+            named = _submodules(tensors, [f"{number}.weight" for number in range(len(names))])
+        self._modules |= named._modules
+        self._parameters |= named._parameters
+        self._buffers |= named._buffers
         self._parameters_by_index = list(self.parameters())
         self._rows = [
             parameter.touched_rows(sparse_density) if parameter.sparse else None for parameter in workload.parameters
@@ -237,9 +216,10 @@ class EmulatedModel(nn.Module):
         if times is None:
             raise RuntimeError("EmulatedModel: expected `times` to be set before the forward pass, got None")
         with self.clock.computing(times.forward_ns, "forward"):
-            token = _apply(_FirstLayer, torch.zeros(1, requires_grad=torch.is_grad_enabled()), self, times.tail_ns)
+            token = torch.zeros(1, requires_grad=torch.is_grad_enabled())
+            token = _apply(_Layer, token, self, times.tail_ns, None, None)
             for index, gap_ns in reversed(times.gradients):
-                token = _apply(_Layer, token, self._parameters_by_index[index], self, index, gap_ns)
+                token = _apply(_Layer, token, self, gap_ns, index, self._parameters_by_index[index])
             return _apply(_Loss, token, self).sum()
 
     def step(self) -> None:
@@ -263,34 +243,21 @@ def _apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
     return function.apply(*arguments)  # type: ignore[no-any-return]
 
 
-class _FirstLayer(torch.autograd.Function):
-    """The last node of the backward pass: computes from the last gradient to the end of the pass."""
-
-    @staticmethod
-    def forward(ctx: Any, token: Tensor, model: EmulatedModel, tail_ns: int) -> Tensor:
-        ctx.model, ctx.tail_ns = model, tail_ns
-        return token.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *_: Tensor) -> Any:
-        with ctx.model.clock.computing(ctx.tail_ns, "backward"):
-            return None, None, None
-
-
 class _Layer(torch.autograd.Function):
-    """Computes the gradient of one parameter."""
+    """Computes the gradient of one parameter or, without one, what follows on the last gradient."""
 
     @staticmethod
-    def forward(ctx: Any, token: Tensor, _parameter: Tensor, model: EmulatedModel, index: int, gap_ns: int) -> Tensor:
-        ctx.model, ctx.index, ctx.gap_ns = model, index, gap_ns
+    def forward(
+        ctx: Any, token: Tensor, model: EmulatedModel, duration_ns: int, index: int | None, _parameter: Tensor | None
+    ) -> Tensor:
+        ctx.model, ctx.duration_ns, ctx.index = model, duration_ns, index
         return token.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (token,) = gradients
-        with ctx.model.clock.computing(ctx.gap_ns, "backward"):
-            gradient = ctx.model.gradient(ctx.index)
-        return token, gradient, None, None, None
+        with ctx.model.clock.computing(ctx.duration_ns, "backward"):
+            gradient = None if ctx.index is None else ctx.model.gradient(ctx.index)
+        return gradients[0], None, None, None, gradient
 
 
 class _Loss(torch.autograd.Function):
@@ -303,20 +270,18 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        (token,) = gradients
         if ctx.model.at_backward_end is not None:
             torch.autograd.Variable._execution_engine.queue_callback(ctx.model.at_backward_end)
-        return token, None
+        return gradients[0], None
 
 
-def _submodules(workload: Workload, names: Sequence[str]) -> nn.Module:
+def _submodules(tensors: Sequence[Parameter | Buffer], names: Sequence[str]) -> nn.Module:
     """A module whose submodules hold the parameters, then the buffers, under these names.
 
     Raises:
         KeyError: A name is that of a submodule and of a tensor, or not possible in a module.
     """
     root = nn.Module()
-    tensors: list[Parameter | Buffer] = [*workload.parameters, *workload.buffers]
     for tensor, name in zip(tensors, names, strict=True):
         *path, attribute = name.split(".")
         sparse = isinstance(tensor, Parameter) and tensor.sparse
@@ -330,11 +295,10 @@ def _submodules(workload: Workload, names: Sequence[str]) -> nn.Module:
             owner = owner.get_submodule(part)
         if sparse and not isinstance(owner, _SparseEmbedding):
             raise KeyError(name)
+        dtype = getattr(torch, tensor.dtype)
         if isinstance(tensor, Parameter):
-            zeros = torch.zeros(tensor.shape, dtype=getattr(torch, tensor.dtype))
-            owner.register_parameter(attribute, nn.Parameter(zeros))
+            owner.register_parameter(attribute, nn.Parameter(torch.zeros(tensor.shape, dtype=dtype)))
         else:
-            dtype = getattr(torch, tensor.dtype)
             owner.register_buffer(attribute, torch.zeros(tensor.size_bytes // dtype.itemsize, dtype=dtype))
     return root
 

@@ -9,19 +9,24 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import AllgatherOptions, HashStore
 from torch.distributed import distributed_c10d
 
 from simulator.engines.event_replay import CollectiveCost, RunningCollective
 from simulator.schedule.hook_messages import INDEX_BYTES, Transport
 
-from .virtual_time import VirtualRank, VirtualTime
+from .virtual_time import Result, VirtualRank, VirtualTime
+
+Arguments = tuple[Any, ...]
+"""Tensors of a collective as lists: those to overwrite and, of an all-gather, the inputs."""
+Reduction = Callable[[Mapping[int, Arguments]], None]
+"""Computes the result of a collective from the arguments by rank, and writes it into them."""
 
 
 class CollectiveMessage(NamedTuple):
@@ -32,15 +37,11 @@ class CollectiveMessage(NamedTuple):
 
 
 class VirtualFuture(torch.futures.Future):  # type: ignore[type-arg]
-    """A future whose `wait` takes virtual time.
-
-    Args:
-        rank: The rank that waits.
-        number: Number of the collective that the result depends on last. None: of no collective.
-        description: What the rank waits for, for error messages.
+    """A future whose `wait` takes virtual time of a rank.
 
     Attributes:
-        after_wait: Called once, by the rank that has waited. None: nothing is called.
+        number: Number of the collective that the result depends on last. None: of no collective.
+        after_wait: If not None, called once, by the rank that has waited.
     """
 
     def __init__(self, rank: VirtualRank, number: int | None, description: str) -> None:
@@ -101,15 +102,13 @@ class ModelledCollective:
     Attributes:
         message: The same on all ranks; of messages that are gathered, the largest.
         running: Its run on the cluster.
-        reduce: Computes the result from the contributions by rank, and writes it into them.
-        contributions: What each rank launched the collective with.
-        futures: By rank, done when the collective is.
+        reduction: Computes its result from the arguments of each rank.
     """
 
     message: CollectiveMessage
     running: RunningCollective
-    reduce: Callable[[Mapping[int, Any]], None]
-    contributions: dict[int, Any] = field(default_factory=dict)
+    reduction: Reduction
+    contributions: dict[int, Arguments] = field(default_factory=dict)
     futures: dict[int, VirtualFuture] = field(default_factory=dict)
 
 
@@ -133,9 +132,7 @@ class ModelledNetwork:
         ranks_alike: Mapping[int, Sequence[int]],
         price: Callable[[CollectiveMessage, int], CollectiveCost],
     ) -> None:
-        self._time = time
-        self._price = price
-        self._ranks_alike = ranks_alike
+        self._time, self._price = time, price
         self._counts = {rank: len(alike) for rank, alike in ranks_alike.items()}
         self._simulated = {rank: simulated for simulated, alike in ranks_alike.items() for rank in alike}
         self.world_size = len(self._simulated)
@@ -157,15 +154,15 @@ class ModelledNetwork:
                     f"only rank {some}"
                 )
         launched, self.launched = self.launched, []
-        self._next = dict.fromkeys(self._ranks_alike, 0)
+        self._next = dict.fromkeys(self._counts, 0)
         return launched
 
     def launch(
         self,
         rank: VirtualRank,
         message: CollectiveMessage,
-        contribution: Any,
-        reduce: Callable[[Mapping[int, Any]], None],
+        contribution: Arguments,
+        reduction: Reduction,
     ) -> tuple[int, VirtualFuture]:
         """Launch a rank's next collective; returns its number and its future.
 
@@ -176,14 +173,12 @@ class ModelledNetwork:
         self._next[rank.rank] += 1
         if number == len(self.launched):
             running = RunningCollective(self._time.cluster.env, self._price(message, number))
-            self.launched.append(ModelledCollective(message, running, reduce))
+            self.launched.append(ModelledCollective(message, running, reduction))
         collective = self.launched[number]
-        sizes_may_differ = message.transport == "all_gather"  # of sparse gradients, for example
-        if sizes_may_differ and message.size_bytes > collective.message.size_bytes:
-            collective.message, collective.running.cost = message, self._price(message, number)
-        elif message != collective.message and not (
-            sizes_may_differ and collective.message.transport == "all_gather"
-        ):
+        if message.transport == collective.message.transport == "all_gather":  # of sparse gradients, for example
+            if message.size_bytes > collective.message.size_bytes:
+                collective.message, collective.running.cost = message, self._price(message, number)
+        elif message != collective.message:
             other = next(iter(collective.contributions))
             raise RuntimeError(
                 f"rank {rank.rank}: expected its collective {number} to be {_described(collective.message)}, as on "
@@ -193,83 +188,99 @@ class ModelledNetwork:
         collective.contributions[rank.rank] = contribution
         collective.futures[rank.rank] = future
         collective.running.launched = max(collective.running.launched, rank.progress)
-        if len(collective.contributions) == len(self._ranks_alike):
+        if len(collective.contributions) == len(self._counts):
             collective.running.done.callbacks.append(lambda _event: self._finish(collective))
             self._time.cluster.launched_by_all(collective.running)
         return number, future
 
     def _finish(self, collective: ModelledCollective) -> None:
         with torch.no_grad():
-            collective.reduce(collective.contributions)
+            collective.reduction(collective.contributions)
         for rank, future in collective.futures.items():
-            contribution = collective.contributions[rank]
             with self.entered(rank):  # callbacks of the future may launch further collectives
-                future.set_result(contribution[0] if isinstance(contribution, tuple) else contribution)
+                future.set_result(collective.contributions[rank][0])
         collective.contributions, collective.futures = {}, {}
 
     # What collectives compute
 
-    def sum(self, contributions: Mapping[int, list[Tensor]]) -> None:
-        """Overwrite each rank's tensors with their sums over all ranks."""
-        for several in zip(*contributions.values(), strict=True):
-            weighted = zip(several, map(self._counts.__getitem__, contributions), strict=True)
-            first, *others = [tensor if count == 1 else tensor.mul_(count) for tensor, count in weighted]
-            self._write(several, sum(others, first))
+    def reduction(self, method: str, opts: Any) -> Reduction:
+        """Return the function that overwrites the tensors of all ranks with the result of a collective."""
+        if method == "allgather":
+            return self._gather
+        if method == "broadcast":
+            source = list(self._counts).index(self._simulated[opts.rootRank])
+            return partial(self._overwrite, lambda tensors: tensors[source])
+        for operation, compute in (
+            (dist.ReduceOp.SUM, self._sum),
+            (dist.ReduceOp.MAX, partial(reduce, torch.maximum)),
+            (dist.ReduceOp.MIN, partial(reduce, torch.minimum)),
+        ):
+            if opts.reduceOp == operation:
+                return partial(self._overwrite, compute)
+        raise NotImplementedError(f"modelled network: expected the operation SUM, MAX or MIN, got {opts.reduceOp}")
 
-    def extreme(self, choose: Callable[[Tensor, int], Tensor], contributions: Mapping[int, list[Tensor]]) -> None:
-        """Overwrite each rank's tensors with what `torch.amax` or `torch.amin` chooses among those of all ranks."""
-        for several in zip(*contributions.values(), strict=True):
-            self._write(several, choose(torch.stack(several), 0) if len(several) > 1 else several[0])
+    def _overwrite(
+        self, compute: Callable[[Sequence[Tensor]], Tensor], contributions: Mapping[int, Arguments]
+    ) -> None:
+        """Overwrite the n-th tensor of every rank with what a function computes from those of all simulated ranks."""
+        for tensors in zip(*(contributions[rank][0] for rank in self._counts), strict=True):
+            result = compute(tensors)
+            for tensor in tensors:
+                if tensor is not result:
+                    tensor.copy_(result)
 
-    def copy_from(self, source: int) -> Callable[[Mapping[int, list[Tensor]]], None]:
-        """Return a function that overwrites each rank's tensors with those of a rank."""
+    def _sum(self, tensors: Sequence[Tensor]) -> Tensor:
+        weighted = zip(tensors, self._counts.values(), strict=True)
+        first, *others = [tensor if count == 1 else tensor.mul_(count) for tensor, count in weighted]
+        return sum(others, first)
 
-        def copy(contributions: Mapping[int, list[Tensor]]) -> None:
-            for several in zip(*contributions.values(), strict=True):
-                by_rank = dict(zip(contributions, several, strict=True))
-                self._write(several, by_rank[self._simulated[source]])
-
-        return copy
-
-    def gather(self, contributions: Mapping[int, tuple[list[list[Tensor]], list[Tensor]]]) -> None:
-        """Copy every rank's input into the outputs of all ranks; a contribution has the outputs and the inputs."""
+    def _gather(self, contributions: Mapping[int, Arguments]) -> None:
+        """Copy every rank's input into the outputs of all ranks."""
         for outputs, _ in contributions.values():
             for position, by_rank in enumerate(outputs):
                 for rank, output in enumerate(by_rank):
                     output.copy_(contributions[self._simulated[rank]][1][position])
-
-    @staticmethod
-    def _write(several: Sequence[Tensor], result: Tensor) -> None:
-        for tensor in several:
-            if tensor is not result:
-                tensor.copy_(result)
-
-
-def _total(tensors: Sequence[Tensor]) -> Tensor:
-    total = tensors[0]
-    for tensor in tensors[1:]:
-        total = total + tensor
-    return total
 
 
 def _described(message: CollectiveMessage) -> str:
     return f"an {message.transport} of {message.size_bytes} bytes".replace("an broadcast", "a broadcast")
 
 
-REDUCTIONS: list[tuple[Any, Callable[[ModelledNetwork, Any], None]]] = [
-    (dist.ReduceOp.SUM, ModelledNetwork.sum),
-    (dist.ReduceOp.MAX, lambda network, tensors: network.extreme(torch.amax, tensors)),
-    (dist.ReduceOp.MIN, lambda network, tensors: network.extreme(torch.amin, tensors)),
-]
-"""A list, because the operations of torch are equal but not hashed alike."""
+class CollectiveGroup(dist.ProcessGroup):
+    """A process group of all ranks whose subclasses launch messages; its methods are those that torch calls."""
+
+    def getBackendName(self) -> str:  # noqa: N802 - torch's name
+        """Name of the backend."""
+        return "modelled"
+
+    def allreduce(self, tensors: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
+        """Reduce tensors over all ranks, in place."""
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        return self._launch(all_reduce_message(tensors), "allreduce", (tensors,), opts or dist.AllreduceOptions())
+
+    def broadcast(self, tensors: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
+        """Overwrite tensors with those of one rank."""
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        message = CollectiveMessage("broadcast", sum(map(tensor_bytes, tensors)))
+        return self._launch(message, "broadcast", (tensors,), opts or dist.BroadcastOptions())
+
+    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> ModelledWork:
+        """Give every rank the tensors of all ranks."""
+        outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
+        message = CollectiveMessage("all_gather", sum(map(tensor_bytes, inputs)))
+        return self._launch(message, "allgather", (outputs, inputs), opts or AllgatherOptions())
+
+    def barrier(self, opts: Any = None) -> ModelledWork:
+        """Wait for all ranks."""
+        return self.allreduce([torch.zeros(0)])
+
+    def _launch(self, message: CollectiveMessage, method: str, arguments: Arguments, opts: Any) -> ModelledWork:
+        """Launch a collective that a method of `ProcessGroup` with these arguments describes."""
+        raise NotImplementedError
 
 
-class ModelledGroup(dist.ProcessGroup):
+class ModelledGroup(CollectiveGroup):
     """A rank's process group of all ranks.
-
-    Args:
-        rank: The rank.
-        network: Shared by all ranks.
 
     Attributes:
         before_launch: Called with each message and its tensors before it is launched, in the thread that launches it.
@@ -282,45 +293,10 @@ class ModelledGroup(dist.ProcessGroup):
         self.before_launch: Callable[[CollectiveMessage, Sequence[Tensor]], None] = lambda _message, _tensors: None
         self.after_launch: Callable[[int, VirtualFuture], None] = lambda _number, _future: None
 
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Name of the backend."""
-        return "modelled"
-
-    def allreduce(self, tensors: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
-        """Reduce tensors over all ranks, in place."""
-        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        operation = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-        reduce = next((function for known, function in REDUCTIONS if operation == known), None)
-        if reduce is None:
-            raise NotImplementedError(f"modelled network: expected the operation SUM, MAX or MIN, got {operation}")
-        return self._launch(all_reduce_message(tensors), tensors, tensors, partial(reduce, self._network))
-
-    def broadcast(self, tensors: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
-        """Overwrite tensors with those of one rank."""
-        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        source = 0 if opts is None else opts.rootRank
-        message = CollectiveMessage("broadcast", sum(map(tensor_bytes, tensors)))
-        return self._launch(message, tensors, tensors, self._network.copy_from(source))
-
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> ModelledWork:
-        """Give every rank the tensors of all ranks."""
-        outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
-        message = CollectiveMessage("all_gather", sum(map(tensor_bytes, inputs)))
-        return self._launch(message, inputs, (outputs, inputs), self._network.gather)
-
-    def barrier(self, opts: Any = None) -> ModelledWork:
-        """Wait for all ranks."""
-        return self._launch(CollectiveMessage("all_reduce", 0), [], [], self._network.sum)
-
-    def _launch(
-        self,
-        message: CollectiveMessage,
-        tensors: Sequence[Tensor],
-        contribution: Any,
-        reduce: Callable[[Mapping[int, Any]], None],
-    ) -> ModelledWork:
-        self.before_launch(message, tensors)
-        number, future = self._network.launch(self._virtual_rank, message, contribution, reduce)
+    def _launch(self, message: CollectiveMessage, method: str, arguments: Arguments, opts: Any) -> ModelledWork:
+        self.before_launch(message, arguments[-1])
+        reduction = self._network.reduction(method, opts)
+        number, future = self._network.launch(self._virtual_rank, message, arguments, reduction)
         self._virtual_rank.launched(number)
         self.after_launch(number, future)
         return ModelledWork(future)
@@ -371,10 +347,13 @@ class WorldOfEachThread:
         object.__setattr__(self, "_local", threading.local())
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(getattr(self._local, "world", self._outside), name)
+        return getattr(self._present(), name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(getattr(self._local, "world", self._outside), name, value)
+        setattr(self._present(), name, value)
+
+    def _present(self) -> Any:
+        return getattr(self._local, "world", None) or self._outside
 
     @contextmanager
     def entered(self, group: ModelledGroup) -> Iterator[None]:
@@ -384,19 +363,24 @@ class WorldOfEachThread:
         try:
             yield
         finally:
-            if before is None:
-                del self._local.world
-            else:
-                self._local.world = before
+            self._local.world = before
 
 
-@contextmanager
-def worlds_by_thread() -> Iterator[WorldOfEachThread]:
-    """Let each thread have its own process groups."""
+def run_on_network(
+    time: VirtualTime[Result], network: ModelledNetwork, body: Callable[[VirtualRank, ModelledGroup], Result]
+) -> list[Result]:
+    """Run a function on every rank, as `VirtualTime.run` does, with the rank's group as default group."""
     outside = distributed_c10d._world
     worlds = WorldOfEachThread(outside)
+    groups = {rank.rank: ModelledGroup(rank, network) for rank in time.ranks}
+    network.entered = lambda rank: worlds.entered(groups[rank])
+
+    def on_rank(rank: VirtualRank) -> Result:
+        with network.entered(rank.rank):
+            return body(rank, groups[rank.rank])
+
     distributed_c10d._world = worlds  # type: ignore[assignment]
     try:
-        yield worlds
+        return time.run(on_rank)
     finally:
         distributed_c10d._world = outside

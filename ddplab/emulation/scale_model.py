@@ -53,12 +53,9 @@ class ScaleModel:
     def trace(self, original: Trace, iterations: int) -> Trace:
         """Return the trace of the model's computation.
 
-        The result is one without communication, because the emulated device only computes. The largest dimension of
-        each tensor is scaled (the rows of one with sparse gradients), to at least 1.
-
-        Args:
-            original: A trace; if it was recorded with communication, its backward passes end with their computation.
-            iterations: Number of iterations to keep at most, from the first.
+        The result has at most the first `iterations`, and no communication, because the emulated device only
+        computes: backward passes end with their computation. The largest dimension of each tensor is scaled (the rows
+        of one with sparse gradients), to at least 1.
         """
         waits = original.workload.source != "module"
         workload = original.workload.model_copy(

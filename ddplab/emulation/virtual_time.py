@@ -42,9 +42,7 @@ class VirtualRank:
     """One rank's view of virtual time; its methods are called by the rank's own thread.
 
     Attributes:
-        rank: The rank.
         log: What the rank has done since the ranks last started together.
-        thread: The thread in which the rank runs.
         may_run: Released when the rank's turn begins.
         blocked_on: What the rank waits for; empty while it runs.
     """
@@ -97,11 +95,8 @@ class VirtualRank:
     ) -> None:
         """Wait for a collective, or for what its callbacks compute.
 
-        Args:
-            number: Number of the collective. None: the result depends on no collective.
-            is_done: Whether it is done.
-            when_done: Registers a function to call when it is done.
-            what: Its name, for error messages.
+        `number` is None if the result depends on no collective; `when_done` registers a function to call when it is
+        done; `what` names it in error messages.
         """
         if number is None and is_done():
             return
@@ -126,13 +121,12 @@ class VirtualRank:
             self._time.cluster.add_computing_ranks(-1)
 
     def _block(self, what: str) -> None:
-        if self._time.failure is not None:
-            raise RanksEndedError
-        if threading.current_thread() is not self.thread:
+        if self._time.failure is None and threading.current_thread() is not self.thread:
             self._time.failure = RankError(
                 self.rank,
                 f"rank {self.rank}: a callback of a collective may launch collectives, but not wait or compute",
             )
+        if self._time.failure is not None:
             raise RanksEndedError
         self.blocked_on = what
         self._time.turn_is_over.release()
@@ -145,13 +139,10 @@ class VirtualRank:
 class VirtualTime(Generic[Result]):
     """The clock of all simulated ranks.
 
-    Args:
-        make_cluster: Makes the cluster on which the ranks compute and communicate; called whenever the ranks start
-            together, so that each iteration starts at time 0.
-        ranks: The simulated ranks.
+    Whenever the ranks start together, `make_cluster` makes the cluster on which they compute and communicate, so each
+    iteration starts at time 0.
 
     Attributes:
-        cluster: The present cluster.
         failure: The first error that a rank raised.
         on_restart: Called before a new cluster is made, after everything on the old one has ended.
     """
@@ -171,8 +162,7 @@ class VirtualTime(Generic[Result]):
         """Run `body` on every rank, each in a thread of its own; returns the results in order of the ranks.
 
         Raises:
-            RankError: A rank raised an error; all ranks wait, and the message says for what; or a rank has not come
-                back in time.
+            RankError: A rank raised an error, all ranks wait, or a rank has not come back in time.
         """
         for rank in self.ranks:
             rank.thread = threading.Thread(
@@ -216,10 +206,9 @@ class VirtualTime(Generic[Result]):
         try:
             self.cluster.env.step()
         except simpy.core.EmptySchedule:
-            waiting = "; ".join(
-                f"rank {rank.rank} waits for {rank.blocked_on}" for rank in self.ranks if rank.blocked_on
-            )
-            raise RankError(self.ranks[0].rank, f"all ranks wait, so none can go on: {waiting}") from None
+            waiting = [f"rank {rank.rank} waits for {rank.blocked_on}" for rank in self.ranks if rank.blocked_on]
+            message = f"all ranks wait, so none can go on: {'; '.join(waiting)}"
+            raise RankError(self.ranks[0].rank, message) from None
 
     def _restart(self) -> None:
         self.cluster.env.run()  # collectives that no rank waits for

@@ -44,7 +44,7 @@ class TrainingPlan:
         workload: The recorded model.
         policy: Settings of the reducer.
         plan: Explicit buckets in launch order. None: the reducer assigns buckets by the caps.
-        reducer: The class that averages gradients, with the constructor of torch's `DistributedDataParallel`.
+        reducer: The class that averages gradients; see `emulate`.
         hook: The comm hook, with its costs.
         processor: Processor costs to charge.
         warm_up: By simulated rank, the times of each warm-up iteration.
@@ -92,7 +92,7 @@ class RankTraining:
         self._last_of_bucket: dict[int, int] = {}  # number of the last collective of each bucket in this iteration
         self._results: dict[int, VirtualFuture] = {}  # what the comm hook returned for each bucket
         self._awaited: list[VirtualFuture] = []
-        self._buckets_left: int | None = None  # until torch's C++ reducer waits right after a launch
+        self._buckets_left = 0  # until torch's C++ reducer waits right after a launch; 0: it does not
         group.before_launch, group.after_launch = self._before_launch, self._after_launch
 
     def run(self) -> None:
@@ -160,8 +160,8 @@ class RankTraining:
 
     def _listen_to(self, ddp: nn.Module) -> None:
         if isinstance(ddp, DistributedDataParallel):
-            ddp.reducer.launch_order = _LaunchReports(self)
-            ddp.reducer.observers.append(_Copies(self, ddp, self._training))
+            ddp.reducer.launch_order = reports = _Reports(self, ddp, self._training)
+            ddp.reducer.observers.append(reports)
         elif isinstance(getattr(ddp, "reducer", None), TorchReducer):
             self._torch_ddp = ddp
             self._device.at_backward_end = self._wait_for_everything
@@ -175,11 +175,8 @@ class RankTraining:
         with nullcontext() if synchronized else cast("Any", ddp).no_sync():
             loss = ddp()
             if synchronized and policy.find_unused_parameters and not policy.static_graph:
-                self.charge(
-                    "search",
-                    None,
-                    round(self._training.processor.search_ns_per_parameter * len(training.workload.parameters)),
-                )
+                search_ns = training.processor.search_ns_per_parameter * len(training.workload.parameters)
+                self.charge("search", None, round(search_ns))
             self._in_backward = True
             loss.backward()
             self._in_backward = False
@@ -217,14 +214,12 @@ class RankTraining:
         def charged(state: Any, bucket: GradBucket) -> torch.futures.Future[Tensor]:
             number, density = bucket.index(), self._training.policy.sparse_density
             recorded = [self._training.workload.parameters[index_of[id(one)]] for one in bucket.parameters()]
-            size = sum(gradient_bytes(one, density) for one in recorded)
+            size = sum(gradient_bytes(recorded, density))
             message = costs.message(recorded, density)
             self.bucket_launches(number)
             self.charge("compress", number, costs.compress(size))
             self.charge("launch", number, self._training.processor.launch_ns)
-            self._second_due = [
-                due for due in self._second_due if due[0] < number
-            ]  # not those of an iteration before
+            self._second_due = [due for due in self._second_due if due[0] < number]  # not of an iteration before
             if message is not None and message.second_bytes is not None:
                 self._second_due.append((number, size))
             future = hook(state, bucket)
@@ -290,34 +285,33 @@ class RankTraining:
         """
         if self._torch_ddp is None:
             return
-        if self._buckets_left is None and not self._in_iteration:
+        if not self._buckets_left and not self._in_iteration:
             self._buckets_left = _bucket_count(self._torch_ddp)
-        if self._buckets_left is not None:
+        if self._buckets_left:
             self._buckets_left -= 1
             if not self._buckets_left:
-                self._buckets_left = None
                 self._wait_for_everything()
 
 
 def _real_hook(hook: CommHook, policy: Policy) -> tuple[Callable[[Any, Any], Any], Any]:
-    """Return the function of a comm hook and its state.
-
-    PowerSGD usually starts to compress in its third iteration; in a phase before that one, it starts at once.
-    """
+    """Return the function of a comm hook and its state."""
     if type(hook) is CommHook:  # sends gradients unchanged, but may compute
         return allreduce, None
     function, make_state = real_hook(hook.name)
     state = make_state()
     if policy.phase != "steady" and isinstance(state, PowerSGDState):
-        state.start_powerSGD_iter = 0
+        state.start_powerSGD_iter = 0  # usually the third iteration, which comes after the phase
     return function, state
 
 
-class _LaunchReports:
-    """Reports each launch of our reducer to the rank's training, also on a rank without inputs."""
+class _Reports(Observer):
+    """Reports the launches of our reducer, also on a rank without inputs, and charges its copies.
 
-    def __init__(self, training: RankTraining) -> None:
-        self._training = training
+    Stands in for the reducer's `LaunchOrder` too; no collective fails, so there is nothing to explain.
+    """
+
+    def __init__(self, training: RankTraining, ddp: DistributedDataParallel, costs: TrainingPlan) -> None:
+        self._training, self._ddp, self._costs = training, ddp, costs
 
     def launching(self, bucket: int, size_bytes: int) -> int:
         """See `LaunchOrder.launching`."""
@@ -325,39 +319,29 @@ class _LaunchReports:
         return 0
 
     def explain(self, launch: int) -> str:
-        """Nothing: no collective fails."""
+        """See `LaunchOrder.explain`."""
         return ""
-
-
-class _Copies(Observer):
-    """Charges the copies of our reducer: into a bucket when it is full, and out of it when its averages are there."""
-
-    def __init__(self, training: RankTraining, ddp: DistributedDataParallel, costs: TrainingPlan) -> None:
-        self._training, self._ddp, self._costs = training, ddp, costs
 
     def bucket_ready(self, bucket: int) -> None:
         """Charge the copies into the bucket."""
-        sizes = self._sizes(bucket)
-        self._training.charge("pack", bucket, sum(map(self._costs.processor.pack, sizes)))
+        self._charge("pack", bucket, self._costs.processor.pack)
 
     def bucket_copied_out(self, bucket: int) -> None:
         """Charge the copies out of the bucket."""
         if not self._costs.policy.gradient_as_bucket_view:
-            sizes = self._sizes(bucket)
-            self._training.charge("copy_out", bucket, sum(map(self._costs.processor.copy_out, sizes)))
+            self._charge("copy_out", bucket, self._costs.processor.copy_out)
 
-    def _sizes(self, bucket: int) -> list[int]:
+    def _charge(self, kind: ComputeKind, bucket: int, cost_ns: Callable[[int], int]) -> None:
         parameters, density = self._costs.workload.parameters, self._costs.policy.sparse_density
         indices = self._ddp.reducer.buckets[bucket].indices
-        return [gradient_bytes(parameters[index], density) for index in indices]
+        sizes = gradient_bytes([parameters[index] for index in indices], density)
+        self._training.charge(kind, bucket, sum(map(cost_ns, sizes)))
 
 
 class _EndOfIteration(Joinable, JoinHook):
-    """Calls a function after each iteration under Join, on ranks with inputs and without.
+    """Calls a function with the number of iterations after each one under Join, on ranks with inputs and without.
 
-    Args:
-        ddp: The reducer, which comes first in Join's list.
-        done: Called with the number of iterations so far.
+    The reducer `ddp` comes first in Join's list.
     """
 
     def __init__(self, ddp: Any, done: Callable[[int], None]) -> None:
@@ -374,7 +358,7 @@ class _EndOfIteration(Joinable, JoinHook):
         return self
 
     def main_hook(self) -> None:
-        """Called on a rank without inputs, after the reducer has matched the collectives of an iteration."""
+        """Ends an iteration of a rank without inputs, after the reducer has matched its collectives."""
         self.notify()
 
     @property
@@ -394,15 +378,14 @@ ONE_BUCKET_MB = 2.0**30
 
 def ddp_arguments(policy: Policy, plan: Sequence[Sequence[int]] | None) -> dict[str, Any]:
     """Return the arguments of `DistributedDataParallel` that differ from its defaults."""
-    cap = policy.bucket_cap_mb
+    cap, caps_mb = policy.bucket_cap_mb, policy.bucket_cap_mb_list
+    if not caps_mb and policy.first_bucket_mb is not None:
+        caps_mb = (policy.first_bucket_mb, 25 if cap is None else cap)
     caps: dict[str, Any] = {"bucket_cap_mb": None if cap is None else min(cap, ONE_BUCKET_MB)}
     if plan is not None:
         caps = {"plan": plan}
-    elif policy.bucket_cap_mb_list:
-        caps = {"bucket_cap_mb_list": [min(cap, ONE_BUCKET_MB) for cap in policy.bucket_cap_mb_list]}
-    elif policy.first_bucket_mb is not None:
-        largest = 25 if policy.bucket_cap_mb is None else policy.bucket_cap_mb
-        caps = {"bucket_cap_mb_list": [min(cap, ONE_BUCKET_MB) for cap in (policy.first_bucket_mb, largest)]}
+    elif caps_mb:
+        caps = {"bucket_cap_mb_list": [min(one, ONE_BUCKET_MB) for one in caps_mb]}
     flags = ("find_unused_parameters", "static_graph", "skip_all_reduce_unused_params", "gradient_as_bucket_view")
     chosen = {name: True for name in flags if getattr(policy, name)}
     return caps | chosen | ({} if policy.broadcast_buffers else {"forward_sync_buffers": False})

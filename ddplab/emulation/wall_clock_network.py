@@ -12,15 +12,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from functools import cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d
 from torch.distributed.distributed_c10d import GroupName
 
@@ -28,20 +25,13 @@ from simulator.engines.event_replay import Cluster, CollectiveCost, RunningColle
 from simulator.fabric import Fabric
 from simulator.step_costs import price
 
+from ..calibration.repeated_timing import of_slowest_rank
 from .emulated_device import least_timer_slack
-from .modelled_network import CollectiveMessage, ModelledWork, all_reduce_message, tensor_bytes
+from .modelled_network import Arguments, CollectiveGroup, CollectiveMessage, ModelledWork
 
 
-@dataclass(frozen=True, eq=False)
-class CollectiveOnAllRanks:
-    """A collective that all ranks have launched.
-
-    Attributes:
-        number: Its place in launch order.
-        message: What each rank sends.
-        launched_ns: When the last rank launched it.
-        result: What the caller of the collective gets.
-    """
+class CollectiveOnAllRanks(NamedTuple):
+    """A collective that all ranks have launched, the last one at `launched_ns`; numbers are in launch order."""
 
     number: int
     message: CollectiveMessage
@@ -50,10 +40,9 @@ class CollectiveOnAllRanks:
 
 
 class Unfinished:
-    """The futures of collectives in flight.
+    """Futures of collectives in flight. Callbacks hold them, not the group, which Gloo's threads must not free.
 
-    Callbacks of Gloo hold this object instead of the group, which Gloo must not free; see
-    `reference.comm_hooks.interface`.
+    See `reference.comm_hooks.interface`.
     """
 
     def __init__(self) -> None:
@@ -64,11 +53,7 @@ class Unfinished:
         self._error: Exception | None = None
 
     def add(self, future: "torch.futures.Future[Any]") -> int:
-        """Number a collective; the caller holds `launching`.
-
-        Raises:
-            Exception: The error of a collective that failed before.
-        """
+        """Number a collective, or raise the error of one that failed before; the caller holds `launching`."""
         if self._error is not None:
             raise self._error
         number, self.count = self.count, self.count + 1
@@ -91,13 +76,13 @@ class Unfinished:
             future.set_exception(error)
 
 
-class WallGroup(dist.ProcessGroup):
-    """A process group of all ranks whose collectives take the time that a fabric gives.
+class WallGroup(CollectiveGroup):
+    """A process group of all ranks whose collectives take the time that a fabric gives, without its contention.
 
     Args:
         gloo: A process group that moves the data; nothing else may use it meanwhile.
         moments: One through which ranks agree on launch times; the same holds.
-        fabric: Costs of the collectives, in the time of the clock. Contention is left out, because devices sleep.
+        fabric: Costs of the collectives, in the time of the clock.
 
     Attributes:
         late_ns: How late each collective ended on this rank.
@@ -113,9 +98,9 @@ class WallGroup(dist.ProcessGroup):
         # No SimpleQueue: in Python 3.11, its `get` blocks for ever if the time-out ends while it takes its lock.
         self._arrivals: queue.Queue[CollectiveOnAllRanks | None] = queue.Queue()
         self._cluster = Cluster([0], concurrency=fabric.concurrency, slows_computation=False, lingers_ns=0)
-        origin = torch.tensor([time.monotonic_ns()])
-        moments.allreduce([origin], _options(dist.ReduceOp.MAX)).wait()
-        self._origin_ns = int(origin)
+        self._latest = dist.AllreduceOptions()
+        self._latest.reduceOp = dist.ReduceOp.MAX  # type: ignore[assignment]
+        (self._origin_ns,) = of_slowest_rank([time.monotonic_ns()], moments)
         self._thread = threading.Thread(target=self._run, daemon=True, name="modelled network")
         self._thread.start()
 
@@ -125,50 +110,21 @@ class WallGroup(dist.ProcessGroup):
         self._thread.join()
         self._unfinished.fail(RuntimeError("modelled network: closed with collectives in flight"))
 
-    def getBackendName(self) -> str:  # noqa: N802 - torch's name
-        """Name of the backend."""
-        return "modelled"
-
-    def allreduce(self, tensors: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
-        """Reduce tensors over all ranks, in place."""
-        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        opts = _options(dist.ReduceOp.SUM) if opts is None else opts
-        return self._launch(all_reduce_message(tensors), tensors, lambda: self._gloo.allreduce(tensors, opts))
-
-    def broadcast(self, tensors: Any, opts: Any = None) -> ModelledWork:  # type: ignore[override]
-        """Overwrite tensors with those of one rank."""
-        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        opts = dist.BroadcastOptions() if opts is None else opts
-        message = CollectiveMessage("broadcast", sum(map(tensor_bytes, tensors)))
-        return self._launch(message, tensors, lambda: self._gloo.broadcast(tensors, opts))
-
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None) -> ModelledWork:
-        """Give every rank the tensors of all ranks."""
-        outputs, inputs = ([outputs], [inputs]) if isinstance(inputs, Tensor) else (outputs, inputs)
-        opts = AllgatherOptions() if opts is None else opts
-        message = CollectiveMessage("all_gather", sum(map(tensor_bytes, inputs)))
-        return self._launch(message, outputs, lambda: self._gloo.allgather(outputs, inputs, opts))
-
-    def barrier(self, opts: Any = None) -> ModelledWork:
-        """Wait for all ranks."""
-        nothing = torch.zeros(0)
-        return self.allreduce([nothing])
-
-    def _launch(self, message: CollectiveMessage, result: Any, move: Callable[[], dist.Work]) -> ModelledWork:
+    def _launch(self, message: CollectiveMessage, method: str, arguments: Arguments, opts: Any) -> ModelledWork:
         future: torch.futures.Future[Any] = torch.futures.Future()
         unfinished, arrivals = self._unfinished, self._arrivals
         with unfinished.launching:  # so that launch times rise with the numbers, on every rank
             number = unfinished.add(future)
-            self._moves[number] = move
+            self._moves[number] = partial(getattr(self._gloo, method), *arguments, opts)
             latest = torch.tensor([time.monotonic_ns(), message.size_bytes])
-            work = self._moments.allreduce([latest], _options(dist.ReduceOp.MAX))
+            work = self._moments.allreduce([latest], self._latest)
 
         def launched_by_all(done: "torch.futures.Future[Any]") -> None:
             try:
                 done.value()
                 launched_ns, size_bytes = latest.tolist()  # ranks may gather different sizes; the largest counts
                 largest = message._replace(size_bytes=size_bytes)
-                arrivals.put(CollectiveOnAllRanks(number, largest, launched_ns, result))
+                arrivals.put(CollectiveOnAllRanks(number, largest, launched_ns, arguments[0]))
             except Exception as error:  # noqa: BLE001 - the ranks that wait get it
                 unfinished.fail(error)
 
@@ -176,32 +132,28 @@ class WallGroup(dist.ProcessGroup):
         return ModelledWork(future)
 
     def _run(self) -> None:
-        """Run the cluster; an error ends all collectives."""
-        try:
-            self._serve()
-        except Exception as error:  # noqa: BLE001 - the ranks that wait get it
-            self._unfinished.fail(error)
+        """Run the cluster by the clock: start each collective when it was launched, and end it when it is due.
 
-    def _serve(self) -> None:
-        """Run the cluster by the clock: start each collective when it was launched, and end it when it is due."""
+        An error ends all collectives.
+        """
         least_timer_slack()
         waiting: dict[int, CollectiveOnAllRanks] = {}
         started = 0
-        while True:
-            try:
-                arrival = self._arrivals.get(timeout=self._until_next_event_s())
-            except queue.Empty:
-                pass
-            else:
-                if arrival is None:
-                    return
-                waiting[arrival.number] = arrival
+        try:
+            while True:
+                with suppress(queue.Empty):
+                    arrival = self._arrivals.get(timeout=self._until_next_event_s())
+                    if arrival is None:
+                        return
+                    waiting[arrival.number] = arrival
                 while started in waiting:
                     self._start(waiting.pop(started))
                     started += 1
-            now_ns = time.monotonic_ns() - self._origin_ns
-            while self._cluster.env.peek() <= now_ns:
-                self._cluster.env.step()
+                now_ns = time.monotonic_ns() - self._origin_ns
+                while self._cluster.env.peek() <= now_ns:
+                    self._cluster.env.step()
+        except Exception as error:  # noqa: BLE001 - the ranks that wait get it
+            self._unfinished.fail(error)
 
     def _until_next_event_s(self) -> float | None:
         due_ns = self._cluster.env.peek()
@@ -210,23 +162,23 @@ class WallGroup(dist.ProcessGroup):
         return max(0.0, (self._origin_ns + due_ns - time.monotonic_ns()) / 1e9)
 
     def _start(self, launched: CollectiveOnAllRanks) -> None:
-        number, result = launched.number, launched.result
-        move, moved = self._moves.pop(number), []
+        move, moved = self._moves.pop(launched.number), []
 
         def begin_to_move() -> None:
             moved.append(move().get_future())
 
-        collective = RunningCollective(self._cluster.env, self._cost(launched.message), begin_to_move)
+        cost_ns = int(price([launched.message], self._fabric, self._ranks)[0])
+        sharing = self._fabric.link_share(launched.message.size_bytes, self._ranks)
+        collective = RunningCollective(self._cluster.env, CollectiveCost(cost_ns, 0, sharing), begin_to_move)
         unfinished, origin_ns = self._unfinished, self._origin_ns
 
         def finish(due_ns: int, done: "torch.futures.Future[Any]") -> None:
             unfinished.late_ns.append(time.monotonic_ns() - origin_ns - due_ns)
             try:
                 done.value()
+                unfinished.finish(launched.number, launched.result)
             except Exception as error:  # noqa: BLE001 - the ranks that wait get it
                 unfinished.fail(error)
-                return
-            unfinished.finish(number, result)
 
         collective.done.callbacks.append(
             lambda _event: moved[0].add_done_callback(partial(finish, collective.done_ns))
@@ -234,21 +186,6 @@ class WallGroup(dist.ProcessGroup):
         env = self._cluster.env
         launch = env.timeout(max(0, launched.launched_ns - self._origin_ns - self._cluster.now_ns))
         launch.callbacks.append(lambda _event: self._cluster.launched_by_all(collective))
-
-    def _advance(self, clock_ns: int) -> None:
-        """Process all events up to this moment."""
-        while self._cluster.env.peek() <= clock_ns - self._origin_ns:
-            self._cluster.env.step()
-
-    def _cost(self, message: CollectiveMessage) -> CollectiveCost:
-        cost_ns = int(price([message], self._fabric, self._ranks)[0])
-        return CollectiveCost(cost_ns, queue=0, sharing=self._fabric.link_share(message.size_bytes, self._ranks))
-
-
-def _options(operation: Any) -> dist.AllreduceOptions:
-    options = dist.AllreduceOptions()
-    options.reduceOp = operation
-    return options
 
 
 @contextmanager

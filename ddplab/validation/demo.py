@@ -65,15 +65,10 @@ class Ladder(NamedTuple):
 
 
 def demo(out: Path, *, on_progress: Progress) -> Ladder:
-    """Predict and run all three; write the reports, a figure and a timeline to `out`.
+    """Predict and run all three.
 
-    Args:
-        out: Folder for a folder of each report, `demo.png`, and `perfetto.json`, the timeline in virtual time with
-            the default cap.
-        on_progress: Called with each step's name, the parts done and all parts.
-
-    Raises:
-        RankError: A rank failed.
+    `out` gets a folder of each report, `demo.png`, and `perfetto.json`, the timeline in virtual time with the default
+    cap.
     """
     on_progress(f"virtual time: emulating {VIRTUAL_RANKS} V100s", 0, 1)
     virtual = _in_virtual_time(out)

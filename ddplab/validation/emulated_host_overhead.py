@@ -33,9 +33,8 @@ class IterationWithOneAllReduce(NamedTuple):
     Attributes:
         number: Position in the run; the recorded iterations repeat.
         alone_ns: Time of the same all-reduce on these ranks without training: the median.
-        iteration_ns: Time from the previous iteration's end to this one's, each on the rank that ends last.
-        packing_ns: Time from the moment at which the last gradient is due until the bucket is packed, each on the
-            rank for which it comes last.
+        iteration_ns: Time from the previous iteration's end to this one's; as below, the last rank counts.
+        packing_ns: Time from the moment at which the last gradient is due until the bucket is packed.
     """
 
     number: int
@@ -98,14 +97,8 @@ BUDGET_NS = 3_000_000_000
 class AllReduceAfterBackward(Observer):
     """All-reduces one message in each iteration, where a reducer with one bucket would wait for its all-reduce.
 
-    Args:
-        size_bytes: Size of the message.
-        device: The clock of the emulated device; it must come later in the reducer's list of observers.
-
-    Attributes:
-        message: The message.
-        due_ns: When the last gradient was due, by `clock_ns`.
-        packed_ns: When the bucket was packed, by `clock_ns`.
+    Notes by `clock_ns` when the last gradient was due and when the bucket was packed. The clock of the emulated
+    device must come later in the reducer's list of observers.
     """
 
     def __init__(self, size_bytes: int, device: WallClock) -> None:
@@ -157,11 +150,12 @@ def time_one_all_reduce_each(
         moments_ns += [observer.due_ns, observer.packed_ns, clock_ns()]
     ddp.reducer.detach()
     start_ns, *rest_ns = of_slowest_rank(moments_ns)
-    iterations = []
-    for number, (due_ns, packed_ns, end_ns) in enumerate(np.reshape(rest_ns, (-1, 3)).tolist()):
-        iterations.append(IterationWithOneAllReduce(number, alone_ns, end_ns - start_ns, packed_ns - due_ns))
-        start_ns = end_ns
-    return iterations
+    due_ns, packed_ns, end_ns = np.reshape(rest_ns, (-1, 3)).T
+    iteration_ns, packing_ns = np.diff(end_ns, prepend=start_ns).tolist(), (packed_ns - due_ns).tolist()
+    return [
+        IterationWithOneAllReduce(number, alone_ns, *times_ns)
+        for number, times_ns in enumerate(zip(iteration_ns, packing_ns, strict=True))
+    ]
 
 
 def _time_alone(message: torch.Tensor, pause_s: float) -> int:

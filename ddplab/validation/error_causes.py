@@ -16,14 +16,13 @@ from typing import Any, NamedTuple, Self, get_args
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from numpy.typing import NDArray
 
 from reference.bucketing import cap_name
 from reference.files import value_ranges
 from simulator.engines.engine_input import EngineInput
+from simulator.engines.simulation import simulate
 from simulator.engines.timeline import Timeline
 from simulator.fabric import LinkShare
-from simulator.interval import simulate
 from simulator.plot_colours import COMPUTATION, EXPOSED, INK
 from simulator.schedule.schedule import Compute, ComputeKind, LaunchCollective, Wait
 from simulator.workload.compute_times import Nanoseconds
@@ -54,7 +53,6 @@ PARTS = (
 """All parts, which add up to the iteration of the slowest rank, in the order of an iteration."""
 CAUSES = tuple(part for part in PARTS if part not in ("slowest rank", "queue"))
 """The parts that can be a cause; the others follow from them."""
-EXPLAINED_COLLECTIVES = ("broadcast", "all_reduce")
 
 DONE_ALREADY_NS = 100_000
 """A rank that waits for less found the collective done. If all ranks did, and its end was not read, the collective
@@ -83,10 +81,10 @@ def measured_timelines(predicted: Timeline, iterations_by_rank: Sequence[Iterati
         NotWatchedError: The schedule has collectives other than broadcasts and one all-reduce per bucket.
     """
     for collective in predicted.engine_input.schedule.collectives:
-        if collective.kind not in EXPLAINED_COLLECTIVES:
+        if collective.kind not in ("broadcast", "all_reduce"):
             raise NotWatchedError(
-                f"explain: expected only collectives of kind {' and '.join(EXPLAINED_COLLECTIVES)}, got "
-                f"{collective.kind}; its parts are not measured"
+                f"explain: expected only collectives of kind broadcast and all_reduce, got {collective.kind}; its "
+                "parts are not measured"
             )
     return [_measured_timeline(predicted, ranks) for ranks in zip(*iterations_by_rank, strict=True)]
 
@@ -166,10 +164,9 @@ class FixedDurations:
 
     Attributes:
         engine_input: The iteration; one row for each rank.
-        step_ns: Elapsed time of each computing step; shape [ranks, steps].
-        in_flight_ns: Elapsed time of each collective; shape [collectives].
-        waking_ns: Time from the end of a collective until a rank that waits for it goes on; shape
-            [ranks, collectives].
+        step_ns: Of each computing step; shape [ranks, steps].
+        in_flight_ns: Of each collective; shape [collectives].
+        waking_ns: From the end of a collective until a rank that waits for it goes on; shape [ranks, collectives].
     """
 
     engine_input: EngineInput
@@ -182,38 +179,34 @@ class FixedDurations:
         """Read the durations off a timeline."""
         engine_input = timeline.engine_input
         instructions = engine_input.schedule.instructions
-        rows = _row_of_each_rank(engine_input)
+        ranks, represented_by = engine_input.ranks, engine_input.represented_by
+        rows = [ranks.index(rank) for rank in (ranks if represented_by is None else represented_by.tolist())]
         end_ns = timeline.end_ns[rows]
-        before_ns = np.concatenate([np.zeros((len(rows), 1), np.int64), end_ns[:, :-1]], axis=1)
+        elapsed_ns = np.diff(end_ns, axis=1, prepend=0)
         is_step = [isinstance(one, Compute) for one in instructions]
         waking_ns = np.zeros((len(rows), len(engine_input.schedule.collectives)), np.int64)
         for place, one in enumerate(instructions):
             if isinstance(one, Wait):
-                since_ns = np.maximum(timeline.done_ns[one.collective], before_ns[:, place])
-                waking_ns[:, one.collective] = np.maximum(0, end_ns[:, place] - since_ns)
+                since_done_ns = end_ns[:, place] - timeline.done_ns[one.collective]
+                waking_ns[:, one.collective] = np.clip(since_done_ns, 0, elapsed_ns[:, place])
         fixed = replace(
             engine_input,
             ranks=tuple(range(len(rows))),
             represented_by=None,
             sharing=(LinkShare(),) * len(engine_input.queues),
             slowdowns=None,
-            lingers_ns=0,
             meets={condition: met[rows] for condition, met in engine_input.meets.items()},
         )
-        return cls(fixed, (end_ns - before_ns)[:, is_step], timeline.done_ns - timeline.start_ns, waking_ns)
+        return cls(fixed, elapsed_ns[:, is_step], timeline.done_ns - timeline.start_ns, waking_ns)
 
     def iteration_ns(self) -> int:
         """Simulate the iteration; return its duration."""
-        instructions = self.engine_input.schedule.instructions
         step_ns = self.step_ns.copy()
         column = 0
-        woken: NDArray[np.int64] = np.zeros(len(step_ns), np.int64)
-        for one in instructions:  # a rank that is being woken does not compute
+        for one in self.engine_input.schedule.instructions:  # a rank that is being woken does not compute
             if isinstance(one, Wait):
-                woken = woken + self.waking_ns[:, one.collective]
+                step_ns[:, column] += self.waking_ns[:, one.collective]
             elif isinstance(one, Compute):
-                step_ns[:, column] += woken
-                woken = np.zeros_like(woken)
                 column += 1
         frozen = replace(self.engine_input, duration_ns=step_ns, cost_ns=self.in_flight_ns)
         return simulate(frozen, "auto").iteration_ns
@@ -228,13 +221,6 @@ class FixedDurations:
         kind = "broadcast" if part == "broadcast" else "all_reduce"
         of_kind = np.array([one.kind == kind for one in self.engine_input.schedule.collectives], bool)
         return replace(self, in_flight_ns=np.where(of_kind, other.in_flight_ns, self.in_flight_ns))
-
-
-def _row_of_each_rank(engine_input: EngineInput) -> list[int]:
-    row_of = {rank: row for row, rank in enumerate(engine_input.ranks)}
-    if engine_input.represented_by is None:
-        return list(row_of.values())
-    return [row_of[simulated] for simulated in engine_input.represented_by.tolist()]
 
 
 def part_times(timeline: Timeline) -> dict[str, int]:
@@ -263,11 +249,7 @@ def part_times(timeline: Timeline) -> dict[str, int]:
 
 
 def bucket_times(timeline: Timeline) -> pd.DataFrame:
-    """Return a table of the buckets: when each was packed and launched by the last rank, started, and was done.
-
-    The columns are bucket, packed_ns, launched_ns, start_ns, done_ns and copied_out_ns; a row's moments are those of
-    the last rank, from the start of the iteration.
-    """
+    """Return a table by bucket: when the last rank had packed it, launched it and so on, since the start."""
     schedule = timeline.engine_input.schedule
     ends = timeline.end_ns.max(axis=0).tolist()
     steps = {one: end for one, end in zip(schedule.instructions, ends, strict=True) if isinstance(one, Compute)}
@@ -284,7 +266,7 @@ def bucket_times(timeline: Timeline) -> pd.DataFrame:
         for number, one in enumerate(schedule.collectives)
         if one.kind == "all_reduce"
     ]
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).set_index("bucket")
 
 
 @dataclass(frozen=True)
@@ -292,16 +274,13 @@ class Explanation:
     """Why a prediction and its measurement differ; all times in nanoseconds.
 
     Attributes:
-        model: Name of the model.
-        configuration: The configuration.
         predicted_ns: Predicted iteration.
         measured_ns: Median of the measured iterations by the clock. Causes, parts and buckets are means over the one
             or two iterations in the middle.
         causes_ns: By cause, how much longer the iteration becomes when the measured durations replace the predicted
             ones, after the causes before it.
         not_explained_ns: What remains; the causes and this add up to the difference.
-        predicted_parts_ns: `part_times` of the prediction.
-        measured_parts_ns: `part_times` of the measurement.
+        predicted_parts_ns: `part_times` of the prediction, as `measured_parts_ns` of the measurement.
         buckets: `bucket_times` of the prediction (`predicted_` before each name) and measurement (`measured_`).
     """
 
@@ -363,32 +342,19 @@ def explain(
     model: str,
     dilation: float = 1.0,
 ) -> Explanation:
-    """Explain one configuration.
+    """Explain one configuration, from the timeline of the predicted median iteration and what each rank did.
 
-    Args:
-        predicted: Timeline of the predicted median iteration.
-        iterations_by_rank: What each rank did; see `Watch`.
-        configuration: The configuration.
-        model: Name of the model.
-        dilation: How many times slower the iterations ran than what they stand for; all times are divided by it.
+    All times are divided by `dilation`: how many times slower the iterations ran than what they stand for.
 
     Raises:
-        ValueError: The configuration has collectives that are not measured.
+        NotWatchedError: See `measured_timelines`.
     """
     timelines = sorted(measured_timelines(predicted, iterations_by_rank), key=attrgetter("iteration_ns"))
     timelines = timelines[(len(timelines) - 1) // 2 : len(timelines) // 2 + 1]  # their mean is the median
     causes = _mean([causes_of(predicted, one) for one in timelines], dilation)
-    before, after = bucket_times(predicted), [bucket_times(one) for one in timelines]
-    means = sum(after[1:], start=after[0].astype(float)) / len(after)
-    moments = [name for name in before.columns if name != "bucket"]
-    buckets = pd.concat(
-        [
-            before["bucket"],
-            (before[moments] / dilation).add_prefix("predicted_"),
-            (means[moments] / dilation).add_prefix("measured_"),
-        ],
-        axis=1,
-    )
+    means = pd.concat(map(bucket_times, timelines)).groupby("bucket").mean()
+    buckets = (bucket_times(predicted) / dilation).add_prefix("predicted_")
+    buckets = buckets.join((means / dilation).add_prefix("measured_")).reset_index()
     return Explanation(
         model=model,
         configuration=configuration,
@@ -419,20 +385,15 @@ def explain_run(folder: Path) -> ExplainedRun:
     The predictions are computed again, from the trace and the fabric file from which they were computed at first.
 
     Raises:
-        ValueError: A file is missing or damaged, or no configuration can be explained; the message names the file,
-            what is wrong with it and what to do.
+        ValueError: A file is missing or damaged, or no configuration can be explained.
     """
     report = ValidationReport.load(folder)
     samples = _read_samples(folder)
+    by_configuration = dict(iter(samples.groupby(["model", "cap_mb", "order", "hook"])))
     inputs = {model: report.inputs(folder, model) for model in {row.model for row in report.rows}}
     explanations, left_out = list[Explanation](), list[str]()
     for row in report.rows:
-        own = samples[
-            (samples["model"] == row.model)
-            & (samples["cap_mb"] == row.cap_mb)
-            & (samples["order"] == row.order)
-            & (samples["hook"] == row.hook)
-        ]
+        own = by_configuration.get((row.model, row.cap_mb, row.order, row.hook), samples[:0])
         turns = [from_samples(turn) for _, turn in own.groupby("turn", sort=True)]
         if not turns:
             raise ValueError(
@@ -478,28 +439,28 @@ def _read_samples(folder: Path) -> pd.DataFrame:
         )
     try:
         samples = pd.read_parquet(path)
+        with np.errstate(invalid="ignore"):  # pandas refuses numbers that a cast changes
+            samples = samples.astype(SAMPLE_TYPES)
     except OSError as error:
         raise ValueError(
             f"{path}: cannot be read: {error.strerror or error}; run `ddplab validate` again, because earlier "
             "versions kept no samples"
         ) from None
-    except ValueError as error:  # includes pyarrow's errors
+    except KeyError:
+        missing = next(name for name in SAMPLE_TYPES if name not in samples.columns)
+        raise ValueError(
+            f"{path}: expected the columns {', '.join(SAMPLE_TYPES)}, got none named {missing}"
+        ) from None
+    except (ValueError, TypeError, OverflowError) as error:  # includes pyarrow's errors
         raise ValueError(f"{path}: expected samples as `ddplab validate` writes them, got {error}") from None
-    if missing := [name for name in SAMPLE_TYPES if name not in samples.columns]:
-        raise ValueError(f"{path}: expected the columns {', '.join(SAMPLE_TYPES)}, got none named {missing[0]}")
-    try:
-        with np.errstate(invalid="ignore"):  # pandas refuses numbers that a cast changes
-            samples = samples.astype(SAMPLE_TYPES)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"{path}: expected samples as `ddplab validate` writes them, got {error}") from None
-    unknown = [kind for kind in samples["moment"].unique().tolist() if kind not in get_args(MomentKind)]
     if samples[["turn", "iteration", "rank", "ns"]].isna().any(axis=None):
         raise ValueError(f"{path}: expected a turn, iteration, rank and ns in each row; run `ddplab validate` again")
+    unknown = samples.loc[~samples["moment"].isin(get_args(MomentKind)), "moment"].tolist()
     outside = samples.loc[~samples["ns"].between(-value_ranges.YEAR_NS, value_ranges.YEAR_NS), "ns"].tolist()
-    if unknown or outside:
+    if wrong := [*unknown, *outside]:
         raise ValueError(
-            f"{path}: expected the moments {', '.join(get_args(MomentKind))} within a year, got "
-            f"{unknown[0] if unknown else outside[0]!r}; run `ddplab validate` again"
+            f"{path}: expected the moments {', '.join(get_args(MomentKind))} within a year, got {wrong[0]!r}; "
+            "run `ddplab validate` again"
         )
     return samples
 
@@ -507,10 +468,10 @@ def _read_samples(folder: Path) -> pd.DataFrame:
 def _by_rank(turns: Sequence[Sequence[Iterations]], path: Path) -> list[Iterations]:
     counts = {len(ranks) for ranks in turns}, {len(iterations) for ranks in turns for iterations in ranks}
     if any(len(some) != 1 for some in counts):
+        ranks, iterations = (" or ".join(map(str, sorted(some))) for some in counts)
         raise ValueError(
-            f"{path}: expected equally many ranks in each turn and iterations of each rank, got "
-            f"{' or '.join(map(str, sorted(counts[0])))} ranks and {' or '.join(map(str, sorted(counts[1])))} "
-            "iterations; run `ddplab validate` again"
+            f"{path}: expected equally many ranks in each turn and iterations of each rank, got {ranks} ranks and "
+            f"{iterations} iterations; run `ddplab validate` again"
         )
     return [tuple(chain(*of_rank)) for of_rank in zip(*turns, strict=True)]
 

@@ -1,13 +1,11 @@
 """Reference runs: the reducer trains with bucket caps that no target run has; slow-downs are fitted to their times.
 
-Collectives without a pause and collectives far apart (`slow_downs`) do not slow computation exactly as those of a
-reducer do. Layers differ, and in training the same ones always run beside the collectives. A launch wakes a thread of
-the network, which takes the core from the computation for up to milliseconds. Gloo's network threads poll while a
-message waits for its receiver. In a DenseNet over 1 Gbit/s, such effects made the backward pass 26 ms of 323 longer
-than predicted. All of them act beside collectives, so one factor on all slow-downs accounts for them: the one with
-which a run with few buckets and a run with many buckets are predicted rightly on average. Two factors, for small and
-for large collectives, would follow the noise of these runs: one bucket cap of a vision transformer was then predicted
-15 % too slow instead of 2 % too fast.
+Collectives in a reducer slow computation down otherwise than those of `slow_downs`: the same layers always run beside
+them, a launch wakes a thread of the network, which takes the core for up to milliseconds, and Gloo's threads poll
+while a message waits for its receiver. In a DenseNet over 1 Gbit/s, this made the backward pass 26 ms of 323 longer
+than predicted. One factor on all slow-downs accounts for it: the one with which a run with few buckets and a run with
+many buckets are predicted rightly on average. Two factors, for small and for large collectives, would follow the
+noise of these runs: one bucket cap of a vision transformer was then 15 % too slow instead of 2 % too fast.
 
 Reference runs are never target runs. They also give the speed checks with which those beside the target runs are
 compared: both are measured in the same way.
@@ -22,9 +20,11 @@ from scipy.optimize import brentq
 from reference.bucketing import MIB
 from reference.trace import Trace
 from simulator.fabric import Fabric
+from simulator.fabric.processor_costs import HookCost
 from simulator.schedule.schedule import buckets_of
 from simulator.workload.compute_times import recorded_model
 
+from ..calibration.hook_costs import HookParts
 from ..calibration.repeated_timing import half_band_of_median
 from .validation_report import Configuration, Measurement, SpeedCheck, policy_of, predict_one
 
@@ -55,12 +55,7 @@ def reference_runs(trace: Trace, targets: Sequence[Configuration]) -> list[Confi
 
 
 class Reference(NamedTuple):
-    """A reference run as measured.
-
-    Attributes:
-        times_ns: Nanoseconds of each iteration, as if the machine had had the speed of `speed_check` in each turn.
-        speed_check: Median of the speed checks.
-    """
+    """Iterations of a reference run, as if each turn had had the speed of the median speed check."""
 
     times_ns: tuple[float, ...]
     speed_check: SpeedCheck
@@ -74,13 +69,10 @@ class Reference(NamedTuple):
     def of(cls, turns: Sequence[Measurement]) -> "Reference":
         """Summarise the turns, of which each has a speed check."""
         checks = [turn.speed_check for turn in turns if turn.speed_check is not None]
-        usual = SpeedCheck.usual(checks)
-        times_ns = tuple(
-            ns * usual.total_ns / check.total_ns
-            for turn, check in zip(turns, checks, strict=True)
-            for ns in turn.times_ns
+        usual, pairs = SpeedCheck.usual(checks), zip(turns, checks, strict=True)
+        return cls(
+            tuple(ns * usual.total_ns / check.total_ns for turn, check in pairs for ns in turn.times_ns), usual
         )
-        return cls(times_ns, usual)
 
 
 # Fits
@@ -133,12 +125,9 @@ def with_hook_costs(fabric: Fabric, name: str, factor: float) -> Fabric:
 
     A hook's memory is colder in training than in its calibration, where the same few buckets take turns.
     """
-    hooks = [
-        hook.model_copy(
-            update={part: getattr(hook, part).times(factor) for part in ("compress", "recompress", "decompress")}
-        )
-        if hook.name == name
-        else hook
-        for hook in fabric.processor.hooks
-    ]
-    return fabric.with_processor(hooks=tuple(hooks))
+
+    def multiplied(hook: HookCost) -> HookCost:
+        return hook.model_copy(update={part: getattr(hook, part).times(factor) for part in HookParts._fields})
+
+    hooks = fabric.processor.hooks
+    return fabric.with_processor(hooks=tuple(multiplied(hook) if hook.name == name else hook for hook in hooks))

@@ -20,18 +20,16 @@ class ConditionsError(Error, RuntimeError):
 
 @dataclass(frozen=True)
 class Conditions:
-    """Whether emulated devices ran as they should, on all ranks and in all measured iterations.
+    """Whether emulated devices ran as they should, on all ranks and in all measured iterations, in real nanoseconds.
 
     Attributes:
         idle: Fraction of the machine's processor time in which it was idle; the least of all turns.
-        overslept_ns: How late sleeps ended: 50 %, 90 % and 99 % quantile, in real nanoseconds.
-        late_ns: How late collectives of a modelled network ended, in real nanoseconds: the largest median of a turn.
-            0 on a real network.
-        shortest_ns: Shortest measured iteration, in real nanoseconds.
+        overslept_ns: How late sleeps ended: 50 %, 90 % and 99 % quantile.
+        late_ns: How late collectives of a modelled network ended: the largest median of a turn. 0 on a real network.
+        shortest_ns: Shortest measured iteration.
         device_slow_down: Factor by which all-reduces slow passes of the device down.
         network_slow_down: Factor by which passes of the device slow all-reduces down.
-        host_ns: By how much the work of the host prolongs an iteration, in real nanoseconds. It is part of the
-            predictions, so it invalidates nothing.
+        host_ns: By how much the work of the host prolongs an iteration; predictions contain it.
     """
 
     idle: float
@@ -43,24 +41,17 @@ class Conditions:
     host_ns: int
 
     def check(self) -> None:
-        """Check that the measurement is valid.
-
-        Raises:
-            ConditionsError: A condition does not hold; the message names each that does not.
-        """
+        """Raise a `ConditionsError` that names each condition that does not hold."""
         problems = []
         if self.idle < IDLE_AT_LEAST:
             problems.append(f"at least {IDLE_AT_LEAST:.0%} of the processor idle, got {self.idle:.0%}")
-        if (late := self.overslept_ns[-1]) > OVERSLEPT_AT_MOST * self.shortest_ns:
-            problems.append(
-                f"99 of 100 sleeps to end within {OVERSLEPT_AT_MOST:.0%} of the shortest iteration "
-                f"({self.shortest_ns / 1e6:.1f} ms) after their deadline, got {late / 1e6:.2f} ms"
-            )
-        if self.late_ns > OVERSLEPT_AT_MOST * self.shortest_ns:
-            problems.append(
-                f"collectives of the modelled network to end within {OVERSLEPT_AT_MOST:.0%} of the shortest "
-                f"iteration ({self.shortest_ns / 1e6:.1f} ms) after their moment, got {self.late_ns / 1e6:.2f} ms"
-            )
+        within = f"within {OVERSLEPT_AT_MOST:.0%} of the shortest iteration ({self.shortest_ns / 1e6:.1f} ms)"
+        for what, due, late_ns in (
+            ("99 of 100 sleeps", "deadline", self.overslept_ns[-1]),
+            ("collectives of the modelled network", "moment", self.late_ns),
+        ):
+            if late_ns > OVERSLEPT_AT_MOST * self.shortest_ns:
+                problems.append(f"{what} to end {within} after their {due}, got {late_ns / 1e6:.2f} ms")
         _refuse([*problems, *_slow_down_problems(self.device_slow_down, self.network_slow_down)])
 
 
@@ -72,17 +63,15 @@ bursts, looks like a slow-down."""
 def checked_slow_downs(measure: Callable[[], tuple[float, float]]) -> tuple[float, float]:
     """Check, before anything is trained, that device and network do not slow each other down; see `Conditions`.
 
-    `measure` returns the slow-downs of device and network, and is called again if they are too large.
-
-    Raises:
-        ConditionsError: In every measurement, one of them slows the other down.
+    `measure` returns the slow-downs of device and network. If they are too large in every measurement, raises a
+    `ConditionsError`.
     """
-    slow_downs = measure()
-    for _ in range(SLOW_DOWN_CHECKS - 1):
-        if not _slow_down_problems(*slow_downs):
-            break
+    for _ in range(SLOW_DOWN_CHECKS):
         slow_downs = measure()
-    _refuse(_slow_down_problems(*slow_downs))
+        problems = _slow_down_problems(*slow_downs)
+        if not problems:
+            break
+    _refuse(problems)
     return slow_downs
 
 

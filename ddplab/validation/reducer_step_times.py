@@ -125,10 +125,9 @@ def watched(ddp: DistributedDataParallel, device: WallClock | None) -> Iterator[
 
 
 def by_iteration(moments: Sequence[StepMoment], starts_ns: Sequence[int]) -> Iterations:
-    """Split the readings of a rank into iterations, each ended by the moment "ended".
+    """Split the readings of a rank into iterations, each ended by the moment "ended"; the start of each becomes 0.
 
-    The callback of a collective may run after the end of its iteration; such a reading is left out. The start of each
-    iteration becomes 0.
+    The callback of a collective may run after the end of its iteration; such a reading is left out.
     """
     iterations: list[tuple[StepMoment, ...]] = []
     current: list[StepMoment] = []
@@ -149,14 +148,13 @@ def to_samples(iterations_by_rank: Sequence[Iterations], **columns: object) -> p
     `columns` are further columns with one value each, such as the configuration.
     """
     rows = [
-        (number, rank, *moment)
+        (*columns.values(), number, rank, *moment)
         for rank, iterations in enumerate(iterations_by_rank)
         for number, iteration in enumerate(iterations)
         for moment in iteration
     ]
-    frame = pd.DataFrame(rows, columns=["iteration", "rank", "moment", "bucket", "ns"])
-    frame["bucket"] = frame["bucket"].astype("Int64")
-    return pd.concat([pd.DataFrame(columns, index=frame.index), frame], axis=1)
+    frame = pd.DataFrame(rows, columns=[*columns, "iteration", "rank", "moment", "bucket", "ns"])
+    return frame.astype({"bucket": "Int64"})
 
 
 SAMPLES_FILE = "samples.parquet"

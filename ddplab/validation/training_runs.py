@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -104,10 +105,8 @@ def without_averaging(trace: Trace, iterations: int) -> Trace:
             start_ns = kept[-1].end_ns if kept else 0
             ready_ns = [moment for moment in one.ready_ns if moment is not None]
             averaging_ns = one.backward_end_ns - max(ready_ns, default=one.backward_end_ns)
-            moved = one.shifted(start_ns - one.forward_start_ns)
-            later = {name: getattr(moved, name) for name in AFTER_AVERAGING}
-            update = {name: None if moment is None else moment - averaging_ns for name, moment in later.items()}
-            kept.append(moved.model_copy(update=update))
+            moved, earlier = (one.shifted(start_ns - by_ns - one.forward_start_ns) for by_ns in (0, averaging_ns))
+            kept.append(moved.model_copy(update={name: getattr(earlier, name) for name in AFTER_AVERAGING}))
         ranks.append(rank.model_copy(update={"iterations": tuple(kept)}))
     return trace.model_copy(update={"ranks": tuple(ranks)})
 
@@ -119,11 +118,26 @@ class TargetRun(NamedTuple):
     hook_name: str = NO_HOOK.name
 
 
+class DeviceTimes(NamedTuple):
+    """Whether an emulated device ran as it should in one turn on one rank.
+
+    Attributes:
+        idle: Fraction of the machine's processor time in which it was idle.
+        overslept_ns: How late each sleep of the device ended.
+        late_ns: How late collectives of a modelled network ended on this rank: the median. 0 on a real network.
+    """
+
+    idle: float
+    overslept_ns: list[int]
+    late_ns: int
+
+
 class Turn(NamedTuple):
     """One turn of a target run on one rank: times equal on all ranks, and what this rank did in each iteration."""
 
     measurement: Measurement
     iterations: Iterations
+    device: DeviceTimes | None = None
 
 
 def measure_configurations(
@@ -166,14 +180,10 @@ def warmed_up(trainer: Trainer, target_run: TargetRun) -> Iterator[DistributedDa
 
 
 def time_iterations(trainer: Trainer, ddp: DistributedDataParallel) -> tuple[tuple[int, ...], Iterations]:
-    """Train `MEASURED_ITERATIONS` iterations.
+    """Train `MEASURED_ITERATIONS` iterations; return their times for `Measurement`, and what this rank did in each.
 
     A rank that finishes early waits for the others in its next iteration, so the sum of each iteration's longest time
     would exceed the time of the training. The ranks share one machine and so one clock.
-
-    Returns:
-        The nanoseconds of each iteration, from one slowest rank's end to the next, equal on all ranks; and what this
-        rank did in each.
     """
     clock = None if trainer.device is None else trainer.device.observer
     with watched(ddp, clock) as watch:
@@ -194,5 +204,4 @@ def _check_speed(trainer: Trainer, all_gradients: Tensor) -> list[SpeedCheck]:
         for action, *arguments in ((trainer.step, trainer.module), (dist.all_reduce, all_gradients)):
             meet()
             times_ns.append(time_ns(action, *arguments))
-    slowest = of_slowest_rank(times_ns)
-    return [SpeedCheck(*slowest[start : start + 2]) for start in range(0, len(slowest), 2)]
+    return list(starmap(SpeedCheck, np.reshape(of_slowest_rank(times_ns), (-1, 2)).tolist()))

@@ -9,7 +9,7 @@ Speed checks between the target runs measure how fast the machine is at that mom
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -24,11 +24,10 @@ from simulator.workload.compute_times import recorded_model
 
 from ..calibration.calibrate import REPEATS, measure_collectives, measure_hooks, sizes_up_to, with_slowdowns
 from ..calibration.collective_times import MessageSizes
-from ..calibration.reducer_costs import BUCKET_BYTES
 from ..calibration.repeated_timing import relative_spread
 from .fitted_slow_downs import Reference, fitted, reference_runs, with_hook_costs, with_slow_downs
 from .reducer_step_times import save_samples, to_samples
-from .training_runs import TargetRun, measure_configurations, record_computation
+from .training_runs import TargetRun, Turn, measure_configurations, record_computation
 from .validation_report import (
     Configuration,
     Measurement,
@@ -64,19 +63,12 @@ def validate(
     """Record, calibrate, write the predictions, and only then train and measure.
 
     One calibration is one sample of a machine whose speed drifts: the errors of all configurations have its error in
-    common. With more calibrations, each is followed by an equal share of the turns, which it predicts. The report
-    compares the mean prediction of a configuration with all of its turns.
+    common. With more calibrations, each is followed by an equal share of the `repeat` turns, which it predicts. The
+    report compares the mean prediction of a configuration with all of its turns.
 
-    Args:
-        pool: The ranks to train on.
-        model: Model to train, as for `--model`.
-        configurations: Configurations to predict and measure.
-        out: Folder for `predictions.json`, `report.json`, `report.csv` and `samples.parquet`, and for a folder of the
-            model with `trace.json.gz` and `fabric.json`.
-        repeat: Number of turns of each configuration, in total.
-        calibrations: Number of calibrations. With more than one, the folders `calibration-1`, `calibration-2`, ... of
-            `out` have the files of each, and `out` itself has `report.json` and `report.csv`.
-        on_progress: Called with each step's name, the parts done and all parts.
+    `out` gets `predictions.json`, `report.json`, `report.csv` and `samples.parquet`, and a folder of the model with
+    `trace.json.gz` and `fabric.json`. With more calibrations, the folders `calibration-1`, `calibration-2`, ... of
+    `out` have the files of each, and `out` itself has `report.json` and `report.csv`.
 
     Raises:
         RankError: A rank failed.
@@ -101,40 +93,58 @@ def validate(
 def _validate_once(
     pool: RankPool, model: str, configurations: Sequence[Configuration], out: Path, repeat: int, on_progress: Progress
 ) -> ValidationReport:
-    hooks = list(dict.fromkeys(configuration.hook for configuration in configurations))
-    trace, fabric, speed_check = _calibrate(pool, model, configurations, hooks, on_progress)
+    configurations = list(dict.fromkeys(configurations))
+    trace, fabric, speed_check = _calibrate(pool, model, configurations, on_progress)
     trace.save(model_folder(out, model) / "trace.json.gz")
     fabric.save(model_folder(out, model) / "fabric.json")
     predictions = predict_targets(trace, fabric, configurations, pool.world_size, speed_check=speed_check)
     predicted = dict(zip(configurations, predictions, strict=True))
     digest = write_predictions(out / "predictions.json", model, predicted)
-    measured: dict[Configuration, list[Measurement]] = {configuration: [] for configuration in configurations}
-    samples = []
-    target_runs = [target_run(trace, configuration) for configuration in measured]
-    for turn in range(repeat):
+    target_runs = [target_run(trace, configuration) for configuration in configurations]
+
+    def train(turn: int) -> list[list[Turn]]:
         word = f"{model}: training, turn {turn + 1} of {repeat}"
-        by_rank = pool.run(measure_configurations, model, target_runs, word, on_progress=on_progress)
-        for configuration, *of_ranks in zip(measured, *by_rank, strict=True):
-            measured[configuration].append(of_ranks[0].measurement)
-            iterations = [of_rank.iterations for of_rank in of_ranks]
-            samples.append(to_samples(iterations, model=model, **asdict(configuration), turn=turn))
-    save_samples(samples, out)
-    rows = [make_row(model, one, prediction, measured[one]) for one, prediction in predicted.items()]
+        return pool.run(measure_configurations, model, target_runs, word, on_progress=on_progress)
+
+    measured = train_turns(model, configurations, repeat, train, out)
+    rows = [make_row(model, *of_one, turns) for of_one, turns in zip(predicted.items(), measured, strict=True)]
     report = summarize(rows, digest, world_size=pool.world_size)
     report.save(out)
     return report
 
 
+def train_turns(
+    model: str,
+    configurations: Sequence[Configuration],
+    repeat: int,
+    train: Callable[[int], Sequence[Sequence[Turn]]],
+    out: Path,
+) -> list[list[Measurement]]:
+    """Train all turns and save their samples; return the measurements of each configuration.
+
+    `train` trains the turn with this number; it returns what each rank measured in each configuration.
+    """
+    samples, measured = [], [list[Measurement]() for _ in configurations]
+    for turn in range(repeat):
+        for configuration, so_far, *of_ranks in zip(configurations, measured, *train(turn), strict=True):
+            so_far.append(of_ranks[0].measurement)
+            iterations = [of_rank.iterations for of_rank in of_ranks]
+            samples.append(to_samples(iterations, model=model, **asdict(configuration), turn=turn))
+    save_samples(samples, out)
+    return measured
+
+
 def _calibrate(
-    pool: RankPool, model: str, configurations: Sequence[Configuration], hooks: Sequence[str], on_progress: Progress
+    pool: RankPool, model: str, configurations: Sequence[Configuration], on_progress: Progress
 ) -> tuple[Trace, Fabric, SpeedCheck | None]:
     """Record and calibrate; return trace, fabric and the usual speed check of the calibration.
 
     Recordings and turns of the reference runs are spread out, because the machine's speed drifts.
     """
+    hooks = [configuration.hook for configuration in configurations]
     recordings: list[Trace] = [pool.run(record_computation, model)[0]]
     runs = reference_runs(recordings[0], configurations)
-    with_hooks = [replace(runs[0], hook=hook) for hook in hooks if runs and hook != NO_HOOK.name]
+    with_hooks = [replace(runs[0], hook=hook) for hook in dict.fromkeys(hooks) if runs and hook != NO_HOOK.name]
     turns: dict[Configuration, list[Measurement]] = {configuration: [] for configuration in (*runs, *with_hooks)}
 
     def record_and_train() -> None:
@@ -150,8 +160,7 @@ def _calibrate(
     record_and_train()
     gradient_bytes = sum(recordings[0].sizes_bytes)
     sizes = MessageSizes.of_each(sizes_up_to(gradient_bytes))
-    largest = min(BUCKET_BYTES, gradient_bytes)
-    collectives = measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=largest)
+    collectives = measure_collectives(pool, sizes, REPEATS, on_progress, gradient_bytes=gradient_bytes)
     record_and_train()
     slowed = with_slowdowns(pool, model, collectives, on_progress=on_progress)
     fabric = measure_hooks(pool, slowed, hooks, model, on_progress=on_progress)

@@ -7,11 +7,13 @@ measured too (`Conditions`); if it is not, nothing is reported.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import psutil
@@ -21,12 +23,12 @@ from reference.launch import Progress, RankPool, let_network_threads_yield, no_p
 from reference.trace import Trace
 from simulator.fabric import Fabric, Processor, Sharing, Timing
 from simulator.fabric.processor_costs import EMULATED_MODEL_ERROR
-from simulator.schedule.schedule import buckets_of, build_schedule
+from simulator.schedule.schedule import build_schedule
 from simulator.workload.compute_times import recorded_model
 
 from ..calibration.calibrate import REPEATS, measure_collectives, measure_hooks
 from ..calibration.collective_times import AllReduceQueue, MessageBuffer, MessageSizes, affordable_repeats
-from ..calibration.reducer_costs import BUCKET_BYTES, time_copies, time_launch_beside_network
+from ..calibration.reducer_costs import time_copies, time_launch_beside_network
 from ..calibration.repeated_timing import (
     ContentionTimes,
     median_ns,
@@ -42,9 +44,8 @@ from ..emulation.wall_clock_network import WallGroup, modelled_network
 from ..models import EMULATED
 from .emulated_host_overhead import host_ns_by_iteration, time_one_all_reduce_each, with_longer_steps, with_packing
 from .machine_conditions import Conditions, checked_slow_downs
-from .reducer_step_times import Iterations, save_samples, to_samples
-from .training_runs import MEASURED_ITERATIONS, TargetRun, Trainer, time_iterations, warmed_up
-from .validate import target_run, write_predictions
+from .training_runs import MEASURED_ITERATIONS, DeviceTimes, TargetRun, Trainer, Turn, time_iterations, warmed_up
+from .validate import target_run, train_turns, write_predictions
 from .validation_report import (
     PREDICTED_TRACE_FILE,
     Configuration,
@@ -65,24 +66,6 @@ SIZE_RATIO = 1.5
 """Least ratio of two message sizes that are calibrated; between them, costs are interpolated."""
 
 
-class EmulatedTurn(NamedTuple):
-    """One turn of a target run on one rank.
-
-    Attributes:
-        times_ns: Nanoseconds of each measured iteration, from one slowest rank's end to the next.
-        iterations: What the rank did in each.
-        idle: Fraction of the machine's processor time in which it was idle.
-        overslept_ns: How late each sleep of this rank's device ended.
-        late_ns: How late collectives of a modelled network ended on this rank: the median. 0 on a real network.
-    """
-
-    times_ns: tuple[int, ...]
-    iterations: Iterations
-    idle: float
-    overslept_ns: list[int]
-    late_ns: int
-
-
 def validate_emulated(
     pool: RankPool,
     trace: Trace,
@@ -97,20 +80,21 @@ def validate_emulated(
 ) -> ValidationReport:
     """Calibrate the collectives, write the predictions, and only then train emulated devices and measure.
 
+    Rank r emulates rank r of the trace, or starts again at rank 0 if there are more. `out` gets the files of the
+    scale model, `trace.json.gz`, `predicted_from.json.gz` (with the work of the host), `fabric.json`,
+    `predictions.json` and `samples.parquet`, and `report.json` and `report.csv` with times of the original.
+
     Args:
         pool: The ranks to train on; the rate of their links is that of the scale model.
-        trace: The computation to emulate. Rank r emulates its rank r, or starts again at rank 0 if there are more.
+        trace: The computation to emulate.
         configurations: Configurations of the original.
-        scale: How the scale model that runs differs from the original.
-        out: Folder for the files of the scale model, `trace.json.gz`, `predicted_from.json.gz` (with the work of the
-            host), `fabric.json`, `predictions.json` and `samples.parquet`, and for `report.json` and `report.csv`
-            with times of the original.
-        repeat: Number of turns of each configuration; each trains the recorded iterations that follow on those of the
-            turn before.
+        scale: The scale model that runs.
+        out: Folder for the files.
+        repeat: Number of turns of each configuration; each trains the iterations that follow on those of the turn
+            before.
         calibrated: Costs of the collectives in the scale model, such as `extrapolated` returns. None: they are
-            measured on these ranks. Everything else is always measured on these ranks.
-        modelled: Costs of the original's collectives for a modelled network; see `emulation.wall_clock_network`.
-            None: the network is real.
+            measured on these ranks, as everything else always is.
+        modelled: Costs of the original's collectives for a `modelled_network`. None: the network is real.
         on_progress: Called with each step's name, the parts done and all parts.
 
     Raises:
@@ -121,6 +105,7 @@ def validate_emulated(
     model_trace = scale.trace(trace, repeat * MEASURED_ITERATIONS)
     model_trace.save(out / "trace.json.gz")
     model, name = f"{EMULATED}{out / 'trace.json.gz'}", trace.workload.model
+    configurations = list(dict.fromkeys(configurations))
     in_model = [one.in_model(scale) for one in configurations]
     sizes = message_sizes(model_trace, in_model)
     message_bytes = sizes.all_reduce[len(sizes.all_reduce) // 2]
@@ -136,7 +121,7 @@ def validate_emulated(
     if calibrated is None:
         fabric = _measure_network(pool, model_trace, sizes, on_progress)
     else:
-        copies = pool.run(time_copies, REPEATS, _bucket_bytes(model_trace))[0]
+        copies = pool.run(time_copies, REPEATS, sum(model_trace.sizes_bytes))[0]
         fabric = calibrated.model_copy(update={"processor": Processor(**copies)})
     launch_ns = run_on_ranks(time_launch_beside_network, message_bytes, LAUNCH_ROUNDS)[0]
     fabric = fabric.with_processor(launch_ns=launch_ns)
@@ -158,26 +143,22 @@ def validate_emulated(
     )
     digest = write_predictions(out / "predictions.json", name, predicted)
     target_runs = [target_run(model_trace, configuration) for configuration in in_model]
-    turns: list[list[list[EmulatedTurn]]] = []
-    for turn in range(repeat):
+    every_turn: list[Turn] = []
+
+    def train(turn: int) -> list[list[Turn]]:
         word = f"{name}: training emulated devices, turn {turn + 1} of {repeat}"
         first = turn * MEASURED_ITERATIONS
-        turns.append(run_on_ranks(train_emulated, model, target_runs, first, word, on_progress=on_progress))
-    save_samples(
-        [
-            to_samples([of_rank[number].iterations for of_rank in by_rank], model=name, **asdict(one), turn=turn)
-            for turn, by_rank in enumerate(turns)
-            for number, one in enumerate(configurations)
-        ],
-        out,
-    )
-    every_turn = [turn for by_rank in turns for of_rank in by_rank for turn in of_rank]
+        by_rank = run_on_ranks(train_emulated, model, target_runs, first, word, on_progress=on_progress)
+        every_turn.extend(chain(*by_rank))
+        return by_rank
+
+    measured = train_turns(name, configurations, repeat, train, out)
     conditions = _conditions(every_turn, slow_downs, median_ns(host_ns))
     conditions.check()
-    rows = []
-    for number, (configuration, prediction) in enumerate(predicted.items()):
-        measured = [Measurement(by_rank[0][number].times_ns) for by_rank in turns]
-        rows.append(make_row(name, configuration, prediction, measured).in_original(scale))
+    rows = [
+        make_row(name, *of_one, turns).in_original(scale)
+        for of_one, turns in zip(predicted.items(), measured, strict=True)
+    ]
     summary = summarize(rows, digest, world_size=pool.world_size)
     report = replace(summary, scale_model=scale, conditions=conditions)
     report.save(out)
@@ -203,7 +184,8 @@ def calibrate_network(
 
 
 def _measure_network(pool: RankPool, trace: Trace, sizes: MessageSizes, on_progress: Progress) -> Fabric:
-    return measure_collectives(pool, sizes, REPEATS, on_progress, bucket_bytes=_bucket_bytes(trace), pause_s=PAUSE_S)
+    gradient_bytes = sum(trace.sizes_bytes)
+    return measure_collectives(pool, sizes, REPEATS, on_progress, gradient_bytes=gradient_bytes, pause_s=PAUSE_S)
 
 
 def extrapolated(calibrated: Sequence[Fabric], world_size: int) -> Fabric:
@@ -238,23 +220,12 @@ def extrapolated(calibrated: Sequence[Fabric], world_size: int) -> Fabric:
     return alone.model_copy(update={"sharing": sharing})
 
 
-def _bucket_bytes(trace: Trace) -> int:
-    """Return the size of the largest bucket whose copies are measured."""
-    return min(BUCKET_BYTES, sum(trace.sizes_bytes))
-
-
 def fabric_in_model(original: Fabric, sizes: MessageSizes, scale: ScaleModel, world_size: int) -> Fabric:
     """Return the costs of messages of these sizes in the scale model, as a measured table."""
 
     def costs(cost_ns: Callable[[int, int], int], sizes_bytes: Iterable[int]) -> tuple[Timing, ...]:
-        return tuple(
-            Timing(
-                world_size=world_size,
-                size_bytes=size,
-                ns=round(scale.dilation * cost_ns(scale.original_bytes(size), world_size)),
-            )
-            for size in sizes_bytes
-        )
+        times = ((size, scale.dilation * cost_ns(scale.original_bytes(size), world_size)) for size in sizes_bytes)
+        return tuple(Timing(world_size=world_size, size_bytes=size, ns=round(ns)) for size, ns in times)
 
     return Fabric(
         all_reduce=costs(original.all_reduce_ns, sizes.all_reduce),
@@ -275,7 +246,7 @@ def every_message_size(trace: Trace, configurations: Sequence[Configuration]) ->
     all_reduce, two, broadcast = set[int](), set[int](), set[int]()
     recorded = recorded_model(trace)
     for policy in map(policy_of, configurations):
-        collectives = build_schedule(policy, recorded, buckets_of(policy, recorded)).collectives
+        collectives = build_schedule(policy, recorded).collectives
         broadcast |= {one.size_bytes for one in collectives if one.transport == "broadcast"}
         reduced = [one.size_bytes for one in collectives if one.transport != "broadcast"]
         all_reduce.update(reduced)
@@ -306,17 +277,17 @@ def spaced(sizes_bytes: Iterable[int]) -> tuple[int, ...]:
 
 def _slow_downs(by_rank: Sequence[ContinuousTimes]) -> tuple[float, float]:
     """Return the factors by which the network slows the device down, and the device the network."""
-    device, _ = slowdown_factor([of_rank.passes for of_rank in by_rank])
-    network, _ = slowdown_factor([of_rank.collectives for of_rank in by_rank])
+    (device, _), (network, _) = (slowdown_factor(times) for times in zip(*by_rank, strict=True))
     return device, network
 
 
-def _conditions(turns: Sequence[EmulatedTurn], slow_downs: tuple[float, float], host_ns: int) -> Conditions:
-    overslept = np.concatenate([turn.overslept_ns for turn in turns])
+def _conditions(turns: Sequence[Turn], slow_downs: tuple[float, float], host_ns: int) -> Conditions:
+    devices = [turn.device for turn in turns if turn.device is not None]
+    overslept = np.concatenate([device.overslept_ns for device in devices])
     p50, p90, p99 = (round(quantile) for quantile in np.quantile(overslept, [0.5, 0.9, 0.99]))
-    shortest_ns = min(ns for turn in turns for ns in turn.times_ns)
-    late_ns = max(turn.late_ns for turn in turns)
-    return Conditions(min(turn.idle for turn in turns), (p50, p90, p99), late_ns, shortest_ns, *slow_downs, host_ns)
+    idle, late_ns = min(device.idle for device in devices), max(device.late_ns for device in devices)
+    shortest_ns = min(ns for turn in turns for ns in turn.measurement.times_ns)
+    return Conditions(idle, (p50, p90, p99), late_ns, shortest_ns, *slow_downs, host_ns)
 
 
 # Rank bodies
@@ -326,9 +297,7 @@ def on_network(
     rank: int, world_size: int, modelled: Fabric | None, body: Callable[..., Result], *arguments: Any
 ) -> Result:
     """Run a rank body on a modelled network, or on the real one if there is no fabric."""
-    if modelled is None:
-        return body(rank, world_size, *arguments)
-    with modelled_network(modelled):
+    with nullcontext() if modelled is None else modelled_network(modelled):
         return body(rank, world_size, *arguments)
 
 
@@ -378,7 +347,7 @@ def time_slow_downs(rank: int, _world_size: int, model: str, size_bytes: int) ->
 
 def train_emulated(
     rank: int, _world_size: int, model: str, target_runs: Sequence[TargetRun], first: int, progress_word: str
-) -> list[EmulatedTurn]:
+) -> list[Turn]:
     """Train one turn of each target run on an emulated model, from the `first` recorded iteration on."""
     trainer = Trainer(model, rank)
     assert trainer.device is not None
@@ -390,16 +359,12 @@ def train_emulated(
         trainer.device.next_iteration = -1  # buckets are rebuilt in the last iteration's ready order, as predicted
         with warmed_up(trainer, run) as ddp:
             trainer.device.next_iteration = first
-            slept, before = len(clock.overslept_ns), psutil.cpu_times()
+            slept = len(clock.overslept_ns)
             late_ns.clear()
+            psutil.cpu_times_percent()  # the next call counts from this one
             times_ns, iterations = time_iterations(trainer, ddp)
-            idle = _idle(before, psutil.cpu_times())
-        turns.append(EmulatedTurn(times_ns, iterations, idle, clock.overslept_ns[slept:], median_ns(late_ns or [0])))
+            spent = psutil.cpu_times_percent()
+        idle = (spent.idle + getattr(spent, "iowait", 0.0)) / 100
+        device = DeviceTimes(idle, clock.overslept_ns[slept:], median_ns(late_ns or [0]))
+        turns.append(Turn(Measurement(times_ns), iterations, device))
     return turns
-
-
-def _idle(before: Any, after: Any) -> float:
-    """Return the fraction of processor time between two readings of `psutil.cpu_times` that was idle."""
-    spent = {name: getattr(after, name) - getattr(before, name) for name in after._fields}
-    total = sum(ns for name, ns in spent.items() if not name.startswith("guest"))  # counted in user time already
-    return (spent["idle"] + spent.get("iowait", 0.0)) / total if total else 1.0

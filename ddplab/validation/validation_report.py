@@ -52,13 +52,7 @@ PREDICTED_TRACE_FILE = "predicted_from.json.gz"
 
 @dataclass(frozen=True)
 class Configuration:
-    """The configuration of a target run.
-
-    Attributes:
-        cap_mb: Bucket cap in MiB; infinite for a single bucket.
-        order: Bucket order.
-        hook: Name of the comm hook, as `named_hook` takes it.
-    """
+    """Bucket cap, bucket order and comm hook of a target run; the hook's name is one that `named_hook` takes."""
 
     cap_mb: Cap
     order: Order = "ready"
@@ -75,11 +69,9 @@ class Configuration:
 
 @dataclass(frozen=True)
 class SpeedCheck:
-    """The machine's speed, as the time of an iteration without communication and of an all-reduce of all gradients.
+    """The machine's speed: time of an iteration without communication and of an all-reduce of all gradients.
 
-    Attributes:
-        compute_ns: Nanoseconds of the iteration on the slowest rank.
-        all_reduce_ns: Nanoseconds of the all-reduce on the slowest rank.
+    Both are times of the slowest rank.
     """
 
     compute_ns: int
@@ -87,7 +79,7 @@ class SpeedCheck:
 
     @property
     def total_ns(self) -> int:
-        """Nanoseconds of both, one after the other."""
+        """Both, one after the other."""
         return self.compute_ns + self.all_reduce_ns
 
     @classmethod
@@ -120,11 +112,8 @@ class TargetPrediction:
         """Return the machine's present speed for this target run, as a multiple of its speed at the calibration.
 
         An iteration on a machine whose processor is p times and whose network is n times slower takes p times as long
-        as one on a machine whose network alone is n / p times slower: only the unit of time differs.
-
-        Args:
-            now: A speed check measured now; the computation gives p and the all-reduce gives n. None: the speed has
-                not changed.
+        as one on a machine whose network alone is n / p times slower: only the unit of time differs. A speed check
+        measured `now` gives p and n; without one, the speed has not changed.
         """
         if now is None:
             return 1.0
@@ -138,12 +127,10 @@ class TargetPrediction:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One turn of a target run.
+    """One turn of a target run: nanoseconds of each iteration, from one slowest rank's end to the next.
 
-    Attributes:
-        times_ns: Nanoseconds of each iteration, from one slowest rank's end to the next.
-        speed_check: Medians of the speed checks right before and after the turn. None: an emulated device sleeps, so
-            its speed does not change and is not checked.
+    `speed_check` has the medians of the speed checks right before and after the turn. None: an emulated device
+    sleeps, so its speed does not change and is not checked.
     """
 
     times_ns: tuple[int, ...]
@@ -160,9 +147,7 @@ class ValidationRow:
 
     Attributes:
         model: Name of the model.
-        cap_mb: Bucket cap in MiB; infinite for a single bucket.
-        order: Bucket order.
-        hook: Name of the comm hook.
+        cap_mb: As in `Configuration`, and so are `order` and `hook`.
         buckets: Number of buckets.
         turns: The measurements.
         speed_check: Times of a speed check at the calibration.
@@ -179,10 +164,10 @@ class ValidationRow:
             were no speed checks.
         error: Error of the prediction relative to `measured_ns`.
         paired_error: Error of the prediction relative to `paired_ns`.
-        perfect_scaling_error: The same for the baseline "computation alone".
-        no_overlap_error: The same for the baseline "all communication after the backward pass"; copies are charged.
-        naive_overlap_error: The same for the baseline `TargetPrediction.naive_overlap_ns`.
-        pipelined_overlap_error: The same for the baseline `TargetPrediction.pipelined_overlap_ns`.
+        perfect_scaling_error: The same for a baseline; see `simulator.baselines`.
+        no_overlap_error: The same, with copies charged.
+        naive_overlap_error: The same for `TargetPrediction.naive_overlap_ns`.
+        pipelined_overlap_error: The same for `TargetPrediction.pipelined_overlap_ns`.
     """
 
     model: str
@@ -225,9 +210,6 @@ class ValidationRow:
 
         The score of an iteration is the width of the interval and, outside of it, 2 / 0.1 times the distance from it:
         the proper score for an interval that should contain 90 % (Gneiting and Raftery 2007, equation 43).
-
-        Args:
-            interval_ns: The ends of the interval.
         """
         low, high = interval_ns
         outside = [max(low - ns, ns - high, 0) for ns in self.paired_times_ns]
@@ -262,15 +244,13 @@ class ValidationReport:
         fastest_found: Fraction of the models for which the configuration predicted to be the fastest is the fastest,
             or not measurably slower than the fastest.
         coverage: Mean coverage of the rows; the intervals should cover 90 % of the iterations.
-        half_width: Half of the interval's width as a fraction of the prediction, median of the rows.
-        interval_score: Mean interval score of the rows; see `ValidationRow.interval_score`.
-        drift: Median drift of the rows: how much slower the machine became after the calibration, as a fraction.
-            None: there were no speed checks.
+        half_width: Median of `ValidationRow.half_width`.
+        interval_score: Mean of `ValidationRow.interval_score`.
+        drift: Median of `ValidationRow.drift`.
         baselines: Mean absolute paired error of each baseline.
         rows: One per model and configuration.
         world_size: Number of ranks. None: the runs differ, or are older than this field.
-        scale_model: How the scale model of emulated devices differs from the original; times are those of the
-            original. None: real models ran.
+        scale_model: The scale model of emulated devices; times are those of the original. None: real models ran.
         conditions: Conditions of a measurement on emulated devices. None: real models ran.
     """
 
@@ -312,11 +292,7 @@ class ValidationReport:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Read `report.json`.
-
-        Raises:
-            ValueError: The file is missing or malformed; one line, which names file, field and reason.
-        """
+        """Read `report.json`; if it is missing or malformed, a one-line `ValueError` names file, field and reason."""
         advice = "expected the folder of a run, which `ddplab validate --out` names"
         return read_schema(cls, folder / "report.json", what="a report", cure=advice)
 
@@ -326,15 +302,11 @@ class ValidationReport:
         return self.scale_model or ORIGINAL
 
     def inputs(self, folder: Path, model: str) -> tuple[Trace, Fabric]:
-        """Read the trace and the fabric from which the predictions for a model were computed.
-
-        Raises:
-            ValueError: A file is missing or malformed.
-        """
-        is_emulated = self.scale_model is not None
-        files = folder if is_emulated else model_folder(folder, model)
-        trace = Trace.load(files / (PREDICTED_TRACE_FILE if is_emulated else "trace.json.gz"))
-        return trace, Fabric.load(files / "fabric.json")
+        """Read the trace and the fabric from which the predictions for a model were computed."""
+        if self.scale_model is not None:
+            return Trace.load(folder / PREDICTED_TRACE_FILE), Fabric.load(folder / "fabric.json")
+        files = model_folder(folder, model)
+        return Trace.load(files / "trace.json.gz"), Fabric.load(files / "fabric.json")
 
 
 def model_folder(out: Path, model: str) -> Path:
@@ -352,36 +324,28 @@ def make_row(
 ) -> ValidationRow:
     """Make the row of a configuration from its prediction and all of its turns."""
     prediction = predicted.prediction
-    low, measured, high = _quartiles([ns for turn in turns for ns in turn.times_ns])
     by_turn = [[ns * predicted.speed(turn.speed_check) for ns in turn.times_ns] for turn in turns]
     paired_times = list(chain(*by_turn))
-    paired_low, paired, paired_high = _quartiles(paired_times)
     shortest, longest = prediction.interval_ns
     checks_ns = [turn.speed_check.total_ns for turn in turns if turn.speed_check is not None]
-    return ValidationRow(
+    return _compare(
+        paired_times,
+        {
+            "perfect_scaling": prediction.compute_ns,
+            "no_overlap": prediction.no_overlap_ns,
+            "naive_overlap": predicted.naive_overlap_ns,
+            "pipelined_overlap": predicted.pipelined_overlap_ns,
+        },
         model=model,
-        cap_mb=configuration.cap_mb,
-        order=configuration.order,
-        hook=configuration.hook,
+        **vars(configuration),
         buckets=len(prediction.buckets),
         turns=tuple(turns),
         speed_check=predicted.speed_check,
-        measured_ns=measured,
-        quartiles_ns=(low, high),
-        paired_ns=paired,
-        paired_quartiles_ns=(paired_low, paired_high),
         paired_turns_ns=tuple(round(statistics.median(of_turn)) for of_turn in by_turn),
-        paired_times_ns=tuple(map(round, paired_times)),
         predicted_ns=prediction.iteration_ns,
         interval_ns=prediction.interval_ns,
         coverage=statistics.fmean(shortest <= ns <= longest for ns in paired_times),
         drift=statistics.median(checks_ns) / predicted.speed_check.total_ns - 1 if checks_ns else None,
-        error=prediction.iteration_ns / measured - 1,
-        paired_error=prediction.iteration_ns / paired - 1,
-        perfect_scaling_error=prediction.compute_ns / paired - 1,
-        no_overlap_error=prediction.no_overlap_ns / paired - 1,
-        naive_overlap_error=predicted.naive_overlap_ns / paired - 1,
-        pipelined_overlap_error=predicted.pipelined_overlap_ns / paired - 1,
     )
 
 
@@ -395,36 +359,45 @@ def join_rows(rows: Sequence[ValidationRow]) -> ValidationRow:
     def mean(values: Iterable[float]) -> float:
         return statistics.fmean(values, weights=[len(row.turns) for row in rows])
 
-    low, middle, high = _quartiles([ns for row in rows for turn in row.turns for ns in turn.times_ns])
-    paired_times = tuple(chain.from_iterable(row.paired_times_ns for row in rows))
-    paired_low, paired, paired_high = _quartiles(paired_times)
-    predicted = round(mean(row.predicted_ns for row in rows))
+    first = rows[0]
+    shortest, longest = zip(*(row.interval_ns for row in rows), strict=True)
     drifts = [row.drift for row in rows if row.drift is not None]
-    baseline_errors: dict[str, Any] = {
-        error: mean((1 + getattr(row, error)) * row.paired_ns for row in rows) / paired - 1
-        for error in (f"{name}_error" for name in BASELINES)
-    }
-    return replace(
-        rows[0],
-        **baseline_errors,
+    return _compare(
+        list(chain.from_iterable(row.paired_times_ns for row in rows)),
+        {name: mean((1 + getattr(row, f"{name}_error")) * row.paired_ns for row in rows) for name in BASELINES},
+        model=first.model,
+        **vars(first.configuration),
+        buckets=first.buckets,
         turns=tuple(chain.from_iterable(row.turns for row in rows)),
         speed_check=SpeedCheck.usual([row.speed_check for row in rows], mean),
-        measured_ns=middle,
+        paired_turns_ns=tuple(chain.from_iterable(row.paired_turns_ns for row in rows)),
+        predicted_ns=round(mean(row.predicted_ns for row in rows)),
+        interval_ns=(round(mean(shortest)), round(mean(longest))),
+        coverage=mean(row.coverage for row in rows),
+        drift=mean(drifts) if len(drifts) == len(rows) else None,
+    )
+
+
+def _compare(paired_times: Sequence[float], baselines_ns: Mapping[str, float], **fields: Any) -> ValidationRow:
+    """Make a row from fields that do not depend on others, and the nanoseconds of each baseline."""
+    low, measured, high = _quartiles([ns for turn in fields["turns"] for ns in turn.times_ns])
+    paired_low, paired, paired_high = _quartiles(paired_times)
+    fields |= {f"{name}_error": baseline_ns / paired - 1 for name, baseline_ns in baselines_ns.items()}
+    return ValidationRow(
+        **fields,
+        measured_ns=measured,
         quartiles_ns=(low, high),
         paired_ns=paired,
         paired_quartiles_ns=(paired_low, paired_high),
-        paired_turns_ns=tuple(chain.from_iterable(row.paired_turns_ns for row in rows)),
-        paired_times_ns=paired_times,
-        predicted_ns=predicted,
-        interval_ns=(
-            round(mean(row.interval_ns[0] for row in rows)),
-            round(mean(row.interval_ns[1] for row in rows)),
-        ),
-        coverage=mean(row.coverage for row in rows),
-        drift=mean(drifts) if len(drifts) == len(rows) else None,
-        error=predicted / middle - 1,
-        paired_error=predicted / paired - 1,
+        paired_times_ns=tuple(map(round, paired_times)),
+        error=fields["predicted_ns"] / measured - 1,
+        paired_error=fields["predicted_ns"] / paired - 1,
     )
+
+
+def _quartiles(times_ns: Sequence[float]) -> tuple[int, int, int]:
+    low, middle, high = np.quantile(times_ns, [0.25, 0.5, 0.75])
+    return round(low), round(middle), round(high)
 
 
 def summarize(
@@ -469,11 +442,6 @@ def pairs_apart(rows: Sequence[ValidationRow]) -> list[tuple[ValidationRow, Vali
     ]
 
 
-def _quartiles(times_ns: Sequence[float]) -> tuple[int, int, int]:
-    low, middle, high = np.quantile(times_ns, [0.25, 0.5, 0.75])
-    return round(low), round(middle), round(high)
-
-
 def measurement_noise(rows: Sequence[ValidationRow]) -> float | None:
     """Return `ValidationReport.noise` of these rows: the variance between the turns of a row, pooled over all rows.
 
@@ -485,12 +453,8 @@ def measurement_noise(rows: Sequence[ValidationRow]) -> float | None:
     turns = min(map(len, repeated))
     relative = np.array([of_row[:turns] for of_row in repeated], dtype=np.float64)
     relative /= relative.mean(axis=1, keepdims=True)
-    freedom = turns - 1
-    if len(repeated) > 1:
-        relative -= relative.mean(axis=0)
-        freedom *= len(repeated) - 1
-    else:
-        relative -= 1
+    relative -= relative.mean(axis=0) if len(repeated) > 1 else 1
+    freedom = (turns - 1) * max(1, len(repeated) - 1)
     return NORMAL_HALF_BAND * float(np.sqrt(2 * (relative**2).sum() / freedom / turns))
 
 
@@ -527,12 +491,7 @@ def predict_targets(
 ) -> list[TargetPrediction]:
     """Predict each configuration, with two baselines.
 
-    Args:
-        trace: The recorded computation.
-        fabric: The calibrated fabric.
-        configurations: The configurations.
-        world_size: Number of ranks.
-        speed_check: The usual speed check of the calibration. None: its times according to trace and fabric.
+    `speed_check` is the usual speed check of the calibration. None: its times according to trace and fabric.
     """
     all_gradients_ns = fabric.all_reduce_ns(sum(trace.sizes_bytes), world_size)
 
@@ -556,12 +515,7 @@ def predict_targets(
 
 
 def residual(row: Mapping[Any, Any], *, measured: Literal["paired_ns", "measured_ns"] = "paired_ns") -> Residual:
-    """Return the errors of a row's predictions.
-
-    Args:
-        row: Fields of a `ValidationRow`, by name.
-        measured: The field with the measured time.
-    """
+    """Return the errors of the predictions in the fields of a `ValidationRow`, relative to one of its two times."""
 
     def error(predicted_ns: float) -> float:
         return float(predicted_ns / row[measured] - 1)
@@ -576,12 +530,9 @@ def residual(row: Mapping[Any, Any], *, measured: Literal["paired_ns", "measured
 
 
 def draw_validation(rows: pd.DataFrame, ax: Axes, *, named: bool = True) -> Axes:
-    """Draw the paired errors of one model's configurations: those of our predictions and of all baselines.
+    """Draw the paired errors of one model's configurations, ours and those of all baselines; return the axes.
 
-    Args:
-        rows: The configurations.
-        ax: The axes to draw on; returned.
-        named: Whether to name the marks; see `draw_residuals`.
+    `named` is whether to name the marks; see `draw_residuals`.
     """
     groups = {f"{cap_name(row['cap_mb'])}, {row['order']}": [residual(row)] for row in rows.to_dict("records")}
     draw_residuals(groups, ax, named=named)

@@ -29,7 +29,7 @@ def solve(
     Raises:
         ValueError: Speeds are not constant; use the event replay.
     """
-    if engine_input.is_fluid:
+    if not has_constant_speeds(engine_input):
         raise ValueError("closed form: expected constant speeds, but the fabric has slow-downs; use engine='auto'")
     schedule, duration_ns, cost_ns = engine_input.schedule, engine_input.duration_ns, engine_input.cost_ns
     iterations = np.broadcast_shapes(duration_ns.shape[:-2], cost_ns.shape[:-1])
@@ -55,14 +55,25 @@ def solve(
     return start, done, now
 
 
+def has_constant_speeds(engine_input: EngineInput) -> bool:
+    """Whether the speed of computing and of each collective is the same whatever else runs."""
+    shares = most_running(engine_input) > 1 and any(share.slow_down > 1 for share in engine_input.sharing)
+    return engine_input.slowdowns is None and not shares
+
+
+def most_running(engine_input: EngineInput) -> int:
+    """Return the largest number of collectives that can run at the same time."""
+    return engine_input.concurrency * len(set(engine_input.queues))
+
+
 def exposed_many(engine_inputs: EngineInput) -> Nanoseconds:
     """Compute how long the slowest rank of each iteration waits while a collective runs; axes as for `solve`.
 
     Raises:
         ValueError: Speeds are not constant, or several collectives can run at the same time.
     """
-    if engine_inputs.most_running > 1:
-        raise ValueError(f"closed form: expected one collective at a time, got up to {engine_inputs.most_running}")
+    if (most := most_running(engine_inputs)) > 1:
+        raise ValueError(f"closed form: expected one collective at a time, got up to {most}")
     start_ns, done_ns, last_ns = solve(engine_inputs)
     every_rank_ns = np.broadcast_to(engine_inputs.duration_ns, (*last_ns.shape, engine_inputs.duration_ns.shape[-1]))
     slowest = last_ns.argmax(axis=-1)

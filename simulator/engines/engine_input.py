@@ -30,10 +30,7 @@ class EngineInput:
         queues: Process group of each collective, as an index; the collectives of a group start in launch order.
         concurrency: Collectives of one group that run at the same time.
         sharing: How each collective shares the link with others that run at the same time.
-        slowdowns: Factors on computing while collectives run, and on collectives while a rank computes. While
-            several collectives run, the factor on computing is the mean of their factors. None: all factors are 1.
-        lingers_ns: Time for which computing stays slowed after the last collective has finished, unless another
-            collective starts.
+        slowdowns: How collectives slow computing down, and the reverse. None: not at all.
         meets: By condition of a `Wait`, whether each rank meets it; shape [ranks] or, for the closed form, the
             leading axes of `duration_ns`.
     """
@@ -47,7 +44,6 @@ class EngineInput:
     concurrency: int = 1
     sharing: tuple[LinkShare, ...]
     slowdowns: Slowdowns | None = None
-    lingers_ns: int = 0
     meets: Mapping[Condition, NDArray[np.bool_]] = field(default_factory=dict)
 
     def at(self, index: Any) -> Self:
@@ -63,15 +59,3 @@ class EngineInput:
         for rank, simulated in enumerate(self.represented_by.tolist()):
             alike[simulated].append(rank)
         return alike
-
-    @property
-    def is_fluid(self) -> bool:
-        """Whether the speed of computing or of a collective depends on what else runs at the same time."""
-        return self.slowdowns is not None or (
-            self.most_running > 1 and any(share.slow_down > 1 for share in self.sharing)
-        )
-
-    @property
-    def most_running(self) -> int:
-        """Largest number of collectives that can run at the same time."""
-        return self.concurrency * len(set(self.queues))

@@ -70,9 +70,9 @@ class _Replay:
             set(engine_input.queues),
             concurrency=engine_input.concurrency,
             slows_computation=slowdowns is not None,
-            lingers_ns=engine_input.lingers_ns,
+            lingers_ns=0 if slowdowns is None else slowdowns.lingers_ns,
         )
-        factors = [((),) * len(engine_input.queues)] * 2 if slowdowns is None else slowdowns
+        factors = [((),) * len(engine_input.queues)] * 2 if slowdowns is None else slowdowns[:2]
         costs_ns: list[int] = engine_input.cost_ns.tolist()
         self.collectives = [
             RunningCollective(self.cluster.env, CollectiveCost(*cost))

@@ -27,17 +27,11 @@ POWERS_OF_TWO = 2 ** np.arange(41)
 
 
 class Cost(NamedTuple):
-    """The cost of a collective as a function of its size: `latency_ns + ns_per_byte * size`, or that of a pipeline.
+    """The cost of a collective by its size: `latency_ns + ns_per_byte * size`, or that of a pipeline."""
 
-    Attributes:
-        latency_ns: Nanoseconds of an empty message.
-        ns_per_byte: Nanoseconds per byte of the message.
-        fill: Steps after the first one until the first piece reaches the last rank. 0: no pipeline.
-    """
-
-    latency_ns: float
+    latency_ns: float  # of an empty message
     ns_per_byte: float
-    fill: int = 0
+    fill: int = 0  # steps after the first one until the first piece reaches the last rank; 0: no pipeline
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size; a pipeline uses the number of pieces that is best for the size.
@@ -209,10 +203,8 @@ class AlgorithmCosts:
         return Table(POWERS_OF_TWO, np.maximum.accumulate(self._cheapest_ns(POWERS_OF_TWO) * multiple))
 
     def _cheapest_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
-        cheapest = self.costs[0].costs_ns(sizes_bytes)
-        for cost in self.costs[1:]:
-            cheapest = np.minimum(cheapest, cost.costs_ns(sizes_bytes))
-        return cheapest
+        costs_ns: NDArray[np.float64] = np.min([cost.costs_ns(sizes_bytes) for cost in self.costs], axis=0)
+        return costs_ns
 
     def cheapest(self, size_bytes: int) -> tuple[str, Cost | NcclCost]:
         """Return name and cost of the cheapest algorithm for a size; the first one if several cost the same."""

@@ -1,19 +1,22 @@
 """Cost curves: which costs by size hold at a world size: measured, extrapolated, or of described links."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import log2
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .algorithms import BROADCAST, AlgorithmCosts, AlgorithmSetting, Library, all_reduce_costs, ring
+from .algorithms import BROADCAST, AlgorithmCosts, all_reduce_costs, ring
 from .extrapolation import Growth, extrapolated_table, growth_of
-from .measured_tables import FREE, Sizes, Table
-from .topology import Level, Topology
+from .measured_tables import FREE, Sizes, Table, tables_by_world_size
+from .topology import Level
 from .uncertainty import described_errors, extrapolation_error, table_error
+
+if TYPE_CHECKING:
+    from .fabric import Fabric
 
 
 class CostCurve(Protocol):
@@ -37,28 +40,25 @@ class RatioCurve:
         return self.base.costs_ns(sizes_bytes) * ratio
 
 
-@dataclass(frozen=True, eq=False)
 class CostCurves:
     """The cost curves of a fabric by world size, each computed when it is first used.
 
     A curve is the table measured at the world size; without one, a table extrapolated from other world sizes if
-    `extrapolate` is set; or else computed from the links. `Fabric` describes the settings.
+    `extrapolate` is set; or else computed from the links.
+
+    Attributes:
+        all_reduces: Measured tables of all-reduces by world size.
+        broadcasts: Measured tables of broadcasts by world size.
     """
 
-    all_reduces: Mapping[int, Table]  # measured, by world size
-    broadcasts: Mapping[int, Table]
-    topology: Topology | None
-    library: Library
-    algorithm: AlgorithmSetting
-    extrapolate: bool
-    _made: dict[int, CostCurve] = field(default_factory=dict)
+    def __init__(self, fabric: "Fabric") -> None:
+        self.all_reduces = tables_by_world_size(fabric.all_reduce)
+        self.broadcasts = tables_by_world_size(fabric.broadcast)
+        self._fabric = fabric
+        self._made: dict[int, CostCurve] = {}
 
     def all_reduce(self, world_size: int) -> CostCurve:
-        """Return the cost curve of an all-reduce.
-
-        Raises:
-            ValueError: The world size was not measured and cannot be extrapolated or computed from links.
-        """
+        """Return the cost curve of an all-reduce; a world size without any curve is a ValueError."""
         if world_size not in self._made:
             self._made[world_size] = self._make(world_size)
         return self._made[world_size]
@@ -68,15 +68,12 @@ class CostCurves:
 
         A measured table is extrapolated to other world sizes in proportion to the all-reduce. If only all-reduces
         were measured, at this world size or at all, their curve is returned, which is an upper bound.
-
-        Raises:
-            ValueError: As `all_reduce`.
         """
         if world_size > 1 and world_size in self.broadcasts:
             return self.broadcasts[world_size]
         curve = self.all_reduce(world_size)
         if isinstance(curve, AlgorithmCosts):
-            return BROADCAST[self.library](self._levels(world_size))
+            return BROADCAST[self._fabric.library](self._levels(world_size))
         both = [measured for measured in self.broadcasts if measured > 1 and measured in self.all_reduces]
         if world_size in (1, *self.all_reduces) or not both:
             return curve
@@ -84,16 +81,12 @@ class CostCurves:
         return RatioCurve(curve, self.broadcasts[nearest], self.all_reduces[nearest])
 
     def all_gather(self, world_size: int) -> CostCurve:
-        """Return twice the cost curve of an all-gather: a ring all-reduce on links, else the measured all-reduce.
-
-        Raises:
-            ValueError: As `all_reduce`.
-        """
+        """Return twice the cost curve of an all-gather: a ring all-reduce on links, else the measured all-reduce."""
         curve = self.all_reduce(world_size)
         return ring(self._levels(world_size)) if isinstance(curve, AlgorithmCosts) else curve
 
     def origin(self, world_size: int) -> str:
-        """Return the source of the curve: "measured", "extrapolated", "described", or "none" for one rank."""
+        """Return the source of the curve; see `Fabric.origin`."""
         if isinstance(self.all_reduce(world_size), AlgorithmCosts):
             return "described"
         if world_size == 1:
@@ -125,17 +118,17 @@ class CostCurves:
             return FREE
         if world_size in self.all_reduces:
             return self.all_reduces[world_size]
-        if self.extrapolate and self._of_several_ranks:
+        if self._fabric.extrapolate and self._of_several_ranks:
             return extrapolated_table(self._of_several_ranks, world_size, self._growth)
-        return all_reduce_costs(self._levels(world_size), self.library, self.algorithm)
+        return all_reduce_costs(self._levels(world_size), self._fabric.library, self._fabric.algorithm)
 
     @cached_property
     def _growth(self) -> Growth:
-        return growth_of(self._of_several_ranks, self.library, self.topology)
+        return growth_of(self._of_several_ranks, self._fabric.library, self._fabric.topology)
 
     @cached_property
     def _extrapolation_error(self) -> float:
-        return extrapolation_error(self._of_several_ranks, self.library, self.topology)
+        return extrapolation_error(self._of_several_ranks, self._fabric.library, self._fabric.topology)
 
     @property
     def _of_several_ranks(self) -> Mapping[int, Table]:
@@ -143,8 +136,8 @@ class CostCurves:
         return {world_size: table for world_size, table in self.all_reduces.items() if world_size > 1}
 
     def _levels(self, world_size: int) -> tuple[Level, ...]:
-        if self.topology is not None:
-            return self.topology.in_use(world_size)
+        if self._fabric.topology is not None:
+            return self._fabric.topology.in_use(world_size)
         raise ValueError(
             f"world_size: expected one of {list(self.all_reduces)}, for which all-reduces were measured, "
             f"got {world_size}; measure it (ddplab calibrate --world-size {world_size}), extrapolate "

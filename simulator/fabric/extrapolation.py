@@ -92,15 +92,7 @@ def growth_of(tables: Mapping[int, Table], library: Library, topology: Topology 
 
 
 def extrapolated_table(tables: Mapping[int, Table], world_size: int, growth: Growth) -> Table:
-    """Make a table for `world_size` from tables of other world sizes.
-
-    Between two measured world sizes, the time at each message size follows a power of the ranks.
-
-    Args:
-        tables: At least one measured table of several ranks, by world size.
-        world_size: A world size that was not measured.
-        growth: How times grow beyond the measured world sizes.
-    """
+    """Make a table for `world_size` from tables of other world sizes, at least one and all of several ranks."""
     smaller = [measured for measured in tables if measured < world_size]
     larger = [measured for measured in tables if measured > world_size]
     if smaller and larger:

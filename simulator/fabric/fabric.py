@@ -23,7 +23,7 @@ from reference.trace import VERSION_FIELD
 from .algorithms import CONCURRENCY, AlgorithmCosts, AlgorithmSetting, Library
 from .cost_curves import CostCurve, CostCurves
 from .link_sharing import LinkShare, Sharing, sharing_factor, sharing_weight
-from .measured_tables import Segment, Sizes, Table, Timing, segments, tables_by_world_size
+from .measured_tables import Segment, Sizes, Table, Timing, segments
 from .nccl_tests import read_log
 from .processor_costs import Processor
 from .topology import Topology, load_topology
@@ -352,14 +352,7 @@ class Fabric(Schema, strict=False):
 
     @cached_property
     def _curves(self) -> CostCurves:
-        return CostCurves(
-            all_reduces=tables_by_world_size(self.all_reduce),
-            broadcasts=tables_by_world_size(self.broadcast),
-            topology=self.topology,
-            library=self.library,
-            algorithm=self.algorithm,
-            extrapolate=self.extrapolate,
-        )
+        return CostCurves(self)
 
     @classmethod
     def _checked(cls, **fields: object) -> Self:

@@ -45,11 +45,7 @@ class Linear(Schema):
 
     def times(self, factor: float) -> Self:
         """Return this cost multiplied by `factor`."""
-        return (
-            self
-            if factor == 1
-            else type(self)(fixed_ns=factor * self.fixed_ns, ns_per_byte=factor * self.ns_per_byte)
-        )
+        return type(self)(fixed_ns=factor * self.fixed_ns, ns_per_byte=factor * self.ns_per_byte)
 
 
 class HookCost(Schema):
@@ -113,14 +109,19 @@ class Slowdowns(NamedTuple):
     Attributes:
         compute: Factor on computation; shape [collectives, numbers in flight]. Beside several collectives, the mean
             of their factors applies.
-        collective: Factor on the collective; same shape.
+        collective: Factor on the collective while a rank computes; same shape.
+        lingers_ns: Time for which computation stays slowed after the last collective has finished, unless another
+            collective starts.
     """
 
     compute: tuple[tuple[float, ...], ...]
     collective: tuple[tuple[float, ...], ...]
+    lingers_ns: int = 0
 
 
-def slowdowns_of(rows: Sequence[Contention], sizes_bytes: Sequence[int], most: int) -> Slowdowns | None:
+def slowdowns_of(
+    rows: Sequence[Contention], sizes_bytes: Sequence[int], most: int, lingers_ns: int = 0
+) -> Slowdowns | None:
     """Return the slow-down factors for messages of these sizes with up to `most` in flight; None if all are 1.
 
     Factors are interpolated linearly between measured sizes; outside, the nearest size is used. For a number in
@@ -137,7 +138,7 @@ def slowdowns_of(rows: Sequence[Contention], sizes_bytes: Sequence[int], most: i
         sizes = np.clip(np.array(sizes_bytes), at[0], at[-1])
         compute[:, running - 1] = piecewise_linear(at, np.array([row.compute for row in by_size]), sizes)
         collective[:, running - 1] = piecewise_linear(at, np.array([row.collective for row in by_size]), sizes)
-    return Slowdowns(tuple(map(tuple, compute.tolist())), tuple(map(tuple, collective.tolist())))
+    return Slowdowns(tuple(map(tuple, compute.tolist())), tuple(map(tuple, collective.tolist())), lingers_ns)
 
 
 class Processor(Schema):

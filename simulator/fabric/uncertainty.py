@@ -60,13 +60,8 @@ def table_error(
 ) -> float:
     """Return the relative error at a world size that was not measured.
 
-    Interpolation and extrapolation add to the spread of the nearest table.
-
-    Args:
-        tables: The measured tables by world size.
-        world_size: The world size in question.
-        extrapolation_error: Error of extrapolating to the largest measured world size; see the function of that name.
-        by_levels: Whether NCCL's trees between nodes are extrapolated.
+    Interpolation and extrapolation add to the spread of the nearest table. `extrapolation_error` is the result of the
+    function of that name, `by_levels` whether NCCL's trees between nodes are extrapolated.
     """
     nearest = min(tables, key=lambda measured: abs(log2(world_size / measured)))
     if min(tables) < world_size < max(tables):

@@ -42,9 +42,6 @@ def replay_costs(iteration: InteractiveIteration) -> dict[str, object]:
     """Return the compute times and costs from which `replay.js` computes every answer; times in nanoseconds.
 
     `all_reduce[i][j]` has the latency and the time per byte for the i-th world size and the j-th bandwidth.
-
-    Raises:
-        ValueError: As for `interactive_page`.
     """
     model = iteration.model
     if len(model.compute_times) > 1 or model.buffers:
@@ -73,9 +70,8 @@ def replay_costs(iteration: InteractiveIteration) -> dict[str, object]:
 
 def _ring_cost(fabric: Fabric, world_size: int) -> Cost:
     """Return the cost of an all-reduce, which the browser computes in the same order of operations as `Cost`."""
-    plain = Fabric.from_alpha_beta(0, 1.0).model_copy(
-        update={"topology": fabric.topology, "processor": fabric.processor, "source": fabric.source}
-    )
+    own = {name: getattr(fabric, name) for name in ("topology", "processor", "source")}
+    plain = Fabric.from_alpha_beta(0, 1.0).model_copy(update=own)
     if fabric != plain or fabric.topology is None or len(fabric.topology.levels) != 1:
         raise ValueError("fabric: expected one that Fabric.from_alpha_beta made, got another kind")
     if fabric.processor.contention:

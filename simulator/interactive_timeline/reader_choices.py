@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reference.bucketing import Order, bucket_caps, plan_buckets
+from reference.bucketing import Order
 from reference.trace import Trace
 
 from ..engines.timeline import Timeline
 from ..fabric import Fabric
 from ..prediction import Prediction, predict
 from ..results.breakdown import executed, exposed_intervals
-from ..schedule.schedule import Compute
+from ..schedule.policy import Policy
+from ..schedule.schedule import Compute, buckets_of
 from ..workload.compute_times import Nanoseconds, RecordedModel, Straggler, recorded_model
 
 ORDERS: tuple[Order, ...] = ("ready", "reverse", "forward")
@@ -26,19 +27,12 @@ ORDERS: tuple[Order, ...] = ("ready", "reverse", "forward")
 
 
 class Choices(NamedTuple):
-    """Values that the reader can choose.
+    """Values that the reader can choose."""
 
-    Attributes:
-        bucket_caps_mb: Bucket caps in MiB; infinity: one bucket.
-        gbit_per_s: Bandwidths in Gbit/s.
-        world_sizes: Numbers of ranks.
-        most_straggling: Largest factor on the compute times of the straggler, which is the last rank.
-    """
-
-    bucket_caps_mb: tuple[float, ...] = (1, 2, 5, 10, 15, 25, 50, math.inf)
+    bucket_caps_mb: tuple[float, ...] = (1, 2, 5, 10, 15, 25, 50, math.inf)  # in MiB; infinity: one bucket
     gbit_per_s: tuple[float, ...] = (1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 100, 200, 400)
     world_sizes: tuple[int, ...] = (2, 4, 8, 16, 32, 64, 128, 256)
-    most_straggling: float = 2.0
+    most_straggling: float = 2.0  # largest factor on the compute times of the straggler, which is the last rank
 
 
 EVERY_CHOICE = Choices()
@@ -57,27 +51,16 @@ USUAL_START = Start()
 
 
 class Question(NamedTuple):
-    """A question of the reader.
+    """A question of the reader."""
 
-    Attributes:
-        plan: Parameter indices by bucket, in launch order.
-        world_size: Number of ranks.
-        gbit_per_s: Bandwidth in Gbit/s.
-        factor: Compute times of the last rank as a multiple of those recorded; 1: no straggler.
-    """
-
-    plan: tuple[tuple[int, ...], ...]
+    plan: tuple[tuple[int, ...], ...]  # parameter indices by bucket, in launch order
     world_size: int
     gbit_per_s: float
-    factor: float
+    factor: float  # compute times of the last rank as a multiple of those recorded; 1: no straggler
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> "Question":
-        """Read a question from its JSON document.
-
-        Raises:
-            ValueError: A field is missing or has another type.
-        """
+        """Read a question from its JSON document; a field that is missing or of another type is a ValueError."""
         try:
             plan = tuple(tuple(int(index) for index in bucket) for bucket in document["plan"])
             return cls(plan, int(document["world_size"]), float(document["gbit_per_s"]), float(document["factor"]))
@@ -122,11 +105,7 @@ class InteractiveIteration:
         return Question(tuple(map(tuple, plan)), self.start.world_size, self.start.gbit_per_s, 1.0)
 
     def predict(self, question: Question) -> Prediction:
-        """Predict the iteration that a question is about.
-
-        Raises:
-            ValueError: As for `simulator.predict`.
-        """
+        """Predict the iteration that a question is about."""
         late = (Straggler(rank=question.world_size - 1, factor=question.factor),) if question.factor > 1 else ()
         fabric = self.fabric(question.gbit_per_s)
         return predict(self.trace, fabric, world_size=question.world_size, plan=question.plan, stragglers=late)
@@ -180,14 +159,7 @@ class InteractiveIteration:
         }
 
     def _buckets(self, order: Order, cap_mb: float) -> list[list[int]]:
-        return plan_buckets(
-            order,
-            self.trace.sizes_bytes,
-            bucket_caps(cap_mb),
-            ready_order=self.model.ready_order,
-            keys=self.trace.keys,
-            sparse=self.trace.sparse,
-        )
+        return buckets_of(Policy(order=order, bucket_cap_mb=cap_mb), self.model)
 
     def _rank(self, question: Question, prediction: Prediction, row: int) -> dict[str, object]:
         rank = prediction.timeline.engine_input.ranks[row]
@@ -214,11 +186,7 @@ def of_median_iterations(trace: Trace) -> Trace:
 def simulated_ready_ns(timeline: Timeline, row: int, forward_ns: Nanoseconds, ready_ns: Nanoseconds) -> Nanoseconds:
     """Return when each gradient is ready on a simulated rank, where copies and slow-downs delay the computation.
 
-    Args:
-        timeline: The simulated iteration.
-        row: Row of the rank.
-        forward_ns: End of the forward pass of computation alone.
-        ready_ns: When each gradient is ready in computation alone; shape [parameters], as that of the result.
+    `forward_ns` and `ready_ns`, of shape [parameters], are those of computation alone.
     """
     computed = [(one.kind, begin, end) for one, begin, end in executed(timeline, row) if isinstance(one, Compute)]
     durations = timeline.engine_input.duration_ns[row].tolist()
@@ -233,21 +201,15 @@ def simulated_ready_ns(timeline: Timeline, row: int, forward_ns: Nanoseconds, re
 
 def _shown_rows(timeline: Timeline, question: Question) -> list[int]:
     """Return the rows of an ordinary rank and of the straggler, or that of the slowest rank."""
-    ranks = timeline.engine_input.ranks
     if question.factor <= 1:
         return [timeline.slowest_row]
+    ranks = timeline.engine_input.ranks
     late = ranks.index(question.world_size - 1)
-    ordinary = [row for row in range(len(ranks)) if row != late]
-    return [*ordinary[:1], late]
+    return [*[row for row in range(len(ranks)) if row != late][:1], late]
 
 
 def _check_start(start: Start, choices: Choices) -> None:
-    offered: dict[str, Sequence[object]] = {
-        "bucket_cap_mb": choices.bucket_caps_mb,
-        "gbit_per_s": choices.gbit_per_s,
-        "world_size": choices.world_sizes,
-        "order": ORDERS,
-    }
-    for name, values in offered.items():
-        if (value := getattr(start, name)) not in values:
+    offered: list[Sequence[object]] = [choices.bucket_caps_mb, choices.gbit_per_s, choices.world_sizes, ORDERS]
+    for name, value, values in zip(Start._fields, start, offered, strict=True):
+        if value not in values:
             raise ValueError(f"{name}: expected one of {', '.join(map(str, values))}, got {value!r}")

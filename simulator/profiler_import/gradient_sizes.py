@@ -28,31 +28,23 @@ DEFAULT_DTYPE = "float32"
 
 
 class ModelGradients(NamedTuple):
-    """The gradients of a model as a file shows them.
-
-    Attributes:
-        parameters: By parameter index: in the reverse of the order in which the gradients of the last step became
-            ready, or as the given model defines them.
-        places: Place of each parameter's gradient among the gradients of the last step, by parameter index.
-        buckets: Parameter indices by bucket, in launch order; empty if there are no buckets or they are unknown.
-        derived: How values were derived that are not in the file; one sentence each.
-    """
+    """The gradients of a model as a file shows them."""
 
     parameters: tuple[Parameter, ...]
+    """By parameter index: in the reverse of the order in which the gradients of the last step became ready, or as the
+    given model defines them."""
     places: tuple[int, ...]
+    """Place of each parameter's gradient among the gradients of the last step, by parameter index."""
     buckets: tuple[tuple[int, ...], ...]
+    """Parameter indices by bucket, in launch order; empty if there are no buckets or they are unknown."""
     derived: tuple[str, ...]
+    """How values were derived that are not in the file; one sentence each."""
 
 
 def model_gradients(steps: Sequence[ProfiledStep], given: Sequence[Parameter] | None = None) -> ModelGradients:
-    """Return the gradients of the model that was trained in these steps.
+    """Return the gradients of the model that was trained in these steps, which have equal gradients and buckets.
 
-    Args:
-        steps: Steps with equal gradients and buckets.
-        given: The parameters of the model, in registration order. None: they are unknown.
-
-    Raises:
-        ValueError: The sizes of the gradients cannot be determined, or the given parameters do not match the file.
+    `given` and the errors are those of `import_profile`.
     """
     derived: list[str] = []
     last = steps[-1]
@@ -64,24 +56,18 @@ def model_gradients(steps: Sequence[ProfiledStep], given: Sequence[Parameter] | 
         )
     gradients = last.gradients[:count]
     sizes, dtypes = _sizes(steps, gradients, derived)
-    if given is None and None in sizes:
-        sizes = _guessed(steps, gradients, dtypes, derived)
-    indices = list(reversed(range(count)))
     if given is None:
+        if None in sizes:
+            sizes = _guessed(steps, gradients, dtypes, derived)
+        indices = list(reversed(range(count)))
         parameters = _unnamed(gradients, sizes, dtypes, derived)
     else:
         indices = _match(gradients, sizes, given)
         parameters = tuple(given)
         if None in sizes:
             derived.append("sizes of gradients: those of the given model, in the reverse of its registration order")
-        sizes = [given[index].size_bytes for index in indices]
-    if None in sizes:
-        raise ValueError(
-            "the sizes of the gradients are neither in the file nor follow from it; profile with record_shapes=True, "
-            "or give the model with --model"
-        )
-    known = [size for size in sizes if size is not None]
-    buckets = _buckets(last, known, [parameters[index].dtype for index in indices], derived)
+    in_order = [parameters[index] for index in indices]
+    buckets = _buckets(last, [one.size_bytes for one in in_order], [one.dtype for one in in_order], derived)
     return ModelGradients(
         parameters=parameters,
         places=tuple(sorted(range(count), key=indices.__getitem__)),
@@ -97,12 +83,11 @@ def _sizes(
     last = steps[-1]
     noted = {one.dtype for one in last.buckets or last.all_reduces} - {None}
     usual = DTYPES.get(str(noted.pop()).lower(), DEFAULT_DTYPE) if len(noted) == 1 else DEFAULT_DTYPE
-    dtypes = [DTYPES.get((one.dtype or "").lower(), usual) for one in gradients]
+    names = [(one.dtype or "").lower() for one in gradients]
+    dtypes = [DTYPES.get(name, usual) for name in names]
     sizes = [
-        None
-        if one.shape is None
-        else prod(one.shape) * ELEMENT_BYTES.get((one.dtype or "").lower(), ELEMENT_BYTES[usual])
-        for one in gradients
+        None if one.shape is None else prod(one.shape) * ELEMENT_BYTES.get(name, ELEMENT_BYTES[usual])
+        for one, name in zip(gradients, names, strict=True)
     ]
     if None not in sizes:
         return sizes, dtypes
@@ -170,17 +155,22 @@ def _fits(last: ProfiledStep, sizes: Sequence[int]) -> bool:
 def _unnamed(
     gradients: Sequence[AccumulatedGradient], sizes: Sequence[int | None], dtypes: Sequence[str], derived: list[str]
 ) -> tuple[Parameter, ...]:
+    if None in sizes:
+        raise ValueError(
+            "the sizes of the gradients are neither in the file nor follow from it; profile with record_shapes=True, "
+            "or give the model with --model"
+        )
     derived.append(
         "names of parameters are unknown without --model; they are numbered in reverse gradient-ready order"
     )
     parameters: list[Parameter] = []
     for gradient, size, dtype in zip(gradients, sizes, dtypes, strict=True):
-        each = ELEMENT_BYTES[dtype]
-        if size is not None and size % each:
-            dtype, each = "int8", 1
-        shape = gradient.shape if gradient.shape is not None else ((size or 0) // each,)
+        size_bytes = size or 0
+        if size_bytes % ELEMENT_BYTES[dtype]:
+            dtype = "int8"
+        shape = gradient.shape if gradient.shape is not None else (size_bytes // ELEMENT_BYTES[dtype],)
         name = f"parameter {len(gradients) - 1 - len(parameters)}"
-        parameters.append(Parameter(name=name, shape=shape, dtype=dtype, size_bytes=size or 0))
+        parameters.append(Parameter(name=name, shape=shape, dtype=dtype, size_bytes=size_bytes))
     return tuple(reversed(parameters))
 
 
@@ -199,11 +189,12 @@ def _match(
     left = list(reversed(range(len(given))))
     indices = []
     for place, (gradient, size) in enumerate(zip(gradients, sizes, strict=True)):
-        for index in left:
-            parameter = given[index]
-            if size in (None, parameter.size_bytes) and gradient.shape in (None, parameter.shape):
-                break
-        else:
+        fitting = (
+            index
+            for index in left
+            if size in (None, given[index].size_bytes) and gradient.shape in (None, given[index].shape)
+        )
+        if (index := next(fitting, None)) is None:
             raise ValueError(
                 f"--model: expected a parameter of {size} bytes for gradient {place} of the file, got none that is "
                 "left; give the model that was profiled"

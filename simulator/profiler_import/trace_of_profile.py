@@ -187,11 +187,7 @@ def _alike(file: ProfilerFile, steps: Sequence[ProfiledStep], notes: list[str]) 
 def _of_all_ranks(
     files: Sequence[ProfilerFile], steps_by_rank: Sequence[Sequence[ProfiledStep]], notes: list[str]
 ) -> list[list[ProfiledStep]]:
-    """Return the steps that all ranks have, by their numbers.
-
-    Raises:
-        TraceError: The ranks have other gradients or buckets, or no step in common.
-    """
+    """Return the steps that all ranks have, by their numbers; other gradients or no common step is a TraceError."""
     first, reference = files[0], steps_by_rank[0][-1]
     for file, steps in zip(files[1:], steps_by_rank[1:], strict=True):
         if _signature(steps[-1]) != _signature(reference):
@@ -203,8 +199,7 @@ def _of_all_ranks(
     common = set.intersection(*({step.name for step in steps} for steps in steps_by_rank))
     if not common:
         raise TraceError(f"{first.path}: expected a step whose number the files of all ranks have, got none")
-    missing = max(len(steps) for steps in steps_by_rank) - len(common)
-    if missing:
+    if missing := max(map(len, steps_by_rank)) - len(common):
         notes.append(f"{_plural(missing, 'step')} that not all ranks have; left out")
     return [[step for step in steps if step.name in common] for steps in steps_by_rank]
 
@@ -326,8 +321,7 @@ def _observations(
             f"beside collectives, kernels took {slow_down[0]:.2f} times as long as alone ({slow_down[1]} kernels); "
             "ready times include this"
         )
-    share = host_bound(trace)
-    if share > HOST_BOUND:
+    if (share := host_bound(trace)) > HOST_BOUND:
         notes.append(
             f"the GPU waited for its host {share:.0%} of the time (host-bound); on a faster host or with larger "
             "batches, computation times would differ"

@@ -13,11 +13,11 @@ from itertools import accumulate, pairwise
 from math import prod
 from operator import attrgetter
 from statistics import fmean
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from reference.errors import TraceError
 
-from .profiler_events import Activity, HostOperation, ProfilerFile, Stream, Thread, grouped
+from .profiler_events import Activity, HostOperation, Item, ProfilerFile, Stream, Thread, grouped
 
 # Names that torch and its reducer give to operations
 
@@ -50,7 +50,6 @@ MOST_NESTED = 8
 Span = tuple[int, int]
 """Start and end, in nanoseconds from the first event of the file."""
 
-Item = TypeVar("Item")
 Moment = Callable[[Any], int]
 START: Moment = attrgetter("start_ns")
 LAUNCH: Moment = attrgetter("launch_start_ns")
@@ -117,14 +116,9 @@ class ProfiledStep:
 
 
 def read_steps(file: ProfilerFile, notes: list[str]) -> list[ProfiledStep]:
-    """Return the training steps of a file; steps without a gradient are left out, with a note.
-
-    Raises:
-        TraceError: There is no training step, or one has several backward passes.
-    """
+    """Return the training steps of a file; steps without a gradient are left out, with a note."""
     windows = _windows(file)
-    reader = _Reader(file)
-    steps = [step for step in reader.steps(windows) if step is not None]
+    steps = [step for step in _Reader(file).steps(windows) if step is not None]
     if not steps:
         raise TraceError(
             f"{file.path}: expected events named {ACCUMULATE}, one for each gradient, got none in {len(windows)} "
@@ -147,11 +141,7 @@ class Window(NamedTuple):
 
 
 def _windows(file: ProfilerFile) -> list[Window]:
-    """Return the steps on the host.
-
-    Raises:
-        TraceError: Nothing in the file marks steps.
-    """
+    """Return the steps on the host; a file without marks of steps is a TraceError."""
     if marks := [one for one in file.operations if one.name.startswith(STEP)]:
         edges = [*(one.start_ns for one in marks), marks[-1].end_ns]
         spans = zip(pairwise(edges), marks, strict=True)
@@ -224,18 +214,20 @@ class _Reader:
                 f"{self._file.path}: expected one backward pass in each step, got {passes} in step {window.name}; "
                 "call `step()` of the profiler after each backward pass"
             )
-        divide_ns = self._end_of_forward(window)
+        forwards = self._named(window, FORWARD)
+        divide_ns = forwards[-1].end_ns if forwards else self._first_node_ns(window.start_ns)
         backward = _within(self._on_stream, divide_ns, window.next_ns - 1, LAUNCH)
         if self._on_gpu:
+            computing = [(one.start_ns, one.end_ns) for one in backward if one not in self._packing]
             forward = _within(self._on_stream, window.start_ns, divide_ns - 1, LAUNCH)
             forward_end_ns = max([start_ns, *(one.end_ns for one in forward)])
             backward_start_ns = max(forward_end_ns, min((one.start_ns for one in backward), default=0))
         else:
             forward_end_ns = max(start_ns, divide_ns)
             backward_start_ns = self._first_node_ns(forward_end_ns)
+            computing = [(backward_start_ns, max(one.ready_ns for one in gradients))]
         gradients = [one._replace(ready_ns=max(one.ready_ns, backward_start_ns)) for one in gradients]
         last_ready_ns = max(one.ready_ns for one in gradients)
-        computing = [(one.start_ns, one.end_ns) for one in backward if one not in self._packing]
         waits = self._waits_for_host(start_ns, window)
         others = ((kind, len(self._named(window, name))) for name, kind in self._other_collectives.items())
         return ProfiledStep(
@@ -250,9 +242,7 @@ class _Reader:
             copies=tuple(self._copies(window)),
             optimizer=self._optimizer(window),
             end_ns=end_ns,
-            computing_ns=_inside(computing, backward_start_ns, last_ready_ns)
-            if self._on_gpu
-            else last_ready_ns - backward_start_ns,
+            computing_ns=_inside(computing, backward_start_ns, last_ready_ns),
             host_bound_ns=_inside(waits, start_ns, end_ns),
             backward_host_bound_ns=_inside(waits, backward_start_ns, last_ready_ns),
         )
@@ -290,11 +280,6 @@ class _Reader:
         blocks = grouped(gradients, lambda gradient: bisect_right(edges, gradient.hooks.start_ns))
         shapes = {tuple(str(gradient.shape) for gradient in block) for block in blocks.values()}
         return len(blocks) if len(shapes) == 1 else 1
-
-    def _end_of_forward(self, window: Window) -> int:
-        """Return the end of the forward pass on the host: that of DDP, or where the first node's backward begins."""
-        forwards = self._named(window, FORWARD)
-        return forwards[-1].end_ns if forwards else self._first_node_ns(window.start_ns)
 
     def _first_node_ns(self, start_ns: int) -> int:
         """Return when the host began with the first node of a backward pass from `start_ns` on."""
@@ -364,11 +349,8 @@ class _Reader:
 
 
 def _busiest_stream(activities: Iterable[Activity]) -> Stream | None:
-    busy: Counter[Stream] = Counter()
-    for one in activities:
-        if one.kind == "kernel":
-            busy[one.stream] += one.end_ns - one.start_ns
-    return busy.most_common(1)[0][0] if busy else None
+    kernels = grouped((one for one in activities if one.kind == "kernel"), lambda one: one.stream)
+    return max(kernels, key=lambda stream: sum(one.end_ns - one.start_ns for one in kernels[stream]), default=None)
 
 
 def _extent(ran: Sequence[HostOperation | Activity]) -> Span:

@@ -38,7 +38,6 @@ def draw_heat_maps(
 
     Arguments and errors are those of `draw_heat_map`; the axes are added to `figure`.
     """
-    _check(table, rows, columns, value)
     hidden = _hidden(table, rows, columns)
     parts = list(_titled(table, hidden)) if hidden else [("", table)]
     panels = figure.subplots(len(parts), 1, squeeze=False)[:, 0]

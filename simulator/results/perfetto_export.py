@@ -43,10 +43,9 @@ def chrome_trace(timeline: Timeline) -> Event:
 def _processes(alike: dict[int, list[int]]) -> Iterator[tuple[int, int, str]]:
     """Yield the number of each process, the simulated rank that it shows, and its name."""
     if sum(map(len, alike.values())) <= MOST_PROCESSES:
-        for rank, represented_by in sorted(
-            (rank, represented_by) for represented_by, ranks in alike.items() for rank in ranks
-        ):
-            yield rank, represented_by, f"rank {rank}"
+        represented = {rank: represented_by for represented_by, ranks in alike.items() for rank in ranks}
+        for rank in sorted(represented):
+            yield rank, represented[rank], f"rank {rank}"
         return
     for rank, ranks in alike.items():
         numbers = [*map(str, ranks[:RANKS_IN_NAME]), *["..."] * (len(ranks) > RANKS_IN_NAME)]

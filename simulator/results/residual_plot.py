@@ -26,17 +26,11 @@ GAP = 1.3
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
-    """The errors of one configuration, as fractions: predicted / measured - 1.
+    """The errors of one configuration, as fractions: predicted / measured - 1."""
 
-    Attributes:
-        error: Error of our prediction.
-        baselines: Errors of simpler predictions, by name.
-        interval: Errors of both ends of our 90 % interval. None: not drawn.
-    """
-
-    error: float
-    baselines: Mapping[str, float] = field(default_factory=dict)
-    interval: tuple[float, float] | None = None
+    error: float  # of our prediction
+    baselines: Mapping[str, float] = field(default_factory=dict)  # of simpler predictions, by name
+    interval: tuple[float, float] | None = None  # of both ends of our 90 % interval; None: not drawn
 
 
 def draw_residuals(groups: Mapping[str, Sequence[Residual]], ax: Axes, *, named: bool = True) -> Axes:

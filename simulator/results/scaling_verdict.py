@@ -20,20 +20,15 @@ TOLERANCE = 0.005
 
 @dataclass(frozen=True)
 class NetworkNeed:
-    """How fast the network must be for the target efficiency.
-
-    Attributes:
-        target: The efficiency.
-        factor: Largest factor on the time of every collective with which the efficiency is reached; above 1 the
-            network may be slower. None: not even a network of infinite speed suffices.
-        bus_gb_per_s: Bus bandwidth of an all-reduce of the largest bucket, in 10**9 bytes per second, as predicted
-            (defined as in nccl-tests: 2 (n - 1) / n times bytes over time).
-        largest_bucket_bytes: Bytes of that bucket.
-    """
+    """How fast the network must be for the target efficiency."""
 
     target: float
     factor: float | None
+    """Largest factor on the time of every collective with which the target is reached; above 1 the network may be
+    slower. None: not even a network of infinite speed suffices."""
     bus_gb_per_s: float
+    """Bus bandwidth of an all-reduce of the largest bucket, in 10**9 bytes per second, as predicted; defined as in
+    nccl-tests: 2 (n - 1) / n times bytes over time."""
     largest_bucket_bytes: int
 
     @property

@@ -9,29 +9,18 @@ from matplotlib.patches import Patch
 from ..engines.timeline import Kind, Span
 from ..plot_colours import COMPRESSION, COMPUTATION, COPIES, EXPOSED, FORWARD, HIDDEN, INK, QUIET, SMALL
 
-COLOURS: dict[Kind, str] = {
-    "unsynchronized": QUIET,
-    "rebuild": COPIES,
-    "forward": FORWARD,
-    "search": QUIET,
-    "backward": COMPUTATION,
-    "pack": COPIES,
-    "compress": COMPRESSION,
-    "launch": INK,
-    "recompress": COMPRESSION,
-    "decompress": COMPRESSION,
-    "wait": SMALL,
-    "copy_out": COPIES,
-    "step": FORWARD,
-    "straggler": COPIES,
-    "queued": QUIET,
-    "join": HIDDEN,
-    "order": HIDDEN,
-    "broadcast": HIDDEN,
-    "bitmap": HIDDEN,
-    "all_reduce": EXPOSED,
-    "second_all_reduce": EXPOSED,
+KINDS: dict[str, tuple[Kind, ...]] = {
+    FORWARD: ("forward", "step"),
+    COMPUTATION: ("backward",),
+    COPIES: ("rebuild", "pack", "copy_out", "straggler"),
+    COMPRESSION: ("compress", "recompress", "decompress"),
+    INK: ("launch",),
+    SMALL: ("wait",),
+    QUIET: ("unsynchronized", "search", "queued"),
+    HIDDEN: ("join", "order", "broadcast", "bitmap"),
+    EXPOSED: ("all_reduce", "second_all_reduce"),
 }
+COLOURS = {kind: colour for colour, kinds in KINDS.items() for kind in kinds}
 NOT_RUNNING: tuple[Kind, ...] = ("straggler", "queued")
 """Kinds of spans before a collective runs."""
 

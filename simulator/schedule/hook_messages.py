@@ -7,7 +7,7 @@ measured (`ddplab calibrate --hook NAME`) or given by the user.
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Literal, NamedTuple, NoReturn, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field
 
@@ -36,8 +36,12 @@ class CommHook(Settings):
     """No hook: each bucket's gradients are all-reduced unchanged. Subclasses model the other hooks.
 
     The three costs apply to one bucket and depend on the bytes of its gradients.
+
+    Attributes:
+        takes_sparse: Whether the hook supports sparse gradients.
     """
 
+    takes_sparse: ClassVar[bool] = True
     name: str = Field(default="none", description="name in tables, no unit; chosen by the user")
     compress: Linear = Field(
         default=Linear(), description="computation before the first collective, ns; from `calibrate --hook`"
@@ -59,18 +63,20 @@ class CommHook(Settings):
         Raises:
             ValueError: A gradient is sparse and the hook does not support sparse gradients.
         """
-        if any(parameter.sparse for parameter in parameters):
-            return self.sparse_message(parameters[0], sparse_density)
-        return self.dense_message(parameters)
+        if not any(parameter.sparse for parameter in parameters):
+            return self.dense_message(parameters)
+        sparse = parameters[0]  # alone in its bucket
+        if not self.takes_sparse:
+            raise ValueError(
+                f"hook: {self.name} does not support sparse gradients, and that of {sparse.name} is sparse; use the "
+                "hook `none`, or make the embedding dense (sparse=False)"
+            )
+        rows = sparse.touched_rows(sparse_density)  # rows and indices are gathered from all ranks
+        return Message("all_gather", rows * (_row_bytes(sparse) + INDEX_BYTES))
 
     def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
         """Return the message of a bucket of dense gradients."""
         return Message("all_reduce", sum(parameter.size_bytes for parameter in parameters))
-
-    def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
-        """Return the message of a bucket of one sparse gradient: rows and indices, gathered from all ranks."""
-        rows = parameter.touched_rows(density)
-        return Message("all_gather", rows * (_row_bytes(parameter) + INDEX_BYTES))
 
     def charged(self, measured: Sequence[HookCost], world_size: int) -> Self:
         """Return the hook with the costs measured for its name, unless the hook has costs already.
@@ -98,7 +104,7 @@ class CommHook(Settings):
     @property
     def is_free(self) -> bool:
         """Whether the hook never computes anything."""
-        return type(self) is CommHook
+        return type(self) in (CommHook, Noop)
 
     def measured_in(self, measured: Sequence[HookCost]) -> HookCost | None:
         """Return the costs measured for a hook of this name; None if it was not measured."""
@@ -114,30 +120,27 @@ class Noop(CommHook):
 
     name: str = "noop"
 
-    @property
-    def is_free(self) -> bool:
-        """True: the hook computes nothing."""
-        return True
-
     def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
         """None: the hook sends nothing."""
         return None
 
 
 class HalfPrecision(CommHook):
-    """`compress(dtype)` around another hook; without one, `fp16_compress` and `bf16_compress`."""
+    """`compress(dtype)` around another hook; without one, `fp16_compress` and `bf16_compress`.
 
+    Gloo cannot add sparse half-precision gradients.
+    """
+
+    takes_sparse = False
     name: str = "fp16"
     of: CommHook = Field(
         default=CommHook(), description="hook that gets the half-precision gradients, a hook; argument of `compress`"
     )
 
-    def message(self, parameters: Sequence[Parameter], sparse_density: float = 1.0) -> Message | None:
-        """Return the inner hook's message for 2-byte elements; Gloo cannot add sparse half-precision gradients."""
-        if sparse := [parameter for parameter in parameters if parameter.sparse]:
-            _refuse_sparse(self, sparse[0])
+    def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
+        """Return the inner hook's message for 2-byte elements."""
         halved = [parameter.model_copy(update={"size_bytes": 2 * _elements(parameter)}) for parameter in parameters]
-        return self.of.message(halved, sparse_density)
+        return self.of.message(halved)
 
     def growth(self, measured: int, world_size: int) -> float:
         """Return the growth of the inner hook."""
@@ -150,6 +153,7 @@ class Quantized(CommHook):
     Every rank gathers the gradients of all ranks and dequantises them.
     """
 
+    takes_sparse = False
     name: str = "quantize_per_tensor"
     channel_elements: int | None = Field(
         default=None,
@@ -165,10 +169,6 @@ class Quantized(CommHook):
         shape = collectives.channel_shape(elements, self.channel_elements)
         return Message("all_gather", sum(collectives.quantized_parts_bytes(*shape)))
 
-    def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
-        """Raise ValueError: the hook takes dense gradients only."""
-        return _refuse_sparse(self, parameter)
-
     def growth(self, measured: int, world_size: int) -> float:
         """Return the ratio of the world sizes, because each rank dequantises the gradients of all ranks."""
         return world_size / measured
@@ -177,6 +177,7 @@ class Quantized(CommHook):
 class PowerSGD(CommHook):
     """`power_sgd`: sends P and all uncompressed gradients, then Q (Vogels et al. 2019, Algorithm 1)."""
 
+    takes_sparse = False
     name: str = "power_sgd:1"
     matrix_approximation_rank: int = Field(
         default=1, ge=1, description="columns of P and Q, a count; PowerSGDState's argument"
@@ -186,10 +187,6 @@ class PowerSGD(CommHook):
         gt=0,
         description="least compression rate at which a matrix is compressed, a factor; PowerSGDState's argument",
     )
-
-    def sparse_message(self, parameter: Parameter, density: float) -> Message | None:
-        """Raise ValueError: the hook takes dense gradients only."""
-        return _refuse_sparse(self, parameter)
 
     def dense_message(self, parameters: Sequence[Parameter]) -> Message | None:
         """Return the message: P and the gradients that are not compressed, then Q."""
@@ -256,22 +253,15 @@ def named_hook(name: str) -> CommHook:
     return HOOKS[word](int(rank or 1))
 
 
-def gradient_bytes(parameter: Parameter, sparse_density: float) -> int:
-    """Return the bytes of a gradient's values, without the row indices of a sparse gradient."""
-    if not parameter.sparse:
-        return parameter.size_bytes
-    return parameter.touched_rows(sparse_density) * _row_bytes(parameter)
+def gradient_bytes(parameters: Sequence[Parameter], sparse_density: float) -> list[int]:
+    """Return the bytes of each gradient's values, without the row indices of a sparse gradient."""
+    return [
+        one.touched_rows(sparse_density) * _row_bytes(one) if one.sparse else one.size_bytes for one in parameters
+    ]
 
 
 def _row_bytes(parameter: Parameter) -> int:
     return parameter.size_bytes // max(1, parameter.shape[0])
-
-
-def _refuse_sparse(hook: CommHook, parameter: Parameter) -> NoReturn:
-    raise ValueError(
-        f"hook: {hook.name} does not support sparse gradients, and that of {parameter.name} is sparse; use the hook "
-        "`none`, or make the embedding dense (sparse=False)"
-    )
 
 
 def _elements(parameter: Parameter) -> int:

@@ -6,7 +6,7 @@ in bucket order, and after the backward pass each bucket is waited for and copie
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from reference.bucketing import BucketAssignment, check_partition, initial_buckets, plan_buckets, rebuild_order
@@ -14,7 +14,7 @@ from reference.collectives import JOIN_COUNT_BYTES, JOIN_RANK_BYTES, READY_ORDER
 from reference.trace import Buffer, Parameter
 
 from ..workload.compute_times import RecordedModel
-from .hook_messages import Message, Transport
+from .hook_messages import Message, Transport, gradient_bytes
 from .policy import Policy
 
 ComputeKind = Literal[
@@ -74,15 +74,27 @@ class Collective(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class IterationSchedule:
-    """Instructions of every rank, and the collectives that they launch and wait for, in launch order."""
+    """What every rank does in one iteration, or in one cycle.
+
+    Attributes:
+        instructions: Steps, launches and waits, in order.
+        collectives: The collectives that the ranks launch and wait for, in launch order.
+        buckets: Parameter indices by bucket, in launch order.
+        gradient_bytes: Bytes of each gradient's values, likewise.
+        launches_at_the_end: Whether all buckets are launched after the backward pass.
+        steps: The computing steps, in order: the columns of `EngineInput.duration_ns`.
+    """
 
     instructions: tuple[Instruction, ...]
     collectives: tuple[Collective, ...]
+    buckets: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
+    gradient_bytes: tuple[tuple[int, ...], ...] = field(default=(), compare=False)
+    launches_at_the_end: bool = field(default=False, compare=False)
+    steps: tuple[Compute, ...] = field(init=False, repr=False, compare=False)
 
-    @property
-    def steps(self) -> list[Compute]:
-        """The computing steps, in order: the columns of `EngineInput.duration_ns`."""
-        return [instruction for instruction in self.instructions if isinstance(instruction, Compute)]
+    def __post_init__(self) -> None:
+        steps = tuple(instruction for instruction in self.instructions if isinstance(instruction, Compute))
+        object.__setattr__(self, "steps", steps)
 
 
 def buckets_of(policy: Policy, model: RecordedModel) -> BucketAssignment:
@@ -124,49 +136,31 @@ UNSENT_BUCKET_STEPS = BUCKET_STEPS[:2]
 """`BUCKET_STEPS` of a bucket that is never sent."""
 
 
-def build_schedule(
-    policy: Policy, model: RecordedModel, buckets: Sequence[Sequence[int]], *, joins: bool = False
-) -> IterationSchedule:
+def build_schedule(policy: Policy, model: RecordedModel, *, joins: bool = False) -> IterationSchedule:
     """List the steps of one synchronised iteration, after the iterations under `no_sync` of its cycle.
 
     Args:
         policy: Settings of the reducer.
         model: The recorded model; its compute times are not used.
-        buckets: Parameter indices by bucket, in launch order.
         joins: Whether the ranks train under Join.
 
     Raises:
-        ValueError: A gradient is sparse, and the policy's comm hook does not support sparse gradients.
+        ValueError: The plan is invalid (see `buckets_of`), or a gradient is sparse and the policy's comm hook does
+            not support sparse gradients.
     """
-    sends_bitmap = policy.graph_may_change or policy.launches_at_the_end
-    broadcasts = policy.broadcast_buffers and not model.has_communication
-    knows_unused = policy.skip_all_reduce_unused_params and not policy.launches_at_the_end
-    skipped = model.never_used if knows_unused else frozenset[int]()
-    unsent = {number for number, bucket in enumerate(buckets) if skipped.issuperset(bucket)}
-    parameters = [[model.parameters[index] for index in bucket] for bucket in buckets]
-    messages = [policy.hook.message(members, policy.sparse_density) for members in parameters]
     writer = _Writer()
-    for iteration in range(policy.sync_every):
-        without_inputs = Condition("without_inputs", iteration)
-        if joins:
-            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_COUNT_BYTES)), only=without_inputs)
-        if iteration == 0:  # only an iteration after a synchronised one rebuilds buckets and broadcasts buffers
-            if policy.phase == "rebuild" and policy.rebuilds:
-                size = len(model.parameters) * READY_ORDER_BYTES
-                writer.wait(writer.launch(Collective("order", None, "broadcast", size)))
-                writer.compute("rebuild")
-            if joins and broadcasts and model.buffers:
-                writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_RANK_BYTES)))
-            if broadcasts:
-                writer.broadcast(model.buffers)
-        if joins:
-            writer.wait(writer.launch(Collective("join", None, "all_reduce", JOIN_COUNT_BYTES)), only=without_inputs)
-        if iteration < policy.sync_every - 1:
-            writer.compute("unsynchronized", iteration=iteration)
+    _precede_forward(writer, policy, model, joins=joins)
     writer.compute("forward")
     if policy.graph_may_change:
         writer.compute("search")
+    buckets = buckets_of(policy, model)
+    members = [[model.parameters[index] for index in bucket] for bucket in buckets]
+    messages = [policy.hook.message(parameters, policy.sparse_density) for parameters in members]
+    knows_unused = policy.skip_all_reduce_unused_params and not policy.launches_at_the_end
+    skipped = model.never_used if knows_unused else frozenset[int]()
+    unsent = {number for number, bucket in enumerate(buckets) if skipped.issuperset(bucket)}
     awaited = _launch_buckets(writer, messages, unsent)
+    sends_bitmap = policy.graph_may_change or policy.launches_at_the_end
     if sends_bitmap:
         bitmap = writer.launch(Collective("bitmap", None, "all_reduce", len(model.parameters) * USED_MAP_BYTES))
     writer.compute("backward")
@@ -181,16 +175,43 @@ def build_schedule(
     if sends_bitmap:
         writer.wait(bitmap, only=Condition("all_used"))
     writer.compute("step")
-    return IterationSchedule(tuple(writer.instructions), tuple(writer.collectives))
+    return IterationSchedule(
+        tuple(writer.instructions),
+        tuple(writer.collectives),
+        buckets=tuple(map(tuple, buckets)),
+        gradient_bytes=tuple(tuple(gradient_bytes(parameters, policy.sparse_density)) for parameters in members),
+        launches_at_the_end=policy.launches_at_the_end,
+    )
 
 
 def build_join_end(policy: Policy, model: RecordedModel) -> IterationSchedule:
     """List the steps under Join after all ranks have run out of inputs: all receive the model of one rank."""
     writer = _Writer()
     for size in (JOIN_COUNT_BYTES, JOIN_RANK_BYTES):
-        writer.wait(writer.launch(Collective("join", None, "all_reduce", size)))
+        writer.complete(Collective("join", None, "all_reduce", size))
     writer.broadcast([*model.parameters, *(model.buffers if policy.broadcast_buffers else ())])
     return IterationSchedule(tuple(writer.instructions), tuple(writer.collectives))
+
+
+def _precede_forward(writer: "_Writer", policy: Policy, model: RecordedModel, *, joins: bool) -> None:
+    """Write the iterations under `no_sync`, and what precedes the forward pass of the last iteration."""
+    buffers = model.buffers if policy.broadcast_buffers and not model.has_communication else ()
+    for iteration in range(policy.sync_every):
+        without_inputs = Condition("without_inputs", iteration)
+        if joins:
+            writer.complete(Collective("join", None, "all_reduce", JOIN_COUNT_BYTES), only=without_inputs)
+        if iteration == 0:  # only an iteration after a synchronised one rebuilds buckets and broadcasts buffers
+            if policy.phase == "rebuild" and policy.rebuilds:
+                size = len(model.parameters) * READY_ORDER_BYTES
+                writer.complete(Collective("order", None, "broadcast", size))
+                writer.compute("rebuild")
+            if joins and buffers:
+                writer.complete(Collective("join", None, "all_reduce", JOIN_RANK_BYTES))
+            writer.broadcast(buffers)
+        if joins:
+            writer.complete(Collective("join", None, "all_reduce", JOIN_COUNT_BYTES), only=without_inputs)
+        if iteration < policy.sync_every - 1:
+            writer.compute("unsynchronized", iteration=iteration)
 
 
 def _launch_buckets(writer: "_Writer", messages: Sequence[Message | None], unsent: Collection[int]) -> dict[int, int]:
@@ -240,6 +261,10 @@ class _Writer:
 
     def wait(self, collective: int, only: Condition | None = None) -> None:
         self.instructions.append(Wait(collective, only))
+
+    def complete(self, collective: Collective, only: Condition | None = None) -> None:
+        """Launch a collective and wait for it at once."""
+        self.wait(self.launch(collective), only)
 
     def broadcast(self, tensors: Sequence[Parameter | Buffer]) -> None:
         """Broadcast tensors in pieces of one dtype, and wait for all of them."""

@@ -3,8 +3,8 @@
 These are times of computation alone. The engines add slow-downs and waiting.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, Self
 
@@ -37,8 +37,6 @@ class ComputeTimes:
         step_ns: Duration of everything after the backward pass: the optimiser step, and all else up to the next
             iteration.
         optimizer_ns: Duration of the optimiser step, which is part of `step_ns`; iterations under `no_sync` skip it.
-        before_ns: Duration of each preceding iteration of the cycle, which run under `no_sync`, along the last axis.
-        some_unused: Whether some parameter gets no gradient in the whole cycle.
     """
 
     forward_ns: Nanoseconds
@@ -47,8 +45,6 @@ class ComputeTimes:
     backward_end_ns: Nanoseconds
     step_ns: Nanoseconds
     optimizer_ns: Nanoseconds
-    before_ns: Nanoseconds
-    some_unused: NDArray[np.bool_]
 
     @property
     def compute_ns(self) -> Nanoseconds:
@@ -78,6 +74,21 @@ class ComputeTimes:
     def concatenated(cls, several: Sequence[Self]) -> Self:
         """Put compute times one after the other along their first axis."""
         return cls(*(np.concatenate([getattr(one, field.name) for one in several]) for field in fields(cls)))
+
+
+@dataclass(frozen=True, slots=True)
+class CycleTimes(ComputeTimes):
+    """Times of the last iteration of each cycle, which synchronises, and of the iterations before it.
+
+    Attributes:
+        before_ns: Duration of each preceding iteration of the cycle, which run under `no_sync`, along the last axis.
+        some_unused: Whether some parameter gets no gradient in the whole cycle.
+        joined: Whether the rank has run out of inputs before each iteration of the cycle, along the last axis.
+    """
+
+    before_ns: Nanoseconds
+    some_unused: NDArray[np.bool_]
+    joined: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,16 +172,13 @@ def _times_of(recorded: Iteration, *, has_communication: bool) -> ComputeTimes:
     ready = np.array([first if moment is None else moment for moment in recorded.ready_ns], dtype=np.int64)
     backward_end = end_of_computation_ns(recorded, with_communication=has_communication)
     optimizer = (recorded.optimizer_end_ns or 0) - (recorded.optimizer_start_ns or 0)
-    unused = np.array([moment is None for moment in recorded.ready_ns])
     return ComputeTimes(
         forward_ns=np.int64(recorded.forward_end_ns - start),  # type: ignore[arg-type]  # an array without axes
         ready_ns=ready - start,
-        unused=unused,
+        unused=np.array([moment is None for moment in recorded.ready_ns]),
         backward_end_ns=np.int64(backward_end - start),  # type: ignore[arg-type]
         step_ns=np.int64(recorded.end_ns - recorded.backward_end_ns),  # type: ignore[arg-type]
         optimizer_ns=np.int64(optimizer),  # type: ignore[arg-type]
-        before_ns=np.zeros(0, np.int64),
-        some_unused=np.asarray(unused.any()),
     )
 
 
@@ -276,53 +284,38 @@ class IterationSampler:
         *,
         sync_every: int = 1,
     ) -> None:
-        for number, straggler in enumerate(stragglers):
-            if straggler.rank is not None and straggler.rank >= world_size:
-                raise ValueError(
-                    f"stragglers[{number}].rank: expected a rank below {world_size}, got {straggler.rank}"
-                )
-        if inputs is not None and (len(inputs) != world_size or min(inputs) < 0 or max(inputs) < 1):
-            raise ValueError(
-                f"inputs: expected {world_size} numbers of batches, one per rank, not all 0 and none negative; "
-                f"got {inputs}"
-            )
-        if inputs is not None and max(inputs) > MILLION:
-            raise ValueError(f"inputs: expected at most {MILLION} batches, got {max(inputs)}")
-        if inputs is not None and max(inputs) < sync_every:
-            raise ValueError(
-                f"inputs: expected a rank with at least {sync_every} batches, because gradients are averaged every "
-                f"{sync_every} iterations; got {inputs}"
-            )
+        _check_ranks(world_size, stragglers, inputs, sync_every)
         self._variation, self._stragglers = variation, stragglers
         self._inputs = None if inputs is None else np.array(inputs)
-        at_random = any(straggler.rank is None for straggler in stragglers)
+        self._world_size, self.sync_every = world_size, sync_every
         self.speed_error = NORMAL_HALF_BAND * variation.device_spread
         self._slowest = world_size - 1 if variation.device_spread and world_size > 1 else None
-        if variation.kind == "recorded" and not at_random:
-            slow = {straggler.rank for straggler in stragglers if straggler.rank is not None}
-            unlike = slow if self._slowest is None else slow | {self._slowest}
-            self.ranks, self.represented_by = _distinct_ranks(world_size, len(recorded), sorted(unlike), inputs)
-        else:
-            self.ranks = self.represented_by = np.arange(world_size)
-        recorded = recorded[:world_size]
-        counts = np.array([len(times.forward_ns) for times in recorded])
-        self.count = int(counts.min()) if variation.kind == "recorded" else variation.iterations
-        if variation.kind == "recorded" and self._slowest is not None:
-            self.count *= -(-LEAST_SLOWEST // self.count)
-        if inputs is not None:
-            self.count = max(inputs)
-        self.sync_every = sync_every
-        self.count = max(1, self.count // sync_every)
-        source = self.ranks % len(recorded)
-        self.of_usual_speed = np.flatnonzero(self.ranks != self._slowest) if self._slowest else np.arange(len(source))
-        self._world_size = world_size
-        self._pool = ComputeTimes.concatenated(recorded)
+
+        slow = {straggler.rank for straggler in stragglers}
+        is_random = variation.kind != "recorded" or None in slow
+        self._varies = is_random or self._slowest is not None
+        self.ranks = self.represented_by = np.arange(world_size)
+        if not is_random:
+            unlike = sorted(rank for rank in slow | {self._slowest} if rank is not None)
+            self.ranks, self.represented_by = _distinct_ranks(world_size, len(recorded), unlike, inputs)
+        self.of_usual_speed = np.flatnonzero(self.ranks != (-1 if self._slowest is None else self._slowest))
+
+        self._recorded = recorded[:world_size]
+        self._source = self.ranks % len(self._recorded)
+        self._pool = ComputeTimes.concatenated(self._recorded)
         self.parameters = self._pool.ready_ns.shape[-1]
-        self._counts, self._first = counts[source], (np.cumsum(counts) - counts)[source]
-        self._typical = np.array([_typical_iteration(times) for times in recorded])[source]
-        self._spread = np.array([np.log(np.maximum(times.compute_ns, 1)).std() for times in recorded])[source]
-        self._recorded, self._source = recorded, source
-        self._varies = variation.kind != "recorded" or at_random or self._slowest is not None
+        counts = np.array([len(times.forward_ns) for times in self._recorded])
+        self._counts, self._first = counts[self._source], (np.cumsum(counts) - counts)[self._source]
+
+        if inputs is not None:
+            iterations = max(inputs)
+        elif variation.kind != "recorded":
+            iterations = variation.iterations
+        else:
+            iterations = int(counts.min())
+            if self._slowest is not None:
+                iterations *= -(-LEAST_SLOWEST // iterations)
+        self.count = max(1, iterations // sync_every)
         durations = self.count * sync_every * len(self.ranks) * self.parameters
         if self._varies and durations > MOST_DURATIONS:
             raise ValueError(
@@ -345,34 +338,27 @@ class IterationSampler:
         _, first, place = np.unique(np.stack(alike, axis=-1), axis=0, return_index=True, return_inverse=True)
         return first, place.reshape(-1)
 
-    def draw(self, cycles: Sequence[int]) -> ComputeTimes:
-        """Sample the last iteration of each of these cycles; shape [cycles, `ranks`].
+    def draw(self, cycles: Iterable[int]) -> CycleTimes:
+        """Sample these cycles, given by number; shape [cycles, `ranks`]."""
+        return CycleTimes.stacked([self._draw_cycle(cycle) for cycle in cycles])
+
+    def _draw_cycle(self, cycle: int) -> CycleTimes:
+        """Sample one cycle.
 
         Iterations under `no_sync` have no optimiser step; parameters that they use count as used in the cycle.
         """
-        sampled = []
-        for cycle in cycles:
-            last = (cycle + 1) * self.sync_every - 1
-            times = self.draw_iteration(last)
-            if before := [self.draw_iteration(number) for number in range(cycle * self.sync_every, last)]:
-                before_ns = [
-                    np.where(self._has_joined(number), 0, one.compute_ns - one.optimizer_ns)
-                    for number, one in enumerate(before, start=cycle * self.sync_every)
-                ]
-                unused = np.logical_and.reduce([times.unused, *(one.unused for one in before)])
-                times = replace(times, before_ns=np.stack(before_ns, axis=-1), some_unused=unused.any(axis=-1))
-            sampled.append(times)
-        return ComputeTimes.stacked(sampled)
-
-    def joined(self, cycles: Sequence[int]) -> NDArray[np.bool_]:
-        """Whether each rank has run out of inputs before each iteration; shape [cycles, `ranks`, `sync_every`]."""
-        first = np.array(cycles) * self.sync_every
-        return np.stack(
-            [[self._has_joined(number) for number in first + place] for place in range(self.sync_every)], -1
-        )
-
-    def _has_joined(self, number: int) -> NDArray[np.bool_]:
-        return np.zeros(len(self.ranks), bool) if self._inputs is None else self._inputs[self.ranks] <= number
+        numbers = np.arange(cycle * self.sync_every, (cycle + 1) * self.sync_every)
+        *before, last = map(self.draw_iteration, numbers.tolist())
+        joined = np.zeros((len(self.ranks), self.sync_every), bool)
+        if self._inputs is not None:
+            joined = self._inputs[self.ranks, None] <= numbers
+        before_ns = np.empty((len(self.ranks), len(before)), np.int64)
+        unused = last.unused
+        for place, one in enumerate(before):
+            before_ns[:, place] = np.where(joined[:, place], 0, one.compute_ns - one.optimizer_ns)
+            unused = unused & one.unused
+        times = (getattr(last, field.name) for field in fields(last))
+        return CycleTimes(*times, before_ns, unused.any(axis=-1), joined)  # type: ignore[call-arg]
 
     def draw_iteration(self, number: int) -> ComputeTimes:
         """Sample one iteration of all ranks; the times depend on `number` only, not on earlier calls."""
@@ -388,8 +374,9 @@ class IterationSampler:
                 ]
                 times = ComputeTimes.concatenated(by_source)[self._source.argsort(kind="stable").argsort()]
             case "fitted":
-                factors = np.exp(rng.standard_normal(len(self.ranks)) * self._spread)
-                times = self._pool[self._first + self._typical].scaled(factors)
+                typical, spread = self._fitted
+                factors = np.exp(rng.standard_normal(len(self.ranks)) * spread)
+                times = self._pool[self._first + typical].scaled(factors)
         if self._slowest is not None:
             factor = 1 + self._variation.device_spread * slowest_of(self._world_size, number)
             times = times.scaled(np.where(self.ranks == self._slowest, factor, 1.0))
@@ -401,6 +388,36 @@ class IterationSampler:
     @cached_property
     def _gaps(self) -> "list[GapSampler]":
         return [GapSampler(times, self._variation.correlation) for times in self._recorded]
+
+    @cached_property
+    def _fitted(self) -> tuple[NDArray[np.int64], Floats]:
+        """By rank: index of the iteration with the median compute time, standard deviation of their logarithms."""
+        compute_ns = [times.compute_ns for times in self._recorded]
+        typical = np.array([ns.argsort(kind="stable")[len(ns) // 2] for ns in compute_ns])
+        spread = np.array([np.log(np.maximum(ns, 1)).std() for ns in compute_ns])
+        return typical[self._source], spread[self._source]
+
+
+def _check_ranks(
+    world_size: int, stragglers: Sequence[Straggler], inputs: Sequence[int] | None, sync_every: int
+) -> None:
+    for number, straggler in enumerate(stragglers):
+        if straggler.rank is not None and straggler.rank >= world_size:
+            raise ValueError(f"stragglers[{number}].rank: expected a rank below {world_size}, got {straggler.rank}")
+    if inputs is None:
+        return
+    if len(inputs) != world_size or min(inputs) < 0 or max(inputs) < 1:
+        raise ValueError(
+            f"inputs: expected {world_size} numbers of batches, one per rank, not all 0 and none negative; "
+            f"got {inputs}"
+        )
+    if max(inputs) > MILLION:
+        raise ValueError(f"inputs: expected at most {MILLION} batches, got {max(inputs)}")
+    if max(inputs) < sync_every:
+        raise ValueError(
+            f"inputs: expected a rank with at least {sync_every} batches, because gradients are averaged every "
+            f"{sync_every} iterations; got {inputs}"
+        )
 
 
 MOST_DURATIONS = 500_000_000
@@ -435,11 +452,6 @@ def _distinct_ranks(
         kind = kind * (max(inputs) + 1) + np.array(inputs)
     _, first, place = np.unique(kind, return_index=True, return_inverse=True)
     return np.sort(first), first[place]
-
-
-def _typical_iteration(times: ComputeTimes) -> int:
-    """Return the index of the iteration with the median compute time."""
-    return int(times.compute_ns.argsort(kind="stable")[len(times.compute_ns) // 2])
 
 
 class GapSampler:
@@ -478,10 +490,8 @@ class GapSampler:
         ready[:, self._unused] = ready[:, ~self._unused].min(axis=-1, keepdims=True)
         step = durations[:, -1]
         optimizer = np.minimum(self._optimizer_ns, step)
-        before = np.zeros((*step.shape, 0), np.int64)
         unused = np.broadcast_to(self._unused, ready.shape)
-        some_unused = np.asarray(unused.any(axis=-1))
-        return ComputeTimes(moments[:, 0], ready, unused, moments[:, -1], step, optimizer, before, some_unused)
+        return ComputeTimes(moments[:, 0], ready, unused, moments[:, -1], step, optimizer)
 
 
 def _quantiles(ordered: Nanoseconds, levels: Floats) -> Nanoseconds:

@@ -67,17 +67,11 @@ def default_processor(bytes_per_s: float) -> Processor:
 
 
 class Assumed(NamedTuple):
-    """What a prediction assumes about the GPU of a trace.
+    """What a prediction assumes about the GPU of a trace."""
 
-    Attributes:
-        fabric: With the default costs of the GPU, if it had none.
-        variation: With the usual spread of GPUs, if it was not chosen.
-        sentences: What was assumed, for the user.
-    """
-
-    fabric: Fabric
-    variation: Variation
-    sentences: tuple[str, ...]
+    fabric: Fabric  # with the default costs of the GPU, if it had none
+    variation: Variation  # with the usual spread of GPUs, if it was not chosen
+    sentences: tuple[str, ...]  # what was assumed, for the user
 
 
 def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation, *, keep_processor: bool = False) -> Assumed:

@@ -167,11 +167,11 @@ class Device(Schema):
 
     def time_ns(self, operations: Iterable[Operation]) -> float:
         """Return the time of the operations if they run one after the other, in nanoseconds."""
-        return sum(map(self._one_ns, operations))
-
-    def _one_ns(self, operation: Operation) -> float:
-        at_peak_s = max(operation.flops / self.flops_per_s, operation.bytes_moved / self.bytes_per_s)
-        return at_peak_s / self.efficiency * NS_PER_S + operation.kernels * self.launch_ns
+        return sum(
+            max(one.flops / self.flops_per_s, one.bytes_moved / self.bytes_per_s) / self.efficiency * NS_PER_S
+            + one.kernels * self.launch_ns
+            for one in operations
+        )
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -202,38 +202,27 @@ one on two V100s and of a recommendation model on A100s (HolisticTraceAnalysis, 
 host, so this is an upper value; CUDA graphs and `torch.compile` launch faster."""
 
 
-def _sheet(name: str, bytes_per_s: float, flops_per_s: dict[str, float], source: str) -> dict[str, Device]:
-    return {
-        precision: Device(
-            name=f"{name}, {precision}",
-            flops_per_s=rate,
-            bytes_per_s=bytes_per_s,
-            pace_ns=EAGER_PACE_NS,
-            source=source,
-        )
-        for precision, rate in flops_per_s.items()
-    }
-
-
+_V100_RATES = {"fp32": 15.7e12, "fp16": 125e12}
 _A100_RATES = {"fp32": 19.5e12, "tf32": 156e12, "bf16": 312e12}
-_SHEETS = {
-    "v100": _sheet(
-        "NVIDIA V100 SXM2",
-        900e9,
-        {"fp32": 15.7e12, "fp16": 125e12},
-        "NVIDIA V100 Tensor Core GPU data sheet, 2020",
-    ),
-    "a100-40gb": _sheet("NVIDIA A100 SXM 40GB", 1555e9, _A100_RATES, "NVIDIA A100 Tensor Core GPU data sheet, 2020"),
-    "a100-80gb": _sheet("NVIDIA A100 SXM 80GB", 2039e9, _A100_RATES, "NVIDIA A100 Tensor Core GPU data sheet, 2021"),
-    "h100": _sheet(
-        "NVIDIA H100 SXM",
-        3.35e12,
-        {"fp32": 66.9e12, "tf32": 494.7e12, "bf16": 989.4e12},
-        "rates: NVIDIA H100 Tensor Core GPU Architecture white paper, 2022; bandwidth: H100 data sheet, 2023",
-    ),
-}
+_H100_RATES = {"fp32": 66.9e12, "tf32": 494.7e12, "bf16": 989.4e12}
+_H100_SOURCE = "rates: NVIDIA H100 Tensor Core GPU Architecture white paper, 2022; bandwidth: H100 data sheet, 2023"
+_SHEETS = (
+    ("v100", "NVIDIA V100 SXM2", 900e9, _V100_RATES, "NVIDIA V100 Tensor Core GPU data sheet, 2020"),
+    ("a100-40gb", "NVIDIA A100 SXM 40GB", 1555e9, _A100_RATES, "NVIDIA A100 Tensor Core GPU data sheet, 2020"),
+    ("a100-80gb", "NVIDIA A100 SXM 80GB", 2039e9, _A100_RATES, "NVIDIA A100 Tensor Core GPU data sheet, 2021"),
+    ("h100", "NVIDIA H100 SXM", 3.35e12, _H100_RATES, _H100_SOURCE),
+)
+"""Name, product, memory bandwidth, peak rates by precision, and source of each data sheet."""
 DEVICES: dict[str, Device] = {
-    f"{name}-{precision}": device for name, sheet in _SHEETS.items() for precision, device in sheet.items()
+    f"{name}-{precision}": Device(
+        name=f"{product}, {precision}",
+        flops_per_s=rate,
+        bytes_per_s=bytes_per_s,
+        pace_ns=EAGER_PACE_NS,
+        source=source,
+    )
+    for name, product, bytes_per_s, rates, source in _SHEETS
+    for precision, rate in rates.items()
 }
 """Data sheets by name and precision. Rates are dense. The precision is that of the arithmetic; the bytes are those of
 the measured model, so to model bf16 throughout, measure a model whose parameters are bfloat16."""

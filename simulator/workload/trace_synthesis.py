@@ -5,15 +5,16 @@ recorded trace to another device, interval by interval, and keeps its variation.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Self
+from typing import NamedTuple
 
 from reference.files.reading import one_line_errors
 from reference.trace import Iteration, RankTrace, Trace, Workload
 
 from .roofline import Device, Operation, Operations
 
+OF_OPERATIONS = ("model", "parameters", "buffers", "torch_version", "batch", "input_shape")
+"""Fields of operations that a trace of them has too."""
 BY_ROOFLINE = " by its roofline"
 """Follows the device's name in traces whose times come from its data sheet alone."""
 
@@ -65,10 +66,15 @@ def synthesize(operations: Operations, device: Device, *, step_ns: int | None = 
         ready_ns=tuple(by_index[index] for index in range(count)),
     )
     scaled = "" if step_ns is None else f", scaled to a measured step of {step_ns / 1e6:.3f} ms"
-    return Trace(
-        workload=_workload(operations, f"{device.name}{BY_ROOFLINE}{scaled}"),
-        ranks=(RankTrace(rank=0, iterations=(iteration,)),),
+    workload = Workload(
+        **{name: getattr(operations, name) for name in OF_OPERATIONS},
+        source="module",
+        device="meta",
+        device_name=f"{device.name}{BY_ROOFLINE}{scaled}",
+        backend=None,
+        world_size=1,
     )
+    return Trace(workload=workload, ranks=(RankTrace(rank=0, iterations=(iteration,)),))
 
 
 def _paced(times_ns: Sequence[float], kernels: Sequence[int], pace_ns: int) -> list[float]:
@@ -119,19 +125,18 @@ def rescale(trace: Trace, operations: Operations, old: Device, new: Device) -> T
             are not those of its model; the message names the field, the expected and the actual value.
     """
     _check_match(trace.workload, operations)
-    factors = _Factors.of(operations, old, new)
+    factors = _factors(operations, old, new)
     renamed = f"{trace.workload.device_name}, rescaled from {old.name} to {new.name}"
-    return Trace(
-        workload=trace.workload.model_copy(update={"device_name": renamed}),
-        layouts=trace.layouts,
-        ranks=tuple(
-            rank.model_copy(update={"iterations": _rescale_all(rank.iterations, factors)}) for rank in trace.ranks
-        ),
-    )
+    ranks = []
+    for rank in trace.ranks:
+        clock = _Clock(rank.iterations[0].forward_start_ns)
+        iterations = tuple(_rescale_iteration(iteration, clock, factors) for iteration in rank.iterations)
+        ranks.append(rank.model_copy(update={"iterations": iterations}))
+    workload = trace.workload.model_copy(update={"device_name": renamed})
+    return Trace(workload=workload, layouts=trace.layouts, ranks=tuple(ranks))
 
 
-@dataclass(frozen=True, slots=True)
-class _Factors:
+class _Factors(NamedTuple):
     """Ratio of the time on the new device to that on the old device, by interval; `gradients` by parameter index."""
 
     forward: float
@@ -140,22 +145,22 @@ class _Factors:
     tail: float
     step: float
 
-    @classmethod
-    def of(cls, operations: Operations, old: Device, new: Device) -> Self:
-        def factor(interval: Sequence[Operation], otherwise: float) -> float:
-            before = old.time_ns(interval)
-            return new.time_ns(interval) / before if before else otherwise
 
-        whole = factor((*operations.forward, *operations.loss, *operations.backward, *operations.step), 1.0)
-        backward = factor(operations.backward, whole)
-        gradients = {gradient.parameter: gradient.operations for gradient in operations.gradients}
-        return cls(
-            forward=factor(operations.forward, whole),
-            loss=factor(operations.loss, backward),
-            gradients=tuple(factor(gradients[index], backward) for index in range(len(gradients))),
-            tail=factor(operations.tail, backward),
-            step=factor(operations.step, whole),
-        )
+def _factors(operations: Operations, old: Device, new: Device) -> _Factors:
+    def factor(interval: Sequence[Operation], otherwise: float) -> float:
+        before = old.time_ns(interval)
+        return new.time_ns(interval) / before if before else otherwise
+
+    whole = factor((*operations.forward, *operations.loss, *operations.backward, *operations.step), 1.0)
+    backward = factor(operations.backward, whole)
+    gradients = sorted(operations.gradients, key=lambda gradient: gradient.parameter)
+    return _Factors(
+        forward=factor(operations.forward, whole),
+        loss=factor(operations.loss, backward),
+        gradients=tuple(factor(gradient.operations, backward) for gradient in gradients),
+        tail=factor(operations.tail, backward),
+        step=factor(operations.step, whole),
+    )
 
 
 class _Clock:
@@ -170,11 +175,6 @@ class _Clock:
         self._old_ns = moment_ns
         self._new_ns += max(round(interval_ns * factor), min(interval_ns, 1))
         return self._new_ns
-
-
-def _rescale_all(iterations: Sequence[Iteration], factors: _Factors) -> tuple[Iteration, ...]:
-    clock = _Clock(iterations[0].forward_start_ns)
-    return tuple(_rescale_iteration(iteration, clock, factors) for iteration in iterations)
 
 
 def _rescale_iteration(old: Iteration, clock: _Clock, factors: _Factors) -> Iteration:
@@ -209,33 +209,18 @@ def _check_match(workload: Workload, operations: Operations) -> None:
             f"trace: workload.source: expected 'module', a trace of computation alone, got {workload.source!r}; "
             "communication does not become faster with the device: record the plain module"
         )
-    expected: dict[str, object] = {"batch": workload.batch, "parameters": len(workload.parameters)}
-    seen: dict[str, object] = {"batch": operations.batch, "parameters": len(operations.parameters)}
+    compared: list[tuple[str, object, object]] = []
+    if None not in (workload.batch, operations.batch):
+        compared.append(("batch", workload.batch, operations.batch))
+    compared.append(("parameters", len(workload.parameters), len(operations.parameters)))
     for index, (recorded, counted) in enumerate(zip(workload.parameters, operations.parameters, strict=False)):
-        for name in ("name", "shape", "dtype"):
-            expected[f"parameters[{index}].{name}"] = getattr(recorded, name)
-            seen[f"parameters[{index}].{name}"] = getattr(counted, name)
-    if None in (workload.batch, operations.batch):
-        del expected["batch"]
-    for field, value in expected.items():
-        if seen[field] != value:
+        compared += [
+            (f"parameters[{index}].{name}", getattr(recorded, name), getattr(counted, name))
+            for name in ("name", "shape", "dtype")
+        ]
+    for field, expected, seen in compared:
+        if seen != expected:
             raise ValueError(
-                f"operations: {field}: expected {value!r}, as in the trace, got {seen[field]!r}; "
+                f"operations: {field}: expected {expected!r}, as in the trace, got {seen!r}; "
                 "measure the operations of the model that was recorded, with its batch"
             )
-
-
-def _workload(operations: Operations, device_name: str) -> Workload:
-    return Workload(
-        model=operations.model,
-        source="module",
-        parameters=operations.parameters,
-        buffers=operations.buffers,
-        device="meta",
-        device_name=device_name,
-        backend=None,
-        world_size=1,
-        torch_version=operations.torch_version,
-        batch=operations.batch,
-        input_shape=operations.input_shape,
-    )

@@ -32,7 +32,7 @@ from reference.launch import RankPool
 from reference.trace import Iteration, Parameter, RankTrace, Trace, Workload
 from simulator import Fabric
 from simulator.fabric import Sharing, Timing
-from simulator.schedule.schedule import buckets_of, build_schedule
+from simulator.schedule.schedule import build_schedule
 from simulator.workload.compute_times import recorded_model
 
 from ..strategies import traces
@@ -81,7 +81,7 @@ def test_every_message_lies_within_the_calibrated_sizes(trace, configured):
     sizes, model = message_sizes(trace, configurations), recorded_model(trace)
     assert set(sizes.two) <= set(sizes.all_reduce)
     for policy in map(policy_of, configurations):
-        for collective in build_schedule(policy, model, buckets_of(policy, model)).collectives:
+        for collective in build_schedule(policy, model).collectives:
             measured = sizes.broadcast if collective.transport == "broadcast" else sizes.all_reduce
             assert measured[0] <= max(4, collective.size_bytes)
             assert collective.size_bytes < measured[-1] + 4

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 
-from simulator.interval import simulate
+from simulator.engines.simulation import simulate
 from simulator.results.breakdown import PARTS
 from simulator.schedule.schedule import Wait
 

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import predict
-from simulator.engines.closed_form import exposed_many
+from simulator.engines.closed_form import exposed_many, has_constant_speeds
+from simulator.engines.simulation import simulate
 from simulator.fabric import Contention, Fabric, LinkShare, Processor
-from simulator.interval import simulate
 from simulator.results.breakdown import break_down
 
+from ..explore import examples
 from ..strategies import engine_inputs, iteration, trace_of
 from .span_lines import ALIKE, fabric
 
@@ -48,3 +49,14 @@ def test_the_closed_form_refuses_exposed_communication_of_collectives_side_by_si
     steady = replace(engine_input, sharing=(LinkShare(),) * len(engine_input.sharing))
     with pytest.raises(ValueError, match="closed form: expected one collective at a time, got up to 2"):
         exposed_many(steady)
+
+
+@examples(15)
+@given(engine_inputs())
+def test_collectives_that_slow_each_other_down_need_the_events_if_they_can_run_at_the_same_time(engine_input):
+    """Fails if the closed form, which needs constant speeds, were taken for collectives that share a link."""
+    assert has_constant_speeds(engine_input)
+    sharing = (LinkShare(slow_down=2.0),) * len(engine_input.queues)
+    together = replace(engine_input, sharing=sharing, concurrency=2)
+    in_turn = replace(together, concurrency=1, queues=(0,) * len(engine_input.queues))
+    assert (has_constant_speeds(together), has_constant_speeds(in_turn)) == (not sharing, True)

@@ -1,4 +1,4 @@
-"""Engine input: simulated ranks stand for all ranks, and iterations are selected from it."""
+"""Engine input: simulated ranks stand for all ranks."""
 
 from dataclasses import replace
 from itertools import chain
@@ -6,8 +6,7 @@ from itertools import chain
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.fabric import LinkShare
-from simulator.interval import simulate
+from simulator.engines.simulation import simulate
 
 from ..explore import examples
 from ..strategies import engine_inputs
@@ -29,14 +28,3 @@ def test_every_rank_has_one_simulated_rank_that_does_the_same(engine_input):
     assert sorted(chain(*alike.values())) == list(range(len(engine_input.represented_by)))
     assert all(rank in same for rank, same in alike.items())
     assert replace(engine_input, represented_by=None).alike() == {rank: [rank] for rank in engine_input.ranks}
-
-
-@examples(15)
-@given(engine_inputs())
-def test_collectives_that_slow_each_other_down_make_it_fluid_if_they_can_run_at_the_same_time(engine_input):
-    """Fails if the closed form, which needs constant speeds, were taken for collectives that share a link."""
-    assert not engine_input.is_fluid
-    sharing = (LinkShare(slow_down=2.0),) * len(engine_input.queues)
-    together = replace(engine_input, sharing=sharing, concurrency=2)
-    in_turn = replace(together, concurrency=1, queues=(0,) * len(engine_input.queues))
-    assert (together.is_fluid, in_turn.is_fluid) == (bool(sharing), False)

@@ -19,9 +19,9 @@ from simulator.engines.event_replay import (
     RunningCollective,
     replay,
 )
+from simulator.engines.simulation import simulate
 from simulator.engines.timeline import Span
 from simulator.fabric import Contention, Fabric, LinkShare, Processor, Sharing, Slowdowns, Timing
-from simulator.interval import simulate
 from simulator.schedule.hook_messages import named_hook
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import Compute, build_schedule
@@ -186,7 +186,7 @@ def two_buckets(durations_ns, costs_ns, compute: float, collective: float = 1.0)
 
 
 TWO_BUCKETS = build_schedule(
-    Policy(), recorded_model(trace_of([[iteration(10, (20, 30), 90, 0)]], [4, 4])), [[0], [1]]
+    Policy(plan=((0,), (1,))), recorded_model(trace_of([[iteration(10, (20, 30), 90, 0)]], [4, 4]))
 )
 
 
@@ -288,7 +288,7 @@ def in_two_slots(p1_ns: int) -> list[str]:
     twice as long and a collective four times: both together are slower than one after the other.
     """
     model = recorded_model(trace_of([[iteration(10, (20, 30), 90, 0)]], [4, 4]))
-    schedule = build_schedule(Policy(hook=named_hook("batched_power_sgd")), model, [[0], [1]])
+    schedule = build_schedule(Policy(hook=named_hook("batched_power_sgd"), plan=((0,), (1,))), model)
     duration_ns = {("forward", None): 10, ("backward", 0): 10, ("backward", 1): 10, ("backward", None): 60}
     engine_input = EngineInput(
         schedule=schedule,

@@ -37,7 +37,7 @@ def predicted_messages(
     """Transport and bytes of every collective of each iteration of a cycle, in order."""
     model = recorded_model(trace, unused_allowed=True)
     policy = Policy(phase=phase, **settings)
-    schedule = build_schedule(policy, model, buckets_of(policy, model), joins=joins)
+    schedule = build_schedule(policy, model, joins=joins)
     messages, sent = messages_of(schedule), [[]]
     for instruction in schedule.instructions:
         if isinstance(instruction, LaunchCollective):

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import predict
+from simulator.engines.simulation import simulate
 from simulator.fabric import Fabric, Linear, Processor
-from simulator.interval import COMPUTATION, simulate
+from simulator.interval import COMPUTATION
 from simulator.schedule.hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import build_schedule
@@ -65,11 +66,10 @@ def test_buckets_are_packed_when_full_and_launched_in_order(one, buckets, pack_n
     policy = Policy(plan=tuple(map(tuple, buckets)))
     processor = Processor(launch_ns=launch_ns)
     model = recorded_model(trace)
-    costs = price_schedule(
-        build_schedule(policy, model, buckets), buckets, model, fabric(8, processor=processor), policy, 2
-    )
+    costs = price_schedule(build_schedule(policy, model), fabric(8, processor=processor), policy, 2)
     costs = replace(costs, pack_ns=np.array(pack_ns[: len(buckets)]))
-    engine_input = costs.engine_input(IterationSampler(model.compute_times, 2, Variation()), [0]).at(0)
+    sampler = IterationSampler(model.compute_times, 2, Variation())
+    engine_input = costs.engine_input(sampler, sampler.draw([0]), 0)
     assert simulate(engine_input, "events").launched_ns.tolist() == [
         _launches_one_by_one(one.ready_ns, buckets, pack_ns, launch_ns)
     ]
