@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import log2, sqrt
 from typing import Any
 
 import numpy as np
@@ -32,18 +33,21 @@ class ScheduleCosts:
         untimed: The schedule and the costs of its collectives, on a rank whose steps take no time.
         same_ns: Duration of each step whose duration is equal on all ranks.
         pack_ns: Duration of copying each bucket's gradients into it; shape [buckets].
-        relative_error: Half-width of the band that contains 90 % of a collective's costs, as a fraction of
-            `untimed.cost_ns`; shape: the leading axes of `untimed.cost_ns`.
+        relative_errors: Of the collectives, see `Fabric.relative_errors`; shape of `untimed.cost_ns`.
+        step_errors: The same for steps of some kinds, by the name of their cost.
+        unexplained: The same for the whole iteration.
         spread: Half-width of the 90 % interval of iterations as a fraction of their median, if a training run on
-            this number of ranks was measured; shape as `relative_error`. 0: from the variation of the recorded
-            iterations and the errors of the costs.
+            this number of ranks was measured; shape: the leading axes of `untimed.cost_ns`. 0: from the variation of
+            the recorded iterations and the errors of the costs.
         slowdown_bounds: Slow-downs at the low, and at the high, end of their error bands.
     """
 
     untimed: EngineInput
     same_ns: dict[Compute, int]
     pack_ns: Nanoseconds
-    relative_error: Floats
+    relative_errors: Floats
+    step_errors: dict[str, tuple[tuple[ComputeKind, ...], float]]
+    unexplained: float
     spread: Floats
     slowdown_bounds: tuple[Slowdowns | None, Slowdowns | None]
 
@@ -135,7 +139,7 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
     """
     processor = fabric.processor
     hook = policy.hook.charged(processor.hooks, world_size)
-    parameters = sum(map(len, schedule.buckets))
+    parameters, doublings = sum(map(len, schedule.buckets)), log2(world_size)
     same_ns = {
         Compute("rebuild"): processor.rebuild_ns,
         Compute("search"): round(processor.search_ns_per_parameter * parameters),
@@ -143,7 +147,7 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
     for bucket, sizes in enumerate(schedule.gradient_bytes):
         same_ns |= {
             Compute("compress", bucket): hook.compress(sum(sizes)),
-            Compute("launch", bucket): processor.launch_ns,
+            Compute("launch", bucket): processor.launch_ns + round(processor.stall_ns * doublings),
             Compute("recompress", bucket): hook.recompress(sum(sizes)),
             Compute("decompress", bucket): hook.decompress(sum(sizes)),
             Compute("copy_out", bucket): 0 if policy.gradient_as_bucket_view else sum(map(processor.copy_out, sizes)),
@@ -153,7 +157,12 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
         untimed=price_collectives(schedule, fabric, policy, world_size),
         same_ns={step: int(as_int64(ns)) for step, ns in same_ns.items() if step in steps},
         pack_ns=as_int64([sum(map(processor.pack, sizes)) for sizes in schedule.gradient_bytes]),
-        relative_error=np.array(fabric.relative_error(world_size)),
+        relative_errors=relative_errors(messages_of(schedule), fabric, world_size),
+        step_errors={
+            "copies": (("pack", "copy_out"), processor.copy_error),
+            "launches": (("launch",), processor.launch_error),
+        },
+        unexplained=processor.unexplained * sqrt(doublings),
         spread=np.array(fabric.iteration_spread(world_size)),
         slowdown_bounds=(
             _slowdowns(schedule, processor.slowed(-1), fabric, policy),
@@ -195,6 +204,7 @@ def charged_fabric(fabric: Fabric, model: RecordedModel) -> Fabric:
     return fabric.with_processor(
         pack=Linear(),
         launch_ns=0,
+        stall_ns=0,
         contention=tuple(
             row.model_copy(update={"compute": 1.0, "compute_error": 0.0}) for row in processor.contention
         ),
@@ -217,6 +227,11 @@ def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
 def messages_of(schedule: IterationSchedule) -> list[tuple[Transport, int]]:
     """Return the transport and the size in bytes of each collective."""
     return [(collective.transport, collective.size_bytes) for collective in schedule.collectives]
+
+
+def relative_errors(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size: int) -> Floats:
+    """Return the relative error of each message's duration; shape [messages]."""
+    return fabric.relative_errors(as_int64([size for _, size in messages]), world_size)
 
 
 def price(messages: Sequence[tuple[Transport, int]], fabric: Fabric, world_size: int) -> Nanoseconds:

@@ -304,9 +304,12 @@ class Fabric(Schema, strict=False):
         weight = sharing_weight(self.sharing, size_bytes) if self.sharing else 1.0
         return LinkShare(self.sharing_factor(size_bytes, 2, world_size), weight)
 
-    def relative_error(self, world_size: int) -> float:
-        """Return the half-width of the 90 % error band of a collective's cost, as a fraction of the cost."""
-        return float(self._curves.relative_errors(np.array([25 * 2**20]), world_size)[0])
+    def relative_errors(self, sizes_bytes: Sizes, world_size: int) -> NDArray[np.float64]:
+        """Return the relative error of collectives by size; shape [sizes].
+
+        With an error e, nine in ten costs lie between the cost divided by 1 + e and the cost times 1 + e.
+        """
+        return self._curves.relative_errors(sizes_bytes, world_size)
 
     def iteration_spread(self, world_size: int) -> float:
         """Return the half-width of the 90 % interval of iterations, a fraction; 0 if no training run was measured.

@@ -151,9 +151,24 @@ class Processor(Schema):
     launch_ns: Nanoseconds = Field(
         default=0, description="issuing one all-reduce, nanoseconds; from `ddplab calibrate` or a profiler"
     )
+    stall_ns: Nanoseconds = Field(
+        default=0,
+        description="computation that an all-reduce holds up, because its blocks wait on the device for other ranks, "
+        "nanoseconds for each doubling of the ranks; from iterations with few and with many buckets",
+    )
+    launch_error: RelativeError = Field(
+        default=0.0,
+        description="relative error e of `launch_ns` and `stall_ns`: nine in ten lie between 1 / (1 + e) and 1 + e "
+        "times the value; from measurements on other machines, 0 if measured on this one",
+    )
     copy_out: Linear = Field(
         default=Linear(),
         description="copying one gradient out of its bucket, nanoseconds; from `ddplab calibrate`",
+    )
+    copy_error: RelativeError = Field(
+        default=0.0,
+        description="relative error e of `pack` and `copy_out`, as `launch_error`; from measurements on other "
+        "machines, 0 if measured on this one",
     )
     contention: tuple[Contention, ...] = Field(
         default=(),
@@ -188,6 +203,11 @@ class Processor(Schema):
         default=MODEL_ERROR,
         description="half-width of the band that holds 90 % of the errors of predicted medians, a fraction; added to "
         "`iteration_spread` in quadrature; from the committed runs of the public score",
+    )
+    unexplained: RelativeError = Field(
+        default=0.0,
+        description="relative error e of predicted iterations that no other cost explains, on 2 ranks; it grows with "
+        "the square root of the doublings; from published training, 0 if the costs were measured on this machine",
     )
     hooks: tuple[HookCost, ...] = Field(
         default=(), description="computation of comm hooks, nanoseconds; from `ddplab calibrate --hook`"
