@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,13 +21,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _rank_not_in_group
 from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
-from torch.nn.parallel.distributed import _BufferCommHookLocation, _MixedPrecision
-from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
+from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation, _MixedPrecision
 
 from .backward_pass import Idle
 from .broadcast import broadcast_coalesced
 from .bucketing import MIB, bucket_caps
-from .buffers import BufferHook, send_buffers
+from .buffers import are_due, send_buffers
 from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .collectives import PIECE_BYTES
@@ -48,7 +48,7 @@ from .mixed_precision import (
     sum_in_low_precision,
 )
 from .parameter_substitution import ForwardParameters, compose
-from .parameters import ModuleTensors, sparse_parameters, synchronized_buffers
+from .parameters import ModuleTensors, ignored_names, sparse_parameters, synchronized_buffers
 from .tensor_parallel import is_slice, localize, put_back, stand_ins
 from .wrapper import DataParallel
 
@@ -115,6 +115,11 @@ def _feature(name: str) -> Any:
         )
 
     return property(lambda ddp: getattr(ddp.features, name), refuse)
+
+
+def _read_only(path: str, doc: str = "") -> Any:
+    """A read-only attribute under torch's name, read from `path`."""
+    return property(attrgetter(path), doc=doc)
 
 
 class DistributedDataParallel(DataParallel):
@@ -285,7 +290,7 @@ class DistributedDataParallel(DataParallel):
         return self.forward_sync_buffers
 
     @broadcast_buffers.setter
-    def broadcast_buffers(self, value: bool) -> None:  # the signature of a setter
+    def broadcast_buffers(self, value: bool) -> None:
         self.forward_sync_buffers = value
 
     @property
@@ -313,36 +318,23 @@ class DistributedDataParallel(DataParallel):
         """The caps in `bucket_cap_mb_list`, in bytes."""
         return [int(cap * MIB) for cap in self.bucket_cap_mb_list or []]
 
-    @property
-    def _has_rebuilt_buckets(self) -> bool:
-        return self.reducer.buckets.rebuilt
+    device_type = _read_only("device.type", "Type of the module's device.")
+    broadcast_bucket_size = PIECE_BYTES
+    """Size in bytes of the pieces in which parameters and buffers are broadcast."""
+    use_side_stream_for_tensor_copies = True
+    _has_rebuilt_buckets = _read_only("reducer.buckets.rebuilt")
+    will_sync_module_buffers = are_due
 
-    @property
-    def broadcast_bucket_size(self) -> int:
-        """Size in bytes of the pieces in which parameters and buffers are broadcast."""
-        return PIECE_BYTES
-
-    def will_sync_module_buffers(self) -> bool:
-        """Whether the next synchronised forward pass broadcasts buffers."""
-        return bool(self.require_forward_param_sync and self.forward_sync_buffers and self.has_buffers)
-
-    def scatter(self, inputs: Any, kwargs: Any, device_ids: list[int]) -> Any:
-        """Distribute inputs over GPUs along `dim`; the wrapper itself does not call this."""
-        return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
-
-    def gather(self, outputs: Any, output_device: int) -> Any:
-        """Collect outputs on one device along `dim`; the wrapper itself does not call this."""
-        return gather(outputs, output_device, dim=self.dim)
-
-    def to_kwargs(self, inputs: Any, kwargs: Any, device_id: int) -> Any:
-        """Move inputs to a GPU of the module's type; the wrapper itself does not call this."""
-        device = torch.device(self.device.type, device_id)
-        return _to_kwargs(inputs, kwargs, device, use_side_stream_for_tensor_copies=True)
-
-    @property
-    def device_type(self) -> str:
-        """Type of the module's device."""
-        return self.device.type
+    # torch's own methods, which need only the attributes above; the wrapper itself does not call them
+    scatter = TorchDDP.scatter
+    gather = TorchDDP.gather
+    to_kwargs = TorchDDP.to_kwargs
+    _default_broadcast_coalesced = TorchDDP._default_broadcast_coalesced
+    _distributed_rank = TorchDDP._distributed_rank
+    _get_active_ddp_module = TorchDDP._get_active_ddp_module
+    _register_fused_optim = TorchDDP._register_fused_optim
+    _set_ddp_sink_clone = TorchDDP._set_ddp_sink_clone
+    _set_params_and_buffers_to_ignore_for_model = staticmethod(TorchDDP._set_params_and_buffers_to_ignore_for_model)
 
     @property
     def is_multi_device_module(self) -> bool:
@@ -373,14 +365,6 @@ class DistributedDataParallel(DataParallel):
     def _delay_all_reduce_all_params(self) -> bool:
         return not self.bucketed_parameters()
 
-    @property
-    def _distributed_rank(self) -> int:
-        return dist.get_rank(self.process_group)
-
-    @property
-    def _ddp_sink_clone(self) -> bool:
-        return self.sink_clones
-
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return self._before_forward(inputs, kwargs)
 
@@ -395,10 +379,6 @@ class DistributedDataParallel(DataParallel):
 
     def _check_reducer_finalized(self) -> None:
         self.reducer.check_finished()
-
-    @classmethod
-    def _get_active_ddp_module(cls) -> Any:
-        return TorchDDP._active_ddp_module
 
     # Logging
 
@@ -439,9 +419,6 @@ class DistributedDataParallel(DataParallel):
                 stacklevel=2,
             )
 
-    def _set_ddp_sink_clone(self, val: bool) -> None:  # noqa: FBT001 - torch's signature
-        self.sink_clones = val
-
     def _update_process_group(self, new_process_group: dist.ProcessGroup | None) -> None:
         """Average over other ranks from the next forward pass on; states of comm hooks keep their own groups.
 
@@ -476,25 +453,12 @@ class DistributedDataParallel(DataParallel):
     ) -> None:
         if not callable(hook):
             raise TypeError(f"buffer hook: expected hook(state, buffers_by_name), got {hook!r}")
-        after_forward = comm_hook_location == _BufferCommHookLocation.POST_FORWARD
-        self.buffer_hook = BufferHook(hook, state, after_forward=after_forward)
+        self.buffer_hook = _BufferCommHook(hook, state, comm_hook_location)
 
-    def _default_broadcast_coalesced(
-        self, bufs: list[Tensor] | None = None, bucket_size: int | None = None, authoritative_rank: int = 0
+    def _distributed_broadcast_coalesced(
+        self, tensors: list[Tensor], buffer_size: int, authoritative_rank: int = 0
     ) -> None:
-        broadcast_coalesced(
-            list(self.module.buffers()) if bufs is None else bufs,
-            self.process_group,
-            source=authoritative_rank,
-            piece_bytes=bucket_size or PIECE_BYTES,
-        )
-
-    def _register_fused_optim(
-        self, optim: type, *args: Any, optim_params: list[Tensor] | None = None, **kwargs: Any
-    ) -> None:
-        from torch.distributed.algorithms._optimizer_overlap import optimizer_overlap  # imports all optimisers
-
-        optimizer_overlap._as_overlapped_optim(optim, optim_params, *args, **kwargs).register_ddp(self)
+        broadcast_coalesced(tensors, self.process_group, source=authoritative_rank, piece_bytes=buffer_size)
 
     def _setup_in_backward_optimizers(self) -> None:
         """Make optimisers that run in the backward pass step after averaging instead of after accumulation."""
@@ -518,16 +482,7 @@ class DistributedDataParallel(DataParallel):
     @property
     def parameters_to_ignore(self) -> set[str]:
         """Names of the parameters and buffers that are not synchronised."""
-        return set(getattr(self.module, "_ddp_params_and_buffers_to_ignore", ()))
-
-    @staticmethod
-    def _set_params_and_buffers_to_ignore_for_model(
-        module: nn.Module, params_and_buffers_to_ignore: list[str] | set[str]
-    ) -> None:
-        module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore  # type: ignore[assignment]
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            if name in params_and_buffers_to_ignore:
-                tensor._ddp_ignored = True  # type: ignore[attr-defined]
+        return set(ignored_names(self.module))
 
     @staticmethod
     def _get_data_parallel_params(module: nn.Module, named_params: bool = False) -> Iterator[Any]:  # noqa: FBT001, FBT002

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from . import buffers
 from .collectives import JOIN_RANK_BYTES
@@ -34,9 +35,9 @@ class UnevenInputsHook(JoinHook):
         """Match one forward and backward pass, collective by collective, in the order of a real pass."""
         ddp = self._ddp
         ddp.reducer.rebuild_if_due()
-        buffers.before_forward(ddp, candidate=False)
+        buffers.send_if_due(ddp, after_forward=False, candidate=False)
         averaging = ddp.any_rank_averages()
-        buffers.after_forward(ddp, candidate=False)
+        buffers.send_if_due(ddp, after_forward=True, candidate=False)
         ddp.require_forward_param_sync = averaging
         if averaging:
             match_backward(ddp.reducer)
@@ -118,15 +119,8 @@ class JoinableModule(Joinable):
         self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
         return UnevenInputsHook(cast("DataParallel", self))
 
-    @property
-    def join_device(self) -> torch.device:
-        """Device of the tensors in Join's own collectives."""
-        return self.device
-
-    @property
-    def join_process_group(self) -> dist.ProcessGroup:
-        """The ranks that take part in Join."""
-        return self.process_group
+    join_device = TorchDDP.join_device
+    join_process_group = TorchDDP.join_process_group
 
     def rank_counter(self, presence: dist.Work) -> Callable[[], int] | None:
         """A function that returns the number of ranks that have inputs; None: averages are over all ranks.

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -131,10 +131,7 @@ class RankPool:
         self.uplinks = uplinks
         self.pinned = pinned
         self._links: Links | None = None
-        self._processes: list[multiprocessing.process.BaseProcess] = []
-        self._connections: list[Connection] = []
-        self._stacks: list[Connection] = []
-        self._standard_errors: list[StandardError] = []
+        self._ranks: list[_Rank] = []
         self._folder: Path | None = None
 
     def __enter__(self) -> Self:
@@ -159,12 +156,12 @@ class RankPool:
             ModelError: A body named a model that does not exist.
             Error: A body raised it, or the ranks cannot write to the folder of temporary files.
         """
-        if not self._processes:
+        if not self._ranks:
             self._start()
         try:
-            for connection in self._connections:
+            for one in self._ranks:
                 with contextlib.suppress(ConnectionError):  # the rank is gone, which `_collect` reports
-                    connection.send_bytes(pickle.dumps((body, args)))
+                    one.connection.send_bytes(pickle.dumps((body, args)))
             return self._collect(timeout_s or self.timeout_s, on_progress)
         except BaseException:  # a failed body or Ctrl-C leaves ranks in an unknown state
             self.close()
@@ -173,15 +170,14 @@ class RankPool:
     def close(self) -> None:
         """End the ranks, even if they are running a body."""
         atexit.unregister(self.close)
-        for connection in (*self._connections, *self._stacks):
-            connection.close()
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
-        for standard_error in self._standard_errors:
-            standard_error.join()
-        self._connections, self._stacks, self._processes, self._standard_errors = [], [], [], []
+        for one in self._ranks:
+            one.connection.close()
+            one.stack.close()
+            one.process.kill()
+        for one in self._ranks:
+            one.process.join()
+            one.standard_error.join()
+        self._ranks = []
         if self._links is not None:
             self._links.close()
             self._links = None
@@ -201,41 +197,30 @@ class RankPool:
             errors, writes_errors = context.Pipe(duplex=False)
             process = context.Process(
                 target=_serve,
-                args=(
-                    rank,
-                    self.world_size,
-                    self._folder,
-                    self.backend,
-                    self.timeout_s,
-                    None if self._links is None else self._links.namespace(rank),
-                    theirs,
-                    writes_stack,
-                    writes_errors,
-                    surroundings,
-                ),
-                kwargs={"pinned": self.pinned},
+                args=(rank, self.world_size, self._folder, self.backend, self.timeout_s),
+                kwargs={
+                    "pinned": self.pinned,
+                    "namespace": None if self._links is None else self._links.namespace(rank),
+                    "connection": theirs,
+                    "writes_stack": writes_stack,
+                    "writes_errors": writes_errors,
+                    "surroundings": surroundings,
+                },
                 name=f"rank {rank}",
             )
             with ctrl_c_blocked():
                 process.start()
-            theirs.close()  # so that the pipe ends when the rank exits
-            writes_stack.close()
-            writes_errors.close()
-            self._standard_errors.append(StandardError(errors))
-            self._connections.append(ours)
-            self._stacks.append(stack)
-            self._processes.append(process)
+            for their_end in (theirs, writes_stack, writes_errors):
+                their_end.close()  # so that the pipe ends when the rank exits
+            self._ranks.append(_Rank(process, ours, stack, StandardError(errors)))
         surroundings.close()
 
     def _collect(self, timeout_s: float, on_progress: Progress) -> list[Any]:
         deadline = time.monotonic() + timeout_s
         remind_at = math.inf
         results: dict[int, Any] = {}
-        while waiting := {
-            connection: rank for rank, connection in enumerate(self._connections) if rank not in results
-        }:
-            answered = wait(list(waiting), timeout=max(0.0, min(deadline, remind_at) - time.monotonic()))
-            late = sorted(waiting.values())
+        while late := [rank for rank in range(self.world_size) if rank not in results]:
+            answered = self._answered(late, min(deadline, remind_at))
             if not answered and time.monotonic() < deadline:
                 remind_at = math.inf
                 warnings.warn(
@@ -255,23 +240,29 @@ class RankPool:
                     f"{hint}{stacks}",
                     returned=results,
                 )
-            for rank in (waiting[connection] for connection in answered if isinstance(connection, Connection)):
+            for rank in answered:
                 kind, value = self._receive(rank)
                 if kind == _PROGRESS:
                     on_progress(*value)
                 else:
                     results[rank] = value
                     remind_at = time.monotonic() + REMINDER_S if len(results) < self.world_size else math.inf
-        for standard_error in self._standard_errors:
-            standard_error.forward()
+        for one in self._ranks:
+            one.standard_error.forward()
         return [results[rank] for rank in range(self.world_size)]
+
+    def _answered(self, ranks: Sequence[int], deadline: float) -> list[int]:
+        """Those of the ranks that have sent a message or exited; waits for one of them until the deadline."""
+        connections = {self._ranks[rank].connection: rank for rank in ranks}
+        answered: list[Any] = wait(list(connections), timeout=max(0.0, deadline - time.monotonic()))
+        return [connections[connection] for connection in answered]
 
     def _stack(self, rank: int) -> str:
         """The Python stack of a rank that hangs, written by a signal handler in the rank's process."""
-        pid = self._processes[rank].pid
+        pid = self._ranks[rank].process.pid
         assert pid is not None  # it was started
         os.kill(pid, signal.SIGUSR1)
-        stack, written = self._stacks[rank], b""
+        stack, written = self._ranks[rank].stack, b""
         while wait([stack], timeout=STACK_PAUSE_S if written else STACK_TIMEOUT_S):
             if not (piece := os.read(stack.fileno(), 2**16)):
                 break  # the signal ended the rank, which had not registered its handler yet
@@ -282,16 +273,16 @@ class RankPool:
         )
 
     def _receive(self, rank: int) -> tuple[int, Any]:
+        process, connection, _, standard_error = self._ranks[rank]
         try:
-            kind, value = pickle.loads(self._connections[rank].recv_bytes())
+            kind, value = pickle.loads(connection.recv_bytes())
         except (EOFError, ConnectionResetError):
-            self._processes[rank].join(timeout=1)
-            code = self._processes[rank].exitcode
-            hint = f"; {MISMATCH}" if code == -signal.SIGABRT and self.backend == "gloo" else ""
+            process.join(timeout=1)
+            hint = f"; {MISMATCH}" if process.exitcode == -signal.SIGABRT and self.backend == "gloo" else ""
             raise RankError(
                 rank,
-                f"rank {rank} exited without reporting an error (exit code {code}){hint}{self._others(rank)}"
-                f"{self._standard_errors[rank].tail()}",
+                f"rank {rank} exited without reporting an error (exit code {process.exitcode}){hint}"
+                f"{self._others(rank)}{standard_error.tail()}",
             ) from None
         if kind == _FAILURE and isinstance(value, Error):
             raise value
@@ -302,16 +293,13 @@ class RankPool:
 
     def _others(self, lost: int) -> str:
         """What another rank reports after one was lost; with `debug=True` it names launches that do not match."""
-        others = {one: rank for rank, one in enumerate(self._connections) if rank != lost}
+        others = [rank for rank in range(self.world_size) if rank != lost]
         deadline = time.monotonic() + OTHERS_S
-        while others:
-            answered = wait(list(others), timeout=max(0.0, deadline - time.monotonic()))
-            if not answered:
-                break
-            for connection in answered:
-                rank = others.pop(connection)  # type: ignore[call-overload]
+        while others and (answered := self._answered(others, deadline)):
+            for rank in answered:
+                others.remove(rank)
                 with contextlib.suppress(EOFError, ConnectionError, pickle.UnpicklingError):
-                    kind, value = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
+                    kind, value = pickle.loads(self._ranks[rank].connection.recv_bytes())
                     if kind == _FAILURE and isinstance(value, str):
                         return f". Rank {rank} then failed: {value.strip().splitlines()[-1]}"
         return ""
@@ -369,19 +357,28 @@ class StandardError:
         return "".join(["\n\nThe end of its standard error:\n", *(f"{line}\n" for line in shown)]) if shown else ""
 
 
+class _Rank(NamedTuple):
+    """The launcher's ends of what connects it to a rank; bodies, results and progress pass through `connection`."""
+
+    process: multiprocessing.process.BaseProcess
+    connection: Connection
+    stack: Connection
+    standard_error: StandardError
+
+
 def _serve(
     rank: int,
     world_size: int,
     folder: Path,
     backend: str,
     timeout_s: float,
+    *,
+    pinned: bool,
     namespace: str | None,
     connection: Connection,
     writes_stack: Connection,
     writes_errors: Connection,
     surroundings: Surroundings,
-    *,
-    pinned: bool,
 ) -> None:
     """Main function of a rank's process: run bodies, as members of one process group, until the pipe closes."""
     surroundings.enter()
@@ -405,12 +402,10 @@ def _serve(
                 if not dist.is_initialized():
                     _meet(rank, world_size, backend, folder, timedelta(seconds=timeout_s))
                 _send(connection, _RESULT, body(rank, world_size, *args))
-            except RankError:  # has arguments that pickle does not keep
-                _send(connection, _FAILURE, traceback.format_exc())
-            except Error as error:  # outside our code; the message explains it without a traceback
-                _send(connection, _FAILURE, error)
-            except Exception:  # noqa: BLE001 - any error of the body, or a result that cannot be pickled
-                _send(connection, _FAILURE, traceback.format_exc())
+            except Exception as error:  # noqa: BLE001 - any error of the body, or a result that cannot be pickled
+                # The message of an `Error` needs no traceback. Pickle does not keep all arguments of a `RankError`.
+                explained = isinstance(error, Error) and not isinstance(error, RankError)
+                _send(connection, _FAILURE, error if explained else traceback.format_exc())
 
 
 def _meet(rank: int, world_size: int, backend: str, folder: Path, timeout: timedelta) -> None:

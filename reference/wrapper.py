@@ -15,13 +15,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
+from torch.nn.parallel.distributed import _BufferCommHook
 
 from . import buffers
 from .autograd_hooks import call_at_backward, tensors_in
 from .broadcast import broadcast_coalesced
 from .bucket_kinds import make_bucket
 from .bucketing import two_stage_caps
-from .buffers import BufferHook
 from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.interface import Hook, check_hook
@@ -97,11 +97,11 @@ class DataParallel(JoinableModule, nn.Module):
         self.debug = debug
         self.launch_series = new_series(self.process_group) if debug else ""
         self.require_backward_grad_sync = self.require_forward_param_sync = True
-        self.buffer_hook: BufferHook | None = None
+        self.buffer_hook: _BufferCommHook | None = None
         self.delayed: DelayedAllReduce | None = None
         self.delayed_parameters: dict[str, nn.Parameter] = {}
         self._comm_hook: tuple[Any, ...] = ()  # hook and state; in pickles without the state if that is the group
-        self.sink_clones = True
+        self._ddp_sink_clone = True
         self.make_reducer(exchange=init_sync, with_buffers=init_sync_buffers)
         if init_sync:
             self.send_state(source=0, with_buffers=init_sync_buffers)
@@ -173,7 +173,7 @@ class DataParallel(JoinableModule, nn.Module):
         if with_gradients or joining:
             self.reducer.rebuild_if_due()
         if self.has_buffers:
-            buffers.before_forward(self)
+            buffers.send_if_due(self, after_forward=False)
         if joining:
             self.announce_averaging(wanted=with_gradients and self.require_backward_grad_sync)
         for step in tuple(self.input_steps):  # the first one removes itself
@@ -196,7 +196,7 @@ class DataParallel(JoinableModule, nn.Module):
     @_not_compiled
     def _after_forward(self, output: Any) -> Any:
         if self.has_buffers:
-            buffers.after_forward(self)
+            buffers.send_if_due(self, after_forward=True)
         averaging = torch.is_grad_enabled() and self.require_backward_grad_sync
         # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
         self.require_forward_param_sync = averaging
@@ -207,7 +207,7 @@ class DataParallel(JoinableModule, nn.Module):
             count_ranks = None if self._presence is None else self.rank_counter(self._presence)
             self.reducer.prepare_for_backward(outputs, count_ranks)
             if self.reducer.tracker.needs_sink:
-                return through_sink(output, self.reducer.backward_starts, clone=self.sink_clones)
+                return through_sink(output, self.reducer.backward_starts, clone=self._ddp_sink_clone)
             call_at_backward(outputs, self.reducer.backward_starts)
         elif torch.is_grad_enabled():
             self.reducer.prepare_without_averaging()
