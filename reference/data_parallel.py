@@ -194,9 +194,10 @@ class DistributedDataParallel(DataParallel):
         plan: Sequence[Sequence[int | str]] | None = None,
         debug: bool = False,
     ) -> None:
-        construction.warn_of_check_reduction(check_reduction=check_reduction)
-        forward_sync, initial_sync = construction.resolve_buffer_sync(
-            broadcast_buffers=broadcast_buffers, forward_sync_buffers=forward_sync_buffers
+        forward_sync, initial_sync = construction.resolve_deprecated(
+            check_reduction=check_reduction,
+            broadcast_buffers=broadcast_buffers,
+            forward_sync_buffers=forward_sync_buffers,
         )
         group = construction.resolve_group(process_group, device_mesh)
         self.mixed_precision, self.dim = mixed_precision, dim

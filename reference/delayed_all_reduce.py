@@ -26,13 +26,8 @@ class DelayedAllReduce:
     """Averages gradients in one all-reduce per dtype and device, launched when the trigger's gradient has arrived.
 
     All ranks must compute the trigger's gradient at the same place among the gradients of the other parameters,
-    because the all-reduce is launched between those of the buckets. Gradients are views of the flat buffers.
-
-    Args:
-        parameters: The parameters.
-        trigger: When its gradient has been accumulated, the gradients of `parameters` must be complete. It may be
-            one of `parameters`.
-        group: The ranks.
+    because the all-reduce is launched between those of the buckets. By then the gradients of `parameters`, of which
+    the trigger may be one, must be complete. Gradients are views of the flat buffers.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], trigger: nn.Parameter, group: dist.ProcessGroup) -> None:

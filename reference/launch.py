@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -93,7 +93,7 @@ def report_progress(step: str, done: int, total: int) -> None:
         _send(_launcher, _PROGRESS, (step, done, total))
 
 
-class RankPool:
+class RankPool(contextlib.AbstractContextManager["RankPool"]):
     """Processes that form one process group and run one body after another.
 
     Use as a context manager, or call `close`. After a `RankError` the processes are gone; the next `run`
@@ -133,9 +133,6 @@ class RankPool:
         self._links: Links | None = None
         self._ranks: list[_Rank] = []
         self._folder: Path | None = None
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_error: object) -> None:
         self.close()
@@ -308,10 +305,8 @@ class RankPool:
 class StandardError:
     """Forwards what a rank writes to its standard error to that of the launcher, and keeps the end of it.
 
-    A pipe keeps what a rank wrote last, also if the rank's process was killed.
-
-    Args:
-        pipe: The pipe to which the rank writes; ends when the rank and its child processes have exited.
+    The pipe keeps what a rank wrote last, also if the rank's process was killed. It ends when the rank and its child
+    processes have exited.
     """
 
     def __init__(self, pipe: Connection) -> None:

@@ -80,12 +80,7 @@ class UsedParameterMap:
 
 
 class UnusedFoundInGraph(AllParametersUsed):
-    """Searches the graph behind forward's outputs for parameters that the graph leaves out.
-
-    Args:
-        accumulators: The autograd node that accumulates each parameter's gradient, by parameter index.
-        used: A map of the same parameters.
-    """
+    """Searches the graph behind forward's outputs for parameters that the graph leaves out."""
 
     counts_gradients = True
     needs_sink = True
@@ -126,10 +121,6 @@ class StaticGraph(AllParametersUsed):
 
     A parameter that several activation checkpoints share is therefore ready when its last gradient has arrived. The
     first iteration launches all buckets at its end. Its graph alone is searched, for the parameters to wait for.
-
-    Args:
-        accumulators: The autograd node that accumulates each parameter's gradient, by parameter index.
-        used: A map of the same parameters.
     """
 
     counts_gradients = True

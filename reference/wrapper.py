@@ -22,6 +22,7 @@ from .autograd_hooks import call_at_backward, tensors_in
 from .broadcast import broadcast_coalesced
 from .bucket_kinds import make_bucket
 from .bucketing import two_stage_caps
+from .buckets import Buckets
 from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.interface import Hook, check_hook
@@ -46,19 +47,8 @@ class DataParallel(JoinableModule, nn.Module):
     gradients. The state dict is the module's, behind the prefix `module.`. Parameters and buffers named in the
     module's `_ddp_params_and_buffers_to_ignore` are not synchronised.
 
-    Args:
-        module: The module to train; do not add, remove or freeze parameters afterwards.
-        process_group: The ranks that train together. None: the default group.
-        bucket_cap_mb: Size in MiB at which a bucket closes. None: 25, and 1 for the first bucket.
-        bucket_cap_mb_list: Size in MiB of each bucket, the last for all further ones; overrides `bucket_cap_mb`.
-        plan: Parameter indices or names by bucket, in launch order; such buckets are never rebuilt.
-        features: Optional behaviour of the reducer; see `Features`.
-        forward_sync_buffers: Whether to broadcast rank 0's buffers in each synchronised forward pass.
-        init_sync: Whether ranks compare their modules and start from rank 0's. False: construction communicates
-            nothing.
-        init_sync_buffers: Whether that includes the buffers.
-        debug: Whether each rank writes its launches to the process group's store, so that the error of a failed
-            collective names the rank that left the launch order. With NCCL only its watchdog sees failures.
+    The arguments are those of `data_parallel.DistributedDataParallel`, with `features` in place of its optional
+    behaviour; see `Features`. `init_sync_buffers` is whether `init_sync` includes the buffers.
 
     Attributes:
         require_backward_grad_sync: False inside `no_sync()`.
@@ -113,15 +103,19 @@ class DataParallel(JoinableModule, nn.Module):
         read = partial(module_tensors, self.module)
         make = partial(self.set_up, with_buffers=with_buffers)
         tensors, setup = construction.verify_setup(read, make, self.process_group, self.module, exchange=exchange)
-        this = weakref.ref(self)
-        self.reducer = self.reducer_class(
-            self._bucketed(tensors),
+        bucketed, this = self._bucketed(tensors), weakref.ref(self)
+        buckets = Buckets(
+            list(bucketed.values()),
             setup.buckets,
             rebuild_caps_bytes=setup.rebuild_caps_bytes,
-            group=self.process_group,
             sparse=setup.sparse,
             features=self.features,
             make_bucket=partial(make_bucket, sparse=setup.sparse),
+        )
+        self.reducer = self.reducer_class(
+            bucketed,
+            buckets,
+            group=self.process_group,
             make_tracker=make_tracker,
             sync_enabled=lambda: (alive := this()) is not None and alive.require_backward_grad_sync,
         )

@@ -30,11 +30,6 @@ class GradBucket:
     """A bucket as a comm hook receives it; its gradients are not divided by the world size yet.
 
     Has the methods of `torch.distributed.GradBucket`, so hooks written for torch run on it.
-
-    Args:
-        bucket: The bucket.
-        index: Its bucket index.
-        is_last: Whether it is the last bucket of the iteration.
     """
 
     def __init__(self, bucket: Bucket, index: int, *, is_last: bool) -> None:
@@ -162,11 +157,8 @@ GRACE_S = 5.0
 class HookCaller:
     """Calls a comm hook and waits for its futures; errors name the hook, its file and line, bucket and rank.
 
-    Args:
-        hook: The hook.
-        state: Passed to every call of the hook.
-        group: The process group of the module; `wait` raises an error shortly after the group's time-out.
-            May be replaced between iterations.
+    `group` is the process group of the module, and may be replaced between iterations; `wait` raises an error
+    shortly after its time-out.
     """
 
     def __init__(self, hook: Hook, state: Any, group: ProcessGroup) -> None:
@@ -202,11 +194,14 @@ class HookCaller:
             TypeError: The future holds something other than a tensor as long as the bucket.
         """
         timeout_s = self._timeout_s(bucket)
-        if timeout_s is not None and not future.done() and not _is_done_within(timeout_s, future):
-            raise RuntimeError(
-                f"{self._where(number)}: its future had no result after {timeout_s:g} s. Either the hook never sets "
-                "a result, or another rank does not take part in its collectives"
-            )
+        if timeout_s is not None and not future.done():
+            done = threading.Event()
+            future.add_done_callback(lambda _: done.set())
+            if not done.wait(timeout_s):
+                raise RuntimeError(
+                    f"{self._where(number)}: its future had no result after {timeout_s:g} s. Either the hook never "
+                    "sets a result, or another rank does not take part in its collectives"
+                )
         try:
             future.wait()
         except Exception as error:
@@ -222,14 +217,11 @@ class HookCaller:
         except RuntimeError:  # MPI and UCC have no options, a process group written in Python has no backend
             return None
         timeout: timedelta | None = getattr(options, "_timeout", None)
-        if timeout is None:
-            return None
-        return timeout.total_seconds() + min(timeout.total_seconds(), GRACE_S)
+        return None if timeout is None else timeout.total_seconds() + min(timeout.total_seconds(), GRACE_S)
 
     def _result(self, value: Any, bucket: Bucket, number: int) -> Tensor | None:
         expected = bucket.buffer
-        in_pairs = isinstance(value, Tensor) and not value.is_complex() and value.numel() == 2 * expected.numel()
-        if expected.is_complex() and in_pairs:
+        if expected.is_complex() and isinstance(value, Tensor) and value.numel() == 2 * expected.numel():
             value = torch.view_as_complex(value.reshape(-1, 2))  # collectives see complex numbers as pairs
         if not isinstance(value, Tensor) or value.numel() != expected.numel():
             got = f"one of {value.numel()}" if isinstance(value, Tensor) else type(value).__name__
@@ -247,12 +239,6 @@ class HookCaller:
 
     def _where(self, number: int) -> str:
         return f"rank {dist.get_rank(self.group)}, bucket {number}: comm hook {describe(self._hook)}"
-
-
-def _is_done_within(timeout_s: float, future: "torch.futures.Future[Any]") -> bool:
-    done = threading.Event()
-    future.add_done_callback(lambda _: done.set())
-    return done.wait(timeout_s)
 
 
 def describe(hook: Hook) -> str:

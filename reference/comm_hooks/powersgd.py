@@ -154,19 +154,14 @@ class PowerSGDState(HookState):
 
         A callback updates these and not the state, which holds a process group; see `comm_hooks.interface`.
         """
-        return (
-            self._errors if self.use_error_feedback else {},
-            self._qs if self.warm_start else {},
-        )
+        return self._errors if self.use_error_feedback else {}, self._qs if self.warm_start else {}
 
     def count(self, bucket: GradBucket, elements_sent: int) -> None:
         """Add a bucket to the statistics, and log them every `compression_stats_logging_frequency` iterations."""
         self._before += bucket.buffer().numel()
         self._after += elements_sent
-        if (
-            bucket.is_last()
-            and (self.iter - self.start_powerSGD_iter - 1) % self.compression_stats_logging_frequency == 0
-        ):
+        compressed = self.iter - self.start_powerSGD_iter - 1
+        if bucket.is_last() and compressed % self.compression_stats_logging_frequency == 0:
             rate, before, after = self.compression_stats()
             logger.info("PowerSGD: iteration %d, %d elements as %d, rate %.1f", self.iter, before, after, rate)
 
@@ -209,14 +204,8 @@ def _compress(
 ) -> torch.futures.Future[Tensor]:
     """Algorithm 2 for one bucket: average `matrices` with error feedback, and `rest` as it is.
 
-    Args:
-        state: Supplies errors and Qs by the names of the matrices, and keeps the new ones.
-        bucket: The bucket.
-        matrices: Views of its buffer to compress, by name.
-        rest: Views of its buffer to average as they are.
-
-    Returns:
-        A future of the bucket's buffer, which then holds the averages.
+    Both are views of the bucket's buffer, which the returned future holds. `state` supplies errors and Qs by the
+    names of the matrices, and keeps the new ones.
     """
     buffer = bucket.buffer()
     names, inputs = list(matrices), list(matrices.values())
@@ -236,7 +225,6 @@ def _compress(
         group=state.process_group,
         epsilon=state.orthogonalization_epsilon,
     )
-
     kept_errors, kept_qs = state.memory()
 
     def remember(done: torch.futures.Future[list[Tensor]]) -> Tensor:
@@ -256,7 +244,13 @@ def _compress(
         return buffer
 
     result = averaging.done.then(remember)
-    _send_second_collectives(state, bucket, averaging)
+    # An average that is still waiting at bucket 0 is left over from an iteration that failed.
+    if state.waiting is not None and bucket.index() > 0:
+        state.waiting.send_qs(state.process_group)
+    state.waiting = averaging
+    if bucket.is_last():
+        averaging.send_qs(state.process_group)
+        state.waiting = None
     state.count(bucket, averaging.elements_sent)
     return result
 
@@ -268,17 +262,6 @@ def keep_where(finite: Tensor, new: Sequence[Tensor], last: Sequence[Tensor]) ->
     """
     for one, other in zip(new, last, strict=True):
         torch.where(finite, one, other, out=one)
-
-
-def _send_second_collectives(state: PowerSGDState, bucket: GradBucket, averaging: "LowRankAverage") -> None:
-    """Issue the second collective of the bucket before and, for the last bucket, its own."""
-    # An average that is still waiting at bucket 0 is left over from an iteration that failed.
-    if state.waiting is not None and bucket.index() > 0:
-        state.waiting.send_qs(state.process_group)
-    state.waiting = averaging
-    if bucket.is_last():
-        averaging.send_qs(state.process_group)
-        state.waiting = None
 
 
 class LowRankAverage:
@@ -373,9 +356,7 @@ class LowRankAverage:
                         self._matrices[i].copy_(product)
             if self._rest:
                 torch._foreach_copy_(list(self._rest), self._averaged_rest)
-            self.done.set_result(
-                [*self._matrices, *self._rest]
-            )  # on CUDA a future waits for the tensors in its result
+            self.done.set_result([*self._matrices, *self._rest])  # on CUDA it waits for the tensors in its result
         except Exception as error:  # noqa: BLE001 - raised where `done` is waited for
             self.done.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
 
