@@ -24,6 +24,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -93,6 +94,7 @@ def report_progress(step: str, done: int, total: int) -> None:
         _send(_launcher, _PROGRESS, (step, done, total))
 
 
+@dataclass(eq=False)
 class RankPool(contextlib.AbstractContextManager["RankPool"]):
     """Processes that form one process group and run one body after another.
 
@@ -112,24 +114,17 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         LinkError: On the first `run`, if virtual links are not possible on this machine or for this user.
     """
 
-    def __init__(
-        self,
-        world_size: int,
-        *,
-        backend: str = "gloo",
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        link_rate: float | None = None,
-        uplinks: Uplinks | None = None,
-        pinned: bool = False,
-    ) -> None:
-        if world_size < 1:
-            raise ValueError(f"world_size: expected at least 1, got {world_size}")
-        self.world_size = world_size
-        self.backend = backend
-        self.timeout_s = timeout_s
-        self.link_rate = link_rate
-        self.uplinks = uplinks
-        self.pinned = pinned
+    world_size: int
+    _: KW_ONLY
+    backend: str = "gloo"
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    link_rate: float | None = None
+    uplinks: Uplinks | None = None
+    pinned: bool = False
+
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise ValueError(f"world_size: expected at least 1, got {self.world_size}")
         self._links: Links | None = None
         self._ranks: list[_Rank] = []
         self._folder: Path | None = None

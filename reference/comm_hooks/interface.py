@@ -11,6 +11,7 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -108,6 +109,7 @@ def used_on_this_stream(*tensors: Tensor) -> None:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
+@dataclass(eq=False, repr=False)
 class HookState:
     """Base class of hook states, which can be saved and loaded (`torch.save`, pickle) without their process groups.
 
@@ -122,9 +124,8 @@ class HookState:
     GROUPS: ClassVar[tuple[str, ...]] = ("process_group",)
     """Names of the attributes that hold process groups."""
 
-    def __init__(self, process_group: dist.ProcessGroup | None) -> None:
-        self.process_group = process_group
-        self.iter = 0
+    process_group: dist.ProcessGroup | None
+    iter: int = field(default=0, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         groups = {name: getattr(self, name) for name in self.GROUPS}
@@ -154,6 +155,7 @@ GRACE_S = 5.0
 """Wait at most this much longer than the group's time-out, so that a collective can report its time-out first."""
 
 
+@dataclass(eq=False)
 class HookCaller:
     """Calls a comm hook and waits for its futures; errors name the hook, its file and line, bucket and rank.
 
@@ -161,10 +163,9 @@ class HookCaller:
     shortly after its time-out.
     """
 
-    def __init__(self, hook: Hook, state: Any, group: ProcessGroup) -> None:
-        self._hook = hook
-        self._state = state
-        self.group = group
+    hook: Hook
+    state: Any
+    group: ProcessGroup
 
     def call(self, bucket: Bucket, number: int, *, is_last: bool) -> "torch.futures.Future[Any]":
         """Call the hook for a bucket; returns its future.
@@ -173,7 +174,7 @@ class HookCaller:
             RuntimeError: The hook raised an error, or returned something that is not a future.
         """
         try:
-            future = self._hook(self._state, GradBucket(bucket, number, is_last=is_last))
+            future = self.hook(self.state, GradBucket(bucket, number, is_last=is_last))
         except Exception as error:
             raise RuntimeError(f"{self._where(number)}: it raised {type(error).__name__}: {error}") from error
         if not isinstance(future, torch._C.Future):
@@ -238,7 +239,7 @@ class HookCaller:
         return None if same else result.reshape(-1).clone()  # copying out may overwrite the bucket's memory
 
     def _where(self, number: int) -> str:
-        return f"rank {dist.get_rank(self.group)}, bucket {number}: comm hook {describe(self._hook)}"
+        return f"rank {dist.get_rank(self.group)}, bucket {number}: comm hook {describe(self.hook)}"
 
 
 def describe(hook: Hook) -> str:

@@ -16,6 +16,7 @@ finite, stays on the device.
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from itertools import accumulate, pairwise
@@ -34,6 +35,7 @@ from .interface import HookState, used_on_this_stream
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class PowerSGDState(HookState):
     """The settings of PowerSGD, and the errors and Qs that it keeps from one iteration to the next.
 
@@ -64,34 +66,23 @@ class PowerSGDState(HookState):
         ValueError: `start_powerSGD_iter` is too small.
     """
 
-    def __init__(
-        self,
-        process_group: dist.ProcessGroup | None,
-        matrix_approximation_rank: int = 1,
-        start_powerSGD_iter: int = 1_000,  # noqa: N803 - torch's name
-        min_compression_rate: float = MIN_COMPRESSION_RATE,
-        use_error_feedback: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        warm_start: bool = True,  # noqa: FBT001, FBT002
-        orthogonalization_epsilon: float = 0,
-        random_seed: int = 0,
-        compression_stats_logging_frequency: int = 10_000,
-        batch_tensors_with_same_shape: bool = False,  # noqa: FBT001, FBT002
-    ) -> None:
-        super().__init__(process_group)
-        if (use_error_feedback or warm_start) and start_powerSGD_iter < 2:
+    matrix_approximation_rank: int = 1
+    start_powerSGD_iter: int = 1_000  # noqa: N815 - torch's name
+    min_compression_rate: float = MIN_COMPRESSION_RATE
+    use_error_feedback: bool = True
+    warm_start: bool = True
+    orthogonalization_epsilon: float = 0
+    random_seed: int = 0
+    compression_stats_logging_frequency: int = 10_000
+    batch_tensors_with_same_shape: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.use_error_feedback or self.warm_start) and self.start_powerSGD_iter < 2:
             raise ValueError(
                 f"start_powerSGD_iter: expected at least 2 with use_error_feedback or warm_start, got "
-                f"{start_powerSGD_iter}: buckets are rebuilt after the first iteration"
+                f"{self.start_powerSGD_iter}: buckets are rebuilt after the first iteration"
             )
-        self.matrix_approximation_rank = matrix_approximation_rank
-        self.start_powerSGD_iter = start_powerSGD_iter
-        self.min_compression_rate = min_compression_rate
-        self.use_error_feedback = use_error_feedback
-        self.warm_start = warm_start
-        self.orthogonalization_epsilon = orthogonalization_epsilon
-        self.random_seed = random_seed
-        self.compression_stats_logging_frequency = max(1, compression_stats_logging_frequency)
-        self.batch_tensors_with_same_shape = batch_tensors_with_same_shape
+        self.compression_stats_logging_frequency = max(1, self.compression_stats_logging_frequency)
         self._before, self._after = 0, 0  # elements of the gradients, and elements sent instead
         self._errors: dict[str, Tensor] = {}
         self._qs: dict[str, Tensor] = {}
