@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from operator import attrgetter
 from typing import Any
 
@@ -52,7 +52,9 @@ from .parameters import ModuleTensors, ignored_names, sparse_parameters, synchro
 from .tensor_parallel import is_slice, localize, put_back, stand_ins
 from .wrapper import DataParallel
 
-PROCESS_LOCAL = ("process_group", "reducer", "log", "delayed", "_presence", "slots", "input_steps")
+PROCESS_LOCAL = frozenset(
+    ("process_group", "reducer", "log", "delayed", "_presence", "slots", "input_steps", "logger", "torch_reducer")
+)
 """Attributes that are not pickled."""
 
 
@@ -115,11 +117,6 @@ def _feature(name: str) -> Any:
         )
 
     return property(lambda ddp: getattr(ddp.features, name), refuse)
-
-
-def _read_only(path: str, doc: str = "") -> Any:
-    """A read-only attribute under torch's name, read from `path`."""
-    return property(attrgetter(path), doc=doc)
 
 
 class DistributedDataParallel(DataParallel):
@@ -253,11 +250,10 @@ class DistributedDataParallel(DataParallel):
             self.input_steps.append(partial(_move, torch.device(self.device.type, self.device_ids[0])))
         if self.mixed_precision is not None:
             self.input_steps.append(partial(cast_inputs, self.mixed_precision))
-        if self.mixed_precision is not None and (dtype := reduction_dtype(self.mixed_precision)) is not None:
-            self.use_comm_hook(ReductionState(dtype, weakref.ref(self)), sum_in_low_precision)
-        _, trigger = self._delay
+            if (dtype := reduction_dtype(self.mixed_precision)) is not None:
+                self.use_comm_hook(ReductionState(dtype, weakref.ref(self)), sum_in_low_precision)
         self.delayed = None
-        if trigger is not None:
+        if (trigger := self._delay[1]) is not None:
             self.delayed = DelayedAllReduce(self._delay_all_reduce_params, trigger, self.process_group)
 
     def _replace_in_forward(self, sharded: dict[nn.Parameter, Callable[[Tensor], Tensor]]) -> None:
@@ -319,11 +315,11 @@ class DistributedDataParallel(DataParallel):
         """The caps in `bucket_cap_mb_list`, in bytes."""
         return [int(cap * MIB) for cap in self.bucket_cap_mb_list or []]
 
-    device_type = _read_only("device.type", "Type of the module's device.")
+    device_type = property(attrgetter("device.type"), doc="Type of the module's device.")
     broadcast_bucket_size = PIECE_BYTES
     """Size in bytes of the pieces in which parameters and buffers are broadcast."""
     use_side_stream_for_tensor_copies = True
-    _has_rebuilt_buckets = _read_only("reducer.buckets.rebuilt")
+    _has_rebuilt_buckets = property(attrgetter("reducer.buckets.rebuilt"))
     will_sync_module_buffers = are_due
 
     # torch's own methods, which need only the attributes above; the wrapper itself does not call them
@@ -369,11 +365,8 @@ class DistributedDataParallel(DataParallel):
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return self._before_forward(inputs, kwargs)
 
-    def _post_forward(self, output: Any) -> Any:
-        return self._after_forward(output)
-
-    def _sync_buffers(self) -> None:
-        send_buffers(self)
+    _post_forward = DataParallel._after_forward
+    _sync_buffers = send_buffers
 
     def _remove_autograd_hooks(self) -> None:
         self.reducer.detach()
@@ -383,19 +376,17 @@ class DistributedDataParallel(DataParallel):
 
     # Logging
 
-    @property
+    @cached_property
     def logger(self) -> Any:
         """A logger of torch's own type, for torch functions that report errors to a logger."""
-        if "torch_logger" not in self.__dict__:
-            dummy = nn.Parameter(torch.empty(1))  # torch's logger needs torch's reducer, which needs a parameter
-            self.__dict__["torch_reducer"] = TorchReducer([dummy], [[0]], [1], self.process_group)
-            self.__dict__["torch_logger"] = Logger(self.__dict__["torch_reducer"])
-        return self.__dict__["torch_logger"]
+        dummy = nn.Parameter(torch.empty(1))  # torch's logger needs torch's reducer, which needs a parameter
+        self.torch_reducer = TorchReducer([dummy], [[0]], [1], self.process_group)
+        return Logger(self.torch_reducer)
 
     def _get_ddp_logging_data(self) -> dict[str, str | int]:
         data: dict[str, str | int] = self.log.data(self)
-        if "torch_logger" in self.__dict__:
-            torchs = self.__dict__["torch_logger"]._get_ddp_logging_data()
+        if "logger" in self.__dict__:
+            torchs = self.logger._get_ddp_logging_data()
             if torchs.ints_map.get("has_error"):
                 data |= {"has_error": 1, "error": torchs.strs_map["error"]}
         return data
@@ -435,7 +426,7 @@ class DistributedDataParallel(DataParallel):
         if self.debug and not left_out:
             self.launch_series = new_series(self.process_group)
             self.reducer.launch_order = CheckedLaunchOrder(self.process_group, self.launch_series)
-        for of_the_old_group in ("torch_logger", "torch_reducer"):
+        for of_the_old_group in ("logger", "torch_reducer"):
             self.__dict__.pop(of_the_old_group, None)
 
     def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
@@ -516,9 +507,7 @@ class DistributedDataParallel(DataParallel):
                 "DDP Pickling/Unpickling are only supported when using DDP with the default process group: this "
                 "module has another, which cannot be pickled"
             )
-        state = self.__dict__.copy()
-        for process_local in (*PROCESS_LOCAL, "torch_logger", "torch_reducer"):
-            state.pop(process_local, None)
+        state = {name: value for name, value in self.__dict__.items() if name not in PROCESS_LOCAL}
         if self._comm_hook and self._comm_hook[1] is self.process_group:
             state["_comm_hook"] = self._comm_hook[:1]
         return state

@@ -6,12 +6,11 @@ backward pass ends, and passes inside `no_sync` average nothing.
 
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from .autograd_graph import accumulators
 from .bucket_kinds import ViewBucket
@@ -36,7 +35,8 @@ class DelayedAllReduce:
         # and held; so when the trigger's gradient has arrived, that stream has waited for all others.
         self._accumulators = accumulators([*parameters, trigger])
         self.set_group(group)
-        hook = trigger.register_post_accumulate_grad_hook(partial(_call, weakref.WeakMethod(self._launch)))
+        this = weakref.proxy(self)
+        hook = trigger.register_post_accumulate_grad_hook(lambda _trigger: this._launch())
         weakref.finalize(self, hook.remove)
 
     def set_group(self, group: dist.ProcessGroup) -> None:
@@ -87,11 +87,6 @@ class DelayedAllReduce:
             future.wait()
         for bucket in self._buckets:
             bucket.copy_out()
-
-
-def _call(method: "weakref.WeakMethod[Any]", _parameter: Tensor) -> None:
-    if (alive := method()) is not None:
-        alive()
 
 
 def resolve_delayed(

@@ -1,6 +1,6 @@
 """A module's synchronised parameters and buffers, in the order of the parameter index."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -62,14 +62,9 @@ def ignored_names(module: nn.Module) -> frozenset[str]:
     return frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
-def trainable_parameters(module: nn.Module, *, without: Collection[str] = ()) -> dict[str, nn.Parameter]:
-    """Trainable parameters by name, in registration order; a shared parameter counts once, under its first name.
-
-    Args:
-        module: The module.
-        without: Names that are left out, beside the ignored ones.
-    """
-    ignored = ignored_names(module) | set(without)
+def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Trainable parameters by name, in registration order; a shared parameter counts once, under its first name."""
+    ignored = ignored_names(module)
     found: dict[nn.Parameter, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if parameter.requires_grad and name not in ignored:

@@ -86,12 +86,7 @@ class Timestamps:
     """Readings of one rank.
 
     An iteration begins with the first forward pass after a backward pass and ends when the next iteration begins.
-
-    Attributes:
-        now: Takes a reading.
-        zero: When the recording began.
-        iterations: The complete iterations.
-        current: The iteration that is running.
+    `now` takes a reading, `zero` is when the recording began, and `iterations` has the complete ones.
     """
 
     def __init__(self, parameter_count: int, clock: Clock | None = None) -> None:

@@ -103,7 +103,7 @@ class DataParallel(JoinableModule, nn.Module):
         read = partial(module_tensors, self.module)
         make = partial(self.set_up, with_buffers=with_buffers)
         tensors, setup = construction.verify_setup(read, make, self.process_group, self.module, exchange=exchange)
-        bucketed, this = self._bucketed(tensors), weakref.ref(self)
+        bucketed, this = self._bucketed(tensors.trainable), weakref.ref(self)
         buckets = Buckets(
             list(bucketed.values()),
             setup.buckets,
@@ -129,15 +129,15 @@ class DataParallel(JoinableModule, nn.Module):
     def set_up(self, tensors: ModuleTensors, *, with_buffers: bool) -> construction.Setup:
         """Everything that must be the same on all ranks."""
         caps = two_stage_caps(self.bucket_cap_mb, self.bucket_cap_mb_list, self.features.graph_may_change)
-        bucketed = self._bucketed(tensors)
+        bucketed = self._bucketed(tensors.trainable)
         return construction.set_up(self.module, tensors, bucketed, self.plan, *caps, with_buffers=with_buffers)
 
-    def _bucketed(self, tensors: ModuleTensors) -> dict[str, nn.Parameter]:
-        return {name: one for name, one in tensors.trainable.items() if name not in self.delayed_parameters}
+    def _bucketed(self, trainable: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        return {name: parameter for name, parameter in trainable.items() if name not in self.delayed_parameters}
 
     def bucketed_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters in the buckets by name, in the order of the parameter index: all but the delayed ones."""
-        return trainable_parameters(self.module, without=self.delayed_parameters)
+        return self._bucketed(trainable_parameters(self.module))
 
     def send_state(self, *, source: int, with_buffers: bool) -> None:
         """Overwrite every rank's parameters and buffers with those of `source`."""
