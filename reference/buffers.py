@@ -27,11 +27,9 @@ def send_if_due(ddp: "DataParallel", *, after_forward: bool, candidate: bool = T
 
 
 def send_buffers(ddp: "DataParallel", *, candidate: bool = True) -> None:
-    """Broadcast rank 0's buffers (under Join: those of the highest rank with inputs), or call the buffer hook.
+    """Broadcast rank 0's buffers, or call the buffer hook.
 
-    Args:
-        ddp: The data-parallel module.
-        candidate: Whether this rank may be the source under Join: it still has inputs.
+    Under Join, the source is the highest rank with inputs, such as this one if it is a `candidate`.
     """
     source = ddp.agree_on_rank(candidate=candidate) if ddp._join_config.enable else 0
     named = synchronized_buffers(ddp.module)

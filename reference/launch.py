@@ -14,7 +14,6 @@ import math
 import multiprocessing
 import os
 import pickle
-import shutil
 import signal
 import socket
 import sys
@@ -127,7 +126,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             raise ValueError(f"world_size: expected at least 1, got {self.world_size}")
         self._links: Links | None = None
         self._ranks: list[_Rank] = []
-        self._folder: Path | None = None
+        self._resources = contextlib.ExitStack()
 
     def __exit__(self, *_error: object) -> None:
         self.close()
@@ -170,26 +169,22 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             one.process.join()
             one.standard_error.join()
         self._ranks = []
-        if self._links is not None:
-            self._links.close()
-            self._links = None
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        self._resources.close()
 
     def _start(self) -> None:
         atexit.register(self.close)  # daemon processes would need no handler, but may not start data loader workers
         context, surroundings = process_context(), Surroundings()
-        self._folder = Path(tempfile.mkdtemp(prefix="ddplab-ranks-"))
+        folder = tempfile.TemporaryDirectory(prefix="ddplab-ranks-", ignore_cleanup_errors=True)
+        store = Path(self._resources.enter_context(folder), "store")
         if self.link_rate is not None:
-            self._links = Links(self.world_size, self.link_rate, self.uplinks)
+            self._links = self._resources.enter_context(Links(self.world_size, self.link_rate, self.uplinks))
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             stack, writes_stack = context.Pipe(duplex=False)
             errors, writes_errors = context.Pipe(duplex=False)
             process = context.Process(
                 target=_serve,
-                args=(rank, self.world_size, self._folder, self.backend, self.timeout_s),
+                args=(rank, self.world_size, store, self.backend, self.timeout_s),
                 kwargs={
                     "pinned": self.pinned,
                     "namespace": None if self._links is None else self._links.namespace(rank),
@@ -359,7 +354,7 @@ class _Rank(NamedTuple):
 def _serve(
     rank: int,
     world_size: int,
-    folder: Path,
+    store: Path,
     backend: str,
     timeout_s: float,
     *,
@@ -390,7 +385,7 @@ def _serve(
             try:
                 body, args = pickle.loads(request)
                 if not dist.is_initialized():
-                    _meet(rank, world_size, backend, folder, timedelta(seconds=timeout_s))
+                    _meet(rank, world_size, backend, store, timedelta(seconds=timeout_s))
                 _send(connection, _RESULT, body(rank, world_size, *args))
             except Exception as error:  # noqa: BLE001 - any error of the body, or a result that cannot be pickled
                 # The message of an `Error` needs no traceback. Pickle does not keep all arguments of a `RankError`.
@@ -398,14 +393,14 @@ def _serve(
                 _send(connection, _FAILURE, error if explained else traceback.format_exc())
 
 
-def _meet(rank: int, world_size: int, backend: str, folder: Path, timeout: timedelta) -> None:
+def _meet(rank: int, world_size: int, backend: str, file: Path, timeout: timedelta) -> None:
     """Initialise the process group with a file store."""
     try:
-        store = FileStore(str(folder / "store"), world_size)
+        store = FileStore(str(file), world_size)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except dist.DistStoreError as error:
         advice = "make room there, or set TMPDIR"
-        raise Error(f"ranks: cannot meet through a file in {folder}: {error}; {advice}") from None
+        raise Error(f"ranks: cannot meet through a file in {file.parent}: {error}; {advice}") from None
 
 
 def _end_with_launcher() -> None:

@@ -77,10 +77,6 @@ class LoggingData(Observer):
     A GPU is timed by events on its streams. Their times are read in a later iteration, once the GPU has reached them,
     so training never waits for them; only `runtime` does. (torch's class waits in `forward`.)
 
-    Args:
-        device: The module's device.
-        clock: The clock to read. None: that of the device, since the epoch.
-
     Attributes:
         sample_rate: After the first ten iterations, one in `sample_rate` is timed.
         error: Message of the last error. None: no error.

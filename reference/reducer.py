@@ -203,11 +203,9 @@ class Reducer:
             self.fail(self._messages.converted(converted, number, now, *self.buckets.kinds[converted]))
 
     def prepare_for_backward(self, outputs: Sequence[Tensor], count_ranks: Callable[[], int] | None = None) -> None:
-        """Average the gradients of the coming backward pass.
+        """Average the gradients of the coming backward pass, which starts at `outputs`.
 
-        Args:
-            outputs: Tensors that forward returned.
-            count_ranks: Returns how many ranks to divide by; called when gradients arrive. None: the group's size.
+        `count_ranks` returns how many ranks to divide by; called when gradients arrive. None: the group's size.
         """
         for bucket in self.buckets:
             bucket.reset()
