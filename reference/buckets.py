@@ -138,11 +138,9 @@ class Bucket:
         return group.allreduce([self.buffer]).get_future()  # fewer Python calls than dist.all_reduce
 
     def copy_out(self, averages: Tensor | None = None, *, unused: frozenset[int] = frozenset()) -> None:
-        """Overwrite the parameters' gradients with the averages.
+        """Overwrite the parameters' gradients with the averages, a flat tensor (None: `buffer`).
 
-        Args:
-            averages: Flat tensor as long as `buffer`. None: the averages are in `buffer`.
-            unused: Parameter indices whose gradient is left as it is, also where that is None.
+        The gradients of the parameter indices in `unused` are left as they are, also where they are None.
         """
         parameters, views = self.parameters, self.views if averages is None else self.views_of(averages)
         if not unused.isdisjoint(self.indices):

@@ -167,7 +167,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
             one.process.kill()
         for one in self._ranks:
             one.process.join()
-            one.standard_error.join()
+            one.standard_error.join(TAIL_TIMEOUT_S)
         self._ranks = []
         self._resources.close()
 
@@ -292,7 +292,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         return ""
 
 
-class StandardError:
+class StandardError(threading.Thread):
     """Forwards what a rank writes to its standard error to that of the launcher, and keeps the end of it.
 
     The pipe keeps what a rank wrote last, also if the rank's process was killed. It ends when the rank and its child
@@ -300,6 +300,7 @@ class StandardError:
     """
 
     def __init__(self, pipe: Connection) -> None:
+        super().__init__(daemon=True)
         self._pipe = pipe
         self._end = b""
         self._lock = threading.Lock()
@@ -307,8 +308,7 @@ class StandardError:
             self._forward_to: int | None = os.dup(2)
         except OSError:  # closed
             self._forward_to = None
-        self._thread = threading.Thread(target=self._forward_all, daemon=True)
-        self._thread.start()
+        self.start()
 
     def forward(self) -> bool:
         """Forward what the rank has written so far; returns False after the end."""
@@ -322,7 +322,8 @@ class StandardError:
                     unwritten = unwritten[os.write(self._forward_to, unwritten) :]
         return bool(piece)
 
-    def _forward_all(self) -> None:
+    def run(self) -> None:
+        """Forward all, until the pipe ends."""
         while wait([self._pipe]) and self.forward():
             pass
         with self._lock:
@@ -330,13 +331,9 @@ class StandardError:
             if self._forward_to is not None:
                 os.close(self._forward_to)
 
-    def join(self) -> None:
-        """Wait until all has been forwarded, after the rank has exited; not for long for its child processes."""
-        self._thread.join(TAIL_TIMEOUT_S)
-
     def tail(self) -> str:
         """The end of what a rank that has exited wrote, for an error message."""
-        self.join()
+        self.join(TAIL_TIMEOUT_S)
         lines = self._end.decode(errors="replace").splitlines()[-TAIL_LINES:]
         shown = [line if len(line) <= TAIL_COLUMNS else f"{line[:TAIL_COLUMNS]}..." for line in lines]
         return "".join(["\n\nThe end of its standard error:\n", *(f"{line}\n" for line in shown)]) if shown else ""

@@ -34,12 +34,8 @@ def slots(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[Slot]:
 class ModuleTensors:
     """The tensors of a module that ranks synchronise, by name, as of the moment when the module is wrapped.
 
-    Attributes:
-        trainable: Trainable parameters, in registration order; a shared parameter counts once.
-        sparse: Names of those whose gradients are sparse tensors.
-        parameters: All parameters, trainable or not.
-        buffers: All buffers.
-        slots: The places of the trainable parameters in the module and its submodules.
+    `parameters` are trainable or not, `sparse` names those whose gradients are sparse tensors, and `slots` are the
+    places of the trainable ones.
     """
 
     trainable: dict[str, nn.Parameter]

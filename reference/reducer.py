@@ -465,14 +465,9 @@ class Reducer:
             raise
 
     def wait(self, in_flight: dict[int, InFlight], number: int) -> Tensor | None:
-        """Block until a bucket is done (on CUDA: make the current stream wait).
+        """Block until a bucket is done (on CUDA: make the current stream wait); see `HookCaller.wait`.
 
-        Returns:
-            The averages as a flat tensor. None: the averages are in the bucket's own buffer.
-
-        Raises:
-            RuntimeError: The collective failed; names ranks that left the launch order, if that is checked.
-            TypeError: The comm hook's future holds something else than a tensor of the bucket's size.
+        An error names ranks that left the launch order, if that is checked.
         """
         future, bucket, launch = in_flight[number]
         try:

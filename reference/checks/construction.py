@@ -239,14 +239,8 @@ def set_up(
 ) -> Setup:
     """This rank's setup for `module`: its buckets follow the plan or, without one, are assigned by size.
 
-    Args:
-        module: The module to be wrapped.
-        tensors: Its tensors.
-        bucketed: The parameters in the buckets by name, in the order of the parameter index.
-        plan: As for `DataParallel`.
-        initial_caps_bytes: Bucket caps until the rebuild.
-        rebuild_caps_bytes: Bucket caps of the rebuild.
-        with_buffers: Whether buffers are synchronised too, and therefore compared.
+    `bucketed` has the parameters in the buckets, in the order of the parameter index. Buffers are compared only
+    `with_buffers`, that is, if they are synchronised.
 
     Raises:
         RuntimeError: As for `check_module`.
