@@ -231,14 +231,14 @@ class DistributedDataParallel(DataParallel):
 
     # Construction
 
-    def set_up(self, tensors: ModuleTensors, *, with_buffers: bool) -> construction.Setup:
+    def set_up(self, *, with_buffers: bool) -> tuple[ModuleTensors, construction.Setup]:
         """See `DataParallel.set_up`; also checks the other arguments."""
         check_config(self.mixed_precision)
         self.delayed_parameters = resolve_delayed(self.module, *self._delay)
-        setup = super().set_up(tensors, with_buffers=with_buffers)
+        tensors, setup = super().set_up(with_buffers=with_buffers)
         trainable = tensors.trainable.values()
         self.device_ids, self.output_device = construction.resolve_devices(trainable, *self._given_devices)
-        return setup
+        return tensors, setup
 
     def make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
         """See `DataParallel.make_reducer`."""

@@ -100,9 +100,8 @@ class DataParallel(JoinableModule, nn.Module):
 
     def make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
         """Assign the buckets and make the reducer; with `exchange`, ranks check that they have the same module."""
-        read = partial(module_tensors, self.module)
         make = partial(self.set_up, with_buffers=with_buffers)
-        tensors, setup = construction.verify_setup(read, make, self.process_group, self.module, exchange=exchange)
+        tensors, setup = construction.verify_setup(make, self.process_group, self.module, exchange=exchange)
         bucketed, this = self._bucketed(tensors.trainable), weakref.ref(self)
         buckets = Buckets(
             list(bucketed.values()),
@@ -126,11 +125,13 @@ class DataParallel(JoinableModule, nn.Module):
         self.has_buffers = bool(tensors.buffers)
         self.input_steps: list[Callable[[Any, Any], tuple[Any, Any]]] = []
 
-    def set_up(self, tensors: ModuleTensors, *, with_buffers: bool) -> construction.Setup:
-        """Everything that must be the same on all ranks."""
+    def set_up(self, *, with_buffers: bool) -> tuple[ModuleTensors, construction.Setup]:
+        """The module's tensors, and everything that must be the same on all ranks."""
+        tensors = module_tensors(self.module)
         caps = two_stage_caps(self.bucket_cap_mb, self.bucket_cap_mb_list, self.features.graph_may_change)
         bucketed = self._bucketed(tensors.trainable)
-        return construction.set_up(self.module, tensors, bucketed, self.plan, *caps, with_buffers=with_buffers)
+        setup = construction.set_up(self.module, tensors, bucketed, self.plan, *caps, with_buffers=with_buffers)
+        return tensors, setup
 
     def _bucketed(self, trainable: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
         return {name: parameter for name, parameter in trainable.items() if name not in self.delayed_parameters}

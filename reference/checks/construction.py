@@ -147,30 +147,27 @@ class Setup:
 
 
 def verify_setup(
-    read: Callable[[], ModuleTensors],
-    make: Callable[[ModuleTensors], Setup],
+    make: Callable[[], tuple[ModuleTensors, Setup]],
     group: dist.ProcessGroup,
     module: nn.Module,
     *,
     exchange: bool = True,
 ) -> tuple[ModuleTensors, Setup]:
-    """Read the module's tensors, make this rank's setup, and check that all ranks have the same.
+    """Make this rank's setup from the module's tensors, and check that all ranks have the same.
 
-    An error of `read` or `make` on any rank is raised on all of them: a rank that went on alone would hang in the
-    next collective. Ranks compare digests. Only if those differ, or a rank raised an error, do they exchange setups
-    and errors. Without `exchange`, nothing is communicated.
+    An error of `make` on any rank is raised on all of them: a rank that went on alone would hang in the next
+    collective. Ranks compare digests. Only if those differ, or a rank raised an error, do they exchange setups and
+    errors. Without `exchange`, nothing is communicated.
 
     Raises:
-        RuntimeError: The setups differ, or `read` or `make` raised it on some rank.
-        ValueError: `read` or `make` raised it on some rank.
+        RuntimeError: The setups differ, or `make` raised it on some rank.
+        ValueError: `make` raised it on some rank.
     """
     if not exchange:
-        tensors = read()
-        return tensors, make(tensors)
+        return make()
     mine: Setup | Exception
     try:
-        tensors = read()
-        mine = make(tensors)
+        tensors, mine = make()
         message = pickle.dumps(mine)
     except Exception as error:  # noqa: BLE001 - all ranks must raise it, whatever it is
         mine, message = error, _pickled(error)
