@@ -26,7 +26,7 @@ def accumulators(parameters: Sequence[nn.Parameter]) -> list[Node]:
 
 
 def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[int]:
-    """Parameter indices, by the nodes that accumulate gradients, which a backward pass from `outputs` can reach."""
+    """Indices of the parameters that a backward pass from `outputs` can reach; `indices` are by accumulating node."""
     found = set()
     seen: set[Node] = set()
     pending = [get_gradient_edge(output).node for output in outputs if output.requires_grad]

@@ -29,7 +29,7 @@ def send_if_due(ddp: "DataParallel", *, after_forward: bool, candidate: bool = T
 def send_buffers(ddp: "DataParallel", *, candidate: bool = True) -> None:
     """Broadcast rank 0's buffers, or call the buffer hook.
 
-    Under Join, the source is the highest rank with inputs, such as this one if it is a `candidate`.
+    Under Join, the source is the highest rank among the candidates, which still have inputs.
     """
     source = ddp.agree_on_rank(candidate=candidate) if ddp._join_config.enable else 0
     named = synchronized_buffers(ddp.module)

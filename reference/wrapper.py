@@ -47,8 +47,8 @@ class DataParallel(JoinableModule, nn.Module):
     gradients. The state dict is the module's, behind the prefix `module.`. Parameters and buffers named in the
     module's `_ddp_params_and_buffers_to_ignore` are not synchronised.
 
-    The arguments are those of `data_parallel.DistributedDataParallel`, with `features` in place of its optional
-    behaviour; see `Features`. `init_sync_buffers` is whether `init_sync` includes the buffers.
+    The arguments are those of `data_parallel.DistributedDataParallel`, but `features` holds the optional behaviour of
+    the reducer. `init_sync_buffers` is whether `init_sync` includes the buffers.
 
     Attributes:
         require_backward_grad_sync: False inside `no_sync()`.

@@ -19,7 +19,7 @@ NAMED_AT_MOST = 5  # unless TORCH_DISTRIBUTED_DEBUG asks for more
 
 
 class ErrorMessages:
-    """Makes the texts on `rank`, an attribute that may be set again; `parameters` is in order of parameter index."""
+    """The texts; `parameters` are in the order of the parameter index, and the attribute `rank` may be set again."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], rank: int) -> None:
         self._names = list(parameters)
