@@ -270,8 +270,11 @@ class DistributedDataParallel(DataParallel):
 
     def use_comm_hook(self, state: object, hook: Hook) -> None:
         """See `DataParallel.use_comm_hook`; keeps an error, or the hook's name, in the logging data."""
-        with self.log.errors():
+        try:
             super().use_comm_hook(state, hook)
+        except Exception as error:
+            self.log.error = f"{type(error).__name__}: {error}"
+            raise
         self.log.comm_hook = getattr(hook, "__qualname__", repr(hook))
 
     def join_hook(self, **kwargs: Any) -> UnevenInputsHook:

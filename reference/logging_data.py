@@ -4,8 +4,6 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum, auto
 from functools import partial
 from typing import Any
@@ -168,15 +166,6 @@ class LoggingData(Observer):
         """See `Observer`."""
         self._averaged = True
         self._read(TimedMoment.LAST_DONE)
-
-    @contextmanager
-    def errors(self) -> Iterator[None]:
-        """Keep the message of an error that is raised inside the context."""
-        try:
-            yield
-        except Exception as error:
-            self.error = f"{type(error).__name__}: {error}"
-            raise
 
     def runtime(self) -> Data:
         """Times of the last sampled iteration, and averages over all sampled ones, in nanoseconds.
