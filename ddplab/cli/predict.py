@@ -260,7 +260,9 @@ def sweep(
         typer.Option(metavar="PATH", help=f"{options.FABRIC_FILE}; repeat the option to compare several fabrics."),
     ],
     world_sizes: Annotated[str, typer.Option(metavar="N,...", help="Numbers of ranks.")] = "2,4,8,16,32,64",
-    caps: Annotated[str | None, typer.Option(metavar="MB,...", help=options.CAPS, show_default=SWEEP_CAPS)] = None,
+    caps: Annotated[
+        str | None, typer.Option(metavar="MB,...", help=options.HELP["chosen_caps"], show_default=SWEEP_CAPS)
+    ] = None,
     orders: options.ChosenOrders = None,
     hooks: options.Hooks = "none",
     policy: options.Settings = None,

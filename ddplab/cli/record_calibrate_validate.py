@@ -103,7 +103,15 @@ def validate(
     caps: options.Caps = "0.5,1,5,25,single",
     orders: options.Orders = "ready",
     hooks: options.Hooks = "none",
-    repeat: options.Repeat = None,
+    repeat: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Turns of each configuration; a turn measures 3 iterations.",
+            show_default="10, or 3 with --emulate",
+        ),
+    ] = None,
     calibrations: Annotated[
         int,
         typer.Option(
