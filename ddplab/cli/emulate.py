@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from reference.fork_server import start_server
 from reference.trace import Trace
@@ -13,8 +13,9 @@ from simulator.prediction import Prediction, predict
 from simulator.schedule.policy import Policy
 
 from ..emulation.scale_model import ScaleModel
+from ..validation.validation_report import Configuration, ValidationReport
 from . import shared_options as options
-from .predict import read_policies, save_timelines, values_of_axes
+from .predict import cells_of_axes, read_policies, save_timelines, values_of_axes
 from .terminal_output import progress, show_report, show_table, write_json
 
 
@@ -24,7 +25,7 @@ def emulate(
     world_size: options.WorldSize = 2,
     reducer: Annotated[
         str,
-        typer.Option(
+        Option(
             "--class",
             metavar="CLASS",
             help="The reducer: ddplab, torch, or MODULE:CLASS with the constructor of torch's class.",
@@ -42,14 +43,13 @@ def emulate(
     perfetto: options.PerfettoFile = None,
     timeline: options.TimelinePicture = None,
     wall: Annotated[  # noqa: FBT002 - an option
-        bool,
-        typer.Option("--wall", help="Use a wall clock: each rank is a process, which sleeps for the recorded times."),
+        bool, Option("--wall", help="Use a wall clock: each rank is a process, which sleeps for the recorded times.")
     ] = False,
     dilation: options.Dilation = 1.0,
     byte_scale: options.ByteScale = 1.0,
     repeat: Annotated[
         int | None,
-        typer.Option(
+        Option(
             min=1,
             metavar="N",
             help="With --wall: turns of each configuration; a turn measures 3 iterations.",
@@ -58,7 +58,7 @@ def emulate(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        Option(
             metavar="FOLDER",
             help="With --wall: folder for trace, fabric, predictions and report.",
             show_default="out/emulate",
@@ -78,6 +78,7 @@ def emulate(
     collective ends at the time that the fabric gives. The report is that of `validate --emulate`; no virtual links
     are needed.
     """
+    files = fabric or [options.FABRIC]
     if wall:
         given = {
             "--class": reducer != "ddplab",
@@ -90,30 +91,21 @@ def emulate(
             "--timeline": timeline,
         }
         options.refuse(given, "not available with --wall")
-        _emulate_on_wall_clock(
-            trace,
-            options.read_fabric(fabric or [options.FABRIC], fabric_set, None),
-            world_size,
-            read_policies(None, caps, orders, hooks)[1],
-            scale=options.read_scale(dilation, byte_scale),
-            repeat=repeat or 3,
-            out=out or Path("out/emulate"),
-            json_path=json_path,
-            fabric_files=fabric or [options.FABRIC],
-        )
+        modelled = options.read_fabric(files, fabric_set, None)
+        _, policies = read_policies(None, caps, orders, hooks)
+        scale, folder = options.read_scale(dilation, byte_scale), out or Path("out/emulate")
+        start_server()  # it imports torch while this process does
+        options.check_outputs(json_path, inputs=[trace, *files], folder=folder)
+        report = _emulate_on_wall_clock(Trace.load(trace), modelled, world_size, policies, scale, repeat or 3, folder)
+        show_report(report)
+        write_json(json_path, report.to_json())
         return
-    scaled: dict[str, object] = {
-        "--dilation": dilation != 1,
-        "--byte-scale": byte_scale != 1,
-        "--repeat": repeat,
-        "--out": out,
-    }
+    scaled = {"--dilation": dilation != 1, "--byte-scale": byte_scale != 1, "--repeat": repeat, "--out": out}
     options.refuse(scaled, "expected with --wall only")
     from ..emulation.emulate import emulate as run
     from ..emulation.emulate import emulated_fabric
 
     options.check_picture("--timeline", timeline)
-    files = fabric or [options.FABRIC]
     read = [trace, *files, processor, *options.files_of(reducer)]
     options.check_outputs(perfetto, timeline, json_path, inputs=read)
     _, policies = read_policies(policy, caps, orders, hooks)
@@ -145,51 +137,31 @@ def emulate(
 
 
 def _emulate_on_wall_clock(
-    trace: Path,
+    trace: Trace,
     fabric: Fabric,
     world_size: int,
     policies: Sequence[Policy],
-    *,
     scale: ScaleModel,
     repeat: int,
     out: Path,
-    json_path: Path | None,
-    fabric_files: Sequence[Path],
-) -> None:
-    start_server()  # it imports torch while this process does
+) -> ValidationReport:
     from reference.launch import RankPool
 
     from ..validation.validate_emulated import validate_emulated
-    from ..validation.validation_report import Configuration
 
-    options.check_outputs(json_path, inputs=[trace, *fabric_files], folder=out)
-    recorded = Trace.load(trace)
     configurations = []
     for one in policies:
         if one.bucket_cap_mb is None:
             raise ValueError("--caps: expected sizes in MB or `single` with --wall, got 'default'")
         configurations.append(Configuration(one.bucket_cap_mb, one.order, one.hook.name))
     with progress() as on_progress, RankPool(world_size) as pool:
-        report = validate_emulated(
-            pool,
-            recorded,
-            configurations,
-            scale=scale,
-            out=out,
-            repeat=repeat,
-            modelled=fabric,
-            on_progress=on_progress,
+        return validate_emulated(
+            pool, trace, configurations, scale=scale, out=out, repeat=repeat, modelled=fabric, on_progress=on_progress
         )
-    show_report(report)
-    write_json(json_path, report.to_json())
 
 
 def read_reducer(text: str) -> str | Callable[..., Any]:
-    """Parse the name of a reducer: a built-in one, or MODULE:CLASS.
-
-    Raises:
-        ValueError: There is no such module or class.
-    """
+    """Parse the name of a reducer: a built-in one, or MODULE:CLASS."""
     module_name, colon, attribute = text.partition(":")
     expected = f"--class: expected ddplab, torch or MODULE:CLASS, got {text!r}"
     if not colon:
@@ -206,11 +178,8 @@ def read_reducer(text: str) -> str | Callable[..., Any]:
 
 
 def _row(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[str, str]:
-    values = values_of_axes(policy)
     return {
-        "cap": options.cap_word(values["bucket_cap_mb"]),
-        "order": values["order"],
-        "hook": values["hook"],
+        **cells_of_axes(policy),
         "buckets": str(len(emulated.buckets) or "?"),
         "emulated ms": f"{emulated.iteration_ns / 1e6:.3f}",
         "predicted ms": f"{predicted.iteration_ns / 1e6:.3f}",
@@ -220,6 +189,5 @@ def _row(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[st
 
 
 def _row_json(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[str, Any]:
-    values = values_of_axes(policy)
     times = {"emulated_ns": emulated.iteration_ns, "predicted_ns": predicted.iteration_ns}
-    return {"cap_mb": options.cap_json(values.pop("bucket_cap_mb")), **values, **times, **emulated.to_json()}
+    return {**values_of_axes(policy), **times, **emulated.to_json()}
