@@ -18,19 +18,19 @@ from . import shared_options as options
 from .predict import cells_of_axes, read_policies, save_timelines, values_of_axes
 from .terminal_output import progress, show_report, show_table, write_json
 
+HELP = {
+    "class": "The reducer: ddplab, torch, or MODULE:CLASS with the constructor of torch's class.",
+    "wall": "Use a wall clock: each rank is a process, which sleeps for the recorded times.",
+    "repeat": "With --wall: turns of each configuration; a turn measures 3 iterations.",
+    "out": "With --wall: folder for trace, fabric, predictions and report.",
+}
+
 
 def emulate(
     trace: options.TraceFile,
     fabric: options.FabricFiles = None,
     world_size: options.WorldSize = 2,
-    reducer: Annotated[
-        str,
-        Option(
-            "--class",
-            metavar="CLASS",
-            help="The reducer: ddplab, torch, or MODULE:CLASS with the constructor of torch's class.",
-        ),
-    ] = "ddplab",
+    reducer: Annotated[str, Option("--class", metavar="CLASS", help=HELP["class"])] = "ddplab",
     caps: options.ChosenCaps = None,
     orders: options.ChosenOrders = None,
     hooks: options.Hooks = "none",
@@ -42,28 +42,11 @@ def emulate(
     inputs: options.Inputs = None,
     perfetto: options.PerfettoFile = None,
     timeline: options.TimelinePicture = None,
-    wall: Annotated[  # noqa: FBT002 - an option
-        bool, Option("--wall", help="Use a wall clock: each rank is a process, which sleeps for the recorded times.")
-    ] = False,
+    wall: Annotated[bool, Option("--wall", help=HELP["wall"])] = False,  # noqa: FBT002 - an option
     dilation: options.Dilation = 1.0,
     byte_scale: options.ByteScale = 1.0,
-    repeat: Annotated[
-        int | None,
-        Option(
-            min=1,
-            metavar="N",
-            help="With --wall: turns of each configuration; a turn measures 3 iterations.",
-            show_default="3",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        Option(
-            metavar="FOLDER",
-            help="With --wall: folder for trace, fabric, predictions and report.",
-            show_default="out/emulate",
-        ),
-    ] = None,
+    repeat: Annotated[int | None, Option(min=1, metavar="N", help=HELP["repeat"], show_default="3")] = None,
+    out: Annotated[Path | None, Option(metavar="FOLDER", help=HELP["out"], show_default="out/emulate")] = None,
     json_path: options.Json = None,
 ) -> None:
     """Run a real reducer on an emulated device and a modelled network, in virtual time.
