@@ -1,6 +1,7 @@
 """`ddplab emulate`: iteration times of a real reducer in virtual time or by the clock, beside the predicted ones."""
 
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -100,20 +101,19 @@ def emulate(
         "stragglers": options.read_stragglers(straggler),
         "inputs": None if inputs is None else options.read_counts("--inputs", inputs, least=0),
     }
-    pairs = []
+    runs = []
     with progress() as on_progress:
         for number, one in enumerate(policies):
             on_progress("emulating", number, len(policies))
             emulated = run(recorded, costs, policy=one, reducer=make, **arguments)
-            pairs.append((emulated, predict(recorded, costs, policy=one, **arguments)))
+            runs.append((one, emulated, predict(recorded, costs, policy=one, **arguments)))
     model = recorded.workload.model
-    rows = [_row(one, *pair) for one, pair in zip(policies, pairs, strict=True)]
-    show_table(rows, f"{model} on {world_size} ranks, reducer {reducer} in virtual time")
-    for sentence in dict.fromkeys(sentence for _, predicted in pairs for sentence in predicted.counted_as_free):
+    show_table(list(starmap(_row, runs)), f"{model} on {world_size} ranks, reducer {reducer} in virtual time")
+    for sentence in dict.fromkeys(sentence for *_, predicted in runs for sentence in predicted.counted_as_free):
         print(sentence)
-    fastest = min((emulated for emulated, _ in pairs), key=lambda emulated: emulated.iteration_ns)
+    fastest = min((emulated for _, emulated, _ in runs), key=lambda emulated: emulated.iteration_ns)
     save_timelines(fastest, perfetto, timeline)
-    results = [_row_json(one, *pair) for one, pair in zip(policies, pairs, strict=True)]
+    results = list(starmap(_row_json, runs))
     write_json(json_path, {"model": model, "world_size": world_size, "class": reducer, "rows": results})
     largest_ns = max(abs(row["emulated_ns"] - row["predicted_ns"]) for row in results)
     print(f"largest difference between emulated and predicted median iterations: {largest_ns} ns")

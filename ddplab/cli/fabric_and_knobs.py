@@ -20,16 +20,14 @@ from simulator.workload.roofline import DEVICES, Device
 from .shared_options import FABRIC_FILE, FabricSettings, Json, ProcessorFile, check_outputs, read_counts, read_fabric
 from .terminal_output import show_contention, show_hooks, show_table, write_json
 
-SHOWN_WORLD_SIZES = "measured world sizes, and full groups of the topology"
+FILES = f"{FABRIC_FILE}. Several files are merged into one fabric."
+WORLD_SIZES = "World sizes to show."
+SHOWN = "measured world sizes, and full groups of the topology"
 
 
 def fabric(
-    files: Annotated[
-        list[Path], Argument(metavar="FILE", help=f"{FABRIC_FILE}. Several files are merged into one fabric.")
-    ],
-    world_sizes: Annotated[
-        str | None, Option(metavar="N,...", help="World sizes to show.", show_default=SHOWN_WORLD_SIZES)
-    ] = None,
+    files: Annotated[list[Path], Argument(metavar="FILE", help=FILES)],
+    world_sizes: Annotated[str | None, Option(metavar="N,...", help=WORLD_SIZES, show_default=SHOWN)] = None,
     fabric_set: FabricSettings = None,
     processor: ProcessorFile = None,
     json_path: Json = None,

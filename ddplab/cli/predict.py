@@ -221,18 +221,21 @@ def save_timelines(prediction: Prediction, perfetto: Path | None, picture: Path 
 VALUES = COLUMNS[len(AXES) :]
 SWEEP_CAPS = "1,5,25,100,single"
 SHOWN_ROWS = 40
+HELP = {
+    "caps": options.HELP["chosen_caps"],
+    "fabric": f"{options.FABRIC_FILE}; repeat the option to compare several fabrics.",
+    "out": "Where to write the table (.csv, .parquet, .json).",
+    "heat_map": "Plot a heat map of the table to this file (.png, .svg, .pdf).",
+    "rows": f"Axis for the rows of the heat map: {', '.join(AXES)}.",
+    "value": f"Value to show in the cells of the heat map: {', '.join(VALUES)}.",
+}
 
 
 def sweep(
     traces: Annotated[list[Path], Argument(metavar="TRACE", help="Traces of `record`, `synthesize` or `rescale`.")],
-    fabric: Annotated[
-        list[Path],
-        Option(metavar="PATH", help=f"{options.FABRIC_FILE}; repeat the option to compare several fabrics."),
-    ],
+    fabric: Annotated[list[Path], Option(metavar="PATH", help=HELP["fabric"])],
     world_sizes: Annotated[str, Option(metavar="N,...", help="Numbers of ranks.")] = "2,4,8,16,32,64",
-    caps: Annotated[
-        str | None, Option(metavar="MB,...", help=options.HELP["chosen_caps"], show_default=SWEEP_CAPS)
-    ] = None,
+    caps: Annotated[str | None, Option(metavar="MB,...", help=HELP["caps"], show_default=SWEEP_CAPS)] = None,
     orders: options.ChosenOrders = None,
     hooks: options.Hooks = "none",
     policy: options.Settings = None,
@@ -240,19 +243,11 @@ def sweep(
     processor: options.ProcessorFile = None,
     variation: options.VariationSettings = None,
     straggler: options.Stragglers = None,
-    out: Annotated[Path, Option(metavar="PATH", help="Where to write the table (.csv, .parquet, .json).")] = Path(
-        "out/sweep.csv"
-    ),
-    heat_map: Annotated[
-        Path | None, Option(metavar="PATH", help="Plot a heat map of the table to this file (.png, .svg, .pdf).")
-    ] = None,
-    rows: Annotated[
-        str, Option(metavar="AXIS", help=f"Axis for the rows of the heat map: {', '.join(AXES)}.")
-    ] = "bucket_cap_mb",
+    out: Annotated[Path, Option(metavar="PATH", help=HELP["out"])] = Path("out/sweep.csv"),
+    heat_map: Annotated[Path | None, Option(metavar="PATH", help=HELP["heat_map"])] = None,
+    rows: Annotated[str, Option(metavar="AXIS", help=HELP["rows"])] = "bucket_cap_mb",
     columns: Annotated[str, Option(metavar="AXIS", help="Axis for the columns of the heat map.")] = "world_size",
-    value: Annotated[
-        str, Option(metavar="COLUMN", help=f"Value to show in the cells of the heat map: {', '.join(VALUES)}.")
-    ] = "efficiency",
+    value: Annotated[str, Option(metavar="COLUMN", help=HELP["value"])] = "efficiency",
     jobs: Annotated[int | None, Option(metavar="N", help="Number of parallel tasks; default: one per core.")] = None,
     json_path: options.Json = None,
 ) -> None:

@@ -119,10 +119,8 @@ def read_caps(text: str) -> list[float]:
         except ValueError:
             cap = math.nan
         if not cap > 0:
-            raise ValueError(
-                "--caps: expected sizes in MB above 0 or `single`, separated by commas, such as 1,25,single; "
-                f"got {word!r}"
-            )
+            expected = "expected sizes in MB above 0 or `single`, separated by commas, such as 1,25,single"
+            raise ValueError(f"--caps: {expected}; got {word!r}")
         caps.append(cap)
     return caps
 
@@ -166,9 +164,8 @@ def choose_caps(text: str | None, policy: Policy, usual: str) -> list[float | No
 
 def choose_orders(text: str | None, policy: Policy) -> list[Order]:
     """Return the bucket orders to predict; see `choose_caps`."""
-    if _is_overruled("--orders", "order", text, policy):
-        return [policy.order]
-    return read_orders("ready" if text is None else text)
+    is_fixed = _is_overruled("--orders", "order", text, policy)
+    return [policy.order] if is_fixed else read_orders("ready" if text is None else text)
 
 
 def _is_overruled(option: str, axis: str, text: str | None, policy: Policy) -> bool:
@@ -263,14 +260,15 @@ def read_scale(dilation: float, byte_scale: float) -> ScaleModel:
     """Make a scale model from its factors."""
     try:
         return ScaleModel(dilation=dilation, byte_scale=byte_scale)
-    except ValueError as error:
+    except ValueError as error:  # names the field
         raise ValueError(f"--{str(error).replace('_', '-')}") from None
 
 
 def refuse(given: Mapping[str, object], reason: str) -> None:
     """Raise an error for the first of these options that is given: its value here is true."""
-    for option in (option for option, value in given.items() if value):
-        raise ValueError(f"{option}: {reason}")
+    for option, value in given.items():
+        if value:
+            raise ValueError(f"{option}: {reason}")
 
 
 def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = (), folder: Path | None = None) -> None:

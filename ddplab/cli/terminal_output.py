@@ -16,7 +16,6 @@ from reference.files.writing import printable, write_atomically
 from reference.trace import Trace
 from simulator.fabric import Fabric, Linear, Processor
 
-from ..validation.machine_conditions import Conditions
 from ..validation.validation_report import ValidationReport, ValidationRow
 
 
@@ -181,11 +180,10 @@ def show_report(report: ValidationReport, *, extrapolated: bool = False) -> None
         print(f"error: {errors} (mean absolute error of baselines: {baselines})")
     else:
         print(
-            f"error by the clock: {errors}; speed checks took {report.drift:+.1%} time compared with the "
-            "calibration\n"
-            f"paired error, without the change of the machine's speed: {report.paired_mape:.1%} mean absolute "
-            f"(baselines: {baselines})"
+            f"error by the clock: {errors}; speed checks took {report.drift:+.1%} time compared with the calibration"
         )
+        paired = f"{report.paired_mape:.1%} mean absolute (baselines: {baselines})"
+        print(f"paired error, without the change of the machine's speed: {paired}")
     noise = "noise"
     if report.noise is not None:
         noise += f" (nine in ten repeated measurements differ by less than {report.noise:.1%})"
@@ -194,8 +192,14 @@ def show_report(report: ValidationReport, *, extrapolated: bool = False) -> None
         f"fastest configuration found: {report.fastest_found:.0%}; "
         f"iterations inside the interval: {report.coverage:.0%}, which reaches {report.half_width:.1%} to either side"
     )
-    if report.conditions is not None:
-        _show_conditions(report.conditions)
+    if (now := report.conditions) is not None:
+        late = [f"{ns / 1e6:.2f}" for ns in now.overslept_ns]
+        print(
+            f"conditions: processor idle {now.idle:.0%}; sleeps ended late by {late[0]} ms (median), {late[1]} ms "
+            f"(90 % quantile) and {late[2]} ms (99 %); slow-down of the device {now.device_slow_down:.3f}, of the "
+            f"network {now.network_slow_down:.3f}; the host prolongs an iteration by {now.host_ns / 1e6:.1f} ms, "
+            "which the predictions contain"
+        )
     if report.drift is not None and abs(report.drift) > NOISY_DRIFT:
         print(
             "the machine's speed has changed since the calibration, so errors by the clock are mostly due to this "
@@ -228,17 +232,6 @@ def _report_row(row: ValidationRow) -> dict[str, str]:
         "pipelined overlap": f"{row.pipelined_overlap_error:+.{digits}%}",
     }
     return cells if is_paired else {name: cell for name, cell in cells.items() if not name.startswith("paired")}
-
-
-def _show_conditions(conditions: Conditions) -> None:
-    """Print whether emulated devices ran as they should, in one line."""
-    late = [f"{ns / 1e6:.2f}" for ns in conditions.overslept_ns]
-    print(
-        f"conditions: processor idle {conditions.idle:.0%}; sleeps ended late by {late[0]} ms (median), {late[1]} ms "
-        f"(90 % quantile) and {late[2]} ms (99 %); slow-down of the device {conditions.device_slow_down:.3f}, of the "
-        f"network {conditions.network_slow_down:.3f}; the host prolongs an iteration by "
-        f"{conditions.host_ns / 1e6:.1f} ms, which the predictions contain"
-    )
 
 
 # Calibrations
