@@ -26,12 +26,7 @@ def accumulators(parameters: Sequence[nn.Parameter]) -> list[Node]:
 
 
 def reachable(outputs: Iterable[Tensor], indices: dict[Node, int]) -> frozenset[int]:
-    """Parameter indices whose gradients a backward pass from `outputs` can reach.
-
-    Args:
-        outputs: Tensors that forward returned.
-        indices: Parameter index of each node that accumulates a gradient.
-    """
+    """Indices of the parameters that a backward pass from `outputs` can reach; `indices` are by accumulating node."""
     found = set()
     seen: set[Node] = set()
     pending = [get_gradient_edge(output).node for output in outputs if output.requires_grad]

@@ -66,15 +66,10 @@ def gradients_until_pack(buckets: Sequence[Bucket], next_bucket: int) -> int:
 def attach_hooks(nodes: Sequence[Node], reducer: "Reducer", *, locked: bool) -> weakref.finalize:  # type: ignore[type-arg]  # not generic
     """Have each node put its index into the reducer's inbox whenever it has accumulated a gradient.
 
-    Hooks on the nodes run after the user's hooks on the parameters, and also for undefined gradients.
-
-    Args:
-        nodes: The accumulating nodes, by parameter index; the reducer must hold them.
-        reducer: Held weakly: hooks do not keep it alive.
-        locked: Whether only one hook may run at a time, because a module on several devices has several threads.
-
-    Returns:
-        A function that removes the hooks; also called when the reducer is garbage-collected.
+    Hooks on the nodes run after the user's hooks on the parameters, and also for undefined gradients. The reducer
+    must hold the nodes; the hooks hold the reducer weakly. With `locked`, only one hook runs at a time, because a
+    module on several devices has several threads. The returned function removes the hooks; the end of the reducer
+    calls it too.
     """
     hooks = [_gradient_hook(weakref.ref(reducer), reducer.inbox, index) for index in range(len(nodes))]
     if locked:
@@ -139,10 +134,7 @@ def call_at_backward(outputs: Iterable[Tensor], action: Callable[[], None]) -> l
     """Call `action` whenever a backward pass reaches one of `outputs`, before gradients behind it are accumulated.
 
     A tensor that calls an equal action already, because the module returns one tensor again and again, gets no second
-    hook.
-
-    Returns:
-        Handles of the new hooks.
+    hook. Returns handles of the new hooks.
     """
     hook = _Calls(action)
     return [

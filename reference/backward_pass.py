@@ -1,14 +1,5 @@
 """The states of a data-parallel module's backward pass.
 
-========= ==========================================================================================
-state     meaning
-========= ==========================================================================================
-idle      no synchronised forward pass waits for its backward pass: gradients stay local
-expecting a synchronised forward pass has run, and its gradients have not been averaged yet
-running   autograd runs a backward pass that has reached the module
-failed    an exception ended a backward pass whose gradients can no longer be averaged
-========= ==========================================================================================
-
 A synchronised forward pass leads from *idle* to *expecting*, the start of its backward pass to *running*, and the
 end of that pass, with all buckets averaged, back to *idle*. A forward pass under `no_sync` changes nothing. Several
 backward passes may bring the gradients of one forward pass, so a pass that ends before all have arrived leads back to

@@ -34,16 +34,13 @@ class _Piece:
     def __init__(self, tensors: list[Tensor], group: dist.ProcessGroup, source: int) -> None:
         self._tensors = tensors
         self._is_source = dist.get_rank(group) == source
-        self._flat = self._flatten() if self._is_source else self._empty()
+        if self._is_source:
+            flat: Tensor = _flatten_dense_tensors([tensor.detach() for tensor in tensors])
+            self._flat = flat.resolve_conj().resolve_neg()  # collectives send memory as it is
+        else:
+            elements = sum(tensor.numel() for tensor in tensors)
+            self._flat = torch.empty(elements, dtype=tensors[0].dtype, device=tensors[0].device)
         self._work = dist.broadcast(self._flat, group_src=source, group=group, async_op=True)
-
-    def _flatten(self) -> Tensor:
-        flat: Tensor = _flatten_dense_tensors([tensor.detach() for tensor in self._tensors])
-        return flat.resolve_conj().resolve_neg()  # collectives send memory, which is not conjugate or negative yet
-
-    def _empty(self) -> Tensor:
-        first = self._tensors[0]
-        return torch.empty(sum(t.numel() for t in self._tensors), dtype=first.dtype, device=first.device)
 
     def finish(self) -> None:
         self._work.wait()

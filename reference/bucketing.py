@@ -109,15 +109,10 @@ def two_stage_caps(
 ) -> tuple[list[int], list[int]]:
     """Caps in bytes until the rebuild and after it: no limit until then, unless the user's caps hold from the start.
 
-    Reversed registration order only approximates the ready order. Where it is wrong, an all-reduce could be
-    launched between collectives that the backward pass itself issues, earlier on some ranks than on others. Therefore
-    the first iteration has one bucket (torch 2.13).
-
-    Args:
-        bucket_cap_mb: As for `bucket_caps`.
-        bucket_cap_mb_list: As for `bucket_caps`; a list holds from the start.
-        graph_may_change: Whether there is no rebuild, because the graph may change; the caps hold from the start.
-        first_bucket_mb: As for `bucket_caps`.
+    Reversed registration order only approximates the ready order. Where it is wrong, an all-reduce could be launched
+    between collectives that the backward pass itself issues, earlier on some ranks than on others. Therefore the
+    first iteration has one bucket (torch 2.13). A `bucket_cap_mb_list` holds from the start, and so do all caps if
+    there is no rebuild, because the graph may change. See `bucket_caps` for the other arguments.
     """
     caps = bucket_caps(bucket_cap_mb, bucket_cap_mb_list, first_bucket_mb)
     return (caps if bucket_cap_mb_list or graph_may_change else [ONE_BUCKET]), caps
@@ -156,15 +151,9 @@ def plan_buckets(
 ) -> BucketAssignment:
     """Assign parameters to buckets by walking them in a named order; returns the buckets in launch order.
 
-    Args:
-        order: "ready": ready order, as at the rebuild. "reverse", "forward": registration order, reversed or not.
-            "size": smallest parameter first; among equals, the one registered last. "random": a random order.
-        sizes_bytes: Size of each parameter, by parameter index.
-        caps_bytes: As for `assign_buckets`.
-        ready_order: Parameter indices in ready order, for `order` "ready".
-        keys: As for `assign_buckets`.
-        sparse: As for `assign_buckets`.
-        seed: Seed of the order "random".
+    "ready" is `ready_order`, as at the rebuild; "reverse" and "forward" are registration order, reversed or not;
+    "size" is the smallest parameter first, and among equals the one registered last; "random" is a random order, from
+    `seed`. See `assign_buckets` for the other arguments.
 
     Raises:
         ValueError: `order` is not one of `ORDERS`.

@@ -138,11 +138,9 @@ class Bucket:
         return group.allreduce([self.buffer]).get_future()  # fewer Python calls than dist.all_reduce
 
     def copy_out(self, averages: Tensor | None = None, *, unused: frozenset[int] = frozenset()) -> None:
-        """Overwrite the parameters' gradients with the averages.
+        """Overwrite the parameters' gradients with the averages, a flat tensor (None: `buffer`).
 
-        Args:
-            averages: Flat tensor as long as `buffer`. None: the averages are in `buffer`.
-            unused: Parameter indices whose gradient is left as it is, also where that is None.
+        The gradients of the parameter indices in `unused` are left as they are, also where they are None.
         """
         parameters, views = self.parameters, self.views if averages is None else self.views_of(averages)
         if not unused.isdisjoint(self.indices):
@@ -181,14 +179,14 @@ class Buckets(Sequence[Bucket]):
         assignment: Parameter indices by bucket, in launch order.
         rebuild_caps_bytes: Caps for the rebuild in ready order. None: `assignment` stays.
         sparse: Parameter indices whose gradients are sparse tensors.
-        features: See `Features`.
+        features: See `Features`; may be set again.
+        make_bucket: Makes a bucket of the kind that the features need; see `bucket_kinds`.
 
     Attributes:
         bucket_of: By parameter index the index of its bucket.
         slot_of: By parameter index its slot in that bucket.
         kinds: By parameter index its dtype and device at construction.
         rebuilt: Whether the buckets have been rebuilt.
-        features: As given.
         initial_sizes_bytes: Sizes of the buckets at construction.
     """
 
@@ -253,9 +251,7 @@ class Buckets(Sequence[Bucket]):
     def rebuild_if_due(self, ready_order: Sequence[int], group: dist.ProcessGroup) -> bool:
         """Rebuild once, in ready order, as soon as that order is known; returns whether this call rebuilt.
 
-        Args:
-            ready_order: Parameter indices in ready order; empty: not known yet.
-            group: Ranks that must rebuild alike. Ready orders may differ between ranks; rank 0's is used.
+        `ready_order` is empty until it is known. It may differ between the ranks of `group`; rank 0's is used.
         """
         if self.rebuilt or not ready_order or self._rebuild_caps is None or self.features.graph_may_change:
             return False

@@ -7,7 +7,8 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -20,13 +21,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _rank_not_in_group
 from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
-from torch.nn.parallel.distributed import _BufferCommHookLocation, _MixedPrecision
-from torch.nn.parallel.scatter_gather import gather, scatter_kwargs
+from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation, _MixedPrecision
 
 from .backward_pass import Idle
 from .broadcast import broadcast_coalesced
 from .bucketing import MIB, bucket_caps
-from .buffers import BufferHook, send_buffers
+from .buffers import are_due, send_buffers
 from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .collectives import PIECE_BYTES
@@ -48,11 +48,13 @@ from .mixed_precision import (
     sum_in_low_precision,
 )
 from .parameter_substitution import ForwardParameters, compose
-from .parameters import ModuleTensors, sparse_parameters, synchronized_buffers
+from .parameters import ModuleTensors, ignored_names, sparse_parameters, synchronized_buffers
 from .tensor_parallel import is_slice, localize, put_back, stand_ins
 from .wrapper import DataParallel
 
-PROCESS_LOCAL = ("process_group", "reducer", "log", "delayed", "_presence", "slots", "input_steps")
+PROCESS_LOCAL = frozenset(
+    ("process_group", "reducer", "log", "delayed", "_presence", "slots", "input_steps", "logger", "torch_reducer")
+)
 """Attributes that are not pickled."""
 
 
@@ -189,9 +191,10 @@ class DistributedDataParallel(DataParallel):
         plan: Sequence[Sequence[int | str]] | None = None,
         debug: bool = False,
     ) -> None:
-        construction.warn_of_check_reduction(check_reduction=check_reduction)
-        forward_sync, initial_sync = construction.resolve_buffer_sync(
-            broadcast_buffers=broadcast_buffers, forward_sync_buffers=forward_sync_buffers
+        forward_sync, initial_sync = construction.resolve_deprecated(
+            check_reduction=check_reduction,
+            broadcast_buffers=broadcast_buffers,
+            forward_sync_buffers=forward_sync_buffers,
         )
         group = construction.resolve_group(process_group, device_mesh)
         self.mixed_precision, self.dim = mixed_precision, dim
@@ -228,14 +231,14 @@ class DistributedDataParallel(DataParallel):
 
     # Construction
 
-    def set_up(self, tensors: ModuleTensors, *, with_buffers: bool) -> construction.Setup:
+    def set_up(self, *, with_buffers: bool) -> tuple[ModuleTensors, construction.Setup]:
         """See `DataParallel.set_up`; also checks the other arguments."""
         check_config(self.mixed_precision)
         self.delayed_parameters = resolve_delayed(self.module, *self._delay)
-        setup = super().set_up(tensors, with_buffers=with_buffers)
+        tensors, setup = super().set_up(with_buffers=with_buffers)
         trainable = tensors.trainable.values()
         self.device_ids, self.output_device = construction.resolve_devices(trainable, *self._given_devices)
-        return setup
+        return tensors, setup
 
     def make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
         """See `DataParallel.make_reducer`."""
@@ -247,11 +250,10 @@ class DistributedDataParallel(DataParallel):
             self.input_steps.append(partial(_move, torch.device(self.device.type, self.device_ids[0])))
         if self.mixed_precision is not None:
             self.input_steps.append(partial(cast_inputs, self.mixed_precision))
-        if self.mixed_precision is not None and (dtype := reduction_dtype(self.mixed_precision)) is not None:
-            self.use_comm_hook(ReductionState(dtype, weakref.ref(self)), sum_in_low_precision)
-        _, trigger = self._delay
+            if (dtype := reduction_dtype(self.mixed_precision)) is not None:
+                self.use_comm_hook(ReductionState(dtype, weakref.ref(self)), sum_in_low_precision)
         self.delayed = None
-        if trigger is not None:
+        if (trigger := self._delay[1]) is not None:
             self.delayed = DelayedAllReduce(self._delay_all_reduce_params, trigger, self.process_group)
 
     def _replace_in_forward(self, sharded: dict[nn.Parameter, Callable[[Tensor], Tensor]]) -> None:
@@ -268,8 +270,11 @@ class DistributedDataParallel(DataParallel):
 
     def use_comm_hook(self, state: object, hook: Hook) -> None:
         """See `DataParallel.use_comm_hook`; keeps an error, or the hook's name, in the logging data."""
-        with self.log.errors():
+        try:
             super().use_comm_hook(state, hook)
+        except Exception as error:
+            self.log.error = f"{type(error).__name__}: {error}"
+            raise
         self.log.comm_hook = getattr(hook, "__qualname__", repr(hook))
 
     def join_hook(self, **kwargs: Any) -> UnevenInputsHook:
@@ -285,7 +290,7 @@ class DistributedDataParallel(DataParallel):
         return self.forward_sync_buffers
 
     @broadcast_buffers.setter
-    def broadcast_buffers(self, value: bool) -> None:  # the signature of a setter
+    def broadcast_buffers(self, value: bool) -> None:
         self.forward_sync_buffers = value
 
     @property
@@ -313,36 +318,23 @@ class DistributedDataParallel(DataParallel):
         """The caps in `bucket_cap_mb_list`, in bytes."""
         return [int(cap * MIB) for cap in self.bucket_cap_mb_list or []]
 
-    @property
-    def _has_rebuilt_buckets(self) -> bool:
-        return self.reducer.buckets.rebuilt
+    device_type = property(attrgetter("device.type"), doc="Type of the module's device.")
+    broadcast_bucket_size = PIECE_BYTES
+    """Size in bytes of the pieces in which parameters and buffers are broadcast."""
+    use_side_stream_for_tensor_copies = True
+    _has_rebuilt_buckets = property(attrgetter("reducer.buckets.rebuilt"))
+    will_sync_module_buffers = are_due
 
-    @property
-    def broadcast_bucket_size(self) -> int:
-        """Size in bytes of the pieces in which parameters and buffers are broadcast."""
-        return PIECE_BYTES
-
-    def will_sync_module_buffers(self) -> bool:
-        """Whether the next synchronised forward pass broadcasts buffers."""
-        return bool(self.require_forward_param_sync and self.forward_sync_buffers and self.has_buffers)
-
-    def scatter(self, inputs: Any, kwargs: Any, device_ids: list[int]) -> Any:
-        """Distribute inputs over GPUs along `dim`; the wrapper itself does not call this."""
-        return scatter_kwargs(inputs, kwargs, device_ids, dim=self.dim)
-
-    def gather(self, outputs: Any, output_device: int) -> Any:
-        """Collect outputs on one device along `dim`; the wrapper itself does not call this."""
-        return gather(outputs, output_device, dim=self.dim)
-
-    def to_kwargs(self, inputs: Any, kwargs: Any, device_id: int) -> Any:
-        """Move inputs to a GPU of the module's type; the wrapper itself does not call this."""
-        device = torch.device(self.device.type, device_id)
-        return _to_kwargs(inputs, kwargs, device, use_side_stream_for_tensor_copies=True)
-
-    @property
-    def device_type(self) -> str:
-        """Type of the module's device."""
-        return self.device.type
+    # torch's own methods, which need only the attributes above; the wrapper itself does not call them
+    scatter = TorchDDP.scatter
+    gather = TorchDDP.gather
+    to_kwargs = TorchDDP.to_kwargs
+    _default_broadcast_coalesced = TorchDDP._default_broadcast_coalesced
+    _distributed_rank = TorchDDP._distributed_rank
+    _get_active_ddp_module = TorchDDP._get_active_ddp_module
+    _register_fused_optim = TorchDDP._register_fused_optim
+    _set_ddp_sink_clone = TorchDDP._set_ddp_sink_clone
+    _set_params_and_buffers_to_ignore_for_model = staticmethod(TorchDDP._set_params_and_buffers_to_ignore_for_model)
 
     @property
     def is_multi_device_module(self) -> bool:
@@ -373,22 +365,11 @@ class DistributedDataParallel(DataParallel):
     def _delay_all_reduce_all_params(self) -> bool:
         return not self.bucketed_parameters()
 
-    @property
-    def _distributed_rank(self) -> int:
-        return dist.get_rank(self.process_group)
-
-    @property
-    def _ddp_sink_clone(self) -> bool:
-        return self.sink_clones
-
     def _pre_forward(self, *inputs: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return self._before_forward(inputs, kwargs)
 
-    def _post_forward(self, output: Any) -> Any:
-        return self._after_forward(output)
-
-    def _sync_buffers(self) -> None:
-        send_buffers(self)
+    _post_forward = DataParallel._after_forward
+    _sync_buffers = send_buffers
 
     def _remove_autograd_hooks(self) -> None:
         self.reducer.detach()
@@ -396,25 +377,19 @@ class DistributedDataParallel(DataParallel):
     def _check_reducer_finalized(self) -> None:
         self.reducer.check_finished()
 
-    @classmethod
-    def _get_active_ddp_module(cls) -> Any:
-        return TorchDDP._active_ddp_module
-
     # Logging
 
-    @property
+    @cached_property
     def logger(self) -> Any:
         """A logger of torch's own type, for torch functions that report errors to a logger."""
-        if "torch_logger" not in self.__dict__:
-            dummy = nn.Parameter(torch.empty(1))  # torch's logger needs torch's reducer, which needs a parameter
-            self.__dict__["torch_reducer"] = TorchReducer([dummy], [[0]], [1], self.process_group)
-            self.__dict__["torch_logger"] = Logger(self.__dict__["torch_reducer"])
-        return self.__dict__["torch_logger"]
+        dummy = nn.Parameter(torch.empty(1))  # torch's logger needs torch's reducer, which needs a parameter
+        self.torch_reducer = TorchReducer([dummy], [[0]], [1], self.process_group)
+        return Logger(self.torch_reducer)
 
     def _get_ddp_logging_data(self) -> dict[str, str | int]:
         data: dict[str, str | int] = self.log.data(self)
-        if "torch_logger" in self.__dict__:
-            torchs = self.__dict__["torch_logger"]._get_ddp_logging_data()
+        if "logger" in self.__dict__:
+            torchs = self.logger._get_ddp_logging_data()
             if torchs.ints_map.get("has_error"):
                 data |= {"has_error": 1, "error": torchs.strs_map["error"]}
         return data
@@ -439,9 +414,6 @@ class DistributedDataParallel(DataParallel):
                 stacklevel=2,
             )
 
-    def _set_ddp_sink_clone(self, val: bool) -> None:  # noqa: FBT001 - torch's signature
-        self.sink_clones = val
-
     def _update_process_group(self, new_process_group: dist.ProcessGroup | None) -> None:
         """Average over other ranks from the next forward pass on; states of comm hooks keep their own groups.
 
@@ -457,7 +429,7 @@ class DistributedDataParallel(DataParallel):
         if self.debug and not left_out:
             self.launch_series = new_series(self.process_group)
             self.reducer.launch_order = CheckedLaunchOrder(self.process_group, self.launch_series)
-        for of_the_old_group in ("torch_logger", "torch_reducer"):
+        for of_the_old_group in ("logger", "torch_reducer"):
             self.__dict__.pop(of_the_old_group, None)
 
     def _register_builtin_comm_hook(self, comm_hook_type: BuiltinCommHookType) -> None:
@@ -476,25 +448,12 @@ class DistributedDataParallel(DataParallel):
     ) -> None:
         if not callable(hook):
             raise TypeError(f"buffer hook: expected hook(state, buffers_by_name), got {hook!r}")
-        after_forward = comm_hook_location == _BufferCommHookLocation.POST_FORWARD
-        self.buffer_hook = BufferHook(hook, state, after_forward=after_forward)
+        self.buffer_hook = _BufferCommHook(hook, state, comm_hook_location)
 
-    def _default_broadcast_coalesced(
-        self, bufs: list[Tensor] | None = None, bucket_size: int | None = None, authoritative_rank: int = 0
+    def _distributed_broadcast_coalesced(
+        self, tensors: list[Tensor], buffer_size: int, authoritative_rank: int = 0
     ) -> None:
-        broadcast_coalesced(
-            list(self.module.buffers()) if bufs is None else bufs,
-            self.process_group,
-            source=authoritative_rank,
-            piece_bytes=bucket_size or PIECE_BYTES,
-        )
-
-    def _register_fused_optim(
-        self, optim: type, *args: Any, optim_params: list[Tensor] | None = None, **kwargs: Any
-    ) -> None:
-        from torch.distributed.algorithms._optimizer_overlap import optimizer_overlap  # imports all optimisers
-
-        optimizer_overlap._as_overlapped_optim(optim, optim_params, *args, **kwargs).register_ddp(self)
+        broadcast_coalesced(tensors, self.process_group, source=authoritative_rank, piece_bytes=buffer_size)
 
     def _setup_in_backward_optimizers(self) -> None:
         """Make optimisers that run in the backward pass step after averaging instead of after accumulation."""
@@ -518,16 +477,7 @@ class DistributedDataParallel(DataParallel):
     @property
     def parameters_to_ignore(self) -> set[str]:
         """Names of the parameters and buffers that are not synchronised."""
-        return set(getattr(self.module, "_ddp_params_and_buffers_to_ignore", ()))
-
-    @staticmethod
-    def _set_params_and_buffers_to_ignore_for_model(
-        module: nn.Module, params_and_buffers_to_ignore: list[str] | set[str]
-    ) -> None:
-        module._ddp_params_and_buffers_to_ignore = params_and_buffers_to_ignore  # type: ignore[assignment]
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-            if name in params_and_buffers_to_ignore:
-                tensor._ddp_ignored = True  # type: ignore[attr-defined]
+        return set(ignored_names(self.module))
 
     @staticmethod
     def _get_data_parallel_params(module: nn.Module, named_params: bool = False) -> Iterator[Any]:  # noqa: FBT001, FBT002
@@ -560,9 +510,7 @@ class DistributedDataParallel(DataParallel):
                 "DDP Pickling/Unpickling are only supported when using DDP with the default process group: this "
                 "module has another, which cannot be pickled"
             )
-        state = self.__dict__.copy()
-        for process_local in (*PROCESS_LOCAL, "torch_logger", "torch_reducer"):
-            state.pop(process_local, None)
+        state = {name: value for name, value in self.__dict__.items() if name not in PROCESS_LOCAL}
         if self._comm_hook and self._comm_hook[1] is self.process_group:
             state["_comm_hook"] = self._comm_hook[:1]
         return state

@@ -6,12 +6,11 @@ backward pass ends, and passes inside `no_sync` average nothing.
 
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from .autograd_graph import accumulators
 from .bucket_kinds import ViewBucket
@@ -26,13 +25,8 @@ class DelayedAllReduce:
     """Averages gradients in one all-reduce per dtype and device, launched when the trigger's gradient has arrived.
 
     All ranks must compute the trigger's gradient at the same place among the gradients of the other parameters,
-    because the all-reduce is launched between those of the buckets. Gradients are views of the flat buffers.
-
-    Args:
-        parameters: The parameters.
-        trigger: When its gradient has been accumulated, the gradients of `parameters` must be complete. It may be
-            one of `parameters`.
-        group: The ranks.
+    because the all-reduce is launched between those of the buckets. By then the gradients of `parameters`, of which
+    the trigger may be one, must be complete. Gradients are views of the flat buffers.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], trigger: nn.Parameter, group: dist.ProcessGroup) -> None:
@@ -41,7 +35,8 @@ class DelayedAllReduce:
         # and held; so when the trigger's gradient has arrived, that stream has waited for all others.
         self._accumulators = accumulators([*parameters, trigger])
         self.set_group(group)
-        hook = trigger.register_post_accumulate_grad_hook(partial(_call, weakref.WeakMethod(self._launch)))
+        this = weakref.proxy(self)
+        hook = trigger.register_post_accumulate_grad_hook(lambda _trigger: this._launch())
         weakref.finalize(self, hook.remove)
 
     def set_group(self, group: dist.ProcessGroup) -> None:
@@ -92,11 +87,6 @@ class DelayedAllReduce:
             future.wait()
         for bucket in self._buckets:
             bucket.copy_out()
-
-
-def _call(method: "weakref.WeakMethod[Any]", _parameter: Tensor) -> None:
-    if (alive := method()) is not None:
-        alive()
 
 
 def resolve_delayed(

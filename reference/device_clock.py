@@ -23,7 +23,6 @@ this distance is exact to 4 ns."""
 class DeviceReading:
     """A reading of a device's clock; `ns` is None until the clock has settled it."""
 
-    event: torch.Event | None
     ns: int | None = None
 
 
@@ -50,16 +49,11 @@ class HostClock:
 
 
 class DeviceClock:
-    """Reads a device's clock, in nanoseconds on the host's axis.
+    """Reads a device's clock, in nanoseconds on the host's axis, the clock `host_ns`.
 
     Events are settled in the order in which the host recorded them, each by its distance from the *anchor*, an event
     whose time is known. Settled events are recorded again for later readings, so there are as many events as readings
     that the device has not reached. Only the constructor and `settle(wait=True)` block the host.
-
-    Args:
-        new_event: Makes an event that measures time.
-        current_stream: Returns the stream to record on.
-        host_ns: The host's clock.
 
     Attributes:
         uncertainty_ns: How far the first anchor, and with it every reading, may be from the host's clock. The clocks
@@ -76,7 +70,7 @@ class DeviceClock:
     ) -> None:
         self._new_event, self._current_stream = new_event, current_stream
         self._free: list[torch.Event] = []
-        self._pending: deque[DeviceReading] = deque()
+        self._pending: deque[tuple[DeviceReading, torch.Event]] = deque()
         self._anchor = new_event()
         for _ in range(2):  # the second time the stream is idle, so the device reaches the event at once
             before_ns = host_ns()
@@ -88,39 +82,30 @@ class DeviceClock:
 
     def now(self) -> DeviceReading:
         """Record an event on the current stream; never waits for the device."""
-        try:
-            event = self._free.pop()
-        except IndexError:
-            event = self._new_event()
+        event = self._free.pop() if self._free else self._new_event()
         event.record(self._current_stream())
-        reading = DeviceReading(event)
-        self._pending.append(reading)
+        reading = DeviceReading()
+        self._pending.append((reading, event))
         return reading
 
     def settle(self, *, wait: bool = False) -> None:
-        """Give readings their times and reuse their events; stops at the first event that the device has not reached.
+        """Give readings their times and reuse their events.
 
-        Args:
-            wait: Whether to block until the device has reached all of them.
+        Stops at the first event that the device has not reached; with `wait`, blocks until the device has reached it.
         """
-        pending = self._pending
-        while pending:
-            event = pending[0].event
-            assert event is not None
+        while self._pending:
+            reading, event = self._pending[0]
             if wait:
                 event.synchronize()
             elif not event.query():
                 return
-            self._settle(pending.popleft(), event)
-
-    def _settle(self, reading: DeviceReading, event: torch.Event) -> None:
-        elapsed_ms = self._anchor.elapsed_time(event)
-        reading.ns = self._anchor_ns + round(elapsed_ms * 1e6)
-        reading.event = None
-        if elapsed_ms > ANCHOR_MS:
-            event, self._anchor = self._anchor, event
-            self._anchor_ns = reading.ns
-        self._free.append(event)
+            self._pending.popleft()
+            elapsed_ms = self._anchor.elapsed_time(event)
+            reading.ns = self._anchor_ns + round(elapsed_ms * 1e6)
+            if elapsed_ms > ANCHOR_MS:
+                event, self._anchor = self._anchor, event
+                self._anchor_ns = reading.ns
+            self._free.append(event)
 
 
 Clock = HostClock | DeviceClock

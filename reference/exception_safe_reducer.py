@@ -18,14 +18,8 @@ def after_exception(state: Running, message: str, *, arrived: int, by_reducer: b
     - Gradients arrived, and the reducer itself raised the exception: the next forward pass must raise, because other
       ranks may have launched fewer buckets.
 
-    A single rank may always go on.
-
-    Args:
-        state: The state in which the exception was raised.
-        message: Message of the error that the next forward pass raises if it must.
-        arrived: Number of gradients that arrived in this pass.
-        by_reducer: Whether the reducer itself raised the exception.
-        alone: Whether there is only one rank.
+    A single rank may always go on. `message` is that of the error which the next forward pass raises if it must, and
+    `arrived` is the number of gradients that arrived in this pass.
     """
     reduction = state.reduction
     if reduction is None or not arrived:

@@ -34,8 +34,7 @@ _starting = threading.Lock()
 def start_server(*further_modules: str) -> None:
     """Start the server of this process, unless there is one, and do not wait for its imports.
 
-    Args:
-        further_modules: What the server imports besides `IMPORTED`. Changes of their code after that have no effect.
+    The server also imports `further_modules`. Changes of their code after that have no effect.
     """
     if not AVAILABLE:
         return

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.join import Join, Joinable, JoinHook
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from . import buffers
 from .collectives import JOIN_RANK_BYTES
@@ -34,9 +35,9 @@ class UnevenInputsHook(JoinHook):
         """Match one forward and backward pass, collective by collective, in the order of a real pass."""
         ddp = self._ddp
         ddp.reducer.rebuild_if_due()
-        buffers.before_forward(ddp, candidate=False)
+        buffers.send_if_due(ddp, after_forward=False, candidate=False)
         averaging = ddp.any_rank_averages()
-        buffers.after_forward(ddp, candidate=False)
+        buffers.send_if_due(ddp, after_forward=True, candidate=False)
         ddp.require_forward_param_sync = averaging
         if averaging:
             match_backward(ddp.reducer)
@@ -78,26 +79,14 @@ class JoinableModule(Joinable):
     send_state: Callable[..., None]
     delayed: Any
 
-    def join(
-        self,
-        divide_by_initial_world_size: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        enable: bool = True,  # noqa: FBT001, FBT002
-        throw_on_early_termination: bool = False,  # noqa: FBT001, FBT002
-    ) -> Join:
-        """Context in which ranks may run out of inputs at different times.
+    join = TorchDDP.join
+    """Context in which ranks may run out of inputs at different times: torch's method, with torch's arguments.
 
-        Args:
-            divide_by_initial_world_size: Whether averages are over all ranks. False: over the ranks with inputs,
-                provided that the module has no comm hook and comes first in the list that `Join` is given.
-            enable: Whether the context has any effect.
-            throw_on_early_termination: Whether all ranks raise as soon as one has run out.
-        """
-        return Join(
-            [self],
-            enable,
-            throw_on_early_termination,
-            divide_by_initial_world_size=divide_by_initial_world_size,
-        )
+    With `divide_by_initial_world_size=False`, averages are over the ranks with inputs, provided that the module has
+    no comm hook and comes first in the list that `Join` is given.
+    """
+    join_device = TorchDDP.join_device
+    join_process_group = TorchDDP.join_process_group
 
     def join_hook(self, **kwargs: Any) -> UnevenInputsHook:
         """The hook that a rank without inputs runs; takes `divide_by_initial_world_size` as `join` does.
@@ -118,21 +107,10 @@ class JoinableModule(Joinable):
         self._divide_by_initial_world_size = kwargs.get("divide_by_initial_world_size", True)
         return UnevenInputsHook(cast("DataParallel", self))
 
-    @property
-    def join_device(self) -> torch.device:
-        """Device of the tensors in Join's own collectives."""
-        return self.device
-
-    @property
-    def join_process_group(self) -> dist.ProcessGroup:
-        """The ranks that take part in Join."""
-        return self.process_group
-
     def rank_counter(self, presence: dist.Work) -> Callable[[], int] | None:
-        """A function that returns the number of ranks that have inputs; None: averages are over all ranks.
+        """A function that returns the number of ranks that have inputs, which Join counts in `presence`.
 
-        Args:
-            presence: The collective in which Join counts those ranks.
+        None: averages are over all ranks.
         """
         if self._divide_by_initial_world_size:
             return None

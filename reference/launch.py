@@ -14,7 +14,6 @@ import math
 import multiprocessing
 import os
 import pickle
-import shutil
 import signal
 import socket
 import sys
@@ -24,10 +23,11 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -93,7 +93,8 @@ def report_progress(step: str, done: int, total: int) -> None:
         _send(_launcher, _PROGRESS, (step, done, total))
 
 
-class RankPool:
+@dataclass(eq=False)
+class RankPool(contextlib.AbstractContextManager["RankPool"]):
     """Processes that form one process group and run one body after another.
 
     Use as a context manager, or call `close`. After a `RankError` the processes are gone; the next `run`
@@ -112,33 +113,20 @@ class RankPool:
         LinkError: On the first `run`, if virtual links are not possible on this machine or for this user.
     """
 
-    def __init__(
-        self,
-        world_size: int,
-        *,
-        backend: str = "gloo",
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        link_rate: float | None = None,
-        uplinks: Uplinks | None = None,
-        pinned: bool = False,
-    ) -> None:
-        if world_size < 1:
-            raise ValueError(f"world_size: expected at least 1, got {world_size}")
-        self.world_size = world_size
-        self.backend = backend
-        self.timeout_s = timeout_s
-        self.link_rate = link_rate
-        self.uplinks = uplinks
-        self.pinned = pinned
-        self._links: Links | None = None
-        self._processes: list[multiprocessing.process.BaseProcess] = []
-        self._connections: list[Connection] = []
-        self._stacks: list[Connection] = []
-        self._standard_errors: list[StandardError] = []
-        self._folder: Path | None = None
+    world_size: int
+    _: KW_ONLY
+    backend: str = "gloo"
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    link_rate: float | None = None
+    uplinks: Uplinks | None = None
+    pinned: bool = False
 
-    def __enter__(self) -> Self:
-        return self
+    def __post_init__(self) -> None:
+        if self.world_size < 1:
+            raise ValueError(f"world_size: expected at least 1, got {self.world_size}")
+        self._links: Links | None = None
+        self._ranks: list[_Rank] = []
+        self._resources = contextlib.ExitStack()
 
     def __exit__(self, *_error: object) -> None:
         self.close()
@@ -159,12 +147,12 @@ class RankPool:
             ModelError: A body named a model that does not exist.
             Error: A body raised it, or the ranks cannot write to the folder of temporary files.
         """
-        if not self._processes:
+        if not self._ranks:
             self._start()
         try:
-            for connection in self._connections:
+            for one in self._ranks:
                 with contextlib.suppress(ConnectionError):  # the rank is gone, which `_collect` reports
-                    connection.send_bytes(pickle.dumps((body, args)))
+                    one.connection.send_bytes(pickle.dumps((body, args)))
             return self._collect(timeout_s or self.timeout_s, on_progress)
         except BaseException:  # a failed body or Ctrl-C leaves ranks in an unknown state
             self.close()
@@ -173,69 +161,53 @@ class RankPool:
     def close(self) -> None:
         """End the ranks, even if they are running a body."""
         atexit.unregister(self.close)
-        for connection in (*self._connections, *self._stacks):
-            connection.close()
-        for process in self._processes:
-            process.kill()
-        for process in self._processes:
-            process.join()
-        for standard_error in self._standard_errors:
-            standard_error.join()
-        self._connections, self._stacks, self._processes, self._standard_errors = [], [], [], []
-        if self._links is not None:
-            self._links.close()
-            self._links = None
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
+        for one in self._ranks:
+            one.connection.close()
+            one.stack.close()
+            one.process.kill()
+        for one in self._ranks:
+            one.process.join()
+            one.standard_error.join(TAIL_TIMEOUT_S)
+        self._ranks = []
+        self._resources.close()
 
     def _start(self) -> None:
         atexit.register(self.close)  # daemon processes would need no handler, but may not start data loader workers
         context, surroundings = process_context(), Surroundings()
-        self._folder = Path(tempfile.mkdtemp(prefix="ddplab-ranks-"))
+        folder = tempfile.TemporaryDirectory(prefix="ddplab-ranks-", ignore_cleanup_errors=True)
+        store = Path(self._resources.enter_context(folder), "store")
         if self.link_rate is not None:
-            self._links = Links(self.world_size, self.link_rate, self.uplinks)
+            self._links = self._resources.enter_context(Links(self.world_size, self.link_rate, self.uplinks))
         for rank in range(self.world_size):
             ours, theirs = context.Pipe()
             stack, writes_stack = context.Pipe(duplex=False)
             errors, writes_errors = context.Pipe(duplex=False)
             process = context.Process(
                 target=_serve,
-                args=(
-                    rank,
-                    self.world_size,
-                    self._folder,
-                    self.backend,
-                    self.timeout_s,
-                    None if self._links is None else self._links.namespace(rank),
-                    theirs,
-                    writes_stack,
-                    writes_errors,
-                    surroundings,
-                ),
-                kwargs={"pinned": self.pinned},
+                args=(rank, self.world_size, store, self.backend, self.timeout_s),
+                kwargs={
+                    "pinned": self.pinned,
+                    "namespace": None if self._links is None else self._links.namespace(rank),
+                    "connection": theirs,
+                    "writes_stack": writes_stack,
+                    "writes_errors": writes_errors,
+                    "surroundings": surroundings,
+                },
                 name=f"rank {rank}",
             )
             with ctrl_c_blocked():
                 process.start()
-            theirs.close()  # so that the pipe ends when the rank exits
-            writes_stack.close()
-            writes_errors.close()
-            self._standard_errors.append(StandardError(errors))
-            self._connections.append(ours)
-            self._stacks.append(stack)
-            self._processes.append(process)
+            for their_end in (theirs, writes_stack, writes_errors):
+                their_end.close()  # so that the pipe ends when the rank exits
+            self._ranks.append(_Rank(process, ours, stack, StandardError(errors)))
         surroundings.close()
 
     def _collect(self, timeout_s: float, on_progress: Progress) -> list[Any]:
         deadline = time.monotonic() + timeout_s
         remind_at = math.inf
         results: dict[int, Any] = {}
-        while waiting := {
-            connection: rank for rank, connection in enumerate(self._connections) if rank not in results
-        }:
-            answered = wait(list(waiting), timeout=max(0.0, min(deadline, remind_at) - time.monotonic()))
-            late = sorted(waiting.values())
+        while late := [rank for rank in range(self.world_size) if rank not in results]:
+            answered = self._answered(late, min(deadline, remind_at))
             if not answered and time.monotonic() < deadline:
                 remind_at = math.inf
                 warnings.warn(
@@ -255,23 +227,29 @@ class RankPool:
                     f"{hint}{stacks}",
                     returned=results,
                 )
-            for rank in (waiting[connection] for connection in answered if isinstance(connection, Connection)):
+            for rank in answered:
                 kind, value = self._receive(rank)
                 if kind == _PROGRESS:
                     on_progress(*value)
                 else:
                     results[rank] = value
                     remind_at = time.monotonic() + REMINDER_S if len(results) < self.world_size else math.inf
-        for standard_error in self._standard_errors:
-            standard_error.forward()
+        for one in self._ranks:
+            one.standard_error.forward()
         return [results[rank] for rank in range(self.world_size)]
+
+    def _answered(self, ranks: Sequence[int], deadline: float) -> list[int]:
+        """Those of the ranks that have sent a message or exited; waits for one of them until the deadline."""
+        connections = {self._ranks[rank].connection: rank for rank in ranks}
+        answered: list[Any] = wait(list(connections), timeout=max(0.0, deadline - time.monotonic()))
+        return [connections[connection] for connection in answered]
 
     def _stack(self, rank: int) -> str:
         """The Python stack of a rank that hangs, written by a signal handler in the rank's process."""
-        pid = self._processes[rank].pid
+        pid = self._ranks[rank].process.pid
         assert pid is not None  # it was started
         os.kill(pid, signal.SIGUSR1)
-        stack, written = self._stacks[rank], b""
+        stack, written = self._ranks[rank].stack, b""
         while wait([stack], timeout=STACK_PAUSE_S if written else STACK_TIMEOUT_S):
             if not (piece := os.read(stack.fileno(), 2**16)):
                 break  # the signal ended the rank, which had not registered its handler yet
@@ -282,16 +260,16 @@ class RankPool:
         )
 
     def _receive(self, rank: int) -> tuple[int, Any]:
+        process, connection, _, standard_error = self._ranks[rank]
         try:
-            kind, value = pickle.loads(self._connections[rank].recv_bytes())
+            kind, value = pickle.loads(connection.recv_bytes())
         except (EOFError, ConnectionResetError):
-            self._processes[rank].join(timeout=1)
-            code = self._processes[rank].exitcode
-            hint = f"; {MISMATCH}" if code == -signal.SIGABRT and self.backend == "gloo" else ""
+            process.join(timeout=1)
+            hint = f"; {MISMATCH}" if process.exitcode == -signal.SIGABRT and self.backend == "gloo" else ""
             raise RankError(
                 rank,
-                f"rank {rank} exited without reporting an error (exit code {code}){hint}{self._others(rank)}"
-                f"{self._standard_errors[rank].tail()}",
+                f"rank {rank} exited without reporting an error (exit code {process.exitcode}){hint}"
+                f"{self._others(rank)}{standard_error.tail()}",
             ) from None
         if kind == _FAILURE and isinstance(value, Error):
             raise value
@@ -302,31 +280,27 @@ class RankPool:
 
     def _others(self, lost: int) -> str:
         """What another rank reports after one was lost; with `debug=True` it names launches that do not match."""
-        others = {one: rank for rank, one in enumerate(self._connections) if rank != lost}
+        others = [rank for rank in range(self.world_size) if rank != lost]
         deadline = time.monotonic() + OTHERS_S
-        while others:
-            answered = wait(list(others), timeout=max(0.0, deadline - time.monotonic()))
-            if not answered:
-                break
-            for connection in answered:
-                rank = others.pop(connection)  # type: ignore[call-overload]
+        while others and (answered := self._answered(others, deadline)):
+            for rank in answered:
+                others.remove(rank)
                 with contextlib.suppress(EOFError, ConnectionError, pickle.UnpicklingError):
-                    kind, value = pickle.loads(connection.recv_bytes())  # type: ignore[union-attr]
+                    kind, value = pickle.loads(self._ranks[rank].connection.recv_bytes())
                     if kind == _FAILURE and isinstance(value, str):
                         return f". Rank {rank} then failed: {value.strip().splitlines()[-1]}"
         return ""
 
 
-class StandardError:
+class StandardError(threading.Thread):
     """Forwards what a rank writes to its standard error to that of the launcher, and keeps the end of it.
 
-    A pipe keeps what a rank wrote last, also if the rank's process was killed.
-
-    Args:
-        pipe: The pipe to which the rank writes; ends when the rank and its child processes have exited.
+    The pipe keeps what a rank wrote last, also if the rank's process was killed. It ends when the rank and its child
+    processes have exited.
     """
 
     def __init__(self, pipe: Connection) -> None:
+        super().__init__(daemon=True)
         self._pipe = pipe
         self._end = b""
         self._lock = threading.Lock()
@@ -334,8 +308,7 @@ class StandardError:
             self._forward_to: int | None = os.dup(2)
         except OSError:  # closed
             self._forward_to = None
-        self._thread = threading.Thread(target=self._forward_all, daemon=True)
-        self._thread.start()
+        self.start()
 
     def forward(self) -> bool:
         """Forward what the rank has written so far; returns False after the end."""
@@ -349,7 +322,8 @@ class StandardError:
                     unwritten = unwritten[os.write(self._forward_to, unwritten) :]
         return bool(piece)
 
-    def _forward_all(self) -> None:
+    def run(self) -> None:
+        """Forward all, until the pipe ends."""
         while wait([self._pipe]) and self.forward():
             pass
         with self._lock:
@@ -357,31 +331,36 @@ class StandardError:
             if self._forward_to is not None:
                 os.close(self._forward_to)
 
-    def join(self) -> None:
-        """Wait until all has been forwarded, after the rank has exited; not for long for its child processes."""
-        self._thread.join(TAIL_TIMEOUT_S)
-
     def tail(self) -> str:
         """The end of what a rank that has exited wrote, for an error message."""
-        self.join()
+        self.join(TAIL_TIMEOUT_S)
         lines = self._end.decode(errors="replace").splitlines()[-TAIL_LINES:]
         shown = [line if len(line) <= TAIL_COLUMNS else f"{line[:TAIL_COLUMNS]}..." for line in lines]
         return "".join(["\n\nThe end of its standard error:\n", *(f"{line}\n" for line in shown)]) if shown else ""
 
 
+class _Rank(NamedTuple):
+    """The launcher's ends of what connects it to a rank; bodies, results and progress pass through `connection`."""
+
+    process: multiprocessing.process.BaseProcess
+    connection: Connection
+    stack: Connection
+    standard_error: StandardError
+
+
 def _serve(
     rank: int,
     world_size: int,
-    folder: Path,
+    store: Path,
     backend: str,
     timeout_s: float,
+    *,
+    pinned: bool,
     namespace: str | None,
     connection: Connection,
     writes_stack: Connection,
     writes_errors: Connection,
     surroundings: Surroundings,
-    *,
-    pinned: bool,
 ) -> None:
     """Main function of a rank's process: run bodies, as members of one process group, until the pipe closes."""
     surroundings.enter()
@@ -403,24 +382,22 @@ def _serve(
             try:
                 body, args = pickle.loads(request)
                 if not dist.is_initialized():
-                    _meet(rank, world_size, backend, folder, timedelta(seconds=timeout_s))
+                    _meet(rank, world_size, backend, store, timedelta(seconds=timeout_s))
                 _send(connection, _RESULT, body(rank, world_size, *args))
-            except RankError:  # has arguments that pickle does not keep
-                _send(connection, _FAILURE, traceback.format_exc())
-            except Error as error:  # outside our code; the message explains it without a traceback
-                _send(connection, _FAILURE, error)
-            except Exception:  # noqa: BLE001 - any error of the body, or a result that cannot be pickled
-                _send(connection, _FAILURE, traceback.format_exc())
+            except Exception as error:  # noqa: BLE001 - any error of the body, or a result that cannot be pickled
+                # The message of an `Error` needs no traceback. Pickle does not keep all arguments of a `RankError`.
+                explained = isinstance(error, Error) and not isinstance(error, RankError)
+                _send(connection, _FAILURE, error if explained else traceback.format_exc())
 
 
-def _meet(rank: int, world_size: int, backend: str, folder: Path, timeout: timedelta) -> None:
+def _meet(rank: int, world_size: int, backend: str, file: Path, timeout: timedelta) -> None:
     """Initialise the process group with a file store."""
     try:
-        store = FileStore(str(folder / "store"), world_size)
+        store = FileStore(str(file), world_size)
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except dist.DistStoreError as error:
         advice = "make room there, or set TMPDIR"
-        raise Error(f"ranks: cannot meet through a file in {folder}: {error}; {advice}") from None
+        raise Error(f"ranks: cannot meet through a file in {file.parent}: {error}; {advice}") from None
 
 
 def _end_with_launcher() -> None:

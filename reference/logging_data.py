@@ -4,9 +4,6 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum, auto
 from functools import partial
 from typing import Any
@@ -18,7 +15,6 @@ from torch import nn
 from .collectives import GLOO_THREADS
 from .device_clock import Clock, Reading, clock_of, nanoseconds
 from .observer import Observer
-from .parameters import size_bytes
 from .reducer import Reducer
 
 SAMPLE_RATE = 100
@@ -26,24 +22,15 @@ ALWAYS_SAMPLED = 10  # iterations at the start, at any sample rate
 
 Data = dict[str, str | int]
 
-_ENVIRONMENT = {
-    "master_port": "MASTER_PORT",
-    "master_addr": "MASTER_ADDR",
-    "torch_distributed_debug": "TORCH_DISTRIBUTED_DEBUG",
-    "cuda_visible_devices": "CUDA_VISIBLE_DEVICES",
+_ENVIRONMENT = ("MASTER_PORT", "MASTER_ADDR", "TORCH_DISTRIBUTED_DEBUG", "CUDA_VISIBLE_DEVICES")
+_BACKEND_ENVIRONMENT = {
+    "gloo": ("GLOO_SOCKET_IFNAME", "GLOO_DEVICE_TRANSPORT"),
+    "nccl": (
+        *("NCCL_SOCKET_IFNAME", "TORCH_NCCL_BLOCKING_WAIT", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
+        *("NCCL_DEBUG", "NCCL_NTHREADS", "NCCL_IB_TIMEOUT"),
+    ),
 }
-_GLOO_ENVIRONMENT = {
-    "gloo_socket_ifname": "GLOO_SOCKET_IFNAME",
-    "gloo_device_transport": "GLOO_DEVICE_TRANSPORT",
-}
-_NCCL_ENVIRONMENT = {
-    "nccl_socket_ifname": "NCCL_SOCKET_IFNAME",
-    "nccl_blocking_wait": "TORCH_NCCL_BLOCKING_WAIT",
-    "nccl_async_error_handling": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
-    "nccl_debug": "NCCL_DEBUG",
-    "nccl_nthreads": "NCCL_NTHREADS",
-    "nccl_ib_timeout": "NCCL_IB_TIMEOUT",
-}
+"""Environment variables in the logging data; their keys are in lower case, without `TORCH_` before `NCCL_`."""
 _DTYPES = {
     torch.float32: "float",
     torch.float64: "double",
@@ -82,29 +69,11 @@ STARTS_AND_ENDS = {
 """The moment of each reading, by torch's key."""
 
 
-@dataclass(frozen=True)
-class SampledIteration:
-    """The readings of an iteration that is to be timed, and its number."""
-
-    number: int
-    readings: dict[TimedMoment, Reading]
-
-    def moments_ns(self) -> dict[TimedMoment, int] | None:
-        """The times of the readings; None: the device has not reached all of them."""
-        found = {moment: nanoseconds(reading) for moment, reading in self.readings.items()}
-        settled = {moment: ns for moment, ns in found.items() if ns is not None}
-        return settled if len(settled) == len(found) else None
-
-
 class LoggingData(Observer):
     """Times sampled iterations and keeps the last error.
 
     A GPU is timed by events on its streams. Their times are read in a later iteration, once the GPU has reached them,
     so training never waits for them; only `runtime` does. (torch's class waits in `forward`.)
-
-    Args:
-        device: The module's device.
-        clock: The clock to read. None: that of the device, since the epoch.
 
     Attributes:
         sample_rate: After the first ten iterations, one in `sample_rate` is timed.
@@ -124,7 +93,8 @@ class LoggingData(Observer):
         self._number = 0  # of the iteration that is being timed
         self._averaged = False  # whether the reducer has waited for one of its buckets
         self._readings: dict[TimedMoment, Reading] = {}
-        self._sampled: deque[SampledIteration] = deque()  # the device has not reached all of their events
+        # Numbers and readings of sampled iterations. The device has not reached all of their events.
+        self._sampled: deque[tuple[int, dict[TimedMoment, Reading]]] = deque()
         self._moments_ns: dict[TimedMoment, int] = {}  # of the last timed iteration, since the epoch
         self._timed = 0
         self._totals_ns = dict.fromkeys(DURATIONS, 0)
@@ -132,11 +102,8 @@ class LoggingData(Observer):
     def attach(self, reducer: Reducer) -> None:
         """Time iterations of this reducer, and keep its errors. In other iterations, nothing here runs."""
         self._reducer = weakref.ref(reducer)
-        reducer.on_error = self._keep
+        reducer.on_error = partial(setattr, self, "error")
         reducer.observers.append(self)
-
-    def _keep(self, message: str) -> None:
-        self.error = message
 
     def set_sample_rate(self, sample_rate: int) -> None:
         """Time one in `sample_rate` iterations from now on."""
@@ -154,7 +121,7 @@ class LoggingData(Observer):
         reducer = self._reducer()
         assert reducer is not None
         if self._averaged:
-            self._sampled.append(SampledIteration(self._number, self._readings))
+            self._sampled.append((self._number, self._readings))
         self._settle()
         self._readings, self._averaged, self._number = {}, False, reducer.iterations
         if self._number <= ALWAYS_SAMPLED or self._number % self.sample_rate == 0:
@@ -168,8 +135,13 @@ class LoggingData(Observer):
 
     def _settle(self, *, wait: bool = False) -> None:
         self._clock.settle(wait=wait)
-        while self._sampled and (moments_ns := self._sampled[0].moments_ns()):
-            self.iteration, self._moments_ns = self._sampled.popleft().number, moments_ns
+        while self._sampled:
+            number, readings = self._sampled[0]
+            moments_ns = {moment: ns for moment, one in readings.items() if (ns := nanoseconds(one)) is not None}
+            if len(moments_ns) < len(readings):
+                return
+            self._sampled.popleft()
+            self.iteration, self._moments_ns = number, moments_ns
             self._timed += 1
             for name, duration_ns in self._durations_ns().items():
                 self._totals_ns[name] += duration_ns
@@ -194,15 +166,6 @@ class LoggingData(Observer):
         """See `Observer`."""
         self._averaged = True
         self._read(TimedMoment.LAST_DONE)
-
-    @contextmanager
-    def errors(self) -> Iterator[None]:
-        """Keep the message of an error that is raised inside the context."""
-        try:
-            yield
-        except Exception as error:
-            self.error = f"{type(error).__name__}: {error}"
-            raise
 
     def runtime(self) -> Data:
         """Times of the last sampled iteration, and averages over all sampled ones, in nanoseconds.
@@ -232,7 +195,7 @@ class LoggingData(Observer):
 def _construction(ddp: Any) -> Data:
     parameters = ddp.bucketed_parameters().values()
     backend = dist.get_backend(ddp.process_group)
-    environment = {**_ENVIRONMENT, **({"gloo": _GLOO_ENVIRONMENT, "nccl": _NCCL_ENVIRONMENT}.get(backend, {}))}
+    environment = (*_ENVIRONMENT, *_BACKEND_ENVIRONMENT.get(backend, ()))
     return {
         "module_name": type(ddp.module).__name__,
         "backend_name": backend,
@@ -248,10 +211,10 @@ def _construction(ddp: Any) -> Data:
         "is_multi_device_module": int(len({parameter.device for parameter in parameters}) > 1),
         "dtypes": ", ".join(sorted({_DTYPES.get(p.dtype, str(p.dtype)) for p in parameters})),
         "num_parameter_tensors": len(parameters),
-        "total_parameter_size_bytes": sum(map(size_bytes, parameters)),
+        "total_parameter_size_bytes": sum(parameter.nbytes for parameter in parameters),
         "bucket_cap_bytes": ddp.bucket_bytes_cap,
         **({"gloo_num_threads": GLOO_THREADS} if backend == "gloo" else {}),
-        **{key: os.environ.get(variable, "N/A") for key, variable in environment.items()},
+        **{name.replace("TORCH_NCCL", "NCCL").lower(): os.environ.get(name, "N/A") for name in environment},
     }
 
 
@@ -259,7 +222,7 @@ def _buckets(reducer: Any) -> Data:
     def listed(sizes: Any) -> str:
         return ", ".join(map(str, sizes))
 
-    unused = sum(size_bytes(reducer._parameters[index]) for index in reducer.tracker.unused)
+    unused = sum(reducer._parameters[index].nbytes for index in reducer.tracker.unused)
     data: Data = {
         "bucket_sizes": listed(reducer.buckets.initial_sizes_bytes),
         "num_buckets_reduced": reducer.reduced_buckets,

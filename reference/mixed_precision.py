@@ -31,12 +31,7 @@ DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype")
 
 
 class ReductionState(NamedTuple):
-    """State of `sum_in_low_precision`.
-
-    Attributes:
-        dtype: The dtype of the all-reduces.
-        ddp: The data-parallel module; its process group may change.
-    """
+    """State of `sum_in_low_precision`: the dtype of the all-reduces, and the module, whose group may change."""
 
     dtype: torch.dtype
     ddp: "weakref.ref[Any]"
@@ -75,14 +70,9 @@ def casts(module: nn.Module, config: Any) -> dict[nn.Parameter, StandIn]:
     for parameter in chosen:
         low: Any = torch.empty_like(parameter, dtype=config.param_dtype, device="meta")
         parameter._mp_param, parameter._fp_param = low, parameter.data  # type: ignore[attr-defined]
-    sparse = sparse_parameters(module)
-    with_sparse_gradients = {parameter for name, parameter in named if name in sparse}
-    return {
-        parameter: partial(
-            _cast_sparse if parameter in with_sparse_gradients else Tensor.to, dtype=config.param_dtype
-        )
-        for parameter in chosen
-    }
+    sparse_names = sparse_parameters(module)
+    sparse = {parameter for name, parameter in named if name in sparse_names}
+    return {p: partial(_cast_sparse if p in sparse else Tensor.to, dtype=config.param_dtype) for p in chosen}
 
 
 def _cast_sparse(parameter: Tensor, dtype: torch.dtype) -> Tensor:

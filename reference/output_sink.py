@@ -20,12 +20,7 @@ def through_sink(output: Any, on_backward: Callable[[], None], *, clone: bool = 
     The sink is the first node of the module's backward pass, so `on_backward` is called in the outermost backward
     pass, before any re-entrant one that checkpointing starts. The sink passes on a gradient, possibly undefined, for
     *every* tensor, so the nodes that accumulate gradients also run for parameters behind an output that the loss
-    ignores.
-
-    Args:
-        output: What forward returned.
-        on_backward: Called when the backward pass begins.
-        clone: Whether to clone tensors, so that the caller may change them in place (torch: `_set_ddp_sink_clone`).
+    ignores. With `clone`, the caller may change the tensors in place (torch: `_set_ddp_sink_clone`).
     """
     inputs = list({id(tensor): tensor for tensor in tensors_in(output) if tensor.grad_fn is not None}.values())
     if not inputs:

@@ -53,12 +53,7 @@ class ForwardParameters:
 
     Every submodule does the same when it runs outside of the whole module's forward pass: activation checkpoints
     run submodules again in the backward pass. What runs again must be a module, or use only parameters of modules
-    that it calls.
-
-    Args:
-        module: The module.
-        stand_ins: For each parameter that is replaced, the function that computes its stand-in. A parameter that
-            several modules share has one stand-in.
+    that it calls. A parameter that several modules share has one stand-in.
     """
 
     def __init__(self, module: nn.Module, stand_ins: Mapping[nn.Parameter, StandIn]) -> None:

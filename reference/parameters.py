@@ -1,6 +1,6 @@
 """A module's synchronised parameters and buffers, in the order of the parameter index."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -34,12 +34,8 @@ def slots(module: nn.Module, parameters: Iterable[nn.Parameter]) -> list[Slot]:
 class ModuleTensors:
     """The tensors of a module that ranks synchronise, by name, as of the moment when the module is wrapped.
 
-    Attributes:
-        trainable: Trainable parameters, in registration order; a shared parameter counts once.
-        sparse: Names of those whose gradients are sparse tensors.
-        parameters: All parameters, trainable or not.
-        buffers: All buffers.
-        slots: The places of the trainable parameters in the module and its submodules.
+    `parameters` are trainable or not, `sparse` names those whose gradients are sparse tensors, and `slots` are the
+    places of the trainable ones.
     """
 
     trainable: dict[str, nn.Parameter]
@@ -62,14 +58,9 @@ def ignored_names(module: nn.Module) -> frozenset[str]:
     return frozenset(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
 
 
-def trainable_parameters(module: nn.Module, *, without: Collection[str] = ()) -> dict[str, nn.Parameter]:
-    """Trainable parameters by name, in registration order; a shared parameter counts once, under its first name.
-
-    Args:
-        module: The module.
-        without: Names that are left out, beside the ignored ones.
-    """
-    ignored = ignored_names(module) | set(without)
+def trainable_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    """Trainable parameters by name, in registration order; a shared parameter counts once, under its first name."""
+    ignored = ignored_names(module)
     found: dict[nn.Parameter, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         if parameter.requires_grad and name not in ignored:

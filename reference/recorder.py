@@ -17,6 +17,7 @@ rank waits for the slowest, and the trace does not show which rank was slow.
 """
 
 import platform
+import re
 import time
 import warnings
 from collections.abc import Sequence
@@ -30,9 +31,8 @@ from torch import nn
 
 from .data_parallel import DistributedDataParallel
 from .device_clock import clock_of
-from .parameters import dtype_name, size_bytes, sparse_parameters, synchronized_buffers, trainable_parameters
+from .parameters import dtype_name, sparse_parameters, synchronized_buffers, trainable_parameters
 from .timing_hooks import (
-    NsTimestamps,
     Timestamps,
     TorchDDP,
     rank_trace,
@@ -88,15 +88,11 @@ class Recording:
         self, module: nn.Module, *, model: str | None, batch: int | None, process_group: dist.ProcessGroup | None
     ) -> None:
         self._module = module
-        self._source: Literal["ddplab", "torch", "module"]
-        self._inner: nn.Module
-        self._group: dist.ProcessGroup | None
-        if isinstance(module, DistributedDataParallel):
-            self._source, self._inner, self._group = "ddplab", module.module, module.process_group
-        elif isinstance(module, TorchDDP):
-            self._source, self._inner, self._group = "torch", module.module, module.process_group
-        else:
-            self._source, self._inner, self._group = "module", module, process_group
+        self._source: Literal["ddplab", "torch", "module"] = "module"
+        self._inner, self._group = module, process_group
+        if isinstance(module, DistributedDataParallel | TorchDDP):
+            self._source = "ddplab" if isinstance(module, DistributedDataParallel) else "torch"
+            self._inner, self._group = module.module, module.process_group
         if getattr(module, "_delay_all_reduce_params", None):
             raise ValueError(
                 "record: expected every parameter in a bucket, got a module with delay_all_reduce_named_params: a "
@@ -115,22 +111,18 @@ class Recording:
         clock = clock_of(self._device)
         self._offset = offset_ns, uncertainty_ns + clock.uncertainty_ns
         self._timestamps = Timestamps(len(self._parameters), clock)
-        self._hooks = self._attach_hooks()
-        return self
-
-    def _attach_hooks(self) -> ExitStack:
+        self._hooks = ExitStack()
+        self._hooks.callback(self._module.register_forward_pre_hook(self._note_input).remove)
         parameters = list(self._parameters.values())
-        with ExitStack() as stack:
-            stack.callback(self._module.register_forward_pre_hook(self._note_input).remove)
-            stack.enter_context(watch_passes(self._module, self._timestamps))
-            stack.enter_context(watch_optimizers(parameters, self._timestamps))
-            if isinstance(self._module, DistributedDataParallel):
-                stack.enter_context(watch_our_buckets(self._module, self._timestamps))
-            else:
-                stack.enter_context(watch_gradients(parameters, self._timestamps))
-            if self._source == "torch":
-                stack.enter_context(watch_torch_buckets(parameters, self._timestamps))
-            return stack.pop_all()
+        watch_passes(self._hooks, self._module, self._timestamps)
+        watch_optimizers(self._hooks, parameters, self._timestamps)
+        if isinstance(self._module, DistributedDataParallel):
+            watch_our_buckets(self._hooks, self._module, self._timestamps)
+        else:
+            watch_gradients(self._hooks, parameters, self._timestamps)
+        if self._source == "torch":
+            watch_torch_buckets(self._hooks, parameters, self._timestamps)
+        return self
 
     def _note_input(self, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
         if self._input_shape is None:
@@ -157,19 +149,16 @@ class Recording:
         self._timestamps.finish_iteration()
         self._hooks.close()
         if kind is None:  # after an error the other ranks may never reach the gathering
-            self.trace = self._trace(self._gather(self._timestamps.in_ns()))
+            self.trace = self._gathered_trace()
 
-    def _gather(self, timestamps: NsTimestamps) -> list[tuple[int, int, int, NsTimestamps]]:
-        """Rank, clock offset, uncertainty of the offset, and readings, of every rank."""
-        if self._group is None:
-            return [(0, *self._offset, timestamps)]
-        everyone: list[Any] = [None] * dist.get_world_size(self._group)
-        mine = (dist.get_rank(self._group), *self._offset, timestamps)
-        with _current(self._device):
-            dist.all_gather_object(everyone, mine, group=self._group)
-        return everyone
-
-    def _trace(self, everyone: list[tuple[int, int, int, NsTimestamps]]) -> Trace:
+    def _gathered_trace(self) -> Trace:
+        rank = 0 if self._group is None else dist.get_rank(self._group)
+        mine = rank, *self._offset, self._timestamps.in_ns()
+        everyone = [mine]
+        if self._group is not None:
+            everyone = everyone * dist.get_world_size(self._group)
+            with _current(self._device):
+                dist.all_gather_object(everyone, mine, group=self._group)
         layouts: dict[BucketLayout, int] = {}
         zero = everyone[0][-1].zero
         ranks = tuple(rank_trace(*one_rank, zero=zero, layouts=layouts) for one_rank in everyone)
@@ -228,10 +217,8 @@ def _current(device: torch.device) -> AbstractContextManager[object]:
 def _processor_name() -> str:
     """The processor's model name on Linux, elsewhere its architecture."""
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
+    if cpuinfo.exists() and (model := re.search(r"^model name\s*:(.*)", cpuinfo.read_text(), re.MULTILINE)):
+        return model[1].strip()
     return platform.processor() or platform.machine()
 
 
@@ -262,7 +249,7 @@ def described_parameters(module: nn.Module) -> tuple[Parameter, ...]:
             name=name,
             shape=tuple(parameter.shape),
             dtype=dtype_name(parameter),
-            size_bytes=size_bytes(parameter),
+            size_bytes=parameter.nbytes,
             sparse=name in sparse,
         )
         for name, parameter in trainable_parameters(module).items()
@@ -272,6 +259,6 @@ def described_parameters(module: nn.Module) -> tuple[Parameter, ...]:
 def described_buffers(module: nn.Module) -> tuple[Buffer, ...]:
     """Descriptions of the buffers, except the ignored ones, for a trace."""
     return tuple(
-        Buffer(name=name, dtype=dtype_name(buffer), size_bytes=size_bytes(buffer))
+        Buffer(name=name, dtype=dtype_name(buffer), size_bytes=buffer.nbytes)
         for name, buffer in synchronized_buffers(module).items()
     )

@@ -27,11 +27,11 @@ from torch.autograd.graph import Node
 from .autograd_graph import accumulators, reachable
 from .autograd_hooks import NEVER, Inbox, PassEnd, attach_hooks, gradients_until_pack
 from .backward_pass import Expecting, Failed, Idle, InFlight, Reduction, Running, State
-from .buckets import Bucket, BucketMaker, Buckets, SecondGradientError
+from .buckets import Bucket, Buckets, SecondGradientError
 from .checks.error_messages import ErrorMessages, GradientReport
 from .checks.launch_order import LaunchOrder
 from .comm_hooks.interface import Hook, HookCaller
-from .features import PLAIN, Features
+from .features import Features
 from .observer import Future, Observer
 
 NO_TASK = -1
@@ -91,17 +91,13 @@ class Reducer:
 
     Args:
         parameters: Trainable parameters by name; their order defines the parameter index.
-        assignment: Parameter indices by bucket, in launch order.
-        rebuild_caps_bytes: Caps for the rebuild in ready order. None: `assignment` stays.
+        buckets: Their buckets.
         group: Ranks to average over; each must construct its reducer with the same arguments.
-        sparse: Parameter indices whose gradients are sparse tensors.
-        features: Optional behaviour.
-        make_bucket: Makes a bucket of the kind that the features need; see `bucket_kinds`.
         make_tracker: Makes the tracker of unused parameters that the features need; see `unused_parameters`.
         sync_enabled: False inside `no_sync()`.
 
     Attributes:
-        buckets: The buckets in force.
+        features: Optional behaviour, as of the buckets.
         tracker: Finds unused parameters.
         iterations: Synchronised forward passes so far, including those that this rank only matched under Join.
         ready_order: Parameter indices in ready order, as of the last synchronised backward pass.
@@ -119,30 +115,18 @@ class Reducer:
     def __init__(
         self,
         parameters: dict[str, nn.Parameter],
-        assignment: Sequence[Sequence[int]],
+        buckets: Buckets,
         *,
-        rebuild_caps_bytes: Sequence[int] | None,
         group: dist.ProcessGroup,
-        sparse: frozenset[int] = frozenset(),
-        features: Features = PLAIN,
-        make_bucket: BucketMaker = Bucket,
-        make_tracker: TrackerMaker = lambda *_: AllParametersUsed(),
-        sync_enabled: Callable[[], bool] = lambda: True,
+        make_tracker: TrackerMaker,
+        sync_enabled: Callable[[], bool],
     ) -> None:
         self._parameters = list(parameters.values())
         self._group = group
-        self.features = features
-        self.buckets = Buckets(
-            self._parameters,
-            assignment,
-            rebuild_caps_bytes=rebuild_caps_bytes,
-            sparse=sparse,
-            features=features,
-            make_bucket=make_bucket,
-        )
+        self.buckets, self.features = buckets, buckets.features
         self._accumulators = accumulators(self._parameters)
         self.make_tracker = make_tracker
-        self.tracker = make_tracker(features, self._parameters, self._accumulators, group)
+        self.tracker = make_tracker(self.features, self._parameters, self._accumulators, group)
         self.iterations = 0
         self.ready_order: list[int] = []
         self.reduced_buckets = 0
@@ -219,11 +203,9 @@ class Reducer:
             self.fail(self._messages.converted(converted, number, now, *self.buckets.kinds[converted]))
 
     def prepare_for_backward(self, outputs: Sequence[Tensor], count_ranks: Callable[[], int] | None = None) -> None:
-        """Average the gradients of the coming backward pass.
+        """Average the gradients of the coming backward pass, which starts at `outputs`.
 
-        Args:
-            outputs: Tensors that forward returned.
-            count_ranks: Returns how many ranks to divide by; called when gradients arrive. None: the group's size.
+        `count_ranks` returns how many ranks to divide by; called when gradients arrive. None: the group's size.
         """
         for bucket in self.buckets:
             bucket.reset()
@@ -483,14 +465,9 @@ class Reducer:
             raise
 
     def wait(self, in_flight: dict[int, InFlight], number: int) -> Tensor | None:
-        """Block until a bucket is done (on CUDA: make the current stream wait).
+        """Block until a bucket is done (on CUDA: make the current stream wait); see `HookCaller.wait`.
 
-        Returns:
-            The averages as a flat tensor. None: the averages are in the bucket's own buffer.
-
-        Raises:
-            RuntimeError: The collective failed; names ranks that left the launch order, if that is checked.
-            TypeError: The comm hook's future holds something else than a tensor of the bucket's size.
+        An error names ranks that left the launch order, if that is checked.
         """
         future, bucket, launch = in_flight[number]
         try:

@@ -1,15 +1,15 @@
 """Instrumentation: hooks that read a clock during training, and the conversion of their readings to a trace.
 
 1. `Timestamps` collects the readings of one rank, iteration by iteration, and converts them to nanoseconds.
-2. The context managers `watch_*` attach hooks that take the readings, and remove the hooks at the end.
+2. The functions `watch_*` attach hooks that take the readings. An `ExitStack` of the caller removes the hooks.
 3. `rank_trace` converts the nanoseconds to the `RankTrace` that is written to a file.
 """
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -86,16 +86,7 @@ class Timestamps:
     """Readings of one rank.
 
     An iteration begins with the first forward pass after a backward pass and ends when the next iteration begins.
-
-    Args:
-        parameter_count: Number of parameters.
-        clock: The clock to read.
-
-    Attributes:
-        now: Takes a reading.
-        zero: When the recording began.
-        iterations: The complete iterations.
-        current: The iteration that is running.
+    `now` takes a reading, `zero` is when the recording began, and `iterations` has the complete ones.
     """
 
     def __init__(self, parameter_count: int, clock: Clock | None = None) -> None:
@@ -119,12 +110,7 @@ class Timestamps:
         self._clock.settle()
 
     def forward_ended(self, *, synchronized: bool, layout: BucketLayout | None) -> None:
-        """A forward pass has ended.
-
-        Args:
-            synchronized: Whether its gradients will be averaged.
-            layout: The buckets in which they will be averaged.
-        """
+        """A forward pass has ended; `synchronized`: its gradients will be averaged, in the buckets of `layout`."""
         self.current.forward_end = self.now()
         self.current.synchronized = synchronized
         self.current.layout = layout if synchronized else None
@@ -178,19 +164,9 @@ def _in_ns(value: Any) -> Any:
 # 2. Hooks
 
 
-@contextmanager
-def _removed_at_end(handles: Sequence[Any]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-@contextmanager
-def watch_passes(module: nn.Module, timestamps: Timestamps) -> Iterator[None]:
+def watch_passes(hooks: ExitStack, module: nn.Module, timestamps: Timestamps) -> None:
     """Take the times at which forward passes start and end and backward passes start."""
-    layout_of = _LayoutReader(module)
+    read_layout = _layout_reader(module)
     in_backward = partial(_in_backward, timestamps)
 
     def before_forward(_module: nn.Module, _inputs: Any) -> None:
@@ -200,15 +176,12 @@ def watch_passes(module: nn.Module, timestamps: Timestamps) -> Iterator[None]:
     def after_forward(_module: nn.Module, _inputs: Any, output: Any) -> None:
         if torch.is_grad_enabled():
             synchronized = bool(getattr(module, "require_backward_grad_sync", False))
-            timestamps.forward_ended(synchronized=synchronized, layout=layout_of())
-            handles.extend(call_at_backward(tensors_in(output), in_backward))
+            timestamps.forward_ended(synchronized=synchronized, layout=read_layout())
+            for handle in call_at_backward(tensors_in(output), in_backward):
+                hooks.callback(handle.remove)
 
-    handles = [
-        module.register_forward_pre_hook(before_forward, prepend=True),
-        module.register_forward_hook(after_forward),
-    ]
-    with _removed_at_end(handles):
-        yield
+    hooks.callback(module.register_forward_pre_hook(before_forward, prepend=True).remove)
+    hooks.callback(module.register_forward_hook(after_forward).remove)
 
 
 def _in_backward(timestamps: Timestamps) -> None:
@@ -219,32 +192,23 @@ def _in_backward(timestamps: Timestamps) -> None:
         _engine.queue_callback(lambda: _engine.queue_callback(timestamps.backward_ended))
 
 
-class _LayoutReader:
-    """Reads the bucket layout of a data-parallel module; torch's layouts once before and once after the rebuild."""
+def _layout_reader(module: nn.Module) -> Callable[[], BucketLayout | None]:
+    """A function that reads the bucket layout; torch's layouts once before and once after the rebuild."""
+    if isinstance(module, DistributedDataParallel):
+        return lambda: module.reducer.buckets.assignment
+    if not isinstance(module, TorchDDP):
+        return lambda: None
+    index = {id(parameter): number for number, parameter in enumerate(trainable_parameters(module.module).values())}
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module = module
-        self._torch_layouts: dict[bool, BucketLayout] = {}
-
-    def __call__(self) -> BucketLayout | None:
-        if isinstance(self._module, DistributedDataParallel):
-            return self._module.reducer.buckets.assignment
-        if not isinstance(self._module, TorchDDP):
-            return None
-        rebuilt = self._module._has_rebuilt_buckets
-        if rebuilt not in self._torch_layouts:
-            self._torch_layouts[rebuilt] = self._read(self._module)
-        return self._torch_layouts[rebuilt]
-
-    @staticmethod
-    def _read(ddp: TorchDDP) -> BucketLayout:
-        index = {id(parameter): number for number, parameter in enumerate(trainable_parameters(ddp.module).values())}
-        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    @cache
+    def read(_rebuilt: bool) -> BucketLayout:  # noqa: FBT001 - the key
+        buckets = module.reducer._get_zeros_like_grad_buckets()
         return tuple(tuple(index[id(parameter)] for parameter in bucket.parameters()) for bucket in buckets)
 
+    return lambda: read(module._has_rebuilt_buckets)
 
-@contextmanager
-def watch_optimizers(parameters: Sequence[nn.Parameter], timestamps: Timestamps) -> Iterator[None]:
+
+def watch_optimizers(hooks: ExitStack, parameters: Sequence[nn.Parameter], timestamps: Timestamps) -> None:
     """Take the times of the steps of every optimiser that updates one of `parameters`."""
     watched = set(map(id, parameters))
     updates: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
@@ -263,36 +227,26 @@ def watch_optimizers(parameters: Sequence[nn.Parameter], timestamps: Timestamps)
         if updates_watched(optimizer):
             timestamps.current.optimizer_end = timestamps.now()
 
-    handles = [register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)]
-    with _removed_at_end(handles):
-        yield
+    hooks.callback(register_optimizer_step_pre_hook(before_step).remove)
+    hooks.callback(register_optimizer_step_post_hook(after_step).remove)
 
 
-@contextmanager
-def watch_gradients(parameters: Sequence[nn.Parameter], timestamps: Timestamps) -> Iterator[None]:
+def watch_gradients(hooks: ExitStack, parameters: Sequence[nn.Parameter], timestamps: Timestamps) -> None:
     """Take the time at which each gradient has been accumulated, without our reducer."""
 
     def ready(index: int, _parameter: Tensor) -> None:
         _in_backward(timestamps)
         timestamps.current.ready[index] = timestamps.now()
 
-    handles = [
-        parameter.register_post_accumulate_grad_hook(partial(ready, index))
-        for index, parameter in enumerate(parameters)
-    ]
-    with _removed_at_end(handles):
-        yield
+    for index, parameter in enumerate(parameters):
+        hooks.callback(parameter.register_post_accumulate_grad_hook(partial(ready, index)).remove)
 
 
-@contextmanager
-def watch_our_buckets(ddp: DistributedDataParallel, timestamps: Timestamps) -> Iterator[None]:
+def watch_our_buckets(hooks: ExitStack, ddp: DistributedDataParallel, timestamps: Timestamps) -> None:
     """Take the times of gradients and buckets from our reducer."""
     observer = _BucketObserver(timestamps)
     ddp.reducer.observers.append(observer)
-    try:
-        yield
-    finally:
-        ddp.reducer.observers.remove(observer)
+    hooks.callback(ddp.reducer.observers.remove, observer)
 
 
 class _BucketObserver(Observer):
@@ -326,33 +280,30 @@ class _BucketObserver(Observer):
         self._sent[bucket].copied_out = self._now()
 
 
-@contextmanager
-def watch_torch_buckets(parameters: Sequence[nn.Parameter], timestamps: Timestamps) -> Iterator[None]:
+def watch_torch_buckets(hooks: ExitStack, parameters: Sequence[nn.Parameter], timestamps: Timestamps) -> None:
     """Take the times of the all-reduces that torch's reducer launches.
 
     Torch's reducer is written in C++ and calls no Python, but every collective passes through torch's dispatcher,
     where a kernel can read the clock. A comm hook would change the arithmetic and could not be removed.
     """
     sizes = [parameter.numel() for parameter in parameters]
-    with _all_reduces.watched_by(lambda numel: _launched_bucket(timestamps, numel, sizes)):
-        yield
+
+    def launched(numel: int) -> Callable[[Future], None] | None:
+        iteration = timestamps.current
+        number = len(iteration.buckets)
+        if iteration.backward_start is None or iteration.layout is None or number == len(iteration.layout):
+            return None
+        if numel != sum(sizes[index] for index in iteration.layout[number]):
+            return None
+        bucket = BucketTimestamps(None, timestamps.now())
+        iteration.buckets.append(bucket)
+        return lambda _future: setattr(bucket, "done", timestamps.now())
+
+    hooks.enter_context(_all_reduces.watched_by(launched))
 
 
-def _launched_bucket(timestamps: Timestamps, numel: int, sizes: Sequence[int]) -> Callable[[Future], None] | None:
-    """Add the bucket that an all-reduce of `numel` elements belongs to.
-
-    Returns:
-        A function to call when the all-reduce is done. None: it is not a bucket's all-reduce.
-    """
-    iteration = timestamps.current
-    number = len(iteration.buckets)
-    if iteration.backward_start is None or iteration.layout is None or number == len(iteration.layout):
-        return None
-    if numel != sum(sizes[index] for index in iteration.layout[number]):
-        return None
-    bucket = BucketTimestamps(None, timestamps.now())
-    iteration.buckets.append(bucket)
-    return lambda _future: setattr(bucket, "done", timestamps.now())
+Launched = Callable[[int], Callable[[Future], None] | None]
+"""Called with the number of elements of an all-reduce; returns what to call when the all-reduce is done, or None."""
 
 
 class _AllReduceKernel:
@@ -363,12 +314,12 @@ class _AllReduceKernel:
     """
 
     def __init__(self) -> None:
-        self._watchers: list[Callable[[int], Callable[[Future], None] | None]] = []
+        self._watchers: list[Launched] = []
         self._library: Any = None
 
     @contextmanager
-    def watched_by(self, launched: Callable[[int], Callable[[Future], None] | None]) -> Iterator[None]:
-        """Call `launched(elements)` for every all-reduce, and what it returns when the all-reduce is done."""
+    def watched_by(self, launched: Launched) -> Iterator[None]:
+        """Call `launched` for every all-reduce."""
         if not self._watchers:
             self._library = torch.library.Library("c10d", "IMPL")
             self._library.impl("allreduce_", self._all_reduce, "ADInplaceOrView", with_keyset=True)
@@ -406,13 +357,8 @@ def rank_trace(
 ) -> RankTrace:
     """Convert the readings of one rank.
 
-    Args:
-        rank: The rank.
-        offset_ns: Clock offset; added to the rank's clock, it gives rank 0's.
-        uncertainty_ns: Estimated error of the offset.
-        timestamps: The readings.
-        zero: When rank 0's recording began, on its own clock.
-        layouts: Index of each bucket layout seen so far; this function adds new ones.
+    `zero` is when rank 0's recording began, on its own clock. New bucket layouts are added to `layouts`, which maps
+    each to its index. See `RankTrace` for the other arguments.
 
     Raises:
         RuntimeError: There is no complete iteration.
@@ -422,15 +368,14 @@ def rank_trace(
             "nothing was recorded: expected at least one forward pass of the recorded module and its backward "
             "pass inside the `with record(...)` block, with gradients enabled"
         )
-    iterations = tuple(
-        _iteration(iteration, timestamps.zero, layouts, on_device=timestamps.on_device)
-        for iteration in timestamps.iterations
-    )
     return RankTrace(
         rank=rank,
         clock_offset_ns=offset_ns + timestamps.zero - zero,  # a rank's times count from its own zero
         clock_uncertainty_ns=uncertainty_ns,
-        iterations=iterations,
+        iterations=tuple(
+            _iteration(iteration, timestamps.zero, layouts, on_device=timestamps.on_device)
+            for iteration in timestamps.iterations
+        ),
     )
 
 
@@ -450,8 +395,12 @@ def _iteration(
     layout = timestamps.layout
     if layout is not None and len(layout) != len(timestamps.buckets):
         layout = None
-    optimizer_start, optimizer_end = _after_backward(timestamps, end)
-    last = max(timestamps.optimizer_end or end, end) if timestamps.end is None else timestamps.end
+    optimizer_start, optimizer_end = timestamps.optimizer_start, timestamps.optimizer_end
+    last = max(optimizer_end or end, end) if timestamps.end is None else timestamps.end
+    if optimizer_start is not None and optimizer_end is not None and optimizer_end > end:
+        optimizer_start = max(optimizer_start, end)
+    else:  # steps within the backward pass, or between two, are part of it
+        optimizer_start = optimizer_end = None
     buckets: list[BucketTimes] = []
     if layout is not None:
         ready = [[timestamps.ready[index] for index in indices] for indices in layout]
@@ -485,14 +434,6 @@ def _copies_after_backward(
         buckets = [*buckets[:-1], buckets[-1].model_copy(update={"copied_out_ns": backward_end - zero})]
     computed = [moment - zero for moment in ready if moment is not None]
     return buckets, zero + max([*computed, *(bucket.done_ns for bucket in buckets)])
-
-
-def _after_backward(timestamps: IterationTimestamps[int], backward_end: int) -> tuple[int | None, int | None]:
-    """Start and end of the optimiser steps; steps within the backward pass, or between two, are part of it."""
-    start, end = timestamps.optimizer_start, timestamps.optimizer_end
-    if start is None or end is None or end <= backward_end:
-        return None, None
-    return max(start, backward_end), end
 
 
 def _bucket(

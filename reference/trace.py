@@ -12,6 +12,7 @@ recording; adding `RankTrace.clock_offset_ns` gives times on rank 0's clock.
 
 import gzip
 import os
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from math import ceil, prod
@@ -110,15 +111,14 @@ class Workload(Schema):
 
     @model_validator(mode="after")
     def _has_parameters(self) -> Self:
-        names = [parameter.name for parameter in self.parameters]
-        if not names:
+        if not self.parameters:
             raise ValueError("parameters: expected at least one trainable parameter")
         total = sum(one.size_bytes for tensors in (self.parameters, self.buffers) for one in tensors)
         if total > EXABYTE:
             raise ValueError(f"parameters: expected at most {EXABYTE} bytes of parameters and buffers, got {total}")
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
-            raise ValueError(f"parameters: the name {twice!r} occurs twice")
+        ((name, count),) = Counter(parameter.name for parameter in self.parameters).most_common(1)
+        if count > 1:
+            raise ValueError(f"parameters: the name {name!r} occurs twice")
         return self
 
 
@@ -143,8 +143,8 @@ class BucketTimes(Schema):
 
     def shifted(self, by_ns: int) -> Self:
         """The same times, `by_ns` later."""
-        moments = self.model_dump().items()
-        return self.model_copy(update={name: None if ns is None else ns + by_ns for name, ns in moments})
+        moments = self.model_dump(exclude_none=True).items()
+        return self.model_copy(update={name: ns + by_ns for name, ns in moments})
 
 
 class Iteration(Schema):
@@ -182,17 +182,13 @@ class Iteration(Schema):
                 raise ValueError(f"{after}: expected at least {before} = {earlier}, got {later}")
         if self.duration_ns > YEAR_NS:
             raise ValueError(f"end_ns: expected an iteration of at most a year, got {self.duration_ns} ns")
-        for index, ready in enumerate(self.ready_ns):
-            if ready is not None and not self.backward_start_ns <= ready <= self.backward_end_ns:
+        for index, moment in enumerate((*self.ready_ns, self.computed_ns)):
+            if moment is not None and not self.backward_start_ns <= moment <= self.backward_end_ns:
+                name = f"ready_ns[{index}]" if index < len(self.ready_ns) else "computed_ns"
                 raise ValueError(
-                    f"ready_ns[{index}]: expected a time within the backward pass "
-                    f"({self.backward_start_ns} to {self.backward_end_ns}), got {ready}"
+                    f"{name}: expected a time within the backward pass "
+                    f"({self.backward_start_ns} to {self.backward_end_ns}), got {moment}"
                 )
-        if self.computed_ns is not None and not self.backward_start_ns <= self.computed_ns <= self.backward_end_ns:
-            raise ValueError(
-                f"computed_ns: expected a time within the backward pass ({self.backward_start_ns} to "
-                f"{self.backward_end_ns}), got {self.computed_ns}"
-            )
         launches = [bucket.launched_ns for bucket in self.buckets]
         if launches != sorted(launches):
             raise ValueError(f"buckets: expected launches in bucket order, got {launches}")
@@ -205,14 +201,11 @@ class Iteration(Schema):
 
     def shifted(self, by_ns: int) -> Self:
         """The same iteration, `by_ns` later."""
-        moments = {name: getattr(self, name) for name in (*PHASES, "computed_ns")}
-        return self.model_copy(
-            update={name: None if moment is None else moment + by_ns for name, moment in moments.items()}
-            | {
-                "ready_ns": tuple(None if moment is None else moment + by_ns for moment in self.ready_ns),
-                "buckets": tuple(bucket.shifted(by_ns) for bucket in self.buckets),
-            }
-        )
+        moments = self.model_dump(include={*PHASES, "computed_ns"}, exclude_none=True)
+        update: dict[str, object] = {name: moment + by_ns for name, moment in moments.items()}
+        update["ready_ns"] = tuple(None if moment is None else moment + by_ns for moment in self.ready_ns)
+        update["buckets"] = tuple(bucket.shifted(by_ns) for bucket in self.buckets)
+        return self.model_copy(update=update)
 
 
 class RankTrace(Schema):
@@ -276,14 +269,12 @@ class Trace(Schema):
                 f"{where}.ready_ns: expected {len(self.workload.parameters)} entries, one for each parameter, "
                 f"got {len(iteration.ready_ns)}"
             )
-        if iteration.layout is None:
-            expected = 0
-        elif 0 <= iteration.layout < len(self.layouts):
-            expected = len(self.layouts[iteration.layout]) if iteration.synchronized else 0
-        else:
+        if iteration.layout is not None and not 0 <= iteration.layout < len(self.layouts):
             raise ValueError(
                 f"{where}.layout: expected an index into {len(self.layouts)} layouts, got {iteration.layout}"
             )
+        layout = () if iteration.layout is None else self.layouts[iteration.layout]
+        expected = len(layout) if iteration.synchronized else 0
         if len(iteration.buckets) != expected:
             raise ValueError(
                 f"{where}.buckets: expected {expected} entries, one for each bucket, got {len(iteration.buckets)}"
@@ -316,14 +307,9 @@ class Trace(Schema):
         Raises:
             TraceError: The file is missing, corrupt, truncated, of an unknown version or inconsistent.
         """
+        cure = "expected a trace as `ddplab record` writes it"
         try:
-            trace = read_schema(
-                cls,
-                path,
-                what="a trace",
-                cure="expected a trace as `ddplab record` writes it",
-                mistaken=(PROFILER_FIELD, PROFILER_ADVICE),
-            )
+            trace = read_schema(cls, path, what="a trace", cure=cure, mistaken=(PROFILER_FIELD, PROFILER_ADVICE))
         except ValueError as error:
             raise TraceError(str(error)) from None
         if "schema_version" not in trace.model_fields_set:

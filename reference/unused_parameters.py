@@ -41,13 +41,10 @@ class UsedParameterMap:
         device = parameters[0].device if parameters else None  # none: the all-reduce of each one is delayed
         self.tensor = torch.zeros(len(parameters), dtype=INTEGERS[USED_MAP_BYTES], device=device)
         """Number of ranks that used each parameter, as of the last exchange."""
+        self.own: set[int] = set()
+        """Parameters that this rank used."""
         self._group = group
-        self._used: set[int] = set()
         self._work: dist.Work | None = None
-
-    def add(self, index: int) -> None:
-        """Note that this rank used a parameter."""
-        self._used.add(index)
 
     def exchange(self) -> None:
         """Start the all-reduce of the map; every rank must call this at the same place among its collectives.
@@ -55,15 +52,15 @@ class UsedParameterMap:
         A gradient that was accumulated under `no_sync` and then set to None does not count as a use.
         """
         self.wait()  # an exchange that an exception has left still uses the tensor
-        self._used = {index for index in self._used if self._parameters[index].grad is not None}
+        self.own = {index for index in self.own if self._parameters[index].grad is not None}
         used = torch.zeros(len(self.tensor), dtype=self.tensor.dtype, pin_memory=self.tensor.is_cuda)
-        used[sorted(self._used)] = 1
+        used[sorted(self.own)] = 1
         self.tensor.copy_(used, non_blocking=True)  # on CUDA from pinned memory, as in torch: the host does not wait
         self._work = dist.all_reduce(self.tensor, group=self._group, async_op=True)
 
     def unused(self) -> frozenset[int]:
         """Parameters that no rank used. As in torch, the host waits for the exchange unless this rank used all."""
-        if len(self._used) == len(self.tensor):
+        if len(self.own) == len(self.tensor):
             return frozenset()
         self.wait()
         return frozenset(index for index, count in enumerate(self.tensor.tolist()) if not count)
@@ -74,18 +71,9 @@ class UsedParameterMap:
             self._work.wait()
             self._work = None
 
-    def clear(self) -> None:
-        """Reset to no used parameters."""
-        self._used.clear()
-
 
 class UnusedFoundInGraph(AllParametersUsed):
-    """Searches the graph behind forward's outputs for parameters that the graph leaves out.
-
-    Args:
-        accumulators: The autograd node that accumulates each parameter's gradient, by parameter index.
-        used: A map of the same parameters.
-    """
+    """Searches the graph behind forward's outputs for parameters that the graph leaves out."""
 
     counts_gradients = True
     needs_sink = True
@@ -104,7 +92,7 @@ class UnusedFoundInGraph(AllParametersUsed):
     def gradient_arrived(self, index: int, gradient: Tensor | None, expected: bool) -> int:  # noqa: FBT001
         """Note the use, also under `no_sync`: the next synchronised backward pass averages that gradient."""
         if gradient is not None:
-            self.used.add(index)
+            self.used.own.add(index)
         return 0
 
     def launched_all(self) -> None:
@@ -118,7 +106,7 @@ class UnusedFoundInGraph(AllParametersUsed):
     def finished(self) -> None:
         """Forget which parameters were used in this iteration."""
         self.used.wait()
-        self.used.clear()
+        self.used.own.clear()
 
 
 class StaticGraph(AllParametersUsed):
@@ -126,10 +114,6 @@ class StaticGraph(AllParametersUsed):
 
     A parameter that several activation checkpoints share is therefore ready when its last gradient has arrived. The
     first iteration launches all buckets at its end. Its graph alone is searched, for the parameters to wait for.
-
-    Args:
-        accumulators: The autograd node that accumulates each parameter's gradient, by parameter index.
-        used: A map of the same parameters.
     """
 
     counts_gradients = True
@@ -159,7 +143,7 @@ class StaticGraph(AllParametersUsed):
         """Count up in the first iteration, count down in the others."""
         if not self.launches_during_backward:
             if gradient is not None:
-                self.used.add(index)
+                self.used.own.add(index)
             if expected:
                 self._expected[index] += 1
             return 1  # all buckets are launched at the end

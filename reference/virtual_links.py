@@ -13,7 +13,7 @@ import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from .errors import LinkError
 
@@ -70,7 +70,7 @@ class Uplinks(NamedTuple):
     rate: float
 
 
-class Links:
+class Links(contextlib.AbstractContextManager["Links"]):
     """A network namespace for each rank, and one for the bridges; use as a context manager, or call `close`.
 
     Args:
@@ -92,9 +92,6 @@ class Links:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_error: object) -> None:
         self.close()
@@ -138,10 +135,7 @@ class Links:
 
 
 def enter(namespace: str) -> None:
-    """Move this thread, and all threads that it starts from now on, into a namespace.
-
-    Args:
-        namespace: Path from `Links.namespace`.
+    """Move this thread, and all threads that it starts from now on, into a namespace, a path from `Links.namespace`.
 
     Raises:
         LinkError: The user has no permission to do so.

@@ -15,13 +15,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
+from torch.nn.parallel.distributed import _BufferCommHook
 
 from . import buffers
 from .autograd_hooks import call_at_backward, tensors_in
 from .broadcast import broadcast_coalesced
 from .bucket_kinds import make_bucket
 from .bucketing import two_stage_caps
-from .buffers import BufferHook
+from .buckets import Buckets
 from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.interface import Hook, check_hook
@@ -46,19 +47,8 @@ class DataParallel(JoinableModule, nn.Module):
     gradients. The state dict is the module's, behind the prefix `module.`. Parameters and buffers named in the
     module's `_ddp_params_and_buffers_to_ignore` are not synchronised.
 
-    Args:
-        module: The module to train; do not add, remove or freeze parameters afterwards.
-        process_group: The ranks that train together. None: the default group.
-        bucket_cap_mb: Size in MiB at which a bucket closes. None: 25, and 1 for the first bucket.
-        bucket_cap_mb_list: Size in MiB of each bucket, the last for all further ones; overrides `bucket_cap_mb`.
-        plan: Parameter indices or names by bucket, in launch order; such buckets are never rebuilt.
-        features: Optional behaviour of the reducer; see `Features`.
-        forward_sync_buffers: Whether to broadcast rank 0's buffers in each synchronised forward pass.
-        init_sync: Whether ranks compare their modules and start from rank 0's. False: construction communicates
-            nothing.
-        init_sync_buffers: Whether that includes the buffers.
-        debug: Whether each rank writes its launches to the process group's store, so that the error of a failed
-            collective names the rank that left the launch order. With NCCL only its watchdog sees failures.
+    The arguments are those of `data_parallel.DistributedDataParallel`, but `features` holds the optional behaviour of
+    the reducer. `init_sync_buffers` is whether `init_sync` includes the buffers.
 
     Attributes:
         require_backward_grad_sync: False inside `no_sync()`.
@@ -97,11 +87,11 @@ class DataParallel(JoinableModule, nn.Module):
         self.debug = debug
         self.launch_series = new_series(self.process_group) if debug else ""
         self.require_backward_grad_sync = self.require_forward_param_sync = True
-        self.buffer_hook: BufferHook | None = None
+        self.buffer_hook: _BufferCommHook | None = None
         self.delayed: DelayedAllReduce | None = None
         self.delayed_parameters: dict[str, nn.Parameter] = {}
         self._comm_hook: tuple[Any, ...] = ()  # hook and state; in pickles without the state if that is the group
-        self.sink_clones = True
+        self._ddp_sink_clone = True
         self.make_reducer(exchange=init_sync, with_buffers=init_sync_buffers)
         if init_sync:
             self.send_state(source=0, with_buffers=init_sync_buffers)
@@ -110,18 +100,21 @@ class DataParallel(JoinableModule, nn.Module):
 
     def make_reducer(self, *, exchange: bool, with_buffers: bool) -> None:
         """Assign the buckets and make the reducer; with `exchange`, ranks check that they have the same module."""
-        read = partial(module_tensors, self.module)
         make = partial(self.set_up, with_buffers=with_buffers)
-        tensors, setup = construction.verify_setup(read, make, self.process_group, self.module, exchange=exchange)
-        this = weakref.ref(self)
-        self.reducer = self.reducer_class(
-            self._bucketed(tensors),
+        tensors, setup = construction.verify_setup(make, self.process_group, self.module, exchange=exchange)
+        bucketed, this = self._bucketed(tensors.trainable), weakref.ref(self)
+        buckets = Buckets(
+            list(bucketed.values()),
             setup.buckets,
             rebuild_caps_bytes=setup.rebuild_caps_bytes,
-            group=self.process_group,
             sparse=setup.sparse,
             features=self.features,
             make_bucket=partial(make_bucket, sparse=setup.sparse),
+        )
+        self.reducer = self.reducer_class(
+            bucketed,
+            buckets,
+            group=self.process_group,
             make_tracker=make_tracker,
             sync_enabled=lambda: (alive := this()) is not None and alive.require_backward_grad_sync,
         )
@@ -132,18 +125,20 @@ class DataParallel(JoinableModule, nn.Module):
         self.has_buffers = bool(tensors.buffers)
         self.input_steps: list[Callable[[Any, Any], tuple[Any, Any]]] = []
 
-    def set_up(self, tensors: ModuleTensors, *, with_buffers: bool) -> construction.Setup:
-        """Everything that must be the same on all ranks."""
+    def set_up(self, *, with_buffers: bool) -> tuple[ModuleTensors, construction.Setup]:
+        """The module's tensors, and everything that must be the same on all ranks."""
+        tensors = module_tensors(self.module)
         caps = two_stage_caps(self.bucket_cap_mb, self.bucket_cap_mb_list, self.features.graph_may_change)
-        bucketed = self._bucketed(tensors)
-        return construction.set_up(self.module, tensors, bucketed, self.plan, *caps, with_buffers=with_buffers)
+        bucketed = self._bucketed(tensors.trainable)
+        setup = construction.set_up(self.module, tensors, bucketed, self.plan, *caps, with_buffers=with_buffers)
+        return tensors, setup
 
-    def _bucketed(self, tensors: ModuleTensors) -> dict[str, nn.Parameter]:
-        return {name: one for name, one in tensors.trainable.items() if name not in self.delayed_parameters}
+    def _bucketed(self, trainable: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+        return {name: parameter for name, parameter in trainable.items() if name not in self.delayed_parameters}
 
     def bucketed_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters in the buckets by name, in the order of the parameter index: all but the delayed ones."""
-        return trainable_parameters(self.module, without=self.delayed_parameters)
+        return self._bucketed(trainable_parameters(self.module))
 
     def send_state(self, *, source: int, with_buffers: bool) -> None:
         """Overwrite every rank's parameters and buffers with those of `source`."""
@@ -173,7 +168,7 @@ class DataParallel(JoinableModule, nn.Module):
         if with_gradients or joining:
             self.reducer.rebuild_if_due()
         if self.has_buffers:
-            buffers.before_forward(self)
+            buffers.send_if_due(self, after_forward=False)
         if joining:
             self.announce_averaging(wanted=with_gradients and self.require_backward_grad_sync)
         for step in tuple(self.input_steps):  # the first one removes itself
@@ -196,7 +191,7 @@ class DataParallel(JoinableModule, nn.Module):
     @_not_compiled
     def _after_forward(self, output: Any) -> Any:
         if self.has_buffers:
-            buffers.after_forward(self)
+            buffers.send_if_due(self, after_forward=True)
         averaging = torch.is_grad_enabled() and self.require_backward_grad_sync
         # As in torch: buffers are sent again only after a forward pass whose gradients are averaged.
         self.require_forward_param_sync = averaging
@@ -207,7 +202,7 @@ class DataParallel(JoinableModule, nn.Module):
             count_ranks = None if self._presence is None else self.rank_counter(self._presence)
             self.reducer.prepare_for_backward(outputs, count_ranks)
             if self.reducer.tracker.needs_sink:
-                return through_sink(output, self.reducer.backward_starts, clone=self.sink_clones)
+                return through_sink(output, self.reducer.backward_starts, clone=self._ddp_sink_clone)
             call_at_backward(outputs, self.reducer.backward_starts)
         elif torch.is_grad_enabled():
             self.reducer.prepare_without_averaging()

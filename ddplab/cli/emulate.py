@@ -1,10 +1,11 @@
 """`ddplab emulate`: iteration times of a real reducer in virtual time or by the clock, beside the predicted ones."""
 
 from collections.abc import Callable, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from reference.fork_server import start_server
 from reference.trace import Trace
@@ -13,23 +14,24 @@ from simulator.prediction import Prediction, predict
 from simulator.schedule.policy import Policy
 
 from ..emulation.scale_model import ScaleModel
+from ..validation.validation_report import Configuration, ValidationReport
 from . import shared_options as options
-from .predict import read_policies, save_timelines, values_of_axes
+from .predict import cells_of_axes, read_policies, save_timelines, values_of_axes
 from .terminal_output import progress, show_report, show_table, write_json
+
+HELP = {
+    "class": "The reducer: ddplab, torch, or MODULE:CLASS with the constructor of torch's class.",
+    "wall": "Use a wall clock: each rank is a process, which sleeps for the recorded times.",
+    "repeat": "With --wall: turns of each configuration; a turn measures 3 iterations.",
+    "out": "With --wall: folder for trace, fabric, predictions and report.",
+}
 
 
 def emulate(
     trace: options.TraceFile,
     fabric: options.FabricFiles = None,
     world_size: options.WorldSize = 2,
-    reducer: Annotated[
-        str,
-        typer.Option(
-            "--class",
-            metavar="CLASS",
-            help="The reducer: ddplab, torch, or MODULE:CLASS with the constructor of torch's class.",
-        ),
-    ] = "ddplab",
+    reducer: Annotated[str, Option("--class", metavar="CLASS", help=HELP["class"])] = "ddplab",
     caps: options.ChosenCaps = None,
     orders: options.ChosenOrders = None,
     hooks: options.Hooks = "none",
@@ -41,29 +43,11 @@ def emulate(
     inputs: options.Inputs = None,
     perfetto: options.PerfettoFile = None,
     timeline: options.TimelinePicture = None,
-    wall: Annotated[  # noqa: FBT002 - an option
-        bool,
-        typer.Option("--wall", help="Use a wall clock: each rank is a process, which sleeps for the recorded times."),
-    ] = False,
+    wall: Annotated[bool, Option("--wall", help=HELP["wall"])] = False,  # noqa: FBT002 - an option
     dilation: options.Dilation = 1.0,
     byte_scale: options.ByteScale = 1.0,
-    repeat: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="With --wall: turns of each configuration; a turn measures 3 iterations.",
-            show_default="3",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="With --wall: folder for trace, fabric, predictions and report.",
-            show_default="out/emulate",
-        ),
-    ] = None,
+    repeat: Annotated[int | None, Option(min=1, metavar="N", help=HELP["repeat"], show_default="3")] = None,
+    out: Annotated[Path | None, Option(metavar="FOLDER", help=HELP["out"], show_default="out/emulate")] = None,
     json_path: options.Json = None,
 ) -> None:
     """Run a real reducer on an emulated device and a modelled network, in virtual time.
@@ -78,6 +62,7 @@ def emulate(
     collective ends at the time that the fabric gives. The report is that of `validate --emulate`; no virtual links
     are needed.
     """
+    files = fabric or [options.FABRIC]
     if wall:
         given = {
             "--class": reducer != "ddplab",
@@ -90,30 +75,21 @@ def emulate(
             "--timeline": timeline,
         }
         options.refuse(given, "not available with --wall")
-        _emulate_on_wall_clock(
-            trace,
-            options.read_fabric(fabric or [options.FABRIC], fabric_set, None),
-            world_size,
-            read_policies(None, caps, orders, hooks)[1],
-            scale=options.read_scale(dilation, byte_scale),
-            repeat=repeat or 3,
-            out=out or Path("out/emulate"),
-            json_path=json_path,
-            fabric_files=fabric or [options.FABRIC],
-        )
+        modelled = options.read_fabric(files, fabric_set, None)
+        _, policies = read_policies(None, caps, orders, hooks)
+        scale, folder = options.read_scale(dilation, byte_scale), out or Path("out/emulate")
+        start_server()  # it imports torch while this process does
+        options.check_outputs(json_path, inputs=[trace, *files], folder=folder)
+        report = _emulate_on_wall_clock(Trace.load(trace), modelled, world_size, policies, scale, repeat or 3, folder)
+        show_report(report)
+        write_json(json_path, report.to_json())
         return
-    scaled: dict[str, object] = {
-        "--dilation": dilation != 1,
-        "--byte-scale": byte_scale != 1,
-        "--repeat": repeat,
-        "--out": out,
-    }
+    scaled = {"--dilation": dilation != 1, "--byte-scale": byte_scale != 1, "--repeat": repeat, "--out": out}
     options.refuse(scaled, "expected with --wall only")
     from ..emulation.emulate import emulate as run
     from ..emulation.emulate import emulated_fabric
 
     options.check_picture("--timeline", timeline)
-    files = fabric or [options.FABRIC]
     read = [trace, *files, processor, *options.files_of(reducer)]
     options.check_outputs(perfetto, timeline, json_path, inputs=read)
     _, policies = read_policies(policy, caps, orders, hooks)
@@ -125,71 +101,50 @@ def emulate(
         "stragglers": options.read_stragglers(straggler),
         "inputs": None if inputs is None else options.read_counts("--inputs", inputs, least=0),
     }
-    pairs = []
+    runs = []
     with progress() as on_progress:
         for number, one in enumerate(policies):
             on_progress("emulating", number, len(policies))
             emulated = run(recorded, costs, policy=one, reducer=make, **arguments)
-            pairs.append((emulated, predict(recorded, costs, policy=one, **arguments)))
+            runs.append((one, emulated, predict(recorded, costs, policy=one, **arguments)))
     model = recorded.workload.model
-    rows = [_row(one, *pair) for one, pair in zip(policies, pairs, strict=True)]
-    show_table(rows, f"{model} on {world_size} ranks, reducer {reducer} in virtual time")
-    for sentence in dict.fromkeys(sentence for _, predicted in pairs for sentence in predicted.counted_as_free):
+    show_table(list(starmap(_row, runs)), f"{model} on {world_size} ranks, reducer {reducer} in virtual time")
+    for sentence in dict.fromkeys(sentence for *_, predicted in runs for sentence in predicted.counted_as_free):
         print(sentence)
-    fastest = min((emulated for emulated, _ in pairs), key=lambda emulated: emulated.iteration_ns)
+    fastest = min((emulated for _, emulated, _ in runs), key=lambda emulated: emulated.iteration_ns)
     save_timelines(fastest, perfetto, timeline)
-    results = [_row_json(one, *pair) for one, pair in zip(policies, pairs, strict=True)]
+    results = list(starmap(_row_json, runs))
     write_json(json_path, {"model": model, "world_size": world_size, "class": reducer, "rows": results})
     largest_ns = max(abs(row["emulated_ns"] - row["predicted_ns"]) for row in results)
     print(f"largest difference between emulated and predicted median iterations: {largest_ns} ns")
 
 
 def _emulate_on_wall_clock(
-    trace: Path,
+    trace: Trace,
     fabric: Fabric,
     world_size: int,
     policies: Sequence[Policy],
-    *,
     scale: ScaleModel,
     repeat: int,
     out: Path,
-    json_path: Path | None,
-    fabric_files: Sequence[Path],
-) -> None:
-    start_server()  # it imports torch while this process does
+) -> ValidationReport:
     from reference.launch import RankPool
 
     from ..validation.validate_emulated import validate_emulated
-    from ..validation.validation_report import Configuration
 
-    options.check_outputs(json_path, inputs=[trace, *fabric_files], folder=out)
-    recorded = Trace.load(trace)
     configurations = []
     for one in policies:
         if one.bucket_cap_mb is None:
             raise ValueError("--caps: expected sizes in MB or `single` with --wall, got 'default'")
         configurations.append(Configuration(one.bucket_cap_mb, one.order, one.hook.name))
     with progress() as on_progress, RankPool(world_size) as pool:
-        report = validate_emulated(
-            pool,
-            recorded,
-            configurations,
-            scale=scale,
-            out=out,
-            repeat=repeat,
-            modelled=fabric,
-            on_progress=on_progress,
+        return validate_emulated(
+            pool, trace, configurations, scale=scale, out=out, repeat=repeat, modelled=fabric, on_progress=on_progress
         )
-    show_report(report)
-    write_json(json_path, report.to_json())
 
 
 def read_reducer(text: str) -> str | Callable[..., Any]:
-    """Parse the name of a reducer: a built-in one, or MODULE:CLASS.
-
-    Raises:
-        ValueError: There is no such module or class.
-    """
+    """Parse the name of a reducer: a built-in one, or MODULE:CLASS."""
     module_name, colon, attribute = text.partition(":")
     expected = f"--class: expected ddplab, torch or MODULE:CLASS, got {text!r}"
     if not colon:
@@ -206,11 +161,8 @@ def read_reducer(text: str) -> str | Callable[..., Any]:
 
 
 def _row(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[str, str]:
-    values = values_of_axes(policy)
     return {
-        "cap": options.cap_word(values["bucket_cap_mb"]),
-        "order": values["order"],
-        "hook": values["hook"],
+        **cells_of_axes(policy),
         "buckets": str(len(emulated.buckets) or "?"),
         "emulated ms": f"{emulated.iteration_ns / 1e6:.3f}",
         "predicted ms": f"{predicted.iteration_ns / 1e6:.3f}",
@@ -220,6 +172,5 @@ def _row(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[st
 
 
 def _row_json(policy: Policy, emulated: Prediction, predicted: Prediction) -> dict[str, Any]:
-    values = values_of_axes(policy)
     times = {"emulated_ns": emulated.iteration_ns, "predicted_ns": predicted.iteration_ns}
-    return {"cap_mb": options.cap_json(values.pop("bucket_cap_mb")), **values, **times, **emulated.to_json()}
+    return {**values_of_axes(policy), **times, **emulated.to_json()}

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from reference.bucketing import cap_name
 
@@ -15,13 +15,20 @@ if TYPE_CHECKING:
 
     from ..validation.error_causes import Explanation
 
+FIGURE = "Where to draw the causes (.png, .svg). Default: explain.png in FOLDER."
+TIMES = {
+    "packed": "packed_ns",
+    "launched": "launched_ns",
+    "started": "start_ns",
+    "done": "done_ns",
+    "copied out": "copied_out_ns",
+}
+"""Columns of the table of buckets, and the fields of its times."""
+
 
 def explain(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Folder of a run, as `validate --out` wrote it.")],
-    figure: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Where to draw the causes (.png, .svg). Default: explain.png in FOLDER."),
-    ] = None,
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder of a run, as `validate --out` wrote it.")],
+    figure: Annotated[Path | None, Option(metavar="PATH", help=FIGURE)] = None,
     json_path: Json = None,
 ) -> None:
     """Show why predictions and measurements of a run differ.
@@ -70,36 +77,28 @@ def _summary(one: "Explanation") -> dict[str, str]:
 
 
 def _part_rows(one: "Explanation") -> list[dict[str, str]]:
-    rows = [
-        {
-            "part": part,
-            "predicted": f"{predicted_ns / 1e6:.2f}",
-            "measured": f"{one.measured_parts_ns[part] / 1e6:.2f}",
-            "cause": f"{one.causes_ns[part] / 1e6:+.2f}" if part in one.causes_ns else "",
-        }
+    parts = [
+        (part, predicted_ns, one.measured_parts_ns[part], one.causes_ns.get(part))
         for part, predicted_ns in one.predicted_parts_ns.items()
     ]
-    rest, difference_ns = one.not_explained_ns, one.measured_ns - one.predicted_ns
-    rows.append({"part": "not explained", "predicted": "", "measured": "", "cause": f"{rest / 1e6:+.2f}"})
-    whole = {"predicted": f"{one.predicted_ns / 1e6:.2f}", "measured": f"{one.measured_ns / 1e6:.2f}"}
-    rows.append({"part": "iteration", **whole, "cause": f"{difference_ns / 1e6:+.2f}"})
-    return rows
+    rest = ("not explained", None, None, one.not_explained_ns)
+    whole = ("iteration", one.predicted_ns, one.measured_ns, one.measured_ns - one.predicted_ns)
+    return [
+        {"part": part, "predicted": _ms(predicted), "measured": _ms(measured), "cause": _ms(cause, "+")}
+        for part, predicted, measured, cause in (*parts, rest, whole)
+    ]
+
+
+def _ms(ns: float | None, sign: str = "") -> str:
+    return "" if ns is None else f"{ns / 1e6:{sign}.2f}"
 
 
 def _bucket_rows(one: "Explanation") -> list[dict[str, str]]:
     return [
-        {
-            "bucket": str(row["bucket"]),
-            **{
-                name: f"{row[f'predicted_{column}'] / 1e6:.2f} | {row[f'measured_{column}'] / 1e6:.2f}"
-                for name, column in (
-                    ("packed", "packed_ns"),
-                    ("launched", "launched_ns"),
-                    ("started", "start_ns"),
-                    ("done", "done_ns"),
-                    ("copied out", "copied_out_ns"),
-                )
-            },
+        {"bucket": str(row["bucket"])}
+        | {
+            name: f"{row[f'predicted_{field}'] / 1e6:.2f} | {row[f'measured_{field}'] / 1e6:.2f}"
+            for name, field in TIMES.items()
         }
         for row in one.buckets.to_dict("records")
     ]

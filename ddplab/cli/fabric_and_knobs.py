@@ -5,9 +5,9 @@ from operator import mul
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
+from typer import Argument, Option
 
 from simulator.fabric import Contention, Fabric, LevelEntry, Linear, Processor, Sharing, Timing, TopologyFile
 from simulator.fabric.algorithms import sent_share
@@ -18,21 +18,16 @@ from simulator.workload.compute_times import Straggler, Variation
 from simulator.workload.roofline import DEVICES, Device
 
 from .shared_options import FABRIC_FILE, FabricSettings, Json, ProcessorFile, check_outputs, read_counts, read_fabric
-from .terminal_output import contention_rows, hook_rows, show_table, write_json
+from .terminal_output import show_contention, show_hooks, show_table, write_json
+
+FILES = f"{FABRIC_FILE}. Several files are merged into one fabric."
+WORLD_SIZES = "World sizes to show."
+SHOWN = "measured world sizes, and full groups of the topology"
 
 
 def fabric(
-    files: Annotated[
-        list[Path], typer.Argument(metavar="FILE", help=f"{FABRIC_FILE}. Several files are merged into one fabric.")
-    ],
-    world_sizes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,...",
-            help="World sizes to show.",
-            show_default="measured world sizes, and full groups of the topology",
-        ),
-    ] = None,
+    files: Annotated[list[Path], Argument(metavar="FILE", help=FILES)],
+    world_sizes: Annotated[str | None, Option(metavar="N,...", help=WORLD_SIZES, show_default=SHOWN)] = None,
     fabric_set: FabricSettings = None,
     processor: ProcessorFile = None,
     json_path: Json = None,
@@ -44,30 +39,27 @@ def fabric(
     """
     check_outputs(json_path, inputs=[*files, processor])
     shown = read_fabric(files, fabric_set, processor)
-    sizes = _default_world_sizes(shown) if world_sizes is None else read_counts("--world-sizes", world_sizes)
-    segments = [segment for world_size in sizes for segment in _segments(shown, world_size)]
+    if world_sizes is None:  # an unlimited level counts as two members
+        members = [level.members or 2 for level in shown.topology.levels] if shown.topology else []
+        sizes = sorted({*shown.world_sizes, *accumulate(members, mul)})
+    else:
+        sizes = read_counts("--world-sizes", world_sizes)
+    segments = [
+        {
+            "world_size": world_size,
+            "origin": shown.origin(world_size),
+            "relative_error": shown.relative_error(world_size),
+            **segment._asdict(),
+        }
+        for world_size in sizes
+        for segment in shown.segments(world_size)
+    ]
     print(shown.source or ", ".join(map(str, files)))
-    show_table(
-        list(map(_segment_row, segments)), f"all-reduces, {shown.concurrency} at a time; ± is half of a 90 % band"
-    )
+    title = f"all-reduces, {shown.concurrency} at a time; ± is half of a 90 % band"
+    show_table(list(map(_segment_row, segments)), title)
     _show_processor(shown.processor)
     costs = shown.model_dump(mode="json", include={"source", "library", "concurrency", "processor"})
     write_json(json_path, costs | {"segments": segments})
-
-
-def _default_world_sizes(fabric: Fabric) -> list[int]:
-    """Return the measured world sizes, and the size of a full group of each level (two members if unlimited)."""
-    levels = fabric.topology.levels if fabric.topology else ()
-    return sorted({*fabric.world_sizes, *accumulate((level.members or 2 for level in levels), mul)})
-
-
-def _segments(fabric: Fabric, world_size: int) -> list[dict[str, Any]]:
-    """Return one entry per segment of the costs at a world size."""
-    origin, error = fabric.origin(world_size), fabric.relative_error(world_size)
-    return [
-        {"world_size": world_size, "origin": origin, "relative_error": error, **segment._asdict()}
-        for segment in fabric.segments(world_size)
-    ]
 
 
 def _segment_row(segment: dict[str, Any]) -> dict[str, str]:
@@ -88,18 +80,14 @@ def _show_processor(processor: Processor) -> None:
     if processor == Processor():
         print("the fabric has no processor costs; `ddplab calibrate` measures them")
         return
-    fields = [(name, field) for name, field in Processor.model_fields.items() if name not in ("contention", "hooks")]
-    show_table(
-        [
-            {"name": name, "value": _cost(getattr(processor, name)), "meaning": str(field.description).split(";")[0]}
-            for name, field in fields
-        ],
-        "processor costs",
-    )
-    if contention := contention_rows(processor):
-        show_table(contention, "slow-down of computation and collectives that run at the same time")
-    if hooks := list(hook_rows(processor)):
-        show_table(hooks, "computation of comm hooks for a bucket")
+    rows = [
+        {"name": name, "value": _cost(getattr(processor, name)), "meaning": str(field.description).split(";")[0]}
+        for name, field in Processor.model_fields.items()
+        if name not in ("contention", "hooks")
+    ]
+    show_table(rows, "processor costs")
+    show_contention(processor, "slow-down of computation and collectives that run at the same time")
+    show_hooks(processor, "computation of comm hooks for a bucket")
 
 
 def _cost(value: Linear | float) -> str:

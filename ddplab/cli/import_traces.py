@@ -4,11 +4,18 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from simulator.profiler_import.trace_of_profile import ImportedProfile, import_profile
 
 from .shared_options import Json, TraceOut, check_outputs, files_of
 from .terminal_output import describe_trace, progress, show_table, write_json
+
+FILES = "Files of torch's profiler (Chrome JSON, .gz too), one per rank."
+MODEL = (
+    "The profiled model, for names and shapes of its parameters: a built-in one, or MODULE:CALLABLE. Without it, "
+    "parameters are numbered."
+)
 
 import_app = typer.Typer(help="Make a trace from files of other tools.", rich_markup_mode=None, add_completion=False)
 
@@ -20,19 +27,9 @@ def importing() -> None:
 
 @import_app.command(short_help="Files of torch's profiler.")
 def kineto(
-    files: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE", help="Files of torch's profiler (Chrome JSON, .gz too), one per rank."),
-    ],
+    files: Annotated[list[Path], Argument(metavar="FILE", help=FILES)],
     out: TraceOut = Path("out/imported.json.gz"),
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="The profiled model, for names and shapes of its parameters: a built-in one, or MODULE:CALLABLE. "
-            "Without it, parameters are numbered.",
-        ),
-    ] = None,
+    model: Annotated[str | None, Option(metavar="MODEL", help=MODEL)] = None,
     json_path: Json = None,
 ) -> None:
     """Make a trace from files of torch's profiler, one per rank, of an unmodified training script.
@@ -53,11 +50,8 @@ def kineto(
         on_progress(f"reading {', '.join(path.name for path in files[:3])}", 0, 1)
         profile = import_profile(files, parameters=parameters, model=model)
     profile.trace.save(out)
-    show_table(
-        _step_rows(profile),
-        f"{profile.gpu or 'no GPU'}: steps of rank {profile.trace.ranks[0].rank}, in ms",
-        optional=("buckets", "forward", "optimiser", "all-reduces", "GPU busy"),
-    )
+    title = f"{profile.gpu or 'no GPU'}: steps of rank {profile.trace.ranks[0].rank}, in ms"
+    show_table(_step_rows(profile), title, optional=("buckets", "forward", "optimiser", "all-reduces", "GPU busy"))
     show_table([describe_trace(profile.trace)], f"saved as {out}")
     for note in profile.notes:
         print(f"- {note}")

@@ -5,7 +5,7 @@ Modules that need torch are imported when a subcommand that uses them runs, so t
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from typing import NoReturn
 
@@ -50,85 +50,78 @@ Every command prints tables, and writes its result as JSON with --json PATH. The
 an error and 2 for an invalid command line; every error is one line.
 """
 
-SUMMARIES: Mapping[str, str] = {
-    "record": "Record when each gradient of a model is ready.",
-    "import": "Make a trace from files of torch's profiler.",
-    "synthesize": "Make a trace from a model and a data sheet.",
-    "rescale": "Rescale a recorded trace to another device.",
-    "calibrate": "Measure collectives and their costs on this machine.",
-    "fabric": "Show latency, bandwidth and processor costs of a fabric.",
-    "predict": "Predict iteration times by bucket cap, order and hook.",
-    "sweep": "Predict all combinations; write a table and a heat map.",
-    "emulate": "Run a real reducer in virtual time, and compare.",
-    "knobs": "List every setting with its unit and source.",
-    "validate": "Predict, then train, and compare.",
-    "explain": "Show why predictions and measurements of a run differ.",
-    "conform": "Check that a data-parallel class is local training.",
-    "demo": "Check predictions in three ways, in about 3 minutes.",
-}
-"""One line per subcommand, for the list in the help."""
-
-EXAMPLES: Mapping[str, tuple[str, ...]] = {
-    "record": (
+COMMANDS: Mapping[Callable[..., None] | typer.Typer, tuple[str, ...]] = {
+    record: (
+        "Record when each gradient of a model is ready.",
         "ddplab record --model resnet18 --out out/resnet18.json.gz",
         "ddplab record --model my_models:small --world-size 2 --iterations 20",
     ),
-    "import": (
-        "ddplab import kineto rank0.json.gz --out trace.json.gz",
-        "ddplab import kineto rank*.json --model resnet50",
-    ),
-    "synthesize": (
+    synthesize: (
+        "Make a trace from a model and a data sheet.",
         "ddplab synthesize --model resnet50 --device a100-40gb-tf32",
         "ddplab synthesize --device h100-tf32 --step-ms 95 --out out/h100.json.gz",
     ),
-    "rescale": ("ddplab rescale out/a100.json.gz --from a100-40gb-tf32 --to h100-tf32",),
-    "calibrate": (
+    rescale: (
+        "Rescale a recorded trace to another device.",
+        "ddplab rescale out/a100.json.gz --from a100-40gb-tf32 --to h100-tf32",
+    ),
+    calibrate: (
+        "Measure collectives and their costs on this machine.",
         "ddplab calibrate --model mlp --world-size 2 --out out/fabric.json",
         "ddplab calibrate --model mlp --hook fp16 --hook bf16 --link-rate 1gbit",
     ),
-    "fabric": ("ddplab fabric out/fabric.json", "ddplab fabric 8.log 16.log pod.yaml"),
-    "predict": (
+    fabric: (
+        "Show latency, bandwidth and processor costs of a fabric.",
+        "ddplab fabric out/fabric.json",
+        "ddplab fabric 8.log 16.log pod.yaml",
+    ),
+    predict: (
+        "Predict iteration times by bucket cap, order and hook.",
         "ddplab predict trace.json.gz --fabric out/fabric.json --caps 1,25,single",
         "ddplab predict trace.json.gz --hooks none,fp16 --timeline out/timeline.png",
         "ddplab predict trace.json.gz --fabric pod.yaml --straggler 3:1.5",
         "ddplab predict trace.json.gz --fabric 8.log --fabric 16.log --world-size 16",
     ),
-    "sweep": (
+    sweep: (
+        "Predict all combinations; write a table and a heat map.",
         "ddplab sweep trace.json.gz --fabric pod.yaml --world-sizes 8,64,512",
         "ddplab sweep trace.json.gz --fabric pod.yaml --heat-map out/map.png",
     ),
-    "emulate": (
+    emulate: (
+        "Run a real reducer in virtual time, and compare.",
         "ddplab emulate trace.json.gz --fabric pod.yaml --world-size 8",
         "ddplab emulate trace.json.gz --fabric pod.yaml --class torch --caps 1,25",
     ),
-    "knobs": ("ddplab knobs",),
-    "validate": (
+    knobs: ("List every setting with its unit and source.", "ddplab knobs"),
+    validate: (
+        "Predict, then train, and compare.",
         "ddplab validate --model mlp --caps 1,25 --out out/mlp",
         "ddplab validate --model my_models:small --hooks none,bf16 --link-rate 1gbit",
     ),
-    "explain": ("ddplab explain out/mlp",),
-    "conform": (
+    explain: ("Show why predictions and measurements of a run differ.", "ddplab explain out/mlp"),
+    conform: (
+        "Check that a data-parallel class is local training.",
         "ddplab conform torch",
         "ddplab conform my_package.ddp:MyDDP --only 'one weight,any timing'",
         "ddplab conform my_package.ddp:MyDDP --against torch --junit conform.xml",
         "ddplab conform ddplab --baseline main",
     ),
-    "demo": ("ddplab demo --out out/demo",),
+    demo: ("Check predictions in three ways, in about 3 minutes.", "ddplab demo --out out/demo"),
+    import_app: (
+        "Make a trace from files of torch's profiler.",
+        "ddplab import kineto rank0.json.gz --out trace.json.gz",
+        "ddplab import kineto rank*.json --model resnet50",
+    ),
 }
-"""Command lines by subcommand, shown at the end of its help."""
-
-
-def epilog(command: str) -> str:
-    """Return the end of a subcommand's help: its examples."""
-    return "\b\nExamples:\n" + "\n".join(f"  {example}" for example in EXAMPLES[command])
-
+"""Each subcommand with its line in the list of the help, and the examples at the end of its own help."""
 
 app = typer.Typer(help=USAGE, add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-before = (record, synthesize, rescale, calibrate, fabric, predict, sweep)
-for command in (*before, emulate, knobs, validate, explain, conform, demo):
-    name = command.__name__
-    app.command(short_help=SUMMARIES[name], epilog=epilog(name))(command)
-app.add_typer(import_app, name="import", short_help=SUMMARIES["import"], epilog=epilog("import"))
+for command, (summary, *examples) in COMMANDS.items():
+    epilog = "\n  ".join(["\b\nExamples:", *examples])
+    if isinstance(command, typer.Typer):
+        app.add_typer(command, name="import", short_help=summary, epilog=epilog)
+    else:
+        app.command(short_help=summary, epilog=epilog)(command)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """`ddplab predict` and `ddplab sweep`: predict iteration times for several settings, or for all combinations."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -8,18 +8,17 @@ from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
-import typer
 from matplotlib.figure import Figure
+from typer import Argument, Option
 
 from reference.trace import Trace
-from simulator.fabric import Fabric
 from simulator.interval import COMPUTATION
 from simulator.prediction import Prediction
 from simulator.prediction import predict as predict_one
 from simulator.profiler_import.trace_of_profile import HOST_BOUND, host_bound
 from simulator.results.breakdown import PARTS
 from simulator.results.heat_map import draw_heat_maps
-from simulator.results.scaling_verdict import TARGET, NetworkNeed, counted, network_need
+from simulator.results.scaling_verdict import TARGET, counted, network_need
 from simulator.results.timeline_plot import draw_timeline
 from simulator.schedule.policy import Policy
 from simulator.sweep import AXES, COLUMNS, TABLE_WRITERS, save_table
@@ -78,24 +77,29 @@ def predict(
     )
     predictions = [predict_policy(policy=one) for one in policies]
     model = recorded.workload.model
-    show_table(
-        list(map(_prediction_row, policies, predictions)),
-        f"{recorded.workload.described}, on {world_size} ranks, predicted",
-        optional=SPARED,
-    )
+    title = f"{recorded.workload.described}, on {world_size} ranks, predicted"
+    show_table(list(map(_prediction_row, policies, predictions)), title, optional=SPARED)
     if (share := host_bound(recorded)) > HOST_BOUND:
         print(f"the trace is host-bound: its GPU waited for its host {share:.0%} of the time; counted as computation")
     for sentence in dict.fromkeys([*assumed, *(free for one in predictions for free in one.counted_as_free)]):
         print(sentence)
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
-    _show_breakdown(fastest, base.sync_every)
+    parts = {part.replace("_", " "): f"{ns / 1e6:.1f}" for part, ns in fastest.breakdown.items() if ns}
+    span = "iteration" if base.sync_every == 1 else f"cycle of {base.sync_every} iterations"
+    show_table([parts], f"fastest configuration: parts of the median {span} on the slowest rank, ms")
+    if fastest.epoch_end_ns:
+        print(f"after the last iteration, all ranks receive one rank's model: {fastest.epoch_end_ns / 1e6:.1f} ms")
     save_timelines(fastest, perfetto, timeline)
-    rows = list(map(_row_json, policies, predictions))
+    rows = [values_of_axes(one) | prediction.to_json() for one, prediction in zip(policies, predictions, strict=True)]
     print(conclusion(policies, predictions))
     result: dict[str, Any] = {"model": model, "world_size": world_size, "rows": rows, "assumed": list(assumed)}
     if world_size > 1:
-        need = _network_need(
-            recorded, costs, predict_policy, policies[predictions.index(fastest)], fastest, world_size
+        predict_fastest = partial(predict_policy, policy=policies[predictions.index(fastest)])
+        need = network_need(
+            lambda factor: _efficiency(predict_fastest(fabric=costs.scaled(factor))),
+            bucket_bytes=[sum(recorded.sizes_bytes[index] for index in bucket) for bucket in fastest.buckets],
+            all_reduce_ns=partial(costs.all_reduce_ns, world_size=world_size),
+            world_size=world_size,
         )
         efficiency = _efficiency(fastest)
         print(
@@ -123,17 +127,25 @@ def read_policies(
 
 
 def values_of_axes(policy: Policy) -> dict[str, Any]:
-    """Return the policy's value on each axis, or the name of the field that overrides the axis."""
+    """Return cap, order and hook for JSON; a field that overrides the axis stands in place of the value."""
     values = {"bucket_cap_mb": policy.bucket_cap_mb, "order": policy.order, "hook": policy.hook.name}
-    return values | policy.overruled
+    values |= policy.overruled
+    return {"cap_mb": options.cap_json(values.pop("bucket_cap_mb")), **values}
+
+
+def cells_of_axes(policy: Policy) -> dict[str, str]:
+    """Return cap, order and hook for a table, as `values_of_axes`."""
+    cap_mb = policy.overruled.get("bucket_cap_mb", policy.bucket_cap_mb)
+    return {
+        "cap": options.cap_word(cap_mb),
+        "order": policy.overruled.get("order", policy.order),
+        "hook": policy.hook.name,
+    }
 
 
 def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
-    values = values_of_axes(policy)
     return {
-        "cap": options.cap_word(values["bucket_cap_mb"]),
-        "order": values["order"],
-        "hook": values["hook"],
+        **cells_of_axes(policy),
         "buckets": str(len(prediction.buckets)),
         "iteration ms": f"{prediction.iteration_ns / 1e6:.1f}",
         "90 % ms": f"{prediction.interval_ns[0] / 1e6:.1f} - {prediction.interval_ns[1] / 1e6:.1f}",
@@ -143,41 +155,8 @@ def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
     }
 
 
-def _row_json(policy: Policy, prediction: Prediction) -> dict[str, Any]:
-    values = values_of_axes(policy)
-    return {"cap_mb": options.cap_json(values.pop("bucket_cap_mb")), **values, **prediction.to_json()}
-
-
-def _show_breakdown(prediction: Prediction, cycle: int) -> None:
-    parts = {part: ns for part, ns in prediction.breakdown.items() if ns}
-    row = {part.replace("_", " "): f"{ns / 1e6:.1f}" for part, ns in parts.items()}
-    span = "iteration" if cycle == 1 else f"cycle of {cycle} iterations"
-    show_table([row], f"fastest configuration: parts of the median {span} on the slowest rank, ms")
-    if prediction.epoch_end_ns:
-        print(f"after the last iteration, all ranks receive one rank's model: {prediction.epoch_end_ns / 1e6:.1f} ms")
-
-
 def _efficiency(prediction: Prediction) -> float:
     return prediction.compute_ns / max(1, prediction.iteration_ns)
-
-
-def _network_need(
-    trace: Trace,
-    fabric: Fabric,
-    predict_policy: Callable[..., Prediction],
-    policy: Policy,
-    prediction: Prediction,
-    world_size: int,
-) -> NetworkNeed:
-    def efficiency_at(factor: float) -> float:
-        return _efficiency(predict_policy(fabric=fabric.scaled(factor), policy=policy))
-
-    return network_need(
-        efficiency_at,
-        bucket_bytes=[sum(trace.sizes_bytes[index] for index in bucket) for bucket in prediction.buckets],
-        all_reduce_ns=partial(fabric.all_reduce_ns, world_size=world_size),
-        world_size=world_size,
-    )
 
 
 def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) -> str:
@@ -190,26 +169,19 @@ def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) ->
         for other, prediction in ranked[1:]
         if prediction.buckets != fastest.buckets or other.hook != policy.hook
     ]
-    ties = [
-        f"{name} (+{comparison.difference_ns / 1e6:.1f} ms)"
-        for name, comparison in compared
-        if comparison.intervals_overlap
-    ]
+    ties = [f"{name} (+{one.difference_ns / 1e6:.1f} ms)" for name, one in compared if one.intervals_overlap]
     if len(compared) < len(ranked) - 1:
         sentences.append(f"{len(ranked) - 1 - len(compared)} others have the same buckets")
     if ties:
         sentences.append(f"a tie within the 90 % intervals with {'; '.join(ties)}")
     elif compared:
-        name, comparison = compared[0]
-        sentences.append(
-            f"its lead of {comparison.difference_ns / 1e6:.1f} ms over {name} exceeds the 90 % intervals"
-        )
+        name, second = compared[0]
+        sentences.append(f"its lead of {second.difference_ns / 1e6:.1f} ms over {name} exceeds the 90 % intervals")
     return "; ".join(sentences)
 
 
 def _in_words(policy: Policy) -> str:
-    values = values_of_axes(policy)
-    return f"cap {options.cap_word(values['bucket_cap_mb'])}, order {values['order']}, hook {values['hook']}"
+    return ", ".join(f"{axis} {value}" for axis, value in cells_of_axes(policy).items())
 
 
 def _limits(prediction: Prediction) -> str:
@@ -249,18 +221,21 @@ def save_timelines(prediction: Prediction, perfetto: Path | None, picture: Path 
 VALUES = COLUMNS[len(AXES) :]
 SWEEP_CAPS = "1,5,25,100,single"
 SHOWN_ROWS = 40
+HELP = {
+    "caps": options.HELP["chosen_caps"],
+    "fabric": f"{options.FABRIC_FILE}; repeat the option to compare several fabrics.",
+    "out": "Where to write the table (.csv, .parquet, .json).",
+    "heat_map": "Plot a heat map of the table to this file (.png, .svg, .pdf).",
+    "rows": f"Axis for the rows of the heat map: {', '.join(AXES)}.",
+    "value": f"Value to show in the cells of the heat map: {', '.join(VALUES)}.",
+}
 
 
 def sweep(
-    traces: Annotated[
-        list[Path], typer.Argument(metavar="TRACE", help="Traces of `record`, `synthesize` or `rescale`.")
-    ],
-    fabric: Annotated[
-        list[Path],
-        typer.Option(metavar="PATH", help=f"{options.FABRIC_FILE}; repeat the option to compare several fabrics."),
-    ],
-    world_sizes: Annotated[str, typer.Option(metavar="N,...", help="Numbers of ranks.")] = "2,4,8,16,32,64",
-    caps: Annotated[str | None, typer.Option(metavar="MB,...", help=options.CAPS, show_default=SWEEP_CAPS)] = None,
+    traces: Annotated[list[Path], Argument(metavar="TRACE", help="Traces of `record`, `synthesize` or `rescale`.")],
+    fabric: Annotated[list[Path], Option(metavar="PATH", help=HELP["fabric"])],
+    world_sizes: Annotated[str, Option(metavar="N,...", help="Numbers of ranks.")] = "2,4,8,16,32,64",
+    caps: Annotated[str | None, Option(metavar="MB,...", help=HELP["caps"], show_default=SWEEP_CAPS)] = None,
     orders: options.ChosenOrders = None,
     hooks: options.Hooks = "none",
     policy: options.Settings = None,
@@ -268,25 +243,12 @@ def sweep(
     processor: options.ProcessorFile = None,
     variation: options.VariationSettings = None,
     straggler: options.Stragglers = None,
-    out: Annotated[
-        Path, typer.Option(metavar="PATH", help="Where to write the table (.csv, .parquet, .json).")
-    ] = Path("out/sweep.csv"),
-    heat_map: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Plot a heat map of the table to this file (.png, .svg, .pdf)."),
-    ] = None,
-    rows: Annotated[
-        str, typer.Option(metavar="AXIS", help=f"Axis for the rows of the heat map: {', '.join(AXES)}.")
-    ] = "bucket_cap_mb",
-    columns: Annotated[
-        str, typer.Option(metavar="AXIS", help="Axis for the columns of the heat map.")
-    ] = "world_size",
-    value: Annotated[
-        str, typer.Option(metavar="COLUMN", help=f"Value to show in the cells of the heat map: {', '.join(VALUES)}.")
-    ] = "efficiency",
-    jobs: Annotated[
-        int | None, typer.Option(metavar="N", help="Number of parallel tasks; default: one per core.")
-    ] = None,
+    out: Annotated[Path, Option(metavar="PATH", help=HELP["out"])] = Path("out/sweep.csv"),
+    heat_map: Annotated[Path | None, Option(metavar="PATH", help=HELP["heat_map"])] = None,
+    rows: Annotated[str, Option(metavar="AXIS", help=HELP["rows"])] = "bucket_cap_mb",
+    columns: Annotated[str, Option(metavar="AXIS", help="Axis for the columns of the heat map.")] = "world_size",
+    value: Annotated[str, Option(metavar="COLUMN", help=HELP["value"])] = "efficiency",
+    jobs: Annotated[int | None, Option(metavar="N", help="Number of parallel tasks; default: one per core.")] = None,
     json_path: options.Json = None,
 ) -> None:
     """Predict all combinations of traces, fabrics, world sizes, bucket caps, orders and comm hooks as one table.
@@ -333,26 +295,23 @@ def sweep(
         maps = draw_heat_maps(table, figure, rows=rows, columns=columns, value=value)
         figure.set_size_inches(8, 4.5 * len(maps))
         options.save_picture(figure, heat_map)
-    _show_fastest(table)
+    best = table.loc[table.groupby(list(AXES[:3]), sort=False)["iteration_ns"].idxmin()]
+    shown = [_sweep_row(row) for row in best.head(SHOWN_ROWS).to_dict("records")]
+    show_table(shown, "the fastest configuration at each world size")
     for sentence in (*dict.fromkeys(assumed), *sweep_verdicts(table)):
         print(sentence)
     print(f"{len(table)} configurations written to {out}")
-    write_json(json_path, {"rows": _rows_json(table)})
+    records = table.to_dict("records")
+    rows_json = [row | {"bucket_cap_mb": options.cap_json(row["bucket_cap_mb"])} for row in records]
+    write_json(json_path, {"rows": rows_json})
 
 
 def _check_heat_map(path: Path | None, rows: str, columns: str, value: str) -> None:
-    """Check the options of the heat map before anything is predicted."""
     options.check_picture("--heat-map", path)
     others = [axis for axis in AXES if axis != rows]
     for option, name, names in (("--rows", rows, AXES), ("--columns", columns, others), ("--value", value, VALUES)):
         if name not in names:
             raise ValueError(f"{option}: expected one of {', '.join(names)}; got {name!r}")
-
-
-def _show_fastest(table: pd.DataFrame) -> None:
-    best = table.loc[table.groupby(list(AXES[:3]), sort=False)["iteration_ns"].idxmin()]
-    rows = [_sweep_row(row) for row in best.head(SHOWN_ROWS).to_dict("records")]
-    show_table(rows, "the fastest configuration at each world size")
 
 
 def sweep_verdicts(table: pd.DataFrame) -> list[str]:
@@ -382,7 +341,3 @@ def _sweep_row(row: Mapping[Hashable, Any]) -> dict[str, str]:
         "90 % ms": f"{row['low_ns'] / 1e6:.1f} - {row['high_ns'] / 1e6:.1f}",
         "efficiency": f"{row['efficiency']:.0%}",
     }
-
-
-def _rows_json(table: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    return [row | {"bucket_cap_mb": options.cap_json(row["bucket_cap_mb"])} for row in table.to_dict("records")]

@@ -1,9 +1,11 @@
 """`ddplab record`, `calibrate`, `validate` and `demo`: subcommands that run real ranks on this machine."""
 
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from reference.fork_server import start_server
 from reference.trace import Trace
@@ -14,14 +16,23 @@ from .terminal_output import progress, save_trace, show_report, show_table, writ
 
 TURNS, EMULATED_TURNS = 10, 3
 """Turns of each configuration by default; iterations of a processor that computes vary more."""
+SHOWN_TURNS = f"{TURNS}, or {EMULATED_TURNS} with --emulate"
+HELP = {
+    "iterations": "Iterations to record, after 2 warm-up iterations.",
+    "hook": "Also measure this comm hook: fp16, quantize_per_tensor, power_sgd:RANK, ... May be repeated.",
+    "emulate": "Instead of a model, train emulated devices that take the times of a trace.",
+    "calibrate_at": "With --emulate: calibrate the network with these numbers of ranks, and extrapolate it.",
+    "repeat": "Turns of each configuration; a turn measures 3 iterations.",
+    "calibrations": "Calibrate N times, each time before an equal share of the turns; the prediction is the mean "
+    "of N.",
+    "out": "Folder for trace, fabric file, predictions and report.",
+}
 
 
 def record(
     model: options.Model = "resnet50",
     world_size: options.Processes = 1,
-    iterations: Annotated[
-        int, typer.Option(min=1, max=100_000, metavar="N", help="Iterations to record, after 2 warm-up iterations.")
-    ] = 10,
+    iterations: Annotated[int, Option(min=1, max=100_000, metavar="N", help=HELP["iterations"])] = 10,
     out: options.TraceOut = Path("out/trace.json.gz"),
     json_path: options.Json = None,
 ) -> None:
@@ -46,18 +57,10 @@ def record(
 def calibrate(
     model: options.Model = "resnet50",
     world_size: options.Processes = 2,
-    hook: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="HOOK",
-            help="Also measure this comm hook: fp16, quantize_per_tensor, power_sgd:RANK, ... May be repeated.",
-        ),
-    ] = None,
+    hook: Annotated[list[str] | None, Option(metavar="HOOK", help=HELP["hook"])] = None,
     link_rate: options.LinkRate = None,
     uplinks: options.UplinksText = None,
-    out: Annotated[Path, typer.Option(metavar="PATH", help="Where to write the fabric file.")] = Path(
-        "out/fabric.json"
-    ),
+    out: Annotated[Path, Option(metavar="PATH", help="Where to write the fabric file.")] = options.FABRIC,
     json_path: options.Json = None,
 ) -> None:
     """Measure collectives on this machine, and how much they and the model's computation slow each other down.
@@ -84,39 +87,19 @@ def calibrate(
 
 def validate(
     model: options.ChosenModel = None,
-    emulate: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="TRACE", help="Instead of a model, train emulated devices that take the times of a trace."
-        ),
-    ] = None,
+    emulate: Annotated[Path | None, Option(metavar="TRACE", help=HELP["emulate"])] = None,
     dilation: options.Dilation = 1.0,
     byte_scale: options.ByteScale = 1.0,
     world_size: options.Processes = 2,
-    calibrate_at: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,...",
-            help="With --emulate: calibrate the network with these numbers of ranks, and extrapolate it.",
-        ),
-    ] = None,
+    calibrate_at: Annotated[str | None, Option(metavar="N,...", help=HELP["calibrate_at"])] = None,
     caps: options.Caps = "0.5,1,5,25,single",
     orders: options.Orders = "ready",
     hooks: options.Hooks = "none",
-    repeat: options.Repeat = None,
-    calibrations: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Calibrate N times, each time before an equal share of the turns; the prediction is the mean of N.",
-        ),
-    ] = 1,
+    repeat: Annotated[int | None, Option(min=1, metavar="N", help=HELP["repeat"], show_default=SHOWN_TURNS)] = None,
+    calibrations: Annotated[int, Option(min=1, metavar="N", help=HELP["calibrations"])] = 1,
     link_rate: options.LinkRate = None,
     uplinks: options.UplinksText = None,
-    out: Annotated[
-        Path, typer.Option(metavar="FOLDER", help="Folder for trace, fabric file, predictions and report.")
-    ] = Path("out/validate"),
+    out: Annotated[Path, Option(metavar="FOLDER", help=HELP["out"])] = Path("out/validate"),
     json_path: options.Json = None,
 ) -> None:
     """Record, calibrate, write predictions to disk, then train and compare.
@@ -154,12 +137,8 @@ def validate(
     turns = repeat or (TURNS if emulate is None else EMULATED_TURNS)
     if calibrations > turns:
         raise ValueError(f"--calibrations: expected at most --repeat, which is {turns}, got {calibrations}")
-    configurations = [
-        Configuration(cap, order, hook.name)
-        for cap in options.read_caps(caps)
-        for order in options.read_orders(orders)
-        for hook in options.read_hooks(hooks)
-    ]
+    axes = product(options.read_caps(caps), options.read_orders(orders), options.read_hooks(hooks))
+    configurations = [Configuration(cap, order, hook.name) for cap, order, hook in axes]
     scale = options.read_scale(dilation, byte_scale)
     trace = None if emulate is None else Trace.load(emulate)
     rate, between_nodes = options.read_links(link_rate, uplinks, scale)
@@ -173,40 +152,23 @@ def validate(
 
     with progress() as on_progress:
         if trace is None:
-            with pool(world_size) as ranks:
-                result = run(
-                    ranks,
-                    model or "resnet50",
-                    configurations,
-                    out=out,
-                    repeat=turns,
-                    calibrations=calibrations,
-                    on_progress=on_progress,
-                )
+            measure = partial(run, model=model or "resnet50", calibrations=calibrations)
         else:
             fabrics = []
             for count in calibrated_at:
                 with pool(count) as ranks:
-                    fabrics.append(
-                        calibrate_network(ranks, trace, configurations, scale=scale, on_progress=on_progress)
-                    )
-            with pool(world_size) as ranks:
-                result = validate_emulated(
-                    ranks,
-                    trace,
-                    configurations,
-                    scale=scale,
-                    out=out,
-                    repeat=turns,
-                    calibrated=extrapolated(fabrics, world_size) if fabrics else None,
-                    on_progress=on_progress,
-                )
+                    one = calibrate_network(ranks, trace, configurations, scale=scale, on_progress=on_progress)
+                    fabrics.append(one)
+            calibrated = extrapolated(fabrics, world_size) if fabrics else None
+            measure = partial(validate_emulated, trace=trace, scale=scale, calibrated=calibrated)
+        with pool(world_size) as ranks:
+            result = measure(ranks, configurations=configurations, out=out, repeat=turns, on_progress=on_progress)
     show_report(result, extrapolated=bool(calibrated_at))
     write_json(json_path, result.to_json())
 
 
 def demo(
-    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Folder for all results.")] = Path("out/demo"),
+    out: Annotated[Path, Option(metavar="FOLDER", help="Folder for all results.")] = Path("out/demo"),
     json_path: options.Json = None,
 ) -> None:
     """Check predictions in three ways, from exact to noisy: about 3 minutes on two cores.
@@ -222,15 +184,10 @@ def demo(
     with progress() as on_progress:
         ladder = run(out, on_progress=on_progress)
     reports = [None if report is None else report.to_json() for report in ladder]
-    show_table(
-        ladder_table(reports),
-        "iteration of the real reducer and its prediction, in ms; errors of the prediction, and of two baselines",
-        optional=("ranks", "order", "perfect scaling"),
-    )
+    title = "iteration of the real reducer and its prediction, in ms; errors of the prediction, and of two baselines"
+    show_table(ladder_table(reports), title, optional=("ranks", "order", "perfect scaling"))
     for sentence in ladder_sentences(reports):
         print(sentence)
-    print(
-        f"written to {out}: demo.png, perfetto.json, and a folder for each of the three with report.csv and "
-        "report.json"
-    )
+    files = "demo.png, perfetto.json, and a folder for each of the three with report.csv and report.json"
+    print(f"written to {out}: {files}")
     write_json(json_path, dict(zip(ladder._fields, reports, strict=True)))

@@ -4,15 +4,16 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar, cast
 
-import typer
 from matplotlib.figure import Figure
+from typer import Argument, Option
 
 from reference.bucketing import ORDERS, Order, cap_name
 from reference.files.reading import Schema, one_line_errors, parse_json
@@ -30,144 +31,82 @@ if TYPE_CHECKING:
 
 R = TypeVar("R", bound=Schema)
 
-FABRIC_FILE = "A fabric file of `calibrate`, a topology file (.yaml, .yml), or a log of nccl-tests (.log, .txt)"
-
-MODELS = (
-    "resnet50, resnet18, mlp, transformer, small-tensors, resnet50-224, bert-large, gpt2, emulated:TRACE (sleeps for "
-    "the times of a trace), or MODULE:CALLABLE of your own."
-)
 FABRIC = Path("out/fabric.json")
+FABRIC_FILE = "A fabric file of `calibrate`, a topology file (.yaml, .yml), or a log of nccl-tests (.log, .txt)"
 PREDICT_CAPS = "0.5,1,5,25,single"
-TraceFile = Annotated[Path, typer.Argument(metavar="TRACE", help="A trace of `record`, `synthesize` or `rescale`.")]
-FabricFiles = Annotated[
-    list[Path] | None,
-    typer.Option(
-        metavar="PATH",
-        help=f"{FABRIC_FILE}; may be repeated. Files are merged as by `ddplab fabric`.",
-        show_default=str(FABRIC),
-    ),
-]
-Inputs = Annotated[
-    str | None, typer.Option(metavar="N,...", help="Number of batches of each rank; the ranks then train under Join.")
-]
-PerfettoFile = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="PATH", help="Write the timeline of the fastest configuration as a Chrome trace, for ui.perfetto.dev."
-    ),
-]
-TimelinePicture = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="PATH", help="Plot the timeline of the fastest configuration to this file (.png, .svg, .pdf)."
-    ),
-]
-Model = Annotated[str, typer.Option(metavar="MODEL", help=MODELS)]
-ChosenModel = Annotated[str | None, typer.Option(metavar="MODEL", help=MODELS, show_default="resnet50")]
-WorldSize = Annotated[int, typer.Option(min=1, metavar="N", help="Number of ranks.")]
-Processes = Annotated[
-    int, typer.Option(min=1, max=256, metavar="N", help="Number of ranks, each a process of this machine.")
-]
-Dilation = Annotated[
-    float,
-    typer.Option(
-        metavar="K",
-        help="Emulated devices on a wall clock: run K times slower, links included. Reported times are divided by K.",
-    ),
-]
-ByteScale = Annotated[
-    float,
-    typer.Option(
-        metavar="S", help="Emulated devices on a wall clock: multiply tensors, bucket caps and link rates by S."
-    ),
-]
-Repeat = Annotated[
-    int | None,
-    typer.Option(
-        min=1,
-        metavar="N",
-        help="Turns of each configuration; a turn measures 3 iterations.",
-        show_default="10, or 3 with --emulate",
-    ),
-]
-Caps = Annotated[str, typer.Option(metavar="MB,...", help="Bucket caps in MB; `single` is one bucket in total.")]
-Orders = Annotated[str, typer.Option(metavar="ORDER,...", help=f"Bucket orders: {', '.join(ORDERS)}.")]
-Hooks = Annotated[
-    str,
-    typer.Option(metavar="HOOK,...", help="Comm hooks: none, fp16, bf16, quantize_per_tensor, power_sgd:RANK, ..."),
-]
-TraceOut = Annotated[Path, typer.Option(metavar="PATH", help="Where to write the trace; .gz compresses it.")]
-Settings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--policy",
-        metavar="NAME=VALUE",
-        help="Another setting of the reducer; may be repeated: "
-        + ", ".join(name for name in Policy.model_fields if name not in ("bucket_cap_mb", "order", "hook", "plan"))
-        + ".",
-    ),
-]
-FabricSettings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--fabric-set",
-        metavar="NAME=VALUE",
-        help="Change a field of the fabric; may be repeated: extrapolate=true, slow_link=2, library=gloo, "
-        "algorithm=tree, scale=0.5, ...",
-    ),
-]
-ProcessorFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--processor",
-        metavar="PATH",
-        help="Take the costs of copies, launches, hooks and slow-downs from this fabric file, or count them as free "
-        "with `none`. Topology files and logs have none; traces of GPUs then get the usual costs of the GPU.",
-    ),
-]
-VariationSettings = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--variation",
-        metavar="NAME=VALUE",
-        help="How iterations vary; may be repeated: kind=recorded|resampled|correlated|fitted, iterations=, seed=, "
-        "correlation=, device_spread=.",
-    ),
-]
-Stragglers = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--straggler",
-        metavar="RANK:FACTOR",
-        help="A rank that computes FACTOR times as long; may be repeated. random:FACTOR chooses a rank in each "
-        "iteration.",
-    ),
-]
-LinkRate = Annotated[
-    str | None,
-    typer.Option(
-        metavar="RATE",
-        help="Connect the ranks by virtual links of this rate, such as 1gbit, instead of the loopback interface; "
-        "requires Linux and root.",
-    ),
-]
-UplinksText = Annotated[
-    str | None,
-    typer.Option(
-        "--uplinks",
-        metavar="K:RATE",
-        help="With --link-rate: nodes of K ranks, each connected to the others by an uplink of this rate.",
-    ),
-]
-Json = Annotated[
-    Path | None,
-    typer.Option(
-        "--json", metavar="PATH", help="Also write the result as JSON, for programs; `-` is the standard output."
-    ),
-]
+POLICY_FIELDS = [name for name in Policy.model_fields if name not in ("bucket_cap_mb", "order", "hook", "plan")]
+
+HELP = {
+    "trace": "A trace of `record`, `synthesize` or `rescale`.",
+    "trace_out": "Where to write the trace; .gz compresses it.",
+    "json": "Also write the result as JSON, for programs; `-` is the standard output.",
+    "model": "resnet50, resnet18, mlp, transformer, small-tensors, resnet50-224, bert-large, gpt2, emulated:TRACE "
+    "(sleeps for the times of a trace), or MODULE:CALLABLE of your own.",
+    "world_size": "Number of ranks.",
+    "processes": "Number of ranks, each a process of this machine.",
+    "caps": "Bucket caps in MB; `single` is one bucket in total.",
+    "chosen_caps": "Bucket caps in MB; `single` is one bucket in total, `default` is 25, and 1 for the first bucket.",
+    "orders": f"Bucket orders: {', '.join(ORDERS)}.",
+    "hooks": "Comm hooks: none, fp16, bf16, quantize_per_tensor, power_sgd:RANK, ...",
+    "policy": f"Another setting of the reducer; may be repeated: {', '.join(POLICY_FIELDS)}.",
+    "inputs": "Number of batches of each rank; the ranks then train under Join.",
+    "fabric": f"{FABRIC_FILE}; may be repeated. Files are merged as by `ddplab fabric`.",
+    "fabric_set": "Change a field of the fabric; may be repeated: extrapolate=true, slow_link=2, library=gloo, "
+    "algorithm=tree, scale=0.5, ...",
+    "processor": "Take the costs of copies, launches, hooks and slow-downs from this fabric file, or count them as "
+    "free with `none`. Topology files and logs have none; traces of GPUs then get the usual costs of the GPU.",
+    "variation": "How iterations vary; may be repeated: kind=recorded|resampled|correlated|fitted, iterations=, "
+    "seed=, correlation=, device_spread=.",
+    "straggler": "A rank that computes FACTOR times as long; may be repeated. random:FACTOR chooses a rank in each "
+    "iteration.",
+    "perfetto": "Write the timeline of the fastest configuration as a Chrome trace, for ui.perfetto.dev.",
+    "timeline": "Plot the timeline of the fastest configuration to this file (.png, .svg, .pdf).",
+    "link_rate": "Connect the ranks by virtual links of this rate, such as 1gbit, instead of the loopback interface; "
+    "requires Linux and root.",
+    "uplinks": "With --link-rate: nodes of K ranks, each connected to the others by an uplink of this rate.",
+    "dilation": "Emulated devices on a wall clock: run K times slower, links included. Reported times are divided "
+    "by K.",
+    "byte_scale": "Emulated devices on a wall clock: multiply tensors, bucket caps and link rates by S.",
+}
+"""Help of the options below."""
+
+TraceFile = Annotated[Path, Argument(metavar="TRACE", help=HELP["trace"])]
+TraceOut = Annotated[Path, Option(metavar="PATH", help=HELP["trace_out"])]
+Json = Annotated[Path | None, Option("--json", metavar="PATH", help=HELP["json"])]
+Model = Annotated[str, Option(metavar="MODEL", help=HELP["model"])]
+ChosenModel = Annotated[str | None, Option(metavar="MODEL", help=HELP["model"], show_default="resnet50")]
+WorldSize = Annotated[int, Option(min=1, metavar="N", help=HELP["world_size"])]
+Processes = Annotated[int, Option(min=1, max=256, metavar="N", help=HELP["processes"])]
+Caps = Annotated[str, Option(metavar="MB,...", help=HELP["caps"])]
+ChosenCaps = Annotated[str | None, Option(metavar="MB,...", help=HELP["chosen_caps"], show_default=PREDICT_CAPS)]
+Orders = Annotated[str, Option(metavar="ORDER,...", help=HELP["orders"])]
+ChosenOrders = Annotated[str | None, Option(metavar="ORDER,...", help=HELP["orders"], show_default="ready")]
+Hooks = Annotated[str, Option(metavar="HOOK,...", help=HELP["hooks"])]
+Settings = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help=HELP["policy"])]
+Inputs = Annotated[str | None, Option(metavar="N,...", help=HELP["inputs"])]
+FabricFiles = Annotated[list[Path] | None, Option(metavar="PATH", help=HELP["fabric"], show_default=str(FABRIC))]
+FabricSettings = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help=HELP["fabric_set"])]
+ProcessorFile = Annotated[Path | None, Option(metavar="PATH", help=HELP["processor"])]
+VariationSettings = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help=HELP["variation"])]
+Stragglers = Annotated[list[str] | None, Option(metavar="RANK:FACTOR", help=HELP["straggler"])]
+PerfettoFile = Annotated[Path | None, Option(metavar="PATH", help=HELP["perfetto"])]
+TimelinePicture = Annotated[Path | None, Option(metavar="PATH", help=HELP["timeline"])]
+LinkRate = Annotated[str | None, Option(metavar="RATE", help=HELP["link_rate"])]
+UplinksText = Annotated[str | None, Option(metavar="K:RATE", help=HELP["uplinks"])]
+Dilation = Annotated[float, Option(metavar="K", help=HELP["dilation"])]
+ByteScale = Annotated[float, Option(metavar="S", help=HELP["byte_scale"])]
 
 OPTIONS = {"bucket_cap_mb": "--caps", "order": "--orders", "hook": "--hooks"}
 """Fields of `Policy` that accept several values, each with its option."""
+
+
+@contextmanager
+def naming(option: str) -> Iterator[None]:
+    """Begin the messages of errors in the value of an option with the name of the option."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}") from None
 
 
 def read_caps(text: str) -> list[float]:
@@ -180,36 +119,60 @@ def read_caps(text: str) -> list[float]:
         except ValueError:
             cap = math.nan
         if not cap > 0:
-            raise ValueError(
-                "--caps: expected sizes in MB above 0 or `single`, separated by commas, such as 1,25,single; "
-                f"got {word!r}"
-            )
+            expected = "expected sizes in MB above 0 or `single`, separated by commas, such as 1,25,single"
+            raise ValueError(f"--caps: {expected}; got {word!r}")
         caps.append(cap)
     return caps
 
 
 def read_orders(text: str) -> list[Order]:
     """Parse bucket orders."""
-    words = [word.strip() for word in text.split(",")]
+    words = _words(text)
     if unknown := [word for word in words if word not in ORDERS]:
         raise ValueError(f"--orders: expected {', '.join(ORDERS)}, separated by commas, got {unknown[0]!r}")
-    return [order for word in words for order in ORDERS if order == word]
+    return cast(list[Order], words)
 
 
 def read_hooks(text: str) -> list[CommHook]:
     """Parse comm hooks."""
-    try:
-        return [named_hook(word.strip()) for word in text.split(",")]
-    except ValueError as error:
-        raise ValueError(f"--hooks: {error}") from None
+    with naming("--hooks"):
+        return list(map(named_hook, _words(text)))
 
 
 def read_counts(option: str, text: str, *, least: int = 1) -> list[int]:
     """Parse whole numbers of at least `least`."""
-    words = [word.strip() for word in text.split(",")]
+    words = _words(text)
     if wrong := [word for word in words if not (word.isdecimal() and int(word) >= least)]:
         raise ValueError(f"{option}: expected numbers of at least {least}, separated by commas, got {wrong[0]!r}")
-    return [int(word) for word in words]
+    return list(map(int, words))
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
+
+
+def choose_caps(text: str | None, policy: Policy, usual: str) -> list[float | None]:
+    """Return the bucket caps to predict, in MB, by default `usual`; None is DDP's default.
+
+    If the policy determines the buckets or caps, the result is its cap alone, and a value of the option is an error.
+    """
+    if _is_overruled("--caps", "bucket_cap_mb", text, policy):
+        return [policy.bucket_cap_mb]
+    words = (usual if text is None else text).split(",")
+    return [None if word.strip() == "default" else read_caps(word)[0] for word in words]
+
+
+def choose_orders(text: str | None, policy: Policy) -> list[Order]:
+    """Return the bucket orders to predict; see `choose_caps`."""
+    is_fixed = _is_overruled("--orders", "order", text, policy)
+    return [policy.order] if is_fixed else read_orders("ready" if text is None else text)
+
+
+def _is_overruled(option: str, axis: str, text: str | None, policy: Policy) -> bool:
+    field = policy.overruled.get(axis)
+    if field is not None and text is not None:
+        raise ValueError(f"{option}: expected no value with --policy {field}=..., which determines it, got {text!r}")
+    return field is not None
 
 
 def read_stragglers(words: Sequence[str] | None) -> list[Straggler]:
@@ -217,20 +180,13 @@ def read_stragglers(words: Sequence[str] | None) -> list[Straggler]:
     stragglers = []
     for word in words or ():
         rank, _, factor = word.partition(":")
-        try:
-            slow = None if rank == "random" else int(rank)
-            stragglers.append(Straggler(rank=slow, factor=float(factor)))
-        except ValueError as error:
-            raise ValueError(f"--straggler: expected RANK:FACTOR, such as 3:1.5, got {word!r}: {error}") from None
+        with naming(f"--straggler: expected RANK:FACTOR, such as 3:1.5, got {word!r}"):
+            stragglers.append(Straggler(rank=None if rank == "random" else int(rank), factor=float(factor)))
     return stragglers
 
 
 def read_policy(words: Sequence[str] | None) -> Policy:
-    """Return the default policy with these settings.
-
-    Raises:
-        ValueError: A setting is malformed, or has its own option, which would override it.
-    """
+    """Return the default policy with these settings; fields in `OPTIONS` are errors."""
     for word in words or ():
         if (name := word.partition("=")[0]) in OPTIONS:
             raise ValueError(f"--policy: expected {OPTIONS[name]} for {name}, got {word!r}")
@@ -245,47 +201,74 @@ def read_variation(words: Sequence[str] | None) -> Variation:
 def read_fabric(paths: Sequence[Path], words: Sequence[str] | None, processor: Path | None) -> Fabric:
     """Merge fabric files and apply these settings; take the processor costs from `processor` if it is given."""
     fabric = _changed(Fabric.merged(*map(Fabric.load, paths)), "--fabric-set", words)
-    return fabric if processor is None else fabric.model_copy(update={"processor": _processor_of(processor)})
+    if processor is None:
+        return fabric
+    if str(processor) == "none":
+        return fabric.model_copy(update={"processor": Processor()})
+    costs = Fabric.load(processor).processor
+    if costs == Processor():
+        expected = "expected a fabric file of `ddplab calibrate`"
+        raise ValueError(f"--processor: {expected}, got {processor}, which has no processor costs")
+    return fabric.model_copy(update={"processor": costs})
+
+
+def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
+    """Return a copy of `record` with each NAME=VALUE set; a value is parsed as JSON, or else kept as text.
+
+    Defaults are computed again, because a default may depend on other fields. The copy is validated as JSON, so that
+    lists are accepted for tuples.
+    """
+    if not words:
+        return record
+    settings = record.model_dump(mode="json", exclude_unset=True)
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or name not in type(record).model_fields:
+            names = ", ".join(type(record).model_fields)
+            raise ValueError(f"{option}: expected NAME=VALUE, NAME being one of {names}, got {word!r}")
+        with naming(f"{option}: {name}"):
+            try:
+                settings[name] = parse_json(value)
+            except json.JSONDecodeError:
+                settings[name] = value
+    with naming(option), one_line_errors():
+        return type(record).model_validate_json(json.dumps(settings))
 
 
 def read_links(
     link_rate: str | None, uplinks: str | None, scale: ScaleModel = ORIGINAL
 ) -> "tuple[float | None, Uplinks | None]":
-    """Parse the rates of links and uplinks in a scale model, in bits per second; None stays None.
-
-    Raises:
-        ValueError: An option is malformed, or there are uplinks without --link-rate.
-    """
+    """Parse the rates of links and uplinks in a scale model, in bits per second; None stays None."""
     from reference.virtual_links import Uplinks, bits_per_s
 
-    if uplinks is not None and link_rate is None:
-        raise ValueError(f"--uplinks: expected --link-rate with it, the rate inside a node, got only {uplinks!r}")
-    option = "--link-rate"
-    try:
-        rate = None if link_rate is None else scale.rate(bits_per_s(link_rate))
-        if uplinks is None:
-            return rate, None
-        ranks, _, uplink_rate = uplinks.partition(":")
-        option = "--uplinks"
+    if link_rate is None:
+        if uplinks is not None:
+            raise ValueError(f"--uplinks: expected --link-rate with it, the rate inside a node, got only {uplinks!r}")
+        return None, None
+    with naming("--link-rate"):
+        rate = scale.rate(bits_per_s(link_rate))
+    if uplinks is None:
+        return rate, None
+    ranks, _, uplink_rate = uplinks.partition(":")
+    with naming("--uplinks"):
         if not (ranks.isdecimal() and int(ranks) > 0):
             raise ValueError(f"expected K:RATE, such as 4:1gbit, got {uplinks!r}")
         return rate, Uplinks(int(ranks), scale.rate(bits_per_s(uplink_rate)))
-    except ValueError as error:
-        raise ValueError(f"{option}: {error}") from None
 
 
 def read_scale(dilation: float, byte_scale: float) -> ScaleModel:
     """Make a scale model from its factors."""
     try:
         return ScaleModel(dilation=dilation, byte_scale=byte_scale)
-    except ValueError as error:
+    except ValueError as error:  # names the field
         raise ValueError(f"--{str(error).replace('_', '-')}") from None
 
 
 def refuse(given: Mapping[str, object], reason: str) -> None:
     """Raise an error for the first of these options that is given: its value here is true."""
-    for option in (option for option, value in given.items() if value):
-        raise ValueError(f"{option}: {reason}")
+    for option, value in given.items():
+        if value:
+            raise ValueError(f"{option}: {reason}")
 
 
 def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = (), folder: Path | None = None) -> None:
@@ -295,14 +278,10 @@ def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = (), folde
 
     Args:
         paths: The outputs.
-        inputs: The files that the command reads.
-        folder: A folder to which the command writes a report and other data.
-
-    Raises:
-        OSError: A file cannot be written.
-        ValueError: An output would overwrite an input or another output, or an input lies in `folder`.
+        inputs: The files that the command reads; none may be an output.
+        folder: A folder to which the command writes a report and other data; no input may lie in it.
     """
-    outputs = [*(path for path in paths if path is not None), *([] if folder is None else [folder / "report.json"])]
+    outputs = [path for path in (*paths, folder and folder / "report.json") if path is not None]
     for path in outputs:
         check_writable(path)
     read = [path for path in inputs if path is not None]
@@ -318,91 +297,23 @@ def files_of(name: str) -> list[Path]:
     """Return the files from which a model or class is loaded; print the file of a MODULE:NAME."""
     if name.startswith("emulated:"):
         return [Path(name.removeprefix("emulated:"))]
-    first, *rest = name.partition(":")[0].split(".")
+    module, colon, _ = name.partition(":")
+    first, *rest = module.split(".")
     here = os.getcwd()
     sys.path.insert(0, here)  # as `import_first_here` does
     try:
-        found = find_spec(first) if ":" in name else None
-        for depth, _ in enumerate(rest, start=1):  # without importing the packages
-            if found is None or found.submodule_search_locations is None:
-                break
-            found = PathFinder.find_spec(".".join([first, *rest[:depth]]), found.submodule_search_locations)
+        found = find_spec(first) if colon else None
+        for part in rest:  # without importing the packages
+            if found and found.submodule_search_locations:
+                found = PathFinder.find_spec(part, found.submodule_search_locations)
     except (ImportError, ValueError):  # whoever imports the module raises the error
         found = None
     finally:
         sys.path.remove(here)
-    if found is None or found.origin is None or not Path(found.origin).is_file():
+    if not (found and found.origin and Path(found.origin).is_file()):
         return []
     print(f"{name} comes from {found.origin}", file=sys.stderr)
     return [Path(found.origin)]
-
-
-def _processor_of(path: Path) -> Processor:
-    if str(path) == "none":
-        return Processor()
-    processor = Fabric.load(path).processor
-    if processor == Processor():
-        raise ValueError(
-            f"--processor: expected a fabric file of `ddplab calibrate`, got {path}, which has no processor costs"
-        )
-    return processor
-
-
-def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
-    """Return a copy of `record` with each NAME=VALUE set; a value is parsed as JSON, or else kept as text.
-
-    Defaults are computed again, because a default may depend on other fields. The copy is validated as JSON, so that
-    lists are accepted for tuples.
-    """
-    if not words:
-        return record
-    settings = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or name not in type(record).model_fields:
-            names = ", ".join(type(record).model_fields)
-            raise ValueError(f"{option}: expected NAME=VALUE, NAME being one of {names}, got {word!r}")
-        try:
-            settings[name] = parse_json(value)
-        except json.JSONDecodeError:
-            settings[name] = value
-        except ValueError as error:
-            raise ValueError(f"{option}: {name}: {error}") from None
-    document = record.model_dump(mode="json", exclude_unset=True) | settings
-    try:
-        with one_line_errors():
-            return type(record).model_validate_json(json.dumps(document))
-    except ValueError as error:
-        raise ValueError(f"{option}: {error}") from None
-
-
-CAPS = "Bucket caps in MB; `single` is one bucket in total, `default` is 25, and 1 for the first bucket."
-ChosenCaps = Annotated[str | None, typer.Option("--caps", metavar="MB,...", help=CAPS, show_default=PREDICT_CAPS)]
-ChosenOrders = Annotated[
-    str | None,
-    typer.Option("--orders", metavar="ORDER,...", help=f"Bucket orders: {', '.join(ORDERS)}.", show_default="ready"),
-]
-
-
-def choose_caps(text: str | None, policy: Policy, usual: str) -> list[float | None]:
-    """Return the bucket caps to predict, in MB; None is DDP's default.
-
-    If the other settings fix the buckets or caps, the result is the policy's cap alone.
-
-    Raises:
-        ValueError: The option is malformed, or was given although the policy fixes the buckets or caps.
-    """
-    if _is_overruled("--caps", "bucket_cap_mb", text, policy):
-        return [policy.bucket_cap_mb]
-    words = (usual if text is None else text).split(",")
-    return [None if word.strip() == "default" else read_caps(word)[0] for word in words]
-
-
-def choose_orders(text: str | None, policy: Policy) -> list[Order]:
-    """Return the bucket orders to predict; see `choose_caps`."""
-    if _is_overruled("--orders", "order", text, policy):
-        return [policy.order]
-    return read_orders("ready" if text is None else text)
 
 
 def cap_word(cap_mb: float | str | None) -> str:
@@ -418,22 +329,11 @@ def cap_json(cap_mb: float | str | None) -> float | str | None:
     return {"single": None, "default": word}.get(word, cap_mb)
 
 
-def _is_overruled(option: str, axis: str, text: str | None, policy: Policy) -> bool:
-    field = policy.overruled.get(axis)
-    if field is not None and text is not None:
-        raise ValueError(f"{option}: expected no value with --policy {field}=..., which determines it, got {text!r}")
-    return field is not None
-
-
 ENDINGS = (".png", ".svg", ".pdf")
 
 
 def check_picture(option: str, path: Path | None) -> None:
-    """Check that the name of a picture, if given, ends in one of `ENDINGS`.
-
-    Raises:
-        ValueError: The name has another ending.
-    """
+    """Check that the name of a picture, if given, ends in one of `ENDINGS`."""
     if path is not None and path.suffix not in ENDINGS:
         raise ValueError(f"{option}: expected a name that ends in {', '.join(ENDINGS)}, got {path}")
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from reference.files.value_ranges import YEAR_NS
 from reference.trace import Trace
-from simulator.workload.roofline import DEVICES, Operations, find_device
+from simulator.workload.roofline import DEVICES, find_device
 from simulator.workload.trace_synthesis import rescale as rescale_trace
 from simulator.workload.trace_synthesis import synthesize as synthesize_trace
 
@@ -15,22 +15,22 @@ from .shared_options import Json, Model, TraceOut, check_outputs, files_of
 from .terminal_output import save_trace
 
 SHEETS = f"{', '.join(DEVICES)}, or a JSON file with name, flops_per_s and bytes_per_s"
+HELP = {
+    "device": f"The device's data sheet: {SHEETS}.",
+    "step_ms": "Measured time of an iteration on one device, without communication; the trace is scaled to it.",
+    "from": "The device of the recording: `this` for this machine, or a data sheet, as for --to.",
+    "to": f"The new device's data sheet: {SHEETS}.",
+}
+USUAL = (1.2, 6.0)
+"""Usual times of iterations, as multiples of the roofline time."""
+HOST_BOUND = 1.2
+"""Ratio of the host's time to the roofline time above which the host limits an iteration."""
 
 
 def synthesize(
     model: Model = "resnet50",
-    device: Annotated[
-        str, typer.Option(metavar="DEVICE", help=f"The device's data sheet: {SHEETS}.")
-    ] = "a100-40gb-tf32",
-    step_ms: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=YEAR_NS / 1e6,
-            metavar="MS",
-            help="Measured time of an iteration on one device, without communication; the trace is scaled to it.",
-        ),
-    ] = None,
+    device: Annotated[str, Option(metavar="DEVICE", help=HELP["device"])] = "a100-40gb-tf32",
+    step_ms: Annotated[float | None, Option(min=0, max=YEAR_NS / 1e6, metavar="MS", help=HELP["step_ms"])] = None,
     out: TraceOut = Path("out/synthetic.json.gz"),
     json_path: Json = None,
 ) -> None:
@@ -39,22 +39,20 @@ def synthesize(
     Nothing is allocated or computed, so the model may be larger than this machine's memory. Devices seldom reach the
     peak rates of their data sheets: if you can, give the time of one measured iteration with --step-ms.
     """
+    from ..operation_counter import measure_operations
+
     check_outputs(out, json_path, inputs=files_of(model))
-    operations = _count(model)
-    sheet = find_device(device)
+    operations, sheet = measure_operations(model), find_device(device)
     by_roofline = synthesize_trace(operations, sheet)
     at_peak = synthesize_trace(operations, sheet.model_copy(update={"pace_ns": 0}))
     trace = by_roofline if step_ms is None else synthesize_trace(operations, sheet, step_ns=round(step_ms * 1e6))
     save_trace(trace, out, f"{model} on {device}, saved as {out}", json_path)
-    print(judgement(_duration_ns(at_peak), _duration_ns(by_roofline), step_ms))
-
-
-def _duration_ns(trace: Trace) -> int:
-    return trace.ranks[0].iterations[0].duration_ns
+    peak_ns, paced_ns = (one.ranks[0].iterations[0].duration_ns for one in (at_peak, by_roofline))
+    print(judgement(peak_ns, paced_ns, step_ms))
 
 
 def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None) -> str:
-    """Say how far the step time is from the roofline, which no device reaches, or from the pace of the host.
+    """Compare the time of a step with the roofline, which no device reaches, or with the pace of the host.
 
     Args:
         roofline_ns: Time of an iteration by the data sheet's peak rates, in nanoseconds.
@@ -62,15 +60,16 @@ def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None) -> str:
         step_ms: Measured time of an iteration, in milliseconds. None: not given.
     """
     if paced_ns > HOST_BOUND * roofline_ns:
-        host = (
-            f"the host needs {paced_ns / 1e6:.3g} ms to launch the kernels of an iteration one by one, and the "
-            f"device {roofline_ns / 1e6:.3g} ms to run them at the peak rates of its data sheet"
-        )
         if step_ms is None:
-            return f"{host}; measure an iteration and give its time with --step-ms"
-        if step_ms * 1e6 < paced_ns:
-            return f"{host}; a step of {step_ms:.4g} ms needs CUDA graphs, torch.compile or a faster host"
-        return f"{host}; the step takes {step_ms:.4g} ms"
+            advice = "measure an iteration and give its time with --step-ms"
+        elif step_ms * 1e6 < paced_ns:
+            advice = f"a step of {step_ms:.4g} ms needs CUDA graphs, torch.compile or a faster host"
+        else:
+            advice = f"the step takes {step_ms:.4g} ms"
+        return (
+            f"the host needs {paced_ns / 1e6:.3g} ms to launch the kernels of an iteration one by one, and the "
+            f"device {roofline_ns / 1e6:.3g} ms to run them at the peak rates of its data sheet; {advice}"
+        )
     roofline_ms, usual = roofline_ns / 1e6, f"{USUAL[0]:.1f} to {USUAL[1]:.0f} times"
     if step_ms is None:
         return (
@@ -84,26 +83,11 @@ def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None) -> str:
     return f"{sentence}; {usual} are usual, so check the batch, the precision and the device"
 
 
-USUAL = (1.2, 6.0)
-"""Usual times of iterations, as multiples of the roofline time."""
-HOST_BOUND = 1.2
-"""Ratio of the host's time to the roofline time above which the host limits an iteration."""
-
-
 def rescale(
-    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace recorded without communication.")],
+    trace: Annotated[Path, Argument(metavar="TRACE", help="A trace recorded without communication.")],
     model: Model = "resnet50",
-    old: Annotated[
-        str,
-        typer.Option(
-            "--from",
-            metavar="DEVICE",
-            help="The device of the recording: `this` for this machine, or a data sheet, as for --to.",
-        ),
-    ] = "this",
-    new: Annotated[
-        str, typer.Option("--to", metavar="DEVICE", help=f"The new device's data sheet: {SHEETS}.")
-    ] = "h100-tf32",
+    old: Annotated[str, Option("--from", metavar="DEVICE", help=HELP["from"])] = "this",
+    new: Annotated[str, Option("--to", metavar="DEVICE", help=HELP["to"])] = "h100-tf32",
     out: TraceOut = Path("out/rescaled.json.gz"),
     json_path: Json = None,
 ) -> None:
@@ -112,6 +96,8 @@ def rescale(
     Differences between iterations and between ranks are kept. `--from this` first measures the rates of this machine.
     Traces recorded with communication are refused, because communication does not scale with the device.
     """
+    from ..operation_counter import measure_operations
+
     check_outputs(out, json_path, inputs=[trace])
     recorded, target = Trace.load(trace), find_device(new)
     if old == "this":
@@ -120,11 +106,5 @@ def rescale(
         source = measure_device()
     else:
         source = find_device(old)
-    rescaled = rescale_trace(recorded, _count(model), source, target)
+    rescaled = rescale_trace(recorded, measure_operations(model), source, target)
     save_trace(rescaled, out, f"{trace} from {source.name} to {target.name}, saved as {out}", json_path)
-
-
-def _count(model: str) -> Operations:
-    from ..operation_counter import measure_operations
-
-    return measure_operations(model)

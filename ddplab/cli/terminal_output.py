@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -16,7 +16,6 @@ from reference.files.writing import printable, write_atomically
 from reference.trace import Trace
 from simulator.fabric import Fabric, Linear, Processor
 
-from ..validation.machine_conditions import Conditions
 from ..validation.validation_report import ValidationReport, ValidationRow
 
 
@@ -62,13 +61,8 @@ def progress(first: str = "starting ranks") -> Iterator[Callable[[str, int, int]
     Yields:
         A function that reports progress; takes the label of the step, the parts done and the number of parts.
     """
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
+    label = TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), label, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
         task = bar.add_task(first, total=None)
         last = ""
@@ -96,8 +90,13 @@ def show_table(rows: Sequence[dict[str, str]], title: str, *, optional: Sequence
     columns = fitting_columns(rows, console.width, optional)
     print(title)
     table = Table(box=None, padding=(0, 1, 0, 0))
-    for column, width in zip(columns, column_widths(rows, columns, console.width), strict=True):
-        table.add_column(column, justify="left" if column in TEXT else "right", overflow="fold", width=width)
+    room = console.width - _least_width(rows, columns)  # goes to the columns from left to right
+    for column in columns:
+        word, line = _longest(rows, column, str.split), _longest(rows, column, str.splitlines)
+        more = max(0, min(room, line - word))
+        room -= more
+        side: JustifyMethod = "left" if column in TEXT else "right"
+        table.add_column(column, justify=side, overflow="fold", width=word + more)
     for row in rows:
         table.add_row(*(row[column] for column in columns))
     console.print(table)
@@ -109,22 +108,14 @@ def fitting_columns(rows: Sequence[dict[str, str]], width: int, optional: Sequen
     """Return the columns that fit into `width` without breaking a word; leave out optional columns as needed."""
     columns = list(rows[0])
     for column in optional:
-        if sum(_longest(rows, kept, str.split) + 1 for kept in columns) <= width:
+        if _least_width(rows, columns) <= width:
             break
         columns.remove(column)
     return columns
 
 
-def column_widths(rows: Sequence[dict[str, str]], columns: Sequence[str], width: int) -> list[int]:
-    """Return column widths: at least the longest word; remaining room goes to the columns from left to right."""
-    least = [_longest(rows, column, str.split) for column in columns]
-    room = width - sum(least) - len(least)  # a space follows each column
-    widths = []
-    for column, word in zip(columns, least, strict=True):
-        more = max(0, min(room, _longest(rows, column, str.splitlines) - word))
-        room -= more
-        widths.append(word + more)
-    return widths
+def _least_width(rows: Sequence[dict[str, str]], columns: Sequence[str]) -> int:
+    return sum(_longest(rows, column, str.split) + 1 for column in columns)  # a space follows each column
 
 
 def _longest(rows: Sequence[dict[str, str]], column: str, parts: Callable[[str], list[str]]) -> int:
@@ -133,11 +124,7 @@ def _longest(rows: Sequence[dict[str, str]], column: str, parts: Callable[[str],
 
 
 def write_json(path: Path | None, result: dict[str, Any]) -> None:
-    """Write the result for programs, if a path is given.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
+    """Write the result for programs, if a path is given."""
     if path is not None:
         write_atomically(path, (json.dumps(result, indent=1, allow_nan=False) + "\n").encode())
 
@@ -174,12 +161,7 @@ WIDE_INTERVAL = 0.08
 """Half-width of predicted intervals above which they say little."""
 NOISY_DRIFT = 0.1
 """Change of the machine's speed since calibration above which errors by the clock are not meaningful."""
-
-
-OPTIONAL_CELLS = (
-    "hook", "buckets", "quartiles", "naive overlap", "perfect scaling", "no overlap", "pipelined overlap",
-)  # fmt: skip
-"""Cells of a report that narrow terminals leave out, the first ones first."""
+BASELINES = ("naive overlap", "perfect scaling", "no overlap", "pipelined overlap")
 
 
 def show_report(report: ValidationReport, *, extrapolated: bool = False) -> None:
@@ -187,46 +169,46 @@ def show_report(report: ValidationReport, *, extrapolated: bool = False) -> None
 
     `extrapolated` is whether the network was calibrated with other numbers of ranks.
     """
+    paired = "" if report.drift is None else " (paired)"
     for model in dict.fromkeys(row.model for row in report.rows):
         rows = [_report_row(row) for row in report.rows if row.model == model]
-        paired = "" if report.drift is None else " (paired)"
-        show_table(
-            rows,
-            f"{model}: iteration in ms; errors of the prediction, and of four baselines{paired}",
-            optional=(*OPTIONAL_CELLS, "paired"),
-        )
+        title = f"{model}: iteration in ms; errors of the prediction, and of four baselines{paired}"
+        show_table(rows, title, optional=("hook", "buckets", "quartiles", *BASELINES, "paired"))
     baselines = ", ".join(f"{name.replace('_', ' ')} {error:.1%}" for name, error in report.baselines.items())
     errors = f"{report.mape:.1%} mean absolute, {report.worst_error:+.1%} worst"
     if report.drift is None:
         print(f"error: {errors} (mean absolute error of baselines: {baselines})")
     else:
         print(
-            f"error by the clock: {errors}; speed checks took {report.drift:+.1%} time compared with the "
-            "calibration\n"
-            f"paired error, without the change of the machine's speed: {report.paired_mape:.1%} mean absolute "
-            f"(baselines: {baselines})"
+            f"error by the clock: {errors}; speed checks took {report.drift:+.1%} time compared with the calibration"
         )
-    noise = ""
+        paired = f"{report.paired_mape:.1%} mean absolute (baselines: {baselines})"
+        print(f"paired error, without the change of the machine's speed: {paired}")
+    noise = "noise"
     if report.noise is not None:
-        noise = f" (nine in ten repeated measurements differ by less than {report.noise:.1%})"
+        noise += f" (nine in ten repeated measurements differ by less than {report.noise:.1%})"
     print(
-        f"ranked wrongly: {report.sign_errors} of {report.pairs_apart} pairs that differ by more than noise{noise}; "
+        f"ranked wrongly: {report.sign_errors} of {report.pairs_apart} pairs that differ by more than {noise}; "
         f"fastest configuration found: {report.fastest_found:.0%}; "
         f"iterations inside the interval: {report.coverage:.0%}, which reaches {report.half_width:.1%} to either side"
     )
-    if report.conditions is not None:
-        _show_conditions(report.conditions)
+    if (now := report.conditions) is not None:
+        late = [f"{ns / 1e6:.2f}" for ns in now.overslept_ns]
+        print(
+            f"conditions: processor idle {now.idle:.0%}; sleeps ended late by {late[0]} ms (median), {late[1]} ms "
+            f"(90 % quantile) and {late[2]} ms (99 %); slow-down of the device {now.device_slow_down:.3f}, of the "
+            f"network {now.network_slow_down:.3f}; the host prolongs an iteration by {now.host_ns / 1e6:.1f} ms, "
+            "which the predictions contain"
+        )
     if report.drift is not None and abs(report.drift) > NOISY_DRIFT:
         print(
             "the machine's speed has changed since the calibration, so errors by the clock are mostly due to this "
             "change; run again while nothing else runs"
         )
     if report.half_width > WIDE_INTERVAL:
-        reason = (
-            "the network was calibrated with fewer ranks; calibrate it with more"
-            if extrapolated
-            else "iterations of the calibration varied; run again while nothing else runs"
-        )
+        reason = "iterations of the calibration varied; run again while nothing else runs"
+        if extrapolated:
+            reason = "the network was calibrated with fewer ranks; calibrate it with more"
         print(f"the predicted intervals are wide (more than {WIDE_INTERVAL:.0%} to either side), because {reason}")
 
 
@@ -252,17 +234,6 @@ def _report_row(row: ValidationRow) -> dict[str, str]:
     return cells if is_paired else {name: cell for name, cell in cells.items() if not name.startswith("paired")}
 
 
-def _show_conditions(conditions: Conditions) -> None:
-    """Print whether emulated devices ran as they should, in one line."""
-    late = [f"{ns / 1e6:.2f}" for ns in conditions.overslept_ns]
-    print(
-        f"conditions: processor idle {conditions.idle:.0%}; sleeps ended late by {late[0]} ms (median), {late[1]} ms "
-        f"(90 % quantile) and {late[2]} ms (99 %); slow-down of the device {conditions.device_slow_down:.3f}, of the "
-        f"network {conditions.network_slow_down:.3f}; the host prolongs an iteration by "
-        f"{conditions.host_ns / 1e6:.1f} ms, which the predictions contain"
-    )
-
-
 # Calibrations
 
 NOISY_OUTLIERS = 0.1
@@ -273,31 +244,9 @@ PARTS = {"compress": "before its collectives", "recompress": "between them", "de
 
 def show_calibration(fabric: Fabric, model: str, title: str) -> None:
     """Print tables of collectives, comm hooks and slow-downs, and the other costs; `±` is half of a 90 % band."""
-    show_table(collective_rows(fabric), title, optional=("outliers", "± ", "broadcast ms"))
-    outliers, repeats = sum(row.outliers for row in fabric.all_reduce), sum(row.repeats for row in fabric.all_reduce)
-    if outliers > NOISY_OUTLIERS * repeats:
-        print(
-            f"{outliers} of {repeats} all-reduces took over twice the median, probably because other programs "
-            "were running; calibrate again while nothing else runs"
-        )
-    processor = fabric.processor
-    if rows := list(hook_rows(processor)):
-        show_table(rows, f"computation of comm hooks for a bucket of {model}'s gradients")
-    if rows := contention_rows(processor):
-        show_table(rows, f"slow-down of {model}'s computation and of collectives that run at the same time")
-    print(
-        f"issuing a collective: {processor.launch_ns / 1e3:.0f} us\n"
-        f"computation stays slowed after a collective: {processor.lingers_ns / 1e6:.1f} ms\n"
-        f"search for unused parameters: {processor.search_ns_per_parameter / 1e3:.1f} us per parameter\n"
-        f"rebuild of buckets: {processor.rebuild_ns / 1e6:.1f} ms"
-    )
-
-
-def collective_rows(fabric: Fabric) -> list[dict[str, str]]:
-    """Return one row per message size."""
     factors = {row.size_bytes: row.factor for row in fabric.sharing}
     broadcasts = {row.size_bytes: row for row in fabric.broadcast}
-    return [
+    rows = [
         {
             "bytes": f"{row.size_bytes:,}",
             "all-reduce ms": f"{row.ns / 1e6:.3f}",
@@ -309,11 +258,27 @@ def collective_rows(fabric: Fabric) -> list[dict[str, str]]:
         }
         for row in fabric.all_reduce
     ]
+    show_table(rows, title, optional=("outliers", "± ", "broadcast ms"))
+    outliers, repeats = sum(row.outliers for row in fabric.all_reduce), sum(row.repeats for row in fabric.all_reduce)
+    if outliers > NOISY_OUTLIERS * repeats:
+        print(
+            f"{outliers} of {repeats} all-reduces took over twice the median, probably because other programs "
+            "were running; calibrate again while nothing else runs"
+        )
+    processor = fabric.processor
+    show_hooks(processor, f"computation of comm hooks for a bucket of {model}'s gradients")
+    show_contention(processor, f"slow-down of {model}'s computation and of collectives that run at the same time")
+    print(
+        f"issuing a collective: {processor.launch_ns / 1e3:.0f} us\n"
+        f"computation stays slowed after a collective: {processor.lingers_ns / 1e6:.1f} ms\n"
+        f"search for unused parameters: {processor.search_ns_per_parameter / 1e3:.1f} us per parameter\n"
+        f"rebuild of buckets: {processor.rebuild_ns / 1e6:.1f} ms"
+    )
 
 
-def contention_rows(processor: Processor) -> list[dict[str, str]]:
-    """Return one row per message size and number of collectives in flight."""
-    return [
+def show_contention(processor: Processor, title: str) -> None:
+    """Print a row for each message size and number of collectives in flight, if they were measured."""
+    rows = [
         {
             "bytes": f"{row.size_bytes:,}",
             "in flight": f"{row.running}",
@@ -324,18 +289,23 @@ def contention_rows(processor: Processor) -> list[dict[str, str]]:
         }
         for row in processor.contention
     ]
+    if rows:
+        show_table(rows, title)
 
 
-def hook_rows(processor: Processor) -> Iterator[dict[str, str]]:
-    """Yield one row for each part of a hook with a cost."""
-    for hook in processor.hooks:
-        parts: dict[str, Linear] = {part: getattr(hook, part) for part in PARTS}
-        for part, cost in parts.items():
-            if cost != Linear():
-                yield {
-                    "hook": hook.name,
-                    "part": f"{part}, {PARTS[part]}",
-                    "us per bucket": f"{cost.fixed_ns / 1e3:.0f}",
-                    "us per MiB": f"{cost.ns_per_byte * 2**20 / 1e3:.0f}",
-                    "GB/s": f"{1 / cost.ns_per_byte:.2f}" if cost.ns_per_byte else "",
-                }
+def show_hooks(processor: Processor, title: str) -> None:
+    """Print a row for each part of a hook with a cost."""
+    costs = [(hook.name, part, getattr(hook, part)) for hook in processor.hooks for part in PARTS]
+    rows = [
+        {
+            "hook": name,
+            "part": f"{part}, {PARTS[part]}",
+            "us per bucket": f"{cost.fixed_ns / 1e3:.0f}",
+            "us per MiB": f"{cost.ns_per_byte * 2**20 / 1e3:.0f}",
+            "GB/s": f"{1 / cost.ns_per_byte:.2f}" if cost.ns_per_byte else "",
+        }
+        for name, part, cost in costs
+        if cost != Linear()
+    ]
+    if rows:
+        show_table(rows, title)

@@ -25,10 +25,10 @@ from . import (
 from . import groups_and_ignored_parameters as groups
 from .check_runner import VIEWS, Bench, Check, first_lines
 from .class_under_test import NotSupportedError
-from .local_training import HABITS, FindingError, check_ranks_equal, describe_difference, same
+from .local_training import HABITS, FindingError, differences
 from .overlap import late_launches, schedules_of
 from .random_timing import check_timing
-from .training_programs import BUFFER_OPTIONS, Kind, Program, ProgramStep, Weight, Zero, after_construction
+from .training_programs import BUFFER_OPTIONS, Kind, Program, ProgramStep, Weight, Zero, before_and_after_construction
 
 # Fixed scenarios
 
@@ -108,12 +108,13 @@ def construction(bench: Bench) -> None:
     """Ranks that were initialised differently start from rank 0's parameters and buffers."""
     has_buffers = any(name in bench.subject.options for name in BUFFER_OPTIONS)
     program = program_of(SPECIAL, ["evaluate"], bench.world_size, buffer=has_buffers)
-    seen = bench.run(after_construction, bench.subject, program)
-    check_ranks_equal([one for one, _ in seen], iteration=0)
-    own = seen[0][1]
-    for name, value in seen[0][0].parameters.items():
-        if not same(value, own[name]):
-            raise FindingError(f"parameter {name!r} of rank 0 changed: {describe_difference(value, own[name])}")
+    seen = bench.run(before_and_after_construction, bench.subject, program)
+    (own, first), *_ = seen
+    for rank, (_, after) in enumerate(seen):
+        for kind, name, how in differences(after, first):
+            raise FindingError(f"iteration 0: {kind} {name!r} on rank {rank} is not that of rank 0: {how}")
+    for kind, name, how in differences(first, own):
+        raise FindingError(f"{kind} {name!r} of rank 0 changed: {how}")
 
 
 def bucket_caps(bench: Bench) -> None:

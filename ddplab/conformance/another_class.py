@@ -2,7 +2,7 @@
 
 from .check_runner import Bench
 from .class_under_test import NotSupportedError
-from .local_training import FindingError, WeakProgramError, describe_difference, run_locally, same
+from .local_training import FindingError, WeakProgramError, differences, run_locally
 from .training_programs import Program, Seen, run_until_error
 
 
@@ -39,11 +39,8 @@ def difference(got: tuple[list[Seen], str], expected: tuple[list[Seen], str]) ->
     if error != other_error:
         return f"ended with {error or 'no error'}, the other with {other_error or 'no error'}"
     for number, (one, two) in enumerate(zip(mine, theirs, strict=True)):
-        for kind in ("gradients", "parameters", "buffers"):
-            for name, want in getattr(two, kind).items():
-                have = getattr(one, kind)[name]
-                if not same(have, want):
-                    return f"iteration {number}: {kind} {name!r}: {describe_difference(have, want)}"
+        for kind, name, how in differences(one, two):
+            return f"iteration {number}: {kind}s {name!r}: {how}"
         # torch orders the last buckets of different dtypes by a hash, so their order is no part of the layout.
         if one.buckets and two.buckets and sorted(one.buckets) != sorted(two.buckets):
             return f"iteration {number}: buckets {one.buckets}, the other's {two.buckets}"

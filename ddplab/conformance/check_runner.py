@@ -91,7 +91,7 @@ class Bench:
             HangError: It did not end in time.
             RankError: A rank failed.
         """
-        first = not self.pool._processes
+        first = not self.pool._ranks
         try:
             return self.pool.run(body, *arguments, timeout_s=timeout_s or (START_TIMEOUT_S if first else TIMEOUT_S))
         except RankError as error:

@@ -5,8 +5,8 @@ parallelism must: what a rank accumulated under `no_sync` counts in the next ave
 use counts as zero there, and a gradient that no rank used stays as it was.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
@@ -20,10 +20,10 @@ from .training_programs import (
     Program,
     Seen,
     buffer_values,
+    halve_learning_rate,
     loss_of,
     optimizer_of,
     run_on_rank,
-    zero_gradients,
 )
 
 Habit = Callable[[Kind, Kind], bool]
@@ -65,14 +65,6 @@ class WeakProgramError(Exception):
     """A program that could not show a fault, because all of its gradients are zero."""
 
 
-@dataclass
-class _Rank:
-    """What one rank would have: gradients that may differ between the ranks, and its buffer."""
-
-    gradients: dict[str, Tensor | None]
-    samples: int = 0
-
-
 def run_locally(program: Program, world_size: int, habit: Habit = HABITS[AS_TORCH]) -> list[list[Seen]]:
     """Run a program on this process alone; returns what each rank must see after each step, by step and rank.
 
@@ -87,42 +79,47 @@ def run_locally(program: Program, world_size: int, habit: Habit = HABITS[AS_TORC
     net = Net(program)
     optimizer = optimizer_of(program, net)
     names = [name for name, _ in net.named_parameters()]
-    ranks = [_Rank(dict.fromkeys(names)) for _ in range(world_size)]
+    ranks: list[dict[str, Tensor | None]] = [dict.fromkeys(names) for _ in range(world_size)]  # gradients
+    samples = [0] * world_size
     expected = []
     before: Kind | None = None  # buffers are equal at first
     sends_buffers = False not in (program.options.get(name) for name in BUFFER_OPTIONS)
     largest = 0.0
     for number, step in enumerate(program.steps):
         if step.kind == "change_lr":
-            for group in optimizer.param_groups:
-                group["lr"] *= 0.5
-        elif step.kind in ("train", "accumulate"):
-            used = []
-            for rank, state in enumerate(ranks):
-                local = _local_gradients(net, program, number, rank, world_size)
-                used.append({name for name, gradient in local.items() if gradient is not None})
-                state.gradients = {name: _zeroed(one, step.zero) for name, one in state.gradients.items()}
-                state.gradients = {name: _sum(state.gradients[name], local[name]) for name in names}
-            if step.kind == "train":
-                _average(ranks, set().union(*used))
-                largest = max([largest, *(_size(one) for one in ranks[0].gradients.values())])
-                if step.optimize:
-                    for name, parameter in net.named_parameters():
-                        parameter.grad = ranks[0].gradients[name]
-                    optimizer.step()
-                    zero_gradients(net, "none")
-        elif step.kind == "forward":
-            for state in ranks:
-                state.gradients = {name: _zeroed(one, step.zero) for name, one in state.gradients.items()}
-        if step.kind != "change_lr":
+            halve_learning_rate(optimizer)
+        else:
             if before is not None and sends_buffers and habit(before, step.kind):
-                for state in ranks:
-                    state.samples = ranks[0].samples
-            if step.kind != "evaluate" and not (step.evaluation and step.kind != "forward"):
-                for rank, state in enumerate(ranks):
-                    state.samples += step.rows[rank]
+                samples = samples[:1] * world_size
+            if step.kind == "forward" or (step.kind != "evaluate" and not step.evaluation):
+                samples = [count + rows for count, rows in zip(samples, step.rows, strict=True)]
             before = step.kind
-        expected.append([_expected(net, program, state) for state in ranks])
+        if step.kind in ("train", "accumulate", "forward"):
+            ranks = [{name: _zeroed(one, step.zero) for name, one in gradients.items()} for gradients in ranks]
+        if step.kind in ("train", "accumulate"):
+            added = [_local_gradients(net, program, number, rank, world_size) for rank in range(world_size)]
+            ranks = [
+                {name: _sum(kept[name], new[name]) for name in names} for kept, new in zip(ranks, added, strict=True)
+            ]
+        if step.kind == "train":
+            for name in names:
+                if any(new[name] is not None for new in added):
+                    total = sum(one for gradients in ranks if (one := gradients[name]) is not None)
+                    assert isinstance(total, Tensor)  # at least one rank used it
+                    largest = max(largest, float(total.abs().sum()))
+                    for gradients in ranks:
+                        gradients[name] = total / world_size
+            if step.optimize:
+                for name, parameter in net.named_parameters():
+                    parameter.grad = ranks[0][name]
+                optimizer.step()
+        parameters = {name: one.detach().clone() for name, one in net.named_parameters()}
+        expected.append(
+            [
+                Seen(dict(gradients), parameters, buffer_values(count) if program.buffer else {}, None)
+                for gradients, count in zip(ranks, samples, strict=True)
+            ]
+        )
     if not largest:
         raise WeakProgramError
     return expected
@@ -147,40 +144,48 @@ def check_program(subject: Subject, program: Program, ranks: Ranks, habits: Sequ
     """
     expected = {habit: run_locally(program, ranks.world_size, HABITS[habit]) for habit in habits}
     seen: list[list[Seen]] = ranks.run(run_on_rank, subject, program)
-    fitting = list(habits)
-    for number in range(len(program.steps)):
-        findings = {}
-        for habit in fitting:
-            try:
-                for rank in range(ranks.world_size):
-                    compare(seen[rank][number], expected[habit][number][rank], iteration=number, rank=rank)
-            except FindingError as finding:
-                findings[habit] = finding
-        if len(findings) == len(fitting):
-            raise findings[fitting[0]]
-        fitting = [habit for habit in fitting if habit not in findings]
-    return fitting
+    first = {habit: next(findings(seen, expected[habit]), None) for habit in habits}
+    found = [finding for finding in first.values() if finding is not None]
+    if len(found) == len(habits):  # report the habit that fitted longest
+        raise FindingError(max(found, key=itemgetter(0))[1])
+    return [habit for habit in habits if first[habit] is None]
 
 
-def compare(got: Seen, expected: Seen, *, iteration: int, rank: int) -> None:
+def findings(seen: Sequence[Sequence[Seen]], expected: Sequence[Sequence[Seen]]) -> Iterator[tuple[int, str]]:
+    """Yield iteration and description of each difference.
+
+    Args:
+        seen: What the ranks saw, by rank and step.
+        expected: What they must see, by step and rank.
+    """
+    for number, of_step in enumerate(expected):
+        for rank, want in enumerate(of_step):
+            if problem := compare(seen[rank][number], want, iteration=number, rank=rank):
+                yield number, problem
+
+
+def compare(got: Seen, expected: Seen, *, iteration: int, rank: int) -> str:
     """Compare what a rank saw with what it must see, exactly.
 
-    Raises:
-        FindingError: They differ; the message names iteration, parameter, bucket and ratio.
+    Returns:
+        Iteration, rank, parameter, bucket and ratio of the first difference; empty if there is none.
     """
-    where = f"iteration {iteration}, rank {rank}"
-    names = list(expected.parameters)
+    for kind, name, how in differences(got, expected):
+        bucket = _bucket_of(list(expected.parameters).index(name), got.buckets) if kind == "gradient" else ""
+        return f"iteration {iteration}, rank {rank}: {kind} of {name!r}{bucket}: {how}"
+    return ""
+
+
+def differences(got: Seen, expected: Seen) -> Iterator[tuple[str, str, str]]:
+    """Yield kind, name and description of each tensor that differs."""
     for kind, mine, theirs in (
         ("gradient", got.gradients, expected.gradients),
         ("parameter", got.parameters, expected.parameters),
         ("buffer", got.buffers, expected.buffers),
     ):
         for name, want in theirs.items():
-            have = mine.get(name)
-            if same(have, want):
-                continue
-            bucket = _bucket_of(names.index(name), got.buckets) if kind == "gradient" else ""
-            raise FindingError(f"{where}: {kind} of {name!r}{bucket}: {describe_difference(have, want)}")
+            if not same(mine.get(name), want):
+                yield kind, name, describe_difference(mine.get(name), want)
 
 
 def same(a: Tensor | None, b: Tensor | None) -> bool:
@@ -223,25 +228,6 @@ def describe_difference(got: Tensor | None, expected: Tensor | None) -> str:
     )
 
 
-def check_ranks_equal(seen: Sequence[Seen], *, iteration: int) -> None:
-    """Check that all ranks have equal parameters, and equal buffers, as far as they have any.
-
-    Raises:
-        FindingError: They differ.
-    """
-    for rank, other in enumerate(seen):
-        for kind, mine, first in (
-            ("parameter", other.parameters, seen[0].parameters),
-            ("buffer", other.buffers, seen[0].buffers),
-        ):
-            for name, value in first.items():
-                if not same(mine[name], value):
-                    raise FindingError(
-                        f"iteration {iteration}: {kind} {name!r} on rank {rank} is not that of rank 0: "
-                        f"{describe_difference(mine[name], value)}"
-                    )
-
-
 def _local_gradients(net: Net, program: Program, number: int, rank: int, world_size: int) -> dict[str, Tensor | None]:
     counted, net.counts = net.counts, False
     loss = loss_of(net, program, number, rank, world_size)
@@ -252,14 +238,6 @@ def _local_gradients(net: Net, program: Program, number: int, rank: int, world_s
     return {name: by_name.get(name) for name, _ in net.named_parameters()}
 
 
-def _average(ranks: Sequence[_Rank], used: set[str]) -> None:
-    for name in used:
-        total = sum(one for rank in ranks if (one := rank.gradients[name]) is not None)
-        assert isinstance(total, Tensor)  # at least one rank used it
-        for rank in ranks:
-            rank.gradients[name] = total / len(ranks)
-
-
 def _zeroed(gradient: Tensor | None, zero: str) -> Tensor | None:
     if zero == "keep" or gradient is None:
         return gradient
@@ -267,22 +245,7 @@ def _zeroed(gradient: Tensor | None, zero: str) -> Tensor | None:
 
 
 def _sum(a: Tensor | None, b: Tensor | None) -> Tensor | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a + b
-
-
-def _size(tensor: Tensor | None) -> float:
-    return float(tensor.abs().sum()) if tensor is not None else 0.0
-
-
-def _expected(net: Net, program: Program, state: _Rank) -> Seen:
-    return Seen(
-        {name: None if one is None else one.clone() for name, one in state.gradients.items()},
-        {name: one.detach().clone() for name, one in net.named_parameters()},
-        buffer_values(state.samples) if program.buffer else {},
-        None,
-    )
+    return b if a is None else a if b is None else a + b
 
 
 def _bucket_of(index: int, buckets: Sequence[Sequence[int]] | None) -> str:

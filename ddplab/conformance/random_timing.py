@@ -27,8 +27,8 @@ from ..emulation.modelled_network import (
 from ..emulation.virtual_time import VirtualRank, VirtualTime
 from .check_runner import Bench, Search
 from .class_under_test import Subject
-from .local_training import FindingError, WeakProgramError, compare, run_locally
-from .training_programs import Net, Program, Seen, look, optimizer_of, run_step
+from .local_training import FindingError, WeakProgramError, findings, run_locally
+from .training_programs import Net, Program, Script, Seen
 
 DURATIONS_NS = (0, 1, 10, 1000)
 """Times of collectives, and of gradients; so that any of them may be the longest."""
@@ -60,7 +60,7 @@ def run_in_virtual_time(subject: Subject, program: Program, world_size: int, see
     network = ModelledNetwork(time, {rank: [rank] for rank in range(world_size)}, price)
 
     def train(rank: VirtualRank, group: ModelledGroup) -> list[Seen]:
-        return _train(rank, group, subject, program, world_size, random.Random(f"{seed} {rank.rank}"))
+        return _train(rank, group, subject, program, random.Random(f"{seed} {rank.rank}"))
 
     with warnings.catch_warnings():  # a class may choose the order of its averages in memory
         warnings.filterwarnings("ignore", message="grad and param do not obey")
@@ -68,31 +68,19 @@ def run_in_virtual_time(subject: Subject, program: Program, world_size: int, see
 
 
 def _train(
-    rank: VirtualRank,
-    group: ModelledGroup,
-    subject: Subject,
-    program: Program,
-    world_size: int,
-    chosen: random.Random,
+    rank: VirtualRank, group: ModelledGroup, subject: Subject, program: Program, chosen: random.Random
 ) -> list[Seen]:
-    net = Net(program, rank.rank)
-
     def computed(_parameter: Tensor) -> None:
         rank.compute(chosen.choice(DURATIONS_NS), Compute("backward"))
 
+    net = Net(program, rank.rank)
     for parameter in net.parameters():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(computed)
-    wrapped = subject.wrap(net, **program.options)
-    script: nn.Module = wrapped
-    if isinstance(getattr(wrapped, "reducer", None), TorchReducer):
-        script = _WaitsAfterBackward(wrapped, group)
-    optimizer = optimizer_of(program, net)
-    seen = []
-    for number in range(len(program.steps)):
-        run_step(subject, script, optimizer, program, number, rank.rank, world_size)
-        seen.append(look(net, wrapped))
-    return seen
+    script = Script(subject, program, rank.rank, group.size(), net)
+    if isinstance(getattr(script.wrapped, "reducer", None), TorchReducer):
+        script.called = _WaitsAfterBackward(script.wrapped, group)
+    return list(script.run_all())
 
 
 class _WaitsAfterBackward(nn.Module):
@@ -109,10 +97,6 @@ class _WaitsAfterBackward(nn.Module):
 
     def forward(self, *arguments: Any) -> Tensor:
         return _Output.apply(self.wrapped(*arguments), self._wait)  # type: ignore[no-any-return, no-untyped-call]
-
-    def no_sync(self) -> Any:
-        """See torch's class."""
-        return self.wrapped.no_sync()  # type: ignore[operator]
 
     def _wait(self) -> None:
         while self._awaited:
@@ -154,11 +138,11 @@ def check_timing(bench: Bench) -> None:
     def compare_with(expected: list[list[Seen]], program: Program, seed: int) -> None:
         try:
             seen = run_in_virtual_time(bench.subject, program, bench.world_size, seed)
-            for rank, of_rank in enumerate(seen):
-                for number, one in enumerate(of_rank):
-                    compare(one, expected[number][rank], iteration=number, rank=rank)
-        except (FindingError, RankError) as error:
-            raise FindingError(f"with seed {seed} in virtual time: {error}", program) from None
+            _, problem = next(findings(seen, expected), (0, ""))
+        except RankError as error:
+            problem = str(error)
+        if problem:
+            raise FindingError(f"with seed {seed} in virtual time: {problem}", program)
 
     search = Search()
     search.run(bench.settings()(given(programs(bench.world_size), st.integers(0, 10**6))(run)))

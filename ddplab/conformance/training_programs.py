@@ -126,7 +126,7 @@ class Net(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(program.seed)
         self.counts = program.buffer
-        self.paths: list[str] = []
+        self.names: list[str] = []
         if program.buffer:
             for name, values in buffer_values(0).items():
                 self.register_buffer(name, arranged(values, BUFFERS[name]))
@@ -138,17 +138,17 @@ class Net(nn.Module):
             if weight.tied_to is not None:
                 parameter = self.weight(weight.tied_to)
             owner: nn.Module = self
-            for depth in range(weight.depth):
-                name = f"block{index if depth == 0 else ''}"
+            path = [f"block{index}", *["block"] * weight.depth][: weight.depth]
+            for name in path:
                 owner.add_module(name, nn.Module())
                 owner = owner.get_submodule(name)
             owner.register_parameter(f"w{index}", parameter)
-            self.paths.append(".".join([f"block{index}", *["block"] * (weight.depth - 1)] if weight.depth else []))
+            self.names.append(".".join([*path, f"w{index}"]))
             setattr(self, f"constant{index}", constant)
 
     def weight(self, index: int) -> nn.Parameter:
         """The parameter of a weight."""
-        return self.get_submodule(self.paths[index]).get_parameter(f"w{index}")
+        return self.get_parameter(self.names[index])
 
     def forward(self, x: Tensor, used: Sequence[int]) -> Tensor:
         """Return one value for each row of `x`; shape [rows]."""
@@ -208,86 +208,96 @@ class Seen(NamedTuple):
     buckets: tuple[tuple[int, ...], ...] | None
 
 
+class Script:
+    """A program that runs on a rank under the data-parallel class.
+
+    Args:
+        subject: The class under test.
+        program: The program; steps may be added to it while it runs.
+        rank: The rank.
+        world_size: Number of ranks.
+        net: The model. None: a new one.
+
+    Attributes:
+        called: The wrapped model, or a module that calls it.
+    """
+
+    def __init__(
+        self, subject: Subject, program: Program, rank: int, world_size: int, net: Net | None = None
+    ) -> None:
+        self.subject, self.program, self.rank, self.world_size = subject, program, rank, world_size
+        self.net = net or Net(program, rank)
+        self.called = self.wrapped = subject.wrap(self.net, **program.options)
+        self.optimizer = optimizer_of(program, self.net)
+
+    def run(self, number: int) -> Seen:
+        """Run one step; returns what the rank has after it."""
+        step, called = self.program.steps[number], self.called
+        if step.kind == "change_lr":
+            halve_learning_rate(self.optimizer)
+        elif step.kind == "evaluate":
+            called.eval()
+            with torch.no_grad():
+                self._loss(number)
+        else:
+            zero_gradients(called, step.zero)
+            called.train(not step.evaluation or step.kind == "forward")
+            averaging = self.subject.no_sync(self.wrapped) if step.kind == "accumulate" else nullcontext()
+            with averaging, warnings.catch_warnings():
+                if step.zero == "restrided":
+                    warnings.filterwarnings("ignore", message="(?s).*strides")  # autograd warns that this is slow
+                loss = self._loss(number)
+                if step.kind != "forward":
+                    torch.autograd.backward(loss)
+            if step.kind == "train":
+                self.subject.finish(self.wrapped, self.optimizer)
+                if step.optimize:
+                    self.optimizer.step()
+        called.train()
+        return look(self.net, self.wrapped)
+
+    def run_all(self) -> Iterator[Seen]:
+        """Run all steps, one after the other."""
+        return map(self.run, range(len(self.program.steps)))
+
+    def _loss(self, number: int) -> Tensor:
+        return loss_of(self.called, self.program, number, self.rank, self.world_size)
+
+
+def halve_learning_rate(optimizer: torch.optim.Optimizer) -> None:
+    """Halve the learning rate: what a step `change_lr` does."""
+    for group in optimizer.param_groups:
+        group["lr"] *= 0.5
+
+
 def run_on_rank(rank: int, world_size: int, subject: Subject, program: Program) -> list[Seen]:
     """Run a program under the data-parallel class; returns what the rank saw after each step."""
-    return list(_run_steps(rank, world_size, subject, program))
+    return list(Script(subject, program, rank, world_size).run_all())
 
 
 def run_until_error(rank: int, world_size: int, subject: Subject, program: Program) -> tuple[list[Seen], str]:
     """Run a program on a rank; returns what the rank saw, and the kind of the error that ended it."""
     seen: list[Seen] = []
     try:
-        seen.extend(_run_steps(rank, world_size, subject, program))
+        seen.extend(Script(subject, program, rank, world_size).run_all())
     except (RuntimeError, ValueError, TypeError) as error:
         return seen, type(error).__name__
     return seen, ""
 
 
-def _run_steps(rank: int, world_size: int, subject: Subject, program: Program) -> Iterator[Seen]:
-    net = Net(program, rank)
-    wrapped = subject.wrap(net, **program.options)
-    optimizer = optimizer_of(program, net)
-    for number in range(len(program.steps)):
-        run_step(subject, wrapped, optimizer, program, number, rank, world_size)
-        yield look(net, wrapped)
-
-
-def after_construction(
-    rank: int, _world_size: int, subject: Subject, program: Program
-) -> tuple[Seen, dict[str, Tensor]]:
-    """Return what a rank has after construction, and its parameters before; buffers differ from rank to rank."""
+def before_and_after_construction(rank: int, _: int, subject: Subject, program: Program) -> tuple[Seen, Seen]:
+    """Return what a rank has before and after construction; buffers differ from rank to rank before."""
     net = Net(program, rank)
     for buffer in net.buffers():
         buffer.add_(rank)
-    own = {name: one.detach().clone() for name, one in net.named_parameters()}
-    return look(net, subject.wrap(net)), own
-
-
-def run_step(
-    subject: Subject,
-    wrapped: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    program: Program,
-    number: int,
-    rank: int,
-    world_size: int,
-) -> None:
-    """Run one step of a program on a rank."""
-    step = program.steps[number]
-    if step.kind == "change_lr":
-        for group in optimizer.param_groups:
-            group["lr"] *= 0.5
-        return
-    if step.kind == "evaluate":
-        wrapped.eval()
-        with torch.no_grad():
-            loss_of(wrapped, program, number, rank, world_size)
-        wrapped.train()
-        return
-    zero_gradients(wrapped, step.zero)
-    if step.kind == "forward":
-        loss_of(wrapped, program, number, rank, world_size)
-        return
-    wrapped.train(not step.evaluation)
-    with nullcontext() if step.kind == "train" else subject.no_sync(wrapped), warnings.catch_warnings():
-        if step.zero == "restrided":
-            warnings.filterwarnings("ignore", message="(?s).*strides")  # autograd warns that this is slow
-        torch.autograd.backward(loss_of(wrapped, program, number, rank, world_size))
-    if step.kind == "train":
-        subject.finish(wrapped, optimizer)
-        if step.optimize:
-            optimizer.step()
-    wrapped.train()
+    return look(net, net), look(net, subject.wrap(net))
 
 
 def look(net: nn.Module, wrapped: nn.Module) -> Seen:
     """Copy what a rank has."""
     named = dict(net.named_parameters())
-    gradients = {
-        name: None if one.grad is None else one.grad.detach().to_dense().clone() for name, one in named.items()
-    }
     return Seen(
-        gradients,
+        {name: None if one.grad is None else one.grad.detach().to_dense().clone() for name, one in named.items()},
         {name: one.detach().clone() for name, one in named.items()},
         {name: buffer.clone() for name, buffer in net.named_buffers()},
         buckets_of(wrapped),

@@ -76,43 +76,38 @@ def resolve_devices(
     return moved_to, out
 
 
-def resolve_buffer_sync(*, broadcast_buffers: bool | None, forward_sync_buffers: bool | None) -> tuple[bool, bool]:
-    """Whether buffers are broadcast before each synchronised forward pass, and whether at construction."""
+def resolve_deprecated(
+    *, check_reduction: bool, broadcast_buffers: bool | None, forward_sync_buffers: bool | None
+) -> tuple[bool, bool]:
+    """Warn of deprecated arguments.
+
+    Returns:
+        Whether buffers are broadcast before each synchronised forward pass, and whether at construction.
+    """
+    messages = []
+    if check_reduction:
+        messages.append(
+            "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. Avoid using it."
+        )
     if broadcast_buffers is not None and forward_sync_buffers is not None:
-        warnings.warn(
+        messages.append(
             "Both `broadcast_buffers` and `forward_sync_buffers` were specified. `broadcast_buffers` is deprecated "
-            "and its value is ignored when `forward_sync_buffers` is provided.",
-            FutureWarning,
-            stacklevel=3,
+            "and its value is ignored when `forward_sync_buffers` is provided."
         )
     elif broadcast_buffers is not None:
-        warnings.warn(
+        messages.append(
             "`broadcast_buffers` is deprecated. Use `forward_sync_buffers` instead, which still broadcasts buffers "
-            "at construction; `broadcast_buffers=False` does not.",
-            FutureWarning,
-            stacklevel=3,
+            "at construction; `broadcast_buffers=False` does not."
         )
+    for message in messages:
+        warnings.warn(message, FutureWarning, stacklevel=3)
     if forward_sync_buffers is not None:
         return forward_sync_buffers, True
     return broadcast_buffers is not False, broadcast_buffers is not False
 
 
-def warn_of_check_reduction(*, check_reduction: bool) -> None:
-    """Warn that `check_reduction`, which has no effect, is deprecated."""
-    if check_reduction:
-        warnings.warn(
-            "The `check_reduction` argument in `DistributedDataParallel` module is deprecated. Avoid using it.",
-            FutureWarning,
-            stacklevel=3,
-        )
-
-
 def check_module(module: nn.Module, parameters: Collection[nn.Parameter]) -> None:
-    """Raise an error for a module that cannot be trained data-parallel.
-
-    Args:
-        module: The module.
-        parameters: Its trainable parameters.
+    """Raise an error for a module, with these trainable parameters, that cannot be trained data-parallel.
 
     Raises:
         RuntimeError: No parameter is trainable, or some have no shape yet.
@@ -152,45 +147,34 @@ class Setup:
 
 
 def verify_setup(
-    read: Callable[[], ModuleTensors],
-    make: Callable[[ModuleTensors], Setup],
+    make: Callable[[], tuple[ModuleTensors, Setup]],
     group: dist.ProcessGroup,
     module: nn.Module,
     *,
     exchange: bool = True,
 ) -> tuple[ModuleTensors, Setup]:
-    """Read the module's tensors, make this rank's setup, and check that all ranks have the same.
+    """Make this rank's setup from the module's tensors, and check that all ranks have the same.
 
-    An error on any rank is raised on all of them: a rank that went on alone would hang in the next collective.
-    Ranks compare digests. Only if those differ, or a rank raised an error, do they exchange setups and errors.
-
-    Args:
-        read: Returns the module's tensors, or raises an error.
-        make: Returns this rank's setup, or raises an error.
-        group: The ranks.
-        module: The module to be wrapped; collectives run on its device.
-        exchange: Whether to compare with the other ranks. False: nothing is communicated.
-
-    Returns:
-        The tensors and the setup.
+    An error of `make` on any rank is raised on all of them: a rank that went on alone would hang in the next
+    collective. Ranks compare digests. Only if those differ, or a rank raised an error, do they exchange setups and
+    errors. Without `exchange`, nothing is communicated.
 
     Raises:
-        RuntimeError: The setups differ, or `read` or `make` raised it on some rank.
-        ValueError: `read` or `make` raised it on some rank.
+        RuntimeError: The setups differ, or `make` raised it on some rank.
+        ValueError: `make` raised it on some rank.
     """
     if not exchange:
-        tensors = read()
-        return tensors, make(tensors)
+        return make()
     mine: Setup | Exception
     try:
-        tensors = read()
-        mine = make(tensors)
+        tensors, mine = make()
+        message = pickle.dumps(mine)
     except Exception as error:  # noqa: BLE001 - all ranks must raise it, whatever it is
-        mine = error
+        mine, message = error, _pickled(error)
     device = exchange_device(module, group)
-    message = _pickled(mine)
     # The length is sent along, so that a second exchange can pad all messages to the longest.
-    head = b"".join([bytes([isinstance(mine, Exception)]), len(message).to_bytes(8, "big"), _digest(mine)])
+    digest = sha256(repr(mine).encode()).digest()
+    head = b"".join([bytes([isinstance(mine, Exception)]), len(message).to_bytes(8, "big"), digest])
     heads = _all_gather(head, group, device)
     if not any(head[0] for head in heads) and len({head[9:] for head in heads}) == 1:
         assert isinstance(mine, Setup)
@@ -230,19 +214,13 @@ def _all_gather(data: bytes, group: dist.ProcessGroup, device: torch.device) -> 
     return [bytes(theirs.tolist()) for theirs in gathered]
 
 
-def _digest(setup: Setup | Exception) -> bytes:
-    return sha256(repr(setup).encode()).digest()
-
-
-def _pickled(setup: Setup | Exception) -> bytes:
-    """Pickle a setup or an error; an error that cannot be pickled becomes a RuntimeError with its message."""
+def _pickled(error: Exception) -> bytes:
+    """Pickle an error; one that cannot be pickled becomes a RuntimeError with its message."""
     try:
-        data = pickle.dumps(setup)
+        data = pickle.dumps(error)
         pickle.loads(data)
-    except Exception:  # an exception class may define its own pickling, which may raise anything
-        if isinstance(setup, Setup):
-            raise
-        return pickle.dumps(RuntimeError(f"{type(setup).__name__}: {setup}"))
+    except Exception:  # noqa: BLE001 - an exception class may define its own pickling, which may raise anything
+        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
     return data
 
 
@@ -256,16 +234,10 @@ def set_up(
     *,
     with_buffers: bool,
 ) -> Setup:
-    """This rank's setup for `module`.
+    """This rank's setup for `module`: its buckets follow the plan or, without one, are assigned by size.
 
-    Args:
-        module: The module to be wrapped.
-        tensors: Its tensors.
-        bucketed: The parameters in the buckets by name, in the order of the parameter index.
-        plan: Buckets in launch order, of parameter names or indices. None: they are assigned by size.
-        initial_caps_bytes: Bucket caps until the rebuild.
-        rebuild_caps_bytes: Bucket caps of the rebuild.
-        with_buffers: Whether buffers are synchronised too, and therefore compared.
+    `bucketed` has the parameters in the buckets, in the order of the parameter index. Buffers are compared only
+    `with_buffers`, that is, if they are synchronised.
 
     Raises:
         RuntimeError: As for `check_module`.

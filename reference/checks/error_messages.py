@@ -19,12 +19,7 @@ NAMED_AT_MOST = 5  # unless TORCH_DISTRIBUTED_DEBUG asks for more
 
 
 class ErrorMessages:
-    """The text of every error and warning about a reduction.
-
-    Args:
-        parameters: Trainable parameters by name, in the order of their parameter index.
-        rank: This process's rank in its group; may be set again.
-    """
+    """The texts; `parameters` are in the order of the parameter index, and the attribute `rank` may be set again."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], rank: int) -> None:
         self._names = list(parameters)
@@ -42,13 +37,9 @@ class ErrorMessages:
         buckets: Sequence[int],
         features: Features,
     ) -> str:
-        """Error: the last backward pass left gradients out.
+        """Error: the last backward pass left out the gradients `missing`, so `buckets` were never launched.
 
-        Args:
-            missing: Parameters without a gradient, ascending.
-            reachable: Parameters behind forward's outputs. None: not known.
-            buckets: Bucket indices that were therefore never launched.
-            features: The reducer's optional behaviour.
+        `reachable` has the parameters behind forward's outputs; None: not known.
         """
         if features.static_graph:
             cause = (
@@ -68,37 +59,32 @@ class ErrorMessages:
                 "`find_unused_parameters=True` to the constructor, and by making sure that all `forward` function "
                 "outputs participate in calculating loss."
             )
-        indices = " ".join(map(str, missing))
+        names, hint = "", ""
         debug_off = get_debug_level() == DebugLevel.OFF
-        hint = (
-            "\nTo list all of them by cause, in every iteration, set the environment variable "
-            "TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL."
-        )
-        names = ", ".join(self._names[index] for index in missing)
+        if debug_off:
+            hint = (
+                "\nTo list all of them by cause, in every iteration, set the environment variable "
+                "TORCH_DISTRIBUTED_DEBUG to either INFO or DETAIL."
+            )
+        else:
+            names = ", ".join(self._names[index] for index in missing)
+            names = f"\nParameters which did not receive grad for rank {self.rank}: {names}"
         return (
             f"rank {self.rank}: Expected to have finished reduction in the prior iteration before starting a new "
             f"one. {cause}\n"
-            f"Parameter indices which did not receive grad for rank {self.rank}: {indices}"
-            f"{'' if debug_off else f'{chr(10)}Parameters which did not receive grad for rank {self.rank}: {names}'}"
+            f"Parameter indices which did not receive grad for rank {self.rank}: {' '.join(map(str, missing))}{names}"
             f"{self._cases(missing, reachable, limited=debug_off)}\n"
-            f"Buckets that were not launched: {', '.join(map(str, buckets))}; no gradient in them was averaged."
-            f"{hint if debug_off else ''}"
+            f"Buckets that were not launched: {', '.join(map(str, buckets))}; no gradient in them was averaged.{hint}"
         )
 
     def _cases(self, missing: Sequence[int], reachable: Collection[int] | None, *, limited: bool) -> str:
         if reachable is None:
             return f"\nWithout a gradient: {self._list(missing, limited=limited)}"
-        not_in_loss = [index for index in missing if index in reachable]
-        not_in_forward = [index for index in missing if index not in reachable]
-        lines = ""
-        if not_in_forward:
-            lines += f"\nNot used in forward: {self._list(not_in_forward, limited=limited)}"
-        if not_in_loss:
-            lines += (
-                f"\nUsed in forward, but their output is not used in the loss: "
-                f"{self._list(not_in_loss, limited=limited)}"
-            )
-        return lines
+        cases = {
+            "Not used in forward": [index for index in missing if index not in reachable],
+            "Used in forward, but their output is not used in the loss": [i for i in missing if i in reachable],
+        }
+        return "".join(f"\n{case}: {self._list(found, limited=limited)}" for case, found in cases.items() if found)
 
     def _list(self, indices: Sequence[int], *, limited: bool) -> str:
         shown = indices[:NAMED_AT_MOST] if limited else indices
@@ -126,12 +112,9 @@ class ErrorMessages:
         )
 
     def interrupted(self, launched: int, buckets: int, error: BaseException | None) -> str:
-        """Error: an exception ended the last backward pass while some of its buckets were launched.
+        """Error: an exception ended the last backward pass after `launched` of its buckets had been launched.
 
-        Args:
-            launched: Buckets launched before the exception.
-            buckets: All buckets.
-            error: The exception. None: it was raised outside of the reducer.
+        `error` is the exception; None: it was raised outside of the reducer.
         """
         cause = (
             f"{type(error).__name__}: {error}"
@@ -204,11 +187,7 @@ def _kind(tensor: Tensor) -> str:
 
 
 class GradientReport:
-    """Reports gradients that do not fit their buckets: an error, or a warning that is given once.
-
-    Args:
-        messages: The texts.
-    """
+    """Reports gradients that do not fit their buckets: an error, or a warning that is given once."""
 
     def __init__(self, messages: ErrorMessages) -> None:
         self._messages = messages

@@ -5,7 +5,6 @@ hang or an asynchronous error its watchdog ends the process; torch's flight reco
 """
 
 from collections import Counter
-from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch.distributed as dist
@@ -25,26 +24,6 @@ class LaunchOrder(Protocol):
         """Describe what each rank launched as launch number `launch`, whose collective failed. Empty: unknown."""
 
 
-@dataclass(frozen=True)
-class LaunchRecord:
-    """One launch of one rank."""
-
-    bucket: int
-    size_bytes: int
-
-    def __str__(self) -> str:
-        return f"bucket {self.bucket} ({self.size_bytes} bytes)"
-
-    def encode(self) -> str:
-        """The launch as text for the store."""
-        return f"{self.bucket} {self.size_bytes}"
-
-    @classmethod
-    def decode(cls, text: bytes) -> "LaunchRecord":
-        """The inverse of `encode`."""
-        return cls(*map(int, text.split()))
-
-
 def new_series(group: dist.ProcessGroup) -> str:
     """A name for the launches of a module that all ranks of `group` are constructing; the same on every rank.
 
@@ -61,11 +40,7 @@ _constructed: Counter[str] = Counter()  # modules by group; ranks construct the 
 class CheckedLaunchOrder:
     """Writes every launch, numbered, into the process group's store, and compares the ranks after a failure.
 
-    A module and its copies share one numbering, so a copy that is never trained changes nothing.
-
-    Args:
-        group: The ranks.
-        series: Name of the numbering, from `new_series`.
+    A module and its copies share one numbering, the `series`, so a copy that is never trained changes nothing.
     """
 
     _launches: ClassVar[Counter[str]] = Counter()  # by series
@@ -84,7 +59,7 @@ class CheckedLaunchOrder:
     def launching(self, bucket: int, size_bytes: int) -> int:
         """Write the launch into the store before its collective is issued, which may never return."""
         self._launches[self._series] += 1
-        self._store.set(f"{self._rank}/{self.launches}", LaunchRecord(bucket, size_bytes).encode())
+        self._store.set(f"{self._rank}/{self.launches}", f"bucket {bucket} ({size_bytes} bytes)")
         self._store.set(f"{self._rank}/last", str(self.launches))
         if self.launches > KEPT:
             self._store.delete_key(f"{self._rank}/{self.launches - KEPT}")
@@ -105,6 +80,6 @@ class CheckedLaunchOrder:
             lines.append("all ranks launched the same: a rank or the network was too slow, or a rank ended")
         return "; ".join(lines)
 
-    def _read(self, rank: int, launch: int) -> LaunchRecord | None:
+    def _read(self, rank: int, launch: int) -> str | None:
         key = f"{rank}/{launch}"
-        return LaunchRecord.decode(self._store.get(key)) if self._store.check([key]) else None
+        return self._store.get(key).decode() if self._store.check([key]) else None

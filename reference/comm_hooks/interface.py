@@ -11,6 +11,7 @@ import inspect
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
 
@@ -30,11 +31,6 @@ class GradBucket:
     """A bucket as a comm hook receives it; its gradients are not divided by the world size yet.
 
     Has the methods of `torch.distributed.GradBucket`, so hooks written for torch run on it.
-
-    Args:
-        bucket: The bucket.
-        index: Its bucket index.
-        is_last: Whether it is the last bucket of the iteration.
     """
 
     def __init__(self, bucket: Bucket, index: int, *, is_last: bool) -> None:
@@ -113,6 +109,7 @@ def used_on_this_stream(*tensors: Tensor) -> None:
             tensor.record_stream(torch.cuda.current_stream(tensor.device))
 
 
+@dataclass(eq=False, repr=False)
 class HookState:
     """Base class of hook states, which can be saved and loaded (`torch.save`, pickle) without their process groups.
 
@@ -127,9 +124,8 @@ class HookState:
     GROUPS: ClassVar[tuple[str, ...]] = ("process_group",)
     """Names of the attributes that hold process groups."""
 
-    def __init__(self, process_group: dist.ProcessGroup | None) -> None:
-        self.process_group = process_group
-        self.iter = 0
+    process_group: dist.ProcessGroup | None
+    iter: int = field(default=0, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         groups = {name: getattr(self, name) for name in self.GROUPS}
@@ -159,20 +155,17 @@ GRACE_S = 5.0
 """Wait at most this much longer than the group's time-out, so that a collective can report its time-out first."""
 
 
+@dataclass(eq=False)
 class HookCaller:
     """Calls a comm hook and waits for its futures; errors name the hook, its file and line, bucket and rank.
 
-    Args:
-        hook: The hook.
-        state: Passed to every call of the hook.
-        group: The process group of the module; `wait` raises an error shortly after the group's time-out.
-            May be replaced between iterations.
+    `group` is the process group of the module, and may be replaced between iterations; `wait` raises an error
+    shortly after its time-out.
     """
 
-    def __init__(self, hook: Hook, state: Any, group: ProcessGroup) -> None:
-        self._hook = hook
-        self._state = state
-        self.group = group
+    hook: Hook
+    state: Any
+    group: ProcessGroup
 
     def call(self, bucket: Bucket, number: int, *, is_last: bool) -> "torch.futures.Future[Any]":
         """Call the hook for a bucket; returns its future.
@@ -181,7 +174,7 @@ class HookCaller:
             RuntimeError: The hook raised an error, or returned something that is not a future.
         """
         try:
-            future = self._hook(self._state, GradBucket(bucket, number, is_last=is_last))
+            future = self.hook(self.state, GradBucket(bucket, number, is_last=is_last))
         except Exception as error:
             raise RuntimeError(f"{self._where(number)}: it raised {type(error).__name__}: {error}") from error
         if not isinstance(future, torch._C.Future):
@@ -202,11 +195,14 @@ class HookCaller:
             TypeError: The future holds something other than a tensor as long as the bucket.
         """
         timeout_s = self._timeout_s(bucket)
-        if timeout_s is not None and not future.done() and not _is_done_within(timeout_s, future):
-            raise RuntimeError(
-                f"{self._where(number)}: its future had no result after {timeout_s:g} s. Either the hook never sets "
-                "a result, or another rank does not take part in its collectives"
-            )
+        if timeout_s is not None and not future.done():
+            done = threading.Event()
+            future.add_done_callback(lambda _: done.set())
+            if not done.wait(timeout_s):
+                raise RuntimeError(
+                    f"{self._where(number)}: its future had no result after {timeout_s:g} s. Either the hook never "
+                    "sets a result, or another rank does not take part in its collectives"
+                )
         try:
             future.wait()
         except Exception as error:
@@ -222,14 +218,11 @@ class HookCaller:
         except RuntimeError:  # MPI and UCC have no options, a process group written in Python has no backend
             return None
         timeout: timedelta | None = getattr(options, "_timeout", None)
-        if timeout is None:
-            return None
-        return timeout.total_seconds() + min(timeout.total_seconds(), GRACE_S)
+        return None if timeout is None else timeout.total_seconds() + min(timeout.total_seconds(), GRACE_S)
 
     def _result(self, value: Any, bucket: Bucket, number: int) -> Tensor | None:
         expected = bucket.buffer
-        in_pairs = isinstance(value, Tensor) and not value.is_complex() and value.numel() == 2 * expected.numel()
-        if expected.is_complex() and in_pairs:
+        if expected.is_complex() and isinstance(value, Tensor) and value.numel() == 2 * expected.numel():
             value = torch.view_as_complex(value.reshape(-1, 2))  # collectives see complex numbers as pairs
         if not isinstance(value, Tensor) or value.numel() != expected.numel():
             got = f"one of {value.numel()}" if isinstance(value, Tensor) else type(value).__name__
@@ -246,13 +239,7 @@ class HookCaller:
         return None if same else result.reshape(-1).clone()  # copying out may overwrite the bucket's memory
 
     def _where(self, number: int) -> str:
-        return f"rank {dist.get_rank(self.group)}, bucket {number}: comm hook {describe(self._hook)}"
-
-
-def _is_done_within(timeout_s: float, future: "torch.futures.Future[Any]") -> bool:
-    done = threading.Event()
-    future.add_done_callback(lambda _: done.set())
-    return done.wait(timeout_s)
+        return f"rank {dist.get_rank(self.group)}, bucket {number}: comm hook {describe(self.hook)}"
 
 
 def describe(hook: Hook) -> str:

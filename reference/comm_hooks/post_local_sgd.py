@@ -5,6 +5,7 @@ Once averaging is local, the training script must average their parameters every
 `torch.distributed.algorithms.model_averaging.averagers.PeriodicModelAverager`.
 """
 
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from .allreduce import average, noop
 from .interface import HookState
 
 
+@dataclass(eq=False, repr=False)
 class PostLocalSGDState(HookState):
     """Settings of post-local SGD: when averaging becomes local, and over which ranks.
 
@@ -28,17 +30,9 @@ class PostLocalSGDState(HookState):
 
     GROUPS: ClassVar[tuple[str, ...]] = ("process_group", "subgroup")
 
-    def __init__(
-        self,
-        process_group: dist.ProcessGroup | None,
-        subgroup: dist.ProcessGroup | None,
-        start_localSGD_iter: int,  # noqa: N803 - torch's name
-        post_local_gradient_allreduce: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-    ) -> None:
-        super().__init__(process_group)
-        self.subgroup = subgroup
-        self.start_localSGD_iter = start_localSGD_iter
-        self.post_local_gradient_allreduce = post_local_gradient_allreduce
+    subgroup: dist.ProcessGroup | None
+    start_localSGD_iter: int  # noqa: N815 - torch's name
+    post_local_gradient_allreduce: bool = True
 
 
 def post_local_sgd(state: PostLocalSGDState, bucket: GradBucket) -> torch.futures.Future[Tensor]:

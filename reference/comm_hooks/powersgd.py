@@ -16,6 +16,7 @@ finite, stays on the device.
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from itertools import accumulate, pairwise
@@ -34,6 +35,7 @@ from .interface import HookState, used_on_this_stream
 logger = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, repr=False)
 class PowerSGDState(HookState):
     """The settings of PowerSGD, and the errors and Qs that it keeps from one iteration to the next.
 
@@ -64,34 +66,23 @@ class PowerSGDState(HookState):
         ValueError: `start_powerSGD_iter` is too small.
     """
 
-    def __init__(
-        self,
-        process_group: dist.ProcessGroup | None,
-        matrix_approximation_rank: int = 1,
-        start_powerSGD_iter: int = 1_000,  # noqa: N803 - torch's name
-        min_compression_rate: float = MIN_COMPRESSION_RATE,
-        use_error_feedback: bool = True,  # noqa: FBT001, FBT002 - torch's signature
-        warm_start: bool = True,  # noqa: FBT001, FBT002
-        orthogonalization_epsilon: float = 0,
-        random_seed: int = 0,
-        compression_stats_logging_frequency: int = 10_000,
-        batch_tensors_with_same_shape: bool = False,  # noqa: FBT001, FBT002
-    ) -> None:
-        super().__init__(process_group)
-        if (use_error_feedback or warm_start) and start_powerSGD_iter < 2:
+    matrix_approximation_rank: int = 1
+    start_powerSGD_iter: int = 1_000  # noqa: N815 - torch's name
+    min_compression_rate: float = MIN_COMPRESSION_RATE
+    use_error_feedback: bool = True
+    warm_start: bool = True
+    orthogonalization_epsilon: float = 0
+    random_seed: int = 0
+    compression_stats_logging_frequency: int = 10_000
+    batch_tensors_with_same_shape: bool = False
+
+    def __post_init__(self) -> None:
+        if (self.use_error_feedback or self.warm_start) and self.start_powerSGD_iter < 2:
             raise ValueError(
                 f"start_powerSGD_iter: expected at least 2 with use_error_feedback or warm_start, got "
-                f"{start_powerSGD_iter}: buckets are rebuilt after the first iteration"
+                f"{self.start_powerSGD_iter}: buckets are rebuilt after the first iteration"
             )
-        self.matrix_approximation_rank = matrix_approximation_rank
-        self.start_powerSGD_iter = start_powerSGD_iter
-        self.min_compression_rate = min_compression_rate
-        self.use_error_feedback = use_error_feedback
-        self.warm_start = warm_start
-        self.orthogonalization_epsilon = orthogonalization_epsilon
-        self.random_seed = random_seed
-        self.compression_stats_logging_frequency = max(1, compression_stats_logging_frequency)
-        self.batch_tensors_with_same_shape = batch_tensors_with_same_shape
+        self.compression_stats_logging_frequency = max(1, self.compression_stats_logging_frequency)
         self._before, self._after = 0, 0  # elements of the gradients, and elements sent instead
         self._errors: dict[str, Tensor] = {}
         self._qs: dict[str, Tensor] = {}
@@ -154,19 +145,14 @@ class PowerSGDState(HookState):
 
         A callback updates these and not the state, which holds a process group; see `comm_hooks.interface`.
         """
-        return (
-            self._errors if self.use_error_feedback else {},
-            self._qs if self.warm_start else {},
-        )
+        return self._errors if self.use_error_feedback else {}, self._qs if self.warm_start else {}
 
     def count(self, bucket: GradBucket, elements_sent: int) -> None:
         """Add a bucket to the statistics, and log them every `compression_stats_logging_frequency` iterations."""
         self._before += bucket.buffer().numel()
         self._after += elements_sent
-        if (
-            bucket.is_last()
-            and (self.iter - self.start_powerSGD_iter - 1) % self.compression_stats_logging_frequency == 0
-        ):
+        compressed = self.iter - self.start_powerSGD_iter - 1
+        if bucket.is_last() and compressed % self.compression_stats_logging_frequency == 0:
             rate, before, after = self.compression_stats()
             logger.info("PowerSGD: iteration %d, %d elements as %d, rate %.1f", self.iter, before, after, rate)
 
@@ -209,14 +195,8 @@ def _compress(
 ) -> torch.futures.Future[Tensor]:
     """Algorithm 2 for one bucket: average `matrices` with error feedback, and `rest` as it is.
 
-    Args:
-        state: Supplies errors and Qs by the names of the matrices, and keeps the new ones.
-        bucket: The bucket.
-        matrices: Views of its buffer to compress, by name.
-        rest: Views of its buffer to average as they are.
-
-    Returns:
-        A future of the bucket's buffer, which then holds the averages.
+    Both are views of the bucket's buffer, which the returned future holds. `state` supplies errors and Qs by the
+    names of the matrices, and keeps the new ones.
     """
     buffer = bucket.buffer()
     names, inputs = list(matrices), list(matrices.values())
@@ -236,7 +216,6 @@ def _compress(
         group=state.process_group,
         epsilon=state.orthogonalization_epsilon,
     )
-
     kept_errors, kept_qs = state.memory()
 
     def remember(done: torch.futures.Future[list[Tensor]]) -> Tensor:
@@ -256,7 +235,13 @@ def _compress(
         return buffer
 
     result = averaging.done.then(remember)
-    _send_second_collectives(state, bucket, averaging)
+    # An average that is still waiting at bucket 0 is left over from an iteration that failed.
+    if state.waiting is not None and bucket.index() > 0:
+        state.waiting.send_qs(state.process_group)
+    state.waiting = averaging
+    if bucket.is_last():
+        averaging.send_qs(state.process_group)
+        state.waiting = None
     state.count(bucket, averaging.elements_sent)
     return result
 
@@ -268,17 +253,6 @@ def keep_where(finite: Tensor, new: Sequence[Tensor], last: Sequence[Tensor]) ->
     """
     for one, other in zip(new, last, strict=True):
         torch.where(finite, one, other, out=one)
-
-
-def _send_second_collectives(state: PowerSGDState, bucket: GradBucket, averaging: "LowRankAverage") -> None:
-    """Issue the second collective of the bucket before and, for the last bucket, its own."""
-    # An average that is still waiting at bucket 0 is left over from an iteration that failed.
-    if state.waiting is not None and bucket.index() > 0:
-        state.waiting.send_qs(state.process_group)
-    state.waiting = averaging
-    if bucket.is_last():
-        averaging.send_qs(state.process_group)
-        state.waiting = None
 
 
 class LowRankAverage:
@@ -373,9 +347,7 @@ class LowRankAverage:
                         self._matrices[i].copy_(product)
             if self._rest:
                 torch._foreach_copy_(list(self._rest), self._averaged_rest)
-            self.done.set_result(
-                [*self._matrices, *self._rest]
-            )  # on CUDA a future waits for the tensors in its result
+            self.done.set_result([*self._matrices, *self._rest])  # on CUDA it waits for the tensors in its result
         except Exception as error:  # noqa: BLE001 - raised where `done` is waited for
             self.done.set_exception(error)  # type: ignore[arg-type]  # torch's annotation is wrong
 

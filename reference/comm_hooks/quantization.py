@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
 from ..collectives import CHANNEL_ELEMENTS, channel_shape, quantized_parts_bytes
+from .allreduce import noop
 from .interface import used_on_this_stream
 
 LEVELS = 256
@@ -23,14 +24,14 @@ LEVELS = 256
 
 def quantize_per_tensor(state: dist.ProcessGroup | None, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Average with one scale for each bucket; a rank's error is at most half a level, 1 / 510 of its range."""
-    return _average(bucket.buffer(), state, channel_elements=None)
+    return _average(bucket, state, channel_elements=None)
 
 
 def quantize_per_channel(
     state: dist.ProcessGroup | None, bucket: GradBucket, channel_elements: int = CHANNEL_ELEMENTS
 ) -> torch.futures.Future[Tensor]:
     """Average with one scale for every `channel_elements` elements: smaller ranges, so a smaller error."""
-    return _average(bucket.buffer(), state, channel_elements=channel_elements)
+    return _average(bucket, state, channel_elements=channel_elements)
 
 
 def quantize(channels: Tensor) -> Tensor:
@@ -60,14 +61,13 @@ def dequantize(data: Tensor, shape: tuple[int, int]) -> Tensor:
 
 
 def _average(
-    flat: Tensor, group: dist.ProcessGroup | None, *, channel_elements: int | None
+    bucket: GradBucket, group: dist.ProcessGroup | None, *, channel_elements: int | None
 ) -> torch.futures.Future[Tensor]:
+    flat = bucket.buffer()
     if not flat.is_floating_point():
         raise TypeError(f"quantisation: expected real gradients, got {flat.dtype}")
     if not flat.numel():
-        nothing: torch.futures.Future[Tensor] = torch.futures.Future()
-        nothing.set_result(flat)
-        return nothing
+        return noop(group, bucket)
     shape = channel_shape(flat.numel(), channel_elements)
     padded = torch.nn.functional.pad(flat.float(), (0, prod(shape) - flat.numel())).view(shape)
     mine = quantize(padded)

@@ -205,9 +205,8 @@ class _CoreLoader(yaml.SafeLoader):
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
             if key in seen:  # `4` and `+4` too
-                raise yaml.constructor.ConstructorError(
-                    problem=f"{key} occurs twice", problem_mark=key_node.start_mark
-                )
+                problem = f"{key} occurs twice"
+                raise yaml.constructor.ConstructorError(problem=problem, problem_mark=key_node.start_mark)
             seen.append(key)
         return super().construct_mapping(node, deep)
 

@@ -15,33 +15,22 @@ MILLION = 1_000_000
 LARGEST = 2**62 - 1
 """Largest integer in results; the sum of two fits 64 bits."""
 
-Moment = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]
-"""Nanoseconds on a clock whose zero is at most 146 years away; Unix time fits."""
-Nanoseconds = Annotated[int, Field(ge=0, le=YEAR_NS)]
-"""A duration of at most a year."""
-FractionalNanoseconds = Annotated[float, Field(ge=0, le=YEAR_NS, allow_inf_nan=False)]
-"""The same, before it is multiplied or rounded."""
+Moment = Annotated[int, Field(ge=-LARGEST, le=LARGEST)]  # ns on a clock that starts within 146 years, as Unix time
+Nanoseconds = Annotated[int, Field(ge=0, le=YEAR_NS)]  # a duration
+FractionalNanoseconds = Annotated[float, Field(ge=0, le=YEAR_NS, allow_inf_nan=False)]  # not yet rounded
 NanosecondsPerByte = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0, le=EXABYTE)]
 BytesPerS = Annotated[float, Field(ge=1, le=EXABYTE, allow_inf_nan=False)]
 Rank = Annotated[int, Field(ge=0, lt=MILLION)]
 WorldSize = Annotated[int, Field(ge=1, le=MILLION)]
-Batch = Annotated[int, Field(ge=1, le=10**12)]
-"""A number of samples; rows of tables and points are many."""
-Count = Annotated[int, Field(ge=1, le=MILLION)]
-"""A number of repetitions, members, batches and the like."""
-Iterations = Annotated[int, Field(ge=1, le=10_000)]
-"""A number of iterations to simulate one by one, each of which takes milliseconds."""
-CycleLength = Annotated[int, Field(ge=1, le=1000)]
-"""A number of iterations, of which only the last averages gradients."""
-InParallel = Annotated[int, Field(ge=1, le=100)]
-"""A number of collectives, or of process groups, that are in use at the same time."""
-SlowdownFactor = Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)]
-"""A duration as a multiple of another that is never longer."""
-Multiple = Annotated[float, Field(ge=1 / MILLION, le=MILLION, allow_inf_nan=False)]
-"""A quantity as a multiple of another."""
-RelativeError = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
-"""Half the width of a band, as a fraction of the value in its middle."""
+Batch = Annotated[int, Field(ge=1, le=10**12)]  # samples; rows of tables and points are many
+Count = Annotated[int, Field(ge=1, le=MILLION)]  # repetitions, members, batches and the like
+Iterations = Annotated[int, Field(ge=1, le=10_000)]  # to simulate one by one, each of which takes milliseconds
+CycleLength = Annotated[int, Field(ge=1, le=1000)]  # iterations, of which only the last averages gradients
+InParallel = Annotated[int, Field(ge=1, le=100)]  # collectives, or process groups, in use at the same time
+SlowdownFactor = Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)]  # a duration over one never longer
+Multiple = Annotated[float, Field(ge=1 / MILLION, le=MILLION, allow_inf_nan=False)]  # a quantity over another
+RelativeError = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]  # half a band over the value in its middle
 
 
 def as_int64(numbers: ArrayLike) -> NDArray[np.int64]:
@@ -51,9 +40,7 @@ def as_int64(numbers: ArrayLike) -> NDArray[np.int64]:
         ValueError: A number is NaN, or its absolute value is above `LARGEST`.
     """
     rounded = np.rint(np.asarray(numbers, np.float64))
-    if not (np.abs(rounded) < 2.0**62).all():
-        worst = rounded[~(np.abs(rounded) < 2.0**62)].flat[0]
-        raise ValueError(
-            f"expected times of at most 146 years and sizes of at most 4 EiB, got {worst:.3g} ns or bytes"
-        )
+    if (wrong := rounded[~(np.abs(rounded) < 2.0**62)]).size:
+        limits = "expected times of at most 146 years and sizes of at most 4 EiB"
+        raise ValueError(f"{limits}, got {wrong.flat[0]:.3g} ns or bytes")
     return rounded.astype(np.int64)

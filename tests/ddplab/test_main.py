@@ -4,7 +4,12 @@ import shlex
 
 import typer
 
-from ddplab.cli.main import EXAMPLES, app
+from ddplab.cli.import_traces import import_app
+from ddplab.cli.main import COMMANDS, app
+
+EXAMPLES = {
+    "import" if command is import_app else command.__name__: examples for command, (_, *examples) in COMMANDS.items()
+}
 
 
 def test_every_command_has_a_manual_whose_examples_parse():
