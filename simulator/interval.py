@@ -1,5 +1,6 @@
 """Distribution of the iteration time: median, quantiles and 90 % interval of many simulated iterations."""
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,13 +26,15 @@ COMPUTATION: tuple[ComputeKind, ...] = ("unsynchronized", "forward", "backward",
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Statistics of many iterations, in nanoseconds; arrays with the axes of `ScheduleCosts.relative_error`.
+    """Statistics of many iterations, in nanoseconds; arrays with the leading axes of the costs of collectives.
 
     Times of a cycle of several iterations are divided by their number. The fields are those of `Prediction`, with
     `low_ns` and `high_ns` for the interval; `samples_ns` has a further, last axis.
 
     Attributes:
         median: The median iteration; its durations have shape [axes of the costs, ranks, steps].
+        causes_ns: How far the interval would reach below and above the median if only one thing were uncertain, by
+            its name. In quadrature, all of them give the interval.
     """
 
     samples_ns: Nanoseconds
@@ -44,6 +47,7 @@ class Distribution:
     compute_ns: Nanoseconds
     no_overlap_ns: Nanoseconds
     median: EngineInput
+    causes_ns: Mapping[str, tuple[Nanoseconds, Nanoseconds]]
 
 
 def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engine = "auto") -> Distribution:
@@ -60,7 +64,7 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
     """
     each_cycle = replace(costs, untimed=replace(costs.untimed, cost_ns=costs.untimed.cost_ns[..., None, :]))
     distinct, place_of_cycle = sampler.distinct()
-    width = max(costs.relative_error.size, len(costs.untimed.schedule.instructions), sampler.parameters)
+    width = max(costs.spread.size, len(costs.untimed.schedule.instructions), sampler.parameters)
     at_a_time = max(1, CELLS // (len(sampler.ranks) * width))
     batches = []
     for first in range(0, len(distinct), at_a_time):
@@ -73,12 +77,13 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
     # Drawn again, because keeping what all batches drew would take memory without a limit.
     cycles, which = np.unique(place_of_median(times_ns[0]), return_inverse=True)
     median = costs.engine_input(sampler, sampler.draw(cycles.tolist()), which.reshape(median_ns.shape))
-    squares = np.zeros((2, *median_ns.shape))
-    for ends in _error_bands(median, costs, sampler.speed_error).values():
+    causes = {}
+    for cause, ends in _error_bands(median, costs, sampler).items():
         low_ns, high_ns = (latencies_ns(end) / sampler.sync_every for end in ends)
-        squares += np.maximum(0, [median_ns - low_ns, high_ns - median_ns]) ** 2
-    below, above = np.sqrt(squares)
-    return summarize(times_ns, median, below=below, above=above, spread=costs.spread)
+        causes[cause] = median_ns - low_ns, high_ns - median_ns
+    if costs.unexplained:
+        causes["unexplained"] = median_ns - median_ns / (1 + costs.unexplained), median_ns * costs.unexplained
+    return summarize(times_ns, median, causes=causes, spread=costs.spread)
 
 
 def place_of_median(latency_ns: Floats) -> NDArray[np.int64]:
@@ -97,8 +102,7 @@ def summarize(
     times_ns: Floats,
     median: EngineInput,
     *,
-    below: Floats | float = 0.0,
-    above: Floats | float = 0.0,
+    causes: Mapping[str, tuple[Floats, Floats]] | None = None,
     spread: Floats | float = 0.0,
 ) -> Distribution:
     """Summarise many iterations.
@@ -106,15 +110,15 @@ def summarize(
     Args:
         times_ns: Duration, computation alone and duration without overlap of each iteration; shape [3, ..., cycles].
         median: The median iteration.
-        below: Distance from the median to the lower end of the interval that errors of the costs alone would give.
-        above: The same for the upper end.
+        causes: Distances from the median to both ends of the interval that each uncertain cost alone would give.
         spread: Half-width of the interval as a fraction of the median, where it was measured; see `ScheduleCosts`.
     """
     latency, compute, no_overlap = times_ns
     median_ns = _median(latency)
     low, high = np.quantile(latency, INTERVAL, axis=-1, method="nearest")
-    below, above = np.hypot(np.maximum(0, median_ns - low), below), np.hypot(np.maximum(0, high - median_ns), above)
-    below, above = (np.where(spread, spread * median_ns, distance) for distance in (below, above))
+    distances = {"iterations": (median_ns - low, high - median_ns), **(causes or {})}
+    reach = np.maximum(0, [np.broadcast_arrays(*both) for both in distances.values()])
+    below, above = np.where(spread, spread * median_ns, np.sqrt((reach**2).sum(axis=0)))
     figures = {
         "samples_ns": latency,
         "iteration_ns": median_ns,
@@ -127,7 +131,13 @@ def summarize(
         "no_overlap_ns": _median(no_overlap),
     }
     whole = {name: as_int64(ns) for name, ns in figures.items()}
-    return Distribution(**whole, median=median)
+    measured = np.any(spread)
+    causes_ns = (
+        {}
+        if measured
+        else {cause: (as_int64(low), as_int64(high)) for cause, (low, high) in zip(distances, reach, strict=True)}
+    )
+    return Distribution(**whole, median=median, causes_ns=causes_ns)
 
 
 def bounds_ns(
@@ -152,26 +162,36 @@ def _is_computation(engine_input: EngineInput) -> NDArray[np.bool_]:
 
 
 def _error_bands(
-    median: EngineInput, costs: ScheduleCosts, speed_error: float
+    median: EngineInput, costs: ScheduleCosts, sampler: IterationSampler
 ) -> dict[str, tuple[EngineInput, EngineInput]]:
-    """Return the median iteration with the costs of one source at the low, and at the high, end of their error band.
+    """Return the median iteration with one uncertain cost at the low, and at the high, end of its error band.
 
-    Slow-downs and speeds are left out if their band has no width.
+    Costs are left out if their band has no width.
     """
+    kinds = [step.kind for step in median.schedule.steps]
 
-    def with_collectives(factor: Floats) -> EngineInput:
-        return replace(median, cost_ns=_rounded(median.cost_ns * factor[..., None]))
+    def with_collectives(factors: Floats) -> EngineInput:
+        return replace(median, cost_ns=_rounded(median.cost_ns.astype(float) * factors))
 
-    def at_speed(factor: float) -> EngineInput:
-        factors: Floats = np.where(_is_computation(median), factor, 1.0)
+    def with_steps(of_kinds: Collection[ComputeKind], factor: float | Floats) -> EngineInput:
+        factors: Floats = np.where([kind in of_kinds for kind in kinds], factor, 1.0)
         return replace(median, duration_ns=_rounded(median.duration_ns * factors))
 
-    error, (least, most) = costs.relative_error, costs.slowdown_bounds
-    bands = {"collectives": (with_collectives(np.maximum(0.0, 1 - error)), with_collectives(1 + error))}
+    bands = {}
+    if (errors := costs.relative_errors).any():
+        bands["collectives"] = with_collectives(1 / (1 + errors)), with_collectives(1 + errors)
+    least, most = costs.slowdown_bounds
     if least != most:
         bands["slow-downs"] = replace(median, slowdowns=least), replace(median, slowdowns=most)
-    if speed_error:
-        bands["device speeds"] = at_speed(1 - speed_error), at_speed(1 + speed_error)
+    for name, (of_kinds, error) in costs.step_errors.items():
+        if error:
+            bands[name] = with_steps(of_kinds, 1 / (1 + error)), with_steps(of_kinds, 1 + error)
+    if speed_error := sampler.speed_error:
+        bands["device speeds"] = with_steps(COMPUTATION, 1 - speed_error), with_steps(COMPUTATION, 1 + speed_error)
+    if sampler.slowest_bounds is not None:
+        of_slowest = (sampler.ranks == sampler.ranks.max())[:, None]
+        least_slow, most_slow = (np.where(of_slowest, factor, 1.0) for factor in sampler.slowest_bounds)
+        bands["slowest rank"] = with_steps(COMPUTATION, least_slow), with_steps(COMPUTATION, most_slow)
     return bands
 
 

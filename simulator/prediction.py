@@ -42,8 +42,10 @@ class Prediction:
 
     Attributes:
         iteration_ns: Median iteration time.
-        interval_ns: Interval that contains 90 % of the iterations, given the variation of the recorded iterations,
-            the measurement errors of the fabric, and the spread of the devices' speeds.
+        interval_ns: Interval that contains 90 % of the iterations, given the variation of the iterations and the
+            errors of all costs.
+        causes_ns: How far the interval would reach below and above the median if only one thing were uncertain, by
+            its name; in quadrature, all of them give the interval. Empty if the spread of training was measured.
         mean_ns: Mean iteration time. Multiplied by the number of iterations, it is the duration of an epoch.
         p95_ns: 95th percentile of the iteration time.
         p99_ns: 99th percentile of the iteration time.
@@ -69,6 +71,7 @@ class Prediction:
     timeline: Timeline = field(repr=False, compare=False)
     epoch_end_ns: int = 0
     counted_as_free: tuple[str, ...] = ()
+    causes_ns: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -85,6 +88,7 @@ class Prediction:
         return cls(
             **{name: int(getattr(distribution, name)) for name in names},
             interval_ns=(int(distribution.low_ns), int(distribution.high_ns)),
+            causes_ns={cause: (int(below), int(above)) for cause, (below, above) in distribution.causes_ns.items()},
             samples_ns=tuple(distribution.samples_ns.tolist()),
             buckets=tuple(map(tuple, buckets)),
             timeline=timeline,
@@ -101,6 +105,13 @@ class Prediction:
     def breakdown(self) -> dict[str, int]:
         """Parts that add up to the slowest rank's time in the median iteration; see `results.breakdown`."""
         return break_down(self.timeline)
+
+    @property
+    def shares_of_width(self) -> dict[str, float]:
+        """Part of the interval's squared width that each cause has, the largest first."""
+        squares = {cause: below**2 + above**2 for cause, (below, above) in self.causes_ns.items()}
+        whole = max(1, sum(squares.values()))
+        return {cause: squares[cause] / whole for cause in sorted(squares, key=lambda cause: -squares[cause])}
 
     @property
     def exposed_comm_ns(self) -> int:
@@ -136,6 +147,7 @@ class Prediction:
         return {
             "iteration_ns": self.iteration_ns,
             "interval_ns": list(self.interval_ns),
+            "causes_ns": {cause: list(reach) for cause, reach in self.causes_ns.items()},
             "mean_ns": self.mean_ns,
             "p95_ns": self.p95_ns,
             "p99_ns": self.p99_ns,

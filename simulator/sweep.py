@@ -27,7 +27,7 @@ from .interval import simulate_many
 from .prediction import Listed, Prediction, Ranks, Stragglers, checked, predict
 from .schedule.policy import Policy
 from .schedule.schedule import build_schedule
-from .step_costs import ScheduleCosts, charged_fabric, messages_of, price, price_schedule
+from .step_costs import ScheduleCosts, charged_fabric, messages_of, price, price_schedule, relative_errors
 from .workload.compute_times import RECORDED, IterationSampler, Nanoseconds, RecordedModel, Variation, recorded_model
 
 if TYPE_CHECKING:
@@ -278,7 +278,8 @@ def solve_steady(
     }
     cost_ns = np.array([[price(list(place_of), fabric, size) for size in sizes] for fabric in fabrics])
     cost_ns = cost_ns.reshape(len(fabrics), len(sizes), len(place_of))
-    error = np.array([[fabric.relative_error(size) for size in sizes] for fabric in fabrics])
+    errors = np.array([[relative_errors(list(place_of), fabric, size) for size in sizes] for fabric in fabrics])
+    errors = errors.reshape(cost_ns.shape)
     spread = np.array([[fabric.iteration_spread(size) for size in sizes] for fabric in fabrics])
     fabrics_alike = _alike([fabric.processor for fabric in fabrics])
     for policy, own in zip(policies, sent, strict=True):
@@ -286,13 +287,15 @@ def solve_steady(
         figures = np.empty((len(fabrics), len(sizes), len(FIGURES)), np.int64)
         # World sizes with equal keys have equal compute times and equal hook costs.
         sizes_alike = _alike([(tuple(samplers[size].ranks.tolist()), policy.hook.growth(1, size)) for size in sizes])
+        if any(fabric.processor.stall_ns or fabric.processor.unexplained for fabric in fabrics):
+            sizes_alike = [[place] for place in range(len(sizes))]
         for some_fabrics, some_sizes in product(fabrics_alike, sizes_alike):
             costs = costs_of(policy, some_fabrics[0], some_sizes[0])
             cells = np.ix_(some_fabrics, some_sizes)
             costs = replace(
                 costs,
                 untimed=replace(costs.untimed, cost_ns=cost_ns[*cells][..., places]),
-                relative_error=error[cells],
+                relative_errors=errors[*cells][..., places],
                 spread=spread[cells],
             )
             distribution = simulate_many(costs, samplers[sizes[some_sizes[0]]], "closed_form")

@@ -5,6 +5,7 @@ from operator import mul
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 from typer import Argument, Option
@@ -48,7 +49,7 @@ def fabric(
         {
             "world_size": world_size,
             "origin": shown.origin(world_size),
-            "relative_error": shown.relative_error(world_size),
+            "relative_error": float(shown.relative_errors(np.array([segment.from_bytes]), world_size)[0]),
             **segment._asdict(),
         }
         for world_size in sizes

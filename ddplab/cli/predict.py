@@ -18,7 +18,7 @@ from simulator.prediction import predict as predict_one
 from simulator.profiler_import.trace_of_profile import HOST_BOUND, host_bound
 from simulator.results.breakdown import PARTS
 from simulator.results.heat_map import draw_heat_maps
-from simulator.results.scaling_verdict import TARGET, counted, network_need
+from simulator.results.scaling_verdict import TARGET, counted, network_need, width_sentence
 from simulator.results.timeline_plot import draw_timeline
 from simulator.schedule.policy import Policy
 from simulator.sweep import AXES, COLUMNS, TABLE_WRITERS, save_table
@@ -92,6 +92,8 @@ def predict(
     save_timelines(fastest, perfetto, timeline)
     rows = [values_of_axes(one) | prediction.to_json() for one, prediction in zip(policies, predictions, strict=True)]
     print(conclusion(policies, predictions))
+    if sentence := width_sentence(fastest.shares_of_width):
+        print(sentence)
     result: dict[str, Any] = {"model": model, "world_size": world_size, "rows": rows, "assumed": list(assumed)}
     if world_size > 1:
         predict_fastest = partial(predict_policy, policy=policies[predictions.index(fastest)])

@@ -4,16 +4,20 @@ How much of the GPUs' time becomes training, what takes the rest, how fast the n
 and which other settings are as fast within the intervals.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
 
 from ..fabric.algorithms import sent_share
+from ..workload.compute_times import LEAST_RECORDED
 
 TARGET = 0.9
 """The efficiency for which the network is asked."""
 FASTEST_NETWORK, SLOWEST_NETWORK = 1e-3, 1e3
 """Range of the factors on the time of every collective that is searched."""
+SHOWN_SHARE = 0.1
+"""Least part of the interval's squared width that is worth a word."""
+CALIBRATE = "run `ddplab calibrate` on the GPUs"
 TOLERANCE = 0.005
 """Relative tolerance of a factor that is found."""
 
@@ -85,6 +89,32 @@ def network_need(
         else:
             missed = middle
     return NetworkNeed(target, exp(reached), bus, largest)
+
+
+NARROWER = {
+    "collectives": "measure `all_reduce_perf -b 1M -e 64M` on as many GPUs and give its log as --fabric",
+    "device speeds": "record on several GPUs",
+    "slowest rank": f"record {LEAST_RECORDED} iterations or more, on several GPUs",
+    "iterations": "record more iterations on a quiet machine",
+    "copies": CALIBRATE,
+    "launches": CALIBRATE,
+    "slow-downs": CALIBRATE,
+    "unexplained": "measure an iteration on a few GPUs",
+}
+"""How the interval becomes narrower, by what makes it wide."""
+
+
+def width_sentence(shares: Mapping[str, float]) -> str:
+    """Say what makes an interval wide, and what to do about it; "" if nothing does.
+
+    Args:
+        shares: See `Prediction.shares_of_width`.
+    """
+    causes = [f"{cause} ({share:.0%})" for cause, share in shares.items() if share >= SHOWN_SHARE]
+    if not causes:
+        return ""
+    cure = NARROWER[next(iter(shares))]
+    return f"the width of the interval comes from {', '.join(causes)}; to narrow it, {cure}"
 
 
 def counted(buckets: Sequence[int], total: int, noun: str = "") -> str:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from reference.files.reading import Settings
-from reference.files.value_ranges import MILLION, Iterations, Rank, SlowdownFactor, as_int64
+from reference.files.value_ranges import MILLION, Iterations, Rank, RelativeError, SlowdownFactor, as_int64
 from reference.trace import Buffer, Iteration, Parameter, Trace
 
 from ..fabric.uncertainty import NORMAL_HALF_BAND
@@ -191,7 +191,7 @@ def end_of_computation_ns(recorded: Iteration, *, with_communication: bool) -> i
     return max((moment for moment in recorded.ready_ns if moment is not None), default=recorded.backward_end_ns)
 
 
-Kind = Literal["recorded", "resampled", "correlated", "fitted"]
+Kind = Literal["recorded", "resampled", "correlated", "fitted", "slowest"]
 
 
 class Variation(Settings):
@@ -201,13 +201,14 @@ class Variation(Settings):
         default="recorded",
         description="how iterations are generated, a name: `recorded` (as recorded, with recorded ranks repeated in "
         "turn), `resampled` (a random recorded iteration for each rank), `correlated` (a random time for each gap "
-        "between gradients on each rank, correlated with the previous gap), or `fitted` (each rank's median "
-        "iteration multiplied by a lognormal factor); chosen by the user",
+        "between gradients on each rank, correlated with the previous gap), `fitted` (each rank's median "
+        "iteration multiplied by a lognormal factor), or `slowest` (each rank's median iteration, and the last rank "
+        "as slow as the slowest of all, which vary independently); chosen by the user",
     )
     iterations: Iterations = Field(
         default=200,
-        description="iterations to generate, a count (ignored by `recorded`, which has those of the trace); "
-        "chosen by the user",
+        description="iterations to generate, a count (ignored by `recorded`, which has those of the trace, and "
+        "`slowest`, which has 101); chosen by the user",
     )
     correlation: float | None = Field(
         default=None,
@@ -222,6 +223,18 @@ class Variation(Settings):
         le=0.2,
         description="standard deviation of the speeds of equal devices, a fraction: the last rank is as slow as the "
         "slowest of all ranks, and the recorded device is one of them; from measurements of many devices",
+    )
+    jitter: float | None = Field(
+        default=None,
+        ge=0,
+        le=0.5,
+        description="for `slowest`, standard deviation of one rank's iterations, a fraction (None: the recorded "
+        "iterations' own variation, if the trace has at least 20); from the iterations of one device",
+    )
+    assumed_error: RelativeError = Field(
+        default=0.0,
+        description="for `slowest`, relative error e of `device_spread` and `jitter`: nine in ten lie between "
+        "1 / (1 + e) and 1 + e times the value; from measurements of several clusters",
     )
     seed: int = Field(default=0, ge=0, description="seed of all random numbers, no unit; chosen by the user")
 
@@ -290,9 +303,11 @@ class IterationSampler:
         self._world_size, self.sync_every = world_size, sync_every
         self.speed_error = NORMAL_HALF_BAND * variation.device_spread
         self._slowest = world_size - 1 if variation.device_spread and world_size > 1 else None
+        if variation.kind == "slowest" and world_size > len(recorded):
+            self._slowest = world_size - 1
 
         slow = {straggler.rank for straggler in stragglers}
-        is_random = variation.kind != "recorded" or None in slow
+        is_random = variation.kind not in ("recorded", "slowest") or None in slow
         self._varies = is_random or self._slowest is not None
         self.ranks = self.represented_by = np.arange(world_size)
         if not is_random:
@@ -309,7 +324,9 @@ class IterationSampler:
 
         if inputs is not None:
             iterations = max(inputs)
-        elif variation.kind != "recorded":
+        elif variation.kind == "slowest" and self._slowest is not None:
+            iterations = SLOWEST_ITERATIONS * sync_every
+        elif variation.kind not in ("recorded", "slowest"):
             iterations = variation.iterations
         else:
             iterations = int(counts.min())
@@ -364,7 +381,9 @@ class IterationSampler:
         """Sample one iteration of all ranks; the times depend on `number` only, not on earlier calls."""
         rng = np.random.default_rng([self._variation.seed, number])
         match self._variation.kind:
-            case "recorded":
+            case "slowest" if self._slowest is not None:
+                times = self._pool[self._first + self._fitted[0]]
+            case "recorded" | "slowest":
                 times = self._pool[self._first + number % self._counts.min()]
             case "resampled":
                 times = self._pool[self._first + rng.integers(self._counts)]
@@ -378,12 +397,48 @@ class IterationSampler:
                 factors = np.exp(rng.standard_normal(len(self.ranks)) * spread)
                 times = self._pool[self._first + typical].scaled(factors)
         if self._slowest is not None:
-            factor = 1 + self._variation.device_spread * slowest_of(self._world_size, number)
+            level = (0.5 + number * GOLDEN) % 1
+            if self._variation.kind == "slowest":
+                factor = self._slowest_factor(level)
+            else:
+                factor = 1 + self._variation.device_spread * slowest_of(self._world_size, level)
             times = times.scaled(np.where(self.ranks == self._slowest, factor, 1.0))
         for straggler in self._stragglers:
             slow = int(rng.integers(len(self.ranks))) if straggler.rank is None else straggler.rank
             times = times.scaled(np.where(self.ranks == slow, straggler.factor, 1.0))
         return times
+
+    def _slowest_factor(self, level: float, *, errors: float = 0.0) -> float:
+        """Return the compute time of the slowest rank as a multiple of the median rank's.
+
+        The devices' speeds persist, and the iterations, of which `level` is the quantile, vary. Both are independent.
+        With `errors`, all that was assumed is that many of its errors larger.
+        """
+        variation = self._variation
+        assumed = (1 + variation.assumed_error) ** errors
+        device = assumed * variation.device_spread * slowest_of(self._world_size, 0.5)
+        if variation.jitter is not None:
+            iteration = assumed * variation.jitter * slowest_of(self._world_size, level)
+        elif len(self._recorded_ratios):
+            iteration = max(0.0, float(np.quantile(self._recorded_ratios, level ** (1 / self._world_size))) - 1)
+        else:
+            iteration = 0.0
+        return 1 + float(np.hypot(device, iteration))
+
+    @cached_property
+    def _recorded_ratios(self) -> Floats:
+        """Compute times of the recorded iterations as multiples of their rank's median; empty if there are few."""
+        of_ranks = [times.compute_ns / max(1, np.median(times.compute_ns)) for times in self._recorded]
+        ratios: Floats = np.concatenate(of_ranks)
+        return ratios if len(ratios) >= LEAST_RECORDED else ratios[:0]
+
+    @property
+    def slowest_bounds(self) -> tuple[float, float] | None:
+        """Compute time of the slowest rank at both ends of its error band, over that in the median iteration."""
+        if self._variation.kind != "slowest" or self._slowest is None or not self._variation.assumed_error:
+            return None
+        low, usual, high = (self._slowest_factor(0.5, errors=errors) for errors in (-1, 0, 1))
+        return low / usual, high / usual
 
     @cached_property
     def _gaps(self) -> "list[GapSampler]":
@@ -424,18 +479,21 @@ MOST_DURATIONS = 500_000_000
 """Gradients that are sampled at most, which takes minutes."""
 LEAST_SLOWEST = 21
 """Least number of iterations, each with another speed of the slowest device."""
+SLOWEST_ITERATIONS = 101
+"""Iterations of `slowest`, which vary only in the slowest rank: enough for a 99th percentile."""
+LEAST_RECORDED = 20
+"""Recorded iterations that tell how one rank varies."""
 GOLDEN = (5**0.5 - 1) / 2
 """Multiples of it, without their whole part, fill the range from 0 to 1 evenly, however many there are."""
 
 
-def slowest_of(count: int, number: int) -> float:
-    """Return the largest of `count` standard normal variables at the `number`-th of evenly spread quantiles.
+def slowest_of(count: int, level: float) -> float:
+    """Return the largest of `count` standard normal variables at a quantile of its distribution.
 
     Never negative: the slowest device is not faster than the recorded one.
     """
     from scipy.special import ndtri  # loading scipy takes longer than a prediction
 
-    level = (0.5 + number * GOLDEN) % 1
     return max(0.0, float(ndtri(level ** (1 / count))))
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from reference.trace import Trace
 
 from ..fabric import Contention, Fabric, Linear, Processor
-from .compute_times import Variation
+from .compute_times import LEAST_RECORDED, Variation
 from .trace_synthesis import BY_ROOFLINE
 
 COPY_START_NS = 2_100
@@ -22,12 +22,26 @@ LAUNCH_NS = 11_000
 """Time that one more bucket adds to the computation. DDP on one V100 (pytorch/pytorch, benchmarks/distributed/ddp):
 with buckets of 1 MB instead of 25 MB, an iteration of ResNet-50 has 30 buckets more and takes 0.32 ms longer, one of
 ResNet-101 has 78 more and takes 0.93 ms longer."""
-SLOW_DOWN = 1.189
+STALL_NS = 20_000
+"""Computation that one more bucket holds up, for each doubling of the GPUs. In the same benchmark, further buckets of
+1 MB cost 26 to 34 us each on 2 V100s, 39 to 45 us on 4, 39 to 70 us on 8 and 83 to 131 us on 16, beyond
+`LAUNCH_NS`: the blocks of a collective occupy every GPU until the last rank's have started."""
+SLOW_DOWN, SLOW_DOWN_ERROR = 1.189, 0.1
 """Time of computation beside collectives as a multiple of the time alone: the average on A100, H100, MI210 and MI250
-(arXiv 2507.03114, abstract)."""
+(arXiv 2507.03114, abstract), and half of the band of single models."""
+COPY_ERROR, LAUNCH_ERROR = 4.0, 1.0
+"""Relative errors of copies and of launches. DDP on one V100 with torch 1.4 (as above) takes 18 us a gradient
+(ResNet-50) and 28 us (ResNet-101) beyond the rate of the memory, instead of 4.2 us."""
+UNEXPLAINED = 0.01
+"""Relative error of iterations on 2 GPUs that is left, from part (i) of the score, each system by the others'."""
 DEVICE_SPREAD = 0.0148
 """Standard deviation of the speeds of GPUs of one model: 8 % from whisker to whisker of a box plot, which are 5.4
 standard deviations (arXiv 2208.11035, abstract)."""
+JITTER = 0.007
+"""Standard deviation of the iterations of one GPU, for traces with few iterations: 0.1 to 0.4 % with synthetic data
+(willgpaik/pytorch-ddp-scaling-benchmark), 0.9 to 2.8 % in training (ByteDance-Seed/StragglerAnalysis)."""
+SPREAD_ERROR = 1.0
+"""Relative error of both: clusters whose GPUs differ by 0.7 %, and by 3 %, are usual."""
 
 
 MEMORY_BYTES_PER_S = {
@@ -63,7 +77,16 @@ def memory_of(device_name: str) -> float | None:
 def default_processor(bytes_per_s: float) -> Processor:
     """Return the default costs on a GPU with this memory bandwidth. A copy reads and writes every byte once."""
     copy = Linear(fixed_ns=COPY_START_NS, ns_per_byte=2e9 / bytes_per_s)
-    return Processor(pack=copy, copy_out=copy, launch_ns=LAUNCH_NS, contention=(Contention(compute=SLOW_DOWN),))
+    return Processor(
+        pack=copy,
+        copy_out=copy,
+        copy_error=COPY_ERROR,
+        launch_ns=LAUNCH_NS,
+        stall_ns=STALL_NS,
+        launch_error=LAUNCH_ERROR,
+        contention=(Contention(compute=SLOW_DOWN, compute_error=SLOW_DOWN_ERROR),),
+        unexplained=UNEXPLAINED,
+    )
 
 
 class Assumed(NamedTuple):
@@ -94,14 +117,21 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation, *, keep_proce
         sentences.append(
             "assumed, because the fabric has no processor costs: copying a gradient takes "
             f"{COPY_START_NS / 1e3:g} us and its time at {memory / 1e9:.0f} GB/s, a bucket "
-            f"{LAUNCH_NS / 1e3:.0f} us, and computation beside collectives {SLOW_DOWN - 1:.0%} longer"
+            f"{LAUNCH_NS / 1e3:.0f} us and {STALL_NS / 1e3:.0f} us more for each doubling of the GPUs, and "
+            f"computation beside collectives {SLOW_DOWN - 1:.0%} longer"
         )
     if "device_spread" not in variation.model_fields_set:
-        variation = variation.model_copy(update={"device_spread": DEVICE_SPREAD})
-        sentences.append(
-            f"assumed: GPUs of one model differ in speed by {DEVICE_SPREAD:.1%} (standard deviation), and an "
-            "iteration waits for the slowest"
-        )
+        changes: dict[str, object] = {"device_spread": DEVICE_SPREAD}
+        sentence = f"assumed: GPUs of one model differ in speed by {DEVICE_SPREAD:.1%} (standard deviation), "
+        if variation.model_fields_set <= {"seed"}:
+            changes |= {"kind": "slowest", "assumed_error": SPREAD_ERROR}
+            if sum(len(rank.iterations) for rank in trace.ranks) < LEAST_RECORDED:
+                changes["jitter"] = JITTER
+                sentence += f"the iterations of one GPU by {JITTER:.1%}, "
+            else:
+                sentence += "the iterations of one GPU as in the trace, "
+        variation = variation.model_copy(update=changes)
+        sentences.append(f"{sentence}and an iteration waits for the slowest")
     if device.endswith(BY_ROOFLINE):
         sentences.append(
             "the step time is that of a data sheet's peak rates, which no GPU reaches; in a longer step, "
