@@ -139,7 +139,7 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
     """
     processor = fabric.processor
     hook = policy.hook.charged(processor.hooks, world_size)
-    parameters, doublings = sum(map(len, schedule.buckets)), log2(world_size)
+    parameters = sum(map(len, schedule.buckets))
     same_ns = {
         Compute("rebuild"): processor.rebuild_ns,
         Compute("search"): round(processor.search_ns_per_parameter * parameters),
@@ -147,7 +147,7 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
     for bucket, sizes in enumerate(schedule.gradient_bytes):
         same_ns |= {
             Compute("compress", bucket): hook.compress(sum(sizes)),
-            Compute("launch", bucket): processor.launch_ns + round(processor.stall_ns * doublings),
+            Compute("launch", bucket): processor.launch_on(world_size),
             Compute("recompress", bucket): hook.recompress(sum(sizes)),
             Compute("decompress", bucket): hook.decompress(sum(sizes)),
             Compute("copy_out", bucket): 0 if policy.gradient_as_bucket_view else sum(map(processor.copy_out, sizes)),
@@ -162,7 +162,7 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
             "copies": (("pack", "copy_out"), processor.copy_error),
             "launches": (("launch",), processor.launch_error),
         },
-        unexplained=processor.unexplained * sqrt(doublings),
+        unexplained=processor.unexplained * sqrt(log2(world_size)),
         spread=np.array(fabric.iteration_spread(world_size)),
         slowdown_bounds=(
             _slowdowns(schedule, processor.slowed(-1), fabric, policy),

@@ -1,6 +1,7 @@
 """Processor costs: the time that copies, launches, comm hooks and collectives take from computation."""
 
 from collections.abc import Sequence
+from math import log2
 from operator import attrgetter
 from typing import NamedTuple, Self
 
@@ -212,6 +213,10 @@ class Processor(Schema):
     hooks: tuple[HookCost, ...] = Field(
         default=(), description="computation of comm hooks, nanoseconds; from `ddplab calibrate --hook`"
     )
+
+    def launch_on(self, world_size: int) -> int:
+        """Return the nanoseconds of computation that one all-reduce costs on this many ranks."""
+        return self.launch_ns + round(self.stall_ns * log2(world_size))
 
     def slowed(self, half_widths: float) -> Self:
         """Return a copy with contention increased by this many half-widths of its error bands."""

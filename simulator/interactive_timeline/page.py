@@ -61,7 +61,7 @@ def replay_costs(iteration: InteractiveIteration) -> dict[str, object]:
         "step_ns": int(times.step_ns),
         "pack_ns": [processor.pack(size) for size in iteration.trace.sizes_bytes],
         "copy_out_ns": [processor.copy_out(size) for size in iteration.trace.sizes_bytes],
-        "launch_ns": processor.launch_ns,
+        "launch_ns": [processor.launch_on(world_size) for world_size in iteration.choices.world_sizes],
         "all_reduce": [
             [_ring_cost(fabric, world_size)[:2] for fabric in fabrics] for world_size in iteration.choices.world_sizes
         ],

@@ -25,7 +25,8 @@ export function replay(data, question) {
   if (factor > 1) rows.push(startOfRank(costs, plan, world_size - 1, factor));
   const durations = allReduceDurations(data, question);
   rows.forEach((row) => compute(row, "forward", null, row.times.forward_ns));
-  const collectives = launchBuckets(rows, costs, durations);
+  const launch_ns = costs.launch_ns[data.world_sizes.indexOf(world_size)];
+  const collectives = launchBuckets(rows, launch_ns, durations);
   rows.forEach((row) => finish(row, costs, plan, collectives));
   const slowest = rows.reduce((one, other) => (other.now > one.now ? other : one));
   const exposed = exposedIntervals(slowest, collectives);
@@ -84,7 +85,7 @@ function allReduceDurations(data, { plan, world_size, gbit_per_s }) {
 }
 
 /** The backward pass of all ranks. Returns `[bucket, launched by all ranks, start, end]` of each all-reduce. */
-function launchBuckets(rows, costs, durations) {
+function launchBuckets(rows, launch_ns, durations) {
   const collectives = [];
   let free = 0;
   durations.forEach((duration, bucket) => {
@@ -92,7 +93,7 @@ function launchBuckets(rows, costs, durations) {
       const begin = bucket ? row.launch[bucket - 1] : row.times.forward_ns;
       computeBackward(row, bucket, begin, row.launch[bucket]);
       compute(row, "pack", bucket, row.packed[bucket]);
-      compute(row, "launch", bucket, costs.launch_ns);
+      compute(row, "launch", bucket, launch_ns);
     }
     const launched = Math.max(...rows.map((row) => row.now));
     const start = Math.max(launched, free);

@@ -4,7 +4,7 @@ import pytest
 
 from reference.trace import Trace
 from simulator import Fabric, Variation, predict
-from simulator.workload.default_gpu_costs import DEVICE_SPREAD, LAUNCH_NS, assume_gpu, memory_of
+from simulator.workload.default_gpu_costs import DEVICE_SPREAD, LAUNCH_NS, STALL_NS, assume_gpu, memory_of
 
 from ..strategies import iteration, trace_of
 
@@ -47,7 +47,7 @@ def test_on_a_gpu_copies_launches_and_slow_devices_are_not_free():
     assert len(sentences) == 2
     equal = Variation(device_spread=0)
     many, one = (predict(trace, fabric, world_size=8, bucket_cap_mb=cap, variation=equal) for cap in (1, 100))
-    assert many.iteration_ns - one.iteration_ns == 15 * LAUNCH_NS
+    assert many.iteration_ns - one.iteration_ns == 15 * (LAUNCH_NS + 3 * STALL_NS)
     assert one.iteration_ns > one.compute_ns + LAUNCH_NS
 
 

@@ -11,11 +11,14 @@ from simulator import Fabric
 from simulator.fabric import Level, Timing, Topology
 from simulator.fabric.extrapolation import (
     LATENCY_LAWS,
+    LEVEL_NS,
+    USUAL_NODE,
     extrapolated_table,
     growth_of,
     latency_law,
     table_between,
     table_beyond,
+    wait_of_a_level,
 )
 from simulator.fabric.measured_tables import Table
 
@@ -44,7 +47,7 @@ def test_a_fabric_that_follows_a_law_is_extrapolated(law, measured, world_size):
 @given(
     st.sampled_from(list(LATENCY_LAWS)),
     st.sampled_from(["nccl", "gloo"]),
-    st.sets(st.sampled_from([2, 3, 4, 8, 16]), min_size=2),
+    st.sets(st.sampled_from([2, 3, 4, 6, 8]), min_size=2),
 )
 def test_the_law_of_the_latency_is_read_from_the_data(law, library, world_sizes):
     """Tables that follow the law show its growth, so their weight changes nothing."""
@@ -134,3 +137,26 @@ def test_what_an_idle_link_lets_pass_at_once_is_no_latency_that_grows_with_the_r
     ideal = [2 * (world_size - 1) / world_size * ns_per_byte * (size - burst) for size in sizes[1:]]
     assert costs == sorted(costs)
     assert costs[1:] == pytest.approx(ideal[1:], rel=0.25)
+
+
+@given(wait=st.floats(0, 100), nodes=st.sets(st.sampled_from([2, 4, 8, 16]), min_size=2), more=st.integers(17, 999))
+def test_between_nodes_each_doubling_adds_hops_and_a_wait_by_the_square_root_of_the_message(wait, nodes, more):
+    """Tables of several nodes that follow the law are continued by it."""
+
+    def table(ranks):
+        level_ns = LEVEL_NS + wait * np.sqrt(SIZES)
+        return Table(SIZES, 1e6 + SIZES + level_ns * np.log2(ranks))
+
+    measured = {8 * count: table(8 * count) for count in sorted(nodes)}
+    extrapolated = extrapolated_table(measured, 8 * more, growth_of(measured, "nccl", None))
+    np.testing.assert_allclose(extrapolated.ns, table(8 * more).ns, rtol=1e-3)
+
+
+@given(st.sets(st.sampled_from([8, 16, 32, 64]), min_size=2), st.integers(65, 9999))
+def test_more_nodes_never_take_less_time(measured, more):
+    """Also where measured times fall from one number of GPUs to the next, as at a change of protocol."""
+    rng = np.random.default_rng(sum(measured))
+    times = {ranks: np.sort(rng.integers(10**4, 10**7, len(SIZES))).astype(float) for ranks in sorted(measured)}
+    tables = {ranks: Table(SIZES, ns) for ranks, ns in times.items()}
+    assert wait_of_a_level(tables, USUAL_NODE) is not None
+    assert (extrapolated_table(tables, more, growth_of(tables, "nccl", None)).ns >= times[max(measured)]).all()
