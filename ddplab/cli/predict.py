@@ -91,9 +91,9 @@ def predict(
         print(f"after the last iteration, all ranks receive one rank's model: {fastest.epoch_end_ns / 1e6:.1f} ms")
     save_timelines(fastest, perfetto, timeline)
     rows = [values_of_axes(one) | prediction.to_json() for one, prediction in zip(policies, predictions, strict=True)]
-    print(conclusion(policies, predictions))
     if sentence := width_sentence(fastest.shares_of_width):
         print(sentence)
+    print(conclusion(policies, predictions))
     result: dict[str, Any] = {"model": model, "world_size": world_size, "rows": rows, "assumed": list(assumed)}
     if world_size > 1:
         predict_fastest = partial(predict_policy, policy=policies[predictions.index(fastest)])
@@ -162,7 +162,7 @@ def _efficiency(prediction: Prediction) -> float:
 
 
 def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) -> str:
-    """Describe the fastest configuration, its largest parts, and which others tie with it within the intervals."""
+    """Describe the fastest configuration, its largest parts, and which others tie with it."""
     ranked = sorted(zip(policies, predictions, strict=True), key=lambda pair: pair[1].iteration_ns)
     policy, fastest = ranked[0]
     sentences = [f"fastest: {_in_words(policy)}, {fastest.iteration_ns / 1e6:.1f} ms, limited by {_limits(fastest)}"]
@@ -171,14 +171,16 @@ def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) ->
         for other, prediction in ranked[1:]
         if prediction.buckets != fastest.buckets or other.hook != policy.hook
     ]
-    ties = [f"{name} (+{one.difference_ns / 1e6:.1f} ms)" for name, one in compared if one.intervals_overlap]
+    ties = [f"{name} (+{one.difference_ns / 1e6:.1f} ms)" for name, one in compared if one.is_tie]
     if len(compared) < len(ranked) - 1:
         sentences.append(f"{len(ranked) - 1 - len(compared)} others have the same buckets")
     if ties:
-        sentences.append(f"a tie within the 90 % intervals with {'; '.join(ties)}")
+        sentences.append(f"a tie within the errors of the costs with {'; '.join(ties)}")
     elif compared:
         name, second = compared[0]
-        sentences.append(f"its lead of {second.difference_ns / 1e6:.1f} ms over {name} exceeds the 90 % intervals")
+        sentences.append(
+            f"its lead of {second.difference_ns / 1e6:.1f} ms over {name} exceeds the errors of the costs"
+        )
     return "; ".join(sentences)
 
 

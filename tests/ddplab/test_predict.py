@@ -59,8 +59,8 @@ def test_the_last_sentence_names_the_fastest_its_limit_and_its_lead(bytes_per_s,
     predictions = [predict(trace, fabric, world_size=2, policy=one, stragglers=stragglers) for one in policies]
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
     sentence = conclusion(policies, predictions)
-    tie = predictions[0].compare(predictions[1]).intervals_overlap
-    rest = "a tie within the 90 % intervals with" if tie else "its lead of"
+    tie = predictions[0].compare(predictions[1]).is_tie
+    rest = "a tie within the errors of the costs with" if tie else "its lead of"
     assert f", {fastest.iteration_ns / 1e6:.1f} ms, {limit}; {rest}" in sentence
     assert conclusion(policies[:1], predictions[:1]).endswith(")")
 
