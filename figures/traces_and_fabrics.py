@@ -45,7 +45,7 @@ def nccl() -> Fabric:
         source="latencies: NVIDIA/nccl 2.8, src/graph/tuning.cc; NVLink: bus bandwidth of 8 V100s in vTrain's table; "
         "adapter: 100 Gbit/s a node",
     )
-    return Fabric.from_topology(links).model_copy(update={"processor": SLOWED})
+    return Fabric.from_topology(links, algorithm="cheapest").model_copy(update={"processor": SLOWED})
 
 
 @cache

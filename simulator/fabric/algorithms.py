@@ -157,8 +157,8 @@ def _chain_hops(levels: Levels) -> list[tuple[int, Level]]:
 
 Library = Literal["nccl", "gloo"]
 Algorithm = Literal["ring", "tree", "halving_doubling", "hierarchical", "in_network"]
-AlgorithmSetting = Literal["library", Algorithm]
-"""An algorithm, or `library`: the one that the library chooses."""
+AlgorithmSetting = Literal["library", "cheapest", Algorithm]
+"""An algorithm, `library`: the one that the library chooses, or `cheapest`: of ring, tree and in_network."""
 
 ALL_REDUCE = {
     "ring": ring,
@@ -217,11 +217,15 @@ def all_reduce_costs(levels: Levels, library: Library, setting: AlgorithmSetting
 
     Gloo always runs a ring when torch calls it. NCCL reduces in the network only if a level in use supports that.
     """
+    reducing = [place for place, level in enumerate(levels) if level.reduces and level.size > 1]
+    if setting == "cheapest":
+        names: tuple[Algorithm, ...] = ("ring", "tree", "in_network") if reducing else ("ring", "tree")
+        return AlgorithmCosts(names, tuple(ALL_REDUCE[name](levels) for name in names))
     if setting != "library" or library == "gloo":
         name = "ring" if setting == "library" else setting
         return AlgorithmCosts((name,), (ALL_REDUCE[name](levels),))
     costs: dict[str, Cost | NcclCost] = {**nccl_all_reduce(levels)}
-    if any(level.reduces and level.size > 1 for level in levels[1:]):
+    if any(reducing[-1:]):  # beyond the innermost level, whose switches NCCL's model knows
         costs["in_network"] = in_network(levels)
     several_nodes = prod(level.size for level in levels[1:]) > 1
     return AlgorithmCosts(tuple(costs), tuple(costs.values()), several_nodes)
