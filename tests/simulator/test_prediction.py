@@ -329,8 +329,8 @@ def test_a_comparison_reads_as_a_sentence():
     slow, fast = (predict(TRACE, fabric, world_size=2) for fabric in (SLOW, FAST))
     sentence, parts = repr(slow.compare(fast)).split("; by part, ms: ")
     assert sentence == (
-        "5.00 ms instead of 9.00 ms: 4.00 ms shorter, 0.555 times as long; the difference is beyond the errors of the "
-        "costs"
+        "5.00 ms instead of 9.00 ms: 4.00 ms shorter, 0.555 times as long; the difference is beyond the errors of "
+        "the costs"
     )
     assert parts == "exposed communication -4.00"
     assert repr(slow.compare(slow)).endswith("by part, ms: no difference")
