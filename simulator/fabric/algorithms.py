@@ -157,7 +157,7 @@ def _chain_hops(levels: Levels) -> list[tuple[int, Level]]:
 
 Library = Literal["nccl", "gloo"]
 Algorithm = Literal["ring", "tree", "halving_doubling", "hierarchical", "in_network"]
-AlgorithmSetting = Literal["library", "cheapest", Algorithm]
+AlgorithmSetting = Literal["library", Algorithm, "cheapest"]
 """An algorithm, `library`: the one that the library chooses, or `cheapest`: of ring, tree and in_network."""
 
 ALL_REDUCE = {
