@@ -89,27 +89,16 @@ def mlp() -> Model:
     return nn.Sequential(*hidden, nn.Linear(width, classes)), _classify(torch.randn(batch, width), classes)
 
 
-def resnet18() -> Model:
-    """ResNet-18 on 64 x 64 images."""
-    return _ResNet(_Basic, (2, 2, 2, 2)), _classify(torch.randn(4, 3, 64, 64), 1000)
+def resnet(depths: tuple[int, int, int, int], *, bottleneck: bool, batch: int, side: int) -> Model:
+    """A residual network on a batch of square images."""
+    return _ResNet(depths, bottleneck=bottleneck), _classify(torch.randn(batch, 3, side, side), 1000)
 
 
-def resnet50() -> Model:
-    """ResNet-50, 161 tensors and 25,557,032 parameters, on 64 x 64 images: computation dominates."""
-    return _ResNet(_Bottleneck, (3, 4, 6, 3)), _classify(torch.randn(2, 3, 64, 64), 1000)
-
-
-def transformer() -> Model:
-    """A GPT-like transformer of 29.4 million parameters: 8 layers of width 512, context 64, tied embedding."""
-    vocabulary, context, batch = 8192, 64, 4
-    module = _Transformer(vocabulary, context, width=512, heads=8, layers=8)
+def transformer(vocabulary: int, context: int, batch: int, **sizes: int) -> Model:
+    """A GPT-like transformer on sequences that fill the context, with tied embedding."""
+    module = _Transformer(vocabulary, context, **sizes)
     tokens = torch.randint(vocabulary, (batch, context + 1))
     return module, _Classification(tokens[:, :-1], tokens[:, 1:])
-
-
-def resnet50_224() -> Model:
-    """ResNet-50 on 64 images of 224 x 224, as in published training."""
-    return _ResNet(_Bottleneck, (3, 4, 6, 3)), _classify(torch.randn(64, 3, 224, 224), 1000)
 
 
 def bert_large() -> Model:
@@ -118,14 +107,6 @@ def bert_large() -> Model:
     module = _MaskedLanguageModel(vocabulary, context, width=1024, heads=16, layers=24)
     tokens = torch.randint(vocabulary, (batch, 128))
     return module, _Classification(tokens, tokens)
-
-
-def gpt2() -> Model:
-    """GPT-2 with 124 million parameters in 148 tensors, on 8 sequences of 1,024 tokens."""
-    vocabulary, context, batch = 50257, 1024, 8
-    module = _Transformer(vocabulary, context, width=768, heads=12, layers=12)
-    tokens = torch.randint(vocabulary, (batch, context + 1))
-    return module, _Classification(tokens[:, :-1], tokens[:, 1:])
 
 
 def small_tensors() -> Model:
@@ -163,14 +144,18 @@ def optimizer_of(module: nn.Module, loss_fn: Loss) -> torch.optim.Optimizer:
 
 
 BUILT_IN: dict[str, Callable[[], Model]] = {
-    "resnet50": resnet50,
-    "resnet18": resnet18,
+    # 161 tensors and 25,557,032 parameters, on small images: computation dominates
+    "resnet50": partial(resnet, (3, 4, 6, 3), bottleneck=True, batch=2, side=64),
+    "resnet18": partial(resnet, (2, 2, 2, 2), bottleneck=False, batch=4, side=64),
     "mlp": mlp,
-    "transformer": transformer,
+    # 29.4 million parameters
+    "transformer": partial(transformer, vocabulary=8192, context=64, batch=4, width=512, heads=8, layers=8),
     "small-tensors": small_tensors,
-    "resnet50-224": resnet50_224,
+    # as in published training
+    "resnet50-224": partial(resnet, (3, 4, 6, 3), bottleneck=True, batch=64, side=224),
     "bert-large": bert_large,
-    "gpt2": gpt2,
+    # 124 million parameters in 148 tensors
+    "gpt2": partial(transformer, vocabulary=50257, context=1024, batch=8, width=768, heads=12, layers=12),
 }
 LARGE = ("resnet50-224", "bert-large", "gpt2")
 """Built-in models of the size that GPUs train; a processor takes seconds to minutes for an iteration."""
@@ -200,51 +185,38 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> nn.Co
     return nn.Conv2d(inputs, outputs, size, stride, padding=size // 2, bias=False)
 
 
-class _Basic(nn.Module):
-    """Two 3 x 3 convolutions and a shortcut (He et al. 2015, figure 5 left)."""
+class _Block(nn.Module):
+    """Convolutions and a shortcut (He et al. 2015, figure 5): 3 x 3 twice, or, as a bottleneck, 1 x 1, 3 x 3, 1 x 1.
 
-    expansion = 1
+    The first 3 x 3 convolution has the stride.
+    """
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, inputs: int, width: int, stride: int, *, bottleneck: bool) -> None:
         super().__init__()
-        self.conv1, self.bn1 = _convolution(inputs, width, 3, stride), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = _convolution(width, width, 3), nn.BatchNorm2d(width)
-        self.downsample = _shortcut(inputs, width, stride)
+        basic = [(width, 3, stride), (width, 3, 1)]
+        convolutions = [(width, 1, 1), (width, 3, stride), (4 * width, 1, 1)] if bottleneck else basic
+        channels = inputs
+        for number, (outputs, size, own_stride) in enumerate(convolutions, start=1):
+            self.add_module(f"conv{number}", _convolution(channels, outputs, size, own_stride))
+            self.add_module(f"bn{number}", nn.BatchNorm2d(outputs))
+            channels = outputs
+        self.last = len(convolutions)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or inputs != channels:
+            self.downsample = nn.Sequential(_convolution(inputs, channels, 1, stride), nn.BatchNorm2d(channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = functional.relu(self.bn1(self.conv1(x)))
-        return functional.relu(self.bn2(self.conv2(y)) + self.downsample(x))
-
-
-class _Bottleneck(nn.Module):
-    """1 x 1, 3 x 3, 1 x 1 convolutions and a shortcut (figure 5 right); the 3 x 3 one has the stride."""
-
-    expansion = 4
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        outputs = width * self.expansion
-        self.conv1, self.bn1 = _convolution(inputs, width, 1), nn.BatchNorm2d(width)
-        self.conv2, self.bn2 = _convolution(width, width, 3, stride), nn.BatchNorm2d(width)
-        self.conv3, self.bn3 = _convolution(width, outputs, 1), nn.BatchNorm2d(outputs)
-        self.downsample = _shortcut(inputs, outputs, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = functional.relu(self.bn1(self.conv1(x)))
-        y = functional.relu(self.bn2(self.conv2(y)))
-        return functional.relu(self.bn3(self.conv3(y)) + self.downsample(x))
-
-
-def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
-    if stride == 1 and inputs == outputs:
-        return nn.Identity()
-    return nn.Sequential(_convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+        y = x
+        for number in range(1, self.last + 1):
+            y = self.get_submodule(f"bn{number}")(self.get_submodule(f"conv{number}")(y))
+            y = functional.relu(y if number < self.last else y + self.downsample(x))
+        return y
 
 
 class _ResNet(nn.Module):
     """A residual network for images, its modules named and ordered as in torchvision."""
 
-    def __init__(self, block: type[_Basic] | type[_Bottleneck], depths: tuple[int, int, int, int]) -> None:
+    def __init__(self, depths: tuple[int, int, int, int], *, bottleneck: bool) -> None:
         super().__init__()
         self.conv1, self.bn1 = _convolution(3, 64, 7, 2), nn.BatchNorm2d(64)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
@@ -253,8 +225,8 @@ class _ResNet(nn.Module):
             width = 64 * 2**stage
             blocks = nn.Sequential()
             for position in range(depth):
-                blocks.append(block(inputs, width, 2 if stage and not position else 1))
-                inputs = width * block.expansion
+                blocks.append(_Block(inputs, width, 2 if stage and not position else 1, bottleneck=bottleneck))
+                inputs = 4 * width if bottleneck else width
             self.add_module(f"layer{stage + 1}", blocks)
         self.avgpool = nn.AdaptiveAvgPool2d(1)
         self.fc = nn.Linear(inputs, 1000)
@@ -266,17 +238,24 @@ class _ResNet(nn.Module):
         return self.fc(self.avgpool(x).flatten(1))  # type: ignore[no-any-return]
 
 
+def _embeddings(width: int, *counts: int) -> list[nn.Embedding]:
+    """Make embeddings as in GPT-2.
+
+    With torch's standard deviation of 1 the loss begins at 300 instead of 9, and after ten iterations gradients
+    underflow to denormal numbers, which a processor computes several times as slowly.
+    """
+    embeddings = [nn.Embedding(count, width) for count in counts]
+    for embedding in embeddings:
+        nn.init.normal_(embedding.weight, std=0.02)
+    return embeddings
+
+
 class _Transformer(nn.Module):
     """A decoder-only, pre-norm transformer whose output projection is tied to the embedding, as in GPT-2."""
 
     def __init__(self, vocabulary: int, context: int, *, width: int, heads: int, layers: int) -> None:
         super().__init__()
-        self.token = nn.Embedding(vocabulary, width)
-        self.position = nn.Embedding(context, width)
-        for embedding in (self.token, self.position):
-            # As in GPT-2. With torch's standard deviation of 1 the loss begins at 300 instead of 9, and after ten
-            # iterations gradients underflow to denormal numbers, which a processor computes several times as slowly.
-            nn.init.normal_(embedding.weight, std=0.02)
+        self.token, self.position = _embeddings(width, vocabulary, context)
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(
                 width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
@@ -301,11 +280,7 @@ class _MaskedLanguageModel(nn.Module):
 
     def __init__(self, vocabulary: int, context: int, *, width: int, heads: int, layers: int) -> None:
         super().__init__()
-        self.token = nn.Embedding(vocabulary, width)
-        self.position = nn.Embedding(context, width)
-        self.segment = nn.Embedding(2, width)
-        for embedding in (self.token, self.position, self.segment):
-            nn.init.normal_(embedding.weight, std=0.02)
+        self.token, self.position, self.segment = _embeddings(width, vocabulary, context, 2)
         self.norm = nn.LayerNorm(width)
         self.blocks = nn.ModuleList(
             nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, activation="gelu", batch_first=True)

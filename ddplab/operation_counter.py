@@ -5,6 +5,8 @@ own FLOP counter; bytes are those of every tensor that the operation reads or wr
 device tensors have shapes but no data, so even the largest model takes about a second and no memory.
 """
 
+import math
+import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
 from functools import partial
@@ -46,9 +48,9 @@ def measure_operations(model: str) -> Operations:
                 )
             module, loss_fn = models.build(model)
             return count_operations(module, loss_fn, model)
-    except ModelError:
-        raise
     except (RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, ModelError):
+            raise
         reason = str(error).partition("\n")[0]
         raise ModelError(
             f"--model {model}: does not run on the meta device, where tensors have no data: {reason}; make model "
@@ -74,13 +76,11 @@ def count_operations(module: nn.Module, loss_fn: models.Loss, model: str) -> Ope
     counter = _Counter()
     shapes: list[tuple[int, ...] | None] = []
     with ExitStack() as hooks:
-        hooks.callback(
-            module.register_forward_pre_hook(lambda _, inputs: shapes.append(shape_of_input(inputs))).remove
-        )
-        hooks.callback(module.register_forward_hook(counter.forward_ended).remove)
+        hooks.enter_context(module.register_forward_pre_hook(lambda _, inputs: shapes.append(shape_of_input(inputs))))
+        hooks.enter_context(module.register_forward_hook(counter.forward_ended))
         for index, parameter in enumerate(parameters.values()):
             hook = partial(counter.gradient_ready, index)
-            hooks.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
+            hooks.enter_context(parameter.register_post_accumulate_grad_hook(hook))
         with counter:
             loss_fn(module).backward()
     if missing := [name for index, name in enumerate(parameters) if index not in counter.ready]:
@@ -98,7 +98,7 @@ class _Counter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.operations: list[Operation] = []
-        self.forward_end: int | None = None
+        self.forward_end = sys.maxsize
         self.backward_start: int | None = None
         self.ready: dict[int, int] = {}
 
@@ -134,7 +134,7 @@ def _summarize(counter: _Counter, module: nn.Module, model: str, batch: int | No
 
     assert counter.backward_start is not None  # there is at least one gradient
     backward_start = counter.backward_start
-    forward_end = min(backward_start if counter.forward_end is None else counter.forward_end, backward_start)
+    forward_end = min(counter.forward_end, backward_start)
     ends = list(counter.ready.values())
     starts = [backward_start, *ends[:-1]]
     parameters = described_parameters(module)
@@ -179,30 +179,19 @@ def _is_kernel(func: Any, args: Any, kwargs: Any, result: Any) -> bool:
 
 def _flops(func: Any, args: Any, kwargs: Any, result: Any) -> int:
     if func._overloadpacket == aten.convolution_backward:
-        return _convolution_backward_flops(*args, **kwargs)
+        return _convolution_backward_flops(args)
     formula = flop_registry.get(func._overloadpacket)
     return int(formula(*args, **kwargs, out_val=result)) if formula else 0
 
 
-def _convolution_backward_flops(
-    grad_output: Tensor,
-    inputs: Tensor,
-    weight: Tensor,
-    _bias_sizes: Any,
-    _stride: Any,
-    _padding: Any,
-    _dilation: Any,
-    transposed: bool,  # noqa: FBT001  # torch passes it by position
-    _output_padding: Any,
-    _groups: int,
-    output_mask: list[bool],
-) -> int:
+def _convolution_backward_flops(args: tuple[Any, ...]) -> int:
     """Return the FLOPs: as many for each of the two gradients as for the forward pass.
 
     torch's own formula (2.13) overcounts the gradient of the weight by a factor of `groups`.
     """
-    forward = conv_flop_count(list(inputs.shape), list(weight.shape), list(grad_output.shape), transposed=transposed)
-    return forward * sum(output_mask[:2])
+    gradient, inputs, weight, *_, transposed, _output_padding, _groups, output_mask = args
+    forward = conv_flop_count(list(inputs.shape), list(weight.shape), list(gradient.shape), transposed=transposed)
+    return int(forward * sum(output_mask[:2]))
 
 
 def _bytes_moved(func: Any, args: Any, kwargs: Any, result: Any) -> int:
@@ -239,7 +228,5 @@ def _unique(tensors: Iterable[Tensor]) -> list[Tensor]:
 
 def _distinct_bytes(tensor: Tensor) -> int:
     """Return the bytes in memory; elements of an expanded tensor count once."""
-    count = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        count *= size if stride or not size else 1
-    return count * tensor.element_size()
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return math.prod(size if stride or not size else 1 for size, stride in sizes) * tensor.element_size()

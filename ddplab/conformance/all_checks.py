@@ -5,6 +5,7 @@ stops at its first finding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from reference.errors import RankError
@@ -16,7 +17,6 @@ from . import (
     comm_hooks,
     lost_ranks,
     number_formats,
-    random_step_sequences,
     real_models,
     several_modules,
     uneven_inputs,
@@ -28,15 +28,19 @@ from .class_under_test import NotSupportedError
 from .local_training import HABITS, FindingError, differences
 from .overlap import late_launches, schedules_of
 from .random_timing import check_timing
-from .training_programs import BUFFER_OPTIONS, Kind, Program, ProgramStep, Weight, Zero, before_and_after_construction
+from .training_programs import (
+    BUFFER_OPTIONS,
+    PLAIN,
+    Kind,
+    Weight,
+    Zero,
+    before_and_after_construction,
+    program_of,
+)
 
 # Fixed scenarios
 
-W = tuple[Weight, ...]
-PLAIN: W = (Weight((2, 3)), Weight((4,), depth=2), Weight((5,)), Weight((3, 2)))
-
-
-SPECIAL: W = (
+SPECIAL = (
     Weight((3,)),
     Weight((2,), dtype="float64", depth=1),
     Weight((), frozen=True),
@@ -48,42 +52,13 @@ SPECIAL: W = (
     Weight((2, 3, 2, 2), layout="channels last"),
 )
 """Parameters of which each has something unusual."""
+SMALL_CAP = {"bucket_cap_mb": 5e-5}
+"""A cap that gives `PLAIN` several buckets."""
 
 
-def program_of(
-    weights: W,
-    kinds: Sequence[Kind],
-    world_size: int,
-    *,
-    used: Callable[[int, int], Sequence[int]] | None = None,
-    zeros: Sequence[Zero] = (),
-    **further: Any,
-) -> Program:
-    """Make a program whose steps use all weights, in an order that differs from rank to rank.
-
-    Args:
-        weights: The model.
-        kinds: Kind of each step.
-        world_size: Number of ranks.
-        used: Returns what a step uses on a rank. None: everything.
-        zeros: What happens to the gradients before each step. Empty: they are set to None.
-        further: Other fields of the program.
-    """
-
-    def order(_step: int, rank: int) -> Sequence[int]:
-        indices = range(len(weights))
-        return [*indices[rank % len(weights) :], *indices[: rank % len(weights)]]
-
-    steps = tuple(
-        ProgramStep(
-            kind,
-            tuple(tuple((used or order)(number, rank)) for rank in range(world_size)),
-            tuple(1 + (rank + number) % 3 for rank in range(world_size)),
-            zeros[number] if zeros else "none",
-        )
-        for number, kind in enumerate(kinds)
-    )
-    return Program(weights=weights, steps=steps, **further)
+def run_program(bench: Bench, weights: Sequence[Weight], kinds: Sequence[Kind], **further: Any) -> None:
+    """Run a program; arguments as for `program_of`."""
+    bench.try_program(program_of(weights, kinds, bench.world_size, **further))
 
 
 def overlap(bench: Bench) -> None:
@@ -101,7 +76,7 @@ def overlap(bench: Bench) -> None:
 
 def one_weight(bench: Bench) -> None:
     """One parameter, three iterations."""
-    bench.try_program(program_of((Weight((3,)),), ["train"] * 3, bench.world_size))
+    run_program(bench, (Weight((3,)),), ["train"] * 3)
 
 
 def construction(bench: Bench) -> None:
@@ -120,8 +95,7 @@ def construction(bench: Bench) -> None:
 def bucket_caps(bench: Bench) -> None:
     """Every bucket cap gives the same result, from one parameter a bucket to a single bucket."""
     for cap_mb in (1e-6, 5e-5, 25.0):
-        kinds: list[Kind] = ["train"] * 4
-        bench.try_program(program_of(PLAIN, kinds, bench.world_size, options={"bucket_cap_mb": cap_mb}))
+        run_program(bench, PLAIN, ["train"] * 4, options={"bucket_cap_mb": cap_mb})
 
 
 def special_parameters(bench: Bench) -> None:
@@ -130,8 +104,7 @@ def special_parameters(bench: Bench) -> None:
     A class may refuse a subclass with an error.
     """
     for cap_mb in (1e-6, 25.0):
-        program = program_of(SPECIAL, ["train"] * 3, bench.world_size, options={"bucket_cap_mb": cap_mb})
-        bench.try_program(program)
+        run_program(bench, SPECIAL, ["train"] * 3, options={"bucket_cap_mb": cap_mb})
     bench.averages_or_raises(real_models.subclassed_parameters)
 
 
@@ -139,68 +112,63 @@ def optimizers(bench: Bench) -> None:
     """SGD with momentum and Adam; the learning rate changes, evaluation in between."""
     for optimizer in ("sgd", "adam"):
         kinds: list[Kind] = ["train", "evaluate", "train", "change_lr", "train"]
-        further: dict[str, Any] = {"optimizer": optimizer, "options": {"bucket_cap_mb": 5e-5}}
-        bench.try_program(program_of(PLAIN, kinds, bench.world_size, **further))
+        run_program(bench, PLAIN, kinds, optimizer=optimizer, options=SMALL_CAP)
 
 
 def kept_gradients(bench: Bench) -> None:
     """Gradients that are not cleared, or set to zeros, also in another order of memory, before the next pass."""
-    cleared: tuple[Zero, ...] = ("zeros", "restrided", "keep")
-    for zero in cleared:
-        options = {"bucket_cap_mb": 5e-5}
-        bench.try_program(program_of(PLAIN, ["train"] * 3, bench.world_size, zeros=[zero] * 3, options=options))
+    for zero in ("zeros", "restrided", "keep"):
+        run_program(bench, PLAIN, ["train"] * 3, zeros=[zero] * 3, options=SMALL_CAP)
 
 
 def large_gradients(bench: Bench) -> None:
     """Gradients large enough that a class may copy each alone, between small ones."""
-    shapes = ((4,), (150, 150), (3,), (300, 300), (2,), (2, 2))
-    weights = tuple(Weight(shape) for shape in shapes)
-    world_size = bench.world_size
-    orders = tuple(tuple((index * 5 + rank) % len(weights) for index in range(6)) for rank in range(world_size))
-    rows = (1,) * world_size
+    weights = tuple(map(Weight, ((4,), (150, 150), (3,), (300, 300), (2,), (2, 2))))
+
+    def shuffled(_step: int, rank: int) -> list[int]:
+        return [(index * 5 + rank) % len(weights) for index in range(len(weights))]
+
+    def some(_step: int, rank: int) -> list[int]:
+        return [rank % 2, 2, 3 + rank % 2]
+
     for options in bench.variants({"bucket_cap_mb": 25.0}, VIEWS):
-        bench.try_program(Program(weights, (ProgramStep("train", orders, rows),) * 3, options))
+        run_program(bench, weights, ["train"] * 3, used=shuffled, options=options)
     if "find_unused_parameters" in bench.subject.options:
-        some = tuple((rank % 2, 2, 3 + rank % 2) for rank in range(world_size))
         for options in bench.variants({"bucket_cap_mb": 25.0, "find_unused_parameters": True}, VIEWS):
-            bench.try_program(Program(weights, (ProgramStep("train", some, rows),) * 3, options))
+            run_program(bench, weights, ["train"] * 3, used=some, options=options)
 
 
 # Capabilities
 
 
-def _accumulation(world_size: int, **options: Any) -> Program:
+def _accumulate(bench: Bench, **options: Any) -> None:
     kinds: list[Kind] = ["accumulate", "accumulate", "train", "train", "accumulate", "train"]
     zeros: list[Zero] = ["none", "keep", "keep", "none", "none", "keep"]
-    return program_of(PLAIN, kinds, world_size, zeros=zeros, options={"bucket_cap_mb": 5e-5} | options)
+    run_program(bench, PLAIN, kinds, zeros=zeros, options=SMALL_CAP | options)
 
 
 def accumulation(bench: Bench) -> None:
     """Several passes under no_sync, then one with averaging, equal one large batch."""
     bench.needs("no_sync")
-    bench.try_program(_accumulation(bench.world_size))
+    _accumulate(bench)
     bench.try_random(kinds=("train", "accumulate"), keep=True)
 
 
 def unused(bench: Bench) -> None:
     """Ranks use different parameters, and some parameter is used by no rank."""
     bench.needs("find_unused_parameters")
-    options = {"find_unused_parameters": True, "bucket_cap_mb": 5e-5}
-    world_size = bench.world_size
+    options = {"find_unused_parameters": True}
 
     def one_each(step: int, rank: int) -> list[int]:
         return [0, 1 + (rank + step) % 2]  # the last one is never used
 
-    bench.try_program(program_of(PLAIN, ["train"] * 4, world_size, used=one_each, options=options))
-    from hypothesis import strategies as st
-
-    bench.try_random(any_use=True, options=st.sampled_from(bench.variants({"find_unused_parameters": True}, VIEWS)))
+    run_program(bench, PLAIN, ["train"] * 4, used=one_each, options=SMALL_CAP | options)
+    bench.try_random(any_use=True, options=bench.variants(options, VIEWS))
 
 
 def static_graph(bench: Bench) -> None:
     """A graph that never changes, with a parameter that is never used."""
     bench.needs("static_graph")
-    world_size = bench.world_size
     kinds: list[Kind] = ["train"] * 4
     if "no_sync" in bench.methods:
         kinds += ["accumulate", "train", "train"]  # not at first, where torch's class fails
@@ -209,26 +177,20 @@ def static_graph(bench: Bench) -> None:
     for used in (*everywhere, lambda _step, rank: [2, 0] if rank else [1, 0]):
         for cap_mb in (5e-5, 25.0):
             for options in bench.variants({"static_graph": True, "bucket_cap_mb": cap_mb}, VIEWS):
-                bench.try_program(program_of(PLAIN, kinds, world_size, used=used, zeros=zeros, options=options))
-    from hypothesis import strategies as st
-
-    every = st.sampled_from(bench.variants({"static_graph": True}, VIEWS))
+                run_program(bench, PLAIN, kinds, used=used, zeros=zeros, options=options)
+    every = bench.variants({"static_graph": True}, VIEWS)
     bench.try_random(static=True, kinds=("train", "evaluate", "change_lr"), options=every)
 
 
 def gradient_views(bench: Bench) -> None:
     """Gradients that are views of the buckets."""
-    bench.needs("gradient_as_bucket_view")
-    options = {"gradient_as_bucket_view": True}
-    world_size = bench.world_size
+    bench.needs(VIEWS)
     for cap_mb in (5e-5, 25.0):
-        every = {"bucket_cap_mb": cap_mb, **options}
-        bench.try_program(program_of(PLAIN, ["train"] * 4, world_size, options=every))
+        options = {VIEWS: True, "bucket_cap_mb": cap_mb}
+        run_program(bench, PLAIN, ["train"] * 4, options=options)
         if "no_sync" in bench.methods:
-            bench.try_program(_accumulation(world_size, **every))
-    from hypothesis import strategies as st
-
-    bench.try_random(options=st.just(options))
+            _accumulate(bench, **options)
+    bench.try_random(options=[{VIEWS: True}])
 
 
 def buffers(bench: Bench) -> str:
@@ -240,16 +202,13 @@ def buffers(bench: Bench) -> str:
     names = [name for name in BUFFER_OPTIONS if name in bench.subject.options]
     if not names:
         raise NotSupportedError("it has neither broadcast_buffers nor forward_sync_buffers")
-    world_size = bench.world_size
     kinds: list[Kind] = ["train", "train", "evaluate", "forward", "train", "train"]
     if "no_sync" in bench.methods:
         kinds[2:2] = ["accumulate", "accumulate", "train"]
     habits = list(HABITS)
     for options in ({}, {names[0]: False}):
-        zeros: list[Zero] = ["keep"] * len(kinds)
-        habits = bench.try_program(
-            program_of(PLAIN, kinds, world_size, zeros=zeros, buffer=True, options=options), habits
-        )
+        further: dict[str, Any] = {"zeros": ["keep"] * len(kinds), "buffer": True, "options": options}
+        habits = bench.try_program(program_of(PLAIN, kinds, bench.world_size, **further), habits)
     return f"broadcast {habits[0]}"
 
 
@@ -257,7 +216,7 @@ def plans(bench: Bench) -> None:
     """Explicit buckets in any order."""
     bench.needs("plan")
     for plan in ([[0], [3], [1, 2]], [[3, 1, 0, 2]], [[2], [1], [0], [3]]):
-        bench.try_program(program_of(PLAIN, ["train"] * 3, bench.world_size, options={"plan": plan}))
+        run_program(bench, PLAIN, ["train"] * 3, options={"plan": plan})
         wanted = tuple(map(tuple, plan))
         for got in bucket_layouts.layouts(bench, (6, 4, 5, 6), {"plan": plan}):
             if got not in (wanted, None):
@@ -265,11 +224,9 @@ def plans(bench: Bench) -> None:
 
 
 def real(bench: Bench) -> None:
-    """Convolutions with batch norm, an LSTM, an embedding, shared layers: equal up to the rounding of the average."""
+    """Convolutions, an LSTM, an embedding, shared layers: equal up to the rounding of the average."""
     for name in real_models.REAL_MODELS:
-        problem = next((one for one in bench.run(real_models.compare_real, bench.subject, name) if one), None)
-        if problem:
-            raise FindingError(f"{name}: {problem}")
+        bench.try_body(real_models.compare_real, name)
 
 
 def sparse_gradients(bench: Bench) -> None:
@@ -279,16 +236,31 @@ def sparse_gradients(bench: Bench) -> None:
     """
     for name in real_models.SPARSE_MODELS:
         try:
-            problems = bench.run(real_models.compare_real, bench.subject, name)
+            bench.try_body(real_models.compare_real, name)
         except RankError as error:
             raise NotSupportedError(f"it refuses them: {first_lines(str(error))}") from None
-        for problem in problems:
-            if problem:
-                raise FindingError(f"{name}: {problem}")
     if "find_unused_parameters" in bench.subject.options:
         bench.averages_or_raises(unused_parameters.sparse_on_some_ranks)
     if "join" in bench.methods:
-        bench.averages_or_raises(uneven_inputs.sparse_under_join)
+        uneven_inputs.check_sparse(bench)
+
+
+def long_programs(bench: Bench) -> None:
+    """Any sequence of up to twelve training steps on one module."""
+    kinds: list[Kind] = ["train", "evaluate", "change_lr"]
+    if "no_sync" in bench.methods:
+        kinds.insert(1, "accumulate")
+    bench.try_random(kinds=kinds, keep=True, most_steps=12, examples=max(3, bench.effort // 3))
+
+
+def check_of(body: Callable[..., Any], *needs: str) -> Check:
+    """Return a check that runs a body on classes with these methods and options."""
+
+    def check(bench: Bench) -> None:
+        bench.needs(*needs)
+        bench.try_body(body)
+
+    return check
 
 
 CHECKS: Mapping[str, Check] = {
@@ -304,14 +276,14 @@ CHECKS: Mapping[str, Check] = {
     "real models": real,
     "special values": number_formats.check_special_values,
     "large gradients": large_gradients,
-    "repeated forward passes": backward_passes.check_repeated_forward,
-    "nested no_sync": backward_passes.check_nested_no_sync,
+    "repeated forward passes": check_of(backward_passes.repeated_forward),
+    "nested no_sync": check_of(backward_passes.nested_no_sync, "no_sync"),
     "process group": groups.check_group,
     "ignored parameters": groups.check_ignored,
     "nested outputs": unused_parameters.check_outputs,
-    "untouched gradients": unused_parameters.check_untouched,
+    "untouched gradients": check_of(unused_parameters.untouched_gradients, "find_unused_parameters"),
     "mixed precision": number_formats.check_mixed_precision,
-    "checkpoints": backward_passes.check_checkpoints,
+    "checkpoints": check_of(backward_passes.checkpoints, "static_graph"),
     "skipped all-reduces": unused_parameters.check_skipped,
     "list of bucket caps": bucket_layouts.check_list,
     "several backward passes": backward_passes.check_several,
@@ -330,8 +302,8 @@ CHECKS: Mapping[str, Check] = {
     "gradient views": gradient_views,
     "same as another": another_class.check,
     "random programs": Bench.try_random,
-    "state machine": random_step_sequences.check,
-    "a failing rank": lost_ranks.check_failing,
-    "a lost rank": lost_ranks.check_lost,
+    "state machine": long_programs,
+    "a failing rank": partial(lost_ranks.check, kind="raises"),
+    "a lost rank": partial(lost_ranks.check, kind="killed"),
 }
 """All checks by name, in the order in which they run: first those in virtual time, then those on real ranks."""

@@ -2,35 +2,23 @@
 
 from .check_runner import Bench
 from .class_under_test import NotSupportedError
-from .local_training import FindingError, WeakProgramError, differences, run_locally
+from .local_training import FindingError, differences, run_locally
 from .training_programs import Program, Seen, run_until_error
 
 
 def check(bench: Bench) -> None:
-    """Another class sees the same on random programs, errors and missing gradients included.
-
-    Raises:
-        FindingError: They differ on a program.
-    """
+    """Another class sees the same on random programs, errors and missing gradients included."""
     if (other := bench.against) is None:
         raise NotSupportedError("--against names no other class")
-    from hypothesis import assume, given
 
-    from .random_programs import programs
-
-    def run(program: Program) -> None:
-        try:
-            run_locally(program, bench.world_size)
-        except WeakProgramError:
-            assume(condition=False)
-        mine = bench.run(run_until_error, bench.subject, program)
-        theirs = bench.run(run_until_error, other, program)
+    def attempt(program: Program) -> None:
+        run_locally(program, bench.world_size)  # raises an error if the program is weak
+        mine, theirs = (bench.run(run_until_error, one, program) for one in (bench.subject, other))
         for rank, (got, expected) in enumerate(zip(mine, theirs, strict=True)):
             if problem := difference(got, expected):
                 raise FindingError(f"rank {rank}, unlike {other.name}: {problem}", program)
 
-    settings = bench.settings(max_examples=2 * bench.effort.examples)
-    settings(given(programs(bench.world_size))(run))()
+    bench.try_random(attempt, examples=2 * bench.effort)
 
 
 def difference(got: tuple[list[Seen], str], expected: tuple[list[Seen], str]) -> str:

@@ -1,12 +1,13 @@
 """Bucket layouts: the two rules by which reducers fill buckets."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from .check_runner import Bench
 from .class_under_test import NotSupportedError
 from .local_training import FindingError
-from .training_programs import Program, ProgramStep, Weight, run_on_rank
+from .training_programs import Weight, program_of, run_on_rank
 
 Layout = tuple[tuple[int, ...], ...]
 BYTES = 4
@@ -17,49 +18,41 @@ CAPS = (16, 33, 64, 1 << 20)
 """Bucket caps in bytes."""
 
 
-def closed_when_reached(order: Sequence[int], sizes: Sequence[int], *caps: int) -> Layout:
-    """Return the buckets of torch's rule: a bucket is closed when its bytes reach its cap; the last cap holds on."""
-    buckets: list[tuple[int, ...]] = []
-    open_bucket: list[int] = []
+def fill(order: Sequence[int], sizes: Sequence[int], *caps: int, exceeds: bool) -> Layout:
+    """Return the buckets by one of two rules; each bucket has its cap, and the last cap holds on.
+
+    Args:
+        order: The parameters in launch order.
+        sizes: Elements of each parameter.
+        caps: Caps in bytes.
+        exceeds: torch's rule: a bucket is closed when its bytes reach its cap. False: a bucket never exceeds its cap,
+            unless a single parameter does.
+    """
+    buckets: list[list[int]] = [[]]
     for index in order:
-        open_bucket.append(index)
-        if BYTES * sum(sizes[one] for one in open_bucket) >= caps[min(len(buckets), len(caps) - 1)]:
-            buckets.append(tuple(open_bucket))
-            open_bucket = []
-    return (*buckets, tuple(open_bucket)) if open_bucket else tuple(buckets)
+        held, cap = BYTES * sum(sizes[one] for one in buckets[-1]), caps[min(len(buckets), len(caps)) - 1]
+        if buckets[-1] and (held >= cap if exceeds else held + BYTES * sizes[index] > cap):
+            buckets.append([])
+        buckets[-1].append(index)
+    return tuple(map(tuple, buckets))
 
 
-def at_most(order: Sequence[int], sizes: Sequence[int], *caps: int) -> Layout:
-    """Return the buckets of the other rule: a bucket never exceeds its cap, unless a single parameter does."""
-    buckets: list[tuple[int, ...]] = []
-    open_bucket: list[int] = []
-    for index in order:
-        cap = caps[min(len(buckets), len(caps) - 1)]
-        if open_bucket and BYTES * (sum(sizes[one] for one in open_bucket) + sizes[index]) > cap:
-            buckets.append(tuple(open_bucket))
-            open_bucket = []
-        open_bucket.append(index)
-    return (*buckets, tuple(open_bucket)) if open_bucket else tuple(buckets)
-
-
-RULES = {"closed when the cap is reached": closed_when_reached, "at most the cap": at_most}
+RULES = {
+    "closed when the cap is reached": partial(fill, exceeds=True),
+    "at most the cap": partial(fill, exceeds=False),
+}
 
 
 def layouts(bench: Bench, sizes: Sequence[int], options: dict[str, Any]) -> list[Layout | None]:
     """Return the buckets on each rank after some iterations whose gradients become ready in reverse order."""
-    world_size = bench.world_size
-    step = ProgramStep("train", (tuple(range(len(sizes))),) * world_size, (1,) * world_size)
-    program = Program(tuple(Weight((size,)) for size in sizes), (step,) * 3, options)
+    weights = [Weight((size,)) for size in sizes]
+    further: dict[str, Any] = {"used": lambda *_: range(len(sizes)), "options": options}
+    program = program_of(weights, ["train"] * 3, bench.world_size, **further)
     return [seen[-1].buckets for seen in bench.run(run_on_rank, bench.subject, program)]
 
 
 def check(bench: Bench) -> None:
-    """Check the layouts of several models and caps, which all have to follow one rule, on every rank alike.
-
-    Raises:
-        NotSupportedError: The class does not report its buckets, or takes no cap.
-        FindingError: A layout follows neither rule, or not that of the others; or ranks differ.
-    """
+    """The layouts of several models and caps all follow one rule, on every rank alike."""
     bench.needs("bucket_cap_mb")
     _check_layouts(bench, [((cap,), {"bucket_cap_mb": (cap + 0.5) / MIB}) for cap in CAPS])
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from reference.files.reading import parse_yaml, read_text
 from reference.files.writing import write_atomically
@@ -12,7 +12,7 @@ from .training_programs import Program
 
 Outcome = Literal["passed", "failed", "not supported", "left out"]
 Expectation = Literal["must-pass", "expected-fail", "skip"]
-EXPECTATIONS: tuple[Expectation, ...] = ("must-pass", "expected-fail", "skip")
+EXPECTATIONS = get_args(Expectation)
 STILL_RUNNING, LOST = "still running at the time-out", "exited without reporting an error"
 """Parts of the messages of `RankError`: a rank hung, or its process ended, as if another mechanism had killed it."""
 UNMATCHED = (
@@ -101,18 +101,17 @@ def read_expectations(path: Path, checks: Sequence[str]) -> dict[str, Expectatio
     Raises:
         ValueError: The file is missing or malformed, or names an unknown check.
     """
-    text = read_text(path)
+    text, expected = read_text(path), f"{path}: expected the lists {', '.join(EXPECTATIONS)}"
     try:
         document = parse_yaml(text)
     except ValueError as error:
         raise ValueError(f"{path}: expected YAML: {error}") from None
     if not isinstance(document, dict) or not all(isinstance(one, list) for one in document.values()):
-        raise ValueError(f"{path}: expected the lists {', '.join(EXPECTATIONS)}, got {type(document).__name__}")
+        raise ValueError(f"{expected}, got {type(document).__name__}")
     found: dict[str, Expectation] = {}
-    for key, names in document.items():
-        kind = next((one for one in EXPECTATIONS if one == key), None)
-        if kind is None:
-            raise ValueError(f"{path}: expected the lists {', '.join(EXPECTATIONS)}, got one named {key!r}")
+    for kind, names in document.items():
+        if kind not in EXPECTATIONS:
+            raise ValueError(f"{expected}, got one named {kind!r}")
         for name in names:
             if name not in checks:
                 raise ValueError(f"{path}: {kind}: expected one of {', '.join(checks)}; got {name!r}")

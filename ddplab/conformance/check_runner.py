@@ -3,15 +3,15 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from reference.errors import RankError
 from reference.launch import RankPool
 
-from .check_outcomes import LOST, STILL_RUNNING, CheckResult, Expectation, why_left_out
+from .check_outcomes import LOST, STILL_RUNNING, CheckResult, Expectation, Outcome, why_left_out
 from .class_under_test import NotSupportedError, Subject, methods_of
 from .local_training import AS_TORCH, FindingError, WeakProgramError, check_program
 from .training_programs import Program
@@ -38,37 +38,30 @@ class _ShrunkError(BaseException):
     """The time for smaller programs is over. Not an `Exception`, so that Hypothesis stops."""
 
 
-class Effort(NamedTuple):
-    """How much is tried.
-
-    Attributes:
-        examples: Random programs of each kind.
-        derandomized: Whether every run tries the same ones.
-    """
-
-    examples: int
-    derandomized: bool
-
-
-QUICK, FULL = Effort(60, derandomized=True), Effort(1000, derandomized=True)
+QUICK, FULL = 60, 1000
+"""Efforts: the number of random programs of each kind. Every run tries the same ones."""
 
 
 class Bench:
     """The subject, the ranks on which it is tried, and the effort.
 
+    Methods that run something raise `FindingError` if the class is wrong, `RankError` if a rank failed, and
+    `HangError` if the ranks did not end in time.
+
     Args:
         subject: The class under test.
         pool: Ranks.
-        effort: How much is tried.
+        effort: `QUICK`, `FULL` or another number of random programs.
         against: A class whose results must be equal. None: none.
 
     Attributes:
         results: Outcomes of the checks so far.
         schedules: What the class does in virtual time, as far as the check `overlap` has found out.
         slower: Sentences on schedules that are slower than the baseline's.
+        shrinks: Whether a random program that shows a fault is made smaller: until a first fault has been shown.
     """
 
-    def __init__(self, subject: Subject, pool: RankPool, effort: Effort, *, against: Subject | None = None) -> None:
+    def __init__(self, subject: Subject, pool: RankPool, effort: int, *, against: Subject | None = None) -> None:
         self.subject, self.pool, self.effort, self.against = subject, pool, effort, against
         self.world_size = pool.world_size
         self.methods: frozenset[str] = frozenset()
@@ -76,7 +69,6 @@ class Bench:
         self.schedules: list[EmulatedSchedule] = []
         self.slower: list[str] = []
         self.shrinks = True
-        """Whether a random program that shows a fault is made smaller; a first fault has been shown else."""
 
     def start(self) -> None:
         """Start the ranks and find out which methods the class has."""
@@ -101,11 +93,7 @@ class Bench:
             raise
 
     def needs(self, *names: str) -> None:
-        """Check that the class has these methods and options.
-
-        Raises:
-            NotSupportedError: It lacks one.
-        """
+        """Raise `NotSupportedError` if the class lacks one of these methods and options."""
         for name in names:
             if name not in self.methods and name not in self.subject.options:
                 raise NotSupportedError(f"it has no {name}")
@@ -114,99 +102,84 @@ class Bench:
         """Return these options alone, and with each of the further ones that the class has."""
         return [options, *(options | {name: True} for name in further if name in self.subject.options)]
 
-    def averages_or_raises(self, body: Callable[..., Any], *arguments: Any) -> str:
-        """Run a body on all ranks that returns what is wrong. A class may also raise an error, but not lose a rank.
+    def try_body(self, body: Callable[..., Any], *arguments: Any, **keywords: Any) -> None:
+        """Run a body on all ranks that returns what is wrong."""
+        report(self.run(partial(body, **keywords), self.subject, *arguments))
+
+    def averages_or_raises(self, body: Callable[..., Any], *arguments: Any, **keywords: Any) -> str:
+        """Run a body as `try_body` does; a class may also raise an error, but not lose a rank.
 
         Returns:
             The first line of the error; empty if there was none.
-
-        Raises:
-            FindingError: Something is wrong.
-            HangError: It did not end in time.
         """
         try:
-            problems = self.run(body, self.subject, *arguments)
+            self.try_body(body, *arguments, **keywords)
         except RankError as error:
             if LOST in str(error):
                 raise FindingError(first_lines(str(error))) from None
             return first_lines(str(error))
-        report(problems)
         return ""
 
     def try_program(self, program: Program, habits: Sequence[str] = (AS_TORCH,)) -> list[str]:
-        """Run a program and compare it with local training; see `check_program`.
-
-        Raises:
-            FindingError: The class is wrong, or a rank failed.
-            HangError: It did not end in time.
-            WeakProgramError: The program could not show a fault.
-        """
+        """Run a program and compare it with local training; see `check_program`."""
         try:
             return check_program(self.subject, program, self, habits)
         except (FindingError, RankError) as error:
             raise FindingError(str(error), program) from None
 
-    def try_random(self, **how: Any) -> None:
-        """Run random programs, and shrink the first one that shows a fault; arguments as for `programs`.
+    def try_random(
+        self,
+        attempt: Callable[[Program], object] | None = None,
+        *,
+        examples: int | None = None,
+        options: Sequence[dict[str, Any]] = ({},),
+        **how: Any,
+    ) -> None:
+        """Try random programs, and shrink the first one that shows a fault.
 
-        Raises:
-            FindingError: The class is wrong.
+        Args:
+            attempt: Tries a program; may raise WeakProgramError. None: `try_program`.
+            examples: Number of programs. None: that of the effort.
+            options: Arguments for the class, of which each program has one choice.
+            how: Further arguments for `programs`.
         """
         from hypothesis import assume, given
+        from hypothesis import strategies as st
 
         from .random_programs import programs
 
+        found: list[tuple[float, FindingError]] = []
+
         def run(program: Program) -> None:
+            if found and time.monotonic() > found[0][0] + SHRINK_S:
+                raise _ShrunkError
             try:
-                search.attempt(self.try_program, program)
+                (attempt or self.try_program)(program)
             except WeakProgramError:
                 assume(condition=False)
+            except FindingError as fault:
+                found.append((time.monotonic(), fault))
+                raise
 
-        search = Search()
-        search.run(self.settings()(given(programs(self.world_size, **how))(run)))
+        drawn = programs(self.world_size, options=st.sampled_from(options), **how)
+        try:
+            self.settings(examples or self.effort)(given(drawn)(run))()
+        except _ShrunkError:
+            raise found[-1][1] from None
 
-    def settings(self, **further: Any) -> "settings":
-        """Return settings of Hypothesis for a random check; `further` replaces single ones."""
+    def settings(self, examples: int) -> "settings":
+        """Return settings of Hypothesis for so many random programs."""
         from hypothesis import HealthCheck, Phase, settings
 
-        usual: dict[str, Any] = {
-            "max_examples": self.effort.examples,
-            "derandomize": self.effort.derandomized,
-            "deadline": None,
-            "database": None,
-            "phases": [Phase.generate, Phase.shrink] if self.shrinks else [Phase.generate],
-            "report_multiple_bugs": False,
-            "suppress_health_check": list(HealthCheck),
-        }
-        return settings(**usual | further)
-
-
-class Search:
-    """A search for a faulty program, whose time for smaller programs with the same fault is limited."""
-
-    def __init__(self) -> None:
-        self._found: list[tuple[FindingError, float]] = []
-
-    def attempt(self, run: Callable[..., object], *arguments: Any) -> None:
-        """Try one program."""
-        if self._found and time.monotonic() - self._found[0][1] > SHRINK_S:
-            raise _ShrunkError
-        try:
-            run(*arguments)
-        except FindingError as fault:
-            self._found.append((fault, time.monotonic()))
-            raise
-
-    def run(self, test: Callable[[], None]) -> None:
-        """Run a test of Hypothesis that calls `attempt`.
-
-        Raises:
-            FindingError: The class is wrong.
-        """
-        try:
-            test()
-        except _ShrunkError:
-            raise self._found[-1][0] from None
+        return settings(
+            max_examples=examples,
+            derandomize=True,
+            deadline=None,
+            database=None,
+            phases=[Phase.generate, Phase.shrink] if self.shrinks else [Phase.generate],
+            report_multiple_bugs=False,
+            suppress_health_check=list(HealthCheck),
+        )
 
 
 Check = Callable[[Bench], str | None]
@@ -216,36 +189,26 @@ NotSupportedError."""
 
 def run_check(name: str, check: Check, bench: Bench, expected: Expectation | None = None) -> CheckResult:
     """Run one check, unless it would say nothing new; the result is added to those of the bench."""
-    result = CheckResult(name, "left out", why_left_out(name, bench.results), expected=expected)
-    if not result.message:
-        result = replace(result, **_outcome(check, bench))
-    bench.results.append(result)
-    return result
-
-
-def _outcome(check: Check, bench: Bench) -> dict[str, Any]:
-    """Run one check; returns fields of its result."""
-    try:
-        return {"outcome": "passed", "message": check(bench) or ""}
-    except NotSupportedError as reason:
-        return {"outcome": "not supported", "message": str(reason)}
-    except (FindingError, RankError, HangError) as fault:
-        program = getattr(fault, "program", None)
-        bench.shrinks = bench.shrinks and program is None  # one small program is enough
-        return {"outcome": "failed", "message": first_lines(str(fault)), "program": program}
+    outcome: Outcome = "left out"
+    program = None
+    message = why_left_out(name, bench.results)
+    if not message:
+        try:
+            outcome, message = "passed", check(bench) or ""
+        except NotSupportedError as reason:
+            outcome, message = "not supported", str(reason)
+        except (FindingError, RankError, HangError) as fault:
+            outcome, message, program = "failed", first_lines(str(fault)), getattr(fault, "program", None)
+            bench.shrinks = bench.shrinks and program is None  # one small program is enough
+    bench.results.append(CheckResult(name, outcome, message, program, expected))
+    return bench.results[-1]
 
 
 @contextmanager
-def bench_on(ranks: RankPool, name: str, effort: Effort, against: str | None = None) -> Iterator[Bench]:
-    """Start a bench; meanwhile this process computes with one thread.
+def bench_on(ranks: RankPool, name: str, effort: int, against: str | None = None) -> Iterator[Bench]:
+    """Start a bench on ranks, which stay open; arguments as for `Bench` and `Subject`.
 
-    Idle threads of OpenMP spin, on cores that the ranks need.
-
-    Args:
-        ranks: The ranks, which stay open.
-        name: `module:class`; see `Subject`.
-        effort: How much is tried.
-        against: A class whose results must be equal. None: none.
+    Meanwhile this process computes with one thread: idle threads of OpenMP spin, on cores that the ranks need.
 
     Raises:
         ValueError: There is no such class, or Hypothesis is not installed.
@@ -262,14 +225,9 @@ def bench_on(ranks: RankPool, name: str, effort: Effort, against: str | None = N
 
 
 def report(problems: Sequence[str]) -> None:
-    """Raise an error for the first problem that a rank returned.
-
-    Raises:
-        FindingError: There is one.
-    """
-    for problem in problems:
-        if problem:
-            raise FindingError(problem)
+    """Raise `FindingError` for the first problem that a rank returned, if there is one."""
+    for problem in filter(None, problems):
+        raise FindingError(problem)
 
 
 def first_lines(message: str) -> str:

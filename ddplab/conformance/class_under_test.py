@@ -58,11 +58,7 @@ class Subject:
         return type(self), (self.name,)  # each rank imports the class by itself
 
     def check(self) -> None:
-        """Check that the class can be imported.
-
-        Raises:
-            ValueError: It cannot.
-        """
+        """Check that the class can be imported."""
         _ = self.make
 
     @cached_property
@@ -79,8 +75,7 @@ class Subject:
     @cached_property
     def options(self) -> frozenset[str]:
         """Names of the arguments that it takes, bucket caps as `bucket_cap_mb`."""
-        names = set(self._arguments)
-        return frozenset(names | {"bucket_cap_mb"} if self._cap_name else names)
+        return frozenset([*self._arguments, *(["bucket_cap_mb"] if self._cap_name else [])])
 
     def wrap(self, module: nn.Module, **options: Any) -> nn.Module:
         """Wrap a module.
@@ -96,10 +91,10 @@ class Subject:
         for option in options:
             if option not in self.options:
                 raise NotSupportedError(f"it does not take {option}")
-        if self._cap_name is not None and cap_mb is not None:
-            options[self._cap_name] = cap_mb
-        elif self._cap_name in self._required:
-            options[str(self._cap_name)] = 25.0
+        if self._cap_name is not None:
+            needs_cap = self._arguments[self._cap_name].default is inspect.Parameter.empty
+            if needs_cap or cap_mb is not None:
+                options[self._cap_name] = 25.0 if cap_mb is None else cap_mb
         return self.make(module, **options)
 
     def finish(self, wrapped: nn.Module, optimizer: Optimizer) -> None:
@@ -140,26 +135,17 @@ class Subject:
             ) from None
 
     @cached_property
-    def _parameters(self) -> dict[str, inspect.Parameter]:
+    def _arguments(self) -> dict[str, inspect.Parameter]:
         """The arguments after the module; `**options` of a subclass stands for those of the class above it."""
         found: dict[str, inspect.Parameter] = {}
-        above = self.make.__mro__ if isinstance(self.make, type) else (self.make,)
-        for maker in above:
-            own = inspect.signature(maker).parameters
-            found = dict(list(own.items())[1:]) | found
-            if not any(one.kind is inspect.Parameter.VAR_KEYWORD for one in own.values()):
+        for maker in self.make.__mro__ if isinstance(self.make, type) else (self.make,):
+            own = list(inspect.signature(maker).parameters.values())
+            found = {
+                one.name: one for one in own[1:] if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
+            } | found
+            if all(one.kind is not one.VAR_KEYWORD for one in own):
                 break
         return found
-
-    @cached_property
-    def _arguments(self) -> frozenset[str]:
-        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        return frozenset(name for name, parameter in self._parameters.items() if parameter.kind in kinds)
-
-    @cached_property
-    def _required(self) -> frozenset[str]:
-        empty = inspect.Parameter.empty
-        return frozenset(name for name in self._arguments if self._parameters[name].default is empty)
 
     @cached_property
     def _cap_name(self) -> str | None:

@@ -1,7 +1,6 @@
 """Comm hooks: what a hook receives, what becomes of its result, and the hooks of `reference.comm_hooks`."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -10,13 +9,10 @@ from torch import Tensor, nn
 
 from reference.comm_hooks import allreduce, compress, powersgd, quantization
 
-from .check_runner import VIEWS, Bench, report
+from .check_runner import VIEWS, Bench
 from .class_under_test import Subject
 from .groups_and_ignored_parameters import group_of
-from .real_models import difference, local_gradients, mlp, outside, square
-
-STEPS = 3
-
+from .real_models import STEPS, Training, mean_square, mlp, outside
 
 # What a hook receives, and what becomes of its result
 
@@ -33,10 +29,9 @@ def averaging_hook(look: Callable[[Any, Any], None], factor: float = 1) -> Any:
     return hook
 
 
-def compare_hook(rank: int, world_size: int, subject: Subject, factor: float, options: dict[str, Any]) -> str:
+def compare_hook(_rank: int, world_size: int, subject: Subject, factor: float, options: dict[str, Any]) -> str:
     """Train with a comm hook that averages and multiplies by a factor, if that is not 1 in a tensor of its own."""
-    module, twin = mlp(seed=0), mlp(seed=0)
-    wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4, **options)
+    training = Training(subject, **options)
     seen: list[tuple[int, int, bool]] = []
     wrong: list[str] = []
 
@@ -44,18 +39,15 @@ def compare_hook(rank: int, world_size: int, subject: Subject, factor: float, op
         state.append((bucket.index(), bucket.buffer().numel(), bucket.is_last()))
         wrong.extend(_wrong_gradients(bucket))
 
-    wrapped.register_comm_hook(seen, averaging_hook(look, factor))
-    elements = sum(parameter.numel() for parameter in module.parameters())
+    training.wrapped.register_comm_hook(seen, averaging_hook(look, factor))
+    elements = sum(parameter.numel() for parameter in training.module.parameters())
     for step in range(STEPS):
         seen.clear()
-        module.zero_grad()
-        square(wrapped, step, rank).backward()
-        subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
-        where = f"iteration {step}, rank {rank}, hook that multiplies by {factor:g}"
-        local = local_gradients(twin, square, step, range(world_size))
-        scaled = [{name: None if one is None else one * factor for name, one in mine.items()} for mine in local]
-        if problem := difference(module, scaled):
-            return f"{where}: {problem}"
+        training.backward(mean_square, step)
+        described = f"hook that multiplies by {factor:g}"
+        if problem := training.wrong(mean_square, step, divisor=world_size / factor):
+            return f"{described}, {problem}"
+        where = f"{described}, iteration {step}, rank {training.rank}"
         if wrong:
             return f"{where}: {wrong[0]}"
         if sum(size for _, size, _ in seen) != elements:
@@ -110,16 +102,13 @@ def compare_compressing(rank: int, world_size: int, subject: Subject, name: str,
     group = group_of(members) if in_a_group else None
     if rank not in members:
         return ""
-    module, twin = mlp(seed=0), mlp(seed=0)
-    wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4, **({} if group is None else {"process_group": group}))
-    wrapped.register_comm_hook(group, hook)
+    training = Training(subject, mlp, members, **({} if group is None else {"process_group": group}))
+    training.wrapped.register_comm_hook(group, hook)
     for step in range(STEPS):
-        local = local_gradients(twin, square, step, members)
-        module.zero_grad()
-        square(wrapped, step, rank).backward()
-        subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
+        training.backward(mean_square, step)
+        local = training.local(mean_square, step)
         largest = max(_range(one) for one in local)
-        for key, parameter in module.named_parameters():
+        for key, parameter in training.module.named_parameters():
             parts = torch.stack([gradient for one in local if (gradient := one[key]) is not None])
             assert parameter.grad is not None
             errors = (parameter.grad - parts.mean(dim=0)).abs()
@@ -160,8 +149,8 @@ def _samples(rank: int, count: int) -> tuple[Tensor, Tensor]:
 def compare_powersgd(rank: int, world_size: int, subject: Subject, *, feedback: bool) -> str:
     """Average with PowerSGD: exact for matrices of low rank, and with error feedback exact in the long run."""
     count, steps = (SIDE, 48) if feedback else (1, 4)
-    module = _Bilinear()
-    wrapped: Any = subject.wrap(module, bucket_cap_mb=25.0)
+    training = Training(subject, _Bilinear, bucket_cap_mb=25.0)
+    weight, bias = training.module.parameters()
     state = powersgd.PowerSGDState(
         None,
         matrix_approximation_rank=2 if feedback else world_size,
@@ -170,20 +159,18 @@ def compare_powersgd(rank: int, world_size: int, subject: Subject, *, feedback: 
         use_error_feedback=feedback,
         warm_start=feedback,
     )
-    wrapped.register_comm_hook(state, powersgd.power_sgd)
+    training.wrapped.register_comm_hook(state, powersgd.power_sgd)
     everyone = [_samples(one, count) for one in range(world_size)]
     expected = torch.stack([left.mT @ right for left, right in everyone]).mean(dim=0)
     biases = torch.stack([right.sum(dim=0) for _, right in everyone])
     total = torch.zeros_like(expected)
     for step in range(steps):
-        module.zero_grad()
-        wrapped(*everyone[rank]).backward()
-        subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
-        assert module.weight.grad is not None
-        if problem := outside(module.bias.grad, biases.double(), torch.float32):
+        training.backward(lambda module, _, rank: module(*everyone[rank]), step)
+        assert weight.grad is not None
+        if problem := outside(bias.grad, biases.double(), torch.float32):
             return f"PowerSGD, iteration {step}, rank {rank}: the bias, which is not compressed: {problem}"
-        total += module.weight.grad
-        error = float((module.weight.grad - expected).norm() / expected.norm())
+        total += weight.grad
+        error = float((weight.grad - expected).norm() / expected.norm())
         if not feedback and error > 1e-3:
             return f"PowerSGD, iteration {step}, rank {rank}: a matrix of low rank is off by {error:.3g} of its norm"
     if state.iter != steps or not state.compression_stats()[2]:
@@ -202,15 +189,15 @@ def check(bench: Bench) -> None:
     bench.needs("register_comm_hook")
     for options in bench.variants({}, VIEWS):
         for factor in (1.0, 0.5):
-            report(bench.run(compare_hook, bench.subject, factor, options))
+            bench.try_body(compare_hook, factor, options)
 
 
 def check_compressing(bench: Bench) -> None:
     """The comm hooks of `reference.comm_hooks` are as exact as their kind of compression allows."""
     bench.needs("register_comm_hook")
     for name in COMPRESSING:
-        report(bench.run(partial(compare_compressing, in_a_group=False), bench.subject, name))
+        bench.try_body(compare_compressing, name, in_a_group=False)
     if "process_group" in bench.subject.options:
-        report(bench.run(partial(compare_compressing, in_a_group=True), bench.subject, "allreduce"))
+        bench.try_body(compare_compressing, "allreduce", in_a_group=True)
     for feedback in (False, True):
-        report(bench.run(partial(compare_powersgd, feedback=feedback), bench.subject))
+        bench.try_body(compare_powersgd, feedback=feedback)

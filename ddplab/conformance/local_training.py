@@ -6,8 +6,9 @@ use counts as zero there, and a gradient that no rank used stays as it was.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -25,6 +26,11 @@ from .training_programs import (
     optimizer_of,
     run_on_rank,
 )
+
+if TYPE_CHECKING:
+    from reference.launch import RankPool
+
+    from .check_runner import Bench
 
 Habit = Callable[[Kind, Kind], bool]
 """Whether a class broadcasts buffers before a forward pass, by the kinds of the forward pass before it and of it."""
@@ -51,16 +57,6 @@ class FindingError(Exception):
         self.program = program
 
 
-class Ranks(Protocol):
-    """Ranks that run bodies: a pool, or a bench with its time-outs."""
-
-    world_size: int
-
-    def run(self, body: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Run a body on every rank; returns the results by rank."""
-        ...
-
-
 class WeakProgramError(Exception):
     """A program that could not show a fault, because all of its gradients are zero."""
 
@@ -76,7 +72,7 @@ def run_locally(program: Program, world_size: int, habit: Habit = HABITS[AS_TORC
     Raises:
         WeakProgramError: All gradients are zero.
     """
-    net = Net(program)
+    net = Net(replace(program, buffer=False))
     optimizer = optimizer_of(program, net)
     names = [name for name, _ in net.named_parameters()]
     ranks: list[dict[str, Tensor | None]] = [dict.fromkeys(names) for _ in range(world_size)]  # gradients
@@ -125,13 +121,15 @@ def run_locally(program: Program, world_size: int, habit: Habit = HABITS[AS_TORC
     return expected
 
 
-def check_program(subject: Subject, program: Program, ranks: Ranks, habits: Sequence[str] = (AS_TORCH,)) -> list[str]:
+def check_program(
+    subject: Subject, program: Program, ranks: "RankPool | Bench", habits: Sequence[str] = (AS_TORCH,)
+) -> list[str]:
     """Run a program on ranks and compare every rank with local training, exactly.
 
     Args:
         subject: The class under test.
         program: The program.
-        ranks: The ranks.
+        ranks: The ranks; a bench has time-outs.
         habits: The class may broadcast buffers in one of these ways.
 
     Returns:
@@ -188,23 +186,11 @@ def differences(got: Seen, expected: Seen) -> Iterator[tuple[str, str, str]]:
                 yield kind, name, describe_difference(mine.get(name), want)
 
 
-def same(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two tensors are equal bit for bit, NaN included; also two that are missing."""
+def same(a: Tensor | None, b: Tensor | None, rtol: float = 0.0) -> bool:
+    """Whether two tensors are equal, up to a relative error, NaN included; also two that are missing."""
     if a is None or b is None:
         return a is b
-    return (
-        a.shape == b.shape
-        and a.dtype == b.dtype
-        and torch.equal(torch.nan_to_num(a), torch.nan_to_num(b))
-        and (torch.equal(a.isnan(), b.isnan()))
-    )
-
-
-def close(got: Tensor | None, want: Tensor | None) -> bool:
-    """Whether a gradient is another one up to rounding, with NaN and infinities at the same places."""
-    if got is None or want is None:
-        return got is want
-    return torch.allclose(got, want, rtol=1e-6, atol=0, equal_nan=True)
+    return a.shape == b.shape and a.dtype == b.dtype and torch.allclose(a, b, rtol=rtol, atol=0, equal_nan=True)
 
 
 def describe_difference(got: Tensor | None, expected: Tensor | None) -> str:
@@ -229,13 +215,11 @@ def describe_difference(got: Tensor | None, expected: Tensor | None) -> str:
 
 
 def _local_gradients(net: Net, program: Program, number: int, rank: int, world_size: int) -> dict[str, Tensor | None]:
-    counted, net.counts = net.counts, False
     loss = loss_of(net, program, number, rank, world_size)
-    net.counts = counted
     trainable = {name: one for name, one in net.named_parameters() if one.requires_grad}
     found = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
-    by_name = dict(zip(trainable, found, strict=True))
-    return {name: by_name.get(name) for name, _ in net.named_parameters()}
+    names = (name for name, _ in net.named_parameters())
+    return dict.fromkeys(names) | dict(zip(trainable, found, strict=True))
 
 
 def _zeroed(gradient: Tensor | None, zero: str) -> Tensor | None:

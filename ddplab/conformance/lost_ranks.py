@@ -9,7 +9,6 @@ import tempfile
 from datetime import timedelta
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import FileStore
@@ -20,7 +19,7 @@ from reference.launch import choose_network
 from .check_runner import FULL, Bench
 from .class_under_test import Subject
 from .local_training import FindingError
-from .real_models import batch
+from .real_models import Training, mean_square
 
 WORLD_SIZE = 2
 COLLECTIVES_S = 8.0
@@ -36,23 +35,9 @@ PLACES: dict[str, str] = {
 }
 
 
-def check_failing(bench: Bench) -> None:
-    """An error in one rank's backward pass reaches the caller in time."""
-    _check(bench, "raises")
-
-
-def check_lost(bench: Bench) -> None:
-    """A killed rank ends the others with an error in time, wherever it dies."""
-    _check(bench, "killed")
-
-
-def _check(bench: Bench, kind: str) -> None:
-    """Let the last rank die in this way.
-
-    Raises:
-        FindingError: Another rank did not end, or ended without an error.
-    """
-    for place in PLACES if bench.effort == FULL else ("between buckets",):
+def check(bench: Bench, kind: str) -> None:
+    """An error in the last rank's backward pass, or its end wherever it is killed, ends the others with an error."""
+    for place in PLACES if bench.effort >= FULL else ("between buckets",):
         outcome = outcome_of(bench.subject, kind, place)
         how = f"the last rank {WORDS[kind]} {PLACES[place]}"
         if outcome is None:
@@ -101,30 +86,22 @@ def _serve(name: str, kind: str, place: str, store: str, surroundings: Surroundi
         world_size=WORLD_SIZE,
         timeout=timedelta(seconds=COLLECTIVES_S),
     )
-    train_until(rank, WORLD_SIZE, Subject(name), place, kind)
+    train_until(rank, Subject(name), place, kind)
 
 
-def train_until(rank: int, world_size: int, subject: Subject, where: str, kind: str) -> None:
+def train_until(rank: int, subject: Subject, place: str, kind: str) -> None:
     """Train; in the second iteration the last rank is killed, or raises an error in its backward pass."""
-    layers = [nn.Linear(6, 6) for _ in range(6)]
-    module = nn.Sequential(*layers)
-    wrapped = subject.wrap(module, bucket_cap_mb=1e-4)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    training = Training(subject, lambda: nn.Sequential(*(nn.Linear(6, 6) for _ in range(6))))
     for step in range(4):
-        is_time = step == 1 and rank == world_size - 1
-        if is_time and where == "forward":
+        place_now = place if step == 1 and rank == WORLD_SIZE - 1 else ""
+        if place_now == "forward":
             fail(kind)
-        output = wrapped(batch(step, rank))
-        hooked = (
-            layers[3].weight.register_hook(lambda _: fail(kind)) if is_time and where == "between buckets" else None
-        )
-        output.square().mean().backward()
-        subject.finish(wrapped, optimizer)
-        if hooked is not None:
-            hooked.remove()
-        if is_time and where == "after backward":
+        elif place_now == "between buckets":
+            training.module.get_parameter("3.weight").register_hook(lambda _: fail(kind))
+        training.backward(mean_square, step)
+        if place_now == "after backward":
             fail(kind)
-        optimizer.step()
+        training.optimizer.step()
 
 
 def fail(kind: str) -> None:

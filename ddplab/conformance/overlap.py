@@ -10,7 +10,6 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from itertools import accumulate
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,14 +36,7 @@ CAP_MB = 5.0
 
 
 class Network(NamedTuple):
-    """A network to emulate.
-
-    Attributes:
-        name: In words.
-        world_size: Number of ranks.
-        latency_ns: Latency of a hop of the ring.
-        bytes_per_s: Rate of each rank's link.
-    """
+    """A network to emulate; each rank has a link to a ring."""
 
     name: str
     world_size: int
@@ -65,8 +57,8 @@ def _trace(model: str, shapes: Sequence[tuple[int, ...]], forward_ns: int, gap_n
         Parameter(name=f"layer{number}.weight", shape=shape, dtype="float32", size_bytes=4 * prod(shape))
         for number, shape in enumerate(shapes)
     )
-    moments = list(accumulate([gap_ns] * len(shapes), initial=forward_ns))[1:]
-    end = moments[-1] + gap_ns
+    ready_ns = [forward_ns + gap_ns * number for number in range(1, len(shapes) + 1)]
+    end = ready_ns[-1] + gap_ns
     iteration = Iteration(
         forward_start_ns=0,
         forward_end_ns=forward_ns,
@@ -76,7 +68,7 @@ def _trace(model: str, shapes: Sequence[tuple[int, ...]], forward_ns: int, gap_n
         optimizer_end_ns=end + gap_ns,
         end_ns=end + gap_ns,
         synchronized=False,
-        ready_ns=tuple(reversed(moments)),
+        ready_ns=tuple(reversed(ready_ns)),
     )
     workload = Workload(
         model=model,
@@ -186,8 +178,7 @@ def late_launches(schedule: EmulatedSchedule) -> str:
     """Say what keeps communication from overlapping with the backward pass; empty if nothing does."""
     if not schedule.launches:
         return "no all-reduce was launched"
-    early = [launch for launch in schedule.launches if launch.launched_ns < schedule.last_ready_ns]
-    if not early:
+    if all(launch.launched_ns >= schedule.last_ready_ns for launch in schedule.launches):
         return (
             f"all {len(schedule.launches)} all-reduces were launched after the last gradient was ready; "
             f"{schedule.exposed_ns / MS:.2f} ms of {schedule.iteration_ns / MS:.2f} ms are exposed communication"
@@ -311,13 +302,9 @@ def _cause(now: EmulatedSchedule, then: EmulatedSchedule) -> str:
             return f"bucket {number} has {launch.size_bytes} bytes instead of {earlier.size_bytes}"
         if launch.launched_ns > earlier.launched_ns:
             later = (launch.launched_ns - earlier.launched_ns) / MS
-            together = [
-                other
-                for other, one in enumerate(now.launches)
-                if other != number and one.launched_ns == launch.launched_ns
-            ]
-            if together:
-                return f"bucket {number} waits for bucket {max(together)}"
+            together = [other for other, one in enumerate(now.launches) if one.launched_ns == launch.launched_ns]
+            if others := [other for other in together if other != number]:
+                return f"bucket {number} waits for bucket {max(others)}"
             if launch.launched_ns >= now.last_ready_ns > earlier.launched_ns:
                 return f"bucket {number} waits for the end of the backward pass"
             return f"bucket {number} is launched {later:.3g} ms later"

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 from hypothesis import strategies as st
 
-from .training_programs import ROWS, Kind, Layout, Program, ProgramStep, Weight
+from .training_programs import MOST_PASSES, ROWS, Kind, Layout, Program, ProgramStep, Weight
 
 CAPS_MB = (1e-6, 3e-5, 1e-4, 3e-4, 25.0)
 """Bucket caps, from one parameter in each bucket to a single bucket."""
@@ -24,9 +24,10 @@ def programs(
     static: bool = False,
     buffer: bool = False,
     keep: bool = False,
+    most_steps: int = 5,
     shapes: Sequence[tuple[int, ...]] = SHAPES,
 ) -> Program:
-    """Draw a program; its last step trains.
+    """Draw a program; its last step trains, and at most `MOST_PASSES` steps do.
 
     Args:
         draw: Given by Hypothesis.
@@ -38,6 +39,7 @@ def programs(
         buffer: Whether the model has a buffer.
         keep: Whether gradients are cleared only after they were averaged. (torch's class fails if a script drops
             gradients that it accumulated under `no_sync`.)
+        most_steps: Largest number of steps.
         shapes: Shapes of weights.
     """
     weights = draw(_weights(shapes))
@@ -56,15 +58,14 @@ def programs(
         optimize=st.sampled_from([True, True, False]),
         evaluation=st.sampled_from([False, False, True]),
     )
-    drawn = draw(st.lists(steps, min_size=2, max_size=5))
-    last = drawn[-1]
-    if last.kind != "train":
-        drawn[-1] = replace(last, kind="train")
-    if keep:
-        drawn = [
-            replace(step, zero="keep") if before is not None and before.kind == "accumulate" else step
-            for before, step in zip([None, *drawn], drawn, strict=False)
-        ]
+    drawn: list[ProgramStep] = []
+    accumulated = False
+    for step in draw(st.lists(steps, min_size=2, max_size=most_steps)):
+        drawn.append(replace(step, zero="keep") if keep and accumulated else step)
+        accumulated = step.kind == "accumulate" or (accumulated and step.kind != "train")
+        if [one.kind for one in drawn].count("train") == MOST_PASSES:
+            break
+    drawn[-1] = replace(drawn[-1], kind="train")
     return Program(
         weights=weights,
         steps=tuple(drawn),
@@ -78,23 +79,21 @@ def programs(
 @st.composite
 def _weights(draw: Callable[[st.SearchStrategy[Any]], Any], shapes: Sequence[tuple[int, ...]]) -> tuple[Weight, ...]:
     """Draw weights of any shape, some frozen, some tied; the first one is neither."""
-    layouts: st.SearchStrategy[Layout] = st.sampled_from(["contiguous", "transposed", "channels last"])
+    depths = st.integers(0, 2)
     weights: list[Weight] = []
     for index in range(draw(st.integers(1, 7))):
-        shape = draw(st.sampled_from(shapes))
-        kind = "plain" if not index else draw(st.sampled_from(["plain", "plain", "plain", "frozen", "tied"]))
-        tied_to = draw(st.integers(0, index - 1)) if kind == "tied" else None
-        while tied_to is not None and weights[tied_to].tied_to is not None:
-            tied_to = weights[tied_to].tied_to
-        like = None if tied_to is None else weights[tied_to]
-        weights.append(
-            Weight(
-                shape=((3,) if not index else shape) if like is None else like.shape,
-                dtype=draw(st.sampled_from(["float32", "float32", "float64"])) if like is None else like.dtype,
-                depth=draw(st.integers(0, 2)),
-                frozen=kind == "frozen" if like is None else like.frozen,
-                tied_to=tied_to,
-                layout=draw(layouts) if like is None else like.layout,
+        kind = draw(st.sampled_from(["plain", "plain", "plain", "frozen", "tied"])) if index else "plain"
+        if kind == "tied":
+            tied_to = draw(st.sampled_from([number for number, one in enumerate(weights) if one.tied_to is None]))
+            weights.append(replace(weights[tied_to], depth=draw(depths), tied_to=tied_to))
+        else:
+            weights.append(
+                Weight(
+                    shape=draw(st.sampled_from(shapes)) if index else (3,),
+                    dtype=draw(st.sampled_from(["float32", "float32", "float64"])),
+                    depth=draw(depths),
+                    frozen=kind == "frozen",
+                    layout=draw(st.sampled_from(get_args(Layout))),
+                )
             )
-        )
     return tuple(weights)

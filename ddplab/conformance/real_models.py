@@ -29,15 +29,6 @@ class _Precisions(nn.Module):
         return x
 
 
-class _Convolutions(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Conv2d(1, 3, 2), nn.GroupNorm(1, 3), nn.ReLU(), nn.Conv2d(3, 2, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x.reshape(-1, 1, 3, 2).repeat(1, 1, 1, 2))  # type: ignore[no-any-return]
-
-
 class _Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -55,11 +46,11 @@ class _Bag(nn.Module):
         self.bag, self.head = nn.EmbeddingBag(7, 4, sparse=True), nn.Linear(4, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.bag(x.abs().mul(3).long() % 7))  # type: ignore[no-any-return]
+        return self.head(self.bag(words(x)))  # type: ignore[no-any-return]
 
 
 class _Words(nn.Module):
-    """An embedding whose weights also compute the output, as in language models."""
+    """An embedding whose weights also compute the output, as in language models; not if it is sparse."""
 
     def __init__(self, *, sparse: bool = False) -> None:
         super().__init__()
@@ -70,15 +61,28 @@ class _Words(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.inner(self.embedding(x.abs().mul(3).long() % 7)).tanh())  # type: ignore[no-any-return]
+        return self.head(self.inner(self.embedding(words(x))).tanh())  # type: ignore[no-any-return]
+
+
+def words(x: Tensor) -> Tensor:
+    """Return words out of a vocabulary of seven."""
+    return x.abs().mul(3).long() % 7
+
+
+def mlp() -> nn.Module:
+    """Build a multi-layer perceptron."""
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+def _convolutions() -> nn.Module:
+    first = nn.Conv2d(1, 3, 2, padding=1)
+    return nn.Sequential(nn.Unflatten(1, (1, 3, 2)), first, nn.GroupNorm(1, 3), nn.ReLU(), nn.Conv2d(3, 2, 2))
 
 
 REAL_MODELS: dict[str, Callable[[], nn.Module]] = {
-    "multi-layer perceptron": lambda: nn.Sequential(
-        nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)
-    ),
+    "multi-layer perceptron": mlp,
     "layers of three dtypes": _Precisions,
-    "convolutions": _Convolutions,
+    "convolutions": _convolutions,
     "recurrent network": _Recurrent,
     "language model with tied weights": _Words,
 }
@@ -87,12 +91,11 @@ SPARSE_MODELS: dict[str, Callable[[], nn.Module]] = {
     "sparse embedding": partial(_Words, sparse=True),
     "bag of sparse embeddings": _Bag,
 }
-MODELS: dict[str, Callable[[], nn.Module]] = REAL_MODELS | SPARSE_MODELS
 STEPS = 3
 
 
-Loss = Callable[[nn.Module, int, int], Tensor]
-"""Runs forward for a step and the batch of a rank; returns the loss."""
+Pass = Callable[[nn.Module, int, int], Tensor | None]
+"""Runs forward for a step and the batch of a rank; returns the loss, or None if it has run backward."""
 
 
 def batch(step: int, rank: int) -> Tensor:
@@ -100,41 +103,48 @@ def batch(step: int, rank: int) -> Tensor:
     return torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank))
 
 
-def build(model: str, seed: int) -> nn.Module:
-    """Build one of `MODELS` with random weights."""
+def build(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    """Build a model with random weights."""
     torch.manual_seed(seed)
-    return MODELS[model]()
+    return make()
 
 
-def mlp(seed: int) -> nn.Module:
-    """Build a multi-layer perceptron."""
-    return build("multi-layer perceptron", seed)
-
-
-def square(module: nn.Module, step: int, rank: int) -> Tensor:
-    """Return the mean square of a module's output; see `Loss`."""
+def mean_square(module: nn.Module, step: int, rank: int) -> Tensor:
+    """Return the mean square of a module's output; see `Pass`."""
     return module(batch(step, rank)).square().mean()  # type: ignore[no-any-return]
 
 
-def local_gradients(twin: nn.Module, loss: Loss, step: int, ranks: Sequence[int]) -> list[dict[str, Tensor | None]]:
+def run_backward(run: Pass, module: nn.Module, step: int, rank: int) -> None:
+    """Run forward and backward."""
+    if (loss := run(module, step, rank)) is not None:
+        loss.backward()
+
+
+def local_gradients(twin: nn.Module, run: Pass, step: int, ranks: Sequence[int]) -> list[dict[str, Tensor | None]]:
     """Return the gradients that each of these ranks has alone."""
     found = []
     for rank in ranks:
         twin.zero_grad()
-        loss(twin, step, rank).backward()
+        run_backward(run, twin, step, rank)
         found.append(
             {name: None if (grad := one.grad) is None else grad.to_dense() for name, one in twin.named_parameters()}
         )
     return found
 
 
-def difference(module: nn.Module, local: Sequence[Mapping[str, Tensor | None]], ranks: int | None = None) -> str:
+def difference(
+    module: nn.Module,
+    local: Sequence[Mapping[str, Tensor | None]],
+    divisor: float | None = None,
+    dtype: torch.dtype | None = None,
+) -> str:
     """Say which gradient of a module is not the average of these; empty if all are.
 
     Args:
         module: The module after a backward pass.
         local: The gradients of each rank; None counts as zero, and stays None if all ranks have None.
-        ranks: The divisor. None: the number of ranks in `local`.
+        divisor: What the sum is divided by. None: the number of ranks in `local`.
+        dtype: The dtype in which the average rounds. None: the parameter's.
     """
     for name, parameter in module.named_parameters():
         parts = [one[name] for one in local]
@@ -143,7 +153,8 @@ def difference(module: nn.Module, local: Sequence[Mapping[str, Tensor | None]], 
                 return f"gradient of {name!r}: got a tensor, expected None, because no rank has one"
             continue
         stacked = torch.stack([torch.zeros_like(parameter) if one is None else one for one in parts]).double()
-        if problem := outside(parameter.grad, stacked * (len(parts) / (ranks or len(parts))), parameter.dtype):
+        stacked *= len(parts) / (divisor or len(parts))
+        if problem := outside(parameter.grad, stacked, dtype or parameter.dtype):
             return f"gradient of {name!r}: {problem}"
     return ""
 
@@ -163,81 +174,91 @@ def outside(got: Tensor | None, parts: Tensor, dtype: torch.dtype) -> str:
     return describe_difference(got, expected)
 
 
-def train(
-    subject: Subject, make: Callable[[int], nn.Module], loss: Loss, ranks: Sequence[int], steps: int, **options: Any
-) -> str:
-    """Train on these ranks and compare each average; call on each of them.
+class Training:
+    """A model that trains on this rank, beside a twin that computes what each rank would have alone.
+
+    Only the average rounds: each of its additions and divisions by at most one unit of the sum of absolute values.
 
     Args:
         subject: The class under test.
-        make: Makes the module of a rank.
-        loss: See `Loss`.
-        ranks: The ranks that train together; they start from the first one's parameters.
-        steps: Number of steps.
+        make: Makes the model.
+        ranks: The ranks that train together; they start from the first one's parameters. None: all.
         options: Arguments for the class.
     """
-    rank = dist.get_rank()
-    module, twin = make(rank), make(ranks[0])
-    wrapped = subject.wrap(module, **{"bucket_cap_mb": 1e-4} | options)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    problem = ""  # returned at the end, because the other ranks go on
-    for step in range(steps):
-        local = local_gradients(twin, loss, step, ranks)
-        module.zero_grad()
-        loss(wrapped, step, rank).backward()
-        subject.finish(wrapped, optimizer)
-        if not problem and (wrong := difference(module, local)):
-            problem = f"iteration {step}, rank {rank}: {wrong}"
-        optimizer.step()
-        twin.load_state_dict(module.state_dict())
-    return problem
+
+    def __init__(
+        self,
+        subject: Subject,
+        make: Callable[[], nn.Module] = mlp,
+        ranks: Sequence[int] | None = None,
+        **options: Any,
+    ) -> None:
+        self.subject, self.rank = subject, dist.get_rank()
+        self.ranks = range(dist.get_world_size()) if ranks is None else ranks
+        self.module, self.twin = build(make, self.rank), build(make, self.ranks[0])
+        self.wrapped: Any = subject.wrap(self.module, **{"bucket_cap_mb": 1e-4} | options)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=0.1)
+
+    def backward(self, run: Pass, step: int) -> None:
+        """Run forward and backward of a step, from gradients that are None."""
+        self.module.zero_grad()
+        run_backward(run, self.wrapped, step, self.rank)
+        self.finish()
+
+    def finish(self) -> None:
+        """Call what must follow a backward pass."""
+        self.subject.finish(self.wrapped, self.optimizer)
+
+    def local(self, run: Pass, step: int, ranks: Sequence[int] | None = None) -> list[dict[str, Tensor | None]]:
+        """Return the gradients that these ranks would have alone; None: all that train."""
+        self.twin.load_state_dict(self.module.state_dict())
+        return local_gradients(self.twin, run, step, self.ranks if ranks is None else ranks)
+
+    def wrong(self, run: Pass, step: int, ranks: Sequence[int] | None = None, **how: Any) -> str:
+        """Say which gradient is not the average over these ranks; empty if all are. `how`: see `difference`."""
+        problem = difference(self.module, self.local(run, step, ranks), **how)
+        return problem and f"iteration {step}, rank {self.rank}: {problem}"
+
+    def train(self, run: Pass = mean_square, steps: int = STEPS) -> str:
+        """Train and compare each average; call on every rank. Returns what is wrong."""
+        parameters = list(self.module.parameters())
+        problem = ""  # returned at the end, because the other ranks go on
+        for step in range(steps):
+            self.backward(run, step)
+            problem = problem or self.wrong(run, step)
+            before = [parameter.detach().clone() for parameter in parameters]
+            self.optimizer.step()
+            if all(map(torch.equal, before, parameters)):
+                problem = problem or f"iteration {step}, rank {self.rank}: the optimiser changed nothing"
+        if set(differing_ranks(parameters, self.ranks[0])) & set(self.ranks):
+            problem = problem or f"iteration {steps - 1}: parameters differ between the ranks"
+        return problem
 
 
-def compare_real(rank: int, world_size: int, subject: Subject, model: str) -> str:
-    """Train a real model; compare each average with those of the ranks' own gradients at the same parameters.
-
-    Only the average rounds: each of its additions and divisions by at most one unit of the sum of absolute values.
-    """
-    module, twin = (build(model, seed) for seed in (rank, 0))
-    wrapped = subject.wrap(module, bucket_cap_mb=1e-4)
-    dense = not any(getattr(part, "sparse", False) for part in module.modules())
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9 if dense else 0)
-    problem = ""  # returned after the next exchange, because the other ranks go on
-    for step in range(STEPS):
-        twin.load_state_dict(module.state_dict())
-        local = local_gradients(twin, square, step, range(world_size))
-        optimizer.zero_grad()
-        square(wrapped, step, rank).backward()
-        subject.finish(wrapped, optimizer)
-        if not problem and (wrong := difference(module, local)):
-            problem = f"iteration {step}, rank {rank}: {wrong}"
-        before = [parameter.detach().clone() for parameter in module.parameters()]
-        optimizer.step()
-        if not problem and all(map(torch.equal, before, module.parameters())):
-            problem = f"iteration {step}, rank {rank}: the optimiser changed nothing"
-        if differing_ranks(module.parameters(), 0, world_size):
-            return problem or f"iteration {step}: parameters differ between the ranks"
-    return problem
-
-
-def differing_ranks(tensors: Iterable[Tensor], like: int, world_size: int) -> list[int]:
+def differing_ranks(tensors: Iterable[Tensor], like: int) -> list[int]:
     """Return the ranks on which these tensors are not those of the rank `like`; call on every rank."""
     digest = torch.cat([one.detach().flatten().double() for one in tensors])
-    every = [torch.empty_like(digest) for _ in range(world_size)]
+    every = [torch.empty_like(digest) for _ in range(dist.get_world_size())]
     dist.all_gather(every, digest)
     return [rank for rank, one in enumerate(every) if not torch.equal(one, every[like])]
 
 
-def subclassed_parameters(_rank: int, world_size: int, subject: Subject) -> str:
+def compare_real(_rank: int, _world_size: int, subject: Subject, model: str) -> str:
+    """Train one of `REAL_MODELS` or `SPARSE_MODELS`."""
+    problem = Training(subject, (REAL_MODELS | SPARSE_MODELS)[model]).train()
+    return problem and f"{model}: {problem}"
+
+
+def subclassed_parameters(_rank: int, _world_size: int, subject: Subject) -> str:
     """Train parameters that are instances of a subclass of Tensor."""
 
-    def make(seed: int) -> nn.Module:
-        module = mlp(seed)
+    def make() -> nn.Module:
+        module = mlp()
         for layer in (part for part in module.modules() if isinstance(part, nn.Linear)):
             layer.weight = nn.Parameter(layer.weight.detach().as_subclass(Subclass))
         return module
 
-    problem = train(subject, make, square, range(world_size), STEPS)
+    problem = Training(subject, make).train()
     return problem and f"parameters of a subclass of Tensor, {problem}"
 
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from .check_runner import Bench, report
 from .class_under_test import Subject
 from .local_training import FindingError
-from .real_models import difference, local_gradients, mlp, square
+from .real_models import STEPS, build, difference, local_gradients, mean_square, mlp
 
-STEPS = 3
 COPY: dict[str, Callable[[nn.Module], nn.Module]] = {
     "a deep copy": copy.deepcopy,
     "an unpickled copy": lambda module: pickle.loads(pickle.dumps(module)),
@@ -30,11 +29,11 @@ LOCAL = "is trained on its own rank only"
 
 def two_modules(rank: int, world_size: int, subject: Subject) -> str:
     """Train two modules, in turn and in one loss; returns what is wrong."""
-    modules, twins = [mlp(seed) for seed in (1, 2)], [mlp(seed) for seed in (1, 2)]
+    modules, twins = ([build(mlp, seed) for seed in (1, 2)] for _ in range(2))
     wrapped = [subject.wrap(module, bucket_cap_mb=1e-4) for module in modules]
 
     def loss(chosen: Any, step: int, rank: int) -> Tensor:
-        return torch.stack([square(one, step, rank) for one in chosen]).prod()
+        return torch.stack([mean_square(one, step, rank) for one in chosen]).prod()
 
     problem = ""  # returned at the end, because the other ranks go on
     for step in range(STEPS):
@@ -53,63 +52,49 @@ def two_modules(rank: int, world_size: int, subject: Subject) -> str:
 def copied(rank: int, world_size: int, subject: Subject, how: str, *, trained: bool) -> tuple[str, str]:
     """Train a module and a copy of it, in turn and with both backward passes after both forward passes.
 
-    Args:
-        rank: The rank.
-        world_size: Number of ranks.
-        subject: The class under test.
-        how: The kind of copy, a key of `COPY`.
-        trained: Whether the module is trained before it is copied.
+    `how` is a key of `COPY`; the module may be trained before it is copied.
 
     Returns:
         What is wrong, and why the copy is not averaged, although nothing is wrong; each empty if nothing.
     """
-    module = mlp(rank)
+    module = build(mlp, rank)
     wrapped = subject.wrap(module, bucket_cap_mb=1e-4)
 
-    def finish(one: nn.Module) -> None:
+    def backward(one: nn.Module, loss: Tensor) -> None:
+        loss.backward()
         subject.finish(one, torch.optim.SGD(one.parameters(), lr=0.1))
 
     if trained:
-        square(wrapped, 0, rank).backward()
-        finish(wrapped)
+        backward(wrapped, mean_square(wrapped, 0, rank))
     try:
-        twin_of_wrapped = COPY[how](wrapped)
+        copy_of_wrapped = COPY[how](wrapped)
     except Exception as error:  # noqa: BLE001 - a class may refuse with any exception
         return "", f"is refused with {type(error).__name__}"
-    module.zero_grad()
-    twin_of_wrapped.zero_grad()
-    inner = [one for one in twin_of_wrapped.modules() if isinstance(one, nn.Sequential)][-1]
+    inner = [one for one in copy_of_wrapped.modules() if isinstance(one, nn.Sequential)][-1]
     if any(one is other for one in module.parameters() for other in inner.parameters()):
         return f"{how} shares the parameters of the original", ""
     problem = shortcoming = ""
     for step in range(1, STEPS + 2):
-        order = [(wrapped, step), (twin_of_wrapped, step + 10)]
-        for one, _ in order:
-            one.zero_grad()
+        wrapped.zero_grad()
+        copy_of_wrapped.zero_grad()
+        order = [(wrapped, step), (copy_of_wrapped, step + 10)]
         if step % 2:
             for one, number in order:
-                square(one, number, rank).backward()
-                finish(one)
+                backward(one, mean_square(one, number, rank))
         else:
-            losses = [square(one, number, rank) for one, number in order]
-            for loss in losses[::-1]:
-                loss.backward()
-            for one, _ in order:
-                finish(one)
+            losses = [(one, mean_square(one, number, rank)) for one, number in order]
+            for one, loss in losses[::-1]:
+                backward(one, loss)
         for name, one, number in (("the original", module, step), (how, inner, step + 10)):
-            local = local_gradients(_same(one), square, number, range(world_size))
+            twin = mlp()
+            twin.load_state_dict(one.state_dict())
+            local = local_gradients(twin, mean_square, number, range(world_size))
             wrong = difference(one, local)
             if wrong and one is inner and not difference(one, [local[rank]]):
                 shortcoming = LOCAL
             elif wrong:
                 problem = problem or f"{name}, after {how} was made: iteration {step}, rank {rank}: {wrong}"
     return problem, shortcoming
-
-
-def _same(module: nn.Module) -> nn.Module:
-    twin = mlp(0)
-    twin.load_state_dict(module.state_dict())
-    return twin
 
 
 def determines_copies(_rank: int, _world_size: int, subject: Subject) -> bool:
@@ -124,13 +109,12 @@ def determines_copies(_rank: int, _world_size: int, subject: Subject) -> bool:
 def check(bench: Bench) -> str:
     """Two modules train side by side, and an original beside its copy; copies may stay local or be refused.
 
+    A copy that stays local is a fault if the class determines how it is copied.
+
     Returns:
         How copies behave that are not averaged; empty if all are.
-
-    Raises:
-        FindingError: A module is wrong, or a copy stays local although the class determines how it is copied.
     """
-    report(bench.run(two_modules, bench.subject))
+    bench.try_body(two_modules)
     notes = []
     for how in COPY:
         for trained in (False, True):

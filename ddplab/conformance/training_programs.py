@@ -5,7 +5,7 @@ the ranks are exact whatever the order of the summation, and "equal" can mean eq
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -93,6 +93,46 @@ class Program:
     seed: int = 0
 
 
+PLAIN = (Weight((2, 3)), Weight((4,), depth=2), Weight((5,)), Weight((3, 2)))
+"""Weights of a model."""
+
+
+def program_of(
+    weights: Sequence[Weight],
+    kinds: Sequence[Kind],
+    world_size: int,
+    *,
+    used: Callable[[int, int], Sequence[int]] | None = None,
+    zeros: Sequence[Zero] | None = None,
+    **further: Any,
+) -> Program:
+    """Make a program.
+
+    Args:
+        weights: The model.
+        kinds: Kind of each step.
+        world_size: Number of ranks.
+        used: Returns what a step uses on a rank. None: everything, in an order that differs from rank to rank.
+        zeros: What happens to the gradients before each step. None: they are set to None.
+        further: Other fields of the program.
+    """
+
+    def rotated(_step: int, rank: int) -> Sequence[int]:
+        first = rank % len(weights)
+        return [*range(first, len(weights)), *range(first)]
+
+    steps = tuple(
+        ProgramStep(
+            kind,
+            tuple(tuple((used or rotated)(number, rank)) for rank in range(world_size)),
+            tuple(1 + (rank + number) % 3 for rank in range(world_size)),
+            zeros[number] if zeros else "none",
+        )
+        for number, kind in enumerate(kinds)
+    )
+    return Program(tuple(weights), steps, **further)
+
+
 def arranged(values: Tensor, layout: Layout) -> Tensor:
     """Return a tensor of the same values in another order of memory, or as it is if its shape has no such order."""
     if layout == "transposed" and values.dim() > 1 and min(values.shape[-2:]) > 1:
@@ -119,13 +159,12 @@ class Net(nn.Module):
 
     Args:
         program: The program.
-        rank: Ranks start from different weights, which construction must make equal; None: those of rank 0.
+        rank: Ranks start from different weights, which construction must make equal.
     """
 
-    def __init__(self, program: Program, rank: int | None = None) -> None:
+    def __init__(self, program: Program, rank: int = 0) -> None:
         super().__init__()
         generator = torch.Generator().manual_seed(program.seed)
-        self.counts = program.buffer
         self.names: list[str] = []
         if program.buffer:
             for name, values in buffer_values(0).items():
@@ -134,7 +173,7 @@ class Net(nn.Module):
             dtype = getattr(torch, weight.dtype)
             values = torch.randint(-2, 3, weight.shape, generator=generator).to(dtype)
             constant = torch.randint(1, 3, weight.shape, generator=generator).to(dtype)
-            parameter = nn.Parameter(arranged(values + (rank or 0), weight.layout), requires_grad=not weight.frozen)
+            parameter = nn.Parameter(arranged(values + rank, weight.layout), requires_grad=not weight.frozen)
             if weight.tied_to is not None:
                 parameter = self.weight(weight.tied_to)
             owner: nn.Module = self
@@ -152,9 +191,9 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor, used: Sequence[int]) -> Tensor:
         """Return one value for each row of `x`; shape [rows]."""
-        if self.counts and self.training:
-            for name in BUFFERS:
-                self.get_buffer(name).add_(len(x))
+        if self.training:
+            for buffer in self.buffers():
+                buffer.add_(len(x))
         h: Tensor = torch.zeros(len(x), dtype=torch.float64)
         for index in used:
             constant: Tensor = getattr(self, f"constant{index}")
@@ -181,15 +220,14 @@ def optimizer_of(program: Program, module: nn.Module) -> torch.optim.Optimizer:
 
 def zero_gradients(module: nn.Module, zero: Zero) -> None:
     """Set all gradients to None or to zeros, or keep them."""
-    if zero != "keep":
-        for parameter in module.parameters():
-            if zero == "none":
-                parameter.grad = None
-            elif parameter.grad is not None:
-                zeros = torch.zeros_like(parameter.grad, memory_format=torch.contiguous_format)
-                is_transposed = parameter.dim() > 1 and not parameter.is_contiguous()
-                other: Layout = "contiguous" if is_transposed else "transposed"
-                parameter.grad = arranged(zeros, other) if zero == "restrided" else torch.zeros_like(parameter.grad)
+    for parameter in module.parameters():
+        if zero == "none":
+            parameter.grad = None
+        elif zero != "keep" and parameter.grad is not None:
+            zeros = torch.zeros_like(parameter.grad)
+            is_transposed = parameter.dim() > 1 and not parameter.is_contiguous()
+            other: Layout = "contiguous" if is_transposed else "transposed"
+            parameter.grad = arranged(zeros, other) if zero == "restrided" else zeros
 
 
 class Seen(NamedTuple):

@@ -2,132 +2,113 @@
 
 import inspect
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .check_runner import Bench
+from .check_runner import VIEWS, Bench
 from .class_under_test import Subject
-from .local_training import FindingError
-from .real_models import batch, build, difference, differing_ranks, local_gradients, mlp, square
+from .real_models import SPARSE_MODELS, Training, batch, differing_ranks, mean_square, mlp
 from .training_programs import BUFFER_OPTIONS
 
 LATE_S = 0.03
 """By how much a rank is later than the others, where averages are over the ranks with inputs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Uneven:
-    """How many inputs each rank has, and how it trains.
-
-    Attributes:
-        batches: Number of batches by rank.
-        buffer: Whether the module counts its samples in a buffer.
-        accumulate: Whether every other batch is accumulated under `no_sync`; then `batches` are even.
-        divide_by_all: Whether averages are over all ranks. False: over those with inputs.
-        options: Arguments for the class.
-    """
-
-    batches: tuple[int, ...]
-    buffer: bool = False
-    accumulate: bool = False
-    divide_by_all: bool = True
-    options: dict[str, Any] = field(default_factory=dict)
-
-
 class _Counting(nn.Module):
-    """A perceptron that may count its samples, beside a layer that is never used."""
+    """A model that may count its samples, perhaps beside a layer that is never used."""
 
-    def __init__(self, seed: int, *, counts: bool, unused: bool) -> None:
+    def __init__(self, *, counts: bool, unused: bool, sparse: bool) -> None:
         super().__init__()
-        self.layers = mlp(seed)
+        self.layers = SPARSE_MODELS["sparse embedding"]() if sparse else mlp()
         self.unused = nn.Linear(2, 2) if unused else nn.Identity()
         if counts:
             self.register_buffer("samples", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x: Tensor, count: int = 0) -> Tensor:
-        if "samples" in self._buffers:
-            self.get_buffer("samples").add_(count)
+        for samples in self.buffers():
+            samples.add_(count)
         return self.layers(x)  # type: ignore[no-any-return]
 
 
-def compare(rank: int, world_size: int, subject: Subject, how: Uneven) -> str:
-    """Train while ranks run out of inputs; returns what is wrong on this rank."""
-    unused = bool(how.options.get("find_unused_parameters"))
-    module, twin = (_Counting(seed, counts=how.buffer, unused=unused) for seed in (rank, 0))
-    wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4, **how.options)
-    join: dict[str, Any] = {} if how.divide_by_all else {"divide_by_initial_world_size": False}
+def compare(
+    rank: int,
+    world_size: int,
+    subject: Subject,
+    batches: Sequence[int],
+    *,
+    buffer: bool = False,
+    accumulate: bool = False,
+    divide_by_all: bool = True,
+    sparse: bool = False,
+    **options: Any,
+) -> str:
+    """Train while ranks run out of inputs; returns what is wrong on this rank.
+
+    Args:
+        rank: The rank.
+        world_size: Number of ranks.
+        subject: The class under test.
+        batches: Number of batches by rank.
+        buffer: Whether the module counts its samples in a buffer.
+        accumulate: Whether every other batch is accumulated under `no_sync`; then `batches` are even.
+        divide_by_all: Whether averages are over all ranks. False: over those with inputs.
+        sparse: Whether the module is an embedding with sparse gradients.
+        options: Arguments for the class.
+    """
+    unused = "find_unused_parameters" in options
+    training = Training(subject, partial(_Counting, counts=buffer, unused=unused, sparse=sparse), **options)
+    module, wrapped = training.module, training.wrapped
+    join: dict[str, Any] = {} if divide_by_all else {"divide_by_initial_world_size": False}
     if not join.keys() <= inspect.signature(wrapped.join).parameters.keys():
-        return "not supported"
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    counts = _counts(how)
-    passes = 2 if how.accumulate else 1
+        return ""  # not supported
+    passes = 2 if accumulate else 1
+    counts = _counts(batches, passes)
 
-    def loss(module: nn.Module, step: int, rank: int) -> Tensor:
-        losses = [module(batch(step - number, rank)).square().mean() for number in range(passes)[::-1]]
-        return torch.stack(losses).sum()
+    def run(module: nn.Module, step: int, rank: int) -> Tensor:
+        return torch.stack([mean_square(module, step - number, rank) for number in range(passes)[::-1]]).sum()
 
+    described = f"{'sparse gradients under Join, ' if sparse else ''}{batches} batches"
     problem = ""  # returned at the end, because the other ranks go on
     with wrapped.join(**join):
-        for step in range(how.batches[rank]):
-            where = f"{how.batches} batches, iteration {step}, rank {rank}"
+        for step in range(batches[rank]):
             averages = (step + 1) % passes == 0
             if step % passes == 0:
-                optimizer.zero_grad()
-                twin.load_state_dict(module.state_dict())
-            if not how.divide_by_all and rank == (step + 1) % world_size:
+                training.optimizer.zero_grad()
+            if not divide_by_all and rank == (step + 1) % world_size:
                 time.sleep(LATE_S)  # the others must not divide before this rank has been counted
             with nullcontext() if averages else wrapped.no_sync():
                 wrapped(batch(step, rank), rank + 1).square().mean().backward()
-            if how.buffer and (got := module.get_buffer("samples").item()) != counts[step][rank]:
-                problem = problem or f"{where}: the buffer is {got}, expected {counts[step][rank]}"
+            if buffer and (got := module.get_buffer("samples").item()) != counts[step][rank]:
+                wrong = f"iteration {step}, rank {rank}: the buffer is {got}, expected {counts[step][rank]}"
+                problem = problem or f"{described}, {wrong}"
             if averages:
-                having = [one for one in range(world_size) if step < how.batches[one]]
-                local = local_gradients(twin, loss, step, having)
-                if wrong := difference(module, local, world_size if how.divide_by_all else None):
-                    problem = problem or f"{where}: {wrong}"
-                optimizer.step()
-    last = max(range(world_size), key=how.batches.__getitem__)
-    differing = differing_ranks(module.state_dict().values(), last, world_size)
+                having = [one for one in range(world_size) if step < batches[one]]
+                if wrong := training.wrong(run, step, having, divisor=world_size if divide_by_all else None):
+                    problem = problem or f"{described}, {wrong}"
+                training.optimizer.step()
+    last = max(range(world_size), key=batches.__getitem__)
+    differing = differing_ranks(module.state_dict().values(), last)
     if problem:
         return problem
     if differing:
-        return (
-            f"{how.batches} batches: ranks {differing} end with another model than rank {last}, the last with inputs"
-        )
-    final = counts[-1][max(one for one in range(world_size) if how.batches[one] == max(how.batches))]
-    if how.buffer and module.get_buffer("samples").item() != final:
-        return f"{how.batches} batches: the buffer ends as {module.get_buffer('samples').item()}, expected {final}"
+        return f"{described}: ranks {differing} end with another model than rank {last}, the last with inputs"
+    final = counts[-1][max(one for one in range(world_size) if batches[one] == max(batches))]
+    if buffer and (got := module.get_buffer("samples").item()) != final:
+        return f"{described}: the buffer ends as {got}, expected {final}"
     return ""
 
 
-def sparse_under_join(rank: int, world_size: int, subject: Subject) -> str:
-    """Train an embedding with sparse gradients while ranks run out of inputs."""
-    module, twin = (build("sparse embedding", seed) for seed in (rank, 0))
-    wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-4)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-
-    with wrapped.join():
-        for step in range(2 * rank):
-            optimizer.zero_grad()
-            twin.load_state_dict(module.state_dict())
-            square(wrapped, step, rank).backward()
-            having = [one for one in range(world_size) if step < 2 * one]
-            if problem := difference(module, local_gradients(twin, square, step, having), world_size):
-                return f"sparse gradients under Join, iteration {step}, rank {rank}: {problem}"
-            optimizer.step()
-    return ""
-
-
-def _counts(how: Uneven) -> list[list[int]]:
+def _counts(batches: Sequence[int], passes: int) -> list[list[int]]:
     """Return the buffer of each rank after each step: before it, that of the highest rank with inputs is sent."""
-    counts, steps = [0] * len(how.batches), []
-    for step in range(max(how.batches)):
-        having = [rank for rank, batches in enumerate(how.batches) if step < batches]
-        if not how.accumulate or step % 2 == 0:
+    counts, steps = [0] * len(batches), []
+    for step in range(max(batches)):
+        having = [rank for rank, own in enumerate(batches) if step < own]
+        if step % passes == 0:
             counts = [counts[having[-1]]] * len(counts)
         counts = [count + (rank + 1) * (rank in having) for rank, count in enumerate(counts)]
         steps.append(counts)
@@ -137,27 +118,23 @@ def _counts(how: Uneven) -> list[list[int]]:
 def check(bench: Bench) -> None:
     """Ranks run out of inputs in any order, some at once; with buffers, no_sync, and unused parameters."""
     bench.needs("join")
+    options = bench.subject.options
     ranks = range(bench.world_size)
-    up, down = tuple(1 + rank for rank in ranks), tuple(2 * rank for rank in ranks)[::-1]
-    cases = [
-        Uneven(batches=batches, divide_by_all=divide_by_all)
-        for batches in (up, down)
-        for divide_by_all in (True, False)
-    ]
-    if set(BUFFER_OPTIONS) & bench.subject.options:
-        cases += [Uneven(batches=batches, buffer=True) for batches in (up, down)]
+    up, down = tuple(1 + rank for rank in ranks), tuple(2 * rank for rank in reversed(ranks))
+    divisors = [{"divide_by_all": True}, {"divide_by_all": False}]
+    cases: list[dict[str, Any]] = [{"batches": batches} | divisor for batches in (up, down) for divisor in divisors]
+    if set(BUFFER_OPTIONS) & options:
+        cases += [{"batches": batches, "buffer": True} for batches in (up, down)]
     if "no_sync" in bench.methods:
-        cases += [
-            Uneven(batches=down, accumulate=True, divide_by_all=divide_by_all) for divide_by_all in (True, False)
-        ]
-    if (
-        "find_unused_parameters" in bench.subject.options
-    ):  # torch's own zeros count as a use on ranks that ended first
-        unused = {"find_unused_parameters": True}
-        cases += [Uneven(batches=up, options=unused, divide_by_all=divide_by_all) for divide_by_all in (True, False)]
-    if "gradient_as_bucket_view" in bench.subject.options:
-        cases.append(Uneven(batches=down, options={"gradient_as_bucket_view": True}, divide_by_all=False))
-    for how in cases:
-        for problem in bench.run(compare, bench.subject, how):
-            if problem and problem != "not supported":
-                raise FindingError(problem)
+        cases += [{"batches": down, "accumulate": True} | divisor for divisor in divisors]
+    if "find_unused_parameters" in options:  # torch's own zeros count as a use on ranks that ended first
+        cases += [{"batches": up, "find_unused_parameters": True} | divisor for divisor in divisors]
+    if VIEWS in options:
+        cases.append({"batches": down, VIEWS: True, "divide_by_all": False})
+    for case in cases:
+        bench.try_body(compare, **case)
+
+
+def check_sparse(bench: Bench) -> None:
+    """Ranks run out of inputs of an embedding with sparse gradients; a class may refuse that with an error."""
+    bench.averages_or_raises(compare, tuple(range(0, 2 * bench.world_size, 2)), sparse=True)

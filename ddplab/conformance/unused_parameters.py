@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .check_runner import VIEWS, Bench, report
+from .check_runner import VIEWS, Bench
 from .class_under_test import Subject
 from .comm_hooks import averaging_hook
-from .local_training import close, describe_difference
-from .real_models import batch, train
-from .training_programs import Program, ProgramStep, Weight
+from .local_training import describe_difference, same
+from .real_models import Training, batch, words
+from .training_programs import PLAIN, program_of
 
 
 @dataclass
@@ -24,9 +24,8 @@ class _Pair:
 class _Heads(nn.Module):
     """Five heads, whose outputs are in a dict, a list and a dataclass; the last head is never used."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(seed)
         self.heads = nn.ModuleList(nn.Linear(6, 3) for _ in range(5))
 
     def forward(self, x: Tensor) -> dict[str, Any]:
@@ -43,9 +42,9 @@ def _of_heads(module: nn.Module, step: int, rank: int) -> Tensor:
     return (used + pair.left * pair.right).square().mean()  # type: ignore[no-any-return]
 
 
-def nested_outputs(_rank: int, world_size: int, subject: Subject, options: dict[str, Any]) -> str:
+def nested_outputs(_rank: int, _world_size: int, subject: Subject, options: dict[str, Any]) -> str:
     """Search nested outputs for unused parameters; outputs that the loss ignores leave no gradient."""
-    return train(subject, _Heads, _of_heads, range(world_size), 4, find_unused_parameters=True, **options)
+    return Training(subject, _Heads, find_unused_parameters=True, **options).train(_of_heads, 4)
 
 
 class _Chosen(nn.Module):
@@ -59,33 +58,28 @@ class _Chosen(nn.Module):
         return [self.weights[index].sum() for index in used]
 
 
-WEIGHTS = (Weight((2, 3)), Weight((4,)), Weight((5,)), Weight((3, 2)))
 USED = ((0, 2), (1, 2, 3), (3,), (0, 1, 2), (0,))
-"""Weights that each step uses."""
-
-
-def skipping_program(world_size: int, cap_mb: float) -> Program:
-    """Return a program in which each step leaves other weights out, the same ones on all ranks."""
-    steps = tuple(ProgramStep("train", (one,) * world_size, (2,) * world_size) for one in USED)
-    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True, "bucket_cap_mb": cap_mb}
-    return Program(WEIGHTS, steps, options)
+"""Weights that each step uses, the same ones on all ranks."""
 
 
 def skipped_for_hooks(_rank: int, _world_size: int, subject: Subject) -> str:
     """Train with a comm hook, which gets the buckets that are not skipped."""
-    module = _Chosen()
-    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
-    wrapped: Any = subject.wrap(module, bucket_cap_mb=1e-6, **options)
+    training = Training(
+        subject,
+        _Chosen,
+        bucket_cap_mb=1e-6,
+        find_unused_parameters=True,
+        skip_all_reduce_unused_params=True,
+    )
     seen: list[tuple[int, bool]] = []
 
     def look(state: Any, bucket: Any) -> None:
         state.append((bucket.buffer().numel(), bucket.is_last()))
 
-    wrapped.register_comm_hook(seen, averaging_hook(look))
+    training.wrapped.register_comm_hook(seen, averaging_hook(look))
     for step, used in enumerate(USED):
         seen.clear()
-        module.zero_grad()
-        torch.stack(wrapped(used)).sum().backward()
+        training.backward(lambda module, step, _: torch.stack(module(USED[step])).sum(), step)
         expected = sorted(2 + index for index in used)
         if sorted(size for size, _ in seen) != expected:
             return (
@@ -99,39 +93,38 @@ def skipped_for_hooks(_rank: int, _world_size: int, subject: Subject) -> str:
 class _SparseOrNot(nn.Module):
     """An embedding with sparse gradients that forward may leave out."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(seed)
         self.embedding, self.head = nn.Embedding(7, 6, sparse=True), nn.Linear(6, 3)
 
     def forward(self, x: Tensor, *, embeds: bool) -> Tensor:
         if embeds:
-            x = x + self.embedding(x.abs().mul(3).long() % 7).sum(dim=1)
+            x = x + self.embedding(words(x)).sum(dim=1)
         return self.head(x)  # type: ignore[no-any-return]
 
 
-def sparse_on_some_ranks(_rank: int, world_size: int, subject: Subject) -> str:
+def sparse_on_some_ranks(_rank: int, _world_size: int, subject: Subject) -> str:
     """Use the embedding on one rank, on all but one, on all and on none."""
 
     def loss(module: nn.Module, step: int, rank: int) -> Tensor:
         embeds = (rank == 0, rank != 0, True, False)[step % 4]
         return module(batch(step, rank), embeds=embeds).square().mean()  # type: ignore[no-any-return]
 
-    return train(subject, _SparseOrNot, loss, range(world_size), 6, find_unused_parameters=True)
+    return Training(subject, _SparseOrNot, find_unused_parameters=True).train(loss, 6)
 
 
 def untouched_gradients(rank: int, world_size: int, subject: Subject) -> str:
     """Fill gradients with a number for each rank; a gradient to which no rank adds must stay so."""
-    module = _Chosen()
-    wrapped = subject.wrap(module, bucket_cap_mb=25.0, find_unused_parameters=True)
+    training = Training(subject, _Chosen, bucket_cap_mb=25.0, find_unused_parameters=True)
+    weights = list(training.module.parameters())
     problem = ""  # returned at the end, because the other ranks go on
-    values: list[list[float | None]] = [[None] * len(module.weights) for _ in range(world_size)]
+    values: list[list[float | None]] = [[None] * len(weights) for _ in range(world_size)]
     passes = [([0, 1], [0, 2]), ([0], [0]), ([2], [2]), ([3, 1], [1]), ([0], [3])]
     for step, (first, others) in enumerate(passes):
-        torch.stack(wrapped(others if rank else first)).sum().backward()
-        subject.finish(wrapped, torch.optim.SGD(module.parameters(), lr=0.1))
+        torch.stack(training.wrapped(others if rank else first)).sum().backward()
+        training.finish()
         used = [others if one else first for one in range(world_size)]
-        for index, parameter in enumerate(module.weights):
+        for index, parameter in enumerate(weights):
             adding = [index in one for one in used]
             if any(adding):
                 total = sum((values[one][index] or 0.0) + adding[one] for one in range(world_size))
@@ -139,7 +132,7 @@ def untouched_gradients(rank: int, world_size: int, subject: Subject) -> str:
                     own[index] = total / world_size
             wanted = values[rank][index]
             want = None if wanted is None else torch.full_like(parameter, wanted)
-            if not problem and not close(parameter.grad, want):
+            if not problem and not same(parameter.grad, want, rtol=1e-6):
                 found = describe_difference(parameter.grad, want)
                 problem = f"iteration {step}, rank {rank}: gradient {index}: {found}"
             for one in range(world_size):
@@ -154,19 +147,15 @@ def check_outputs(bench: Bench) -> None:
     """Outputs in dicts, lists and dataclasses, of which the loss ignores one, may be changed in place."""
     bench.needs("find_unused_parameters")
     for options in bench.variants({}, VIEWS):
-        report(bench.run(nested_outputs, bench.subject, options))
-
-
-def check_untouched(bench: Bench) -> None:
-    """A gradient to which no rank adds stays as it was, whatever the script put there."""
-    bench.needs("find_unused_parameters")
-    report(bench.run(untouched_gradients, bench.subject))
+        bench.try_body(nested_outputs, options)
 
 
 def check_skipped(bench: Bench) -> None:
     """Buckets that no rank uses are skipped."""
     bench.needs("skip_all_reduce_unused_params", "find_unused_parameters")
+    options = {"find_unused_parameters": True, "skip_all_reduce_unused_params": True}
     for cap_mb in (1e-6, 3e-5, 25.0):
-        bench.try_program(skipping_program(bench.world_size, cap_mb))
+        further: dict[str, Any] = {"used": lambda step, _: USED[step], "options": options | {"bucket_cap_mb": cap_mb}}
+        bench.try_program(program_of(PLAIN, ["train"] * len(USED), bench.world_size, **further))
     if "register_comm_hook" in bench.methods:
-        report(bench.run(skipped_for_hooks, bench.subject))
+        bench.try_body(skipped_for_hooks)

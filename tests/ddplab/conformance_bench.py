@@ -2,12 +2,12 @@
 
 from ddplab.conformance.all_checks import CHECKS
 from ddplab.conformance.check_outcomes import CheckResult
-from ddplab.conformance.check_runner import Bench, Effort, run_check
+from ddplab.conformance.check_runner import Bench, run_check
 
 OURS = "reference.data_parallel:DistributedDataParallel"
 TORCHS = "torch.nn.parallel:DistributedDataParallel"
 NAIVE = "reference.minimal:NaiveDataParallel"
-LITTLE = Effort(4, derandomized=True)
+LITTLE = 4
 SLOW = {"a failing rank", "a lost rank", "state machine", "overlap"}
 """Checks that start processes or take seconds; `ddplab conform` runs them in CI."""
 

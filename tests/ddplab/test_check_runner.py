@@ -4,7 +4,6 @@ import pytest
 from hypothesis import Phase
 
 from ddplab.conformance import check_runner as bench_module
-from ddplab.conformance.check_runner import QUICK
 from ddplab.conformance.local_training import FindingError
 
 from ..faulty_reducers import wrong_on_rank_0
@@ -31,10 +30,10 @@ def test_what_a_rank_returned_is_the_finding_when_others_hang(bench_of, monkeypa
 def test_only_the_first_fault_is_made_smaller(bench_of):
     bench = bench_of(faulty("Sums"))
     bench.shrinks = True
-    assert Phase.shrink in bench.settings().phases
+    assert Phase.shrink in bench.settings(1).phases
     outcomes(bench, ["random programs"])
-    assert Phase.shrink not in bench.settings().phases
+    assert Phase.shrink not in bench.settings(1).phases
 
 
-def test_quick_mode_tries_the_same_programs_every_time():
-    assert QUICK.derandomized
+def test_every_run_tries_the_same_programs(bench_of):
+    assert bench_of(NAIVE).settings(1).derandomize

@@ -109,7 +109,7 @@ def test_built_in_models_are_ready_in_the_order_that_was_recorded(model):
 
 
 def resnet50_for_imagenet() -> models.Model:
-    module, _ = models.resnet50()
+    module, _ = models.build("resnet50")
     images = torch.empty(1, 3, 224, 224)
     return module, lambda module: module(images).sum()
 

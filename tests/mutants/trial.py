@@ -25,7 +25,7 @@ from . import plain
 NAME = "reference.data_parallel:DistributedDataParallel"
 WORLD_SIZE, PLAIN_WORLD_SIZE = 3, 2
 PLAIN_TIMEOUT_S = 20.0
-IMPORTED_ONCE = ("ddplab.conformance.random_step_sequences", "reference.data_parallel", "tests.mutants.plain")
+IMPORTED_ONCE = ("ddplab.conformance.random_programs", "reference.data_parallel", "tests.mutants.plain")
 PASSED, SCHEDULES = "passed.json", "schedules.json"
 """Files in `FOLDER`: the checks that pass without a fault, and the schedules."""
 
