@@ -20,7 +20,7 @@ import psutil
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from figures import interactive_timeline
-from simulator.interactive_timeline.reader_choices import Question
+from simulator.interactive_timeline.simulate_choices import Question
 from simulator.interactive_timeline.widget import InteractiveTimeline
 
 UNLIMITED = ("--disable-frame-rate-limit", "--disable-gpu-vsync")

@@ -22,8 +22,8 @@ from matplotlib.figure import Figure
 
 from reference.trace import Trace
 from simulator import Fabric, Policy, Variation, predict, sweep
+from simulator.engines.engine_choice import Engine, simulate
 from simulator.engines.engine_input import EngineInput
-from simulator.engines.simulation import Engine, simulate
 from simulator.fabric import Contention, Processor
 from simulator.plot_colours import COMPUTATION, COPIES, EXPOSED, QUIET
 from simulator.schedule.schedule import build_schedule

@@ -5,7 +5,7 @@ from functools import cache
 from reference.files.writing import write_atomically
 from simulator import Fabric
 from simulator.interactive_timeline.page import interactive_page
-from simulator.interactive_timeline.reader_choices import InteractiveIteration
+from simulator.interactive_timeline.simulate_choices import InteractiveIteration
 from simulator.workload.default_gpu_costs import default_processor, memory_of
 
 from .drawing import FOLDER

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from .buckets import Bucket
-from .observer import Future
+from .reducer_observer import Future
 
 
 class InFlight(NamedTuple):

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from .bucket_copies import ScaledCopies, aligned_buffer, views_of
 from .bucketing import assign_buckets, rebuild_order
 from .collectives import READY_ORDER_BYTES
-from .features import PLAIN, Features
 from .parameters import INTEGERS, dense_strides
+from .reducer_options import PLAIN, Features
 
 
 class SecondGradientError(Exception):
@@ -180,7 +180,7 @@ class Buckets(Sequence[Bucket]):
         rebuild_caps_bytes: Caps for the rebuild in ready order. None: `assignment` stays.
         sparse: Parameter indices whose gradients are sparse tensors.
         features: See `Features`; may be set again.
-        make_bucket: Makes a bucket of the kind that the features need; see `bucket_kinds`.
+        make_bucket: Makes a bucket of the kind that the features need; see `view_and_sparse_buckets`.
 
     Attributes:
         bucket_of: By parameter index the index of its bucket.

@@ -10,7 +10,7 @@ from .broadcast import broadcast_coalesced
 from .parameters import synchronized_buffers
 
 if TYPE_CHECKING:
-    from .wrapper import DataParallel
+    from .module_wrapper import DataParallel
 
 
 def are_due(ddp: "DataParallel") -> bool:

@@ -23,6 +23,7 @@ from torch.distributed.utils import _to_kwargs
 from torch.nn.parallel.distributed import DistributedDataParallel as TorchDDP
 from torch.nn.parallel.distributed import _BufferCommHook, _BufferCommHookLocation, _MixedPrecision
 
+from .backward_exceptions import ExceptionSafeReducer
 from .backward_pass import Idle
 from .broadcast import broadcast_coalesced
 from .bucketing import MIB, bucket_caps
@@ -34,8 +35,7 @@ from .comm_hooks.allreduce import allreduce
 from .comm_hooks.compress import fp16_compress
 from .comm_hooks.interface import Hook
 from .delayed_all_reduce import DelayedAllReduce, resolve_delayed
-from .exception_safe_reducer import ExceptionSafeReducer
-from .features import Features
+from .forward_parameters import ForwardParameters, compose
 from .join import UnevenInputsHook
 from .logging_data import LoggingData
 from .mixed_precision import (
@@ -47,10 +47,10 @@ from .mixed_precision import (
     reduction_dtype,
     sum_in_low_precision,
 )
-from .parameter_substitution import ForwardParameters, compose
+from .module_wrapper import DataParallel
 from .parameters import ModuleTensors, ignored_names, sparse_parameters, synchronized_buffers
+from .reducer_options import Features
 from .tensor_parallel import is_slice, localize, put_back, stand_ins
-from .wrapper import DataParallel
 
 PROCESS_LOCAL = frozenset(
     ("process_group", "reducer", "log", "delayed", "_presence", "slots", "input_steps", "logger", "torch_reducer")

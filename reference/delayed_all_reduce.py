@@ -13,10 +13,10 @@ import torch.distributed as dist
 from torch import nn
 
 from .autograd_graph import accumulators
-from .bucket_kinds import ViewBucket
 from .bucketing import ONE_BUCKET, assign_buckets
-from .observer import Future
 from .parameters import bucket_key, size_bytes, sparse_parameters
+from .reducer_observer import Future
+from .view_and_sparse_buckets import ViewBucket
 
 _engine: Any = torch.autograd.Variable._execution_engine
 

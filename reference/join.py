@@ -19,9 +19,9 @@ from .parameters import INTEGERS
 __all__ = ["Join", "JoinHook", "Joinable", "JoinableModule", "UnevenInputsHook"]
 
 if TYPE_CHECKING:
-    from .features import Features
+    from .module_wrapper import DataParallel
     from .reducer import Reducer
-    from .wrapper import DataParallel
+    from .reducer_options import Features
 
 
 class UnevenInputsHook(JoinHook):

@@ -36,7 +36,7 @@ from torch._C._distributed_c10d import FileStore
 
 from .errors import Error, RankError
 from .fork_server import Surroundings, ctrl_c_blocked, process_context
-from .virtual_links import DEVICE, Links, Uplinks, enter
+from .network_namespaces import DEVICE, Links, Uplinks, enter
 
 Body = Callable[..., Any]
 """An importable function `body(rank, world_size, *args)`; arguments and result must be picklable."""
@@ -104,7 +104,7 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         world_size: Number of ranks.
         backend: As for `torch.distributed.init_process_group`.
         timeout_s: Time-out in seconds of each `run`, of which the first also starts the ranks, and of collectives.
-        link_rate: Rate of each rank's virtual link in bits per second; see `virtual_links`. None: ranks use the
+        link_rate: Rate of each rank's virtual link in bits per second; see `network_namespaces`. None: ranks use the
             loopback interface.
         uplinks: With `link_rate`, the links between nodes. None: all ranks are in one node.
         pinned: Whether each rank, with its network threads, runs on its own share of the processor's cores (Linux).

@@ -14,8 +14,8 @@ from torch import nn
 
 from .collectives import GLOO_THREADS
 from .device_clock import Clock, Reading, clock_of, nanoseconds
-from .observer import Observer
 from .reducer import Reducer
+from .reducer_observer import Observer
 
 SAMPLE_RATE = 100
 ALWAYS_SAMPLED = 10  # iterations at the start, at any sample rate

@@ -31,8 +31,8 @@ from .buckets import Bucket, Buckets, SecondGradientError
 from .checks.error_messages import ErrorMessages, GradientReport
 from .checks.launch_order import LaunchOrder
 from .comm_hooks.interface import Hook, HookCaller
-from .features import Features
-from .observer import Future, Observer
+from .reducer_observer import Future, Observer
+from .reducer_options import Features
 
 NO_TASK = -1
 """The number that torch returns for the running backward pass when no backward pass runs."""
@@ -49,7 +49,7 @@ class AllParametersUsed:
     """
 
     counts_gradients = False  # whether `gradient_arrived` must be called
-    needs_sink = False  # whether forward's outputs must pass through the sink; see `output_sink`
+    needs_sink = False  # whether forward's outputs must pass through the sink; see `start_of_backward_pass`
     launches_during_backward = True  # False: all buckets are launched at the end of the backward pass
     iterations_without_ready_order = 0  # at the start
     unused: frozenset[int] = frozenset()  # parameter indices that get no gradient in the coming backward pass

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from .parameter_substitution import StandIn
+from .forward_parameters import StandIn
 from .parameters import slots
 
 

@@ -21,8 +21,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from .autograd_hooks import call_at_backward, tensors_in
 from .data_parallel import DistributedDataParallel
 from .device_clock import Clock, DeviceReading, HostClock, Reading
-from .observer import Future, Observer
 from .parameters import trainable_parameters
+from .reducer_observer import Future, Observer
 from .trace import BucketLayout, BucketTimes, Iteration, RankTrace
 
 TorchDDP = nn.parallel.DistributedDataParallel

@@ -17,9 +17,9 @@ from torch.autograd.graph import Node
 
 from .autograd_graph import reachable
 from .collectives import USED_MAP_BYTES
-from .features import Features
 from .parameters import INTEGERS
 from .reducer import AllParametersUsed
+from .reducer_options import Features
 
 
 def make_tracker(

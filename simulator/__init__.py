@@ -8,7 +8,7 @@ from .engines.timeline import Span
 from .fabric import Fabric, Topology
 from .prediction import Prediction, predict
 from .profiler_import.trace_of_profile import import_profile
-from .schedule.hook_messages import CommHook
+from .schedule.comm_hook_messages import CommHook
 from .schedule.policy import Policy
 from .sweep import sweep
 from .workload.compute_times import Straggler, Variation

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from reference.files.value_ranges import as_int64
 
+from .engines.engine_choice import Engine, latencies_ns
 from .engines.engine_input import EngineInput
-from .engines.simulation import Engine, latencies_ns
 from .schedule.schedule import ComputeKind
 from .step_costs import ScheduleCosts
 from .workload.compute_times import Floats, IterationSampler, Nanoseconds

@@ -17,7 +17,7 @@ from reference.files.value_ranges import WorldSize
 from reference.files.writing import write_atomically
 from reference.trace import Trace
 
-from .engines.simulation import Engine, simulate
+from .engines.engine_choice import Engine, simulate
 from .engines.timeline import Span, Timeline
 from .fabric import Fabric
 from .interval import Distribution, simulate_many

@@ -11,7 +11,7 @@ from reference.files.value_ranges import YEAR_NS, as_int64
 
 from .engines.engine_input import EngineInput
 from .fabric import Fabric, Linear, LinkShare, Processor, Slowdowns, slowdowns_of
-from .schedule.hook_messages import Transport
+from .schedule.comm_hook_messages import Transport
 from .schedule.policy import Policy
 from .schedule.schedule import Compute, ComputeKind, Condition, IterationSchedule
 from .workload.compute_times import CycleTimes, Floats, IterationSampler, Nanoseconds, RecordedModel

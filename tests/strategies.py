@@ -14,7 +14,7 @@ from simulator.engines.engine_input import EngineInput
 from simulator.fabric import Contention, Fabric, Linear, Processor, Sharing, Timing
 from simulator.fabric.processor_costs import HookCost
 from simulator.prediction import Prediction, predict
-from simulator.schedule.hook_messages import HOOKS, named_hook
+from simulator.schedule.comm_hook_messages import HOOKS, named_hook
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import build_schedule
 from simulator.step_costs import price_schedule

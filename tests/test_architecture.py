@@ -10,7 +10,13 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PURE = (
-    *("reference.bucketing", "reference.collectives", "reference.errors", "reference.features", "reference.files"),
+    *(
+        "reference.bucketing",
+        "reference.collectives",
+        "reference.errors",
+        "reference.reducer_options",
+        "reference.files",
+    ),
     "reference.trace",
 )
 """The parts of `reference` that `simulator` uses: none of them needs torch."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from simulator import Fabric, predict
 from simulator.fabric import Contention, Linear, Processor
 from simulator.fabric.processor_costs import HookCost
-from simulator.schedule.hook_messages import named_hook
+from simulator.schedule.comm_hook_messages import named_hook
 
 from .strategies import HOOK_COSTS, iteration, policies, trace_of, traces
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ddplab.conformance.overlap import MODELS
-from ddplab.emulation.scale_model import ScaleModel
+from ddplab.emulation.time_dilation import ScaleModel
 from reference.launch import RankPool
 from simulator import Fabric
 from tutorials import breaking, emulated, own_code

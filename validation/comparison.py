@@ -9,7 +9,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
-from simulator.baselines import RANKING_BASELINES
+from simulator.baseline_predictions import RANKING_BASELINES
 
 Part = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
 Regime = Literal["published tables", "emulated accelerators", "real computation", "GPU traces"]

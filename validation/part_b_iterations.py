@@ -14,7 +14,7 @@ from scipy.stats import norm
 from reference.bucketing import DEFAULT_FIRST_BUCKET_MB, MIB, BucketAssignment, initial_buckets
 from reference.trace import Trace
 from simulator import Fabric, Straggler, predict
-from simulator.baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
+from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 from simulator.fabric import Contention, Level, Processor, Topology
 
 from .cases import IterationInputs, IterationsCase, Link, MeasuredIteration, Model

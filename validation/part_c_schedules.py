@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from reference.trace import Trace
 from simulator import Fabric, predict
-from simulator.baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
+from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 from simulator.fabric import Contention, Linear, Processor
 from simulator.fabric.algorithms import sent_share
 

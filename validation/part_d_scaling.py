@@ -6,7 +6,7 @@ slowest GPU.
 """
 
 from simulator import predict
-from simulator.baselines import BASELINES, baselines_ns
+from simulator.baseline_predictions import BASELINES, baselines_ns
 
 from .cases import MeasuredScaling, OneGpuRun, ScalingCase, ScalingInputs
 from .comparison import CaseScore, Comparison

@@ -10,7 +10,7 @@ from itertools import combinations
 from reference.bucketing import MIB, BucketAssignment, assign_buckets, bucket_caps
 from reference.trace import Trace
 from simulator import Fabric, predict
-from simulator.baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
+from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 
 from .cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap
 from .comparison import CaseScore, Comparison, FastestChoice, TimesByMethod, fastest

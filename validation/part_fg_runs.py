@@ -24,7 +24,7 @@ from ddplab.validation.validation_report import (
 )
 from reference.bucketing import cap_name
 from simulator import Fabric
-from simulator.baselines import BASELINES, FEWER_BUCKETS, RANKING_BASELINES
+from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES
 from simulator.fabric.uncertainty import BAND
 
 from .comparison import CaseScore, Comparison, Part

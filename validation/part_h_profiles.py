@@ -11,7 +11,7 @@ from statistics import median
 
 from reference.trace import Iteration, Trace
 from simulator import Fabric, import_profile, predict
-from simulator.baselines import baselines_ns
+from simulator.baseline_predictions import baselines_ns
 
 from .comparison import CaseScore, Comparison
 

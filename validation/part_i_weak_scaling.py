@@ -7,7 +7,7 @@ links. All other costs are those that `ddplab predict` assumes for a GPU.
 from statistics import median
 
 from simulator import Fabric, predict
-from simulator.baselines import BASELINES, baselines_ns
+from simulator.baseline_predictions import BASELINES, baselines_ns
 from simulator.fabric import topology_of
 from simulator.workload.compute_times import Variation
 from simulator.workload.default_gpu_costs import assume_gpu

@@ -16,7 +16,7 @@ from reference.launch import Progress, RankPool, no_progress
 from simulator.fabric import Fabric, Linear, Processor, Sharing, Timing
 from simulator.fabric.link_sharing import relative_weights
 from simulator.fabric.processor_costs import HookCost
-from simulator.schedule.hook_messages import NO_HOOK, named_hook
+from simulator.schedule.comm_hook_messages import NO_HOOK, named_hook
 
 from .collective_times import MessageSizes, Samples, gradient_bytes, time_collectives
 from .hook_costs import HookParts, time_hook

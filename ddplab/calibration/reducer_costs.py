@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from reference.autograd_graph import accumulators, reachable
 from reference.autograd_hooks import tensors_in
-from reference.bucket_kinds import make_bucket
 from reference.bucketing import MIB, bucket_caps, initial_buckets
 from reference.buckets import Bucket, Buckets
-from reference.features import Features
 from reference.parameters import bucket_key, size_bytes, sparse_parameters, trainable_parameters
+from reference.reducer_options import Features
+from reference.view_and_sparse_buckets import make_bucket
 
 from .. import models
 from .collective_times import AllReduceQueue, MessageBuffer, affordable_repeats, last_to_last_ns

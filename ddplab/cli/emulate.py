@@ -13,7 +13,7 @@ from simulator.fabric import Fabric
 from simulator.prediction import Prediction, predict
 from simulator.schedule.policy import Policy
 
-from ..emulation.scale_model import ScaleModel
+from ..emulation.time_dilation import ScaleModel
 from ..validation.validation_report import Configuration, ValidationReport
 from . import shared_options as options
 from .predict import cells_of_axes, read_policies, save_timelines, values_of_axes

@@ -18,7 +18,7 @@ from reference.files.writing import printable
 from .conform import conform
 from .emulate import emulate
 from .explain import explain
-from .fabric_and_knobs import fabric, knobs
+from .fabric_and_settings import fabric, knobs
 from .import_traces import import_app
 from .predict import predict, sweep
 from .record_calibrate_validate import calibrate, demo, record, validate

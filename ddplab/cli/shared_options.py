@@ -19,15 +19,15 @@ from reference.bucketing import ORDERS, Order, cap_name
 from reference.files.reading import Schema, one_line_errors, parse_json
 from reference.files.writing import STANDARD_OUTPUT, check_distinct, check_writable, open_descriptor, write_atomically
 from simulator.fabric import Fabric, Processor
-from simulator.schedule.hook_messages import CommHook, named_hook
+from simulator.schedule.comm_hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
 from simulator.workload.compute_times import Straggler, Variation
 
-from ..emulation.scale_model import ORIGINAL, ScaleModel
+from ..emulation.time_dilation import ORIGINAL, ScaleModel
 from .terminal_output import PrintableStream
 
 if TYPE_CHECKING:
-    from reference.virtual_links import Uplinks
+    from reference.network_namespaces import Uplinks
 
 R = TypeVar("R", bound=Schema)
 
@@ -239,7 +239,7 @@ def read_links(
     link_rate: str | None, uplinks: str | None, scale: ScaleModel = ORIGINAL
 ) -> "tuple[float | None, Uplinks | None]":
     """Parse the rates of links and uplinks in a scale model, in bits per second; None stays None."""
-    from reference.virtual_links import Uplinks, bits_per_s
+    from reference.network_namespaces import Uplinks, bits_per_s
 
     if link_rate is None:
         if uplinks is not None:

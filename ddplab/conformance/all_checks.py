@@ -11,10 +11,10 @@ from typing import Any
 from reference.errors import RankError
 
 from . import (
-    another_class,
     backward_passes,
     bucket_layouts,
     comm_hooks,
+    compare_two_classes,
     lost_ranks,
     number_formats,
     real_models,
@@ -300,7 +300,7 @@ CHECKS: Mapping[str, Check] = {
     "unused parameters": unused,
     "static graph": static_graph,
     "gradient views": gradient_views,
-    "same as another": another_class.check,
+    "same as another": compare_two_classes.check,
     "random programs": Bench.try_random,
     "state machine": long_programs,
     "a failing rank": partial(lost_ranks.check, kind="raises"),

@@ -24,7 +24,7 @@ from simulator.engines.timeline import Timeline
 from simulator.fabric import Fabric, Linear, LinkShare, slowdowns_of
 from simulator.interval import bounds_ns, place_of_median, summarize
 from simulator.prediction import Batches, Prediction, Ranks, Stragglers, checked
-from simulator.schedule.hook_messages import CommHook, named_hook
+from simulator.schedule.comm_hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import (
     Collective,

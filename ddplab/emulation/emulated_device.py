@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol, Self
 import torch
 from torch import Tensor, nn
 
-from reference.observer import Future, Observer
+from reference.reducer_observer import Future, Observer
 from reference.trace import Buffer, Iteration, Parameter, Trace, Workload
 from simulator.workload.compute_times import end_of_computation_ns
 

@@ -19,7 +19,7 @@ from torch._C._distributed_c10d import AllgatherOptions, HashStore
 from torch.distributed import distributed_c10d
 
 from simulator.engines.event_replay import CollectiveCost, RunningCollective
-from simulator.schedule.hook_messages import INDEX_BYTES, Transport
+from simulator.schedule.comm_hook_messages import INDEX_BYTES, Transport
 
 from .virtual_time import Result, VirtualRank, VirtualTime
 

@@ -19,11 +19,11 @@ from reference.collectives import READY_ORDER_BYTES, USED_MAP_BYTES
 from reference.comm_hooks.allreduce import allreduce
 from reference.comm_hooks.powersgd import PowerSGDState
 from reference.data_parallel import DistributedDataParallel
-from reference.observer import Observer
 from reference.parameters import INTEGERS
+from reference.reducer_observer import Observer
 from reference.trace import Workload
 from simulator.fabric import Processor
-from simulator.schedule.hook_messages import NO_HOOK, CommHook, gradient_bytes
+from simulator.schedule.comm_hook_messages import NO_HOOK, CommHook, gradient_bytes
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import CollectiveKind, Compute, ComputeKind
 

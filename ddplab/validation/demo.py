@@ -20,7 +20,7 @@ from reference.trace import Trace
 from simulator.fabric import Fabric, Level, Topology
 
 from ..emulation.emulate import emulate
-from ..emulation.scale_model import ScaleModel
+from ..emulation.time_dilation import ScaleModel
 from .machine_conditions import ConditionsError
 from .validate import validate
 from .validate_emulated import validate_emulated

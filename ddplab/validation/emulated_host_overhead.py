@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from reference.broadcast import broadcast_coalesced
 from reference.data_parallel import DistributedDataParallel
-from reference.observer import Observer
+from reference.reducer_observer import Observer
 from reference.trace import Iteration, Trace
 from simulator.fabric import Fabric, Timing
 

@@ -19,8 +19,8 @@ from matplotlib.axes import Axes
 
 from reference.bucketing import cap_name
 from reference.files import value_ranges
+from simulator.engines.engine_choice import simulate
 from simulator.engines.engine_input import EngineInput
-from simulator.engines.simulation import simulate
 from simulator.engines.timeline import Timeline
 from simulator.fabric import LinkShare
 from simulator.plot_colours import COMPUTATION, EXPOSED, INK

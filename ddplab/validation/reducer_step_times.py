@@ -13,7 +13,7 @@ import pandas as pd
 
 from reference.data_parallel import DistributedDataParallel
 from reference.files.writing import write_atomically
-from reference.observer import Future, Observer
+from reference.reducer_observer import Future, Observer
 
 from ..calibration.repeated_timing import clock_ns
 from ..emulation.emulated_device import WallClock

@@ -16,7 +16,7 @@ from reference.launch import report_progress
 from reference.parameters import size_bytes, trainable_parameters
 from reference.recorder import record
 from reference.trace import Iteration, Trace
-from simulator.schedule.hook_messages import NO_HOOK
+from simulator.schedule.comm_hook_messages import NO_HOOK
 
 from .. import models
 from ..calibration.hook_costs import real_hook

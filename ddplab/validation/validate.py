@@ -18,7 +18,7 @@ from reference.files.writing import write_atomically
 from reference.launch import Progress, RankPool, no_progress
 from reference.trace import Trace, join
 from simulator.fabric import Fabric
-from simulator.schedule.hook_messages import NO_HOOK
+from simulator.schedule.comm_hook_messages import NO_HOOK
 from simulator.schedule.schedule import buckets_of
 from simulator.workload.compute_times import recorded_model
 

@@ -39,7 +39,7 @@ from ..calibration.repeated_timing import (
     time_ns,
 )
 from ..calibration.slow_downs import ContinuousTimes
-from ..emulation.scale_model import ScaleModel
+from ..emulation.time_dilation import ScaleModel
 from ..emulation.wall_clock_network import WallGroup, modelled_network
 from ..models import EMULATED
 from .emulated_host_overhead import host_ns_by_iteration, time_one_all_reduce_each, with_longer_steps, with_packing

@@ -20,16 +20,16 @@ from reference.files.reading import read_schema
 from reference.files.value_ranges import Nanoseconds
 from reference.files.writing import write_atomically
 from reference.trace import Trace
-from simulator.baselines import BASELINES as BASELINE_NAMES
-from simulator.baselines import baselines_ns
+from simulator.baseline_predictions import BASELINES as BASELINE_NAMES
+from simulator.baseline_predictions import baselines_ns
 from simulator.fabric import Fabric
 from simulator.fabric.uncertainty import BAND, NORMAL_HALF_BAND
 from simulator.prediction import Prediction, predict
 from simulator.results.residual_plot import Residual, draw_residuals
-from simulator.schedule.hook_messages import named_hook
+from simulator.schedule.comm_hook_messages import named_hook
 from simulator.schedule.policy import Policy
 
-from ..emulation.scale_model import ORIGINAL, ScaleModel
+from ..emulation.time_dilation import ORIGINAL, ScaleModel
 from .machine_conditions import Conditions
 
 BASELINES = tuple(name.replace(" ", "_") for name in BASELINE_NAMES)
@@ -164,7 +164,7 @@ class ValidationRow:
             were no speed checks.
         error: Error of the prediction relative to `measured_ns`.
         paired_error: Error of the prediction relative to `paired_ns`.
-        perfect_scaling_error: The same for a baseline; see `simulator.baselines`.
+        perfect_scaling_error: The same for a baseline; see `simulator.baseline_predictions`.
         no_overlap_error: The same, with copies charged.
         naive_overlap_error: The same for `TargetPrediction.naive_overlap_ns`.
         pipelined_overlap_error: The same for `TargetPrediction.pipelined_overlap_ns`.

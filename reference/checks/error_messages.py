@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import DebugLevel, get_debug_level
 
 from ..buckets import Bucket
-from ..features import Features
 from ..parameters import dense_strides
+from ..reducer_options import Features
 
 NAMED_AT_MOST = 5  # unless TORCH_DISTRIBUTED_DEBUG asks for more
 

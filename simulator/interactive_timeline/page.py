@@ -11,7 +11,7 @@ from ..fabric import Fabric
 from ..fabric.algorithms import Cost, ring
 from ..step_costs import charged_fabric
 from .browser_code import FOLDER, script, style
-from .reader_choices import InteractiveIteration
+from .simulate_choices import InteractiveIteration
 
 
 def interactive_page(iteration: InteractiveIteration, *, heading: str, guidance: str, notes: str) -> str:

@@ -8,7 +8,7 @@ from reference.trace import Trace
 
 from ..fabric import Fabric
 from .browser_code import script, style
-from .reader_choices import EVERY_CHOICE, Choices, InteractiveIteration, Question, Start
+from .simulate_choices import EVERY_CHOICE, Choices, InteractiveIteration, Question, Start
 
 try:
     import anywidget

@@ -7,11 +7,11 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from reference.bucketing import Order, two_stage_caps
-from reference.features import Features
 from reference.files.reading import Settings
 from reference.files.value_ranges import CycleLength, InParallel
+from reference.reducer_options import Features
 
-from .hook_messages import NO_HOOK, CommHook, named_hook
+from .comm_hook_messages import NO_HOOK, CommHook, named_hook
 
 Phase = Literal["steady", "first", "second", "rebuild"]
 

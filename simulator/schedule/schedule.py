@@ -14,7 +14,7 @@ from reference.collectives import JOIN_COUNT_BYTES, JOIN_RANK_BYTES, READY_ORDER
 from reference.trace import Buffer, Parameter
 
 from ..workload.compute_times import RecordedModel
-from .hook_messages import Message, Transport, gradient_bytes
+from .comm_hook_messages import Message, Transport, gradient_bytes
 from .policy import Policy
 
 ComputeKind = Literal[

@@ -23,7 +23,7 @@ from ddplab.validation.error_causes import (
 )
 from ddplab.validation.reducer_step_times import Iterations, StepMoment, to_samples
 from ddplab.validation.validation_report import Configuration, model_folder, predict_one, summarize
-from simulator.engines.simulation import simulate
+from simulator.engines.engine_choice import simulate
 from simulator.engines.timeline import Timeline
 from simulator.fabric import Fabric, Linear
 from simulator.prediction import predict

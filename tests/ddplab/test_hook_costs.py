@@ -18,7 +18,7 @@ from ddplab.calibration.repeated_timing import (
 )
 from reference.buckets import Bucket
 from reference.trace import Parameter
-from simulator.schedule.hook_messages import HALVES, HOOKS, named_hook
+from simulator.schedule.comm_hook_messages import HALVES, HOOKS, named_hook
 
 TINY = "tests.models_for_cli:tiny"
 

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from ddplab.emulation.emulate import emulate
 from reference.data_parallel import DistributedDataParallel
 from reference.errors import RankError
-from reference.observer import Observer
+from reference.reducer_observer import Observer
 
 from .small_trace import FABRIC, small_trace
 

@@ -8,7 +8,7 @@ from ddplab.validation.validation_report import model_folder
 from reference.trace import Trace
 from simulator import Fabric
 
-from ..reference.test_virtual_links import links_are_permitted
+from ..reference.test_network_namespaces import links_are_permitted
 
 TINY = "tests.models_for_cli:tiny"
 

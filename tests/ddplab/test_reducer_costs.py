@@ -6,7 +6,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from ddplab.calibration import reducer_costs, repeated_timing
-from reference import bucket_kinds
+from reference import view_and_sparse_buckets
 from reference.autograd_graph import reachable
 
 TINY = "tests.models_for_cli:tiny"
@@ -21,7 +21,7 @@ def preparation_in_ticks(rank: int, world_size: int) -> tuple[list, list]:
     Making a bucket moves it by 10.
     """
     clock = SimpleNamespace(now=0)
-    real_broadcast, real_bucket = dist.broadcast, bucket_kinds.Bucket
+    real_broadcast, real_bucket = dist.broadcast, view_and_sparse_buckets.Bucket
 
     def search(outputs, indices):
         found = reachable(outputs, indices)
@@ -42,7 +42,7 @@ def preparation_in_ticks(rank: int, world_size: int) -> tuple[list, list]:
     with (
         mock.patch.object(reducer_costs, "reachable", search),
         mock.patch.object(dist, "broadcast", broadcast),
-        mock.patch.object(bucket_kinds, "Bucket", bucket),
+        mock.patch.object(view_and_sparse_buckets, "Bucket", bucket),
         mock.patch.object(reducer_costs, "clock_ns", now),
         mock.patch.object(repeated_timing, "clock_ns", now),
     ):

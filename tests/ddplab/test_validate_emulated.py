@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ddplab.calibration.collective_times import AllReduceQueue
 from ddplab.calibration.repeated_timing import slowdown_factor
-from ddplab.emulation.scale_model import ScaleModel
+from ddplab.emulation.time_dilation import ScaleModel
 from ddplab.models import EMULATED
 from ddplab.validation import machine_conditions, validate_emulated
 from ddplab.validation.error_causes import explain_run

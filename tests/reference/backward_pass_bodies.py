@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from reference.data_parallel import DistributedDataParallel
-from reference.observer import Observer
+from reference.reducer_observer import Observer
 
 WEIGHTS = (0, 1, 2, 3)
 HEADS = {"a": (0, 1), "b": (2, 3)}

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
 from reference.data_parallel import DistributedDataParallel
-from reference.observer import Observer
 from reference.recorder import record
+from reference.reducer_observer import Observer
 from reference.trace import Trace
 
 from .. import scenarios

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ddplab.conformance.training_programs import Net, Program, loss_of
 from reference.data_parallel import DistributedDataParallel
-from reference.observer import Observer
+from reference.reducer_observer import Observer
 
 from ..scenarios import mlp
 

@@ -1,4 +1,4 @@
-"""The rules of `reference.collectives` alone; `test_hook_messages` compares them with what real ranks send."""
+"""The rules of `reference.collectives` alone; `test_comm_hook_messages` compares them with what real ranks send."""
 
 import torch
 from hypothesis import given

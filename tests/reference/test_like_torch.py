@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplab.conformance.another_class import difference
 from ddplab.conformance.class_under_test import Subject
+from ddplab.conformance.compare_two_classes import difference
 from ddplab.conformance.random_programs import programs
 from ddplab.conformance.training_programs import Program, run_until_error
 from reference.launch import RankPool

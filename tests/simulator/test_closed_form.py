@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from simulator import predict
 from simulator.engines.closed_form import exposed_many, has_constant_speeds
-from simulator.engines.simulation import simulate
+from simulator.engines.engine_choice import simulate
 from simulator.fabric import Contention, Fabric, LinkShare, Processor
 from simulator.results.breakdown import break_down
 

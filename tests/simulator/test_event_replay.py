@@ -9,6 +9,7 @@ import simpy
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from simulator.engines.engine_choice import simulate
 from simulator.engines.engine_input import EngineInput
 from simulator.engines.event_replay import (
     FULL_SPEED,
@@ -19,10 +20,9 @@ from simulator.engines.event_replay import (
     RunningCollective,
     replay,
 )
-from simulator.engines.simulation import simulate
 from simulator.engines.timeline import Span
 from simulator.fabric import Contention, Fabric, LinkShare, Processor, Sharing, Slowdowns, Timing
-from simulator.schedule.hook_messages import named_hook
+from simulator.schedule.comm_hook_messages import named_hook
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import Compute, build_schedule
 from simulator.workload.compute_times import recorded_model

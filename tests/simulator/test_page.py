@@ -11,7 +11,7 @@ from figures import interactive_timeline
 from reference.bucketing import plan_buckets
 from simulator import Fabric, Straggler, predict
 from simulator.interactive_timeline.page import interactive_page
-from simulator.interactive_timeline.reader_choices import ORDERS, Choices, InteractiveIteration, Question, Start
+from simulator.interactive_timeline.simulate_choices import ORDERS, Choices, InteractiveIteration, Question, Start
 
 from ..explore import examples
 from ..strategies import iteration, partitions, trace_of

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 
 from simulator import Fabric, Policy, predict, sweep
-from simulator.schedule.hook_messages import named_hook
+from simulator.schedule.comm_hook_messages import named_hook
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, trace_of

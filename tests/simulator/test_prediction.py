@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from reference.bucketing import ORDERS
 from simulator import Fabric, Policy, Straggler, Variation, predict
-from simulator.schedule.hook_messages import CommHook
+from simulator.schedule.comm_hook_messages import CommHook
 from simulator.schedule.schedule import buckets_of
 from simulator.workload.compute_times import recorded_model
 

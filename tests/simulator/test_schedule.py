@@ -11,7 +11,7 @@ from reference.bucketing import ORDERS, bucket_caps, plan_buckets
 from reference.trace import Trace
 from simulator import Fabric, predict
 from simulator.fabric import Linear, Processor
-from simulator.schedule.hook_messages import PowerSGD
+from simulator.schedule.comm_hook_messages import PowerSGD
 from simulator.schedule.policy import Phase, Policy
 from simulator.schedule.schedule import Compute, LaunchCollective, buckets_of, build_join_end, build_schedule
 from simulator.step_costs import messages_of

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import predict
-from simulator.engines.simulation import simulate
+from simulator.engines.engine_choice import simulate
 from simulator.fabric import Fabric, Linear, Processor
 from simulator.interval import COMPUTATION
-from simulator.schedule.hook_messages import CommHook, named_hook
+from simulator.schedule.comm_hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import build_schedule
 from simulator.step_costs import price_schedule

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simulator import Fabric, Straggler, Variation, predict, sweep
 from simulator.fabric import Contention, Linear, Processor, Sharing
-from simulator.schedule.hook_messages import PowerSGD, named_hook
+from simulator.schedule.comm_hook_messages import PowerSGD, named_hook
 from simulator.schedule.policy import Policy
 from simulator.sweep import AXES, COLUMNS, FIGURES, figures_of
 

@@ -2,7 +2,7 @@
 
 from figures import interactive_timeline
 from reference.bucketing import plan_buckets
-from simulator.interactive_timeline.reader_choices import Question
+from simulator.interactive_timeline.simulate_choices import Question
 
 SHOWN = interactive_timeline.iteration()
 COUNT = len(SHOWN.trace.sizes_bytes)

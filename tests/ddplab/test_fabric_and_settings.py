@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplab.cli.fabric_and_knobs import KNOBS
+from ddplab.cli.fabric_and_settings import KNOBS
 from simulator import Fabric, Policy, predict
 from simulator.fabric import LevelEntry, Linear, Processor, TopologyFile
 from simulator.fabric.processor_costs import HookCost

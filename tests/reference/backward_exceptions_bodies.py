@@ -1,4 +1,4 @@
-"""Rank bodies of test_exception_safe_reducer.py: exceptions inside backward passes, and re-entrant ones."""
+"""Rank bodies of test_backward_exceptions.py: exceptions inside backward passes, and re-entrant ones."""
 
 from typing import Any
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from reference.bucket_copies import CACHE_LINE_BYTES
-from reference.bucket_kinds import MOST_WAITING_BYTES, ViewBucket
+from reference.view_and_sparse_buckets import MOST_WAITING_BYTES, ViewBucket
 
-from . import bucket_kinds_bodies as bodies
+from . import view_and_sparse_buckets_bodies as bodies
 
 
 def test_views_of_the_buckets_are_the_gradients(two_ranks):

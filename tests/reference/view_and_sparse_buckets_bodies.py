@@ -1,4 +1,4 @@
-"""Rank bodies of test_bucket_kinds.py: gradients that are views of buckets, and sparse ones."""
+"""Rank bodies of test_view_and_sparse_buckets.py: gradients that are views of buckets, and sparse ones."""
 
 import torch
 from torch import Tensor, nn

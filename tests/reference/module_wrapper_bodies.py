@@ -1,4 +1,4 @@
-"""Rank bodies of test_wrapper.py."""
+"""Rank bodies of test_module_wrapper.py."""
 
 import warnings
 

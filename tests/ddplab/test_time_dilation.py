@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplab.emulation.emulated_device import IterationTimes
-from ddplab.emulation.scale_model import ScaleModel
+from ddplab.emulation.time_dilation import ScaleModel
 from reference.trace import Buffer, Trace
 from simulator.fabric import Fabric
 from simulator.prediction import predict

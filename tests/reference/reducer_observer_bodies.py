@@ -1,10 +1,10 @@
-"""Rank bodies of test_observer.py."""
+"""Rank bodies of test_reducer_observer.py."""
 
 import torch
 from torch import nn
 
 from reference.data_parallel import DistributedDataParallel
-from reference.observer import Observer
+from reference.reducer_observer import Observer
 
 CALLBACKS = [name for name, value in vars(Observer).items() if callable(value)]
 

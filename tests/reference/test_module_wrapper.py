@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from . import wrapper_bodies as bodies
+from . import module_wrapper_bodies as bodies
 
 BOTH_POOLS = pytest.mark.parametrize("ranks", [2, 4], indirect=True)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from simulator.schedule.hook_messages import BatchedPowerSGD, CommHook, PowerSGD, named_hook
+from simulator.schedule.comm_hook_messages import BatchedPowerSGD, CommHook, PowerSGD, named_hook
 
 from ..explore import examples
 from ..strategies import caps_mb, hook_shapes, message_shapes

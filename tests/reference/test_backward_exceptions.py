@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ..explore import examples
-from . import exception_safe_reducer_bodies as bodies
+from . import backward_exceptions_bodies as bodies
 
 OPTIONS = st.fixed_dictionaries(
     {

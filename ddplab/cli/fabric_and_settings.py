@@ -13,7 +13,7 @@ from typer import Argument, Option
 from simulator.fabric import Contention, Fabric, LevelEntry, Linear, Processor, Sharing, Timing, TopologyFile
 from simulator.fabric.algorithms import sent_share
 from simulator.fabric.processor_costs import HookCost
-from simulator.schedule.hook_messages import HOOKS
+from simulator.schedule.comm_hook_messages import HOOKS
 from simulator.schedule.policy import Policy
 from simulator.workload.compute_times import Straggler, Variation
 from simulator.workload.roofline import DEVICES, Device

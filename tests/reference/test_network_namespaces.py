@@ -15,15 +15,15 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference import virtual_links
+from reference import network_namespaces
 from reference.errors import LinkError
 from reference.launch import RankPool
-from reference.virtual_links import DEVICE, Links, Uplinks, bits_per_s
+from reference.network_namespaces import DEVICE, Links, Uplinks, bits_per_s
 
 ELEMENTS = 100_000
 LAUNCHER = """
 import os, sys
-from reference.virtual_links import Links
+from reference.network_namespaces import Links
 links = Links(2, 1e9)
 print(*[os.stat(links.namespace(rank)).st_ino for rank in range(2)], flush=True)
 sys.stdin.read()
@@ -100,7 +100,7 @@ def test_ranks_of_different_nodes_reach_each_other_by_uplinks_of_their_rate(worl
             assert devices == ["lo", DEVICE]
         assert pool._links is not None
         hub = f"/proc/{os.getpid()}/fd/{pool._links._open[0]}"
-        with ThreadPoolExecutor(1, initializer=virtual_links.enter, initargs=(hub,)) as thread:
+        with ThreadPoolExecutor(1, initializer=network_namespaces.enter, initargs=(hub,)) as thread:
             found = thread.submit(rates).result()
     nodes = -(-world_size // ranks_per_node)
     expected = {f"node{node}{end}": 2e8 / 8 for node in range(nodes) for end in ("up", "down")}
@@ -168,24 +168,27 @@ def test_rates_that_no_link_can_have_are_refused(rate, got):
 def test_a_namespace_that_cannot_be_opened_is_reported_in_one_line():
     problem = OSError(24, "Too many open files", "/proc/self/ns/net")
     with (
-        mock.patch.object(virtual_links, "_call"),  # so that this thread stays where it is
+        mock.patch.object(network_namespaces, "_call"),  # so that this thread stays where it is
         mock.patch.object(os, "open", side_effect=problem),
         pytest.raises(LinkError, match=r"; /proc/self/ns/net: Too many open files\. Without"),
     ):
         Links(2, 1e9)
 
 
-NOT_PERMITTED = LinkError(virtual_links._needs("unshare: not permitted"))
+NOT_PERMITTED = LinkError(network_namespaces._needs("unshare: not permitted"))
 
 
 @NEEDS_LINKS
 @pytest.mark.parametrize(
     ("patch", "message"),
     [
-        (mock.patch.object(virtual_links, "_enter_new_namespace", side_effect=NOT_PERMITTED),
+        (mock.patch.object(network_namespaces, "_enter_new_namespace", side_effect=NOT_PERMITTED),
          "unshare: not permitted"),
         (mock.patch.dict(sys.modules, pyroute2=None), "pyroute2 is missing"),
-        (mock.patch.object(virtual_links, "MTU_BYTES", 1), "the kernel refuses a link: .*22, 'Invalid argument'"),
+        (
+            mock.patch.object(network_namespaces, "MTU_BYTES", 1),
+            "the kernel refuses a link: .*22, 'Invalid argument'",
+        ),
     ],
     ids=["not root", "no pyroute2", "kernel refuses"],
 )  # fmt: skip

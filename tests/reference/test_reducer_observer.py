@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ..explore import examples
-from . import observer_bodies as bodies
+from . import reducer_observer_bodies as bodies
 
 IN_ORDER = (
     "bucket_packing",

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from figures import interactive_timeline
 from simulator import predict
-from simulator.interactive_timeline.reader_choices import Choices, InteractiveIteration, Question, Start
+from simulator.interactive_timeline.simulate_choices import Choices, InteractiveIteration, Question, Start
 
 from ..explore import examples
 from ..strategies import fluid_fabrics, partitions, steady_fabrics, traces
