@@ -3,20 +3,21 @@
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache, cached_property, wraps
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property, partial, wraps
 from html import escape
 from inspect import signature
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, Self, TypeVar
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, InstanceOf, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, create_model
 
 from reference.files.reading import SHORT, Schema, one_line_errors
-from reference.files.value_ranges import WorldSize
+from reference.files.value_ranges import Nanoseconds, WorldSize
 from reference.files.writing import write_atomically
 from reference.trace import Trace
 
+from .anchoring import Anchor, Expected, correct
 from .engines.engine_choice import Engine, simulate
 from .engines.timeline import Span, Timeline
 from .fabric import Fabric
@@ -57,6 +58,8 @@ class Prediction:
         timeline: Timeline of the median iteration, or of the median cycle.
         epoch_end_ns: Under Join, the time after the last iteration in which all ranks receive the model of one rank.
         counted_as_free: Costs that are in neither the trace nor the fabric and count as zero; one sentence each.
+        anchors: What each measured iteration time has changed. The correction applies to the times of iterations and
+            their interval. Times of computation and without overlap, timeline and breakdown remain the model's.
     """
 
     iteration_ns: int
@@ -72,6 +75,7 @@ class Prediction:
     epoch_end_ns: int = 0
     counted_as_free: tuple[str, ...] = ()
     causes_ns: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
+    anchors: tuple[Anchor, ...] = ()
 
     @classmethod
     def of(
@@ -85,8 +89,9 @@ class Prediction:
     ) -> Self:
         """Make a prediction from the statistics of its iterations and the timeline of the median one."""
         names = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns", "compute_ns", "no_overlap_ns")
+        times: dict[str, Any] = {name: int(getattr(distribution, name)) for name in names}
         return cls(
-            **{name: int(getattr(distribution, name)) for name in names},
+            **times,
             interval_ns=(int(distribution.low_ns), int(distribution.high_ns)),
             causes_ns={cause: (int(below), int(above)) for cause, (below, above) in distribution.causes_ns.items()},
             samples_ns=tuple(distribution.samples_ns.tolist()),
@@ -112,6 +117,49 @@ class Prediction:
         squares = {cause: below**2 + above**2 for cause, (below, above) in self.causes_ns.items()}
         whole = max(1, sum(squares.values()))
         return {cause: squares[cause] / whole for cause in sorted(squares, key=lambda cause: -squares[cause])}
+
+    def anchored(
+        self, world_size: int, measured_ns: Mapping[int, int], predicted: Mapping[int, "Prediction"]
+    ) -> "Prediction":
+        """Return this prediction, corrected by measured iterations; see `anchoring`.
+
+        Args:
+            world_size: Number of ranks of this prediction.
+            measured_ns: Measured median iteration time by number of ranks.
+            predicted: Predictions for these numbers of ranks, with the settings of the measured runs.
+        """
+        expected = [
+            Expected(ranks, predicted[ranks].iteration_ns, predicted[ranks]._errors_ns) for ranks in measured_ns
+        ]
+        target = Expected(world_size, self.iteration_ns, self._errors_ns)
+        factor, narrowing, anchors = correct(target, list(measured_ns.values()), expected)
+        errors = self._errors_ns
+        scaled = {cause: factor * (narrowing if cause in errors else 1) for cause in self.causes_ns or errors}
+        causes = {
+            cause: (round(below * scaled[cause]), round(above * scaled[cause]))
+            for cause, (below, above) in (self.causes_ns or errors).items()
+        }
+        below, above = np.sqrt((np.array(list(causes.values())) ** 2).sum(axis=0))
+        corrected = {
+            name: round(getattr(self, name) * factor) for name in ("iteration_ns", "mean_ns", "p95_ns", "p99_ns")
+        }
+        median_ns = corrected["iteration_ns"]
+        return replace(
+            self,
+            **corrected,
+            interval_ns=(max(0, round(median_ns - below)), round(median_ns + above)),
+            samples_ns=tuple(round(ns * factor) for ns in self.samples_ns),
+            causes_ns=causes if self.causes_ns else {},
+            anchors=anchors,
+        )
+
+    @property
+    def _errors_ns(self) -> dict[str, tuple[int, int]]:
+        """`causes_ns` of the median, which varies less than the iterations; the interval if no causes are known."""
+        if self.causes_ns:
+            return {cause: reach for cause, reach in self.causes_ns.items() if cause != "iterations"}
+        low, high = self.interval_ns
+        return {"training": (self.iteration_ns - low, high - self.iteration_ns)}
 
     @property
     def exposed_comm_ns(self) -> int:
@@ -157,6 +205,7 @@ class Prediction:
             "breakdown_ns": self.breakdown,
             "epoch_end_ns": self.epoch_end_ns,
             "counted_as_free": list(self.counted_as_free),
+            "anchors": [anchor._asdict() for anchor in self.anchors],
             "critical_buckets": list(self.critical_buckets),
             "buckets": [list(bucket) for bucket in self.buckets],
         }
@@ -198,7 +247,8 @@ class Prediction:
             "breakdown, slowest rank": f"{parts or 0} ms",
             "buckets": f"{len(self.buckets)}, on the critical path: {_numbers(self.critical_buckets)}",
         }
-        return _html_table(rows) + "".join(f"<p>{escape(sentence)}</p>" for sentence in self.counted_as_free)
+        sentences = *(anchor.sentence() for anchor in self.anchors), *self.counted_as_free
+        return _html_table(rows) + "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
 
     @property
     def _parts_ns(self) -> dict[str, int]:
@@ -341,6 +391,8 @@ NumpyToo = BeforeValidator(lambda number: number.item() if isinstance(number, np
 """Takes whole numbers of numpy."""
 Ranks = Annotated[WorldSize, NumpyToo]
 Stragglers = Annotated[Sequence[InstanceOf[Straggler]], Listed]
+Measured = Mapping[Ranks, Annotated[Nanoseconds, Field(gt=0), NumpyToo]]
+"""Measured median iteration times, in nanoseconds, by number of ranks."""
 Batches = Annotated[Sequence[Annotated[int, NumpyToo]], Listed]
 
 
@@ -354,6 +406,7 @@ def predict(
     variation: InstanceOf[Variation] = RECORDED,
     stragglers: Stragglers = (),
     inputs: Batches | None = None,
+    measured: Measured | None = None,
     engine: Engine = "auto",
     **settings: Any,
 ) -> Prediction:
@@ -370,6 +423,8 @@ def predict(
         variation: How the simulated iterations are generated from the recorded ones.
         stragglers: Slow ranks. (A slow link is a setting of the fabric: `slow_link`.)
         inputs: Number of batches of each rank under Join; the simulated iterations are then those of one epoch.
+        measured: Median iteration times that were measured with these settings on other numbers of ranks, in
+            nanoseconds. They correct and narrow the prediction; see `Prediction.anchors`.
         engine: "events", the event replay, which defines the result; "closed_form", which gives the same result
             faster but requires constant speeds; or "auto", the closed form where it applies, else the event replay.
         settings: Fields of `Policy`, as an alternative to `policy`: bucket_cap_mb=25, bucket_cap_mb_list,
@@ -383,6 +438,8 @@ def predict(
         TypeError: A keyword argument is not a field of `Policy`.
     """
     joins = inputs is not None
+    if joins and measured:
+        raise ValueError("measured: expected none with inputs, because an epoch of Join has no steady iteration")
     policy = Policy.given(policy, settings, joins=joins)
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
     sampler = IterationSampler(
@@ -394,10 +451,14 @@ def predict(
     costs = price_schedule(schedule, charged, policy, world_size)
     end = None if end_of_epoch is None else price_collectives(end_of_epoch, charged, policy, world_size)
     distribution = simulate_many(costs, sampler, engine)
-    return Prediction.of(
+    prediction = Prediction.of(
         distribution,
         simulate(distribution.median, engine),
         buckets=schedule.buckets,
         epoch_end_ns=0 if end is None else simulate(end).iteration_ns,
         counted_as_free=counted_as_free(policy, fabric),
     )
+    if not measured:
+        return prediction
+    on_few = partial(predict, trace, fabric, policy=policy, variation=variation, engine=engine)
+    return prediction.anchored(world_size, measured, {ranks: on_few(world_size=ranks) for ranks in measured})

@@ -45,6 +45,7 @@ def predict(
     variation: options.VariationSettings = None,
     straggler: options.Stragglers = None,
     inputs: options.Inputs = None,
+    measured: options.Measured = None,
     perfetto: options.PerfettoFile = None,
     timeline: options.TimelinePicture = None,
     json_path: options.Json = None,
@@ -76,14 +77,24 @@ def predict(
         inputs=None if inputs is None else options.read_counts("--inputs", inputs, least=0),
     )
     predictions = [predict_policy(policy=one) for one in policies]
+    if anchors := options.read_measured(measured):
+        options.refuse(
+            {"--measured": inputs}, "expected none with --inputs: an epoch of Join has no steady iteration"
+        )
+        run = policies[0] if len(policies) == 1 else base
+        on_few = {
+            ranks: predict_one(recorded, costs, world_size=ranks, policy=run, variation=varied) for ranks in anchors
+        }
+        predictions = [prediction.anchored(world_size, anchors, on_few) for prediction in predictions]
     model = recorded.workload.model
     title = f"{recorded.workload.described}, on {world_size} ranks, predicted"
     show_table(list(map(_prediction_row, policies, predictions)), title, optional=SPARED)
     if (share := host_bound(recorded)) > HOST_BOUND:
         print(f"the trace is host-bound: its GPU waited for its host {share:.0%} of the time; counted as computation")
-    for sentence in dict.fromkeys([*assumed, *(free for one in predictions for free in one.counted_as_free)]):
-        print(sentence)
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
+    free = [sentence for one in predictions for sentence in one.counted_as_free]
+    for sentence in dict.fromkeys([*(anchor.sentence() for anchor in fastest.anchors), *assumed, *free]):
+        print(sentence)
     parts = {part.replace("_", " "): f"{ns / 1e6:.1f}" for part, ns in fastest.breakdown.items() if ns}
     span = "iteration" if base.sync_every == 1 else f"cycle of {base.sync_every} iterations"
     show_table([parts], f"fastest configuration: parts of the median {span} on the slowest rank, ms")

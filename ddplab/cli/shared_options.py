@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,8 @@ HELP = {
     "seed=, correlation=, device_spread=.",
     "straggler": "A rank that computes FACTOR times as long; may be repeated. random:FACTOR chooses a rank in each "
     "iteration.",
+    "measured": "Median iteration times that you have measured on a few ranks, which correct and narrow the "
+    "prediction. They are times of the configuration that is predicted; if these are several, of torch's defaults.",
     "perfetto": "Write the timeline of the fastest configuration as a Chrome trace, for ui.perfetto.dev.",
     "timeline": "Plot the timeline of the fastest configuration to this file (.png, .svg, .pdf).",
     "link_rate": "Connect the ranks by virtual links of this rate, such as 1gbit, instead of the loopback interface; "
@@ -89,6 +92,7 @@ FabricSettings = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help=H
 ProcessorFile = Annotated[Path | None, Option(metavar="PATH", help=HELP["processor"])]
 VariationSettings = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help=HELP["variation"])]
 Stragglers = Annotated[list[str] | None, Option(metavar="RANK:FACTOR", help=HELP["straggler"])]
+Measured = Annotated[str | None, Option(metavar="N:TIME,...", help=HELP["measured"])]
 PerfettoFile = Annotated[Path | None, Option(metavar="PATH", help=HELP["perfetto"])]
 TimelinePicture = Annotated[Path | None, Option(metavar="PATH", help=HELP["timeline"])]
 LinkRate = Annotated[str | None, Option(metavar="RATE", help=HELP["link_rate"])]
@@ -183,6 +187,27 @@ def read_stragglers(words: Sequence[str] | None) -> list[Straggler]:
         with naming(f"--straggler: expected RANK:FACTOR, such as 3:1.5, got {word!r}"):
             stragglers.append(Straggler(rank=None if rank == "random" else int(rank), factor=float(factor)))
     return stragglers
+
+
+UNITS_NS = {"ns": 1, "us": 1e3, "ms": 1e6, "s": 1e9}
+"""Nanoseconds of the units of time."""
+
+
+def read_measured(text: str | None) -> dict[int, int] | None:
+    """Parse measured iteration times, in nanoseconds by number of ranks."""
+    if text is None:
+        return None
+    measured: dict[int, int] = {}
+    for word in _words(text):
+        found = re.fullmatch(r"0*([1-9]\d*):(\d+(?:\.\d+)?)(ns|us|ms|s)", word)
+        if found is None or not (time_ns := round(float(found[2]) * UNITS_NS[found[3]])):
+            raise ValueError(
+                f"--measured: expected ranks and a time above 0, such as 4:1020.5ms,8:1.04s; got {word!r}"
+            )
+        if int(found[1]) in measured:
+            raise ValueError(f"--measured: expected one time for each number of ranks, got two for {found[1]}")
+        measured[int(found[1])] = time_ns
+    return measured
 
 
 def read_policy(words: Sequence[str] | None) -> Policy:

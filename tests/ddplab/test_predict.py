@@ -116,6 +116,29 @@ def test_predict_takes_every_knob_and_draws_the_timeline(here, trace, topology, 
     assert "rank 3 computes" in (tmp_path / "t.svg").read_text()
 
 
+def test_measured_times_are_shown_with_what_each_has_changed(here, trace, fabric, tmp_path):
+    asked = (
+        "predict",
+        trace,
+        "--fabric",
+        fabric,
+        "--world-size",
+        8,
+        "--caps",
+        "0.01,single",
+        "--json",
+        tmp_path / "j",
+    )
+    plain = here(*asked)
+    assert plain.returncode == 0, plain.stderr
+    predicted = json.loads((tmp_path / "j").read_text())["rows"][0]["iteration_ns"]
+    done = here(*asked, "--measured", f"2:{predicted}ns,4:{predicted / 1e6:.3f}ms")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("moves the answer by") + done.stdout.count("it contradicts the model") >= 2
+    anchors = json.loads((tmp_path / "j").read_text())["rows"][0]["anchors"]
+    assert [anchor["world_size"] for anchor in anchors] == [2, 4]
+
+
 def test_a_topology_takes_the_processor_of_a_calibration(here, trace, fabric, topology, tmp_path):
     slow = Fabric.load(fabric).model_copy(update={"processor": Processor(launch_ns=10**8)})
     slow.save(tmp_path / "slow.json")

@@ -94,6 +94,23 @@ def test_values_of_settings_are_json_in_records_within_records_too(here, trace, 
         ),
         (["predict", "{trace}", "--fabric", "{fabric}", "--policy", "sync_every=0"], "--policy: sync_every: input"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--straggler", "3"], "--straggler: expected RANK:FACTOR"),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--measured", "4:1020"],
+            "--measured: expected ranks and a time",
+        ),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--measured", "0:1s"],
+            "--measured: expected ranks and a time",
+        ),
+        (["predict", "{trace}", "--fabric", "{fabric}", "--measured", "2:0.1ns"], "--measured: expected ranks and a"),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--measured", "2:1s,2:2s"],
+            "--measured: expected one time for",
+        ),
+        (
+            ["predict", "{trace}", "--fabric", "{fabric}", "--measured", "2:1s", "--inputs", "1,1"],
+            "--measured: expected none",
+        ),
         (["predict", "{trace}", "--fabric", "{fabric}", "--straggler", "9:2"], "stragglers[0].rank: expected a rank"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--inputs", "3"], "inputs: expected 2 numbers of batches"),
         (["predict", "{trace}", "--fabric", "{fabric}", "--variation", "kind=wild"], "--variation: kind: input"),

@@ -1,0 +1,118 @@
+"""Anchoring: iterations measured on a few ranks correct the prediction for other numbers of ranks, and narrow it.
+
+The interval of a prediction comes from named causes, such as the rate of the network. Each cause is taken as a
+normally distributed error of the logarithm of the iteration time. The errors of one cause at two numbers of ranks
+that are d doublings apart have a correlation of exp(-d / `CORRELATED_DOUBLINGS`). Given the measured times, the error
+at another number of ranks has the conditional mean and variance of that distribution (kriging; Rasmussen and
+Williams, "Gaussian Processes for Machine Learning", equations 2.23 and 2.24).
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .fabric.uncertainty import NORMAL_HALF_BAND
+
+CORRELATED_DOUBLINGS = 6.0
+"""Doublings of the number of ranks over which the correlation of an error falls to 1/e. On the systems of part (i) of
+the score (`validation/`), 3, 6 and 12 give mean errors between 2.0 and 2.2 % on several nodes; 6 the least bias."""
+MEASUREMENT_DEVIATION = 0.01
+"""Standard deviation of a measured median over its true value; repeats of the published runs differ by 0.2 to 2 %."""
+CONTRADICTION = 1.96
+"""Standard deviations beyond which a measurement contradicts the model: one in twenty does so by chance."""
+
+
+class Expected(NamedTuple):
+    """The prediction for one number of ranks."""
+
+    ranks: int
+    iteration_ns: int
+    causes_ns: Mapping[str, tuple[int, int]]
+    """See `Prediction.causes_ns`; without the variation of the iterations, which does not move their median."""
+
+    def deviations(self) -> dict[str, float]:
+        """Return the standard deviation of the logarithm of the iteration time by cause."""
+        reach = {cause: np.array(both) / max(1, self.iteration_ns) for cause, both in self.causes_ns.items()}
+        return {cause: float(np.log1p(both).mean()) / NORMAL_HALF_BAND for cause, both in reach.items()}
+
+
+class Anchor(NamedTuple):
+    """What a measurement has done to a prediction.
+
+    Attributes:
+        world_size: Number of ranks of the measurement.
+        measured_ns: Measured median iteration time.
+        predicted_ns: The same, predicted without measurements.
+        moved: Factor on the predicted time that is due to this measurement.
+        surprise: Distance between measured and predicted time, in standard deviations of their difference.
+    """
+
+    world_size: int
+    measured_ns: int
+    predicted_ns: int
+    moved: float
+    surprise: float
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether the model does not explain the measurement."""
+        return abs(self.surprise) > CONTRADICTION
+
+    def sentence(self) -> str:
+        """Say what the measurement has done."""
+        ms = f"{self.measured_ns / 1e6:,.1f} ms on {self.world_size} ranks"
+        moved = f"measured {ms}, predicted {self.predicted_ns / 1e6:,.1f}: moves the answer by {self.moved - 1:+.1%}"
+        if not self.contradicts:
+            return moved
+        return (
+            f"{moved}; it contradicts the model ({self.surprise:+.1f} standard deviations): check that trace, fabric "
+            "and settings are those of the measured run"
+        )
+
+
+class Correction(NamedTuple):
+    """Corrected prediction over the original: the factor on the median, and that on the width due to the causes."""
+
+    factor: float
+    narrowing: float
+    anchors: tuple[Anchor, ...]
+
+
+def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Expected]) -> Correction:
+    """Correct a prediction by measured iterations.
+
+    If a measurement lies further from its prediction than the errors explain, the errors are larger than assumed, and
+    the interval becomes wider in proportion.
+
+    Args:
+        target: The prediction to correct.
+        measured_ns: Measured median iteration times.
+        expected: The predictions for the measured numbers of ranks.
+    """
+    covariance = _covariance([target, *expected])
+    of_target, shared, among = covariance[0, 0], covariance[0, 1:], covariance[1:, 1:]
+    seen = among + MEASUREMENT_DEVIATION**2 * np.eye(len(expected))
+    surprise = np.log([ns / max(1, one.iteration_ns) for ns, one in zip(measured_ns, expected, strict=True)])
+    weights = np.linalg.solve(seen, shared)
+    scores = surprise / np.sqrt(np.diag(seen))
+    left = max(0.0, of_target - weights @ shared)
+    wider = max(1.0, float(np.abs(scores).max(initial=0)) / CONTRADICTION)
+    anchors = (
+        Anchor(one.ranks, ns, one.iteration_ns, float(np.exp(moved)), float(score))
+        for one, ns, moved, score in zip(expected, measured_ns, weights * surprise, scores, strict=True)
+    )
+    narrowing = float(np.sqrt(left / of_target)) * wider if of_target else 1.0
+    return Correction(float(np.exp(weights @ surprise)), narrowing, tuple(anchors))
+
+
+def _covariance(expected: Sequence[Expected]) -> NDArray[np.float64]:
+    """Return the covariance of the errors of several predictions."""
+    doublings = np.log2([one.ranks for one in expected])
+    correlation = np.exp(-np.abs(doublings[:, None] - doublings) / CORRELATED_DOUBLINGS)
+    deviations = [one.deviations() for one in expected]
+    causes = {cause for one in deviations for cause in one}
+    by_cause = (np.array([one.get(cause, 0.0) for one in deviations]) for cause in sorted(causes))
+    covariance: NDArray[np.float64] = correlation * sum(np.outer(one, one) for one in by_cause)
+    return covariance

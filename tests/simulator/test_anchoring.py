@@ -1,0 +1,145 @@
+"""Anchoring: measured iterations move and narrow a prediction as the errors of the model allow."""
+
+from math import exp, log, log2, prod
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulator import Fabric, predict
+from simulator.anchoring import CORRELATED_DOUBLINGS, MEASUREMENT_DEVIATION, Expected, correct
+from simulator.fabric import Linear, Processor
+
+from ..explore import examples
+from ..strategies import any_predictions, iteration, trace_of
+
+MS = 1_000_000
+CAUSES = ("collectives", "device speeds", "launches")
+
+
+@st.composite
+def expectations(draw, ranks: int) -> Expected:
+    """Predictions of 1 to 2 s whose errors have some of three causes; each up to a third of the time."""
+    iteration_ns = draw(st.integers(1000 * MS, 2000 * MS))
+    reaches = st.tuples(*[st.integers(MS, iteration_ns // 3)] * 2)
+    return Expected(ranks, iteration_ns, draw(st.dictionaries(st.sampled_from(CAUSES), reaches, min_size=1)))
+
+
+@st.composite
+def cases(draw) -> tuple[Expected, list[Expected]]:
+    """One prediction to correct, and one to three for other numbers of ranks that were measured."""
+    measured = draw(st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True))
+    return draw(expectations(draw(st.integers(1, 4096)))), [draw(expectations(ranks)) for ranks in measured]
+
+
+@examples(60)
+@given(cases())
+def test_measuring_what_was_predicted_changes_nothing_and_widens_nothing(case):
+    target, expected = case
+    factor, narrowing, anchors = correct(target, [one.iteration_ns for one in expected], expected)
+    assert factor == pytest.approx(1)
+    assert narrowing <= 1 + 1e-9
+    assert not any(anchor.contradicts for anchor in anchors)
+
+
+@examples(60)
+@given(cases(), st.floats(0.5, 2))
+def test_the_moves_of_the_measurements_multiply_to_the_correction(case, ratio):
+    target, expected = case
+    correction = correct(target, [round(one.iteration_ns * ratio) for one in expected], expected)
+    assert prod(anchor.moved for anchor in correction.anchors) == pytest.approx(correction.factor)
+
+
+@examples(60)
+@given(cases())
+def test_a_further_measurement_that_agrees_never_widens_the_interval(case):
+    target, expected = case
+    narrowing = [
+        correct(target, [one.iteration_ns for one in some], some).narrowing for some in (expected[1:], expected)
+    ]
+    assert narrowing[1] <= narrowing[0] + 1e-9
+
+
+@examples(40)
+@given(st.data(), st.integers(2, 64), st.floats(0.8, 1.25))
+def test_the_answer_lies_between_prediction_and_measurement_if_the_same_ranks_were_measured(data, ranks, ratio):
+    expected = data.draw(expectations(ranks))
+    factor = correct(expected, [round(expected.iteration_ns * ratio)], [expected]).factor
+    assert min(1, ratio) - 1e-6 <= factor <= max(1, ratio) + 1e-6
+
+
+@examples(40)
+@given(cases(), st.floats(1.5, 3))
+def test_a_measurement_far_outside_of_the_interval_contradicts_and_widens(case, factor):
+    target, [first, *_] = case
+    errors = sum(log(1 + max(reach) / first.iteration_ns) for reach in first.causes_ns.values())
+    far = exp(factor * 4 * (errors + MEASUREMENT_DEVIATION))
+    [anchor] = correct(target, [round(first.iteration_ns * far)], [first]).anchors
+    agreeing = correct(target, [first.iteration_ns], [first])
+    assert anchor.contradicts
+    assert "contradicts" in anchor.sentence()
+    assert correct(target, [round(first.iteration_ns * far)], [first]).narrowing > agreeing.narrowing
+
+
+def test_nine_in_ten_corrected_intervals_contain_the_truth_if_errors_are_as_assumed():
+    """Errors are drawn for 2, 4 and 64 ranks, from the distribution that the module's docstring states."""
+    ranks, reach = (2, 4, 64), {"collectives": (0.01, 0.04, 0.2), "device speeds": (0.05, 0.05, 0.05)}
+    doublings = np.log2(ranks)
+    correlation = np.exp(-np.abs(doublings[:, None] - doublings) / CORRELATED_DOUBLINGS)
+    deviations = {cause: np.log1p(of_ranks) / 1.645 for cause, of_ranks in reach.items()}
+    random = np.random.default_rng(0)
+    errors = sum(
+        random.multivariate_normal(np.zeros(3), correlation * np.outer(of, of), size=2000)
+        for of in deviations.values()
+    )
+    expected = [
+        Expected(one, 1000 * MS, {cause: (round(of[at] * 1000 * MS),) * 2 for cause, of in reach.items()})
+        for at, one in enumerate(ranks)
+    ]
+    total = float(np.sqrt(sum(of[2] ** 2 for of in deviations.values())))
+    hits, before = 0, 0
+    for error in errors:
+        noisy = np.exp(error[:2] + random.normal(0, MEASUREMENT_DEVIATION, 2))
+        factor, narrowing, _ = correct(expected[2], [round(1000 * MS * ratio) for ratio in noisy], expected[:2])
+        hits += abs(error[2] - log(factor)) <= 1.645 * total * narrowing
+        before += abs(error[2]) <= 1.645 * total
+    assert before / len(errors) == pytest.approx(0.9, abs=0.02)
+    assert hits / len(errors) == pytest.approx(0.9, abs=0.02)
+
+
+@examples(20)
+@given(any_predictions(), st.floats(0.9, 1.1))
+def test_predict_takes_measured_times(asked, ratio):
+    plain = asked.predict()
+    ranks = asked.world_size
+    if not plain.iteration_ns:
+        return
+    measured_ns = max(1, round(plain.iteration_ns * ratio))
+    prediction = plain.anchored(ranks, {ranks: measured_ns}, {ranks: plain})
+    low, high = prediction.interval_ns
+    assert low <= prediction.iteration_ns <= high
+    assert prediction.timeline == plain.timeline
+    assert [anchor.measured_ns for anchor in prediction.anchors] == [measured_ns]
+
+
+def test_an_anchor_on_few_ranks_moves_the_prediction_for_many():
+    """Copies take 10 ms with an error of 100 %: what was measured on 2 ranks says how long they take on 64."""
+    trace = trace_of([[iteration(0, (10 * MS,), 100 * MS, 0)]], [10**6])
+    processor = Processor(copy_out=Linear(ns_per_byte=10), copy_error=1.0)
+    fabric = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e18).model_copy(update={"processor": processor})
+    plain = predict(trace, fabric, world_size=64)
+    prediction = predict(trace, fabric, world_size=64, measured={2: 115 * MS})
+    assert plain.iteration_ns == pytest.approx(110 * MS, rel=1e-3)
+    assert 111 * MS < prediction.iteration_ns < 115 * MS
+    assert np.ptp(prediction.interval_ns) < np.ptp(plain.interval_ns)
+    [anchor] = prediction.anchors
+    weight = log(anchor.moved) / log(115 / 110)
+    assert weight == pytest.approx(exp(-log2(32) / CORRELATED_DOUBLINGS), rel=0.1)
+
+
+def test_an_epoch_of_join_takes_no_measured_times():
+    trace = trace_of([[iteration(0, (10,), 100, 0)]], [4])
+    fabric = Fabric.from_alpha_beta(alpha_ns=0, bytes_per_s=1e9)
+    with pytest.raises(ValueError, match="measured: expected none with inputs"):
+        predict(trace, fabric, world_size=2, inputs=[1, 2], measured={2: 100})
