@@ -86,7 +86,8 @@ def draw_heat_map(
     is_time = value.endswith("_ns")
     cells = np.full((len(row_labels), len(column_labels)), np.nan)
     for cell, place in fastest.items():
-        cells[cell] = table[value][place] / 1e6 if is_time else table[value][place]
+        if not pd.isna(table[value][place]):
+            cells[cell] = table[value][place] / 1e6 if is_time else table[value][place]
     limits = (0.0, 1.0) if value == "efficiency" else (None, None)
     image = ax.imshow(
         cells, aspect="auto", cmap="viridis_r" if is_time else "viridis", vmin=limits[0], vmax=limits[1]
@@ -94,8 +95,14 @@ def draw_heat_map(
     chosen = [axis for axis in NAMES if axis not in (rows, columns, *GIVEN) and table[axis].map(str).nunique() > 1]
     for (row, column), place in fastest.items():
         text = f"{cells[row, column]:.0%}" if value == "efficiency" else f"{cells[row, column]:.4g}"
+        if np.isnan(cells[row, column]):
+            text = "unknown"
         settings = "".join(f"\n{_label(axis, table[axis][place])}" for axis in chosen)
-        color = "black" if sum(image.cmap(image.norm(cells[row, column]))[:3]) > 1.5 else "white"
+        color = (
+            "black"
+            if np.isnan(cells[row, column]) or sum(image.cmap(image.norm(cells[row, column]))[:3]) > 1.5
+            else "white"
+        )
         ax.text(column, row, text + settings, ha="center", va="center", fontsize=7, color=color)
     ax.set_xticks(range(len(column_labels)), [_label(columns, label) for label in column_labels], fontsize=8)
     ax.set_yticks(range(len(row_labels)), [_label(rows, label) for label in row_labels], fontsize=8)
