@@ -295,7 +295,9 @@ def test_a_straggler_computes_longer_by_its_factor_and_no_other_rank_does(trace,
         factors[slow] = factor
         before, after = getattr(usual, name), getattr(late, name)
         shape = factors.reshape(-1, *(1,) * (before.ndim - 2))
-        np.testing.assert_array_equal(after, np.rint(before * shape))
+        # A straggler that is the slowest device too is rounded once, after both factors.
+        error = (factor + 1) / 2 * (factors > 1) * bool(variation.device_spread)
+        assert (np.abs(after - np.rint(before * shape)) <= error.reshape(shape.shape)).all()
 
 
 @examples(30)
