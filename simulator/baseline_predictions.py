@@ -1,6 +1,6 @@
 """Baselines: simpler predictions of an iteration, beside which those of the simulator stand.
 
-- *perfect scaling*: computation alone
+- *perfect scaling*: computation alone, the mean over the ranks
 - *no overlap*: all communication after the backward pass; copies are free
 - *naive overlap*: `end = max(ready, previous end) + cost` for each bucket; copies are free and nothing slows down
 - *pipelined overlap*: the simulator with copies, launches and as many collectives at a time as the library runs, but

@@ -17,6 +17,11 @@ from .workload.compute_times import Floats, IterationSampler, Nanoseconds
 INTERVAL = (0.05, 0.95)
 """Quantiles of the iterations at the ends of the interval; of up to 11 iterations, fastest and slowest."""
 
+TAIL = {"p95_ns": 0.95, "p99_ns": 0.99}
+"""Quantiles of the tail. Of fewer than 1 / (1 - q) iterations of different lengths, quantile q is not known."""
+UNKNOWN = -1
+"""Stands in arrays for a quantile that is not known."""
+
 CELLS = 4_000_000
 """Durations simulated at a time, to limit memory: 32 MB of int64."""
 
@@ -29,12 +34,13 @@ class Distribution:
     """Statistics of many iterations, in nanoseconds; arrays with the leading axes of the costs of collectives.
 
     Times of a cycle of several iterations are divided by their number. The fields are those of `Prediction`, with
-    `low_ns` and `high_ns` for the interval; `samples_ns` has a further, last axis.
+    `low_ns` and `high_ns` for the interval; `samples_ns` has a further, last axis. A quantile of `TAIL` that too few
+    iterations show is `UNKNOWN`.
 
     Attributes:
         median: The median iteration; its durations have shape [axes of the costs, ranks, steps].
         causes_ns: How far the interval would reach below and above the median if only one thing were uncertain, by
-            its name. In quadrature, all of them give the interval.
+            its name. In quadrature, all of them give the interval; 0 where the spread of training was measured.
     """
 
     samples_ns: Nanoseconds
@@ -68,8 +74,10 @@ def simulate_many(costs: ScheduleCosts, sampler: IterationSampler, engine: Engin
     at_a_time = max(1, CELLS // (len(sampler.ranks) * width))
     batches = []
     for first in range(0, len(distinct), at_a_time):
-        batch = each_cycle.engine_input(sampler, sampler.draw(distinct[first : first + at_a_time].tolist()))
-        times = latencies_ns(batch, engine), *bounds_ns(batch, sampler.of_usual_speed)
+        drawn = sampler.draw(distinct[first : first + at_a_time].tolist())
+        alone_ns = sampler.alone_ns(drawn)
+        batch = each_cycle.engine_input(sampler, drawn)
+        times = latencies_ns(batch, engine), alone_ns, no_overlap_ns(batch)
         batches.append(np.stack(np.broadcast_arrays(*times)))
     times_ns = np.concatenate(batches, axis=-1)[..., place_of_cycle] / sampler.sync_every
 
@@ -125,40 +133,59 @@ def summarize(
         "low_ns": np.maximum(0, median_ns - below),
         "high_ns": median_ns + above,
         "mean_ns": latency.mean(axis=-1),
-        "p95_ns": np.quantile(latency, 0.95, axis=-1),
-        "p99_ns": np.quantile(latency, 0.99, axis=-1),
+        **{name: _tail_quantile(latency, level) for name, level in TAIL.items()},
         "compute_ns": _median(compute),
         "no_overlap_ns": _median(no_overlap),
     }
     whole = {name: as_int64(ns) for name, ns in figures.items()}
-    measured = np.any(spread)
-    causes_ns = (
-        {}
-        if measured
-        else {cause: (as_int64(low), as_int64(high)) for cause, (low, high) in zip(distances, reach, strict=True)}
-    )
+    causes_ns = {}
+    if not np.all(spread):
+        ends = as_int64(np.where(spread, 0, reach))
+        causes_ns = {cause: (below, above) for cause, (below, above) in zip(distances, ends, strict=True)}
     return Distribution(**whole, median=median, causes_ns=causes_ns)
 
 
-def bounds_ns(
-    engine_input: EngineInput, of_usual_speed: NDArray[np.int64] | None = None
-) -> tuple[Nanoseconds, Nanoseconds]:
-    """Return the duration of computation alone, and that of an iteration without overlap.
+def _tail_quantile(latency_ns: Floats, level: float) -> Floats:
+    """Return a quantile along the last axis, or `UNKNOWN` where too few iterations differ; see `TAIL`."""
+    different = 1 + np.count_nonzero(np.diff(np.sort(latency_ns, axis=-1)), axis=-1)
+    quantiles: Floats = np.where(
+        different * (1 - level) >= 1 - 1e-9, np.quantile(latency_ns, level, axis=-1), UNKNOWN
+    )
+    return quantiles
+
+
+Reaches = Mapping[str, tuple[Nanoseconds | int, Nanoseconds | int]]
+"""Reach of each cause below and above a median, as in `Distribution.causes_ns`."""
+
+
+def explained_by_errors(difference_ns: Nanoseconds | int, causes_ns: Reaches, other_ns: Reaches) -> NDArray[np.bool_]:
+    """Return whether errors that two predictions share may have caused the difference of their medians.
+
+    Each cause moves both medians; what counts is by how much it moves their difference. The axes are those of the
+    differences.
 
     Args:
-        engine_input: One iteration or many.
-        of_usual_speed: Indices of the ranks whose computation alone counts. None: all.
+        difference_ns: The other median minus the first.
+        causes_ns: Of the first prediction; a cause that is missing has no reach.
+        other_ns: Of the other prediction.
     """
-    duration_ns = engine_input.duration_ns
-    alone_ns = duration_ns[..., _is_computation(engine_input)].sum(axis=-1)
-    compute = (alone_ns if of_usual_speed is None else alone_ns[..., of_usual_speed]).max(axis=-1)
-    no_overlap = duration_ns.sum(axis=-1).max(axis=-1) + engine_input.cost_ns.sum(axis=-1)
-    return compute, no_overlap
+    down: Floats | float = 0.0
+    up: Floats | float = 0.0
+    for cause in {**causes_ns, **other_ns}:
+        (below, above), (other_below, other_above) = (
+            np.asarray(some.get(cause, (0, 0)), np.float64) for some in (causes_ns, other_ns)
+        )
+        changes = below - other_below, other_above - above  # of the difference, at both ends of the cause
+        down = down + np.minimum(0, np.minimum(*changes)) ** 2
+        up = up + np.maximum(0, np.maximum(*changes)) ** 2
+    explained: NDArray[np.bool_] = (-np.sqrt(up) <= difference_ns) & (difference_ns <= np.sqrt(down))
+    return explained
 
 
-def _is_computation(engine_input: EngineInput) -> NDArray[np.bool_]:
-    """Return whether each computing step belongs to training without data parallelism."""
-    return np.array([step.kind in COMPUTATION for step in engine_input.schedule.steps])
+def no_overlap_ns(engine_input: EngineInput) -> Nanoseconds:
+    """Return the duration of one iteration, or of many, without overlap."""
+    longest: Nanoseconds = engine_input.duration_ns.sum(axis=-1).max(axis=-1) + engine_input.cost_ns.sum(axis=-1)
+    return longest
 
 
 def _error_bands(
@@ -186,12 +213,9 @@ def _error_bands(
     for name, (of_kinds, error) in costs.step_errors.items():
         if error:
             bands[name] = with_steps(of_kinds, 1 / (1 + error)), with_steps(of_kinds, 1 + error)
-    if speed_error := sampler.speed_error:
-        bands["device speeds"] = with_steps(COMPUTATION, 1 - speed_error), with_steps(COMPUTATION, 1 + speed_error)
-    if sampler.slowest_bounds is not None:
-        of_slowest = (sampler.ranks == sampler.ranks.max())[:, None]
-        least_slow, most_slow = (np.where(of_slowest, factor, 1.0) for factor in sampler.slowest_bounds)
-        bands["slowest rank"] = with_steps(COMPUTATION, least_slow), with_steps(COMPUTATION, most_slow)
+    for name, ends in sampler.error_bands.items():
+        low, high = (with_steps(COMPUTATION, factors[:, None]) for factors in ends)
+        bands[name] = low, high
     return bands
 
 

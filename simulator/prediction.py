@@ -21,7 +21,7 @@ from .anchoring import Anchor, Expected, correct
 from .engines.engine_choice import Engine, simulate
 from .engines.timeline import Span, Timeline
 from .fabric import Fabric
-from .interval import Distribution, simulate_many
+from .interval import UNKNOWN, Distribution, explained_by_errors, simulate_many
 from .results import perfetto_export
 from .results.breakdown import break_down, critical_path
 from .schedule.policy import Policy
@@ -48,9 +48,11 @@ class Prediction:
         causes_ns: How far the interval would reach below and above the median if only one thing were uncertain, by
             its name; in quadrature, all of them give the interval. Empty if the spread of training was measured.
         mean_ns: Mean iteration time. Multiplied by the number of iterations, it is the duration of an epoch.
-        p95_ns: 95th percentile of the iteration time.
-        p99_ns: 99th percentile of the iteration time.
-        compute_ns: Median time of an iteration without data parallelism ("perfect scaling").
+        p95_ns: 95th percentile of the iterations on the cluster of the median. Which cluster one gets, and errors of
+            costs, belong to the interval. None if fewer than 20 simulated iterations differ in length.
+        p99_ns: The 99th percentile likewise. None if fewer than 100 differ.
+        compute_ns: Time that a rank would take alone and undisturbed ("perfect scaling"): the mean over all ranks,
+            without stragglers and without waiting for the slowest device; of that, the median over the iterations.
         no_overlap_ns: Median time of an iteration in which all collectives run after the backward pass, one at a
             time. Includes copies, launches and comm hooks.
         samples_ns: Time of every simulated iteration, in the order of simulation.
@@ -65,8 +67,8 @@ class Prediction:
     iteration_ns: int
     interval_ns: tuple[int, int]
     mean_ns: int
-    p95_ns: int
-    p99_ns: int
+    p95_ns: int | None
+    p99_ns: int | None
     compute_ns: int
     no_overlap_ns: int
     samples_ns: tuple[int, ...] = field(repr=False)
@@ -88,10 +90,13 @@ class Prediction:
         counted_as_free: tuple[str, ...],
     ) -> Self:
         """Make a prediction from the statistics of its iterations and the timeline of the median one."""
-        names = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns", "compute_ns", "no_overlap_ns")
+        names = ("iteration_ns", "mean_ns", "compute_ns", "no_overlap_ns")
+        p95_ns, p99_ns = (None if ns == UNKNOWN else int(ns) for ns in (distribution.p95_ns, distribution.p99_ns))
         times: dict[str, Any] = {name: int(getattr(distribution, name)) for name in names}
         return cls(
             **times,
+            p95_ns=p95_ns,
+            p99_ns=p99_ns,
             interval_ns=(int(distribution.low_ns), int(distribution.high_ns)),
             causes_ns={cause: (int(below), int(above)) for cause, (below, above) in distribution.causes_ns.items()},
             samples_ns=tuple(distribution.samples_ns.tolist()),
@@ -110,6 +115,11 @@ class Prediction:
     def breakdown(self) -> dict[str, int]:
         """Parts that add up to the slowest rank's time in the median iteration; see `results.breakdown`."""
         return break_down(self.timeline)
+
+    @property
+    def efficiency(self) -> float:
+        """`compute_ns` divided by `iteration_ns`; 1 is perfect scaling, and a straggler never raises it."""
+        return self.compute_ns / max(1, self.iteration_ns)
 
     @property
     def shares_of_width(self) -> dict[str, float]:
@@ -140,9 +150,8 @@ class Prediction:
             for cause, (below, above) in (self.causes_ns or errors).items()
         }
         below, above = np.sqrt((np.array(list(causes.values())) ** 2).sum(axis=0))
-        corrected = {
-            name: round(getattr(self, name) * factor) for name in ("iteration_ns", "mean_ns", "p95_ns", "p99_ns")
-        }
+        names = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns")
+        corrected: dict[str, Any] = {name: (ns := getattr(self, name)) and round(ns * factor) for name in names}
         median_ns = corrected["iteration_ns"]
         return replace(
             self,
@@ -200,6 +209,7 @@ class Prediction:
             "p95_ns": self.p95_ns,
             "p99_ns": self.p99_ns,
             "compute_ns": self.compute_ns,
+            "efficiency": self.efficiency,
             "no_overlap_ns": self.no_overlap_ns,
             "exposed_comm_ns": self.exposed_comm_ns,
             "breakdown_ns": self.breakdown,
@@ -290,20 +300,12 @@ class Comparison:
     def is_tie(self) -> bool:
         """Whether the difference may be due to the errors of the costs, which both predictions share.
 
-        Each cause moves both predictions; what counts is by how much it moves their difference. Where the causes are
-        not known, because the spread of training was measured, intervals that overlap are a tie.
+        See `explained_by_errors`. Where the causes are not known, because the spread of training was measured,
+        intervals that overlap are a tie.
         """
-        if not self.baseline.causes_ns or not self.other.causes_ns:
+        if not all(any(map(any, one.causes_ns.values())) for one in (self.baseline, self.other)):
             return self.intervals_overlap
-        down = up = 0.0
-        for cause in self.baseline.causes_ns.keys() | self.other.causes_ns.keys():
-            (below, above), (other_below, other_above) = (
-                one.causes_ns.get(cause, (0, 0)) for one in (self.baseline, self.other)
-            )
-            changes = below - other_below, other_above - above  # of the difference, at both ends of the cause
-            down += min(0, *changes) ** 2
-            up += max(0, *changes) ** 2
-        return bool(-(up**0.5) <= self.difference_ns <= down**0.5)
+        return bool(explained_by_errors(self.difference_ns, self.baseline.causes_ns, self.other.causes_ns))
 
     @property
     def intervals_overlap(self) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import InstanceOf, PlainValidator
 
 from reference.files.reading import SHORT
@@ -23,7 +24,7 @@ from reference.trace import Trace
 
 from .engines.closed_form import exposed_many
 from .fabric import Fabric
-from .interval import simulate_many
+from .interval import TAIL, UNKNOWN, explained_by_errors, simulate_many
 from .prediction import Listed, Prediction, Ranks, Stragglers, checked, predict
 from .schedule.policy import Policy
 from .schedule.schedule import build_schedule
@@ -39,14 +40,17 @@ FIGURES = (
     *("compute_ns", "no_overlap_ns", "exposed_comm_ns"),
 )
 """Predicted times of a configuration; `low_ns` and `high_ns` are the ends of the 90 % interval."""
-COLUMNS = (*AXES, "buckets", *FIGURES, "efficiency")
-"""Columns of the table. `efficiency` is compute_ns / iteration_ns: 1 is perfect scaling."""
+COLUMNS = (*AXES, "buckets", *FIGURES, "efficiency", "is_tie")
+"""Columns of the table. `efficiency` is that of `Prediction`. `is_tie` is that of `Comparison` with the fastest
+configuration of the same trace, fabric and world size."""
 
 Progress = Callable[[str, int, int], None]
 Cells = tuple[Any, ...]
 """Index of configurations in arrays of shape [traces, fabrics, world sizes, policies]."""
-Predicted = tuple[Cells, int | Nanoseconds, Nanoseconds]
-"""Configurations, their numbers of buckets, and their `FIGURES` along the last axis."""
+Causes = Mapping[str, Nanoseconds]
+"""`Prediction.causes_ns` of several configurations, with both ends along the last axis."""
+Predicted = tuple[Cells, int | Nanoseconds, Nanoseconds, Causes]
+"""Configurations, their numbers of buckets, their `FIGURES` along the last axis, and their causes."""
 Task = tuple[Cells, Trace, Fabric, Sequence[tuple[int, Policy]], dict[str, Any]]
 """Arguments of `_predict_cells`: configurations of one trace and one fabric for a joblib process."""
 
@@ -101,7 +105,8 @@ def sweep(
         settings: Fields of `Policy`, as an alternative to `policy`, as for `predict`.
 
     Returns:
-        One row per configuration, with `COLUMNS`; times are in nanoseconds and equal those of `predict`.
+        One row per configuration, with `COLUMNS`; times are in nanoseconds and equal those of `predict`. Where
+        `predict` returns None for p95_ns and p99_ns, they are missing.
 
     Raises:
         ValueError: As for `predict`; an axis has no values or is also given as a setting; or several caps or orders
@@ -124,12 +129,15 @@ def sweep(
     policies = [Policy(**(dict(policy) | dict(zip(AXES[3:], choice, strict=True)))) for choice in product(*choices)]
     shape = len(traces), len(fabrics), len(world_sizes), len(policies)
     buckets, figures = np.zeros(shape, np.int64), np.zeros((*shape, len(FIGURES)), np.int64)
+    causes: dict[str, Nanoseconds] = {}
     done = 0
     how: dict[str, Any] = {"variation": variation, "stragglers": stragglers}
-    for cells, *found in _predicted(
+    for cells, some_buckets, some_figures, some_causes in _predicted(
         list(traces.values()), list(fabrics.values()), world_sizes, policies, how, n_jobs
     ):
-        buckets[cells], figures[cells] = found
+        buckets[cells], figures[cells] = some_buckets, some_figures
+        for cause, ends in some_causes.items():
+            causes.setdefault(cause, np.zeros((*shape, 2), np.int64))[cells] = ends
         done += buckets[cells].size
         on_progress("sweeping", done, buckets.size)
 
@@ -139,8 +147,31 @@ def sweep(
     frame = pd.MultiIndex.from_product([*swept[:-1], hooks], names=AXES).to_frame(index=False)
     frame["buckets"] = buckets.ravel()
     frame[list(FIGURES)] = figures.reshape(-1, len(FIGURES))
+    for name in TAIL:
+        frame[name] = frame[name].astype("Int64").mask(frame[name] == UNKNOWN)
     frame["efficiency"] = frame["compute_ns"] / frame["iteration_ns"].clip(lower=1)
+    frame["is_tie"] = _ties(figures, causes).ravel()
     return frame
+
+
+def _ties(figures: Nanoseconds, causes: Causes) -> NDArray[np.bool_]:
+    """Return the column `is_tie`; shape [traces, fabrics, world sizes, policies]."""
+    iteration_ns, low_ns, high_ns = (
+        figures[..., FIGURES.index(name)] for name in ("iteration_ns", "low_ns", "high_ns")
+    )
+    fastest = iteration_ns.argmin(axis=-1)[..., None]
+
+    def of_fastest(ns: Nanoseconds) -> Nanoseconds:
+        return np.take_along_axis(ns, fastest, axis=-1)
+
+    reach = {cause: (ends[..., 0], ends[..., 1]) for cause, ends in causes.items()}
+    reach_of_fastest = {cause: (of_fastest(below), of_fastest(above)) for cause, (below, above) in reach.items()}
+    known = np.zeros(iteration_ns.shape, bool)  # elsewhere the spread of training was measured, or nothing varies
+    for ends in causes.values():
+        known |= ends.any(axis=-1)
+    overlap = (of_fastest(low_ns) <= high_ns) & (low_ns <= of_fastest(high_ns))
+    explained = explained_by_errors(iteration_ns - of_fastest(iteration_ns), reach_of_fastest, reach)
+    return np.where(known & of_fastest(known), explained, overlap)
 
 
 def _check_axes(swept: Sequence[Sequence[Any]], policy: Policy) -> None:
@@ -204,8 +235,9 @@ def _predicted(
             }
             along = [list(samplers).index(size) for size in world_sizes]  # a world size may be listed twice
             solved = solve_steady(model, [charged[place] for place in steady], samplers, policies)
-            for at, (buckets, figures) in enumerate(solved):
-                yield (number, steady, slice(None), at), buckets, figures[:, along]
+            for at, (buckets, figures, causes) in enumerate(solved):
+                places = number, steady, slice(None), at
+                yield places, buckets, figures[:, along], {cause: ns[:, along] for cause, ns in causes.items()}
     if tasks:
         yield from _run(tasks, n_jobs)
 
@@ -214,19 +246,22 @@ def _predict_cells(
     cells: Cells, trace: Trace, fabric: Fabric, asked: Sequence[tuple[int, Policy]], how: dict[str, Any]
 ) -> Predicted:
     """Predict each world size and policy of a task."""
-    rows = []
-    for world_size, policy in asked:
-        prediction = predict(trace, fabric, world_size=world_size, policy=policy, **how)
-        rows.append([len(prediction.buckets), *figures_of(prediction)])
-    buckets, *figures = np.array(rows, np.int64).T
-    return cells, buckets, np.stack(figures, axis=-1)
+    predictions = [predict(trace, fabric, world_size=size, policy=policy, **how) for size, policy in asked]
+    causes = dict.fromkeys(cause for one in predictions for cause in one.causes_ns)
+    return (
+        cells,
+        np.array([len(one.buckets) for one in predictions]),
+        np.array([figures_of(one) for one in predictions], np.int64),
+        {cause: np.array([one.causes_ns.get(cause, (0, 0)) for one in predictions]) for cause in causes},
+    )
 
 
 def figures_of(prediction: Prediction) -> list[int]:
-    """Return `FIGURES` of one prediction."""
+    """Return `FIGURES` of one prediction, with `UNKNOWN` for None."""
     low, high = prediction.interval_ns
     interval = {"low_ns": low, "high_ns": high}
-    return [interval[name] if name in interval else getattr(prediction, name) for name in FIGURES]
+    figures = [interval[name] if name in interval else getattr(prediction, name) for name in FIGURES]
+    return [UNKNOWN if ns is None else ns for ns in figures]
 
 
 def _run(tasks: Sequence[Task], n_jobs: int | None) -> Iterator[Predicted]:
@@ -252,7 +287,7 @@ def solve_steady(
     fabrics: Sequence[Fabric],
     samplers: Mapping[int, IterationSampler],
     policies: Sequence[Policy],
-) -> Iterator[tuple[int, Nanoseconds]]:
+) -> Iterator[tuple[int, Nanoseconds, Causes]]:
     """Predict several fabrics and world sizes at once, with the closed form on arrays.
 
     The cost of each message is computed once for all policies.
@@ -264,7 +299,7 @@ def solve_steady(
         policies: The policies to predict.
 
     Yields:
-        For each policy its number of buckets, and `FIGURES` of shape [fabrics, world sizes, figures].
+        For each policy its number of buckets, `FIGURES` of shape [fabrics, world sizes, figures], and the causes.
     """
     sizes = list(samplers)
 
@@ -285,6 +320,7 @@ def solve_steady(
     for policy, own in zip(policies, sent, strict=True):
         places = [place_of[message] for message in own]
         figures = np.empty((len(fabrics), len(sizes), len(FIGURES)), np.int64)
+        causes: dict[str, Nanoseconds] = {}
         # World sizes with equal keys have equal compute times and equal hook costs.
         sizes_alike = _alike([(tuple(samplers[size].ranks.tolist()), policy.hook.growth(1, size)) for size in sizes])
         if any(fabric.processor.stall_ns or fabric.processor.unexplained for fabric in fabrics):
@@ -302,7 +338,10 @@ def solve_steady(
             exposed_ns = as_int64(exposed_many(distribution.median) / policy.sync_every)
             others = [getattr(distribution, name) for name in FIGURES[:-1]]
             figures[cells] = np.stack([*others, exposed_ns], axis=-1)
-        yield len(costs.untimed.schedule.buckets), figures
+            for cause, ends in distribution.causes_ns.items():
+                of_all = causes.setdefault(cause, np.zeros((len(fabrics), len(sizes), 2), np.int64))
+                of_all[cells] = np.stack(ends, axis=-1)
+        yield len(costs.untimed.schedule.buckets), figures, causes
 
 
 def _alike(values: Sequence[object]) -> list[list[int]]:

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from typer import Argument, Option
 
 from reference.trace import Trace
+from simulator.fabric import Fabric
 from simulator.interval import COMPUTATION
 from simulator.prediction import Prediction
 from simulator.prediction import predict as predict_one
@@ -21,6 +22,7 @@ from simulator.results.heat_map import draw_heat_maps
 from simulator.results.scaling_verdict import TARGET, counted, network_need, width_sentence
 from simulator.results.timeline_plot import draw_timeline
 from simulator.schedule.policy import Policy
+from simulator.step_costs import counted_as_free
 from simulator.sweep import AXES, COLUMNS, TABLE_WRITERS, save_table
 from simulator.sweep import sweep as sweep_all
 from simulator.workload.default_gpu_costs import assume_gpu
@@ -89,11 +91,9 @@ def predict(
     model = recorded.workload.model
     title = f"{recorded.workload.described}, on {world_size} ranks, predicted"
     show_table(list(map(_prediction_row, policies, predictions)), title, optional=SPARED)
-    if (share := host_bound(recorded)) > HOST_BOUND:
-        print(f"the trace is host-bound: its GPU waited for its host {share:.0%} of the time; counted as computation")
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
-    free = [sentence for one in predictions for sentence in one.counted_as_free]
-    for sentence in dict.fromkeys([*(anchor.sentence() for anchor in fastest.anchors), *assumed, *free]):
+    moves = [anchor.sentence() for anchor in fastest.anchors]
+    for sentence in (*moves, *assumptions("the trace", recorded, assumed, [costs], policies)):
         print(sentence)
     parts = {part.replace("_", " "): f"{ns / 1e6:.1f}" for part, ns in fastest.breakdown.items() if ns}
     span = "iteration" if base.sync_every == 1 else f"cycle of {base.sync_every} iterations"
@@ -107,22 +107,24 @@ def predict(
     print(conclusion(policies, predictions))
     result: dict[str, Any] = {"model": model, "world_size": world_size, "rows": rows, "assumed": list(assumed)}
     if world_size > 1:
-        predict_fastest = partial(predict_policy, policy=policies[predictions.index(fastest)])
-        need = network_need(
-            lambda factor: _efficiency(predict_fastest(fabric=costs.scaled(factor))),
-            bucket_bytes=[sum(recorded.sizes_bytes[index] for index in bucket) for bucket in fastest.buckets],
-            all_reduce_ns=partial(costs.all_reduce_ns, world_size=world_size),
-            world_size=world_size,
-        )
-        efficiency = _efficiency(fastest)
+        by_efficiency = sorted(policies, key=lambda one: -predictions[policies.index(one)].efficiency)
+
+        def predict_at(policy: Policy, multiple: float) -> Prediction:
+            return predict_policy(policy=policy, fabric=costs.with_rates(multiple))
+
+        need = network_need([partial(predict_at, one) for one in by_efficiency])
+        needed = by_efficiency[need.configuration]
         print(
-            f"verdict: {world_size} ranks do the work of {efficiency * world_size:.4g} without communication "
-            f"({efficiency:.0%}); {need.sentence()}"
+            f"verdict: {world_size} ranks do the work of {fastest.efficiency * world_size:.4g} that train alone and "
+            f"undisturbed ({fastest.efficiency:.0%}); {need.sentence()}"
+            + (f", with {_in_words(needed)}" if needed != policies[predictions.index(fastest)] else "")
         )
         result["verdict"] = {
-            "efficiency": efficiency,
+            "efficiency": fastest.efficiency,
             "target": need.target,
-            "network_may_take_times_as_long": need.factor,
+            "needed_multiple_of_rates": need.multiple,
+            "needed_configuration": values_of_axes(needed),
+            "message_bytes": need.message_bytes,
             "bus_gb_per_s": need.bus_gb_per_s,
             "needed_bus_gb_per_s": need.needed_gb_per_s,
         }
@@ -168,8 +170,17 @@ def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
     }
 
 
-def _efficiency(prediction: Prediction) -> float:
-    return prediction.compute_ns / max(1, prediction.iteration_ns)
+def assumptions(
+    name: str, trace: Trace, assumed: Sequence[str], fabrics: Sequence[Fabric], policies: Sequence[Policy]
+) -> list[str]:
+    """Return what predictions from a trace assume, and which costs count as free; one sentence each."""
+    sentences = [*assumed]
+    if (share := host_bound(trace)) > HOST_BOUND:
+        sentences.insert(
+            0, f"{name} is host-bound: its GPU waited for its host {share:.0%} of the time; counted as computation"
+        )
+    free = (sentence for fabric in fabrics for policy in policies for sentence in counted_as_free(policy, fabric))
+    return list(dict.fromkeys([*sentences, *free]))
 
 
 def conclusion(policies: Sequence[Policy], predictions: Sequence[Prediction]) -> str:
@@ -233,9 +244,12 @@ def save_timelines(prediction: Prediction, perfetto: Path | None, picture: Path 
         options.save_picture(figure, picture)
 
 
-VALUES = COLUMNS[len(AXES) :]
+VALUES = COLUMNS[len(AXES) : -1]
+"""Columns that a heat map can show: all numbers."""
 SWEEP_CAPS = "1,5,25,100,single"
 SHOWN_ROWS = 40
+SWEEP_SPARED = ("hook", "order")
+"""Columns to leave out on a narrow terminal, the first one first."""
 HELP = {
     "caps": options.HELP["chosen_caps"],
     "fabric": f"{options.FABRIC_FILE}; repeat the option to compare several fabrics.",
@@ -280,13 +294,17 @@ def sweep(
     base = options.read_policy(policy)
     with progress("sweeping") as on_progress:
         fabrics = {str(path): options.read_fabric([path], fabric_set, processor) for path in fabric}
-        chosen, tables, assumed = options.read_variation(variation), [], list[str]()
+        chosen, tables, sentences = options.read_variation(variation), [], list[str]()
+        swept_hooks = options.read_hooks(hooks)
         for path, recorded in {str(path): Trace.load(path) for path in traces}.items():
             completed = {
                 name: assume_gpu(recorded, one, chosen, keep_processor=processor is not None)
                 for name, one in fabrics.items()
             }
-            assumed += [sentence for one in completed.values() for sentence in one.sentences]
+            assumed = [sentence for one in completed.values() for sentence in one.sentences]
+            used = [one.fabric for one in completed.values()]
+            policies = [base.model_copy(update={"hook": hook}) for hook in swept_hooks]
+            sentences += assumptions(Path(path).name, recorded, assumed, used, policies)
             tables.append(
                 sweep_all(
                     {path: recorded},
@@ -294,7 +312,7 @@ def sweep(
                     world_sizes=options.read_counts("--world-sizes", world_sizes),
                     bucket_caps_mb=options.choose_caps(caps, base, SWEEP_CAPS),
                     orders=options.choose_orders(orders, base),
-                    hooks=options.read_hooks(hooks),
+                    hooks=swept_hooks,
                     policy=base,
                     variation=next(iter(completed.values())).variation,
                     stragglers=options.read_stragglers(straggler),
@@ -310,13 +328,16 @@ def sweep(
         maps = draw_heat_maps(table, figure, rows=rows, columns=columns, value=value)
         figure.set_size_inches(8, 4.5 * len(maps))
         options.save_picture(figure, heat_map)
-    best = table.loc[table.groupby(list(AXES[:3]), sort=False)["iteration_ns"].idxmin()]
-    shown = [_sweep_row(row) for row in best.head(SHOWN_ROWS).to_dict("records")]
-    show_table(shown, "the fastest configuration at each world size")
-    for sentence in (*dict.fromkeys(assumed), *sweep_verdicts(table)):
+    shown = [_sweep_row(part) for _, part in table.groupby(list(AXES[:3]), sort=False)]
+    show_table(shown[:SHOWN_ROWS], "the fastest configuration at each world size", optional=SWEEP_SPARED)
+    verdicts = sweep_verdicts(table)
+    for sentence in (*dict.fromkeys(sentences), *verdicts[:SHOWN_ROWS]):
         print(sentence)
+    for many, what in ((len(shown), "rows of the table"), (len(verdicts), "verdicts")):
+        if many > SHOWN_ROWS:
+            print(f"left out, because there are more than {SHOWN_ROWS}: {many - SHOWN_ROWS} {what}")
     print(f"{len(table)} configurations written to {out}")
-    records = table.to_dict("records")
+    records = table.astype(object).where(table.notna(), None).to_dict("records")
     rows_json = [row | {"bucket_cap_mb": options.cap_json(row["bucket_cap_mb"])} for row in records]
     write_json(json_path, {"rows": rows_json})
 
@@ -330,7 +351,7 @@ def _check_heat_map(path: Path | None, rows: str, columns: str, value: str) -> N
 
 
 def sweep_verdicts(table: pd.DataFrame) -> list[str]:
-    """Return on which fabrics each trace reaches the target efficiency at each world size; at most `SHOWN_ROWS`."""
+    """Return on which fabrics each trace reaches the target efficiency at each world size; one sentence each."""
     sentences = []
     for (trace, ranks), part in table.groupby(["trace", "world_size"], sort=False):
         best = part.groupby("fabric", sort=False)["efficiency"].max()
@@ -341,18 +362,25 @@ def sweep_verdicts(table: pd.DataFrame) -> list[str]:
             if len(some)
         ]
         sentences.append(f"verdict: {Path(str(trace)).name} on {ranks} ranks has an efficiency of {'; '.join(parts)}")
-    return sentences[:SHOWN_ROWS]
+    return sentences
 
 
-def _sweep_row(row: Mapping[Hashable, Any]) -> dict[str, str]:
+def _sweep_row(part: pd.DataFrame) -> dict[str, str]:
+    """Return the fastest of the configurations for a trace, a fabric and a world size as a row of a table."""
+    row, *others = part.sort_values("iteration_ns", kind="stable").to_dict("records")
+    # Those that take exactly as long have the same buckets, with few exceptions.
+    tie = next((other for other in others if other["is_tie"] and other["iteration_ns"] > row["iteration_ns"]), None)
     return {
         "trace": Path(row["trace"]).name,
         "fabric": Path(row["fabric"]).name,
         "ranks": str(row["world_size"]),
-        "cap": options.cap_word(row["bucket_cap_mb"]),
-        "order": row["order"],
-        "hook": row["hook"],
+        **_sweep_axes(row),
         "iteration ms": f"{row['iteration_ns'] / 1e6:.1f}",
         "90 % ms": f"{row['low_ns'] / 1e6:.1f} - {row['high_ns'] / 1e6:.1f}",
         "efficiency": f"{row['efficiency']:.0%}",
+        "a tie with": ", ".join(_sweep_axes(tie).values()) if tie else "none",
     }
+
+
+def _sweep_axes(row: Mapping[Hashable, Any]) -> dict[str, str]:
+    return {"cap": options.cap_word(row["bucket_cap_mb"]), "order": row["order"], "hook": row["hook"]}

@@ -22,7 +22,7 @@ from reference.trace import Trace
 from simulator.engines.event_replay import Cluster, CollectiveCost
 from simulator.engines.timeline import Timeline
 from simulator.fabric import Fabric, Linear, LinkShare, slowdowns_of
-from simulator.interval import bounds_ns, place_of_median, summarize
+from simulator.interval import no_overlap_ns, place_of_median, summarize
 from simulator.prediction import Batches, Prediction, Ranks, Stragglers, checked
 from simulator.schedule.comm_hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
@@ -137,11 +137,13 @@ def emulate(
     emulation = _Emulation(training, charged, world_size, sampler)
     emulation.run()
     timelines = [emulation.timelines[cycle] for cycle in range(sampler.count)]
-    times_ns = np.array([(one.iteration_ns, *bounds_ns(one.engine_input)) for one in timelines]).T / policy.sync_every
-    median = timelines[int(place_of_median(times_ns[0]))]
+    latency_ns = np.array([one.iteration_ns for one in timelines])
+    alone_ns = np.concatenate([sampler.alone_ns(sampler.draw([cycle])) for cycle in range(sampler.count)])
+    serial_ns = np.array([no_overlap_ns(one.engine_input) for one in timelines])
+    median = timelines[int(place_of_median(latency_ns))]
     end = emulation.timelines.get("join end")
     return Prediction.of(
-        summarize(times_ns, median.engine_input),
+        summarize(np.stack([latency_ns, alone_ns, serial_ns]) / policy.sync_every, median.engine_input),
         median,
         buckets=emulation.buckets,
         epoch_end_ns=0 if end is None else end.iteration_ns,

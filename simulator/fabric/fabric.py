@@ -23,7 +23,7 @@ from reference.trace import VERSION_FIELD
 from .algorithms import CONCURRENCY, AlgorithmCosts, AlgorithmSetting, Library
 from .cost_curves import CostCurve, CostCurves
 from .link_sharing import LinkShare, Sharing, sharing_factor, sharing_weight
-from .measured_tables import Segment, Sizes, Table, Timing, segments
+from .measured_tables import Segment, Sizes, Table, Timing, segments, tables_by_world_size
 from .nccl_tests import read_log
 from .processor_costs import Processor
 from .topology import Topology, load_topology
@@ -331,6 +331,24 @@ class Fabric(Schema, strict=False):
                 f"got {factor}"
             )
         return self.model_copy(update={"scale": self.scale * factor})
+
+    def with_rates(self, multiple: float) -> Self:
+        """Return a copy whose links send `multiple` times as many bytes per second, with the same latencies.
+
+        Described links change their rates. In a measured table, the part of a time that grows with the bytes changes;
+        the latency is that of the fitted segment of small messages.
+        """
+        tables = {}
+        for name in ("all_reduce", "broadcast"):
+            timings: tuple[Timing, ...] = getattr(self, name)
+            latency_ns = {n: segments(table)[0].alpha_ns for n, table in tables_by_world_size(timings).items()}
+            tables[name] = tuple(
+                row.model_copy(update={"ns": row.ns + round(sent_ns / multiple - sent_ns)})
+                for row in timings
+                for sent_ns in [max(0.0, row.ns - latency_ns[row.world_size])]
+            )
+        topology = None if self.topology is None else self.topology.with_rates(multiple)
+        return self.model_copy(update={**tables, "topology": topology})
 
     def with_processor(self, **changed: object) -> Self:
         """Return a copy with these fields of `processor` changed."""

@@ -97,6 +97,19 @@ class Topology(Schema, strict=False):
         """Largest world size; infinite if the outermost level joins as many groups as needed."""
         return prod(level.members or inf for level in self.levels)
 
+    def with_rates(self, multiple: float) -> Self:
+        """Return a copy in which all links send `multiple` times as many bytes per second."""
+        levels = tuple(
+            level.model_copy(
+                update={
+                    "bytes_per_s": level.bytes_per_s * multiple,
+                    "bytes_per_s_by_members": {n: r * multiple for n, r in level.bytes_per_s_by_members.items()},
+                }
+            )
+            for level in self.levels
+        )
+        return self.model_copy(update={"levels": levels})
+
     def in_use(self, world_size: int) -> tuple[Level, ...]:
         """Return the levels with the members that `world_size` ranks use; groups are filled one after the other.
 

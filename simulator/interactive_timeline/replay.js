@@ -34,7 +34,7 @@ export function replay(data, question) {
   const waited_ns = sum(slowest.waits.map(([start, end]) => end - start));
   return {
     iteration_ns: slowest.now,
-    compute_ns: Math.max(...rows.map(({ times }) => times.backward_end_ns + times.step_ns)),
+    compute_ns: costs.backward_end_ns + costs.step_ns, // of each rank, without a straggler
     exposed_ns,
     stragglers_ns: waited_ns - exposed_ns,
     collectives,

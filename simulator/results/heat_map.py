@@ -85,25 +85,27 @@ def draw_heat_map(
     fastest = dict(zip(places.index, places, strict=True))
     is_time = value.endswith("_ns")
     cells = np.full((len(row_labels), len(column_labels)), np.nan)
+    values = table[value].astype("Float64").to_numpy(float, na_value=np.nan) / (1e6 if is_time else 1)
     for cell, place in fastest.items():
-        cells[cell] = table[value][place] / 1e6 if is_time else table[value][place]
+        cells[cell] = values[place]
     limits = (0.0, 1.0) if value == "efficiency" else (None, None)
     image = ax.imshow(
         cells, aspect="auto", cmap="viridis_r" if is_time else "viridis", vmin=limits[0], vmax=limits[1]
     )
     chosen = [axis for axis in NAMES if axis not in (rows, columns, *GIVEN) and table[axis].map(str).nunique() > 1]
     for (row, column), place in fastest.items():
-        text = f"{cells[row, column]:.0%}" if value == "efficiency" else f"{cells[row, column]:.4g}"
+        shown = cells[row, column]
+        text = "unknown" if np.isnan(shown) else f"{shown:.0%}" if value == "efficiency" else f"{shown:.4g}"
         settings = "".join(f"\n{_label(axis, table[axis][place])}" for axis in chosen)
-        color = "black" if sum(image.cmap(image.norm(cells[row, column]))[:3]) > 1.5 else "white"
+        color = "black" if np.isnan(shown) or sum(image.cmap(image.norm(shown))[:3]) > 1.5 else "white"
         ax.text(column, row, text + settings, ha="center", va="center", fontsize=7, color=color)
     ax.set_xticks(range(len(column_labels)), [_label(columns, label) for label in column_labels], fontsize=8)
     ax.set_yticks(range(len(row_labels)), [_label(rows, label) for label in row_labels], fontsize=8)
     ax.set_xlabel(NAMES[columns])
     ax.set_ylabel(NAMES[rows])
-    shown = f"{value.removesuffix('_ns').replace('_', ' ')}, ms" if is_time else value
+    title = f"{value.removesuffix('_ns').replace('_', ' ')}, ms" if is_time else value
     names = " and ".join(NAMES[axis] for axis in chosen)
-    ax.set_title(f"{shown}, with the fastest {names}" if chosen else shown, loc="left", fontsize=10)
+    ax.set_title(f"{title}, with the fastest {names}" if chosen else title, loc="left", fontsize=10)
     ax.figure.colorbar(image, ax=ax, fraction=0.04)
     return ax
 

@@ -7,88 +7,116 @@ and which other settings are as fast within the intervals.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, log
+from typing import TYPE_CHECKING
 
 from ..fabric.algorithms import sent_share
 from ..workload.compute_times import LEAST_RECORDED
 
+if TYPE_CHECKING:
+    from ..prediction import Prediction
+
 TARGET = 0.9
 """The efficiency for which the network is asked."""
-FASTEST_NETWORK, SLOWEST_NETWORK = 1e-3, 1e3
-"""Range of the factors on the time of every collective that is searched."""
+SLOWEST_LINKS, FASTEST_LINKS = 1e-3, 1e3
+"""Range of the multiples of the links' rates that is searched."""
 SHOWN_SHARE = 0.1
 """Least part of the interval's squared width that is worth a word."""
 CALIBRATE = "run `ddplab calibrate` on the GPUs"
 TOLERANCE = 0.005
-"""Relative tolerance of a factor that is found."""
+"""Relative tolerance of a multiple that is found."""
 
 
 @dataclass(frozen=True)
 class NetworkNeed:
-    """How fast the network must be for the target efficiency."""
+    """How fast the links must be for the target efficiency.
+
+    Attributes:
+        target: The efficiency, from 0 to 1.
+        multiple: Least multiple of the links' rates with which a configuration reaches the target; latencies stay.
+            None: not even links of infinite rate suffice.
+        configuration: Index of that configuration, or of the first one if none reaches the target.
+        message_bytes: The largest message of a bucket under that configuration, after its comm hook.
+        bus_gb_per_s: Bus bandwidth of this message today, in 10**9 bytes per second; defined as in nccl-tests: bytes
+            that a rank sends over time.
+        needed_gb_per_s: The same with the rates that are needed, or None.
+    """
 
     target: float
-    factor: float | None
-    """Largest factor on the time of every collective with which the target is reached; above 1 the network may be
-    slower. None: not even a network of infinite speed suffices."""
+    multiple: float | None
+    configuration: int
+    message_bytes: int
     bus_gb_per_s: float
-    """Bus bandwidth of an all-reduce of the largest bucket, in 10**9 bytes per second, as predicted; defined as in
-    nccl-tests: 2 (n - 1) / n times bytes over time."""
-    largest_bucket_bytes: int
-
-    @property
-    def needed_gb_per_s(self) -> float | None:
-        """The bus bandwidth that is needed."""
-        return None if self.factor is None else self.bus_gb_per_s / self.factor
+    needed_gb_per_s: float | None
 
     def sentence(self) -> str:
         """Return the need as a sentence."""
-        bucket = f"for the largest bucket ({self.largest_bucket_bytes / 2**20:.1f} MB)"
-        if self.factor is None:
+        if self.multiple is None:
             return (
-                f"no network suffices for {self.target:.0%}: copies, launches, slow-downs or slow ranks alone take "
-                "more than the rest"
+                f"no rate of the links suffices for {self.target:.0%}: latencies, copies, launches, slow-downs or "
+                "slow ranks alone take more than the rest"
             )
-        if self.factor >= SLOWEST_NETWORK:
-            slower = f"{SLOWEST_NETWORK:.0f} times slower"
-            return f"the network hardly matters: {self.target:.0%} would remain on one that is {slower}"
-        needed = f"{self.needed_gb_per_s:.3g} GB/s of bus bandwidth {bucket} instead of {self.bus_gb_per_s:.3g}"
-        if self.factor >= 1:
-            return f"{self.target:.0%} would remain if collectives took {self.factor:.3g} times as long: {needed}"
-        return f"{self.target:.0%} needs collectives {1 / self.factor:.3g} times as fast: {needed}"
+        if self.multiple <= SLOWEST_LINKS:
+            return (
+                f"the network hardly matters: {self.target:.0%} would remain on links {1 / SLOWEST_LINKS:.0f} times "
+                "slower"
+            )
+        verb = "would remain with" if self.multiple <= 1 else "needs"
+        return (
+            f"{self.target:.0%} {verb} links {self.multiple:.3g} times as fast: {self.needed_gb_per_s:.3g} GB/s of "
+            f"bus bandwidth for the largest message ({self.message_bytes / 2**20:.1f} MB) instead of "
+            f"{self.bus_gb_per_s:.3g}"
+        )
 
 
-def network_need(
-    efficiency_at: Callable[[float], float],
-    *,
-    bucket_bytes: Sequence[int],
-    all_reduce_ns: Callable[[int], int],
-    world_size: int,
-    target: float = TARGET,
-) -> NetworkNeed:
-    """Find how fast the network must be.
+def network_need(predict_at: "Sequence[Callable[[float], Prediction]]", *, target: float = TARGET) -> NetworkNeed:
+    """Find the least rates with which one of several configurations reaches an efficiency.
+
+    Each configuration is asked whether slower links suffice than those that the configurations before it need, so
+    most of them cost one prediction.
 
     Args:
-        efficiency_at: Efficiency if every collective takes this many times as long; it falls as the factor grows.
-        bucket_bytes: Bytes of each bucket.
-        all_reduce_ns: Nanoseconds of an all-reduce of that many bytes, alone.
-        world_size: Number of ranks.
+        predict_at: By configuration, the prediction if the links' rates are this multiple of today's; its efficiency
+            grows with the multiple. The most efficient configuration should come first.
         target: Efficiency to reach, from 0 to 1.
     """
-    largest = max(bucket_bytes, default=0)
-    time_ns = max(1, all_reduce_ns(largest))
-    bus = sent_share(world_size) * largest / time_ns
-    if efficiency_at(FASTEST_NETWORK) < target:
-        return NetworkNeed(target, None, bus, largest)
-    if efficiency_at(SLOWEST_NETWORK) >= target:
-        return NetworkNeed(target, SLOWEST_NETWORK, bus, largest)
-    reached, missed = log(FASTEST_NETWORK), log(SLOWEST_NETWORK)
-    while missed - reached > TOLERANCE:
-        middle = (reached + missed) / 2
-        if efficiency_at(exp(middle)) >= target:
+    best: float | None = None
+    chosen = 0
+    for number, predict_with in enumerate(predict_at):
+        limit = FASTEST_LINKS if best is None else best * (1 - TOLERANCE)
+        if limit < SLOWEST_LINKS or predict_with(limit).efficiency < target:
+            continue
+        best, chosen = _least_multiple(predict_with, target, limit), number
+    at = predict_at[chosen]
+    message_bytes, bus = _largest_message(at(1.0))
+    needed = None if best is None else _largest_message(at(best))[1]
+    return NetworkNeed(target, best, chosen, message_bytes, bus, needed)
+
+
+def _least_multiple(predict_with: "Callable[[float], Prediction]", target: float, enough: float) -> float:
+    """Return the least multiple that reaches the target, within `TOLERANCE`, given one that does."""
+    if predict_with(SLOWEST_LINKS).efficiency >= target:
+        return SLOWEST_LINKS
+    missed, reached = log(SLOWEST_LINKS), log(enough)
+    while reached - missed > TOLERANCE:
+        middle = (missed + reached) / 2
+        if predict_with(exp(middle)).efficiency >= target:
             reached = middle
         else:
             missed = middle
-    return NetworkNeed(target, exp(reached), bus, largest)
+    return exp(reached)
+
+
+def _largest_message(prediction: "Prediction") -> tuple[int, float]:
+    """Return bytes and bus bandwidth, in 10**9 bytes per second, of the message of a bucket that sends most."""
+    engine_input = prediction.timeline.engine_input
+    world_size = len(engine_input.ranks if engine_input.represented_by is None else engine_input.represented_by)
+    sent = [(0.0, 0, 1)]
+    for one, ns in zip(engine_input.schedule.collectives, engine_input.cost_ns.tolist(), strict=True):
+        if one.bucket is not None:
+            share = world_size - 1 if one.transport == "all_gather" else sent_share(world_size)
+            sent.append((share * one.size_bytes, one.size_bytes, max(1, ns)))
+    sent_bytes, size_bytes, ns = max(sent)
+    return size_bytes, sent_bytes / ns
 
 
 NARROWER = {

@@ -16,7 +16,7 @@ from reference.files.reading import Settings
 from reference.files.value_ranges import MILLION, Iterations, Rank, RelativeError, SlowdownFactor, as_int64
 from reference.trace import Buffer, Iteration, Parameter, Trace
 
-from ..fabric.uncertainty import NORMAL_HALF_BAND
+from ..fabric.uncertainty import BAND, NORMAL_HALF_BAND
 
 Nanoseconds = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -56,7 +56,9 @@ class ComputeTimes:
         return type(self)(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def scaled(self, factors: Floats) -> Self:
-        """Multiply each rank's times by its factor; `factors` has the leading axes."""
+        """Multiply each rank's times by its factor; `factors` has the leading axes. Factors of 1 change no bit."""
+        if (factors == 1).all():
+            return self
 
         def scale(ns: Nanoseconds) -> Nanoseconds:
             if ns.dtype == np.bool_:
@@ -84,11 +86,14 @@ class CycleTimes(ComputeTimes):
         before_ns: Duration of each preceding iteration of the cycle, which run under `no_sync`, along the last axis.
         some_unused: Whether some parameter gets no gradient in the whole cycle.
         joined: Whether the rank has run out of inputs before each iteration of the cycle, along the last axis.
+        undisturbed_ns: Duration of the whole cycle if the rank were alone and as fast as usual, see
+            `IterationSampler`; 0 for iterations that the rank has no inputs for.
     """
 
     before_ns: Nanoseconds
     some_unused: NDArray[np.bool_]
     joined: NDArray[np.bool_]
+    undisturbed_ns: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +227,7 @@ class Variation(Settings):
         ge=0,
         le=0.2,
         description="standard deviation of the speeds of equal devices, a fraction: the last rank is as slow as the "
-        "slowest of all ranks, and the recorded device is one of them; from measurements of many devices",
+        "slowest of all ranks usually is, and the recorded device is one of them; from measurements of many devices",
     )
     jitter: float | None = Field(
         default=None,
@@ -261,8 +266,11 @@ class IterationSampler:
     Of ranks whose compute times are always equal, only one is sampled.
 
     With `device_spread`, an iteration waits for the slowest of `world_size` normally distributed devices. All others
-    are faster, so only the last rank is slowed, by a factor that follows the distribution of that maximum over the
-    iterations.
+    are faster, so only the last rank is slowed. Speeds of devices persist: in all iterations it is as slow as in the
+    median cluster, and `error_bands` has the other clusters.
+
+    A rank is *undisturbed* if it is no straggler and no slower than its recording: the mean over all devices, not the
+    slowest.
 
     Args:
         recorded: Recorded iterations by rank, as `RecordedModel.compute_times`.
@@ -277,9 +285,8 @@ class IterationSampler:
         represented_by: For every rank, the sampled rank with equal compute times; shape [world size].
         count: Number of cycles; equal to the number of iterations if `sync_every` is 1.
         sync_every: As given.
-        speed_error: Half-width of the band that holds 90 % of the devices' speeds around that of the recorded device,
-            as a fraction.
-        of_usual_speed: Indices into `ranks` of those that `device_spread` does not slow.
+        error_bands: What is not known of the cluster, by name: factors on the compute times of `ranks`, from the
+            median iteration to both ends of the band that holds 90 % of clusters; shape of each [ranks].
         parameters: Number of parameters.
 
     Raises:
@@ -301,21 +308,22 @@ class IterationSampler:
         self._variation, self._stragglers = variation, stragglers
         self._inputs = None if inputs is None else np.array(inputs)
         self._world_size, self.sync_every = world_size, sync_every
-        self.speed_error = NORMAL_HALF_BAND * variation.device_spread
-        self._slowest = world_size - 1 if variation.device_spread and world_size > 1 else None
-        if variation.kind == "slowest" and world_size > len(recorded):
-            self._slowest = world_size - 1
+        self._recorded = recorded[:world_size]
+        differ = variation.device_spread > 0 and world_size > 1
+        is_typical = variation.kind == "slowest" and (differ or world_size > len(recorded))
+        self._slowest = world_size - 1 if differ or is_typical else None
+        has_jitter = len(self._recorded_ratios) > 0 if variation.jitter is None else variation.jitter > 0
+        self._slowest_varies = is_typical and has_jitter
 
         slow = {straggler.rank for straggler in stragglers}
         is_random = variation.kind not in ("recorded", "slowest") or None in slow
-        self._varies = is_random or self._slowest is not None
+        self._varies = is_random or self._slowest_varies
         self.ranks = self.represented_by = np.arange(world_size)
         if not is_random:
             unlike = sorted(rank for rank in slow | {self._slowest} if rank is not None)
             self.ranks, self.represented_by = _distinct_ranks(world_size, len(recorded), unlike, inputs)
-        self.of_usual_speed = np.flatnonzero(self.ranks != (-1 if self._slowest is None else self._slowest))
+        self.error_bands = self._error_bands()
 
-        self._recorded = recorded[:world_size]
         self._source = self.ranks % len(self._recorded)
         self._pool = ComputeTimes.concatenated(self._recorded)
         self.parameters = self._pool.ready_ns.shape[-1]
@@ -324,14 +332,12 @@ class IterationSampler:
 
         if inputs is not None:
             iterations = max(inputs)
-        elif variation.kind == "slowest" and self._slowest is not None:
-            iterations = SLOWEST_ITERATIONS * sync_every
-        elif variation.kind not in ("recorded", "slowest"):
-            iterations = variation.iterations
-        else:
+        elif is_typical:
+            iterations = (SLOWEST_ITERATIONS if self._varies else 1) * sync_every
+        elif variation.kind in ("recorded", "slowest"):
             iterations = int(counts.min())
-            if self._slowest is not None:
-                iterations *= -(-LEAST_SLOWEST // iterations)
+        else:
+            iterations = variation.iterations
         self.count = max(1, iterations // sync_every)
         durations = self.count * sync_every * len(self.ranks) * self.parameters
         if self._varies and durations > MOST_DURATIONS:
@@ -359,26 +365,42 @@ class IterationSampler:
         """Sample these cycles, given by number; shape [cycles, `ranks`]."""
         return CycleTimes.stacked([self._draw_cycle(cycle) for cycle in cycles])
 
+    def alone_ns(self, cycles: CycleTimes) -> Floats:
+        """Return how long undisturbed ranks would take for each cycle alone, mean over all ranks; shape [cycles]."""
+        represented = np.searchsorted(self.ranks, self.represented_by)
+        means: Floats = np.average(cycles.undisturbed_ns, axis=-1, weights=np.bincount(represented))
+        return means
+
     def _draw_cycle(self, cycle: int) -> CycleTimes:
         """Sample one cycle.
 
         Iterations under `no_sync` have no optimiser step; parameters that they use count as used in the cycle.
         """
         numbers = np.arange(cycle * self.sync_every, (cycle + 1) * self.sync_every)
-        *before, last = map(self.draw_iteration, numbers.tolist())
+        drawn = [self._draw_undisturbed(number) for number in numbers.tolist()]
+        *before, last = (times.scaled(factors) for times, factors in drawn)
         joined = np.zeros((len(self.ranks), self.sync_every), bool)
         if self._inputs is not None:
             joined = self._inputs[self.ranks, None] <= numbers
+        by_iteration = [
+            times.compute_ns - (place < len(before)) * times.optimizer_ns for place, (times, _) in enumerate(drawn)
+        ]
+        undisturbed_ns = np.where(joined, 0, np.stack(by_iteration, axis=-1)).sum(axis=-1)
         before_ns = np.empty((len(self.ranks), len(before)), np.int64)
         unused = last.unused
         for place, one in enumerate(before):
             before_ns[:, place] = np.where(joined[:, place], 0, one.compute_ns - one.optimizer_ns)
             unused = unused & one.unused
         times = (getattr(last, field.name) for field in fields(last))
-        return CycleTimes(*times, before_ns, unused.any(axis=-1), joined)  # type: ignore[call-arg]
+        return CycleTimes(*times, before_ns, unused.any(axis=-1), joined, undisturbed_ns)  # type: ignore[call-arg]
 
     def draw_iteration(self, number: int) -> ComputeTimes:
         """Sample one iteration of all ranks; the times depend on `number` only, not on earlier calls."""
+        times, factors = self._draw_undisturbed(number)
+        return times.scaled(factors)
+
+    def _draw_undisturbed(self, number: int) -> tuple[ComputeTimes, Floats]:
+        """Sample an iteration of undisturbed ranks, and the factor by which each rank is slower; shape [ranks]."""
         rng = np.random.default_rng([self._variation.seed, number])
         match self._variation.kind:
             case "slowest" if self._slowest is not None:
@@ -396,34 +418,53 @@ class IterationSampler:
                 typical, spread = self._fitted
                 factors = np.exp(rng.standard_normal(len(self.ranks)) * spread)
                 times = self._pool[self._first + typical].scaled(factors)
+        factors = np.ones(len(self.ranks))
         if self._slowest is not None:
             level = (0.5 + number * GOLDEN) % 1
-            if self._variation.kind == "slowest":
-                factor = self._slowest_factor(level)
-            else:
-                factor = 1 + self._variation.device_spread * slowest_of(self._world_size, level)
-            times = times.scaled(np.where(self.ranks == self._slowest, factor, 1.0))
+            factors = np.where(self.ranks == self._slowest, self._slowest_factor(level), 1.0)
         for straggler in self._stragglers:
             slow = int(rng.integers(len(self.ranks))) if straggler.rank is None else straggler.rank
-            times = times.scaled(np.where(self.ranks == slow, straggler.factor, 1.0))
-        return times
+            factors = factors * np.where(self.ranks == slow, straggler.factor, 1.0)
+        return times, factors
 
-    def _slowest_factor(self, level: float, *, errors: float = 0.0) -> float:
+    def _slowest_factor(self, level: float = 0.5, *, cluster: float = 0.5, errors: float = 0.0) -> float:
         """Return the compute time of the slowest rank as a multiple of the median rank's.
 
-        The devices' speeds persist, and the iterations, of which `level` is the quantile, vary. Both are independent.
-        With `errors`, all that was assumed is that many of its errors larger.
+        Args:
+            level: Quantile of the iterations, which vary with `slowest`.
+            cluster: Quantile of the clusters, whose devices' speeds persist. Both are independent.
+            errors: By how many of its errors all that was assumed is larger.
         """
         variation = self._variation
         assumed = (1 + variation.assumed_error) ** errors
-        device = assumed * variation.device_spread * slowest_of(self._world_size, 0.5)
-        if variation.jitter is not None:
-            iteration = assumed * variation.jitter * slowest_of(self._world_size, level)
-        elif len(self._recorded_ratios):
-            iteration = max(0.0, float(np.quantile(self._recorded_ratios, level ** (1 / self._world_size))) - 1)
-        else:
+        device = assumed * variation.device_spread * slowest_of(self._world_size, cluster)
+        if not self._slowest_varies:
             iteration = 0.0
+        elif variation.jitter is not None:
+            iteration = assumed * variation.jitter * slowest_of(self._world_size, level)
+        else:  # the slowest of as many recorded iterations, drawn at random
+            highest = np.quantile(self._recorded_ratios, level ** (1 / self._world_size), method="inverted_cdf")
+            iteration = max(0.0, float(highest) - 1)
         return 1 + float(np.hypot(device, iteration))
+
+    def _error_bands(self) -> dict[str, tuple[Floats, Floats]]:
+        """Return `error_bands`; the slowest device of the cluster and the errors of its spread are independent."""
+        bands = {}
+        variation, same = self._variation, np.ones(len(self.ranks))
+        if error := NORMAL_HALF_BAND * variation.device_spread:
+            bands["device speeds"] = same * (1 - error), same * (1 + error)
+        if self._slowest is not None:
+            usual = self._slowest_factor()
+            ends = []
+            for side in (-1, 1):
+                other_cluster = self._slowest_factor(cluster=(1 + side * BAND) / 2) - usual
+                assumed_wrongly = 0.0
+                if variation.kind == "slowest":
+                    assumed_wrongly = self._slowest_factor(errors=side) - usual
+                change = side * float(np.hypot(other_cluster, assumed_wrongly)) / usual
+                ends.append(np.where(self.ranks == self._slowest, 1 + change, 1.0))
+            bands["slowest rank"] = ends[0], ends[1]
+        return bands
 
     @cached_property
     def _recorded_ratios(self) -> Floats:
@@ -431,14 +472,6 @@ class IterationSampler:
         of_ranks = [times.compute_ns / max(1, np.median(times.compute_ns)) for times in self._recorded]
         ratios: Floats = np.concatenate(of_ranks)
         return ratios if len(ratios) >= LEAST_RECORDED else ratios[:0]
-
-    @property
-    def slowest_bounds(self) -> tuple[float, float] | None:
-        """Compute time of the slowest rank at both ends of its error band, over that in the median iteration."""
-        if self._variation.kind != "slowest" or self._slowest is None or not self._variation.assumed_error:
-            return None
-        low, usual, high = (self._slowest_factor(0.5, errors=errors) for errors in (-1, 0, 1))
-        return low / usual, high / usual
 
     @cached_property
     def _gaps(self) -> "list[GapSampler]":
@@ -477,8 +510,6 @@ def _check_ranks(
 
 MOST_DURATIONS = 500_000_000
 """Gradients that are sampled at most, which takes minutes."""
-LEAST_SLOWEST = 21
-"""Least number of iterations, each with another speed of the slowest device."""
 SLOWEST_ITERATIONS = 101
 """Iterations of `slowest`, which vary only in the slowest rank: enough for a 99th percentile."""
 LEAST_RECORDED = 20

@@ -30,7 +30,9 @@ def test_predict_prints_a_table_and_writes_json_and_timeline(here, trace, fabric
         r"fastest: cap .*, order .*, hook none, .* ms, limited by .*; (.*its lead of .* ms over|.*a tie .* with) .*",
         fastest,
     )
-    assert re.fullmatch(r"verdict: 8 ranks do the work of .* without communication \(.*%\); 90% .*", verdict)
+    assert re.fullmatch(
+        r"verdict: 8 ranks do the work of .* that train alone and undisturbed \(.*%\); .*90%.*", verdict
+    )
     written = json.loads((tmp_path / "p.json").read_text())
     assert 0 < written["verdict"]["efficiency"] <= 1
     rows = written["rows"]
@@ -200,3 +202,22 @@ def test_a_sweep_names_the_fabrics_that_suffice():
     assert sweep_verdicts(table) == [
         "verdict: a on 64 ranks has an efficiency of at least 90% on x (95%); less on y (40%)"
     ]
+
+
+def test_a_sweep_says_what_counts_as_free_what_ties_and_what_it_leaves_out(here, trace, topology, tmp_path):
+    sizes = ",".join(map(str, range(2, 86, 2)))
+    asked = ("--caps", "0.01,single", "--hooks", "none,fp16", "--world-sizes", sizes)
+    done = here(
+        "sweep", trace, "--fabric", topology, *asked, "--out", tmp_path / "s.csv", "--json", tmp_path / "j"
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "the fabric has no processor costs, so copies, launches and slow-downs count as free" in lines
+    assert [line for line in lines if line.startswith("the hook fp16 was not measured")]
+    assert "left out, because there are more than 40: 2 rows of the table" in lines
+    assert "left out, because there are more than 40: 2 verdicts" in lines
+    assert "a tie with" in done.stdout
+    rows = json.loads((tmp_path / "j").read_text())["rows"]
+    assert {row["p99_ns"] for row in rows} == {None}
+    assert {type(row["is_tie"]) for row in rows} == {bool}
+    assert pd.read_csv(tmp_path / "s.csv")["p99_ns"].isna().all()

@@ -295,7 +295,9 @@ def test_a_straggler_computes_longer_by_its_factor_and_no_other_rank_does(trace,
         factors[slow] = factor
         before, after = getattr(usual, name), getattr(late, name)
         shape = factors.reshape(-1, *(1,) * (before.ndim - 2))
-        np.testing.assert_array_equal(after, np.rint(before * shape))
+        # A straggler that is the slowest device too is rounded once, after both factors.
+        error = (factor + 1) / 2 * (factors > 1) * bool(variation.device_spread)
+        assert (np.abs(after - np.rint(before * shape)) <= error.reshape(shape.shape)).all()
 
 
 @examples(30)
@@ -410,8 +412,7 @@ def test_unequal_devices_change_the_last_rank_alone(trace, world_size, number):
         assert same(unequal.draw_iteration(number), equal.draw_iteration(number))
         return
     usual, slowed = equal.draw_iteration(number), unequal.draw_iteration(number)
-    for row in unequal.of_usual_speed:
-        assert unequal.ranks[row] < world_size - 1
+    for row in np.flatnonzero(unequal.ranks != world_size - 1):
         source = int(equal.ranks.tolist().index(equal.represented_by[unequal.ranks[row]]))
         assert same(slowed[row], usual[source])
     last = unequal.ranks.tolist().index(world_size - 1)

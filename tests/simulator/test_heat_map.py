@@ -9,10 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
+from simulator import Fabric, sweep
 from simulator.results.heat_map import GIVEN, draw_heat_map, draw_heat_maps
 from simulator.sweep import AXES
 
 from ..explore import examples
+from ..strategies import iteration, trace_of
 
 CAPS = (1.0, float("inf"), float("nan"))
 CHOICES = {
@@ -106,3 +108,11 @@ def test_axes_are_labelled_as_tables_are():
 def test_an_error_names_the_argument_in_one_line(arguments, message):
     with pytest.raises(ValueError, match=message):
         draw_heat_map(pd.DataFrame(columns=[*AXES, "iteration_ns"]), Figure().add_subplot(), **arguments)
+
+
+def test_a_cell_whose_value_is_not_known_says_so():
+    table = sweep(
+        trace_of([[iteration(10, (20,), 30, 0)]], [400]), Fabric.from_alpha_beta(10, 1e9), world_sizes=[2, 4]
+    )
+    ax = draw_heat_map(table, Figure().subplots(), value="p99_ns")
+    assert [text.get_text() for text in ax.texts] == ["unknown", "unknown"]

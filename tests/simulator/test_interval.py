@@ -5,12 +5,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.integrate import quad
 from scipy.stats import norm
 
 from simulator import Fabric, predict
 from simulator.fabric import Timing
-from simulator.workload.compute_times import Variation
+from simulator.workload.compute_times import Straggler, Variation
 
 from ..explore import examples
 from ..strategies import any_predictions, iteration, steady_fabrics, trace_of
@@ -25,7 +24,9 @@ def test_figures_of_the_samples_are_in_their_order(asked):
     samples = prediction.samples_ns
     low, high = prediction.interval_ns
     assert low <= prediction.iteration_ns <= high
-    assert prediction.p95_ns <= prediction.p99_ns <= max(samples)
+    for quantile_ns, least in ((prediction.p95_ns, 20), (prediction.p99_ns, 100)):
+        assert (quantile_ns is None) == (len(set(samples)) < least)
+        assert quantile_ns is None or prediction.iteration_ns <= quantile_ns <= max(samples)
     assert min(samples) <= prediction.mean_ns <= max(samples)
     assert prediction.iteration_ns in samples
     assert sum(sample < prediction.iteration_ns for sample in samples) <= len(samples) / 2
@@ -53,14 +54,72 @@ def test_the_interval_reaches_as_far_as_dearer_and_cheaper_collectives_do():
 
 
 @pytest.mark.parametrize("world_size", [2, 8, 64, 1024])
-def test_an_iteration_waits_for_the_slowest_of_all_devices(world_size):
-    """Without communication, the mean is that of the maximum of as many normal variables, which is never negative."""
+def test_an_iteration_waits_for_the_slowest_of_all_devices_and_the_interval_has_other_clusters(world_size):
+    """Without communication: the quantiles of the maximum of as many normal variables, which is never negative.
+
+    They are quantiles of clusters, not of iterations: all iterations of a cluster take equally long.
+    """
     trace = trace_of([[iteration(10**6, (2 * 10**6,), 3 * 10**6, 0)] * 400], [4])
     prediction = predict(trace, FREE, world_size=world_size, variation=Variation(device_spread=0.01))
-    expected, _ = quad(lambda z: z * world_size * norm.pdf(z) * norm.cdf(z) ** (world_size - 1), 0, 10)
-    assert prediction.mean_ns == pytest.approx(3e6 * (1 + 0.01 * expected), rel=1e-4)
-    assert prediction.compute_ns == 3 * 10**6  # the other devices, which wait
-    assert prediction.iteration_ns < prediction.p95_ns < prediction.p99_ns
+    low, usual, high = (3e6 * (1 + 0.01 * max(0, norm.ppf(q ** (1 / world_size)))) for q in (0.05, 0.5, 0.95))
+    assert prediction.iteration_ns == prediction.mean_ns == round(usual)
+    assert prediction.causes_ns["slowest rank"] == pytest.approx((usual - low, high - usual), abs=2)
+    assert prediction.causes_ns["iterations"] == (0, 0)
+    assert prediction.p95_ns is prediction.p99_ns is None
+    assert prediction.compute_ns == 3 * 10**6
+
+
+@pytest.mark.parametrize(("jitter", "spread", "tail"), [(0.01, 0.0, True), (0.01, 0.02, True), (0.0, 0.02, False)])
+def test_percentiles_are_those_of_iterations_of_one_cluster(jitter, spread, tail):
+    """The wider band of an assumed spread moves the interval alone; without jitter, iterations do not differ."""
+    trace = trace_of([[iteration(10**6, (2 * 10**6,), 3 * 10**6, 0)]], [4])
+    one, other = (
+        predict(
+            trace,
+            FREE,
+            world_size=64,
+            variation=Variation(kind="slowest", jitter=jitter, device_spread=spread, assumed_error=error),
+        )
+        for error in (0.0, 1.0)
+    )
+    assert (one.p95_ns, one.p99_ns, one.iteration_ns) == (other.p95_ns, other.p99_ns, other.iteration_ns)
+    assert one.interval_ns[1] < other.interval_ns[1]
+    assert (one.p99_ns is not None) is tail
+
+
+@pytest.mark.parametrize(("recorded", "p95", "p99"), [(19, False, False), (21, True, False), (101, True, True)])
+def test_too_few_iterations_have_no_tail(recorded, p95, p99):
+    trace = trace_of([[iteration(10, (20,), 30 + number, 0) for number in range(recorded)]], [4])
+    for variation in (Variation(), Variation(kind="slowest"), Variation(kind="resampled", iterations=5000)):
+        prediction = predict(trace, FREE, world_size=2, variation=variation)
+        assert (prediction.p95_ns is not None) <= p95
+        assert (prediction.p99_ns is not None) <= p99
+        if variation.kind != "slowest":
+            assert (prediction.p95_ns is not None, prediction.p99_ns is not None) == (p95, p99)
+
+
+@examples(30)
+@given(any_predictions(), st.integers(0, 3), st.floats(1, 3))
+def test_a_straggler_never_raises_the_efficiency(asked, rank, factor):
+    late = Straggler(rank=rank % asked.world_size, factor=factor)
+    before = replace(asked, variation=Variation(), stragglers=()).predict()
+    after = replace(asked, variation=Variation(), stragglers=(late,)).predict()
+    assert after.compute_ns == before.compute_ns
+    assert before.compute_ns <= before.iteration_ns
+    assert after.efficiency <= 1
+    if after.iteration_ns >= before.iteration_ns:  # queues of collectives can make it shorter
+        assert after.efficiency <= before.efficiency
+
+
+def test_efficiency_counts_each_rank_alone():
+    """Two recorded ranks of 60 and 100 ns on three ranks: 220 of 300 ns, and of 660 ns if rank 1 takes 2.2 times."""
+    trace = trace_of([[iteration(10, (20,), 60, 0)], [iteration(10, (20,), 100, 0)]], [4])
+    assert predict(trace, FREE, world_size=3).efficiency == pytest.approx(220 / 300, rel=0.005)
+    slowed = predict(trace, FREE, world_size=3, stragglers=[Straggler(rank=1, factor=2.2)])
+    assert (slowed.compute_ns, slowed.iteration_ns) == (73, 220)
+    assert slowed.efficiency == slowed.to_json()["efficiency"] == 73 / 220
+    usual = Variation(kind="slowest", jitter=0.05, device_spread=0.05)
+    assert predict(trace, FREE, world_size=64, variation=usual).compute_ns == 80
 
 
 def test_the_interval_allows_for_the_speed_of_the_recorded_device():

@@ -1,60 +1,86 @@
 """Verdict: the network that is named as needed has the target efficiency, and a slower one has not."""
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from simulator import Fabric, predict
-from simulator.results.scaling_verdict import FASTEST_NETWORK, SLOWEST_NETWORK, TOLERANCE, counted, network_need
+from simulator.fabric import Timing
+from simulator.results.scaling_verdict import FASTEST_LINKS, SLOWEST_LINKS, TOLERANCE, counted, network_need
 
+from ..explore import examples
 from ..strategies import iteration, trace_of
 
+US = 1000
 
+
+def predict_at(trace, fabric, settings, multiple):
+    return predict(trace, fabric.with_rates(multiple), world_size=4, **settings)
+
+
+@examples(30)
 @given(
-    st.integers(0, 10**6),
-    st.integers(1, 10**6),
-    st.integers(0, 10**6),
+    st.integers(0, 10**5),
+    st.floats(1e6, 1e11),
+    st.lists(st.sampled_from([1.0, 3.0, float("inf")]), min_size=1, max_size=3, unique=True),
     st.floats(0.05, 0.99),
-    st.integers(2, 64),
 )
-def test_the_needed_network_just_reaches_the_target(compute_ns, collectives_ns, fixed_ns, target, ranks):
-    """An iteration without overlap: computation, a fixed cost, and collectives."""
-
-    def efficiency_at(factor: float) -> float:
-        return compute_ns / max(1, compute_ns + fixed_ns + factor * collectives_ns)
-
-    need = network_need(
-        efficiency_at, bucket_bytes=[7, 1000], all_reduce_ns=lambda size: 3 * size, world_size=ranks, target=target
-    )
-    assert need.bus_gb_per_s == pytest.approx(2 * (ranks - 1) / ranks / 3)
-    if need.factor is None:
-        assert efficiency_at(FASTEST_NETWORK) < target
-        assert "no network suffices" in need.sentence()
+def test_the_need_is_that_of_the_best_configuration_at_its_rates(latency_ns, bytes_per_s, caps_mb, target):
+    trace = trace_of([[iteration(300 * US, (1900 * US, 900 * US), 1900 * US, 100 * US)]], [3 << 20, 2 << 20])
+    fabric = Fabric.from_alpha_beta(latency_ns, bytes_per_s)
+    at = [partial(predict_at, trace, fabric, {"bucket_cap_mb": cap}) for cap in caps_mb]
+    need = network_need(at, target=target)
+    if need.multiple is None:
+        assert all(one(FASTEST_LINKS).efficiency < target for one in at)
+        assert "no rate of the links suffices" in need.sentence()
         return
-    assert efficiency_at(need.factor) >= target
-    if need.factor < SLOWEST_NETWORK:
-        assert efficiency_at(need.factor * (1 + 2 * TOLERANCE)) < target
-        assert need.needed_gb_per_s == pytest.approx(need.bus_gb_per_s / need.factor)
-        assert ("needs collectives" in need.sentence()) == (need.factor < 1)
-    else:
+    assert at[need.configuration](need.multiple).efficiency >= target
+    if need.multiple == SLOWEST_LINKS:
         assert "hardly matters" in need.sentence()
+        return
+    assert all(one(need.multiple * (1 - 2 * TOLERANCE)).efficiency < target for one in at)
+    assert ("needs links" in need.sentence()) == (need.multiple > 1)
 
 
-def test_the_need_of_a_prediction_is_that_of_its_scaled_fabric():
-    """Two gradients of 400 bytes and 1 ns a byte: the last all-reduce of 600 ns is exposed after 1,000 ns."""
-    trace = trace_of([[iteration(300, (900, 500), 900, 100)]], [400, 400])
-    fabric = Fabric.from_table([(4, 400, 600), (4, 800, 1200)])
+def test_a_need_leaves_latencies_and_counts_the_messages_of_the_hook():
+    """Two buckets of 4,000 bytes at 1 ns a byte for each of 1.5: after 1,000 ns, an all-reduce of 6,000 ns."""
+    trace = trace_of([[iteration(300, (900, 500), 900, 100)]], [4000, 4000])
+    plan = {"plan": ((1,), (0,))}
+    table = Fabric.from_table([(4, 0, 6), (4, 4000, 6006), (4, 8000, 12006)])
+    need = network_need([partial(predict_at, trace, table, plan)])
+    assert need.needed_gb_per_s == pytest.approx(6000 / 111, rel=0.02)  # 1,000 / 1,111 ns
+    assert need.multiple == pytest.approx(6000 / 105, rel=0.02)  # 6 of the 111 ns are latency
+    assert (need.message_bytes, need.bus_gb_per_s) == (4000, 6000 / 6006)
+    hooked = network_need([partial(predict_at, trace, table, plan | {"hook": "fp16"})])
+    assert hooked.message_bytes == 8000, "two bytes for each of the elements, which have one"
+    assert hooked.multiple == pytest.approx(2 * need.multiple, rel=0.02)
 
-    def efficiency_at(factor: float) -> float:
-        scaled = predict(trace, fabric.scaled(factor), world_size=4, plan=((1,), (0,)))
-        return scaled.compute_ns / scaled.iteration_ns
+    slow_start = Fabric.from_table([(4, 0, 200), (4, 4000, 6200)])
+    assert network_need([partial(predict_at, trace, slow_start, plan)]).multiple is None, "its latency is 200 ns"
 
-    assert efficiency_at(1) < 0.9
-    need = network_need(
-        efficiency_at, bucket_bytes=[400, 400], all_reduce_ns=lambda size: fabric.all_reduce_ns(size, 4), world_size=4
-    )
-    assert need.factor == pytest.approx(111 / 600, rel=0.02)  # 1,000 / 1,111 ns
-    assert need.needed_gb_per_s == pytest.approx(1.5 * 400 / 111, rel=0.02)
+
+def test_the_best_cap_at_the_needed_rates_counts():
+    """On a fast network small buckets overlap more; on a slow one, few latencies count."""
+    trace = trace_of([[iteration(US, (100 * US, 50 * US), 100 * US, 0)]], [1 << 20, 1 << 20])
+    fabric = Fabric.from_table([(4, 0, 8 * US), (4, 1 << 20, 80 * US), (4, 2 << 20, 152 * US)])
+    plans = [{"plan": ((1, 0),)}, {"plan": ((1,), (0,))}]
+    at = [partial(predict_at, trace, fabric, plan) for plan in plans]
+    alone = [network_need([one], target=0.8).multiple for one in at]
+    assert alone[1] < alone[0] / 1.5
+    for order in (at, at[::-1]):
+        assert network_need(order, target=0.8).multiple == pytest.approx(min(alone), rel=2 * TOLERANCE)
+
+
+@given(st.floats(1e-3, 1e3), st.integers(0, 10**6), st.integers(0, 10**8))
+def test_rates_change_the_bytes_of_tables_and_of_links_alike(multiple, latency_ns, size_bytes):
+    links = Fabric.from_alpha_beta(latency_ns, 1e9)
+    sizes = (0, 10**3, 10**6, 10**8)
+    table = Fabric(all_reduce=[Timing(world_size=2, size_bytes=s, ns=links.all_reduce_ns(s, 2)) for s in sizes])
+    expected = 2 * latency_ns + size_bytes / multiple
+    for fabric in (links, table):
+        assert fabric.with_rates(multiple).all_reduce_ns(size_bytes, 2) == pytest.approx(expected, rel=1e-3, abs=2)
 
 
 def test_buckets_are_counted_with_their_range():

@@ -97,7 +97,8 @@ def test_one_rank_trains_locally_and_pays_only_its_own_processor(asked):
     engine_input = asked.predict().timeline.engine_input
     assert asked.predict().timeline.iteration_ns == engine_input.duration_ns.sum()
     assert asked.predict().breakdown["exposed_comm"] == asked.predict().breakdown["stragglers"] == 0
-    bare = replace(asked, fabric=FREE, policy=asked.policy.model_copy(update={"hook": CommHook()})).predict()
+    policy = asked.policy.model_copy(update={"hook": CommHook()})
+    bare = replace(asked, fabric=FREE, policy=policy, stragglers=()).predict()
     local = [
         place for place, step in enumerate(bare.timeline.engine_input.schedule.steps) if step.kind in COMPUTATION
     ]
