@@ -1,16 +1,19 @@
-"""Reads all-reduce times by message size from logs of nccl-tests' `all_reduce_perf`.
+"""Reads all-reduce times by message size from logs of `all_reduce_perf`, a program of nccl-tests and rccl-tests.
 
-A log lists the ranks, one line each (`#  Rank  3 Group ...`), and then has one row per message size: size, count,
-type, redop and root, then the time in microseconds, the algorithm and bus bandwidth in GB/s and the number of wrong
-elements, first out of place, then in place. Launchers put prefixes before lines, and NCCL's messages may share a line
-with a row, so a row may begin anywhere in a line. Other lines are skipped. A damaged row or rank line is an error,
-because skipping the line would silently change the measured table; so are rows of another collective, whose bus
-bandwidth is another multiple of the algorithm bandwidth, and rows with wrong elements.
+A log has one or more runs. A run lists its ranks, one line each (`#  Rank  3 Group ...`), and then has one row per
+message size: size, count, type, redop and root (not in old versions), then the time in microseconds, the algorithm
+and bus bandwidth in GB/s and the number of wrong elements, first out of place, then in place. Where the ranks are not
+listed, their number follows from the ratio of the bandwidths. Launchers put prefixes before lines, and messages of
+the library may share a line with a row, so a row may begin anywhere in a line. Lines may occur twice. Other lines are
+skipped. A damaged row or rank line is an error, because skipping the line would silently change the measured table;
+so are rows of another collective, whose bus bandwidth is another multiple of the algorithm bandwidth, and rows with
+wrong elements.
 """
 
 import os
 import re
-from math import inf
+from collections.abc import Collection
+from math import ceil, floor, inf
 from typing import NamedTuple
 
 from reference.files.reading import read_text
@@ -27,12 +30,16 @@ TYPE_BYTES = {
 REDOPS = "sum|prod|max|min|avg|mulsum|none"
 DECIMAL = r"\d{1,15}(?:\.\d{1,15})?"
 
+STARTS = re.compile(r"#\s+nThread\b")
+"""The first line of a run."""
+NAMES_COLUMNS = re.compile(r"#\s+size\s+count\s+type\b")
 RANK = re.compile(r"#\s+Rank\s+(\d{1,9})\s")
 LOOKS_LIKE_A_RANK = re.compile(r"^\W*Rank\b.*\b(Pid|device)\b|\bPid\b.*\bdevice\b")
-TIMES = rf"(?P<us>{DECIMAL})\s+(?P<algbw>{DECIMAL})\s+(?P<busbw>{DECIMAL})(?:\s+(?P<wrong>\S+))?"
+BANDWIDTH = r"\d{1,15}\.\d{1,15}"
+TIMES = rf"(?P<us>{DECIMAL})\s+(?P<algbw>{BANDWIDTH})\s+(?P<busbw>{BANDWIDTH})(?:\s+(?P<wrong>\S+))?"
 ROW = re.compile(
-    rf"(?<![\w.+-])(?P<size>\d{{1,18}})\s+(?P<count>\d{{1,18}})\s+(?P<type>\S+)\s+(?P<redop>{REDOPS})\s+(?P<root>-?\d+)"
-    rf"\s+{TIMES}(?:\s+{DECIMAL}\s+{DECIMAL}\s+{DECIMAL}\s+(?P<wrong_in_place>\S+))?(?:\s|$)"
+    rf"(?<![\w.+-])(?P<size>\d{{1,18}})\s+(?P<count>\d{{1,18}})\s+(?P<type>\S+)\s+(?P<redop>{REDOPS})"
+    rf"(?:\s+(?P<root>-?\d+))?\s+{TIMES}(?:\s+{DECIMAL}\s+{DECIMAL}\s+{DECIMAL}\s+(?P<wrong_in_place>\S+))?(?:\s|$)"
 )
 BEGINS_LIKE_A_ROW = re.compile(rf"^\s*\d+\s+\d+\s+(({'|'.join(TYPE_BYTES)})\s|\S+\s+({REDOPS})\s)")
 HAS_A_ROW = re.compile(rf"(?<![\w.])\d+\s+\d+\s+(?:{'|'.join(TYPE_BYTES)})\s+(?:{REDOPS})\b")
@@ -41,6 +48,7 @@ COUNT = re.compile(r"\d+|\d(?:\.\d+)?e\+\d+")
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 ADVICE = "give the whole output of all_reduce_perf"
+RANKS_AND_LOG = re.compile(r"([1-9]\d{0,5}):(.+)", re.DOTALL)
 
 
 class LogRow(NamedTuple):
@@ -52,46 +60,95 @@ class LogRow(NamedTuple):
     busbw: str
 
 
+class Run(NamedTuple):
+    """A run of `all_reduce_perf` on one number of ranks."""
+
+    ranks: list[int]  # listed ones, in ascending order; empty if the log has no list
+    rows: dict[int, LogRow]  # by number of the line
+
+    def world_size(self, given: int | None) -> int:
+        """Return the number of ranks; `given` is the user's."""
+        listed = len(self.ranks)
+        if given and listed and given != listed:
+            raise ValueError(f"expected {given} ranks, as given, got a list of {listed} ranks; leave {given}: out")
+        return given or listed or _world_size_of(self.rows.values())
+
+
+def ranks_and_log(path: str | os.PathLike[str]) -> tuple[int | None, str]:
+    """Split `40:file.log`, a number of ranks and a log; the number is None for a path without it."""
+    match = RANKS_AND_LOG.fullmatch(os.fspath(path))
+    return (int(match[1]), match[2]) if match else (None, os.fspath(path))
+
+
 def read_log(path: str | os.PathLike[str]) -> list[tuple[int, int, int]]:
     """Read the out-of-place times of all sums in a log, as rows `(world_size, size_bytes, ns)`.
 
+    Args:
+        path: The log, or `40:file.log` for a log of runs on 40 ranks.
+
     Raises:
-        ValueError: The file cannot be read, has no rank or no row of a sum, or has a damaged line or a row of another
-            collective. The message is one line that names the file and the number of the line.
+        ValueError: The file cannot be read, has no row of a sum, does not show the number of ranks, or has a damaged
+            line or a row of another collective. The message is one line that names the file and, for a line, its
+            number.
     """
-    lines = read_text(path).split("\n")
-    world_sizes: list[int] = []  # one entry per list of ranks; a log of several runs has several lists
-    rows: dict[int, LogRow] = {}  # by number of the line
-    for number, line in enumerate(lines, start=1):
+    given, log = ranks_and_log(path)
+    runs = [Run([], {})]
+    for number, line in enumerate(read_text(log).split("\n"), start=1):
         try:
-            if (rank := _rank(line)) is not None:
-                if rank == 0:
-                    world_sizes.append(0)
-                if not world_sizes or rank != world_sizes[-1]:
-                    raise ValueError(_damage(f"rank {world_sizes[-1] if world_sizes else 0} next", line))
-                world_sizes[-1] += 1
+            rank = _rank(line)
+            if STARTS.search(line) or (runs[-1].rows and (rank == 0 or NAMES_COLUMNS.search(line))):
+                runs.append(Run([], {}))
+            run = runs[-1]
+            if rank is not None:
+                if rank > len(run.ranks):
+                    raise ValueError(_damage(f"rank {len(run.ranks)} next", line))
+                run.ranks.extend([rank] * (rank == len(run.ranks)))
             elif (row := _row(line)) is not None:
-                rows[number] = row
+                run.rows[number] = row
         except ValueError as error:
-            raise ValueError(f"{path}:{number}: {error}") from None
-    if not world_sizes:
-        raise ValueError(f"{path}: expected a line `#  Rank  0 ...` for every rank, found none; {ADVICE}")
-    if not rows:
-        raise ValueError(f"{path}: expected rows of all-reduce times (redop sum), found none; {ADVICE}")
-    if len(set(world_sizes)) > 1:
+            raise ValueError(f"{log}:{number}: {error}") from None
+    timings = []
+    for run in runs:
+        if not run.rows:
+            continue
+        try:
+            world_size = run.world_size(given)
+        except ValueError as error:
+            raise ValueError(f"{log}:{min(run.rows)}: {error}") from None
+        for number, row in run.rows.items():
+            if not _is_bus_bandwidth_of_all_reduce(row, world_size):
+                raise ValueError(
+                    f"{log}:{number}: expected a busbw of {sent_share(world_size):.4g} times algbw, as of an "
+                    f"all-reduce on {world_size} ranks, got {row.busbw} and {row.algbw}; "
+                    + (f"leave {given}: out" if given else "give a log of all_reduce_perf with all its ranks")
+                )
+            timings.append((world_size, row.size_bytes, row.ns))
+    if not timings:
+        raise ValueError(f"{log}: expected rows of all-reduce times (redop sum), found none; {ADVICE}")
+    return timings
+
+
+def _world_size_of(rows: Collection[LogRow]) -> int:
+    """Return the number n of ranks for which busbw is 2 (n - 1) / n times algbw, within the rounding of all rows."""
+    least, most = 0.0, 2.0
+    for row in rows:
+        algbw, half, slack = float(row.algbw), _half_of_last_digit(row.algbw), _half_of_last_digit(row.busbw) + 1e-6
+        least = max(least, (float(row.busbw) - slack) / (algbw + half))
+        most = min(most, (float(row.busbw) + slack) / (algbw - half) if algbw > half else 2.0)
+    fewest = ceil(2 / (2 - least)) if least < 2 else inf
+    largest = floor(2 / (2 - most)) if most < 2 else inf
+    if fewest == largest:
+        return int(fewest)
+    if fewest > largest:
         raise ValueError(
-            f"{path}: expected runs of one world size, got runs of {' and '.join(map(str, world_sizes))} ranks; "
-            "use a separate log for each"
+            f"expected a busbw of 2 (n - 1) / n times algbw for one number n of ranks, got {least:.4g} to {most:.4g} "
+            "times; give a log of all_reduce_perf, runs of different numbers of ranks with their first lines"
         )
-    world_size = world_sizes[0]
-    for number, row in rows.items():
-        if not _is_bus_bandwidth_of_all_reduce(row, world_size):
-            raise ValueError(
-                f"{path}:{number}: expected a busbw of {sent_share(world_size):.4g} times algbw, as of an "
-                f"all-reduce on {world_size} ranks, got {row.busbw} and {row.algbw}; give a log of all_reduce_perf "
-                "with all its ranks"
-            )
-    return [(world_size, row.size_bytes, row.ns) for row in rows.values()]
+    numbers = f"{fewest} to {largest}" if largest < inf else f"{fewest} or more"
+    raise ValueError(
+        f"expected lines `#  Rank  0 ...`, or bandwidths that show the number of ranks, got any of {numbers} ranks; "
+        "give the number before the name, as in 40:file.log"
+    )
 
 
 def _rank(line: str) -> int | None:
@@ -117,7 +174,7 @@ def _row(line: str) -> LogRow | None:
         raise ValueError(_damage(f"a size of {width} bytes times count, for elements of {match['type']}", line))
     if not _is_consistent(size_bytes, match["us"], match["algbw"]):
         raise ValueError(_damage("an algbw in GB/s that is the size divided by the time in microseconds", line))
-    if match["root"] != "-1":
+    if match["root"] not in (None, "-1"):
         raise ValueError(_damage("the root -1 of an all-reduce", line))
     for wrong in (match["wrong"], match["wrong_in_place"]):
         if wrong is not None and COUNT.fullmatch(wrong) and float(wrong):
