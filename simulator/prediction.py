@@ -57,6 +57,7 @@ class Prediction:
         timeline: Timeline of the median iteration, or of the median cycle.
         epoch_end_ns: Under Join, the time after the last iteration in which all ranks receive the model of one rank.
         counted_as_free: Costs that are in neither the trace nor the fabric and count as zero; one sentence each.
+        assumed: How messages are priced that are smaller or larger than the measured ones; one sentence each.
     """
 
     iteration_ns: int
@@ -71,6 +72,7 @@ class Prediction:
     timeline: Timeline = field(repr=False, compare=False)
     epoch_end_ns: int = 0
     counted_as_free: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = field(default=(), compare=False)
     causes_ns: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -82,6 +84,7 @@ class Prediction:
         buckets: Sequence[Sequence[int]],
         epoch_end_ns: int,
         counted_as_free: tuple[str, ...],
+        assumed: tuple[str, ...] = (),
     ) -> Self:
         """Make a prediction from the statistics of its iterations and the timeline of the median one."""
         names = ("iteration_ns", "mean_ns", "p95_ns", "p99_ns", "compute_ns", "no_overlap_ns")
@@ -94,6 +97,7 @@ class Prediction:
             timeline=timeline,
             epoch_end_ns=epoch_end_ns,
             counted_as_free=counted_as_free,
+            assumed=assumed,
         )
 
     @cached_property
@@ -157,6 +161,7 @@ class Prediction:
             "breakdown_ns": self.breakdown,
             "epoch_end_ns": self.epoch_end_ns,
             "counted_as_free": list(self.counted_as_free),
+            "assumed": list(self.assumed),
             "critical_buckets": list(self.critical_buckets),
             "buckets": [list(bucket) for bucket in self.buckets],
         }
@@ -198,7 +203,9 @@ class Prediction:
             "breakdown, slowest rank": f"{parts or 0} ms",
             "buckets": f"{len(self.buckets)}, on the critical path: {_numbers(self.critical_buckets)}",
         }
-        return _html_table(rows) + "".join(f"<p>{escape(sentence)}</p>" for sentence in self.counted_as_free)
+        return _html_table(rows) + "".join(
+            f"<p>{escape(sentence)}</p>" for sentence in (*self.counted_as_free, *self.assumed)
+        )
 
     @property
     def _parts_ns(self) -> dict[str, int]:
@@ -400,4 +407,5 @@ def predict(
         buckets=schedule.buckets,
         epoch_end_ns=0 if end is None else simulate(end).iteration_ns,
         counted_as_free=counted_as_free(policy, fabric),
+        assumed=costs.assumed,
     )

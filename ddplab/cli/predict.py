@@ -53,9 +53,9 @@ def predict(
 
     The table shows the median iteration time, an interval that contains 90 % of the iterations, the time of
     computation alone, the time that data parallelism adds (copies, slower computation, waiting), and the buckets on
-    the critical path. Costs that are unknown and count as free are listed below the table, followed by a breakdown of
-    the fastest configuration, the two largest parts of its iteration, and the configurations that are as fast within
-    the intervals. The verdict says how much of the ranks' time becomes training, and how fast the network must be for
+    the critical path. Costs that are unknown are listed below the table, followed by a breakdown of the fastest
+    configuration, the two largest parts of its iteration, and the configurations that are as fast within the
+    intervals. The verdict says how much of the ranks' time becomes training, and how fast the network must be for
     90 %. A trace of one rank is enough for any world size.
     """
     options.check_picture("--timeline", timeline)
@@ -81,7 +81,8 @@ def predict(
     show_table(list(map(_prediction_row, policies, predictions)), title, optional=SPARED)
     if (share := host_bound(recorded)) > HOST_BOUND:
         print(f"the trace is host-bound: its GPU waited for its host {share:.0%} of the time; counted as computation")
-    for sentence in dict.fromkeys([*assumed, *(free for one in predictions for free in one.counted_as_free)]):
+    unmeasured = (sentence for one in predictions for sentence in (*one.counted_as_free, *one.assumed))
+    for sentence in dict.fromkeys([*assumed, *unmeasured]):
         print(sentence)
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
     parts = {part.replace("_", " "): f"{ns / 1e6:.1f}" for part, ns in fastest.breakdown.items() if ns}

@@ -13,9 +13,7 @@ from simulator.fabric.nccl_tests import read_log
 from ..nccl_log import nccl_log
 
 NCCL_LOG = nccl_log(2, {8: 8.65, 1024: 9.25})
-ISAMBARD = {
-    ranks: Path(__file__).parents[2] / f"validation/data/isambard_nccl_{ranks}gpus.log" for ranks in (4, 40)
-}
+ISAMBARD = {ranks: Path(__file__).parents[2] / f"validation/data/isambard_nccl_{ranks}gpus.log" for ranks in (4, 40)}
 """Published logs without the lines of the ranks."""
 
 
@@ -199,7 +197,6 @@ def test_the_ratio_of_the_bandwidths_shows_the_number_of_ranks_or_the_number_is_
     except ValueError as error:
         (fewest, largest) = re.search(r"got any of (\d+) (?:to (\d+)|or more) ranks; give", str(error)).groups()
         assert int(fewest) <= ranks <= int(largest or ranks)
-        assert "\n" not in str(error)
     assert {row[0] for row in read_log(f"{ranks}:{path}")} == {ranks}
 
 
@@ -211,8 +208,8 @@ def test_the_ratio_of_the_bandwidths_shows_the_number_of_ranks_or_the_number_is_
         (
             without_ranks(nccl_log(64, {2**20: 60.0})),
             None,
-            "log:8: expected lines `#  Rank  0 ...`, or bandwidths that show the number of ranks, got any of 62 to 65 "
-            "ranks; give the number before the name, as in 40:file.log",
+            "log:8: expected lines `#  Rank  0 ...`, or bandwidths that show the number of ranks, got any of 62 to "
+            "65 ranks; give the number before the name, as in 40:file.log",
         ),
         (without_ranks(nccl_log(8, {64: 60.0})), None, "got any of 1 or more ranks; give the number"),
         (
