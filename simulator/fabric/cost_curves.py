@@ -1,6 +1,7 @@
 """Cost curves: which costs by size hold at a world size: measured, extrapolated, or of described links."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log2
@@ -119,8 +120,9 @@ class CostCurves:
             table = extrapolated_table(self._of_several_ranks, world_size, self._growth)
         else:
             return self._described(world_size)
-        fits = fabric.topology is not None and fabric.topology.fits(world_size)
-        return replace(table, beyond=self._described(world_size)) if fits else table
+        with suppress(ValueError):  # no links are described, or they do not fit this world size
+            return replace(table, beyond=self._described(world_size))
+        return table
 
     def _described(self, world_size: int) -> AlgorithmCosts:
         fabric = self._fabric

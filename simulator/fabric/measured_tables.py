@@ -77,15 +77,17 @@ class Table:
         the time grows in proportion to the bytes.
         """
         first, last = self.sizes_bytes[0], self.sizes_bytes[-1]
-        inside = np.clip(sizes_bytes, first, last)
+        inside = np.minimum(np.maximum(sizes_bytes, first), last)
+        inside_ns = piecewise_linear(self.sizes_bytes, self.ns, inside)
+        if (inside == sizes_bytes).all():
+            return inside_ns
         if self.beyond is not None:
             there_ns, edge_ns = (np.maximum(1, self.beyond.costs_ns(sizes)) for sizes in (sizes_bytes, inside))
-            return piecewise_linear(self.sizes_bytes, self.ns, inside) * (there_ns / edge_ns)
+            return inside_ns * (there_ns / edge_ns)
         missing: NDArray[np.float64] = (first - np.minimum(sizes_bytes, first)) / max(1, first)
         smaller = 1 - self._share_of_bytes * missing
         if len(self.ns) == 1 or self.ns[-2] >= self.ns[-1]:
-            larger = np.maximum(sizes_bytes, last) / last if last else 1.0
-            return piecewise_linear(self.sizes_bytes, self.ns, inside) * smaller * larger
+            return inside_ns * smaller * (np.maximum(sizes_bytes, last) / last if last else 1.0)
         return piecewise_linear(self.sizes_bytes, self.ns, np.maximum(sizes_bytes, first)) * smaller
 
     @cached_property
@@ -95,7 +97,7 @@ class Table:
             return 1.0
         first, second = self.sizes_bytes[:2]
         grown = self.ns[1] / max(1.0, self.ns[0]) - 1
-        return float(np.clip(grown * first / (second - first), 0, 1))
+        return float(min(max(0.0, grown * first / (second - first)), 1.0))
 
 
 FREE = Table(np.zeros(1, dtype=np.int64), np.zeros(1))

@@ -12,7 +12,6 @@ wrong elements.
 
 import os
 import re
-from collections.abc import Collection
 from math import ceil, floor, inf
 from typing import NamedTuple
 
@@ -63,19 +62,12 @@ class LogRow(NamedTuple):
 class Run(NamedTuple):
     """A run of `all_reduce_perf` on one number of ranks."""
 
-    ranks: list[int]  # listed ones, in ascending order; empty if the log has no list
+    ranks: list[int]  # in ascending order; empty if they are not listed
     rows: dict[int, LogRow]  # by number of the line
-
-    def world_size(self, given: int | None) -> int:
-        """Return the number of ranks; `given` is the user's."""
-        listed = len(self.ranks)
-        if given and listed and given != listed:
-            raise ValueError(f"expected {given} ranks, as given, got a list of {listed} ranks; leave {given}: out")
-        return given or listed or _world_size_of(self.rows.values())
 
 
 def ranks_and_log(path: str | os.PathLike[str]) -> tuple[int | None, str]:
-    """Split `40:file.log`, a number of ranks and a log; the number is None for a path without it."""
+    """Split `40:file.log` into the number of ranks and the log; the number is None if the path has none."""
     match = RANKS_AND_LOG.fullmatch(os.fspath(path))
     return (int(match[1]), match[2]) if match else (None, os.fspath(path))
 
@@ -88,66 +80,58 @@ def read_log(path: str | os.PathLike[str]) -> list[tuple[int, int, int]]:
 
     Raises:
         ValueError: The file cannot be read, has no row of a sum, does not show the number of ranks, or has a damaged
-            line or a row of another collective. The message is one line that names the file and, for a line, its
-            number.
+            line or a row of another collective. The message is one line that names the file and the number of the
+            line.
     """
     given, log = ranks_and_log(path)
-    runs = [Run([], {})]
-    for number, line in enumerate(read_text(log).split("\n"), start=1):
-        try:
+    runs, timings = [Run([], {})], []
+    lines, number = read_text(log).split("\n"), 0
+    try:
+        for number, line in enumerate(lines, start=1):
             rank = _rank(line)
             if STARTS.search(line) or (runs[-1].rows and (rank == 0 or NAMES_COLUMNS.search(line))):
                 runs.append(Run([], {}))
             run = runs[-1]
-            if rank is not None:
-                if rank > len(run.ranks):
-                    raise ValueError(_damage(f"rank {len(run.ranks)} next", line))
-                run.ranks.extend([rank] * (rank == len(run.ranks)))
-            elif (row := _row(line)) is not None:
-                run.rows[number] = row
-        except ValueError as error:
-            raise ValueError(f"{log}:{number}: {error}") from None
-    timings = []
-    for run in runs:
-        if not run.rows:
-            continue
-        try:
-            world_size = run.world_size(given)
-        except ValueError as error:
-            raise ValueError(f"{log}:{min(run.rows)}: {error}") from None
-        for number, row in run.rows.items():
-            if not _is_bus_bandwidth_of_all_reduce(row, world_size):
-                raise ValueError(
-                    f"{log}:{number}: expected a busbw of {sent_share(world_size):.4g} times algbw, as of an "
-                    f"all-reduce on {world_size} ranks, got {row.busbw} and {row.algbw}; "
-                    + (f"leave {given}: out" if given else "give a log of all_reduce_perf with all its ranks")
-                )
-            timings.append((world_size, row.size_bytes, row.ns))
+            if rank is None:
+                if (row := _row(line)) is not None:
+                    run.rows[number] = row
+            elif rank == len(run.ranks):
+                run.ranks.append(rank)
+            elif rank > len(run.ranks):
+                raise ValueError(_damage(f"rank {len(run.ranks)} next", line))
+        for run in filter(lambda run: run.rows, runs):
+            number = min(run.rows)
+            world_size = _world_size(run, given)
+            for number in sorted(run.rows):
+                row = run.rows[number]
+                _check_bandwidths(row, world_size)
+                timings.append((world_size, row.size_bytes, row.ns))
+    except ValueError as error:
+        raise ValueError(f"{log}:{number}: {error}") from None
     if not timings:
         raise ValueError(f"{log}: expected rows of all-reduce times (redop sum), found none; {ADVICE}")
     return timings
 
 
-def _world_size_of(rows: Collection[LogRow]) -> int:
-    """Return the number n of ranks for which busbw is 2 (n - 1) / n times algbw, within the rounding of all rows."""
+def _world_size(run: Run, given: int | None) -> int:
+    """Return the number of ranks: given by the user, listed, or the n for which busbw is 2 (n - 1) / n times algbw.
+
+    The ratio is known within the rounding of the bandwidths, so the largest ones show it best.
+    """
+    if given and run.ranks and given != len(run.ranks):
+        raise ValueError(f"expected {given} ranks, as given, got a list of {len(run.ranks)}; leave {given}: out")
+    if given or run.ranks:
+        return given or len(run.ranks)
     least, most = 0.0, 2.0
-    for row in rows:
+    for row in sorted(run.rows.values(), key=lambda row: float(row.busbw), reverse=True):
         algbw, half, slack = float(row.algbw), _half_of_last_digit(row.algbw), _half_of_last_digit(row.busbw) + 1e-6
         least = max(least, (float(row.busbw) - slack) / (algbw + half))
         most = min(most, (float(row.busbw) + slack) / (algbw - half) if algbw > half else 2.0)
-    fewest = ceil(2 / (2 - least)) if least < 2 else inf
-    largest = floor(2 / (2 - most)) if most < 2 else inf
-    if fewest == largest:
-        return int(fewest)
-    if fewest > largest:
-        raise ValueError(
-            f"expected a busbw of 2 (n - 1) / n times algbw for one number n of ranks, got {least:.4g} to {most:.4g} "
-            "times; give a log of all_reduce_perf, runs of different numbers of ranks with their first lines"
-        )
-    numbers = f"{fewest} to {largest}" if largest < inf else f"{fewest} or more"
+        if max(least, most) < 2 and (ranks := ceil(2 / (2 - least))) == floor(2 / (2 - most)):
+            return ranks
     raise ValueError(
-        f"expected lines `#  Rank  0 ...`, or bandwidths that show the number of ranks, got any of {numbers} ranks; "
-        "give the number before the name, as in 40:file.log"
+        "expected lines `#  Rank  0 ...` or a busbw of 2 (n - 1) / n times algbw for a single number n of ranks, got "
+        f"{least:.4g} to {most:.4g} times; give n before the name of an all_reduce_perf log, as in 40:file.log"
     )
 
 
@@ -203,11 +187,15 @@ def _is_consistent(size_bytes: int, us: str, algbw: str) -> bool:
     return least - slack <= float(algbw) <= most + slack
 
 
-def _is_bus_bandwidth_of_all_reduce(row: LogRow, world_size: int) -> bool:
-    """Whether bus and algorithm bandwidth have the ratio of an all-reduce, within the rounding of the numbers."""
+def _check_bandwidths(row: LogRow, world_size: int) -> None:
+    """Check that both bandwidths have the ratio of an all-reduce, within the rounding of the numbers."""
     ratio = sent_share(world_size)
     rounding = ratio * _half_of_last_digit(row.algbw) + _half_of_last_digit(row.busbw) + 1e-6
-    return abs(float(row.busbw) - ratio * float(row.algbw)) <= rounding
+    if abs(float(row.busbw) - ratio * float(row.algbw)) > rounding:
+        raise ValueError(
+            f"expected a busbw of {ratio:.4g} times algbw, as of an all-reduce on {world_size} ranks, got "
+            f"{row.busbw} and {row.algbw}; check that this is a log of all_reduce_perf on {world_size} ranks"
+        )
 
 
 def _half_of_last_digit(number: str) -> float:

@@ -97,13 +97,6 @@ class Topology(Schema, strict=False):
         """Largest world size; infinite if the outermost level joins as many groups as needed."""
         return prod(level.members or inf for level in self.levels)
 
-    def fits(self, world_size: int) -> bool:
-        """Whether `in_use` accepts this world size."""
-        try:
-            return bool(self.in_use(world_size))
-        except ValueError:
-            return False
-
     def in_use(self, world_size: int) -> tuple[Level, ...]:
         """Return the levels with the members that `world_size` ranks use; groups are filled one after the other.
 
