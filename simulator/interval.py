@@ -220,6 +220,6 @@ def _error_bands(
 
 
 def _rounded(ns: Floats) -> Nanoseconds:
-    """Round times that cannot overflow: no median takes more than a year, and no error is above 100."""
+    """Round times that cannot overflow: no median takes more than a year, and no error is above 200."""
     whole: Nanoseconds = np.rint(ns).astype(np.int64)
     return whole

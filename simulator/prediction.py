@@ -60,6 +60,7 @@ class Prediction:
         timeline: Timeline of the median iteration, or of the median cycle.
         epoch_end_ns: Under Join, the time after the last iteration in which all ranks receive the model of one rank.
         counted_as_free: Costs that are in neither the trace nor the fabric and count as zero; one sentence each.
+        assumed: How messages are priced that are smaller or larger than the measured ones; one sentence each.
         anchors: What each measured iteration time has changed. The correction applies to the times of iterations and
             their interval. Times of computation and without overlap, timeline and breakdown remain the model's.
     """
@@ -76,6 +77,7 @@ class Prediction:
     timeline: Timeline = field(repr=False, compare=False)
     epoch_end_ns: int = 0
     counted_as_free: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = field(default=(), compare=False)
     causes_ns: Mapping[str, tuple[int, int]] = field(default_factory=dict, repr=False)
     anchors: tuple[Anchor, ...] = ()
 
@@ -88,6 +90,7 @@ class Prediction:
         buckets: Sequence[Sequence[int]],
         epoch_end_ns: int,
         counted_as_free: tuple[str, ...],
+        assumed: tuple[str, ...] = (),
     ) -> Self:
         """Make a prediction from the statistics of its iterations and the timeline of the median one."""
         names = ("iteration_ns", "mean_ns", "compute_ns", "no_overlap_ns")
@@ -104,6 +107,7 @@ class Prediction:
             timeline=timeline,
             epoch_end_ns=epoch_end_ns,
             counted_as_free=counted_as_free,
+            assumed=assumed,
         )
 
     @cached_property
@@ -215,6 +219,7 @@ class Prediction:
             "breakdown_ns": self.breakdown,
             "epoch_end_ns": self.epoch_end_ns,
             "counted_as_free": list(self.counted_as_free),
+            "assumed": list(self.assumed),
             "anchors": [anchor._asdict() for anchor in self.anchors],
             "critical_buckets": list(self.critical_buckets),
             "buckets": [list(bucket) for bucket in self.buckets],
@@ -257,7 +262,7 @@ class Prediction:
             "breakdown, slowest rank": f"{parts or 0} ms",
             "buckets": f"{len(self.buckets)}, on the critical path: {_numbers(self.critical_buckets)}",
         }
-        sentences = *(anchor.sentence() for anchor in self.anchors), *self.counted_as_free
+        sentences = *(anchor.sentence() for anchor in self.anchors), *self.counted_as_free, *self.assumed
         return _html_table(rows) + "".join(f"<p>{escape(sentence)}</p>" for sentence in sentences)
 
     @property
@@ -459,6 +464,7 @@ def predict(
         buckets=schedule.buckets,
         epoch_end_ns=0 if end is None else simulate(end).iteration_ns,
         counted_as_free=counted_as_free(policy, fabric),
+        assumed=costs.assumed,
     )
     if not measured:
         return prediction

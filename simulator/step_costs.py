@@ -40,6 +40,7 @@ class ScheduleCosts:
             this number of ranks was measured; shape: the leading axes of `untimed.cost_ns`. 0: from the variation of
             the recorded iterations and the errors of the costs.
         slowdown_bounds: Slow-downs at the low, and at the high, end of their error bands.
+        assumed: See `Fabric.assumed`.
     """
 
     untimed: EngineInput
@@ -50,6 +51,7 @@ class ScheduleCosts:
     unexplained: float
     spread: Floats
     slowdown_bounds: tuple[Slowdowns | None, Slowdowns | None]
+    assumed: tuple[str, ...]
 
     def engine_input(self, sampler: IterationSampler, times: CycleTimes, chosen: Any = ...) -> EngineInput:
         """Combine the costs with compute times of cycles, whose axis comes first in the durations.
@@ -168,6 +170,7 @@ def price_schedule(schedule: IterationSchedule, fabric: Fabric, policy: Policy, 
             _slowdowns(schedule, processor.slowed(-1), fabric, policy),
             _slowdowns(schedule, processor.slowed(1), fabric, policy),
         ),
+        assumed=fabric.assumed(as_int64([one.size_bytes for one in schedule.collectives]), world_size),
     )
 
 

@@ -1,5 +1,8 @@
 """How far NCCL's own cost model is from published all-reduces: the figures of `MULTIPLES` in the simulator.
 
+Also how often published times lie in the error band where a table that was cut off is continued, by described links
+or by its own lines.
+
     python -m validation.nccl_model_error
 
 The rate of each system and number of GPUs is that of its fastest published message, so that only the shape is
@@ -8,14 +11,15 @@ NetX-lab/Echo, vTrain VIA-Research/vTrain; the others are logs of nccl-tests tha
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from math import log
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from simulator.fabric import Level
+from simulator.fabric import Fabric, Level, Topology
 from simulator.fabric.nccl_cost_model import MULTIPLES, Multiple, nccl_all_reduce
 
 DATA = Path(__file__).parent / "data" / "nccl_all_reduces.csv"
@@ -28,11 +32,9 @@ Logarithms = Mapping[str, Mapping[int, list[float]]]
 """Logarithms of measured over modelled times, by system and size."""
 
 
-def logarithms(*, several_nodes: bool) -> Logarithms:
-    """Return the logarithms of measured over modelled times of all systems, for messages of powers of two."""
-    table = pd.read_csv(DATA)
-    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for _, rows in table.groupby(["system", "gpus"]):
+def tables(*, several_nodes: bool) -> Iterator[tuple[str, pd.DataFrame, list[Level]]]:
+    """Yield the published tables: the system, the rows of one number of GPUs, and the links."""
+    for _, rows in pd.read_csv(DATA).groupby(["system", "gpus"]):
         system, gpu, gpus, per_node = rows[["system", "gpu", "gpus", "gpus_per_node"]].values.tolist()[0]
         nodes = max(1, gpus // per_node)
         if (nodes > 1) != several_nodes or gpus < LEAST_GPUS:
@@ -44,6 +46,13 @@ def logarithms(*, several_nodes: bool) -> Logarithms:
             Level(name=name, members=members, latency_ns=latency_ns, bytes_per_s=bytes_per_s)
             for name, members, latency_ns, bytes_per_s in links
         ]
+        yield system, rows, levels
+
+
+def logarithms(*, several_nodes: bool) -> Logarithms:
+    """Return the logarithms of measured over modelled times of all systems, for messages of powers of two."""
+    found: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for system, rows, levels in tables(several_nodes=several_nodes):
         costs = [cost.costs_ns(rows["bytes"].to_numpy()) for cost in nccl_all_reduce(levels).values()]
         for size, us, ns in zip(rows["bytes"], rows["us"], np.min(costs, axis=0), strict=True):
             found[system][int(size)].append(log(us * 1e3 / ns))
@@ -59,8 +68,35 @@ def multiples(found: Logarithms, sizes_bytes: Iterable[int]) -> dict[int, Multip
     return by_size
 
 
+def covered(*, several_nodes: bool, linked: bool) -> float:
+    """Return the part of the published times in the error band, at the sizes that are cut off, over all cuts.
+
+    Args:
+        several_nodes: Tables of several nodes, or of one.
+        linked: The links are described.
+    """
+    inside: list[bool] = []
+    for _, rows, levels in tables(several_nodes=several_nodes):
+        gpus = int(rows["gpus"].iloc[0])
+        medians = 1e3 * rows.groupby("bytes")["us"].median()
+        sizes, ns = medians.index.to_numpy(), medians.to_numpy()
+        for cut in range(1, len(sizes) - 1):
+            for kept in (slice(cut, None), slice(0, cut + 1)):
+                pairs = zip(sizes[kept].tolist(), ns[kept].tolist(), strict=True)
+                table = Fabric.from_table((gpus, size, round(time)) for size, time in pairs)
+                fabric = table.model_copy(update={"topology": Topology(levels=tuple(levels)) if linked else None})
+                beyond = np.delete(np.arange(len(sizes)), kept)
+                costs_ns = fabric.all_reduce_costs_ns(sizes[beyond], gpus)
+                band = 1 + fabric.relative_errors(sizes[beyond], gpus)
+                inside += ((costs_ns / band <= ns[beyond]) & (ns[beyond] <= costs_ns * band)).tolist()
+    return float(np.mean(inside))
+
+
 def main() -> None:
     """Print the figures beside those in use, and the error without and with them, each system by the others'."""
+    for several_nodes, linked in product((False, True), repeat=2):
+        how = f"{'several nodes' if several_nodes else 'one node'}, {'described links' if linked else 'own lines'}"
+        print(f"beyond a table, {how}: {covered(several_nodes=several_nodes, linked=linked):.0%} in the error band")
     for several_nodes, known in MULTIPLES.items():
         found = logarithms(several_nodes=several_nodes)
         print("several nodes" if several_nodes else "one node", "-", ", ".join(found))

@@ -109,7 +109,7 @@ def emulate(
             runs.append((one, emulated, predict(recorded, costs, policy=one, **arguments)))
     model = recorded.workload.model
     show_table(list(starmap(_row, runs)), f"{model} on {world_size} ranks, reducer {reducer} in virtual time")
-    for sentence in dict.fromkeys(sentence for *_, predicted in runs for sentence in predicted.counted_as_free):
+    for sentence in dict.fromkeys(line for *_, one in runs for line in (*one.counted_as_free, *one.assumed)):
         print(sentence)
     fastest = min((emulated for _, emulated, _ in runs), key=lambda emulated: emulated.iteration_ns)
     save_timelines(fastest, perfetto, timeline)

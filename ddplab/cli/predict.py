@@ -56,9 +56,9 @@ def predict(
 
     The table shows the median iteration time, an interval that contains 90 % of the iterations, the time of
     computation alone, the time that data parallelism adds (copies, slower computation, waiting), and the buckets on
-    the critical path. Costs that are unknown and count as free are listed below the table, followed by a breakdown of
-    the fastest configuration, the two largest parts of its iteration, and the configurations that are as fast within
-    the intervals. The verdict says how much of the ranks' time becomes training, and how fast the network must be for
+    the critical path. Costs that are unknown are listed below the table, followed by a breakdown of the fastest
+    configuration, the two largest parts of its iteration, and the configurations that are as fast within the
+    intervals. The verdict says how much of the ranks' time becomes training, and how fast the network must be for
     90 %. A trace of one rank is enough for any world size.
     """
     options.check_picture("--timeline", timeline)
@@ -93,6 +93,7 @@ def predict(
     show_table(list(map(_prediction_row, policies, predictions)), title, optional=SPARED)
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
     moves = [anchor.sentence() for anchor in fastest.anchors]
+    assumed = *assumed, *(sentence for one in predictions for sentence in one.assumed)
     for sentence in (*moves, *assumptions("the trace", recorded, assumed, [costs], policies)):
         print(sentence)
     parts = {part.replace("_", " "): f"{ns / 1e6:.1f}" for part, ns in fastest.breakdown.items() if ns}

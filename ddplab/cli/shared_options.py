@@ -20,6 +20,7 @@ from reference.bucketing import ORDERS, Order, cap_name
 from reference.files.reading import Schema, one_line_errors, parse_json
 from reference.files.writing import STANDARD_OUTPUT, check_distinct, check_writable, open_descriptor, write_atomically
 from simulator.fabric import Fabric, Processor
+from simulator.fabric.nccl_tests import ranks_and_log
 from simulator.schedule.comm_hook_messages import CommHook, named_hook
 from simulator.schedule.policy import Policy
 from simulator.workload.compute_times import Straggler, Variation
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Schema)
 
 FABRIC = Path("out/fabric.json")
-FABRIC_FILE = "A fabric file of `calibrate`, a topology file (.yaml, .yml), or a log of nccl-tests (.log, .txt)"
+FABRIC_FILE = (
+    "A fabric file of `calibrate`, a topology file (.yaml, .yml), or a log of nccl-tests (.log, .txt; 40:FILE if "
+    "the log does not show that it is of 40 ranks)"
+)
 PREDICT_CAPS = "0.5,1,5,25,single"
 POLICY_FIELDS = [name for name in Policy.model_fields if name not in ("bucket_cap_mb", "order", "hook", "plan")]
 
@@ -53,7 +57,7 @@ HELP = {
     "inputs": "Number of batches of each rank; the ranks then train under Join.",
     "fabric": f"{FABRIC_FILE}; may be repeated. Files are merged as by `ddplab fabric`.",
     "fabric_set": "Change a field of the fabric; may be repeated: extrapolate=true, slow_link=2, library=gloo, "
-    "algorithm=tree, scale=0.5, ...",
+    "nccl_version=2.21.5, scale=0.5, ...",
     "processor": "Take the costs of copies, launches, hooks and slow-downs from this fabric file, or count them as "
     "free with `none`. Topology files and logs have none; traces of GPUs then get the usual costs of the GPU.",
     "variation": "How iterations vary; may be repeated: kind=recorded|resampled|correlated|fitted, iterations=, "
@@ -240,8 +244,8 @@ def read_fabric(paths: Sequence[Path], words: Sequence[str] | None, processor: P
 def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
     """Return a copy of `record` with each NAME=VALUE set; a value is parsed as JSON, or else kept as text.
 
-    Defaults are computed again, because a default may depend on other fields. The copy is validated as JSON, so that
-    lists are accepted for tuples.
+    Numbers in a text field stay text, such as version 2.20. Defaults are computed again, because a default may depend
+    on other fields. The copy is validated as JSON, so that lists are accepted for tuples.
     """
     if not words:
         return record
@@ -253,9 +257,11 @@ def _changed(record: R, option: str, words: Sequence[str] | None) -> R:
             raise ValueError(f"{option}: expected NAME=VALUE, NAME being one of {names}, got {word!r}")
         with naming(f"{option}: {name}"):
             try:
-                settings[name] = parse_json(value)
+                parsed = parse_json(value)
             except json.JSONDecodeError:
-                settings[name] = value
+                parsed = value
+        is_text = type(record).model_fields[name].annotation is str and not isinstance(parsed, str)
+        settings[name] = value if is_text else parsed
     with naming(option), one_line_errors():
         return type(record).model_validate_json(json.dumps(settings))
 
@@ -310,7 +316,7 @@ def check_outputs(*paths: Path | None, inputs: Iterable[Path | None] = (), folde
     for path in outputs:
         check_writable(path)
     read = [path for path in inputs if path is not None]
-    check_distinct(outputs, read)
+    check_distinct(outputs, [*read, *(Path(ranks_and_log(path)[1]) for path in read)])
     for path in read:
         if folder is not None and path.suffix != ".py" and path.resolve().is_relative_to(folder.resolve()):
             raise ValueError(f"{path}: expected inputs outside of {folder}, which the command fills; change --out")

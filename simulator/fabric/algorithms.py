@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from reference.collectives import GLOO_THREADS
 
 from .measured_tables import Sizes, Table
-from .nccl_cost_model import NcclCost, nccl_all_reduce, published_multiple
+from .nccl_cost_model import LATEST, NcclCost, nccl_all_reduce, published_multiple
 from .topology import Level
 
 Levels = Sequence[Level]
@@ -212,7 +212,9 @@ class AlgorithmCosts:
         return min(zip(self.names, self.costs, strict=True), key=lambda item: float(item[1].costs_ns(size)[0]))
 
 
-def all_reduce_costs(levels: Levels, library: Library, setting: AlgorithmSetting) -> AlgorithmCosts:
+def all_reduce_costs(
+    levels: Levels, library: Library, setting: AlgorithmSetting, nccl_version: str = LATEST
+) -> AlgorithmCosts:
     """Return the cost of an all-reduce with the given algorithm, or with each that the library may choose.
 
     Gloo always runs a ring when torch calls it. NCCL reduces in the network only if a level in use supports that.
@@ -224,7 +226,7 @@ def all_reduce_costs(levels: Levels, library: Library, setting: AlgorithmSetting
     if setting != "library" or library == "gloo":
         name = "ring" if setting == "library" else setting
         return AlgorithmCosts((name,), (ALL_REDUCE[name](levels),))
-    costs: dict[str, Cost | NcclCost] = {**nccl_all_reduce(levels)}
+    costs: dict[str, Cost | NcclCost] = {**nccl_all_reduce(levels, nccl_version)}
     if any(reducing[-1:]):  # beyond the innermost level, whose switches NCCL's model knows
         costs["in_network"] = in_network(levels)
     several_nodes = prod(level.size for level in levels[1:]) > 1

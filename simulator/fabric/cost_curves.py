@@ -1,29 +1,23 @@
 """Cost curves: which costs by size hold at a world size: measured, extrapolated, or of described links."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import log2
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .algorithms import BROADCAST, AlgorithmCosts, all_reduce_costs, ring
-from .extrapolation import Growth, extrapolated_table, growth_of
-from .measured_tables import FREE, Sizes, Table, tables_by_world_size
+from .extrapolation import USUAL_NODE, Growth, extrapolated_table, growth_of
+from .measured_tables import FREE, CostCurve, Sizes, Table, tables_by_world_size
 from .topology import Level
-from .uncertainty import described_errors, extrapolation_error, table_error
+from .uncertainty import described_errors, errors_beyond, extrapolation_error, table_error
 
 if TYPE_CHECKING:
     from .fabric import Fabric
-
-
-class CostCurve(Protocol):
-    """The cost of a collective at one world size."""
-
-    def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
-        """Nanoseconds by size; shape [sizes], as the argument's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +38,8 @@ class CostCurves:
     """The cost curves of a fabric by world size, each computed when it is first used.
 
     A curve is the table measured at the world size; without one, a table extrapolated from other world sizes if
-    `extrapolate` is set; or else computed from the links.
+    `extrapolate` is set; or else computed from the links. Described links also continue a table of all-reduces below
+    its smallest and above its largest message.
 
     Attributes:
         all_reduces: Measured tables of all-reduces by world size.
@@ -98,9 +93,10 @@ class CostCurves:
         curve, origin = self.all_reduce(world_size), self.origin(world_size)
         if isinstance(curve, AlgorithmCosts):
             return described_errors(sizes_bytes, several_nodes=curve.several_nodes)
+        assert isinstance(curve, Table)
         match origin:
             case "none":
-                error = 0.0
+                return np.zeros(sizes_bytes.shape)
             case "measured":
                 error = self.all_reduces[world_size].spread
             case _:
@@ -109,18 +105,39 @@ class CostCurves:
                 error = table_error(
                     self._of_several_ranks, world_size, self._extrapolation_error, by_levels=by_levels
                 )
-        return np.full(sizes_bytes.shape, error)
+        return error + errors_beyond(curve, sizes_bytes)
 
     def _make(self, world_size: int) -> CostCurve:
         if world_size < 1:
             raise ValueError(f"world_size: expected at least 1, got {world_size}")
         if world_size == 1:
             return FREE
+        fabric = self._fabric
         if world_size in self.all_reduces:
-            return self.all_reduces[world_size]
-        if self._fabric.extrapolate and self._of_several_ranks:
-            return extrapolated_table(self._of_several_ranks, world_size, self._growth)
-        return all_reduce_costs(self._levels(world_size), self._fabric.library, self._fabric.algorithm)
+            table = self.all_reduces[world_size]
+        elif fabric.extrapolate and self._of_several_ranks:
+            self._check_levels(world_size)
+            table = extrapolated_table(self._of_several_ranks, world_size, self._growth)
+        else:
+            return self._described(world_size)
+        with suppress(ValueError):  # no links are described, or they do not fit this world size
+            return replace(table, beyond=self._described(world_size))
+        return table
+
+    def _described(self, world_size: int) -> AlgorithmCosts:
+        fabric = self._fabric
+        return all_reduce_costs(self._levels(world_size), fabric.library, fabric.algorithm, fabric.nccl_version)
+
+    def _check_levels(self, world_size: int) -> None:
+        """Refuse to extrapolate from one node to several, or back, where no links are described."""
+        measured, levels = list(self._of_several_ranks), self._growth.levels
+        if self._fabric.topology is None and levels(world_size) not in map(levels, measured):
+            missing = "several nodes" if world_size > USUAL_NODE else "one node"
+            raise ValueError(
+                f"world_size: expected a table of {missing} (of {USUAL_NODE} GPUs) or described links, to "
+                f"extrapolate to {world_size} ranks, got tables of {measured} ranks; add a log of {missing}, or "
+                "describe the links (a YAML file is a --fabric too)"
+            )
 
     @cached_property
     def _growth(self) -> Growth:

@@ -5,6 +5,7 @@ if `extrapolate` is set; or else from the links of the topology.
 """
 
 import os
+import re
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -21,9 +22,10 @@ from reference.files.writing import write_atomically
 from reference.trace import VERSION_FIELD
 
 from .algorithms import CONCURRENCY, AlgorithmCosts, AlgorithmSetting, Library
-from .cost_curves import CostCurve, CostCurves
+from .cost_curves import CostCurves
 from .link_sharing import LinkShare, Sharing, sharing_factor, sharing_weight
-from .measured_tables import Segment, Sizes, Table, Timing, segments, tables_by_world_size
+from .measured_tables import CostCurve, Segment, Sizes, Table, Timing, segments, tables_by_world_size
+from .nccl_cost_model import LATEST
 from .nccl_tests import read_log
 from .processor_costs import Processor
 from .topology import Topology, load_topology
@@ -57,6 +59,10 @@ class Fabric(Schema, strict=False):
         description="all-reduce algorithm on described links, a name (`library`: the cheapest that the library has); "
         "from the settings of the library",
     )
+    nccl_version: str = Field(
+        default=LATEST,
+        description="NCCL's version, for described links, such as 2.21.5; from the log or torch.cuda.nccl.version()",
+    )
     extrapolate: bool = Field(
         default=False,
         description="whether tables are extrapolated to world sizes that were not measured, yes or no; "
@@ -88,6 +94,13 @@ class Fabric(Schema, strict=False):
     source: str = Field(
         default="", description="where the figures come from: machine, versions, data set; written by the user"
     )
+
+    @field_validator("nccl_version")
+    @classmethod
+    def _is_a_version(cls, given: str) -> str:
+        if not re.fullmatch(r"\d{1,3}\.\d{1,3}(\.\d{1,3})?", given, flags=re.ASCII):
+            raise ValueError(f"expected a version of NCCL such as 2.21.5, got {reprlib.repr(given)}")
+        return given
 
     @field_validator("concurrency", mode="before")
     @classmethod
@@ -127,6 +140,9 @@ class Fabric(Schema, strict=False):
     @classmethod
     def from_nccl_tests(cls, *paths: str | os.PathLike[str]) -> Self:
         """Make a fabric from logs of nccl-tests' `all_reduce_perf`; collectives run one at a time, as in NCCL.
+
+        Args:
+            paths: Logs, or `40:file.log` for a log of 40 ranks that does not list them.
 
         Raises:
             ValueError: A log cannot be used; the message names the file and, for a damaged line, its number.
@@ -175,7 +191,7 @@ class Fabric(Schema, strict=False):
         """Combine fabrics, such as calibrations of several world sizes and links for the others.
 
         The result has the measured tables of all fabrics, the topology of the fabric that has one, and the other
-        fields of the first: processor, sharing, library, algorithm, extrapolate. `source` lists all sources.
+        fields of the first, such as processor, library and extrapolate. `source` lists all sources.
 
         Raises:
             ValueError: Two fabrics measured the same world size, two have a topology, or they differ in concurrency,
@@ -193,6 +209,8 @@ class Fabric(Schema, strict=False):
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a topology (`.yaml`, `.yml`), a log of nccl-tests (`.log`, `.txt`) or a fabric file (other endings).
+
+        A log may be given as `40:file.log`, see `from_nccl_tests`.
 
         Raises:
             ValueError: The file is missing, malformed or inconsistent; the message names file, field and reason.
@@ -280,11 +298,26 @@ class Fabric(Schema, strict=False):
         curve = self._curves.all_reduce(world_size)
         return curve.cheapest(size_bytes)[0] if isinstance(curve, AlgorithmCosts) else self.origin(world_size)
 
+    def assumed(self, sizes_bytes: Sizes, world_size: int) -> tuple[str, ...]:
+        """Return a sentence on the costs of all-reduces of these sizes if some lie beyond a table, or none."""
+        curve = self._curves.all_reduce(world_size)
+        if not isinstance(curve, Table) or world_size == 1:
+            return ()
+        first, last = curve.sizes_bytes[[0, -1]].tolist()
+        beyond = {"smaller": (sizes_bytes < first).any(), "larger": (sizes_bytes > last).any()}
+        if not any(beyond.values()):
+            return ()
+        which = " and ".join(name for name, some in beyond.items() if some)
+        known = f"the table of all-reduces on {world_size} ranks is of {_in_words(first)} to {_in_words(last)}"
+        how = "are priced by the described links, multiplied so that they join the table"
+        if curve.beyond is None:
+            how = "continue its lines, with a wide error; describe the links (a YAML file is a --fabric too)"
+        return (f"{known}; {which} messages {how}",)
+
     def sharing_factor(self, size_bytes: int, running: int, world_size: int) -> float:
         """Return the time of a collective while `running` of them run, itself included, relative to its time alone.
 
         Without measurements (`sharing`), collectives share the bandwidth of their link, and the latency is unchanged.
-        The latency of a table is the time of its smallest size.
         """
         if running == 1:
             return 1.0
@@ -383,6 +416,11 @@ class Fabric(Schema, strict=False):
                 return cls.model_validate({name: value for name, value in fields.items() if value is not None})
         except ValueError as error:
             raise ValueError(f"fabric: {error}") from None
+
+
+def _in_words(size_bytes: int) -> str:
+    power = min(max(0, size_bytes.bit_length() - 1) // 10, 3)
+    return f"{size_bytes / 1024**power:.4g} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"
 
 
 # Checks for merging

@@ -6,10 +6,11 @@ because libraries switch protocols at certain sizes.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
 from statistics import median, median_high
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,13 @@ from reference.files.value_ranges import MILLION, Bytes, Count, Nanoseconds, Rel
 
 Sizes = NDArray[Any]
 """Message sizes in bytes, whole numbers; as floats they may be larger than 64 bits hold."""
+
+
+class CostCurve(Protocol):
+    """The cost of a collective at one world size."""
+
+    def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
+        """Nanoseconds by size; shape [sizes], as the argument's."""
 
 
 class Timing(Schema):
@@ -52,24 +60,44 @@ class Table:
         sizes_bytes: Message sizes, strictly ascending; shape [sizes].
         ns: Nanoseconds by size, floats that hold whole numbers; shape [sizes].
         spread: Half-width of the band that holds 90 % of repetitions, as a fraction; median over the sizes.
+        beyond: Costs of described links, by which the table is continued to other sizes. None: by assumptions.
     """
 
     sizes_bytes: NDArray[np.int64]
     ns: NDArray[np.float64]
     spread: float = 0.0
+    beyond: CostCurve | None = None
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
-        """Return the nanoseconds by size, interpolated linearly; below the smallest size, the time of that size.
+        """Return the nanoseconds by size, interpolated linearly.
 
-        Above the largest size the last line is continued. If that line does not rise, or if there is only one size,
+        Beyond the smallest and the largest size, the times of `beyond` are multiplied so that they join the table.
+        Without them, the first and the last line are continued. Below the smallest size the time neither grows nor
+        falls faster than the bytes. Above the largest, if the last line does not rise or if there is only one size,
         the time grows in proportion to the bytes.
         """
-        last, last_ns = self.sizes_bytes[-1], self.ns[-1]
-        proportional = len(self.ns) == 1 or self.ns[-2] >= last_ns
-        if proportional:
-            inside = piecewise_linear(self.sizes_bytes, self.ns, np.clip(sizes_bytes, self.sizes_bytes[0], last))
-            return inside * (np.maximum(sizes_bytes, last) / last if last else 1.0)
-        return piecewise_linear(self.sizes_bytes, self.ns, np.maximum(sizes_bytes, self.sizes_bytes[0]))
+        first, last = self.sizes_bytes[0], self.sizes_bytes[-1]
+        inside = np.minimum(np.maximum(sizes_bytes, first), last)
+        inside_ns = piecewise_linear(self.sizes_bytes, self.ns, inside)
+        if (inside == sizes_bytes).all():
+            return inside_ns
+        if self.beyond is not None:
+            there_ns, edge_ns = (np.maximum(1, self.beyond.costs_ns(sizes)) for sizes in (sizes_bytes, inside))
+            return inside_ns * (there_ns / edge_ns)
+        missing: NDArray[np.float64] = (first - np.minimum(sizes_bytes, first)) / max(1, first)
+        smaller = 1 - self._share_of_bytes * missing
+        if len(self.ns) == 1 or self.ns[-2] >= self.ns[-1]:
+            return inside_ns * smaller * (np.maximum(sizes_bytes, last) / last if last else 1.0)
+        return piecewise_linear(self.sizes_bytes, self.ns, np.maximum(sizes_bytes, first)) * smaller
+
+    @cached_property
+    def _share_of_bytes(self) -> float:
+        """Part of the smallest size's time that is for its bytes, by the first line; 1 if there is only one size."""
+        if len(self.ns) == 1:
+            return 1.0
+        first, second = self.sizes_bytes[:2]
+        grown = self.ns[1] / max(1.0, self.ns[0]) - 1
+        return float(min(max(0.0, grown * first / (second - first)), 1.0))
 
 
 FREE = Table(np.zeros(1, dtype=np.int64), np.zeros(1))

@@ -10,7 +10,7 @@ from math import log2
 import numpy as np
 from numpy.typing import NDArray
 
-from .algorithms import Library
+from .algorithms import AlgorithmCosts, Library
 from .extrapolation import extrapolated_table, growth_of
 from .measured_tables import Sizes, Table
 from .nccl_cost_model import published_multiple
@@ -52,6 +52,28 @@ def described_errors(sizes_bytes: Sizes, *, several_nodes: bool | None) -> NDArr
         return np.full(sizes_bytes.shape, LINKS_ERROR)
     _, deviation = published_multiple(sizes_bytes, several_nodes=several_nodes)
     errors: NDArray[np.float64] = np.exp(NORMAL_HALF_BAND * np.hypot(deviation, RATE_DEVIATION[several_nodes])) - 1
+    return errors
+
+
+JOINED_ERROR = {False: 0.15, True: 0.25}
+"""Error, as a logarithm, of nine in ten times that described links give one doubling of the size beyond a table, on
+one node and on several; it grows with the root of the doublings. `python -m validation.nccl_model_error` cuts
+published tables off, continues them and compares the times with the rest."""
+LINE_ERROR = 0.4
+"""The same for each doubling where the first or last line of a table is continued, on several nodes of eight in ten
+times."""
+LARGEST_BEYOND = 50.0
+"""Upper limit of the relative error beyond a table."""
+
+
+def errors_beyond(table: Table, sizes_bytes: Sizes) -> NDArray[np.float64]:
+    """Return the relative errors by size that come from continuing a table to other sizes; 0 within it."""
+    first, last = np.maximum(1, table.sizes_bytes[[0, -1]])
+    doublings = np.log2(first / np.clip(sizes_bytes, 1, first)) + np.log2(np.maximum(sizes_bytes, last) / last)
+    one_node = isinstance(table.beyond, AlgorithmCosts) and table.beyond.several_nodes is False
+    joined = JOINED_ERROR[not one_node] * np.sqrt(doublings)
+    logarithms = LINE_ERROR * doublings if table.beyond is None else joined
+    errors: NDArray[np.float64] = np.expm1(np.minimum(logarithms, np.log1p(LARGEST_BEYOND)))
     return errors
 
 

@@ -14,6 +14,7 @@ from simulator.fabric import Processor
 from simulator.sweep import AXES
 
 from ..explore import examples
+from ..nccl_log import nccl_log
 from ..strategies import any_predictions, iteration, trace_of
 
 
@@ -168,6 +169,9 @@ def test_logs_of_nccl_tests_are_fabrics_merged_by_predict_and_an_axis_of_sweep(h
             bucket_cap_mb=float("inf"),
         )
         assert row["iteration_ns"] == merged.iteration_ns
+    cut_off = tmp_path / "cut_off.log"
+    cut_off.write_text(nccl_log(2, {2**20: 99.25, 2**21: 120.5}))
+    assert "2 ranks is of 1 MiB to 2 MiB; smaller messages" in here("predict", trace, "--fabric", cut_off).stdout
     asked = ("sweep", trace, *fabrics, "--caps", "single", "--fabric-set", "extrapolate=true")
     assert here(*asked, "--world-sizes", "2,4", "--out", tmp_path / "s.csv").returncode == 0
     assert pd.read_csv(tmp_path / "s.csv")["fabric"].tolist() == [str(path) for path in logs for _ in range(2)]

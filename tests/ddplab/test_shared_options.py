@@ -5,6 +5,8 @@ import json
 import pandas as pd
 import pytest
 
+from ddplab.cli.shared_options import read_fabric
+
 STEPS = ("recording", "sweeping")
 """Words of progress that are printed where there is no terminal."""
 
@@ -44,6 +46,21 @@ def test_values_of_settings_are_json_in_records_within_records_too(here, trace, 
     assert done.returncode == 0, done.stderr
     none, fp16 = (row["iteration_ns"] for row in json.loads((tmp_path / "j").read_text())["rows"])
     assert fp16 >= none + 9 * 10**7
+
+
+@pytest.mark.parametrize("name", ["two.log", "2:two.log"])
+def test_a_log_with_a_number_of_ranks_is_no_output(here, trace, logs, monkeypatch, name):
+    log, before = logs[0], logs[0].read_text()
+    monkeypatch.chdir(log.parent)
+    assert here("predict", trace, "--fabric", name).returncode == 0
+    done = here("predict", trace, "--fabric", name, "--json", "two.log")
+    assert "expected a name for an output, got that of an input" in done.stderr
+    assert log.read_text() == before
+
+
+@pytest.mark.parametrize("version", ["2.20", "2.20.3"])
+def test_a_version_of_nccl_keeps_its_digits(topology, version):
+    assert read_fabric([topology], [f"nccl_version={version}"], None).nccl_version == version
 
 
 @pytest.mark.parametrize(
@@ -136,6 +153,8 @@ def test_values_of_settings_are_json_in_records_within_records_too(here, trace, 
             "--inputs: expected numbers of at least 0",
         ),
         (["fabric", "absent.log"], "absent.log: cannot be read"),
+        (["fabric", "40:absent.log"], "ddplab: absent.log: cannot be read"),
+        (["fabric", "{fabric}", "--fabric-set", "nccl_version=new"], "nccl_version: expected a version of NCCL such"),
         (["fabric", "{fabric}", "--world-sizes", "0"], "--world-sizes: expected numbers of at least 1"),
         (["synthesize", "--device", "tpu"], "tpu"),
         (["predikt"], "No such command 'predikt'"),

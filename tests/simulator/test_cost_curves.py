@@ -74,6 +74,68 @@ def test_a_broadcast_grows_to_another_world_size_as_the_all_reduce_does():
         assert fabric.broadcast_ns(size, 8) == pytest.approx(fabric.all_reduce_ns(size, 8) / 2, rel=0.01)
 
 
+NODES = Topology(
+    levels=(
+        Level(name="nvlink", members=4, latency_ns=3400, bytes_per_s=450e9),
+        Level(name="network", latency_ns=14_000, bytes_per_s=100e9),
+    )
+)
+
+
+@given(st.sampled_from([4, 8, 40]), st.floats(0.5, 2), st.integers(0, 2**36))
+def test_described_links_continue_a_table_in_proportion(ranks, factor, size):
+    """The table has `factor` times the costs of the links, so its continuation has, too."""
+    links = Fabric.from_topology(NODES)
+    rows = [(ranks, 2**power, round(factor * links.all_reduce_ns(2**power, ranks))) for power in (20, 21, 22)]
+    continued = Fabric.merged(Fabric.from_table(rows), links)
+    assert continued.all_reduce_ns(size, ranks) == pytest.approx(factor * links.all_reduce_ns(size, ranks), rel=0.05)
+    for _, measured, ns in rows:
+        assert continued.all_reduce_ns(measured, ranks) == ns
+
+
+def test_a_message_far_below_a_table_of_large_ones_does_not_take_as_long():
+    """1 KiB took the 12 ms of the smallest measured message, 512 MiB."""
+    log = Fabric.from_table([(40, 2**29, 12_360_200), (40, 2**30, 22_676_000)])
+    with_links = Fabric.merged(log, Fabric.from_topology(NODES))
+    assert 20_000 < with_links.all_reduce_ns(1024, 40) < 400_000
+    assert log.all_reduce_ns(1024, 40) < 2_100_000
+
+
+def test_links_that_do_not_fit_the_measured_ranks_leave_the_table_as_it_is():
+    log = Fabric.from_table([(6, 2**20, 80_000), (6, 2**21, 90_000)])
+    with_links = Fabric.merged(log, Fabric.from_topology(NODES))  # 6 ranks are one node and a half
+    assert with_links.all_reduce_ns(10, 6) == log.all_reduce_ns(10, 6)
+    (sentence,) = with_links.assumed(np.array([10]), 6)
+    assert "continue its lines, with a wide error" in sentence
+
+
+@pytest.mark.parametrize(
+    ("sizes", "which"), [((10,), "smaller"), ((2**30,), "larger"), ((10, 2**30), "smaller and larger")]
+)
+def test_messages_beyond_a_table_are_named_with_how_they_are_priced(sizes, which):
+    log = Fabric.from_table([(8, 2**10, 30_000), (8, 2**29, 90_000_000)])
+    known = "the table of all-reduces on 8 ranks is of 1 KiB to 512 MiB; "
+    (alone,), (linked,) = (
+        fabric.assumed(np.array(sizes), 8) for fabric in (log, Fabric.merged(log, Fabric.from_topology(NODES)))
+    )
+    assert alone.startswith(f"{known}{which} messages continue its lines, with a wide error; describe the links")
+    assert (
+        linked == f"{known}{which} messages are priced by the described links, multiplied so that they join the table"
+    )
+    assert log.assumed(np.array([2**10, 2**29]), 8) == log.assumed(np.array([1, 2**30]), 1) == ()
+    assert Fabric.from_topology(NODES).assumed(np.array(sizes), 8) == ()
+
+
+def test_nccls_version_changes_the_costs_of_described_links():
+    """Before 2.23, LL128 reached 0.7 of a ring's rate with one GPU per node."""
+    lonely = Topology(levels=(NODES.levels[0].model_copy(update={"members": 1}), NODES.levels[1]))
+    links = Fabric.from_topology(lonely)
+    old = links.model_copy(update={"nccl_version": "2.18.3"})
+    assert old.all_reduce_ns(2**23, 8) > links.all_reduce_ns(2**23, 8)
+    with pytest.raises(ValueError, match=r"expected a version of NCCL such as 2\.21\.5, got '2\.x'"):
+        Fabric.model_validate({"topology": NODES, "nccl_version": "2.x"})
+
+
 def test_where_costs_come_from():
     table, links = Fabric.from_table([(2, 8, 5)]), Fabric.from_alpha_beta(1, 1e9)
     fabric = Fabric(all_reduce=table.all_reduce, topology=links.topology)

@@ -96,8 +96,8 @@ def test_nccls_tables_count_as_much_as_the_law_and_gloos_not_at_all(shown):
 def test_with_one_world_size_measured_the_library_says_how_latency_grows():
     table = Fabric.from_table([(2, 0, 1000), (2, 10, 1000)])
     grows = {lib: table.model_copy(update={"library": lib, "extrapolate": True}) for lib in ("nccl", "gloo")}
-    assert {lib: fabric.all_reduce_ns(8, 16) for lib, fabric in grows.items()} == {"nccl": 4000, "gloo": 15_000}
-    assert grows["nccl"].algorithm_for(8, 16) == "extrapolated"
+    assert {lib: fabric.all_reduce_ns(8, 8) for lib, fabric in grows.items()} == {"nccl": 3000, "gloo": 7000}
+    assert grows["nccl"].algorithm_for(8, 8) == "extrapolated"
     assert grows["nccl"].algorithm_for(8, 2) == "measured"
 
 
@@ -160,3 +160,21 @@ def test_more_nodes_never_take_less_time(measured, more):
     tables = {ranks: Table(SIZES, ns) for ranks, ns in times.items()}
     assert wait_of_a_level(tables, USUAL_NODE) is not None
     assert (extrapolated_table(tables, more, growth_of(tables, "nccl", None)).ns >= times[max(measured)]).all()
+
+
+@pytest.mark.parametrize(
+    ("measured", "asked", "missing"), [((4, 8), 128, "several nodes"), ((16, 64), 8, "one node")]
+)
+def test_tables_of_one_node_are_not_extrapolated_across_nodes_without_described_links_nor_back(
+    measured, asked, missing
+):
+    rows = tuple(Timing(world_size=n, size_bytes=2**20, ns=100_000) for n in measured)
+    alone = Fabric(all_reduce=rows, extrapolate=True)
+    message = f"expected a table of {missing} (of 8 GPUs) or described links, to extrapolate to {asked} ranks, got"
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        alone.all_reduce_ns(2**20, asked)
+    assert "\n" not in str(caught.value)
+    assert alone.model_copy(update={"topology": NODES}).origin(asked) == "extrapolated"
+    assert alone.model_copy(update={"library": "gloo"}).origin(asked) == "extrapolated"
+    with_other = (*rows, Timing(world_size=2 if asked == 8 else 32, size_bytes=2**20, ns=90_000))
+    assert alone.model_copy(update={"all_reduce": with_other}).origin(asked) == "extrapolated"

@@ -47,7 +47,7 @@ def test_knowing_the_fabric_less_well_never_narrows_the_interval(asked, spread, 
 def test_the_interval_reaches_as_far_as_dearer_and_cheaper_collectives_do():
     """An all-reduce of 100 ns, give or take 20, begins at 10 and computation ends at 100: 10 ns to gain."""
     trace = trace_of([[iteration(0, (10,), 100, 0)]], [4])
-    fabric = Fabric(all_reduce=(Timing(world_size=2, size_bytes=0, ns=100, spread=0.2),))
+    fabric = Fabric(all_reduce=(Timing(world_size=2, size_bytes=4, ns=100, spread=0.2),))
     prediction = predict(trace, fabric, world_size=2)
     assert prediction.iteration_ns == 110
     assert prediction.interval_ns == (100, 130)

@@ -51,4 +51,4 @@ def test_collectives_on_described_links_share_the_bytes_a_second_and_not_the_lat
 
 
 def test_measured_collectives_do_not_slow_each_other_unless_that_was_measured():
-    assert Fabric.from_table([(2, 8, 5)]).sharing_factor(8, 2, 2) == 1.0
+    assert Fabric.from_table([(2, 8, 5), (2, 16, 5)]).sharing_factor(8, 2, 2) == 1.0

@@ -34,13 +34,26 @@ def test_between_two_measured_sizes_the_cost_is_between_theirs(table, size):
 def test_lines_join_the_points_and_the_last_one_goes_on():
     fabric = Fabric.from_table([(2, 200, 30), (2, 100, 10), (2, 400, 40)])
     assert [fabric.all_reduce_ns(size, 2) for size in (0, 100, 150, 300, 400, 800)] == [
-        10,
+        0,
         10,
         20,
         35,
         40,
         60,
     ]
+
+
+@pytest.mark.parametrize(("second_ns", "ns"), [(800, 800), (700, 800), (1200, 404), (1600, 8), (2400, 8), (None, 8)])
+def test_below_the_smallest_size_the_first_line_is_continued_down_to_its_latency(second_ns, ns):
+    rows = [(2, 1000, 800)] + [(2, 2000, second_ns)] * (second_ns is not None)
+    assert Fabric.from_table(rows).all_reduce_ns(10, 2) == ns
+
+
+@given(tables, st.integers(0, 10**9), st.integers(0, 10**9))
+def test_below_the_smallest_size_a_smaller_message_never_takes_longer(table, one, other):
+    fabric, (first, first_ns) = Fabric.from_table([(2, *row) for row in table]), min(table)
+    less, more = (min(size, first) for size in sorted((one, other)))
+    assert fabric.all_reduce_ns(less, 2) <= fabric.all_reduce_ns(more, 2) <= first_ns
 
 
 @given(tables, st.integers(1, 10**10))

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from simulator.fabric import Level
 from simulator.fabric.nccl_cost_model import MULTIPLES, NcclCost, nccl_all_reduce, published_multiple
-from validation.nccl_model_error import DATA, logarithms, multiples
+from validation.nccl_model_error import DATA, covered, logarithms, multiples
 
 KIB, MIB = 2**10, 2**20
 
@@ -98,6 +98,14 @@ def test_the_multiples_are_those_of_the_published_logs(several_nodes):
         of_systems = sum(size in of_size for of_size in found.values())
         expected = pytest.approx(one.deviation, abs=0.006) if of_systems >= 4 else 0.5
         assert known[size].deviation == expected, size
+
+
+@pytest.mark.parametrize(
+    ("several_nodes", "linked", "least"),
+    [(False, True, 0.9), (True, True, 0.9), (False, False, 0.85), (True, False, 0.78)],
+)
+def test_published_times_beyond_a_table_that_was_cut_off_lie_in_the_error_band(several_nodes, linked, least):
+    assert least <= covered(several_nodes=several_nodes, linked=linked) < 0.97
 
 
 def test_multiples_between_sizes_are_interpolated_and_constant_beyond():

@@ -347,3 +347,17 @@ def test_parts_of_cycles_of_different_lengths_are_those_of_one_iteration():
 def test_a_straggler_is_named_in_a_comparison():
     late = predict(TRACE, FAST, world_size=2, stragglers=[Straggler(rank=1, factor=2)])
     assert "backward" in repr(predict(TRACE, FAST, world_size=2).compare(late))
+
+
+def test_a_prediction_names_messages_beyond_the_measured_ones_and_is_less_sure():
+    measured = Fabric.from_table([(2, size, 1000 + size) for size in (4, 8, 4096)])
+    cut_off = Fabric.from_table([(2, size, 1000 + size) for size in (2048, 4096)])
+    inside, beyond = (predict(ONE_GRADIENT, fabric, world_size=2) for fabric in (measured, cut_off))
+    assert (inside.assumed, inside.iteration_ns) == ((), beyond.iteration_ns)
+    (sentence,) = beyond.assumed
+    assert sentence.startswith("the table of all-reduces on 2 ranks is of 2 KiB to 4 KiB; smaller messages continue")
+    assert beyond.to_json()["assumed"] == [sentence]
+    assert sentence in beyond._repr_html_()
+    assert beyond.causes_ns["collectives"][1] > 1000
+    assert "collectives" not in inside.causes_ns
+    assert predict(ONE_GRADIENT, cut_off, world_size=1).assumed == ()

@@ -6,6 +6,13 @@ import pytest
 from simulator import Fabric
 from simulator.fabric import Level, Timing, Topology
 
+NODES = Topology(
+    levels=(
+        Level(name="nvlink", members=8, latency_ns=3400, bytes_per_s=230e9),
+        Level(name="network", latency_ns=14_000, bytes_per_s=200e9),
+    )
+)
+
 
 def error(fabric, world_size, size=8):
     return float(fabric.relative_errors(np.array([size]), world_size)[0])
@@ -13,15 +20,33 @@ def error(fabric, world_size, size=8):
 
 def test_the_error_grows_with_the_distance_from_the_measured_world_sizes():
     rows = tuple(Timing(world_size=n, size_bytes=8, ns=ns, spread=0.02) for n, ns in ((2, 5), (4, 5), (8, 12)))
-    fabric = Fabric(all_reduce=rows, extrapolate=True)
+    fabric = Fabric(all_reduce=rows, extrapolate=True, library="gloo")
     doublings = [error(fabric, n) for n in (1, 8, 16, 32, 64)]
-    missed = 1 - Fabric(all_reduce=rows[:2], extrapolate=True).all_reduce_ns(8, 8) / 12
+    missed = 1 - fabric.model_copy(update={"all_reduce": rows[:2]}).all_reduce_ns(8, 8) / 12
     assert doublings == pytest.approx([0.0, 0.02, missed + 0.02, missed + 0.07, missed + 0.12])
     for fewer in (rows[1:2], rows[:2]):  # one smaller world size does not show how costs grow
-        two = Fabric(all_reduce=fewer, extrapolate=True)
+        two = fabric.model_copy(update={"all_reduce": fewer})
         assert [error(two, n) for n in (8, 16, 32)] == pytest.approx([0.16, 0.21, 0.26])
     assert error(fabric, 6) == pytest.approx(0.16)
     assert error(Fabric.from_alpha_beta(1, 1e9), 8) == 0.14
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_beyond_a_table_the_error_grows_with_the_distance_and_is_less_with_described_links(linked):
+    rows = tuple(
+        Timing(world_size=16, size_bytes=2**power, ns=2 ** (power - 5), spread=0.02) for power in range(20, 25)
+    )
+    fabric = Fabric(all_reduce=rows, topology=NODES if linked else None)
+    assert [error(fabric, 16, 2**power) for power in (20, 22, 24)] == pytest.approx([0.02] * 3)
+    below, above = ([error(fabric, 16, 2**power) for power in powers] for powers in ((19, 16, 10), (25, 28, 34)))
+    assert below == sorted(below)
+    assert above == sorted(above)
+    assert 0.2 < below[0] < below[-1] < 60
+    one_node = Fabric(all_reduce=tuple(row.model_copy(update={"world_size": 8}) for row in rows), topology=NODES)
+    assert all(error(one_node, 8, 2**power) < error(fabric, 16, 2**power) for power in (10, 19, 25, 34))
+    if linked:
+        alone = fabric.model_copy(update={"topology": None})
+        assert all(error(fabric, 16, 2**power) < error(alone, 16, 2**power) for power in (10, 16, 28, 34))
 
 
 def test_nccls_tables_of_several_nodes_have_a_larger_error():
@@ -32,13 +57,7 @@ def test_nccls_tables_of_several_nodes_have_a_larger_error():
 
 
 def test_links_are_least_certain_for_messages_of_the_size_of_buckets_and_between_nodes():
-    nodes = Topology(
-        levels=(
-            Level(name="nvlink", members=8, latency_ns=3400, bytes_per_s=230e9),
-            Level(name="network", latency_ns=14_000, bytes_per_s=200e9),
-        )
-    )
-    fabric = Fabric.from_topology(nodes)
+    fabric = Fabric.from_topology(NODES)
     assert error(fabric, 8, 2**20) > error(fabric, 8, 2**30) > 0.1
     assert error(fabric, 64, 2**23) > error(fabric, 8, 2**23)
     assert error(fabric, 64, 2**23) > error(fabric, 64, 2**30) > 0.4
