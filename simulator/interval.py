@@ -186,6 +186,9 @@ def _error_bands(
     for name, (of_kinds, error) in costs.step_errors.items():
         if error:
             bands[name] = with_steps(of_kinds, 1 / (1 + error)), with_steps(of_kinds, 1 + error)
+    if sampler.compute_bounds != (1.0, 1.0):
+        low, high = sampler.compute_bounds
+        bands["compute times"] = with_steps(COMPUTATION, low), with_steps(COMPUTATION, high)
     if speed_error := sampler.speed_error:
         bands["device speeds"] = with_steps(COMPUTATION, 1 - speed_error), with_steps(COMPUTATION, 1 + speed_error)
     if sampler.slowest_bounds is not None:

@@ -386,7 +386,9 @@ def predict(
     policy = Policy.given(policy, settings, joins=joins)
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
     sampler = IterationSampler(
-        model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
+        *(model.compute_times, world_size, variation, stragglers, inputs),
+        sync_every=policy.sync_every,
+        compute_bounds=model.compute_bounds,
     )
     schedule = build_schedule(policy, model, joins=joins)
     end_of_epoch = build_join_end(policy, model) if joins else None

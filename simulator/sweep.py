@@ -198,10 +198,8 @@ def _predicted(
                 asked = [(world_sizes[along], policies[at]) for along, at in some]
                 tasks.append(((number, place, *zip(*some, strict=True)), trace, fabrics[place], asked, how))
         if steady:
-            samplers = {
-                size: IterationSampler(model.compute_times, size, **how, sync_every=policies[0].sync_every)
-                for size in world_sizes
-            }
+            shared = {"sync_every": policies[0].sync_every, "compute_bounds": model.compute_bounds, **how}
+            samplers = {size: IterationSampler(model.compute_times, size, **shared) for size in world_sizes}
             along = [list(samplers).index(size) for size in world_sizes]  # a world size may be listed twice
             solved = solve_steady(model, [charged[place] for place in steady], samplers, policies)
             for at, (buckets, figures) in enumerate(solved):

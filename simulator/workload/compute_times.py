@@ -105,6 +105,7 @@ class RecordedModel:
         ready_order: Parameter indices in the order in which gradients became ready in rank 0's last recorded
             iteration. The rebuild assigns buckets in this order.
         never_used: Parameter indices that got no gradient in any recorded iteration.
+        compute_bounds: As in the trace's workload.
         compute_times: One entry per recorded rank; the first axis of each is the iterations.
     """
 
@@ -114,6 +115,7 @@ class RecordedModel:
     includes_copy_out: bool
     ready_order: tuple[int, ...]
     never_used: frozenset[int]
+    compute_bounds: tuple[float, float]
     compute_times: tuple[ComputeTimes, ...]
 
 
@@ -158,6 +160,7 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedMod
         includes_copy_out=has_communication and any(map(_copies_after_backward, trace.ranks[0].iterations)),
         ready_order=tuple(sorted(moments, key=moments.__getitem__)),
         never_used=never_used,
+        compute_bounds=workload.compute_bounds,
         compute_times=tuple(compute_times),
     )
 
@@ -271,12 +274,14 @@ class IterationSampler:
         stragglers: Slow ranks.
         inputs: Number of batches of each rank under Join. None: every rank has a batch in every iteration.
         sync_every: Iterations per cycle, of which only the last synchronises; each is sampled separately.
+        compute_bounds: Multiples of the compute times between which nine in ten true ones lie.
 
     Attributes:
         ranks: The sampled ranks.
         represented_by: For every rank, the sampled rank with equal compute times; shape [world size].
         count: Number of cycles; equal to the number of iterations if `sync_every` is 1.
         sync_every: As given.
+        compute_bounds: As given.
         speed_error: Half-width of the band that holds 90 % of the devices' speeds around that of the recorded device,
             as a fraction.
         of_usual_speed: Indices into `ranks` of those that `device_spread` does not slow.
@@ -296,11 +301,12 @@ class IterationSampler:
         inputs: Sequence[int] | None = None,
         *,
         sync_every: int = 1,
+        compute_bounds: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         _check_ranks(world_size, stragglers, inputs, sync_every)
         self._variation, self._stragglers = variation, stragglers
         self._inputs = None if inputs is None else np.array(inputs)
-        self._world_size, self.sync_every = world_size, sync_every
+        self._world_size, self.sync_every, self.compute_bounds = world_size, sync_every, compute_bounds
         self.speed_error = NORMAL_HALF_BAND * variation.device_spread
         self._slowest = world_size - 1 if variation.device_spread and world_size > 1 else None
         if variation.kind == "slowest" and world_size > len(recorded):
