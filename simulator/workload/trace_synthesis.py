@@ -189,8 +189,10 @@ def rescale(
         ValueError: The trace was recorded with communication, which does not depend on the device, or the operations
             are not those of its model; the message names the field, the expected and the actual value.
     """
-    _check_match(trace.workload, operations)
-    intervals = _intervals(operations, old, new_operations or operations, new)
+    changed = operations if new_operations is None else new_operations
+    for counted in (operations, changed):
+        _check_match(trace.workload, counted)
+    intervals = _intervals(operations, old, changed, new)
 
     def converted(pace_ns: float) -> tuple[RankTrace, ...]:
         return tuple(

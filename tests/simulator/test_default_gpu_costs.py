@@ -4,7 +4,14 @@ import pytest
 
 from reference.trace import Trace
 from simulator import Fabric, Variation, predict
-from simulator.workload.default_gpu_costs import DEVICE_SPREAD, LAUNCH_NS, STALL_NS, assume_gpu, memory_of
+from simulator.workload.default_gpu_costs import (
+    DEVICE_SPREAD,
+    LAUNCH_NS,
+    STALL_NS,
+    assume_gpu,
+    default_processor,
+    memory_of,
+)
 
 from ..strategies import iteration, trace_of
 
@@ -49,6 +56,15 @@ def test_on_a_gpu_copies_launches_and_slow_devices_are_not_free():
     many, one = (predict(trace, fabric, world_size=8, bucket_cap_mb=cap, variation=equal) for cap in (1, 100))
     assert many.iteration_ns - one.iteration_ns == 15 * (LAUNCH_NS + 3 * STALL_NS)
     assert one.iteration_ns > one.compute_ns + LAUNCH_NS
+
+
+def test_the_bandwidth_of_a_traces_memory_counts_more_than_the_name_of_its_gpu():
+    """A GPU that no table names, as recorded, got no costs at all."""
+    for name in ("NVIDIA X100", "NVIDIA A100-PG509-200"):
+        trace = gpu_trace(name)
+        update = {"workload": trace.workload.model_copy(update={"memory_bytes_per_s": 1e12})}
+        fabric, _, _ = assume_gpu(trace.model_copy(update=update), FREE, Variation())
+        assert fabric.processor == default_processor(1e12)
 
 
 def test_what_the_user_gave_is_not_replaced_by_assumptions():
