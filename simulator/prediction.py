@@ -24,7 +24,7 @@ from .interval import Distribution, simulate_many
 from .results import perfetto_export
 from .results.breakdown import break_down, critical_path
 from .schedule.policy import Policy
-from .schedule.schedule import build_join_end, build_schedule
+from .schedule.schedule import buckets_of, build_join_end, build_schedule
 from .step_costs import counted_as_free, price_collectives, price_schedule, rebucketed
 from .workload.compute_times import RECORDED, IterationSampler, Straggler, Variation, recorded_model
 
@@ -385,13 +385,15 @@ def predict(
     joins = inputs is not None
     policy = Policy.given(policy, settings, joins=joins)
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
-    schedule = build_schedule(policy, model, joins=joins)
-    model, charged = rebucketed(trace, model, fabric, schedule.buckets)
+    charged = fabric
+    if model.has_communication:
+        model, charged = rebucketed(trace, model, fabric, buckets_of(policy, model))
     sampler = IterationSampler(
         *(model.compute_times, world_size, variation, stragglers, inputs),
         sync_every=policy.sync_every,
         compute_bounds=model.compute_bounds,
     )
+    schedule = build_schedule(policy, model, joins=joins)
     end_of_epoch = build_join_end(policy, model) if joins else None
     costs = price_schedule(schedule, charged, policy, world_size)
     end = None if end_of_epoch is None else price_collectives(end_of_epoch, charged, policy, world_size)

@@ -220,38 +220,30 @@ def charged_fabric(fabric: Fabric, model: RecordedModel, buckets: Buckets | None
     if not model.has_communication:
         return fabric
     processor = fabric.processor
-    recorded = 1 if model.layout is None else len(model.layout)
-    count = recorded if model.layout is None or buckets is None else max(recorded, len(buckets))
-
-    def of_further_buckets(ns: int) -> int:
-        return ns - ns * recorded // count
-
+    recorded = model.layout or buckets or [[]]  # buckets that are not known count as those to predict
+    wanted = buckets or recorded
+    before, after = len(recorded), max(len(recorded), len(wanted))
+    changes = list(map(set, recorded)) != list(map(set, wanted))
     alone = tuple(row.model_copy(update={"compute": 1.0, "compute_error": 0.0}) for row in processor.contention)
     return fabric.with_processor(
         pack=Linear(),
-        launch_ns=of_further_buckets(processor.launch_ns),
-        stall_ns=of_further_buckets(processor.stall_ns),
-        contention=processor.contention if changes_buckets(model, buckets) else alone,
+        launch_ns=processor.launch_ns - processor.launch_ns * before // after,
+        stall_ns=processor.stall_ns - processor.stall_ns * before // after,
+        contention=processor.contention if changes else alone,
         copy_out=Linear() if model.includes_copy_out else processor.copy_out,
     )
 
 
-def changes_buckets(model: RecordedModel, buckets: Buckets | None) -> bool:
-    """Whether the compute times were recorded with other buckets than these."""
-    return (
-        model.layout is not None and buckets is not None and list(map(set, model.layout)) != list(map(set, buckets))
-    )
-
-
 def rebucketed(trace: Trace, model: RecordedModel, fabric: Fabric, buckets: Buckets) -> tuple[RecordedModel, Fabric]:
-    """Return the model and the costs to charge if training uses these buckets.
+    """Return the model and the costs to charge if training uses these buckets; see `charged_fabric`.
 
     With other buckets than the recorded ones, collectives slow computation down at other times. So the slow-down
     leaves the recorded times, and the engine adds that of the new collectives. With the recorded buckets it stays.
     """
-    if changes_buckets(model, buckets) and fabric.processor.contention:
+    charged = charged_fabric(fabric, model, buckets)
+    if model.has_communication and any(row.compute > 1 for row in charged.processor.contention):
         model = replace(model, compute_times=times_without_slow_down(trace, model, fabric.processor))
-    return model, charged_fabric(fabric, model, buckets)
+    return model, charged
 
 
 def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:
