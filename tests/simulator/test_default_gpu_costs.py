@@ -67,6 +67,18 @@ def test_the_bandwidth_of_a_traces_memory_counts_more_than_the_name_of_its_gpu()
         assert fabric.processor == default_processor(1e12)
 
 
+def test_compute_times_that_were_not_measured_are_named_and_widen_the_interval():
+    trace = gpu_trace("NVIDIA A100-PG509-200")
+    update = {"workload": trace.workload.model_copy(update={"compute_bounds": (0.5, 3.0)})}
+    guessed = trace.model_copy(update=update)
+    assert "0.5 to 3 times as long" in assume_gpu(guessed, FREE, Variation()).sentences[-1]
+    low, high = predict(guessed, FREE, world_size=8).interval_ns
+    assert (low, high) == (
+        guessed.ranks[0].iterations[0].duration_ns // 2,
+        guessed.ranks[0].iterations[0].duration_ns * 3,
+    )
+
+
 def test_what_the_user_gave_is_not_replaced_by_assumptions():
     measured = FREE.with_processor(launch_ns=5)
     chosen = Variation(device_spread=0)
