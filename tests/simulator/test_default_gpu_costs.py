@@ -4,6 +4,7 @@ import pytest
 
 from reference.trace import Trace
 from simulator import Fabric, Variation, predict
+from simulator.results.scaling_verdict import width_sentence
 from simulator.workload.default_gpu_costs import (
     DEVICE_SPREAD,
     LAUNCH_NS,
@@ -72,11 +73,10 @@ def test_compute_times_that_were_not_measured_are_named_and_widen_the_interval()
     update = {"workload": trace.workload.model_copy(update={"compute_bounds": (0.5, 3.0)})}
     guessed = trace.model_copy(update=update)
     assert "0.5 to 3 times as long" in assume_gpu(guessed, FREE, Variation()).sentences[-1]
-    low, high = predict(guessed, FREE, world_size=8).interval_ns
-    assert (low, high) == (
-        guessed.ranks[0].iterations[0].duration_ns // 2,
-        guessed.ranks[0].iterations[0].duration_ns * 3,
-    )
+    predicted = predict(guessed, FREE, world_size=8)
+    duration_ns = guessed.ranks[0].iterations[0].duration_ns
+    assert predicted.interval_ns == (duration_ns // 2, duration_ns * 3)
+    assert "compute times (100%); to narrow it, measure a step" in width_sentence(predicted.shares_of_width)
 
 
 def test_what_the_user_gave_is_not_replaced_by_assumptions():
