@@ -134,7 +134,7 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation, *, keep_proce
     if workload.compute_bounds != (1.0, 1.0):
         low, high = workload.compute_bounds
         sentences.append(
-            f"the compute times were not measured: nine in ten true ones are {low:.2g} to {high:.2g} times as long, "
+            f"not all compute times were measured: nine in ten true ones are {low:.2g} to {high:.2g} times as long, "
             "and in a longer step communication is a smaller part; measure the step, or parts of it"
         )
     return Assumed(fabric, variation, tuple(sentences))
