@@ -178,7 +178,18 @@ class Recording:
             torch_version=torch.__version__,
             batch=self._batch,
             input_shape=self._input_shape,
+            memory_bytes_per_s=None
+            if is_cpu
+            else _memory_bytes_per_s(torch.cuda.get_device_properties(self._device)),
         )
+
+
+def _memory_bytes_per_s(device: Any) -> float | None:
+    """Return the peak bandwidth of a GPU's memory from its clock in kHz and its width in bits; two transfers a cycle.
+
+    None: torch, or the driver, reports neither.
+    """
+    return getattr(device, "memory_clock_rate", 0) * 1000 * 2 * getattr(device, "memory_bus_width", 0) / 8 or None
 
 
 def shape_of_input(inputs: Sequence[Any]) -> tuple[int, ...] | None:

@@ -23,7 +23,7 @@ from pydantic import Field, field_validator, model_validator
 from .bucketing import check_partition
 from .errors import TraceError
 from .files.reading import Schema, read_schema
-from .files.value_ranges import EXABYTE, YEAR_NS, Batch, Bytes, Moment, Nanoseconds, Rank, WorldSize
+from .files.value_ranges import EXABYTE, YEAR_NS, Batch, Bytes, BytesPerS, Moment, Nanoseconds, Rank, WorldSize
 from .files.writing import write_atomically
 
 SCHEMA_VERSION: Literal[1] = 1
@@ -44,6 +44,10 @@ PHASES = (
 
 Length = Annotated[int, Field(ge=0, le=EXABYTE)]
 """Length of a dimension of a tensor."""
+
+WIDEST_BOUND = 100.0
+"""Largest factor by which compute times may be off."""
+Bound = Annotated[float, Field(ge=1 / WIDEST_BOUND, le=WIDEST_BOUND)]
 
 BucketLayout = tuple[tuple[int, ...], ...]
 """Parameter indices by bucket, in launch order."""
@@ -101,6 +105,13 @@ class Workload(Schema):
     batch: Batch | None = Field(default=None, description="samples per rank and iteration, where known")
     input_shape: tuple[Length, ...] | None = Field(
         default=None, description="shape of the first tensor that the module took as input, where known"
+    )
+    memory_bytes_per_s: BytesPerS | None = Field(
+        default=None, description="peak bandwidth of the GPU's memory, where known"
+    )
+    compute_bounds: tuple[Bound, Bound] = Field(
+        default=(1.0, 1.0),
+        description="multiples of the compute times between which nine in ten true ones lie; both 1: recorded",
     )
 
     @property

@@ -25,8 +25,8 @@ from .interval import UNKNOWN, Distribution, explained_by_errors, simulate_many
 from .results import perfetto_export
 from .results.breakdown import break_down, critical_path
 from .schedule.policy import Policy
-from .schedule.schedule import build_join_end, build_schedule
-from .step_costs import charged_fabric, counted_as_free, price_collectives, price_schedule
+from .schedule.schedule import buckets_of, build_join_end, build_schedule
+from .step_costs import counted_as_free, price_collectives, price_schedule, rebucketed
 from .workload.compute_times import RECORDED, IterationSampler, Straggler, Variation, recorded_model
 
 if TYPE_CHECKING:
@@ -421,9 +421,9 @@ def predict(
 
     Args:
         trace: Recorded iterations, preferably of a plain module without communication. The times of a trace recorded
-            with communication already include packing, launches, broadcasts of buffers and the slow-down of
-            computation, so these costs are not added again. If the trace has fewer ranks than `world_size`, the
-            recorded ranks are repeated in turn.
+            with communication already include packing, broadcasts of buffers, the launches of its buckets and the
+            slow-down of computation, so these costs are not added again; see `rebucketed` for other buckets. If the
+            trace has fewer ranks than `world_size`, the recorded ranks are repeated in turn.
         fabric: Costs of collectives, and processor costs.
         world_size: Number of ranks.
         policy: Settings of the reducer and how the training script uses it. None: given by `settings`.
@@ -449,12 +449,16 @@ def predict(
         raise ValueError("measured: expected none with inputs, because an epoch of Join has no steady iteration")
     policy = Policy.given(policy, settings, joins=joins)
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
+    charged = fabric
+    if model.has_communication:
+        model, charged = rebucketed(trace, model, fabric, buckets_of(policy, model))
     sampler = IterationSampler(
-        model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
+        *(model.compute_times, world_size, variation, stragglers, inputs),
+        sync_every=policy.sync_every,
+        compute_bounds=model.compute_bounds,
     )
     schedule = build_schedule(policy, model, joins=joins)
     end_of_epoch = build_join_end(policy, model) if joins else None
-    charged = charged_fabric(fabric, model)
     costs = price_schedule(schedule, charged, policy, world_size)
     end = None if end_of_epoch is None else price_collectives(end_of_epoch, charged, policy, world_size)
     distribution = simulate_many(costs, sampler, engine)

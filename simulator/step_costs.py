@@ -8,14 +8,24 @@ from typing import Any
 import numpy as np
 
 from reference.files.value_ranges import YEAR_NS, as_int64
+from reference.trace import Trace
 
 from .engines.engine_input import EngineInput
 from .fabric import Fabric, Linear, LinkShare, Processor, Slowdowns, slowdowns_of
 from .schedule.comm_hook_messages import Transport
 from .schedule.policy import Policy
 from .schedule.schedule import Compute, ComputeKind, Condition, IterationSchedule
-from .workload.compute_times import CycleTimes, Floats, IterationSampler, Nanoseconds, RecordedModel
+from .workload.compute_times import (
+    CycleTimes,
+    Floats,
+    IterationSampler,
+    Nanoseconds,
+    RecordedModel,
+    times_without_slow_down,
+)
 
+Buckets = Sequence[Sequence[int]]
+"""Parameter indices by bucket, in launch order."""
 SHADOWED: frozenset[ComputeKind] = frozenset(
     ("unsynchronized", "rebuild", "compress", "launch", "recompress", "decompress")
 )
@@ -199,20 +209,44 @@ def _slowdowns(schedule: IterationSchedule, processor: Processor, fabric: Fabric
     return slowdowns_of(processor.contention, sizes, most, processor.lingers_ns)
 
 
-def charged_fabric(fabric: Fabric, model: RecordedModel) -> Fabric:
-    """Return the fabric without the costs that the model's compute times already include."""
+def charged_fabric(fabric: Fabric, model: RecordedModel, buckets: Buckets | None = None) -> Fabric:
+    """Return the fabric without the costs that the model's compute times already include.
+
+    Times recorded with communication include the copies into buckets, which are as many in any buckets, and the
+    launches of the recorded buckets. The launches of further buckets are charged, spread evenly over all.
+
+    Args:
+        fabric: Costs of collectives, and processor costs.
+        model: The recorded model.
+        buckets: The buckets to predict. None: those that were recorded.
+    """
     if not model.has_communication:
         return fabric
     processor = fabric.processor
+    recorded = model.layout or buckets or [[]]  # buckets that are not known count as those to predict
+    wanted = buckets or recorded
+    before, after = len(recorded), max(len(recorded), len(wanted))
+    changes = list(map(set, recorded)) != list(map(set, wanted))
+    alone = tuple(row.model_copy(update={"compute": 1.0, "compute_error": 0.0}) for row in processor.contention)
     return fabric.with_processor(
         pack=Linear(),
-        launch_ns=0,
-        stall_ns=0,
-        contention=tuple(
-            row.model_copy(update={"compute": 1.0, "compute_error": 0.0}) for row in processor.contention
-        ),
+        launch_ns=processor.launch_ns - processor.launch_ns * before // after,
+        stall_ns=processor.stall_ns - processor.stall_ns * before // after,
+        contention=processor.contention if changes else alone,
         copy_out=Linear() if model.includes_copy_out else processor.copy_out,
     )
+
+
+def rebucketed(trace: Trace, model: RecordedModel, fabric: Fabric, buckets: Buckets) -> tuple[RecordedModel, Fabric]:
+    """Return the model and the costs to charge if training uses these buckets; see `charged_fabric`.
+
+    With other buckets than the recorded ones, collectives slow computation down at other times. So the slow-down
+    leaves the recorded times, and the engine adds that of the new collectives. With the recorded buckets it stays.
+    """
+    charged = charged_fabric(fabric, model, buckets)
+    if model.has_communication and any(row.compute > 1 for row in charged.processor.contention):
+        model = replace(model, compute_times=times_without_slow_down(trace, model, fabric.processor))
+    return model, charged
 
 
 def counted_as_free(policy: Policy, fabric: Fabric) -> tuple[str, ...]:

@@ -221,20 +221,18 @@ def _predicted(
     tasks: list[Task] = []
     for number, trace in enumerate(traces):
         model = recorded_model(trace, unused_allowed=policies[0].unused_allowed)
-        charged = [charged_fabric(fabric, model) for fabric in fabrics]
-        steady = [place for place, fabric in enumerate(charged) if is_steady(fabric, policies[0])]
+        known = fabrics if model.layout else [charged_fabric(fabric, model) for fabric in fabrics]
+        steady = [place for place, fabric in enumerate(known) if is_steady(fabric, policies[0])]
         for place in sorted(set(range(len(fabrics))) - set(steady)):
             for first in range(0, len(pairs), TASK_SIZE):
                 some = pairs[first : first + TASK_SIZE]
                 asked = [(world_sizes[along], policies[at]) for along, at in some]
                 tasks.append(((number, place, *zip(*some, strict=True)), trace, fabrics[place], asked, how))
         if steady:
-            samplers = {
-                size: IterationSampler(model.compute_times, size, **how, sync_every=policies[0].sync_every)
-                for size in world_sizes
-            }
+            shared = {"sync_every": policies[0].sync_every, "compute_bounds": model.compute_bounds, **how}
+            samplers = {size: IterationSampler(model.compute_times, size, **shared) for size in world_sizes}
             along = [list(samplers).index(size) for size in world_sizes]  # a world size may be listed twice
-            solved = solve_steady(model, [charged[place] for place in steady], samplers, policies)
+            solved = solve_steady(model, [known[place] for place in steady], samplers, policies)
             for at, (buckets, figures, causes) in enumerate(solved):
                 places = number, steady, slice(None), at
                 yield places, buckets, figures[:, along], {cause: ns[:, along] for cause, ns in causes.items()}
@@ -294,7 +292,7 @@ def solve_steady(
 
     Args:
         model: The recorded model.
-        fabrics: Charged fabrics that are steady under every policy; see `charged_fabric` and `is_steady`.
+        fabrics: Fabrics that are steady under every policy; see `is_steady`.
         samplers: Sampler of the iterations at each world size.
         policies: The policies to predict.
 
@@ -305,7 +303,9 @@ def solve_steady(
 
     @cache
     def costs_of(policy: Policy, fabric: int, size: int) -> ScheduleCosts:  # all have the same messages
-        return price_schedule(build_schedule(policy, model), fabrics[fabric], policy, sizes[size])
+        schedule = build_schedule(policy, model)
+        charged = charged_fabric(fabrics[fabric], model, schedule.buckets)
+        return price_schedule(schedule, charged, policy, sizes[size])
 
     sent = [messages_of(costs_of(policy, 0, 0).untimed.schedule) for policy in policies]
     place_of = {

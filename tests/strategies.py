@@ -155,6 +155,7 @@ def steady_fabrics(draw, world_size: int) -> Fabric:
         processor=Processor(
             pack=draw(cost),
             launch_ns=draw(st.integers(0, 50)),
+            stall_ns=draw(st.integers(0, 50)),
             copy_out=draw(cost),
             search_ns_per_parameter=draw(st.integers(0, 5)),
             rebuild_ns=draw(st.integers(0, 50)),

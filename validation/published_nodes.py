@@ -38,16 +38,8 @@ def trace_of_model(model: str, device: Device, compute_ns: float, optimizer_ns: 
         compute_ns: Nanoseconds of the iteration.
         optimizer_ns: Part of it after the backward pass. None: a step of SGD at the rate of the GPU's memory.
     """
-    operations = operations_of(model)
-    if optimizer_ns is None:
-        return synthesize(operations, device, step_ns=round(compute_ns))
-    passes_ns = compute_ns - optimizer_ns
-    trace = synthesize(operations, device, step_ns=round(passes_ns + device.time_ns(operations.step)))
-    (rank,) = trace.ranks
-    (iteration,) = rank.iterations
-    end_ns = iteration.backward_end_ns + round(optimizer_ns)
-    longer = iteration.model_copy(update={"optimizer_end_ns": end_ns, "end_ns": end_ns})
-    return trace.model_copy(update={"ranks": (rank.model_copy(update={"iterations": (longer,)}),)})
+    optimizer = None if optimizer_ns is None else round(optimizer_ns)
+    return synthesize(operations_of(model), device, step_ns=round(compute_ns), optimizer_ns=optimizer)
 
 
 def fabric_of_node(node: Node, inputs: NodeInputs, gpus: int) -> Fabric:

@@ -7,7 +7,7 @@ from typer import Argument, Option
 
 from reference.files.value_ranges import YEAR_NS
 from reference.trace import Trace
-from simulator.workload.roofline import DEVICES, find_device
+from simulator.workload.roofline import DEVICES, USUAL, find_device
 from simulator.workload.trace_synthesis import rescale as rescale_trace
 from simulator.workload.trace_synthesis import synthesize as synthesize_trace
 
@@ -18,11 +18,11 @@ SHEETS = f"{', '.join(DEVICES)}, or a JSON file with name, flops_per_s and bytes
 HELP = {
     "device": f"The device's data sheet: {SHEETS}.",
     "step_ms": "Measured time of an iteration on one device, without communication; the trace is scaled to it.",
+    "part_ms": "Measured time of this part of it.",
     "from": "The device of the recording: `this` for this machine, or a data sheet, as for --to.",
     "to": f"The new device's data sheet: {SHEETS}.",
 }
-USUAL = (1.2, 6.0)
-"""Usual times of iterations, as multiples of the roofline time."""
+Measured = Annotated[float | None, Option(min=0, max=YEAR_NS / 1e6, metavar="MS", help=HELP["part_ms"])]
 HOST_BOUND = 1.2
 """Ratio of the host's time to the roofline time above which the host limits an iteration."""
 
@@ -31,24 +31,31 @@ def synthesize(
     model: Model = "resnet50",
     device: Annotated[str, Option(metavar="DEVICE", help=HELP["device"])] = "a100-40gb-tf32",
     step_ms: Annotated[float | None, Option(min=0, max=YEAR_NS / 1e6, metavar="MS", help=HELP["step_ms"])] = None,
+    forward_ms: Measured = None,
+    backward_ms: Measured = None,
+    optimizer_ms: Measured = None,
     out: TraceOut = Path("out/synthetic.json.gz"),
     json_path: Json = None,
 ) -> None:
     """Make a trace from a model and a data sheet, by counting the model's operations.
 
     Nothing is allocated or computed, so the model may be larger than this machine's memory. Devices seldom reach the
-    peak rates of their data sheets: if you can, give the time of one measured iteration with --step-ms.
+    peak rates of their data sheets: if you can, give the time of one measured iteration with --step-ms, or of its
+    parts. On a device in bf16 or fp16, the model computes under autocast.
     """
     from ..operation_counter import measure_operations
 
     check_outputs(out, json_path, inputs=files_of(model))
-    operations, sheet = measure_operations(model), find_device(device)
-    by_roofline = synthesize_trace(operations, sheet)
-    at_peak = synthesize_trace(operations, sheet.model_copy(update={"pace_ns": 0}))
-    trace = by_roofline if step_ms is None else synthesize_trace(operations, sheet, step_ns=round(step_ms * 1e6))
+    sheet = find_device(device)
+    operations = measure_operations(model, autocast=sheet.autocast)
+    parts = {"forward_ns": forward_ms, "backward_ns": backward_ms, "optimizer_ns": optimizer_ms}
+    measured = {name: round(ms * 1e6) for name, ms in {"step_ns": step_ms, **parts}.items() if ms is not None}
+    trace = synthesize_trace(operations, sheet, **measured)
     save_trace(trace, out, f"{model} on {device}, saved as {out}", json_path)
-    peak_ns, paced_ns = (one.ranks[0].iterations[0].duration_ns for one in (at_peak, by_roofline))
-    print(judgement(peak_ns, paced_ns, step_ms))
+    at_peak, paced = (synthesize_trace(operations, one) for one in (sheet.model_copy(update={"pace_ns": 0}), sheet))
+    peak_ns, paced_ns, ns = (one.ranks[0].iterations[0].duration_ns for one in (at_peak, paced, trace))
+    is_measured = step_ms is not None or None not in parts.values()
+    print(judgement(peak_ns, paced_ns, ns / 1e6 if is_measured else None))
 
 
 def judgement(roofline_ns: int, paced_ns: int, step_ms: float | None) -> str:
@@ -106,5 +113,6 @@ def rescale(
         source = measure_device()
     else:
         source = find_device(old)
-    rescaled = rescale_trace(recorded, measure_operations(model), source, target)
+    before, after = (measure_operations(model, autocast=one.autocast) for one in (source, target))
+    rescaled = rescale_trace(recorded, before, source, target, new_operations=after)
     save_trace(rescaled, out, f"{trace} from {source.name} to {target.name}, saved as {out}", json_path)

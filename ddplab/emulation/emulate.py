@@ -34,7 +34,7 @@ from simulator.schedule.schedule import (
     LaunchCollective,
     buckets_of,
 )
-from simulator.step_costs import charged_fabric, counted_as_free, price, price_collectives
+from simulator.step_costs import counted_as_free, price, price_collectives, rebucketed
 from simulator.workload.compute_times import (
     RECORDED,
     ComputeTimes,
@@ -109,7 +109,8 @@ def emulate(
     _check_hook(policy.hook)
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
     fabric = emulated_fabric(fabric, make)
-    charged = charged_fabric(fabric, model)
+    model, charged = rebucketed(trace, model, fabric, buckets_of(policy, model))
+    charged = charged.with_processor(launch_ns=charged.processor.launch_on(world_size), stall_ns=0)
     sampler = IterationSampler(
         model.compute_times, world_size, variation, stragglers, inputs, sync_every=policy.sync_every
     )
@@ -159,7 +160,7 @@ def emulated_fabric(fabric: Fabric, reducer: str | Callable[..., nn.Module]) -> 
     if _is_ours(_class_of(reducer)):
         return fabric
     return fabric.with_processor(
-        pack=Linear(), copy_out=Linear(), launch_ns=0, search_ns_per_parameter=0.0, rebuild_ns=0
+        pack=Linear(), copy_out=Linear(), launch_ns=0, stall_ns=0, search_ns_per_parameter=0.0, rebuild_ns=0
     )
 
 

@@ -69,8 +69,12 @@ class RawFile(msgspec.Struct):
     traceEvents: list[RawEvent]  # noqa: N815  # the field's name in the file
     deviceProperties: list[dict[str, Any]] | None = None  # noqa: N815
     distributedInfo: dict[str, Any] | None = None  # noqa: N815
+    baseTimeNanoseconds: Any = None  # noqa: N815
+    host_name: Any = None
 
 
+HANDLER_NAME = re.compile(r"(.+)_\d+\.\d+\.pt\.trace\.json")
+"""Names that `torch.profiler.tensorboard_trace_handler` gives to files: the host, the process, and a time."""
 Thread = tuple[int | float | str | None, int | float | str | None]
 """Process and thread."""
 Stream = tuple[str, str]
@@ -116,6 +120,8 @@ class ProfilerFile:
     rank: int | None
     world_size: int | None
     backend: str | None  # for collectives
+    host: str | None  # whose clock the times are of
+    first_ns: int  # of the first event, on the clock of the host
     operations: Sequence[HostOperation]  # by start; of two that start together, the longer first
     activities: Sequence[Activity]  # by launch
     lost: int  # activities left out, because their launch was not recorded
@@ -162,7 +168,8 @@ def read_profiler_file(path: Path) -> ProfilerFile:
     launches = 0
     operations: list[HostOperation] = []
     ran: list[tuple[RawEvent, str, tuple[int, int]]] = []
-    for event, span in zip(events, _spans(path, events), strict=True):
+    first_us, spans = _spans(path, events)
+    for event, span in zip(events, spans, strict=True):
         category = (event.cat or "").lower()
         if category in ACTIVITIES:
             ran.append((event, category, span))
@@ -185,6 +192,7 @@ def read_profiler_file(path: Path) -> ProfilerFile:
     info = raw.distributedInfo or {}
     rank, backend = info.get("rank"), info.get("backend")
     used = {event.args.device for event, *_ in ran if event.args and isinstance(event.args.device, int)}
+    named = HANDLER_NAME.match(path.name)
     groups = [one.arguments.group_size for one in operations if isinstance(one.arguments.group_size, int)]
     return ProfilerFile(
         path=path,
@@ -192,6 +200,8 @@ def read_profiler_file(path: Path) -> ProfilerFile:
         rank=rank if isinstance(rank, int) and rank >= 0 else None,
         world_size=_positive(info.get("world_size")) or _positive(max(groups, default=None)),
         backend=backend if isinstance(backend, str) else None,
+        host=raw.host_name if isinstance(raw.host_name, str) else named[1] if named else None,
+        first_ns=(_positive(raw.baseTimeNanoseconds) or 0) + round(first_us * 1e3),
         operations=operations,
         activities=activities,
         lost=len(ran) - len(activities),
@@ -209,8 +219,8 @@ def _reason(error: Exception, data: bytes) -> str:
     return str(error).splitlines()[0]
 
 
-def _spans(path: Path, events: Sequence[RawEvent]) -> list[tuple[int, int]]:
-    """Return start and end of each event, in nanoseconds from the first one."""
+def _spans(path: Path, events: Sequence[RawEvent]) -> tuple[float, list[tuple[int, int]]]:
+    """Return the start of the first event as in the file, and start and end of each in nanoseconds from there."""
     try:
         starts = [float(event.ts) for event in events]  # type: ignore[arg-type]  # None raises TypeError
         durations = [max(0.0, float(event.dur or 0.0)) for event in events]
@@ -221,7 +231,7 @@ def _spans(path: Path, events: Sequence[RawEvent]) -> list[tuple[int, int]]:
         raise TraceError(
             f"{path}: expected events within {LONGEST_US / 1e6:.0f} seconds, got some further apart; export it again"
         )
-    return [
+    return first, [
         (round((start - first) * 1e3), round((start - first + duration) * 1e3))
         for start, duration in zip(starts, durations, strict=True)
     ]

@@ -28,6 +28,8 @@ class ImportedProfile:
     Attributes:
         trace: The trace.
         steps: The steps of the first file that are in the trace.
+        all_reduces_ns: Of several files: duration of each bucket's all-reduce without the wait for the other ranks,
+            in launch order; see `_all_reduces_ns`. Empty for one file, whose all-reduces contain the wait.
         gpu: Name of the GPU; None: there was none, or its name was not noted.
         slow_down: How many times as long kernels take beside collectives, and the number of kernels compared; None:
             there were no equal kernels to compare.
@@ -36,6 +38,7 @@ class ImportedProfile:
 
     trace: Trace
     steps: tuple[ProfiledStep, ...]
+    all_reduces_ns: tuple[int, ...]
     gpu: str | None
     slow_down: tuple[float, int] | None
     notes: tuple[str, ...]
@@ -57,6 +60,7 @@ class ImportedProfile:
             "backward_end_ns": [one.last_ready_ns - one.start_ns for one in steps],
             "backward_computing_ns": [one.computing_ns for one in steps],
             "all_reduce_ns": [[each.end_ns - each.start_ns for each in one.all_reduces] for one in steps],
+            "all_reduce_without_wait_ns": list(self.all_reduces_ns),
             "all_reduce_bytes": [[each.size_bytes for each in one.all_reduces] for one in steps],
             "last_all_reduce_end_ns": [
                 max((each.end_ns - one.start_ns for each in one.all_reduces), default=None) for one in steps
@@ -124,8 +128,33 @@ def import_profile(
         ) from None
     slow_down = slow_down_beside_collectives(first)
     notes += found.derived
-    notes += _observations(files, trace, steps, slow_down, under_ddp=under_ddp)
-    return ImportedProfile(trace, tuple(steps), first.gpu, slow_down, tuple(notes))
+    all_reduces_ns = _all_reduces_ns(files, steps_by_rank) if len(files) > 1 else ()
+    notes += _observations(files, trace, steps, slow_down, all_reduces_ns, under_ddp=under_ddp)
+    return ImportedProfile(trace, tuple(steps), all_reduces_ns, first.gpu, slow_down, tuple(notes))
+
+
+def _all_reduces_ns(
+    files: Sequence[ProfilerFile], steps_by_rank: Sequence[Sequence[ProfiledStep]]
+) -> tuple[int, ...]:
+    """Return the duration of each bucket's all-reduce, without the wait for ranks that arrive later.
+
+    Ranks of one host share its clock, so there it lasts from the last arrival to the last completion. Between hosts,
+    which have no common clock, the shortest of these times counts, because the others contain a wait. A rank whose
+    host is unknown counts as a host of its own. Returns the median over the steps.
+    """
+    hosts = [file.host or file.path for file in files]
+    every_step = []
+    for ranks in zip(*steps_by_rank, strict=True):
+        durations = []
+        for same in zip(*(step.buckets for step in ranks), strict=True):
+            starts: dict[object, int] = {}
+            ends: dict[object, int] = {}
+            for host, file, one in zip(hosts, files, same, strict=True):
+                starts[host] = max(starts.get(host, 0), file.first_ns + one.start_ns)
+                ends[host] = max(ends.get(host, 0), file.first_ns + one.end_ns)
+            durations.append(min(ends[host] - starts[host] for host in starts))
+        every_step.append(durations)
+    return tuple(round(statistics.median(of_steps)) for of_steps in zip(*every_step, strict=True))
 
 
 def host_bound(trace: Trace) -> float:
@@ -286,6 +315,7 @@ def _observations(
     trace: Trace,
     steps: Sequence[ProfiledStep],
     slow_down: tuple[float, int] | None,
+    all_reduces_ns: Sequence[int],
     *,
     under_ddp: bool,
 ) -> list[str]:
@@ -304,7 +334,12 @@ def _observations(
     if len(files) > 1:
         uncertainty_ns = max(rank.clock_uncertainty_ns for rank in trace.ranks)
         notes.append(f"clocks of the ranks are aligned at the ends of all-reduces, to {uncertainty_ns / 1e6:.3f} ms")
-    if world_size > 1 and last.all_reduces:
+    if all_reduces_ns:
+        notes.append(
+            f"without the wait for other ranks{' that have a file' * (len(files) < world_size)}, the all-reduces of "
+            f"the buckets take {', '.join(f'{ns / 1e6:.3f}' for ns in all_reduces_ns)} ms"
+        )
+    elif world_size > 1 and last.all_reduces:
         notes.append("all-reduces include the wait for the other ranks, so no bandwidth follows from their durations")
     if others := len(last.all_reduces) - len(last.buckets):
         notes.append(

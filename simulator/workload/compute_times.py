@@ -4,7 +4,7 @@ These are times of computation alone. The engines add slow-downs and waiting.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal, Self
 
@@ -14,8 +14,9 @@ from pydantic import Field
 
 from reference.files.reading import Settings
 from reference.files.value_ranges import MILLION, Iterations, Rank, RelativeError, SlowdownFactor, as_int64
-from reference.trace import Buffer, Iteration, Parameter, Trace
+from reference.trace import BucketLayout, Buffer, Iteration, Parameter, Trace
 
+from ..fabric.processor_costs import Processor, slowdowns_of
 from ..fabric.uncertainty import BAND, NORMAL_HALF_BAND
 
 Nanoseconds = NDArray[np.int64]
@@ -103,6 +104,7 @@ class RecordedModel:
     Attributes:
         parameters: By parameter index.
         buffers: In the order in which they are broadcast.
+        layout: Buckets of rank 0's last recorded iteration; None: recorded without communication, or not recorded.
         has_communication: Whether the trace was recorded with communication, so that its times already include
             packing, launches, broadcasts and slow-downs.
         includes_copy_out: Whether the copies out of buckets count as part of `ComputeTimes.step_ns`. On a GPU they
@@ -110,15 +112,18 @@ class RecordedModel:
         ready_order: Parameter indices in the order in which gradients became ready in rank 0's last recorded
             iteration. The rebuild assigns buckets in this order.
         never_used: Parameter indices that got no gradient in any recorded iteration.
+        compute_bounds: As in the trace's workload.
         compute_times: One entry per recorded rank; the first axis of each is the iterations.
     """
 
     parameters: tuple[Parameter, ...]
     buffers: tuple[Buffer, ...]
+    layout: BucketLayout | None
     has_communication: bool
     includes_copy_out: bool
     ready_order: tuple[int, ...]
     never_used: frozenset[int]
+    compute_bounds: tuple[float, float]
     compute_times: tuple[ComputeTimes, ...]
 
 
@@ -154,17 +159,49 @@ def recorded_model(trace: Trace, *, unused_allowed: bool = False) -> RecordedMod
             never_used &= unused
             iterations.append(_times_of(iteration, has_communication=has_communication))
         compute_times.append(ComputeTimes.stacked(iterations))
-    last = trace.ranks[0].iterations[-1].ready_ns
-    moments = {index: moment for index, moment in enumerate(last) if moment is not None}
+    last = trace.ranks[0].iterations[-1]
+    moments = {index: moment for index, moment in enumerate(last.ready_ns) if moment is not None}
     return RecordedModel(
         parameters=workload.parameters,
         buffers=workload.buffers,
+        layout=trace.layouts[last.layout] if has_communication and last.layout is not None else None,
         has_communication=has_communication,
         includes_copy_out=has_communication and any(map(_copies_after_backward, trace.ranks[0].iterations)),
         ready_order=tuple(sorted(moments, key=moments.__getitem__)),
         never_used=never_used,
+        compute_bounds=workload.compute_bounds,
         compute_times=tuple(compute_times),
     )
+
+
+def times_without_slow_down(trace: Trace, model: RecordedModel, processor: Processor) -> tuple[ComputeTimes, ...]:
+    """Return the compute times of a trace with communication as if no collective had slowed computation down.
+
+    While an all-reduce of a bucket was in flight, from its launch or the end of the one before to its own end,
+    computation counts as slowed by the processor's factor for its bytes.
+    """
+    every_rank = []
+    for rank, times in zip(trace.ranks, model.compute_times, strict=True):
+        iterations = []
+        for number, recorded in enumerate(rank.iterations):
+            one = times[number]
+            edges_ns, alone_ns = [int(one.forward_ns)], [float(one.forward_ns)]
+            layout = () if recorded.layout is None else trace.layouts[recorded.layout]
+            sizes = [sum(model.parameters[index].size_bytes for index in bucket) for bucket in layout]
+            slow_downs = slowdowns_of(processor.contention, sizes, 1) if recorded.buckets else None
+            for bucket, factors in zip(recorded.buckets, slow_downs.compute if slow_downs else (), strict=False):
+                start_ns = max(edges_ns[-1], bucket.launched_ns - recorded.forward_start_ns)
+                end_ns = max(start_ns, bucket.done_ns - recorded.forward_start_ns + processor.lingers_ns)
+                alone_ns.append(alone_ns[-1] + start_ns - edges_ns[-1])
+                alone_ns.append(alone_ns[-1] + (end_ns - start_ns) / factors[0])
+                edges_ns += [start_ns, end_ns]
+            last_ns = max(edges_ns[-1], int(one.backward_end_ns)) + 1
+            alone_ns.append(alone_ns[-1] + last_ns - edges_ns[-1])
+            edges_ns.append(last_ns)
+            ready, end = (as_int64(np.interp(ns, edges_ns, alone_ns)) for ns in (one.ready_ns, one.backward_end_ns))
+            iterations.append(replace(one, ready_ns=ready, backward_end_ns=end))
+        every_rank.append(ComputeTimes.stacked(iterations))
+    return tuple(every_rank)
 
 
 def _copies_after_backward(recorded: Iteration) -> bool:
@@ -279,6 +316,7 @@ class IterationSampler:
         stragglers: Slow ranks.
         inputs: Number of batches of each rank under Join. None: every rank has a batch in every iteration.
         sync_every: Iterations per cycle, of which only the last synchronises; each is sampled separately.
+        compute_bounds: Multiples of the compute times between which nine in ten true ones lie.
 
     Attributes:
         ranks: The sampled ranks.
@@ -303,11 +341,13 @@ class IterationSampler:
         inputs: Sequence[int] | None = None,
         *,
         sync_every: int = 1,
+        compute_bounds: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         _check_ranks(world_size, stragglers, inputs, sync_every)
         self._variation, self._stragglers = variation, stragglers
         self._inputs = None if inputs is None else np.array(inputs)
         self._world_size, self.sync_every = world_size, sync_every
+        self._compute_bounds = compute_bounds
         self._recorded = recorded[:world_size]
         differ = variation.device_spread > 0 and world_size > 1
         is_typical = variation.kind == "slowest" and (differ or world_size > len(recorded))
@@ -451,6 +491,9 @@ class IterationSampler:
         """Return `error_bands`; the slowest device of the cluster and the errors of its spread are independent."""
         bands = {}
         variation, same = self._variation, np.ones(len(self.ranks))
+        if self._compute_bounds != (1.0, 1.0):
+            low, high = self._compute_bounds
+            bands["compute times"] = same * low, same * high
         if error := NORMAL_HALF_BAND * variation.device_spread:
             bands["device speeds"] = same * (1 - error), same * (1 + error)
         if self._slowest is not None:

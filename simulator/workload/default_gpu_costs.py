@@ -12,7 +12,6 @@ from reference.trace import Trace
 
 from ..fabric import Contention, Fabric, Linear, Processor
 from .compute_times import LEAST_RECORDED, Variation
-from .trace_synthesis import BY_ROOFLINE
 
 COPY_START_NS = 2_100
 """Fixed time of a copy of one gradient into its bucket, or out of it. A profile of DDP with ResNet-50 on 2 A100s
@@ -69,7 +68,7 @@ GPU's name in lower case; the first that matches counts."""
 
 
 def memory_of(device_name: str) -> float | None:
-    """Return the memory bandwidth of the GPU that a trace's `device_name` names; None if it names no known GPU."""
+    """Return the memory bandwidth of the GPU of this name, for traces without the field; None: not a known GPU."""
     name = device_name.lower()
     return next((rate for words, rate in MEMORY_BYTES_PER_S.items() if re.search(rf"\b(?:{words})\b", name)), None)
 
@@ -98,16 +97,16 @@ class Assumed(NamedTuple):
 
 
 def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation, *, keep_processor: bool = False) -> Assumed:
-    """Complete what a prediction for GPUs needs; nothing changes if the trace names no known GPU.
+    """Complete what a prediction for GPUs needs; nothing changes if the trace is not of a known GPU.
 
     Args:
-        trace: The trace, whose workload names its device.
+        trace: The trace, whose workload has the bandwidth of the GPU's memory, or at least names the GPU.
         fabric: The network. If it has processor costs, they stay as they are.
         variation: How iterations vary. If `device_spread` was set, it stays as it is.
         keep_processor: Whether costs of zero are meant.
     """
-    device = trace.workload.device_name
-    memory = memory_of(device)
+    workload = trace.workload
+    memory = workload.memory_bytes_per_s or memory_of(workload.device_name)
     if memory is None:
         return Assumed(fabric, variation, ())
     sentences = []
@@ -132,9 +131,10 @@ def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation, *, keep_proce
                 sentence += "the iterations of one GPU as in the trace, "
         variation = variation.model_copy(update=changes)
         sentences.append(f"{sentence}and an iteration waits for the slowest")
-    if device.endswith(BY_ROOFLINE):
+    if workload.compute_bounds != (1.0, 1.0):
+        low, high = workload.compute_bounds
         sentences.append(
-            "the step time is that of a data sheet's peak rates, which no GPU reaches; in a longer step, "
-            "communication is a smaller part"
+            f"not all compute times were measured: nine in ten true ones are {low:.2g} to {high:.2g} times as long, "
+            "and in a longer step communication is a smaller part; measure the step, or parts of it"
         )
     return Assumed(fabric, variation, tuple(sentences))

@@ -15,17 +15,19 @@ accurate.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import gcd
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from reference.files.reading import Schema, read_schema
-from reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Nanoseconds
+from reference.files.value_ranges import Batch, Bytes, BytesPerS, Count, Nanoseconds, RelativeError
 from reference.files.writing import write_atomically
 from reference.trace import Buffer, Length, Parameter
 
+USUAL = (1.2, 6.0)
+"""Usual times of iterations, as multiples of the roofline time at the peak rates."""
 MOST_FLOPS = 10**24
 """Floating-point operations of an iteration, or of a second, at most."""
 
@@ -121,13 +123,14 @@ class Operations(Schema):
         return read_schema(cls, path, what="an operations file", cure="measure the model again")
 
 
-def sgd_step(parameters: Iterable[Parameter]) -> tuple[Operation, ...]:
-    """Return the operations of SGD without momentum, which reads parameters and gradients and writes parameters.
+TENSORS_PER_KERNEL = 64
+"""Parameters that one kernel of torch's SGD updates at most (ATen/native/cuda/MultiTensorApply.cuh, depth 2)."""
 
-    They count as one kernel, because optimisers that update all parameters together launch few kernels.
-    """
+
+def sgd_step(parameters: Sequence[Parameter]) -> tuple[Operation, ...]:
+    """Return the operations of SGD without momentum, which reads parameters and gradients and writes parameters."""
     size = sum(parameter.size_bytes for parameter in parameters)
-    return (Operation(flops=0, bytes_moved=3 * size),)
+    return (Operation(flops=0, bytes_moved=3 * size, kernels=-(-len(parameters) // TENSORS_PER_KERNEL)),)
 
 
 NS_PER_S = 1_000_000_000
@@ -155,7 +158,17 @@ class Device(Schema):
     pace_ns: Nanoseconds = Field(
         default=0,
         description="time in which the host launches one kernel, nanoseconds; hidden while the device is behind its "
-        "host, unlike `launch_ns`; from a profile",
+        "host, unlike `launch_ns`; from a step of a small batch, divided by its kernels",
+    )
+    pace_error: RelativeError = Field(
+        default=0.0,
+        description="relative error e of `pace_ns`: nine in ten hosts lie between 1 / (1 + e) and 1 + e times the "
+        "value; from published steps, 0 if measured",
+    )
+    autocast: Literal["bfloat16", "float16"] | None = Field(
+        default=None,
+        description="element type in which torch.autocast computes, a name (None: that of the parameters); chosen by "
+        "the user",
     )
     efficiency: float = Field(
         default=1.0,
@@ -196,10 +209,14 @@ def find_device(name: str) -> Device:
     raise ValueError(f"device: expected {', '.join(DEVICES)} or a data sheet's .json file, got {name!r}")
 
 
-EAGER_PACE_NS = 30_000
-"""Pace of eager torch: medians of 29 to 33 us from one launch to the next in profiles of a ResNet-50 on one V100, of
-one on two V100s and of a recommendation model on A100s (HolisticTraceAnalysis, test data). The profiler slows the
-host, so this is an upper value; CUDA graphs and `torch.compile` launch faster."""
+EAGER_PACE_NS, EAGER_PACE_ERROR = 45_000, 0.8
+"""Pace of eager torch by operation, autograd and Python included, and its relative error. Published steps divided by
+the operations that `ddplab.operation_counter` counts: 73 us in the only step that waits for its host in a profile of
+ResNet-50 on one V100 (HolisticTraceAnalysis, ns_resolution_trace), 71 us or less for ResNet-152 with 32 images on
+each of 8 A100s (willgpaik/pytorch-ddp-scaling-benchmark), 56 us or less for ResNet-50 with 32 images on an A100
+(mvsjober/ml-benchmarks). CUDA graphs and `torch.compile` launch faster."""
+AUTOCAST: dict[str, Literal["bfloat16", "float16"]] = {"bf16": "bfloat16", "fp16": "float16"}
+"""Element type of autocast by the precision of a data sheet."""
 
 
 _V100_RATES = {"fp32": 15.7e12, "fp16": 125e12}
@@ -219,10 +236,12 @@ DEVICES: dict[str, Device] = {
         flops_per_s=rate,
         bytes_per_s=bytes_per_s,
         pace_ns=EAGER_PACE_NS,
+        pace_error=EAGER_PACE_ERROR,
+        autocast=AUTOCAST.get(precision),
         source=source,
     )
     for name, product, bytes_per_s, rates, source in _SHEETS
     for precision, rate in rates.items()
 }
-"""Data sheets by name and precision. Rates are dense. The precision is that of the arithmetic; the bytes are those of
-the measured model, so to model bf16 throughout, measure a model whose parameters are bfloat16."""
+"""Data sheets by name and precision. Rates are dense. With bf16 and fp16, models of float32 parameters compute under
+autocast."""

@@ -1,57 +1,80 @@
 """Synthesis: traces made from operations and data sheets instead of recordings.
 
-`synthesize` makes a trace from a model alone, or from a model and one measured step time. `rescale` converts a
-recorded trace to another device, interval by interval, and keeps its variation.
+`synthesize` makes a trace from a model alone, or from a model and measured times of its step or of parts of it.
+`rescale` converts a recorded trace to another device, interval by interval, and keeps its variation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
+from math import inf
 from typing import NamedTuple
 
-from reference.files.reading import one_line_errors
-from reference.trace import Iteration, RankTrace, Trace, Workload
+import numpy as np
+from numpy.typing import NDArray
 
-from .roofline import Device, Operation, Operations
+from reference.files.reading import one_line_errors
+from reference.trace import WIDEST_BOUND, Iteration, RankTrace, Trace, Workload
+
+from .compute_times import Floats
+from .roofline import USUAL, Device, Operation, Operations
 
 OF_OPERATIONS = ("model", "parameters", "buffers", "torch_version", "batch", "input_shape")
 """Fields of operations that a trace of them has too."""
-BY_ROOFLINE = " by its roofline"
-"""Follows the device's name in traces whose times come from its data sheet alone."""
 
 
 @one_line_errors()
-def synthesize(operations: Operations, device: Device, *, step_ns: int | None = None) -> Trace:
-    """Make a trace of one iteration of one rank, without communication, from the roofline times on `device`.
+def synthesize(
+    operations: Operations,
+    device: Device,
+    *,
+    step_ns: int | None = None,
+    forward_ns: int | None = None,
+    backward_ns: int | None = None,
+    optimizer_ns: int | None = None,
+) -> Trace:
+    """Make a trace of one iteration of one rank, without communication.
 
-    No kernel starts before the host has launched it: with many small kernels, the host's pace determines the times.
+    Measured times include all waiting for the host. All other times are roofline times on `device`, but no kernel
+    starts before the host has launched it: with many small kernels, the host's pace determines the times. The trace's
+    `compute_bounds` state how far these times may be off.
 
     Each gradient gets an additional nanosecond, so that gradients of one operation keep their order in the trace.
 
     Args:
         operations: Operations of the model.
         device: Data sheet of the device.
-        step_ns: Measured duration of the iteration, which includes all waiting for the host. If it is longer than the
-            roofline time, forward and backward pass are lengthened; otherwise all intervals are shortened. None: the
-            roofline time, which real kernels seldom reach.
+        step_ns: Measured duration of the iteration. If the measured parts leave more than the roofline time of the
+            other parts, their forward and backward pass are lengthened; otherwise all of these are shortened.
+        forward_ns: Measured duration of the forward pass.
+        backward_ns: Measured duration of the backward pass, the loss included.
+        optimizer_ns: Measured duration of the optimiser step.
 
     Raises:
-        ValueError: No operation takes any time, or `step_ns` is less than one nanosecond per gradient.
+        ValueError: No operation takes any time, the measured parts are longer than `step_ns`, or less than one
+            nanosecond per gradient remains for the backward pass.
     """
     count = len(operations.gradients)
+    measured = {"forward": forward_ns, "backward": backward_ns, "optimizer": optimizer_ns}
+    least_ns = sum(count if ns is None and part == "backward" else ns or 0 for part, ns in measured.items())
+    for name, ns, least in ("backward_ns", backward_ns, count), ("step_ns", step_ns, least_ns):
+        if ns is not None and ns < least:
+            sums = "one nanosecond per gradient" if least == count else "the measured parts together"
+            raise ValueError(f"{name}: expected at least {least}, {sums}, got {ns}")
     gaps = [gradient.operations for gradient in operations.gradients]
     intervals = [operations.forward, operations.loss, *gaps, operations.tail, operations.step]
-    times = [device.time_ns(interval) for interval in intervals]
-    if not any(times):
+    times_ns = np.array([device.time_ns(interval) for interval in intervals])
+    if not times_ns.any():
         raise ValueError(f"operations: expected operations that take time on {device.name}, got none")
-    if step_ns is None:
-        kernels = [sum(operation.kernels for operation in interval) for interval in intervals]
-        elapsed = _paced(times, kernels, device.pace_ns)
-        duration_ns = round(elapsed[-1]) + count
-    else:
-        elapsed, duration_ns = list(accumulate(_lengthened(times, step_ns - count))), step_ns
-    if duration_ns < count:
-        raise ValueError(f"step_ns: expected at least {count}, one nanosecond per gradient, got {step_ns}")
-    moments = [round((duration_ns - count) * (ns / elapsed[-1])) for ns in elapsed]
+    times_ns, known = _with_measured(times_ns, measured, step_ns)
+    kernels = [sum(operation.kernels for operation in interval) for interval in intervals]
+
+    def ends_ns(roofline: float = 1.0, pace: float = 1.0) -> list[float]:
+        return _paced(np.where(known, times_ns, roofline * times_ns), kernels, pace * device.pace_ns, known)
+
+    elapsed, slow_host = ends_ns(), 1 + device.pace_error
+    extremes = ends_ns(1.0, 1 / slow_host), ends_ns(USUAL[1] if device.efficiency == 1 else 1.0, slow_host)
+    end_ns = round(elapsed[-1]) + count if step_ns is None else step_ns
+    moments = [min(round(ns), end_ns - count) for ns in elapsed]
     ready = [moment + number for number, moment in enumerate(moments[2:-2], start=1)]
     by_index = dict(zip(operations.ready_order, ready, strict=True))
     iteration = Iteration(
@@ -60,53 +83,91 @@ def synthesize(operations: Operations, device: Device, *, step_ns: int | None = 
         backward_start_ns=moments[1],
         backward_end_ns=moments[-2] + count,
         optimizer_start_ns=moments[-2] + count,
-        optimizer_end_ns=duration_ns,
-        end_ns=duration_ns,
+        optimizer_end_ns=moments[-1] + count,
+        end_ns=end_ns,
         synchronized=False,
         ready_ns=tuple(by_index[index] for index in range(count)),
     )
-    scaled = "" if step_ns is None else f", scaled to a measured step of {step_ns / 1e6:.3f} ms"
+    given = {"step": step_ns, **measured}
+    scaled = ", ".join(f"{name} of {ns / 1e6:.3f} ms" for name, ns in given.items() if ns is not None)
     workload = Workload(
         **{name: getattr(operations, name) for name in OF_OPERATIONS},
         source="module",
         device="meta",
-        device_name=f"{device.name}{BY_ROOFLINE}{scaled}",
+        device_name=f"{device.name} by its roofline{', scaled to a measured ' * bool(scaled)}{scaled}",
         backend=None,
         world_size=1,
+        memory_bytes_per_s=device.bytes_per_s,
+        compute_bounds=_bounds(elapsed[-1], *(ends[-1] for ends in extremes)),
     )
     return Trace(workload=workload, ranks=(RankTrace(rank=0, iterations=(iteration,)),))
 
 
-def _paced(times_ns: Sequence[float], kernels: Sequence[int], pace_ns: int) -> list[float]:
+def _with_measured(
+    times_ns: Floats, measured: Mapping[str, int | None], step_ns: int | None
+) -> tuple[Floats, NDArray[np.bool_]]:
+    """Return the times of all intervals, scaled to the measured ones, and which of them are known.
+
+    If the step was measured, all are. What remains of the step goes to the passes that were not measured, because the
+    optimiser reads and writes memory in sequence, which reaches the peak bandwidth; matrix products seldom reach
+    their peak. If the step is too short for all roofline times, the optimiser shares.
+
+    Args:
+        times_ns: Of forward, loss, each gradient, tail and optimiser.
+        measured: Nanoseconds of the parts, with one for each gradient. None: not measured.
+        step_ns: Nanoseconds of the step, likewise.
+    """
+    last, gradients = len(times_ns) - 1, len(times_ns) - 4
+    times_ns, known = times_ns.copy(), np.zeros(len(times_ns), bool)
+    parts = {"forward": slice(0, 1), "backward": slice(1, last), "optimizer": slice(last, None)}
+    for name, ns in measured.items():
+        if ns is not None:
+            times_ns[parts[name]] = _scaled(times_ns[parts[name]], ns - gradients * (name == "backward"))
+            known[parts[name]] = True
+    if step_ns is not None:
+        passes = ~known
+        passes[last] = False
+        remaining_ns = step_ns - gradients - times_ns[~passes].sum()
+        longer = passes if 0 < times_ns[passes].sum() < remaining_ns else ~known
+        times_ns[longer] = _scaled(times_ns[longer], step_ns - gradients - times_ns[~longer].sum())
+        known[:] = True
+    return times_ns, known
+
+
+def _scaled(times_ns: Floats, sum_ns: float) -> Floats:
+    """Multiply times by one factor so that they have this sum; equal times if all are 0."""
+    whole = times_ns.sum()
+    return times_ns * (sum_ns / whole) if whole else np.full(len(times_ns), sum_ns / max(1, len(times_ns)))
+
+
+def _bounds(usual_ns: float, low_ns: float, high_ns: float) -> tuple[float, float]:
+    """Return two durations as multiples of the usual one, for `Workload.compute_bounds`."""
+    if not usual_ns:
+        return 1.0, 1.0
+    return max(1 / WIDEST_BOUND, low_ns / usual_ns), min(WIDEST_BOUND, high_ns / usual_ns)
+
+
+def _paced(times_ns: Floats, kernels: Sequence[int], pace_ns: float, known: NDArray[np.bool_]) -> list[float]:
     """Return when each interval ends, if the host launches one kernel every `pace_ns` from the start on.
 
     An interval ends after the previous one and its own kernels, but not before its last kernel was launched and has
-    run. Kernels of one interval count as equally long.
+    run. Kernels of one interval count as equally long. Known times include the waiting for the host.
     """
     launched, ended = 0.0, 0.0
     ends = []
-    for ns, count in zip(times_ns, kernels, strict=True):
+    for ns, count, is_known in zip(times_ns.tolist(), kernels, known.tolist(), strict=True):
         launched += count * pace_ns
-        ended = max(ended + ns, launched + ns / count) if count else ended + ns
+        ended = max(ended + ns, launched + ns / count) if count and not is_known else ended + ns
+        if is_known:
+            launched = min(launched, ended)
         ends.append(ended)
     return ends
 
 
-def _lengthened(times_ns: Sequence[float], duration_ns: int) -> list[float]:
-    """Lengthen all intervals but the last, the optimiser's, in proportion, so that the sum is `duration_ns`.
-
-    The optimiser reads and writes memory in sequence, which reaches the peak bandwidth; matrix products seldom reach
-    their peak.
-    """
-    *passes, optimizer = times_ns
-    passes_ns, available_ns = sum(passes), duration_ns - optimizer
-    if not passes_ns or available_ns <= passes_ns:
-        return list(times_ns)
-    return [*(ns * (available_ns / passes_ns) for ns in passes), optimizer]
-
-
 @one_line_errors()
-def rescale(trace: Trace, operations: Operations, old: Device, new: Device) -> Trace:
+def rescale(
+    trace: Trace, operations: Operations, old: Device, new: Device, *, new_operations: Operations | None = None
+) -> Trace:
     """Convert a recorded trace to another device.
 
     Every recorded interval is multiplied by the ratio of the roofline times of its operations on `new` and on `old`,
@@ -114,93 +175,150 @@ def rescale(trace: Trace, operations: Operations, old: Device, new: Device) -> T
     `operations`, each keeps its own operations. An interval of the backward pass without operations is multiplied by
     the ratio of the whole backward pass. Gradients that became ready one after the other stay in this order.
 
+    No kernel ends before the host has launched it, so a step that waits for its host is not shorter on a faster
+    device. The host counts as no slower than the one that launched the recorded iteration.
+
     Args:
         trace: A trace recorded on `old`, without communication.
         operations: Operations of the recorded model.
         old: The device of the recording.
         new: The device to convert to.
+        new_operations: Operations on `new`, if `new` computes under another autocast than `old`. None: the same.
 
     Raises:
         ValueError: The trace was recorded with communication, which does not depend on the device, or the operations
             are not those of its model; the message names the field, the expected and the actual value.
     """
-    _check_match(trace.workload, operations)
-    factors = _factors(operations, old, new)
-    renamed = f"{trace.workload.device_name}, rescaled from {old.name} to {new.name}"
-    ranks = []
-    for rank in trace.ranks:
-        clock = _Clock(rank.iterations[0].forward_start_ns)
-        iterations = tuple(_rescale_iteration(iteration, clock, factors) for iteration in rank.iterations)
-        ranks.append(rank.model_copy(update={"iterations": iterations}))
-    workload = trace.workload.model_copy(update={"device_name": renamed})
-    return Trace(workload=workload, layouts=trace.layouts, ranks=tuple(ranks))
+    changed = operations if new_operations is None else new_operations
+    for counted in (operations, changed):
+        _check_match(trace.workload, counted)
+    intervals = _intervals(operations, old, changed, new)
+
+    def converted(pace_ns: float) -> tuple[RankTrace, ...]:
+        return tuple(
+            rank.model_copy(update={"iterations": tuple(_rescaled(rank.iterations, intervals, pace_ns))})
+            for rank in trace.ranks
+        )
+
+    slow_host = 1 + new.pace_error
+    ranks, *extremes = (converted(new.pace_ns * factor) for factor in (1.0, 1 / slow_host, slow_host))
+    bounds = (
+        multiple * _duration_ns(extreme)
+        for multiple, extreme in zip(trace.workload.compute_bounds, extremes, strict=True)
+    )
+    update = {
+        "device_name": f"{trace.workload.device_name}, rescaled from {old.name} to {new.name}",
+        "memory_bytes_per_s": new.bytes_per_s,
+        "compute_bounds": _bounds(_duration_ns(ranks), *bounds),
+    }
+    return Trace(workload=trace.workload.model_copy(update=update), layouts=trace.layouts, ranks=ranks)
 
 
-class _Factors(NamedTuple):
-    """Ratio of the time on the new device to that on the old device, by interval; `gradients` by parameter index."""
-
-    forward: float
-    loss: float
-    gradients: tuple[float, ...]
-    tail: float
-    step: float
+def _duration_ns(ranks: Sequence[RankTrace]) -> int:
+    return sum(iteration.duration_ns for rank in ranks for iteration in rank.iterations)
 
 
-def _factors(operations: Operations, old: Device, new: Device) -> _Factors:
-    def factor(interval: Sequence[Operation], otherwise: float) -> float:
-        before = old.time_ns(interval)
-        return new.time_ns(interval) / before if before else otherwise
+class _Interval(NamedTuple):
+    """Ratio of an interval's time on the new device to that on the old one, and the kernels to launch in it."""
 
-    whole = factor((*operations.forward, *operations.loss, *operations.backward, *operations.step), 1.0)
-    backward = factor(operations.backward, whole)
-    gradients = sorted(operations.gradients, key=lambda gradient: gradient.parameter)
-    return _Factors(
-        forward=factor(operations.forward, whole),
-        loss=factor(operations.loss, backward),
-        gradients=tuple(factor(gradient.operations, backward) for gradient in gradients),
-        tail=factor(operations.tail, backward),
-        step=factor(operations.step, whole),
+    factor: float
+    kernels: int = 0
+
+
+class _Intervals(NamedTuple):
+    """The intervals of an iteration; `gradients` by parameter index."""
+
+    forward: _Interval
+    loss: _Interval
+    gradients: tuple[_Interval, ...]
+    tail: _Interval
+    step: _Interval
+
+
+def _intervals(before: Operations, old: Device, after: Operations, new: Device) -> _Intervals:
+    def interval(earlier: Sequence[Operation], later: Sequence[Operation], otherwise: float) -> _Interval:
+        old_ns = old.time_ns(earlier)
+        factor = new.time_ns(later) / old_ns if old_ns else otherwise
+        return _Interval(factor, sum(operation.kernels for operation in later))
+
+    everything, changed = ((*some.forward, *some.loss, *some.backward, *some.step) for some in (before, after))
+    whole = interval(everything, changed, 1.0).factor
+    backward = interval(before.backward, after.backward, whole).factor
+    earlier, later = ({one.parameter: one.operations for one in some.gradients} for some in (before, after))
+    return _Intervals(
+        forward=interval(before.forward, after.forward, whole),
+        loss=interval(before.loss, after.loss, backward),
+        gradients=tuple(interval(earlier[index], later[index], backward) for index in range(len(earlier))),
+        tail=interval(before.tail, after.tail, backward),
+        step=interval(before.step, after.step, whole),
     )
 
 
 class _Clock:
-    """Converts the recorded times of a rank in chronological order; intervals above 0 become at least 1 ns long."""
+    """Converts the recorded times of a rank in chronological order; intervals above 0 become at least 1 ns long.
+
+    In each iteration the host launches one kernel every `pace_ns`, and intervals wait for their kernels.
+    """
 
     def __init__(self, start_ns: int) -> None:
         self._old_ns = self._new_ns = start_ns
+        self._launched_ns = self._pace_ns = 0.0
 
-    def until(self, moment_ns: int, factor: float) -> int:
+    def begin(self, moment_ns: int, pace_ns: float) -> int:
+        """Convert the start of an iteration."""
+        start_ns = self.until(moment_ns, _Interval(1.0))
+        self._launched_ns, self._pace_ns = start_ns, pace_ns
+        return start_ns
+
+    def until(self, moment_ns: int, interval: _Interval) -> int:
         """Convert a recorded time, which must not be earlier than that of the previous call."""
         interval_ns = moment_ns - self._old_ns
         self._old_ns = moment_ns
-        self._new_ns += max(round(interval_ns * factor), min(interval_ns, 1))
+        self._launched_ns += interval.kernels * self._pace_ns
+        if interval_ns:  # moments that were equal stay equal
+            self._new_ns = max(self._new_ns + max(round(interval_ns * interval.factor), 1), round(self._launched_ns))
         return self._new_ns
 
 
-def _rescale_iteration(old: Iteration, clock: _Clock, factors: _Factors) -> Iteration:
-    ready = list(old.ready_ns)
-    # The clock only moves forward, so the calls below must be in chronological order.
-    forward_start = clock.until(old.forward_start_ns, 1.0)
-    forward_end = clock.until(old.forward_end_ns, factors.forward)
-    backward_start = clock.until(old.backward_start_ns, factors.loss)
-    for moment, index in sorted((moment, index) for index, moment in enumerate(old.ready_ns) if moment is not None):
-        ready[index] = clock.until(moment, factors.gradients[index])
-    return Iteration(
-        forward_start_ns=forward_start,
-        forward_end_ns=forward_end,
-        backward_start_ns=backward_start,
-        ready_ns=tuple(ready),
-        backward_end_ns=clock.until(old.backward_end_ns, factors.tail),
-        optimizer_start_ns=_until(clock, old.optimizer_start_ns, factors.step),
-        optimizer_end_ns=_until(clock, old.optimizer_end_ns, factors.step),
-        end_ns=clock.until(old.end_ns, factors.step),
-        synchronized=old.synchronized,
-        layout=old.layout,
-    )
+def _rescaled(recorded: Sequence[Iteration], intervals: _Intervals, pace_ns: float) -> Iterator[Iteration]:
+    """Convert the iterations of a rank."""
+    clock = _Clock(recorded[0].forward_start_ns)
+    idle = _Interval(intervals.step.factor)
+    for old in recorded:
+        ready = list(old.ready_ns)
+        gradients = sorted((moment, index) for index, moment in enumerate(ready) if moment is not None)
+        # The clock only moves forward, so the calls below must be in chronological order.
+        forward_start = clock.begin(old.forward_start_ns, min(pace_ns, _slowest_pace_ns(old, gradients, intervals)))
+        forward_end = clock.until(old.forward_end_ns, intervals.forward)
+        backward_start = clock.until(old.backward_start_ns, intervals.loss)
+        for moment, index in gradients:
+            ready[index] = clock.until(moment, intervals.gradients[index])
+        yield Iteration(
+            forward_start_ns=forward_start,
+            forward_end_ns=forward_end,
+            backward_start_ns=backward_start,
+            ready_ns=tuple(ready),
+            backward_end_ns=clock.until(old.backward_end_ns, intervals.tail),
+            optimizer_start_ns=_until(clock, old.optimizer_start_ns, idle),
+            optimizer_end_ns=_until(clock, old.optimizer_end_ns, idle),
+            end_ns=clock.until(old.end_ns, intervals.step),
+            synchronized=old.synchronized,
+            layout=old.layout,
+        )
 
 
-def _until(clock: _Clock, moment_ns: int | None, factor: float) -> int | None:
-    return None if moment_ns is None else clock.until(moment_ns, factor)
+def _slowest_pace_ns(old: Iteration, gradients: Sequence[tuple[int, int]], intervals: _Intervals) -> float:
+    """Return the pace of a host that just kept up with a recorded iteration."""
+    steps = [(old.forward_end_ns, intervals.forward), (old.backward_start_ns, intervals.loss)]
+    steps += [(moment, intervals.gradients[index]) for moment, index in gradients]
+    steps += [(old.backward_end_ns, intervals.tail), (old.end_ns, intervals.step)]
+    kernels = accumulate(interval.kernels for _, interval in steps)
+    paces = ((ns - old.forward_start_ns) / count for (ns, _), count in zip(steps, kernels, strict=True) if count)
+    return min(paces, default=inf)
+
+
+def _until(clock: _Clock, moment_ns: int | None, interval: _Interval) -> int | None:
+    return None if moment_ns is None else clock.until(moment_ns, interval)
 
 
 def _check_match(workload: Workload, operations: Operations) -> None:

@@ -16,6 +16,7 @@ from simulator.workload.roofline import (
     Operations,
 )
 from simulator.workload.trace_synthesis import rescale, synthesize
+from validation import published_models
 
 from ..simulator.random_operations import SLOW, ready_order, validated
 
@@ -120,6 +121,50 @@ def test_resnet50_needs_the_published_flops():
     assert flops / 2 == pytest.approx(4.09e9, rel=0.002)
 
 
+def test_under_autocast_activations_have_its_size_and_casts_count():
+    """A linear layer: the weight is cast from 4 bytes to 2, and the matrix product moves half the bytes."""
+    plain, half = (measure_operations("mlp", autocast=autocast) for autocast in (None, "bfloat16"))
+    assert half.parameters == plain.parameters  # which stay float32
+    assert of(half.backward)[0] == of(plain.backward)[0]
+    casts = sum(parameter.size_bytes * 3 // 2 for parameter in plain.parameters)
+    activations = of(plain.forward)[1] - sum(parameter.size_bytes for parameter in plain.parameters)
+    weights = sum(parameter.size_bytes // 2 for parameter in plain.parameters)
+    inputs = 16 * 1024 * 6  # the batch is cast too
+    assert of(half.forward)[1] == casts + weights + activations // 2 + inputs
+    assert sum(o.kernels for o in half.forward) == sum(o.kernels for o in plain.forward) + len(plain.parameters) + 1
+
+
+def test_a_published_step_under_autocast_is_not_below_its_floor():
+    """ResNet-152 in bf16 on an A100 of 80 GB: 512 images take 505.8 ms; counted as float32, 1.11 times the floor."""
+    device = DEVICES["a100-80gb-bf16"]
+    counted = measure_operations("validation.published_models:resnet152", autocast=device.autocast)
+    floor_ns = device.time_ns((*counted.forward, *counted.loss, *counted.backward, *counted.step))
+    assert 505.78e6 / floor_ns == pytest.approx(1.85, abs=0.05)
+
+
+def resnet152_batch_32() -> models.Model:
+    return published_models.resnet152(32)
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "ms"),
+    [
+        # the host launches more slowly than the GPU runs: 8 of these batches at once take 266 ms, not 8 times 108
+        ("tests.ddplab.test_operation_counter:resnet152_batch_32", "a100-80gb-bf16", 107.77),
+        ("validation.published_models:resnet50", "a100-40gb-bf16", 28.35),
+        ("validation.published_models:resnet50", "v100-fp16", 47.47),
+    ],
+)
+def test_published_small_batches_are_within_the_bounds_of_a_data_sheet(model, device, ms):
+    """Steps of willgpaik/pytorch-ddp-scaling-benchmark and mvsjober/ml-benchmarks with 32 images a GPU."""
+    sheet = DEVICES[device]
+    trace = synthesize(measure_operations(model, autocast=sheet.autocast), sheet)
+    low, high = trace.workload.compute_bounds
+    (one,) = trace.ranks[0].iterations
+    assert low * one.duration_ns < ms * 1e6 < high * one.duration_ns
+    assert one.duration_ns > 0.5 * ms * 1e6
+
+
 def enormous() -> models.Model:
     module = nn.Linear(10**6, 10**6)
     return module, lambda module: module(torch.empty(64, 10**6)).sum()
@@ -170,6 +215,8 @@ def test_a_model_that_cannot_be_counted_is_told_in_one_line(model, says):
     with pytest.raises(ModelError, match=re.escape(says)) as caught:
         measure_operations(name)
     assert str(caught.value).startswith(f"--model {name}: ")
+    with pytest.raises(ModelError, match=f"^--model {name}: "):
+        measure_operations(name, autocast="float16")
     assert "\n" not in str(caught.value)
 
 

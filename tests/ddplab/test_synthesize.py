@@ -13,6 +13,18 @@ def test_a_trace_is_synthesised_and_rescaled(here, trace, tmp_path):
     done = here("synthesize", "--model", TINY, "--device", "h100-fp32", "--step-ms", 7, "--out", out)
     assert done.returncode == 0, done.stderr
     assert Trace.load(out).ranks[0].iterations[0].duration_ns == 7_000_000
+    parts = ("--forward-ms", 2, "--backward-ms", 4, "--optimizer-ms", 1)
+    done = here("synthesize", "--model", TINY, "--device", "h100-bf16", *parts, "--out", out)
+    assert done.returncode == 0, done.stderr
+    (iteration,) = Trace.load(out).ranks[0].iterations
+    assert (iteration.forward_end_ns, iteration.backward_end_ns, iteration.end_ns) == (
+        2 * 10**6,
+        6 * 10**6,
+        7 * 10**6,
+    )
+    done = here("synthesize", "--model", TINY, *parts, "--step-ms", 6, "--out", out)
+    assert done.returncode == 1
+    assert "step_ns: expected at least 7000000, the measured parts together, got 6000000" in done.stderr
     done = here(
         "rescale", trace, "--model", TINY, "--from", "v100-fp32", "--to", "h100-fp32", "--out", tmp_path / "r.json"
     )

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from itertools import accumulate, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -265,3 +266,9 @@ def test_buckets_on_a_gpu_end_with_the_last_all_reduce(two_ranks, wrapper):
                 for bucket, members in zip(one.buckets, trace.layouts[one.layout], strict=True):
                     last_ns = max(one.ready_ns[index] for index in members)
                     assert last_ns <= bucket.ready_ns <= bucket.launched_ns
+
+
+def test_the_bandwidth_of_a_gpu_is_that_of_its_data_sheet():
+    a100 = SimpleNamespace(memory_clock_rate=1_215_000, memory_bus_width=5120)
+    assert reference.recorder._memory_bytes_per_s(a100) == pytest.approx(1.555e12, rel=1e-3)
+    assert reference.recorder._memory_bytes_per_s(SimpleNamespace()) is None

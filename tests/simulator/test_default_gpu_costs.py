@@ -4,7 +4,15 @@ import pytest
 
 from reference.trace import Trace
 from simulator import Fabric, Variation, predict
-from simulator.workload.default_gpu_costs import DEVICE_SPREAD, LAUNCH_NS, STALL_NS, assume_gpu, memory_of
+from simulator.results.scaling_verdict import width_sentence
+from simulator.workload.default_gpu_costs import (
+    DEVICE_SPREAD,
+    LAUNCH_NS,
+    STALL_NS,
+    assume_gpu,
+    default_processor,
+    memory_of,
+)
 
 from ..strategies import iteration, trace_of
 
@@ -49,6 +57,26 @@ def test_on_a_gpu_copies_launches_and_slow_devices_are_not_free():
     many, one = (predict(trace, fabric, world_size=8, bucket_cap_mb=cap, variation=equal) for cap in (1, 100))
     assert many.iteration_ns - one.iteration_ns == 15 * (LAUNCH_NS + 3 * STALL_NS)
     assert one.iteration_ns > one.compute_ns + LAUNCH_NS
+
+
+def test_the_bandwidth_of_a_traces_memory_counts_more_than_the_name_of_its_gpu():
+    """A GPU that no table names, as recorded, got no costs at all."""
+    for name in ("NVIDIA X100", "NVIDIA A100-PG509-200"):
+        trace = gpu_trace(name)
+        update = {"workload": trace.workload.model_copy(update={"memory_bytes_per_s": 1e12})}
+        fabric, _, _ = assume_gpu(trace.model_copy(update=update), FREE, Variation())
+        assert fabric.processor == default_processor(1e12)
+
+
+def test_compute_times_that_were_not_measured_are_named_and_widen_the_interval():
+    trace = gpu_trace("NVIDIA A100-PG509-200")
+    update = {"workload": trace.workload.model_copy(update={"compute_bounds": (0.5, 3.0)})}
+    guessed = trace.model_copy(update=update)
+    assert "0.5 to 3 times as long" in assume_gpu(guessed, FREE, Variation()).sentences[-1]
+    predicted = predict(guessed, FREE, world_size=8)
+    duration_ns = guessed.ranks[0].iterations[0].duration_ns
+    assert predicted.interval_ns == (duration_ns // 2, duration_ns * 3)
+    assert "compute times (100%); to narrow it, measure a step" in width_sentence(predicted.shares_of_width)
 
 
 def test_what_the_user_gave_is_not_replaced_by_assumptions():

@@ -94,6 +94,43 @@ def test_files_of_two_ranks_are_put_on_one_clock(tmp_path):
         import_profile([second, second])
 
 
+@given(data=st.data(), script=scripts(), ranks=st.integers(2, 4), same_host=st.booleans())
+def test_an_all_reduce_lasts_from_its_last_arrival_to_its_last_completion(tmp_path, data, script, ranks, same_host):
+    """Each rank arrives and completes at its own time; without a common clock, the shortest kernel counts."""
+    early = st.lists(st.integers(0, 400_000), min_size=ranks, max_size=ranks).filter(lambda some: 0 in some)
+    late = st.lists(st.integers(0, 300), min_size=ranks, max_size=ranks)
+    document, truths = profiler_files.profile(script)
+    reduced = [span for truth in truths for span in truth.all_reduces_ns]
+    spans = [
+        [(start - a, end + b) for a, b in zip(data.draw(early), data.draw(late), strict=True)]
+        for start, end in reduced
+    ]
+    paths = []
+    for rank in range(ranks):
+        clock_us = data.draw(st.integers(0, 10**6))
+        copy = json.loads(json.dumps(document)) | {"baseTimeNanoseconds": 10**18 - 1000 * clock_us * same_host}
+        copy["distributedInfo"] |= {"rank": rank, "world_size": ranks}
+        kernels = [one for one in copy["traceEvents"] if one["name"].startswith("ncclDevKernel")]
+        for of_ranks, (start_ns, _), kernel in zip(spans, reduced, kernels, strict=True):
+            start, end = of_ranks[rank]
+            kernel["ts"] += (start - start_ns) / 1e3
+            kernel["dur"] = (end - start) / 1e3
+        for one in copy["traceEvents"]:
+            one["ts"] += clock_us
+        paths.append(write(copy, tmp_path / f"node{0 if same_host else rank}_{rank}.17.pt.trace.json"))
+    durations = [
+        max(end for _, end in of_ranks) - max(start for start, _ in of_ranks)
+        if same_host
+        else min(end - start for start, end in of_ranks)
+        for of_ranks in spans
+    ]
+    expected = np.median(np.reshape(durations, (len(truths), -1)), axis=0)
+    imported = import_profile(paths)
+    assert imported.all_reduces_ns == pytest.approx(expected, abs=500)
+    assert imported.to_json()["all_reduce_without_wait_ns"] == list(imported.all_reduces_ns)
+    assert any("without the wait for other ranks, the all-reduces" in note for note in imported.notes)
+
+
 def test_an_imported_trace_is_saved_predicted_and_emulated(tmp_path):
     document, _ = profiler_files.profile(SMALL)
     trace = import_profile([write(document, tmp_path / "rank0.json")]).trace

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from reference.trace import Parameter, Trace
-from simulator import Fabric, predict
+from simulator import Fabric, Variation, predict
 from simulator.workload.roofline import Device, GradientOperations, Operation, Operations
 from simulator.workload.trace_synthesis import _paced, rescale, synthesize
 
@@ -26,23 +26,25 @@ from .random_operations import (
     validated,
 )
 
+PARTS = ("forward_ns", "backward_ns", "optimizer_ns")
 FABRIC = Fabric.from_alpha_beta(alpha_ns=100, bytes_per_s=1e9)
 
 
 # Rescaling
 
 
-def except_for_the_name(trace: Trace) -> Trace:
-    return trace.model_copy(update={"workload": trace.workload.model_copy(update={"device_name": ""})})
+def except_for_the_device(trace: Trace) -> Trace:
+    update = {"device_name": "", "memory_bytes_per_s": None, "compute_bounds": (1.0, 1.0)}
+    return trace.model_copy(update={"workload": trace.workload.model_copy(update=update)})
 
 
 @given(recordings(), devices())
 def test_the_same_device_gives_the_same_trace(recording, device):
     trace, operations = recording
-    assert except_for_the_name(rescale(trace, operations, device, device)) == except_for_the_name(trace)
+    assert except_for_the_device(rescale(trace, operations, device, device)) == except_for_the_device(trace)
 
 
-@given(recordings(), devices(most_launch_ns=0))
+@given(recordings(), devices(most_launch_ns=0, most_pace_ns=0))
 def test_a_device_twice_as_fast_halves_every_interval_up_to_rounding(recording, device):
     trace, operations = recording
     assume(device.time_ns((*operations.forward, *operations.loss, *operations.backward, *operations.step)))
@@ -127,7 +129,7 @@ def test_a_synthesised_trace_is_valid_and_keeps_the_order_of_readiness(operation
         assert predict(trace, FABRIC, world_size=1).iteration_ns == step_ns
 
 
-@given(any_operations(), devices(most_launch_ns=0))
+@given(any_operations(), devices(most_launch_ns=0, most_pace_ns=0))
 def test_a_data_sheet_alone_gives_the_roofline_and_a_nanosecond_a_gradient(operations, device):
     whole = device.time_ns((*operations.forward, *operations.loss, *operations.backward, *operations.step))
     assume(whole)
@@ -162,14 +164,16 @@ def test_steps_too_short_and_models_without_work_are_told():
 
 @given(intervals=st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 9)), min_size=1, max_size=9))
 def test_no_interval_ends_before_its_kernels_were_launched_and_had_run(intervals):
-    times, kernels = (list(some) for some in zip(*intervals, strict=True))
-    assert _paced(times, kernels, 0) == pytest.approx(np.cumsum(times))
-    paced = np.array(_paced(times, kernels, 10_000))
+    times, kernels = (np.array(some) for some in zip(*intervals, strict=True))
+    unknown = np.zeros(len(times), bool)
+    assert _paced(times, kernels, 0, unknown) == pytest.approx(np.cumsum(times))
+    assert _paced(times, kernels, 10_000, ~unknown) == pytest.approx(np.cumsum(times))
+    paced = np.array(_paced(times, kernels, 10_000, unknown))
     launched = 10_000 * np.cumsum(kernels)
     assert (paced >= np.cumsum(times) - 1e-6).all()
     assert (paced >= np.where(kernels, launched, 0)).all()
     assert paced[-1] <= np.sum(times) + launched[-1] + 1e-6
-    assert (np.diff(paced) >= np.array(times[1:]) - 1e-6).all()
+    assert (np.diff(paced) >= times[1:] - 1e-6).all()
 
 
 def test_many_small_kernels_take_the_hosts_time():
@@ -181,7 +185,72 @@ def test_many_small_kernels_take_the_hosts_time():
         forward=small, gradients=(GradientOperations(parameter=0, operations=large),), step=(),
     )  # fmt: skip
     device = Device(name="d", flops_per_s=1e12, bytes_per_s=1e9)
+    slow_host = device.model_copy(update={"pace_ns": 5000, "pace_error": 0.5, "efficiency": 0.9999})
     (at_once,) = synthesize(operations, device).ranks[0].iterations
-    (paced,) = synthesize(operations, device.model_copy(update={"pace_ns": 5000})).ranks[0].iterations
+    paced_trace = synthesize(operations, slow_host)
+    (paced,) = paced_trace.ranks[0].iterations
     assert (at_once.forward_end_ns, at_once.duration_ns) == (1_000_000, 2_000_001)
-    assert (paced.forward_end_ns, paced.duration_ns) == (5_001_000, 6_005_001)
+    assert (paced.forward_end_ns, paced.duration_ns) == (5_001_000, 6_005_101)
+    # The launches are 5 ms of 6; the one large kernel stays as long as it is.
+    assert paced_trace.workload.compute_bounds == pytest.approx((4.34 / 6.005, 8.505 / 6.005), rel=0.002)
+    equal = Variation(device_spread=0)
+    predicted = predict(paced_trace, FABRIC, world_size=1, variation=equal)
+    assert predicted.interval_ns == pytest.approx((4.34e6, 8.505e6), rel=0.002)
+    assert set(predicted.causes_ns) == {"iterations", "compute times"}
+
+
+@given(any_operations(), devices(), st.fixed_dictionaries({}, optional=dict.fromkeys(PARTS, st.integers(6, 10**9))))
+def test_measured_parts_have_their_times_and_gradients_stay_within_the_backward_pass(operations, device, parts):
+    assume(device.time_ns((*operations.forward, *operations.loss, *operations.backward, *operations.step)))
+    trace = synthesize(operations, device, **parts)
+    assert validated(trace) == trace
+    assert ready_order(trace) == list(operations.ready_order)
+    (one,) = trace.ranks[0].iterations
+    found = {
+        "forward_ns": one.forward_end_ns,
+        "backward_ns": one.backward_end_ns - one.forward_end_ns,
+        "optimizer_ns": one.optimizer_end_ns - one.optimizer_start_ns,
+    }
+    assert {name: found[name] for name in parts} == pytest.approx(parts, abs=1)
+    if len(parts) == len(PARTS):
+        assert trace.workload.compute_bounds == (1.0, 1.0)
+    with_rest = synthesize(operations, device, **parts, step_ns=sum(found.values()) + 100)
+    (longer,) = with_rest.ranks[0].iterations
+    assert longer.duration_ns == sum(found.values()) + 100
+    assert with_rest.workload.compute_bounds == (1.0, 1.0)
+    if "forward_ns" in parts:
+        assert longer.forward_end_ns == one.forward_end_ns
+
+
+def test_ready_times_are_scaled_within_a_measured_backward_pass():
+    parameters = tuple(Parameter(name=name, shape=(1,), dtype="float32", size_bytes=4) for name in "ab")
+    gradients = (
+        GradientOperations(parameter=index, operations=(Operation(flops=0, bytes_moved=size),))
+        for index, size in enumerate((1000, 3000))
+    )
+    operations = Operations(
+        model="m", torch_version="", parameters=parameters, forward=(Operation(flops=0, bytes_moved=1000),),
+        gradients=tuple(gradients), step=(Operation(flops=0, bytes_moved=500),),
+    )  # fmt: skip
+    (one,) = synthesize(operations, SLOW, backward_ns=8_000_002).ranks[0].iterations
+    assert one.ready_ns == (1000 + 2_000_001, 1000 + 8_000_002)
+    assert one.duration_ns == 1000 + 8_000_002 + 500
+    with pytest.raises(ValueError, match="step_ns: expected at least 8000002, the measured parts together, got 7"):
+        synthesize(operations, SLOW, backward_ns=8_000_002, step_ns=7)
+
+
+def test_a_host_bound_recording_does_not_become_shorter_on_a_faster_device():
+    """1000 kernels that the host launched in 50 ms; the recorded device was idle most of the time."""
+    small = (Operation(flops=0, bytes_moved=1000 * 1000, kernels=1000),)
+    operations = Operations(
+        model="m", torch_version="", parameters=(Parameter(name="w", shape=(1,), dtype="float32", size_bytes=4),),
+        forward=small, gradients=(GradientOperations(parameter=0, operations=()),), step=(),
+    )  # fmt: skip
+    recorded = synthesize(operations, SLOW, step_ns=50_000_001)
+    fast = Device(name="fast", flops_per_s=1e12, bytes_per_s=1e12, pace_ns=45_000, pace_error=1.0)
+    rescaled = rescale(recorded, operations, SLOW, fast)
+    assert rescaled.ranks[0].iterations[0].forward_end_ns == 45_000_000
+    assert rescaled.workload.compute_bounds == pytest.approx((0.5, 50 / 45), rel=1e-3)  # it was launched in 50 ms
+    assert rescaled.workload.memory_bytes_per_s == 1e12
+    graphs = rescale(recorded, operations, SLOW, fast.model_copy(update={"pace_ns": 0}))
+    assert graphs.ranks[0].iterations[0].forward_end_ns == 50_000
