@@ -259,7 +259,7 @@ def test_all_reduces_are_predicted_by_the_product_alone():
     case = load_case(ECHO)
     known = [table for table in case.tables if table.gpus in (2, 4)]
     sizes = np.array(case.tables[0].bytes)
-    predicted = part_a_all_reduces.predict_ns(known, case.questions[0], 8, sizes)
+    predicted, _ = part_a_all_reduces.predict_ns(known, case.questions[0], 8, sizes)
     fabric = part_a_all_reduces.fabric_of(known).model_copy(update={"extrapolate": True})
     assert predicted.tolist() == [fabric.all_reduce_ns(size, 8) for size in sizes.tolist()]
 

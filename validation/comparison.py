@@ -6,9 +6,12 @@ A *method* is either the simulator (`predicted`) or a baseline, by name.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
+from simulator import Prediction
 from simulator.baseline_predictions import RANKING_BASELINES
 
 Part = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
@@ -75,6 +78,7 @@ class Comparison:
         counts: Whether the limit applies.
         interval_ns: The predicted 90 % interval, where one was compared.
         several_nodes: Whether the GPUs are on several nodes.
+        added_later: Whether the constants of the simulator were set before the case existed.
     """
 
     part: Part
@@ -88,6 +92,7 @@ class Comparison:
     counts: bool = True
     interval_ns: tuple[float, float] | None = None
     several_nodes: bool = False
+    added_later: bool = False
 
     @property
     def error(self) -> float:
@@ -183,6 +188,12 @@ class FastestChoice:
         }
 
 
+def times_of(prediction: Prediction) -> dict[str, float]:
+    """Nanoseconds of a prediction and of both ends of its interval, as those of methods."""
+    low, high = prediction.interval_ns
+    return {"predicted": prediction.iteration_ns, "low": low, "high": high}
+
+
 TimesByMethod = Mapping[str, Mapping[str, float]]
 """Nanoseconds by configuration, then by method."""
 
@@ -211,6 +222,10 @@ class Verdict:
         mean: Their mean absolute value.
         worst: The one farthest from zero.
         baselines: The same mean for each baseline, by name.
+        intervals: Number of rows that count and have an interval.
+        inside: How many of them are in it.
+        half_width: Median of `Comparison.half_width`; 0 without intervals.
+        interval_score: Mean of `Comparison.interval_score`, likewise.
         choices: Number of comparisons of several configurations.
         ties: How many of them are ties.
         wrong: How often the simulator predicted the wrong fastest configuration.
@@ -223,6 +238,10 @@ class Verdict:
     mean: float
     worst: float
     baselines: Mapping[str, float]
+    intervals: int
+    inside: int
+    half_width: float
+    interval_score: float
     choices: int
     ties: int
     wrong: int
@@ -248,6 +267,13 @@ def mean_absolute(errors: Sequence[float]) -> float:
     return fmean(map(abs, errors))
 
 
+def weighted_quantile(values: Sequence[float], weights: Sequence[float], part: float) -> float:
+    """The smallest of the values that, with all smaller ones, has this part of the weight."""
+    order = np.argsort(values)
+    reached = np.cumsum(np.array(weights)[order]) / sum(weights)
+    return float(values[order[int(reached.searchsorted(part))]])
+
+
 def checked_errors(part: Part, rows: Sequence[Comparison], error_of: Callable[[Comparison], float]) -> list[float]:
     """The errors to which a part's limits apply: in (a) the mean of each table, else that of each row."""
     counting = [row for row in rows if row.part == part and row.counts]
@@ -261,6 +287,7 @@ def verdict(part: Part, rows: Sequence[Comparison], choices: Sequence[FastestCho
     errors = checked_errors(part, rows, lambda row: row.error)
     baselines = next(row for row in rows if row.part == part).baselines_ns
     of_part = [choice for choice in choices if choice.part == part]
+    with_interval = [row for row in rows if row.part == part and row.counts and row.interval_ns is not None]
     limit = LIMITS[part].worst
     return Verdict(
         part=part,
@@ -272,6 +299,10 @@ def verdict(part: Part, rows: Sequence[Comparison], choices: Sequence[FastestCho
             name: mean_absolute(checked_errors(part, rows, partial(Comparison.baseline_error, name=name)))
             for name in baselines
         },
+        intervals=len(with_interval),
+        inside=sum(row.is_inside for row in with_interval),
+        half_width=median(row.half_width for row in with_interval) if with_interval else 0.0,
+        interval_score=fmean(row.interval_score for row in with_interval) if with_interval else 0.0,
         choices=len(of_part),
         ties=sum(choice.is_tie for choice in of_part),
         wrong=sum(not choice.is_right for choice in of_part),
