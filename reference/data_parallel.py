@@ -1,4 +1,4 @@
-"""A drop-in for torch's DistributedDataParallel: its arguments and its names, on top of `wrapper.DataParallel`.
+"""A drop-in for torch's DistributedDataParallel: its arguments and names, on top of `module_wrapper.DataParallel`.
 
 Most of torch's names begin with an underscore, or torch keeps them for old scripts.
 """
@@ -35,7 +35,6 @@ from .comm_hooks.allreduce import allreduce
 from .comm_hooks.compress import fp16_compress
 from .comm_hooks.interface import Hook
 from .delayed_all_reduce import DelayedAllReduce, resolve_delayed
-from .forward_parameters import ForwardParameters, compose
 from .join import UnevenInputsHook
 from .logging_data import LoggingData
 from .mixed_precision import (
@@ -48,6 +47,7 @@ from .mixed_precision import (
     sum_in_low_precision,
 )
 from .module_wrapper import DataParallel
+from .parameter_stand_ins import ForwardParameters, compose
 from .parameters import ModuleTensors, ignored_names, sparse_parameters, synchronized_buffers
 from .reducer_options import Features
 from .tensor_parallel import is_slice, localize, put_back, stand_ins

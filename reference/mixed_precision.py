@@ -2,7 +2,7 @@
 
 In each iteration:
 
-1. Forward. Inputs are cast, and low-precision copies stand in place of the parameters; see `forward_parameters`.
+1. Forward. Inputs are cast, and low-precision copies stand in place of the parameters; see `parameter_stand_ins`.
    Buffers were cast once, at construction.
 2. Backward. Autograd computes gradients in low precision and casts each back on its way to the parameter, so
    gradients are accumulated in full precision.
@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.distributed.utils import _cast_forward_inputs
 
 from .comm_hooks.interface import only_tensor
-from .forward_parameters import StandIn
+from .parameter_stand_ins import StandIn
 from .parameters import ignored_names, sparse_parameters
 
 DTYPES = ("param_dtype", "reduce_dtype", "buffer_dtype")

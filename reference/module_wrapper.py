@@ -20,6 +20,7 @@ from torch.nn.parallel.distributed import _BufferCommHook
 from . import buffers
 from .autograd_hooks import call_at_backward, tensors_in
 from .backward_exceptions import ExceptionSafeReducer
+from .backward_sink import through_sink
 from .broadcast import broadcast_coalesced
 from .bucketing import two_stage_caps
 from .buckets import Buckets
@@ -27,11 +28,10 @@ from .checks import construction
 from .checks.launch_order import CheckedLaunchOrder, new_series
 from .comm_hooks.interface import Hook, check_hook
 from .delayed_all_reduce import DelayedAllReduce
-from .forward_parameters import replaced_parameters
 from .join import JoinableModule
+from .parameter_stand_ins import replaced_parameters
 from .parameters import ModuleTensors, module_tensors, synchronized_tensors, trainable_parameters
 from .reducer_options import PLAIN, Features
-from .start_of_backward_pass import through_sink
 from .unused_parameters import make_tracker
 from .view_and_sparse_buckets import make_bucket
 

@@ -49,7 +49,7 @@ class AllParametersUsed:
     """
 
     counts_gradients = False  # whether `gradient_arrived` must be called
-    needs_sink = False  # whether forward's outputs must pass through the sink; see `start_of_backward_pass`
+    needs_sink = False  # whether forward's outputs must pass through the sink; see `backward_sink`
     launches_during_backward = True  # False: all buckets are launched at the end of the backward pass
     iterations_without_ready_order = 0  # at the start
     unused: frozenset[int] = frozenset()  # parameter indices that get no gradient in the coming backward pass

@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
-from .forward_parameters import StandIn
+from .parameter_stand_ins import StandIn
 from .parameters import slots
 
 

@@ -19,7 +19,7 @@ from simulator.fabric.processor_costs import HookCost
 from simulator.schedule.comm_hook_messages import NO_HOOK, named_hook
 
 from .collective_times import MessageSizes, Samples, gradient_bytes, time_collectives
-from .hook_costs import HookParts, time_hook
+from .comm_hook_costs import HookParts, time_hook
 from .reducer_costs import BUCKET_BYTES, time_copies, time_search_and_rebuild
 from .repeated_timing import count_outliers, fit_linear, median_ns, relative_spread
 from .slow_downs import fit_contention, fit_lingering, time_contention

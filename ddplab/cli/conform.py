@@ -84,7 +84,7 @@ def conform(
     from ..conformance.all_checks import CHECKS
     from ..conformance.check_outcomes import write_script
     from ..conformance.overlap import save
-    from .run_conformance_tests import run_tests
+    from .conform_with_pytest import run_tests
 
     check_outputs(
         *(script, save_schedule, junit, json_path),

@@ -27,7 +27,7 @@ from simulator.schedule.comm_hook_messages import NO_HOOK, CommHook, gradient_by
 from simulator.schedule.policy import Policy
 from simulator.schedule.schedule import CollectiveKind, Compute, ComputeKind
 
-from ..calibration.hook_costs import real_hook
+from ..calibration.comm_hook_costs import real_hook
 from .emulated_device import Activity, EmulatedModel, IterationTimes
 from .modelled_network import CollectiveMessage, ModelledGroup, VirtualFuture
 from .virtual_time import VirtualRank

@@ -24,7 +24,7 @@ from simulator.fabric.processor_costs import HookCost
 from simulator.schedule.schedule import buckets_of
 from simulator.workload.compute_times import recorded_model
 
-from ..calibration.hook_costs import HookParts
+from ..calibration.comm_hook_costs import HookParts
 from ..calibration.repeated_timing import half_band_of_median
 from .validation_report import Configuration, Measurement, SpeedCheck, policy_of, predict_one
 

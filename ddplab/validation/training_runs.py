@@ -19,7 +19,7 @@ from reference.trace import Iteration, Trace
 from simulator.schedule.comm_hook_messages import NO_HOOK
 
 from .. import models
-from ..calibration.hook_costs import real_hook
+from ..calibration.comm_hook_costs import real_hook
 from ..calibration.repeated_timing import clock_ns, meet, of_slowest_rank, time_ns
 from ..emulation.emulated_device import EmulatedTraining
 from .reducer_step_times import Iterations, by_iteration, watched

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.autograd_hooks import tensors_in
-from reference.start_of_backward_pass import map_tensors
+from reference.backward_sink import map_tensors
 
 from .. import scenarios
 from ..explore import examples
 from ..scenarios import assert_same
-from . import start_of_backward_pass_bodies as bodies
+from . import backward_sink_bodies as bodies
 
 
 @pytest.mark.parametrize("structure", ["dataclass", "registered node", *scenarios.CUSTOM_OUTPUTS[:4]])

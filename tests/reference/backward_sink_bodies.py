@@ -1,4 +1,4 @@
-"""Rank bodies of test_start_of_backward_pass.py: forward passes with outputs of many classes."""
+"""Rank bodies of test_backward_sink.py: forward passes with outputs of many classes."""
 
 from reference.data_parallel import DistributedDataParallel
 

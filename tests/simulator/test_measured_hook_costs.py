@@ -9,7 +9,7 @@ from simulator.fabric import Contention, Linear, Processor
 from simulator.fabric.processor_costs import HookCost
 from simulator.schedule.comm_hook_messages import named_hook
 
-from .strategies import HOOK_COSTS, iteration, policies, trace_of, traces
+from ..strategies import HOOK_COSTS, iteration, policies, trace_of, traces
 
 
 @given(st.floats(1, 5), st.floats(0, 2), st.floats(1, 5), st.floats(0, 2))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from ddplab import models
-from ddplab.calibration import hook_costs, repeated_timing
+from ddplab.calibration import comm_hook_costs, repeated_timing
 from ddplab.calibration.repeated_timing import (
     TimedCollective,
 )
@@ -30,7 +30,7 @@ TINY = "tests.models_for_cli:tiny"
 def test_a_hooks_parts_and_its_collectives_make_up_its_time(count, gaps):
     moments = list(accumulate(gaps))[: 2 * count + 2]
     collectives = [TimedCollective(*moments[at : at + 2]) for at in range(1, 2 * count, 2)]
-    parts = hook_costs.parts_of(TimedCollective(moments[0], moments[-1]), collectives)
+    parts = comm_hook_costs.parts_of(TimedCollective(moments[0], moments[-1]), collectives)
     assert (parts.recompress is None) == (count == 1)
     communicating = sum(collective.done_ns - collective.issued_ns for collective in collectives)
     assert sum(filter(None, parts)) + communicating == moments[-1] - moments[0]
@@ -38,7 +38,7 @@ def test_a_hooks_parts_and_its_collectives_make_up_its_time(count, gaps):
 
 
 def test_a_hook_without_collectives_only_compresses():
-    assert hook_costs.parts_of(TimedCollective(10, 17), []) == (7, None, None)
+    assert comm_hook_costs.parts_of(TimedCollective(10, 17), []) == (7, None, None)
 
 
 def hook_in_ticks(rank: int, _world_size: int) -> tuple:
@@ -72,8 +72,8 @@ def hook_in_ticks(rank: int, _world_size: int) -> tuple:
     def now() -> int:
         return clock.now
 
-    with mock.patch.object(hook_costs, "clock_ns", now), mock.patch.object(repeated_timing, "clock_ns", now):
-        return hook_costs.time_parts(hook, None, Bucket([0], [nn.Parameter(torch.ones(3))]))
+    with mock.patch.object(comm_hook_costs, "clock_ns", now), mock.patch.object(repeated_timing, "clock_ns", now):
+        return comm_hook_costs.time_parts(hook, None, Bucket([0], [nn.Parameter(torch.ones(3))]))
 
 
 def test_waiting_for_collectives_is_no_work_of_the_hook(two_ranks):
@@ -81,14 +81,14 @@ def test_waiting_for_collectives_is_no_work_of_the_hook(two_ranks):
 
 
 def test_every_hook_that_can_be_predicted_can_be_measured():
-    assert {"none", *hook_costs.REAL_HOOKS} == set(HOOKS)
-    assert set(hook_costs.HALVES) == set(HALVES)
+    assert {"none", *comm_hook_costs.REAL_HOOKS} == set(HOOKS)
+    assert set(comm_hook_costs.HALVES) == set(HALVES)
 
 
 @pytest.mark.parametrize("name", [*(name for name in HOOKS if name != "none"), "bf16+power_sgd:2"])
 def test_a_hook_has_the_parts_that_its_messages_imply(two_ranks, name):
     """All gradients of `tiny` are one bucket, some of them worth compressing."""
-    measured = two_ranks.run(hook_costs.time_hook, named_hook(name).name, TINY, 2)
+    measured = two_ranks.run(comm_hook_costs.time_hook, named_hook(name).name, TINY, 2)
     parameters = [
         Parameter(name=parameter, shape=tuple(p.shape), dtype="float32", size_bytes=p.nbytes)
         for parameter, p in models.build(TINY)[0].named_parameters()

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from reference.forward_parameters import ForwardParameters, compose, replaced_parameters
+from reference.parameter_stand_ins import ForwardParameters, compose, replaced_parameters
 from reference.parameters import module_tensors
 
 
