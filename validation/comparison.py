@@ -6,7 +6,7 @@ A *method* is either the simulator (`predicted`) or a baseline, by name.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -138,6 +138,8 @@ class Comparison:
             "error": self.error,
             "counts": self.counts,
             "interval_ns": None if self.interval_ns is None else list(map(round, self.interval_ns)),
+            "several_nodes": self.several_nodes,
+            "added_later": self.added_later,
             "yardsticks": {
                 name: {"ns": round(ns), "error": self.baseline_error(name)} for name, ns in self.baselines_ns.items()
             },
@@ -222,10 +224,6 @@ class Verdict:
         mean: Their mean absolute value.
         worst: The one farthest from zero.
         baselines: The same mean for each baseline, by name.
-        intervals: Number of rows that count and have an interval.
-        inside: How many of them are in it.
-        half_width: Median of `Comparison.half_width`; 0 without intervals.
-        interval_score: Mean of `Comparison.interval_score`, likewise.
         choices: Number of comparisons of several configurations.
         ties: How many of them are ties.
         wrong: How often the simulator predicted the wrong fastest configuration.
@@ -238,10 +236,6 @@ class Verdict:
     mean: float
     worst: float
     baselines: Mapping[str, float]
-    intervals: int
-    inside: int
-    half_width: float
-    interval_score: float
     choices: int
     ties: int
     wrong: int
@@ -287,7 +281,6 @@ def verdict(part: Part, rows: Sequence[Comparison], choices: Sequence[FastestCho
     errors = checked_errors(part, rows, lambda row: row.error)
     baselines = next(row for row in rows if row.part == part).baselines_ns
     of_part = [choice for choice in choices if choice.part == part]
-    with_interval = [row for row in rows if row.part == part and row.counts and row.interval_ns is not None]
     limit = LIMITS[part].worst
     return Verdict(
         part=part,
@@ -299,10 +292,6 @@ def verdict(part: Part, rows: Sequence[Comparison], choices: Sequence[FastestCho
             name: mean_absolute(checked_errors(part, rows, partial(Comparison.baseline_error, name=name)))
             for name in baselines
         },
-        intervals=len(with_interval),
-        inside=sum(row.is_inside for row in with_interval),
-        half_width=median(row.half_width for row in with_interval) if with_interval else 0.0,
-        interval_score=fmean(row.interval_score for row in with_interval) if with_interval else 0.0,
         choices=len(of_part),
         ties=sum(choice.is_tie for choice in of_part),
         wrong=sum(not choice.is_right for choice in of_part),

@@ -37,7 +37,8 @@ INTRO = """\
 # The score
 
 `make score` writes this page; [README.md](README.md) describes the method. An error is predicted / measured - 1; a
-mean error is a mean of absolute values.
+mean error is a mean of absolute values. *Inside*, *half-width* and *interval score* of a part are explained above the
+first table *within and beyond one node*.
 
 ![Errors of the predictions of each part beside the errors of simpler predictions, with a band of 10 %](score.png)
 
@@ -117,7 +118,7 @@ def sections(
         if not of_regime:
             continue
         shown.append(
-            Section(regime[0].upper() + regime[1:], "", [verdict_row(verdict, runs) for verdict in of_regime])
+            Section(regime[0].upper() + regime[1:], "", [verdict_row(verdict, rows, runs) for verdict in of_regime])
         )
         for verdict in of_regime:
             shown += _part_sections(verdict.part, rows, choices, runs)
@@ -128,23 +129,22 @@ def sections(
 
 def method_table(rows: Sequence[Comparison]) -> Table:
     """One row for each method: its errors over all rows, and its mean error in each part."""
-    parts = {part: [row for row in rows if row.part == part] for part in TITLES}
-    means = {
-        (method, part): mean_absolute(_errors(members, method))
-        for method in (OURS, *BASELINES)
-        for part, members in parts.items()
-        if members
-    }
-    least = {part: min(mean for (_, of), mean in means.items() if of == part) for _, part in means}
-    table = []
-    for method in (OURS, *BASELINES):
-        errors = _errors(rows, method)
-        row = {"name": method, "rows": str(len(errors)), "mean error": f"{mean_absolute(errors):.1%}"}
-        row["worst error"] = f"{max(errors, key=abs):+.1%}"
-        for part, best in least.items():
-            mean = f"{means[method, part]:.1%}"
-            row[f"({part})"] = f"**{mean}**" if mean == f"{best:.1%}" else mean
-        table.append(row)
+    methods = (OURS, *BASELINES)
+    errors = {method: _errors(rows, method) for method in methods}
+    table = [
+        {
+            "name": method,
+            "rows": str(len(rows)),
+            "mean error": f"{mean_absolute(errors[method]):.1%}",
+            "worst error": f"{max(errors[method], key=abs):+.1%}",
+        }
+        for method in methods
+    ]
+    for part in TITLES:
+        if members := [row for row in rows if row.part == part]:
+            means = [round(mean_absolute(_errors(members, method)), 3) for method in methods]
+            for row, mean in zip(table, means, strict=True):
+                row[f"({part})"] = f"**{mean:.1%}**" if mean == min(means) else f"{mean:.1%}"
     return table
 
 
@@ -175,7 +175,7 @@ def _part_sections(
     of_part = [row for row in rows if row.part == part]
     table = all_reduce_table(of_part) if part == "a" else iteration_table(of_part)
     shown = [Section(f"({part}) {TITLES[part]}", NOTES[part], table)]
-    compared = [row for row in of_part if row.interval_ns is not None and (row.counts or part != "a")]
+    compared = _with_interval(of_part)
     if any(row.several_nodes for row in compared):
         shown.append(Section(f"({part}) within and beyond one node", INTERVAL_NOTE, interval_table(compared)))
     if chosen := [choice for choice in choices if choice.part == part]:
@@ -205,9 +205,10 @@ def markdown(table: Table) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def verdict_row(verdict: Verdict, runs: Sequence[CommittedRun]) -> dict[str, str]:
+def verdict_row(verdict: Verdict, rows: Sequence[Comparison], runs: Sequence[CommittedRun]) -> dict[str, str]:
     """One row for a part."""
     of_part = [run for run in runs if run.part == verdict.part]
+    compared = _with_interval([row for row in rows if row.part == verdict.part])
     limit = LIMITS[verdict.part]
     row = {
         "name": f"({verdict.part}) {TITLES[verdict.part]}",
@@ -222,10 +223,8 @@ def verdict_row(verdict: Verdict, runs: Sequence[CommittedRun]) -> dict[str, str
         row["half-width"] = f"{median(report.half_width for report in reports):.1%}"
         row["interval score"] = f"{fmean(report.interval_score for report in reports):.0%}"
         row["noise floor"] = f"{median(report.noise or 0.0 for report in reports):.1%}"
-    elif verdict.intervals:
-        row["inside"] = f"{verdict.inside} of {verdict.intervals}"
-        row["half-width"] = f"{verdict.half_width:.1%}"
-        row["interval score"] = f"{verdict.interval_score:.0%}"
+    elif compared:
+        row |= _interval_cells(compared)
     return row | {"met": "yes" if verdict.is_met else "no"}
 
 
@@ -319,6 +318,10 @@ def interval_table(rows: Sequence[Comparison]) -> Table:
         for name, members in groups.items()
         if members
     ]
+
+
+def _with_interval(rows: Sequence[Comparison]) -> list[Comparison]:
+    return [row for row in rows if row.counts and row.interval_ns is not None]
 
 
 def _interval_cells(rows: Sequence[Comparison]) -> dict[str, str]:
