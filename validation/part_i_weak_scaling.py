@@ -117,8 +117,9 @@ class _System(NamedTuple):
 def leave_one_out(cases: Sequence[WeakScalingCase], rows: Sequence[Comparison]) -> list[LeftOut]:
     """Predict each system with the stall and the width of intervals that fit the other systems, of equal weight.
 
-    A predicted iteration is linear in the stall, so predictions without any stall give those with every stall. Cases
-    with a known iteration of several GPUs are left out; without two others there is no result.
+    A predicted iteration is linear in the stall, so predictions without any stall give those with every stall; the
+    distances to the ends of an interval are those of the score, times one factor. Cases whose known iteration is that
+    of several GPUs take no part. A single case gives no result.
     """
     systems = [
         _System(
