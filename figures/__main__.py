@@ -5,6 +5,7 @@ from types import ModuleType
 from reference.files.writing import write_atomically
 
 from . import (
+    all_methods,
     all_reduce_sizes,
     anatomy,
     backward_pass,
@@ -31,6 +32,7 @@ FIGURES: tuple[ModuleType, ...] = (
     skipped_synchronization,
     process_groups,
     predicted_against_measured,
+    all_methods,
     demo,
     simulator_speed,
 )

@@ -136,6 +136,21 @@ def test_the_score_is_that_of_make_score():
     assert [_cells(row)[1:] for row in table.splitlines() if row.startswith("| (")] == best
 
 
+def test_what_a_buyer_may_expect_is_that_of_the_score():
+    expected = _table_of_the_score("(i) within and beyond one node")[:3]
+    for page in (README, GUIDES["accuracy"]):
+        table = page.partition("| half-width: median and largest |")[2].partition("\n\n")[0]
+        assert [_cells(row)[1:] for row in table.splitlines()[2:]] == [row[1:] for row in expected]
+    left_out = GUIDES["accuracy"].partition("| system | rows | stall |")[2].partition("\n\n")[0]
+    rows = [_cells(row) for row in left_out.splitlines()[2:]]
+    assert rows == _table_of_the_score("(i) each system by the others")
+
+
+def _table_of_the_score(title):
+    section = (ROOT / "validation" / "score.md").read_text().partition(f"### {title}\n")[2].partition("\n#")[0]
+    return [_cells(row) for row in section.splitlines() if row.startswith("| ")][2:]
+
+
 def _cells(row):
     """The cells of a row of a table, without spaces before percent signs."""
     return [cell.strip().replace(" %", "%") for cell in row.strip("|").split("|")]

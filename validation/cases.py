@@ -19,6 +19,9 @@ from simulator.fabric import TopologyFile
 Positive = Field(gt=0, allow_inf_nan=False)
 Gpus = Field(ge=1, description="number of GPUs, one rank each")
 Name = Field(min_length=1)
+ADDED_LATER = Field(
+    default=False, description="whether the constants of the simulator were set before the case existed"
+)
 
 
 class MeasuredTable(Schema):
@@ -41,7 +44,7 @@ class Question(Schema):
     """One prediction task: the tables that are inputs, and the tables to predict."""
 
     title: str = Name
-    fit: tuple[int, ...] = Field(min_length=1, description="numbers of GPUs whose tables are inputs")
+    fit: tuple[int, ...] = Field(description="numbers of GPUs whose tables are inputs; empty: the links alone are")
     predict: tuple[int, ...] = Field(min_length=1, description="numbers of GPUs whose tables are the truth")
     topology: TopologyFile | None = Field(
         default=None, description="the links, as in a topology file; absent: all links are equal"
@@ -53,7 +56,9 @@ class Question(Schema):
 
     @model_validator(mode="after")
     def _predicts_more_gpus(self) -> Self:
-        if min(self.predict) <= max(self.fit):
+        if not self.fit and self.topology is None:
+            raise ValueError("fit: expected numbers of GPUs or, in topology, links, got neither")
+        if self.fit and min(self.predict) <= max(self.fit):
             raise ValueError(f"predict: expected more GPUs than the {max(self.fit)} in fit, got {min(self.predict)}")
         return self
 
@@ -65,7 +70,9 @@ class AllReduceCase(Schema):
     name: str = Name
     source: str = Name
     from_bytes: int = Field(default=262_144, ge=0, description="smaller messages are shown, but do not count")
-    tables: tuple[MeasuredTable, ...] = Field(min_length=2)
+    added_later: bool = ADDED_LATER
+    gpus_per_node: int = Field(default=8, ge=1, description="GPUs of one node")
+    tables: tuple[MeasuredTable, ...] = Field(min_length=1)
     questions: tuple[Question, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
@@ -332,10 +339,12 @@ class WeakScalingRun(Schema):
     model: str = Field(description="module:callable, as for --model, with the batch of the training")
     tflops: float = Field(gt=0, allow_inf_nan=False, description="peak rate in the precision used, data sheet")
     bucket_mb: float = Field(gt=0, description="bucket cap")
-    ms: float = Field(gt=0, allow_inf_nan=False, description="iteration on one GPU")
+    ms: float = Field(gt=0, allow_inf_nan=False, description="iteration on `gpus` GPUs")
+    gpus: int = Field(default=1, ge=1, description="number of GPUs of the known iteration")
     optimizer_ms: float | None = Field(
         default=None, gt=0, allow_inf_nan=False, description="part of it after the backward pass; absent: SGD's"
     )
+    broadcast_buffers: bool = Field(default=True, description="whether DDP broadcasts buffers")
 
 
 class WeakScalingInputs(Schema):
@@ -361,15 +370,20 @@ class WeakScalingCase(Schema):
     kind: Literal["weak_scaling"]
     name: str = Name
     source: str = Name
+    added_later: bool = ADDED_LATER
     inputs: WeakScalingInputs
     truth: tuple[MeasuredWeakScaling, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _truth_has_inputs(self) -> Self:
-        known = [run.name for run in self.inputs.runs]
+        known = {run.name: run.gpus for run in self.inputs.runs}
         for number, row in enumerate(self.truth):
             if row.run not in known:
-                raise ValueError(f"truth[{number}].run: expected one of inputs.runs, {known}, got {row.run}")
+                raise ValueError(f"truth[{number}].run: expected one of inputs.runs, {list(known)}, got {row.run}")
+            if row.gpus <= known[row.run]:
+                raise ValueError(
+                    f"truth[{number}].gpus: expected more than the {known[row.run]} of {row.run}, got {row.gpus}"
+                )
         return self
 
 

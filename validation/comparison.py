@@ -9,6 +9,9 @@ from functools import partial
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
+from simulator import Prediction
 from simulator.baseline_predictions import RANKING_BASELINES
 
 Part = Literal["a", "b", "c", "d", "e", "f", "g", "h", "i"]
@@ -75,6 +78,7 @@ class Comparison:
         counts: Whether the limit applies.
         interval_ns: The predicted 90 % interval, where one was compared.
         several_nodes: Whether the GPUs are on several nodes.
+        added_later: Whether the constants of the simulator were set before the case existed.
     """
 
     part: Part
@@ -88,6 +92,7 @@ class Comparison:
     counts: bool = True
     interval_ns: tuple[float, float] | None = None
     several_nodes: bool = False
+    added_later: bool = False
 
     @property
     def error(self) -> float:
@@ -133,6 +138,8 @@ class Comparison:
             "error": self.error,
             "counts": self.counts,
             "interval_ns": None if self.interval_ns is None else list(map(round, self.interval_ns)),
+            "several_nodes": self.several_nodes,
+            "added_later": self.added_later,
             "yardsticks": {
                 name: {"ns": round(ns), "error": self.baseline_error(name)} for name, ns in self.baselines_ns.items()
             },
@@ -181,6 +188,12 @@ class FastestChoice:
             "right": self.is_right,
             "yardsticks": dict(self.baselines),
         }
+
+
+def times_of(prediction: Prediction) -> dict[str, float]:
+    """Nanoseconds of a prediction and of both ends of its interval, as those of methods."""
+    low, high = prediction.interval_ns
+    return {"predicted": prediction.iteration_ns, "low": low, "high": high}
 
 
 TimesByMethod = Mapping[str, Mapping[str, float]]
@@ -246,6 +259,13 @@ def grouped(rows: Sequence[Comparison]) -> dict[tuple[str, str], list[Comparison
 def mean_absolute(errors: Sequence[float]) -> float:
     """Mean of the absolute values."""
     return fmean(map(abs, errors))
+
+
+def weighted_quantile(values: Sequence[float], weights: Sequence[float], part: float) -> float:
+    """The smallest of the values that, with all smaller ones, has this part of the weight."""
+    order = np.argsort(values)
+    reached = np.cumsum(np.array(weights)[order]) / sum(weights)
+    return float(values[order[int(reached.searchsorted(part))]])
 
 
 def checked_errors(part: Part, rows: Sequence[Comparison], error_of: Callable[[Comparison], float]) -> list[float]:

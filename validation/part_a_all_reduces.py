@@ -1,6 +1,7 @@
 """Part (a): all-reduce times on more GPUs than in the input tables.
 
-The prediction is that of `Fabric(extrapolate=True)` with the input tables and, if links differ, their topology.
+The prediction is that of `Fabric(extrapolate=True)` with the input tables and, if links differ, their topology;
+without tables, that of `Fabric.from_topology`.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,6 @@ from .cases import AllReduceCase, MeasuredTable, Question
 from .comparison import CaseScore, Comparison
 
 Sizes = NDArray[np.int64]
-Times = NDArray[np.int64]
 RING_FACTOR = "ring factor"
 
 
@@ -33,26 +33,31 @@ def score(case: AllReduceCase) -> CaseScore:
                 if question.truth_below_bytes is None or size < question.truth_below_bytes
             ]
             sizes = np.array([size for size, _ in compared])
-            predicted = predict_ns(inputs, question, gpus, sizes)
-            ring = ring_ns(inputs, gpus, sizes)
+            predicted, errors = predict_ns(inputs, question, gpus, sizes)
+            ring = ring_ns(inputs, question, gpus, sizes)
             rows += [
                 Comparison(
                     part="a",
                     case=case.name,
                     group=f"{question.title}: {gpus} GPUs",
                     label=f"{size} bytes",
-                    calibrated_from=f"{', '.join(map(str, question.fit))} GPUs",
+                    calibrated_from=f"{', '.join(map(str, question.fit))} GPUs" if question.fit else "links",
                     predicted_ns=float(predicted[place]),
                     measured_ns=us * 1000,
                     baselines_ns={RING_FACTOR: float(ring[place])},
                     counts=question.counts and size >= case.from_bytes,
+                    interval_ns=(predicted[place] / (1 + errors[place]), predicted[place] * (1 + errors[place])),
+                    several_nodes=gpus > case.gpus_per_node,
+                    added_later=case.added_later,
                 )
                 for place, (size, us) in enumerate(compared)
             ]
     return CaseScore(tuple(rows))
 
 
-def predict_ns(inputs: Sequence[MeasuredTable], question: Question, gpus: int, sizes: Sizes) -> Times:
+def predict_ns(
+    inputs: Sequence[MeasuredTable], question: Question, gpus: int, sizes: Sizes
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Predicted all-reduce times on `gpus` GPUs.
 
     Args:
@@ -62,15 +67,25 @@ def predict_ns(inputs: Sequence[MeasuredTable], question: Question, gpus: int, s
         sizes: Message sizes in bytes.
 
     Returns:
-        Nanoseconds, one time for each size.
+        Nanoseconds and their relative errors, one for each size.
     """
     links = None if question.topology is None else topology_of(question.topology)
-    fabric = fabric_of(inputs).model_copy(update={"extrapolate": True, "topology": links})
-    return fabric.all_reduce_costs_ns(sizes, gpus)
+    if links is not None and not inputs:
+        fabric = Fabric.from_topology(links)
+    else:
+        fabric = fabric_of(inputs).model_copy(update={"extrapolate": True, "topology": links})
+    return fabric.all_reduce_costs_ns(sizes, gpus), fabric.relative_errors(sizes, gpus)
 
 
-def ring_ns(inputs: Sequence[MeasuredTable], gpus: int, sizes: Sizes) -> NDArray[np.float64]:
-    """The baseline *ring factor*: the input table of the most GPUs times the ratio of 2 (n - 1) / n."""
+def ring_ns(inputs: Sequence[MeasuredTable], question: Question, gpus: int, sizes: Sizes) -> NDArray[np.float64]:
+    """The baseline *ring factor*: the input table of the most GPUs times the ratio of 2 (n - 1) / n.
+
+    Without a table: 2 (n - 1) / n times the message, over the rate of the slowest link.
+    """
+    if not inputs:
+        assert question.topology is not None
+        slowest = min(level.bytes_per_s for level in topology_of(question.topology).levels)
+        return sizes.astype(np.float64) * (sent_share(gpus) / slowest * 1e9)
     fabric = fabric_of(inputs)
     largest = max(fabric.world_sizes)
     costs_ns = fabric.all_reduce_costs_ns(sizes, largest).astype(np.float64)

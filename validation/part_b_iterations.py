@@ -18,7 +18,7 @@ from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BAS
 from simulator.fabric import Contention, Level, Processor, Topology
 
 from .cases import IterationInputs, IterationsCase, Link, MeasuredIteration, Model
-from .comparison import CaseScore, Comparison, FastestChoice, TimesByMethod, fastest
+from .comparison import CaseScore, Comparison, FastestChoice, TimesByMethod, fastest, times_of
 from .part_a_all_reduces import fabric_of
 from .ready_times import read_gradients, repeat_block, trace_of
 
@@ -55,7 +55,7 @@ def _predict_cell(inputs: IterationInputs, fabric: Fabric, model: Model, cell: C
     predicted = predict(trace, slowed, world_size=cell.gpus, plan=plan, broadcast_buffers=False, stragglers=[slowest])
     baselines = baselines_ns(trace, slowed, world_size=cell.gpus, plan=plan, broadcast_buffers=False)
     return {
-        "predicted": predicted.iteration_ns,
+        **times_of(predicted),
         **baselines,
         "perfect scaling": iteration_ns(inputs.batch, model.no_ddp_per_s),
         FEWER_BUCKETS: len(plan),
@@ -122,6 +122,8 @@ def _compare(case: IterationsCase, truth: MeasuredIteration, by_method: Mapping[
         predicted_ns=by_method["predicted"],
         measured_ns=iteration_ns(case.inputs.batch, truth.per_s),
         baselines_ns={name: by_method[name] for name in BASELINES},
+        interval_ns=(by_method["low"], by_method["high"]),
+        several_nodes=any(truth.gpus > link.members for link in case.inputs.links if link.members),
     )
 
 

@@ -16,7 +16,7 @@ from simulator.fabric import Contention, Linear, Processor
 from simulator.fabric.algorithms import sent_share
 
 from .cases import MeasuredSchedule, MergingCosts, ScheduleInputs, SchedulesCase, Throughput
-from .comparison import CaseScore, Comparison, FastestChoice, fastest
+from .comparison import CaseScore, Comparison, FastestChoice, fastest, times_of
 from .ready_times import read_gradients, trace_of
 
 FLOAT32_BYTES = 4
@@ -46,6 +46,8 @@ def score(case: SchedulesCase) -> CaseScore:
                 predicted_ns=methods["predicted"],
                 measured_ns=iteration_ns(case.inputs, truth),
                 baselines_ns={name: methods[name] for name in BASELINES},
+                interval_ns=(methods["low"], methods["high"]),
+                several_nodes=truth.gpus > case.inputs.node_gpus,
             )
         )
     return CaseScore(tuple(rows), tuple(_fastest_choices(case, predicted)))
@@ -64,7 +66,7 @@ def _predict_cell(inputs: ScheduleInputs, trace: Trace, cell: Cell) -> dict[str,
     fabric = ring_of(inputs, trace, cell.gpus).model_copy(update={"processor": processor})
     predicted = predict(trace, fabric, world_size=cell.gpus, plan=plan)
     baselines = baselines_ns(trace, fabric, world_size=cell.gpus, plan=plan)
-    return {"predicted": predicted.iteration_ns, **baselines, FEWER_BUCKETS: len(plan)}
+    return {**times_of(predicted), **baselines, FEWER_BUCKETS: len(plan)}
 
 
 def plan_of(inputs: ScheduleInputs, trace: Trace, cell: Cell) -> list[list[int]]:

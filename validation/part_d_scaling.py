@@ -9,7 +9,7 @@ from simulator import predict
 from simulator.baseline_predictions import BASELINES, baselines_ns
 
 from .cases import MeasuredScaling, OneGpuRun, ScalingCase, ScalingInputs
-from .comparison import CaseScore, Comparison
+from .comparison import CaseScore, Comparison, times_of
 from .published_nodes import device_of, fabric_of_node, slowest_of, trace_of_model
 
 
@@ -27,7 +27,7 @@ def predict_ns(inputs: ScalingInputs, run: OneGpuRun, gpus: int) -> dict[str, fl
     fabric = fabric_of_node(node, inputs, gpus)
     predicted = predict(trace, fabric, world_size=gpus, stragglers=[slowest_of(gpus, inputs)])
     baselines = baselines_ns(trace, fabric, world_size=gpus)
-    return {"predicted": predicted.iteration_ns, **baselines, "perfect scaling": one_gpu_ns}
+    return {**times_of(predicted), **baselines, "perfect scaling": one_gpu_ns}
 
 
 def _compare(case: ScalingCase, run: OneGpuRun, row: MeasuredScaling) -> Comparison:
@@ -41,4 +41,5 @@ def _compare(case: ScalingCase, run: OneGpuRun, row: MeasuredScaling) -> Compari
         predicted_ns=methods["predicted"],
         measured_ns=run.samples * row.gpus / row.per_s * 1e9,
         baselines_ns={name: methods[name] for name in BASELINES},
+        interval_ns=(methods["low"], methods["high"]),
     )

@@ -13,7 +13,7 @@ from simulator import Fabric, predict
 from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 
 from .cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap
-from .comparison import CaseScore, Comparison, FastestChoice, TimesByMethod, fastest
+from .comparison import CaseScore, Comparison, FastestChoice, TimesByMethod, fastest, times_of
 from .published_nodes import device_of, fabric_of_node, slowest_of, trace_of_model
 
 UNPUBLISHED_SPREAD = 0.01
@@ -44,7 +44,7 @@ def predict_ns(inputs: BucketCapsInputs, reducer: BucketRule, cap_mb: float) -> 
         trace, fabric, world_size=reducer.gpus, plan=plan, stragglers=[slowest_of(reducer.gpus, inputs)]
     )
     baselines = baselines_ns(trace, fabric, world_size=reducer.gpus, plan=plan)
-    return {"predicted": predicted.iteration_ns, **baselines, FEWER_BUCKETS: len(plan)}
+    return {**times_of(predicted), **baselines, FEWER_BUCKETS: len(plan)}
 
 
 def plan_of(trace: Trace, reducer: BucketRule, cap_mb: float) -> BucketAssignment:
@@ -94,6 +94,7 @@ def _compare(case: BucketCapsCase, reducer: BucketRule, row: MeasuredCap, method
         predicted_ns=methods["predicted"],
         measured_ns=row.ms * 1e6,
         baselines_ns={name: methods[name] for name in BASELINES},
+        interval_ns=(methods["low"], methods["high"]),
     )
 
 

@@ -46,6 +46,7 @@ def score(path: Path) -> CaseScore:
                 predicted_ns=prediction.iteration_ns,
                 measured_ns=step.duration_ns,
                 baselines_ns=baselines_ns(alone, fabric, world_size=world_size, plan=plan),
+                interval_ns=prediction.interval_ns,
             )
         )
     return CaseScore(tuple(rows))

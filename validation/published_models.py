@@ -295,6 +295,14 @@ def resnet152(batch: int = 512) -> Model:
     return _resnet((3, 8, 36, 3), batch)
 
 
+def deepcam() -> Model:
+    """A ResNet of the size of MLPerf HPC's DeepCAM: 56.8 million parameters, one image a GPU.
+
+    DeepCAM's gradients are one bucket, which is sent after the backward pass, so that only their size counts.
+    """
+    return _resnet((3, 8, 33, 3), 1)
+
+
 resnet50_batch_128, resnet50_batch_256 = partial(resnet50, 128), partial(resnet50, 256)
 
 

@@ -24,7 +24,16 @@ from . import (
     part_i_weak_scaling,
     score_page,
 )
-from .cases import AllReduceCase, BucketCapsCase, Case, IterationsCase, ScalingCase, SchedulesCase, load_case
+from .cases import (
+    AllReduceCase,
+    BucketCapsCase,
+    Case,
+    IterationsCase,
+    ScalingCase,
+    SchedulesCase,
+    WeakScalingCase,
+    load_case,
+)
 from .comparison import LIMITS, TITLES, CaseScore, Comparison, FastestChoice, Verdict, verdict
 from .part_fg_runs import CommittedRun, committed_runs
 
@@ -35,16 +44,17 @@ OUT_OF_SOME_CASES = Path("out/score")
 
 @dataclass(frozen=True)
 class Score:
-    """All rows, fastest choices and verdicts, and the committed runs."""
+    """All rows, fastest choices and verdicts, the committed runs, and the systems of (i) predicted by each other."""
 
     rows: tuple[Comparison, ...]
     choices: tuple[FastestChoice, ...]
     verdicts: tuple[Verdict, ...]
     runs: tuple[CommittedRun, ...]
+    left_out: tuple[part_i_weak_scaling.LeftOut, ...]
 
     def sections(self) -> list[score_page.Section]:
         """The sections of the score page."""
-        return score_page.sections(self.verdicts, self.rows, self.choices, self.runs)
+        return score_page.sections(self.verdicts, self.rows, self.choices, self.runs, self.left_out)
 
     def to_json(self) -> dict[str, Any]:
         """All numbers, errors as fractions; keys keep their former names for existing readers."""
@@ -95,8 +105,8 @@ def compute(paths: Sequence[Path], runs: Sequence[CommittedRun], profiles: Seque
             with the path.
     """
     scored: list[CaseScore] = []
-    for path in paths:
-        case = load_case(path)
+    cases = [load_case(path) for path in paths]
+    for path, case in zip(paths, cases, strict=True):
         try:
             scored.append(score_case(case))
         except ValueError as error:
@@ -106,7 +116,10 @@ def compute(paths: Sequence[Path], runs: Sequence[CommittedRun], profiles: Seque
     rows = tuple(row for one in scored for row in one.rows)
     choices = tuple(choice for one in scored for choice in one.choices)
     parts = [part for part in TITLES if any(row.part == part and row.counts for row in rows)]
-    return Score(rows, choices, tuple(verdict(part, rows, choices) for part in parts), tuple(runs))
+    verdicts = tuple(verdict(part, rows, choices) for part in parts)
+    weak_scaling = [case for case in cases if isinstance(case, WeakScalingCase)]
+    left_out = part_i_weak_scaling.leave_one_out(weak_scaling, rows)
+    return Score(rows, choices, verdicts, tuple(runs), tuple(left_out))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

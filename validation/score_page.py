@@ -1,17 +1,19 @@
 """The score page: its tables and notes, for the terminal and for Markdown, and its picture."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from statistics import fmean, median
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from simulator.baseline_predictions import BASELINES
+from simulator.fabric.uncertainty import BAND
 from simulator.plot_colours import INK
 from simulator.plot_colours import SMALL as SMALL_COLOUR
 from simulator.results.residual_plot import MARKS, OURS, SMALL_ERROR
+from simulator.workload.default_gpu_costs import STALL_NS
 
 from .comparison import (
     LIMITS,
@@ -23,8 +25,10 @@ from .comparison import (
     Verdict,
     grouped,
     mean_absolute,
+    weighted_quantile,
 )
 from .part_fg_runs import CommittedRun, Ranking, ranking
+from .part_i_weak_scaling import LeftOut
 
 Table = list[dict[str, str]]
 """Rows of cells by column title."""
@@ -33,14 +37,16 @@ INTRO = """\
 # The score
 
 `make score` writes this page; [README.md](README.md) describes the method. An error is predicted / measured - 1; a
-mean error is a mean of absolute values.
+mean error is a mean of absolute values. *Inside*, *half-width* and *interval score* of a part are explained above the
+first table *within and beyond one node*.
 
 ![Errors of the predictions of each part beside the errors of simpler predictions, with a band of 10 %](score.png)
 
 """
 NOTES: dict[Part, str] = {
     "a": "Means are over messages of 256 KiB and more. *Ring factor* is a baseline: the largest input table times"
-    " the ratio of 2 (n - 1) / n. *: the input table of one node is from another system, so no limit applies.",
+    " the ratio of 2 (n - 1) / n, or that of an endless message over the slowest link. *: no limit applies, because"
+    " the input table of one node is from another system, or there is none.",
     "b": "*Perfect scaling* is one GPU without DDP; the other baselines start from one GPU with DDP.",
     "c": "*Perfect scaling* is one GPU.",
     "d": "The error is that of the ratio to one GPU, which is given.",
@@ -51,15 +57,25 @@ NOTES: dict[Part, str] = {
     " exact.",
     "g": "By the clock, on two shared cores whose speed changes by the minute.",
     "i": "As by the commands, from what a buyer knows: the iteration on one GPU, the model, data sheets. *Perfect"
-    " scaling* is one GPU.",
+    " scaling* is one GPU. From more GPUs, each method predicts the ratio to the known iteration.",
 }
+METHODS_NOTE = (
+    "All rows of parts (b) to (i). *Mean error* and *worst error* are over all rows; the others are mean errors"
+    " of one part, and the smallest of each is bold."
+)
+LEFT_OUT_NOTE = (
+    "Each system predicted without its own measurements: the stall of each bucket is the least-squares fit of the"
+    " other systems' errors, and intervals are stretched by the factor with which they contain nine in ten of the"
+    " others' measurements. Before the arrow: as in the score."
+)
 FASTEST_NOTE = (
     "*Lead* is how much longer the second fastest took. In a tie the measurements cannot separate the two, and no"
     " prediction counts as right or wrong."
 )
 INTERVAL_NOTE = (
     "*Inside*: measurements in the predicted 90 % interval. *Half-width*: of the interval, over the prediction;"
-    " median and largest. *Interval score*: as in (f)."
+    " median and largest. *Interval score*: as in (f). *Added later*: systems that were predicted with constants set"
+    " before their measurements were known."
 )
 RUN_NOTE = (
     "*Noise floor*: nine in ten repeated measurements of a configuration differ by less. *Half-width* is that of the"
@@ -74,8 +90,6 @@ BORDER_BYTES = 16 * 2**20
 
 SHOWN = 0.8
 """Largest error that the picture shows, as a fraction."""
-BAND_OF_INTERVALS = 0.9
-"""Part of the iterations that an interval should contain."""
 MS = 1e6
 
 
@@ -93,19 +107,66 @@ def sections(
     rows: Sequence[Comparison],
     choices: Sequence[FastestChoice],
     runs: Sequence[CommittedRun],
+    left_out: Sequence[LeftOut],
 ) -> list[Section]:
     """All sections of the page in reading order, by regime; parts without rows are left out."""
     shown = []
+    if iterations := [row for row in rows if row.part != "a" and row.counts]:
+        shown.append(Section("Every method over all iterations", METHODS_NOTE, method_table(iterations)))
     for regime, parts in REGIMES.items():
         of_regime = [verdict for verdict in verdicts if verdict.part in parts]
         if not of_regime:
             continue
         shown.append(
-            Section(regime[0].upper() + regime[1:], "", [verdict_row(verdict, runs) for verdict in of_regime])
+            Section(regime[0].upper() + regime[1:], "", [verdict_row(verdict, rows, runs) for verdict in of_regime])
         )
         for verdict in of_regime:
             shown += _part_sections(verdict.part, rows, choices, runs)
+            if verdict.part == "i" and left_out:
+                shown.append(Section("(i) each system by the others", LEFT_OUT_NOTE, left_out_table(left_out)))
     return shown
+
+
+def method_table(rows: Sequence[Comparison]) -> Table:
+    """One row for each method: its errors over all rows, and its mean error in each part."""
+    methods = (OURS, *BASELINES)
+    errors = {method: _errors(rows, method) for method in methods}
+    table = [
+        {
+            "name": method,
+            "rows": str(len(rows)),
+            "mean error": f"{mean_absolute(errors[method]):.1%}",
+            "worst error": f"{max(errors[method], key=abs):+.1%}",
+        }
+        for method in methods
+    ]
+    for part in TITLES:
+        if members := [row for row in rows if row.part == part]:
+            means = [round(mean_absolute(_errors(members, method)), 3) for method in methods]
+            for row, mean in zip(table, means, strict=True):
+                row[f"({part})"] = f"**{mean:.1%}**" if mean == min(means) else f"{mean:.1%}"
+    return table
+
+
+def left_out_table(systems: Sequence[LeftOut]) -> Table:
+    """One row for each system: its errors and intervals in the score, and with the constants of the other systems."""
+
+    def both(system: LeftOut, of: Callable[[Sequence[Comparison]], str]) -> str:
+        return f"{of(system.rows)} -> {of(system.again)}"
+
+    return [
+        {
+            "name": system.rows[0].case,
+            "rows": str(len(system.rows)),
+            "stall": f"{STALL_NS / 1e3:.0f} -> {system.stall_ns / 1e3:.0f} us",
+            "stretched by": f"{system.stretch:.2f}",
+            "mean error": both(system, _mean_error),
+            "inside": both(system, lambda rows: str(sum(row.is_inside for row in rows))),
+            "half-width": both(system, lambda rows: f"{median(row.half_width for row in rows):.1%}"),
+            "interval score": both(system, lambda rows: f"{fmean(row.interval_score for row in rows):.0%}"),
+        }
+        for system in systems
+    ]
 
 
 def _part_sections(
@@ -114,7 +175,8 @@ def _part_sections(
     of_part = [row for row in rows if row.part == part]
     table = all_reduce_table(of_part) if part == "a" else iteration_table(of_part)
     shown = [Section(f"({part}) {TITLES[part]}", NOTES[part], table)]
-    if compared := [row for row in of_part if row.interval_ns is not None]:
+    compared = _with_interval(of_part)
+    if any(row.several_nodes for row in compared):
         shown.append(Section(f"({part}) within and beyond one node", INTERVAL_NOTE, interval_table(compared)))
     if chosen := [choice for choice in choices if choice.part == part]:
         shown.append(Section(f"({part}) which is fastest", FASTEST_NOTE, fastest_table(chosen)))
@@ -143,9 +205,10 @@ def markdown(table: Table) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def verdict_row(verdict: Verdict, runs: Sequence[CommittedRun]) -> dict[str, str]:
+def verdict_row(verdict: Verdict, rows: Sequence[Comparison], runs: Sequence[CommittedRun]) -> dict[str, str]:
     """One row for a part."""
     of_part = [run for run in runs if run.part == verdict.part]
+    compared = _with_interval([row for row in rows if row.part == verdict.part])
     limit = LIMITS[verdict.part]
     row = {
         "name": f"({verdict.part}) {TITLES[verdict.part]}",
@@ -155,8 +218,13 @@ def verdict_row(verdict: Verdict, runs: Sequence[CommittedRun]) -> dict[str, str
         "right rankings": _right_rankings(verdict, ranking(of_part)),
     }
     if of_part:
-        row["noise floor"] = f"{median(run.current.noise or 0.0 for run in of_part):.1%}"
-        row["iterations inside the interval"] = f"{mean_absolute([run.current.coverage for run in of_part]):.0%}"
+        reports = [run.current for run in of_part]
+        row["inside"] = f"{fmean(report.coverage for report in reports):.0%} of the iterations"
+        row["half-width"] = f"{median(report.half_width for report in reports):.1%}"
+        row["interval score"] = f"{fmean(report.interval_score for report in reports):.0%}"
+        row["noise floor"] = f"{median(report.noise or 0.0 for report in reports):.1%}"
+    elif compared:
+        row |= _interval_cells(compared)
     return row | {"met": "yes" if verdict.is_met else "no"}
 
 
@@ -188,6 +256,8 @@ def all_reduce_table(rows: Sequence[Comparison]) -> Table:
                 SMALL: _mean_error([row for row in shown if _size_bytes(row) <= BORDER_BYTES]),
                 LARGE: _mean_error([row for row in shown if _size_bytes(row) > BORDER_BYTES]),
                 "worst error": f"{max((row.error for row in shown), key=abs):+.0%}",
+                "mean of signed errors": f"{fmean(row.error for row in shown):+.1%}",
+                **_interval_cells(shown),
                 **{
                     name: f"{mean_absolute([row.baseline_error(name) for row in shown]):.1%}"
                     for name in ("ring factor",)
@@ -233,6 +303,7 @@ def interval_table(rows: Sequence[Comparison]) -> Table:
     groups = {
         "one node": [row for row in rows if not row.several_nodes],
         "several nodes": [row for row in rows if row.several_nodes],
+        "several nodes, added later": [row for row in rows if row.several_nodes and row.added_later],
     }
     for row in rows:
         groups.setdefault(row.case, []).append(row)
@@ -242,13 +313,23 @@ def interval_table(rows: Sequence[Comparison]) -> Table:
             "rows": str(len(members)),
             "mean error": _mean_error(members),
             "mean of signed errors": f"{fmean(row.error for row in members):+.1%}",
-            "inside": f"{sum(row.is_inside for row in members)} of {len(members)}",
-            "half-width": " and ".join(f"{of([row.half_width for row in members]):.1%}" for of in (median, max)),
-            "interval score": f"{fmean(row.interval_score for row in members):.0%}",
+            **_interval_cells(members),
         }
         for name, members in groups.items()
         if members
     ]
+
+
+def _with_interval(rows: Sequence[Comparison]) -> list[Comparison]:
+    return [row for row in rows if row.counts and row.interval_ns is not None]
+
+
+def _interval_cells(rows: Sequence[Comparison]) -> dict[str, str]:
+    return {
+        "inside": f"{sum(row.is_inside for row in rows)} of {len(rows)}",
+        "half-width": " and ".join(f"{of([row.half_width for row in rows]):.1%}" for of in (median, max)),
+        "interval score": f"{fmean(row.interval_score for row in rows):.0%}",
+    }
 
 
 def fastest_table(choices: Sequence[FastestChoice]) -> Table:
@@ -301,9 +382,7 @@ def constant_interval_score(run: CommittedRun, runs: Sequence[CommittedRun]) -> 
         of_run = [abs(ns / row.predicted_ns - 1) for row in other.current.rows for ns in row.paired_times_ns]
         distances += of_run
         weights += [1 / len(of_run)] * len(of_run)
-    order = np.argsort(distances)
-    reached = np.cumsum(np.array(weights)[order]) / sum(weights)
-    x = distances[order[int(reached.searchsorted(BAND_OF_INTERVALS))]]
+    x = weighted_quantile(distances, weights, BAND)
     rows = run.current.rows
     return fmean(row.interval_score(((1 - x) * row.predicted_ns, (1 + x) * row.predicted_ns)) for row in rows)
 

@@ -1,0 +1,109 @@
+"""Errors of every method over all iterations of the score: the mean, the worst, and the mean of each part."""
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from operator import itemgetter
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+
+from simulator.plot_colours import INK, SMALL
+from simulator.results.residual_plot import MARKS, OURS
+
+from .drawing import FOLDER, render, save
+
+TITLE = "Every method over all iterations of the score"
+SIZE = (8.0, 3.2)
+PAGE = FOLDER.parent / "validation" / "score.md"
+LEAST = 0.1
+"""Smaller errors are drawn here, in percent."""
+APART = 1.09
+"""Smallest ratio of the places of two letters."""
+TICKS = (0.1, 1, 10, 100)
+
+
+class Method(NamedTuple):
+    """Absolute errors of one method, in percent."""
+
+    mean: float
+    worst: float
+    by_part: Mapping[str, float]
+
+
+Methods = Mapping[str, Method]
+
+
+@cache
+def panels() -> list[Methods]:
+    """The table of methods on the page that `make score` writes."""
+    table = PAGE.read_text().partition("## Every method over all iterations\n")[2].partition("\n## ")[0]
+    names, _, *rows = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in re.findall(r"^\|.*$", table, re.M)
+    )
+    methods = {}
+    for row in rows:
+        cells = dict(zip(names, row, strict=True))
+        percents = {name: abs(float(cell.strip("*%"))) for name, cell in cells.items() if cell.endswith(("%", "%**"))}
+        by_part = {name.strip("()"): percent for name, percent in percents.items() if name.startswith("(")}
+        methods[cells["name"]] = Method(percents["mean error"], percents["worst error"], by_part)
+    return [methods]
+
+
+def draw(data: Methods, ax: Axes) -> Axes:
+    """Draw one line for each method, from its mean to its worst error, and a letter for the mean of each part."""
+    for lane, (name, method) in enumerate(data.items()):
+        marker, colour = MARKS[name]
+        ax.plot([method.mean, method.worst], [lane, lane], color=colour, linewidth=2.5, solid_capstyle="butt")
+        ax.plot(method.mean, lane, marker, color=colour, markersize=9, markeredgewidth=2)
+        ax.plot(method.worst, lane, "|", color=colour, markersize=14, markeredgewidth=2.5)
+        ax.text(method.worst * 1.08, lane, f"{method.worst:.0f} %", fontsize=8, color=colour, va="center")
+        ax.text(method.mean, lane + 0.3, f"{method.mean:.1f} %", fontsize=8, color=colour, ha="center", va="center")
+        place = 0.0
+        for part, percent in sorted(method.by_part.items(), key=itemgetter(1)):
+            place = max(percent, LEAST, place * APART)
+            ax.text(place, lane - 0.28, part, fontsize=8, color=INK, ha="center", va="center")
+    ax.axvspan(LEAST / 1.5, 10, color=SMALL, zorder=0)
+    ax.set_xscale("log")
+    ax.set_xlim(LEAST / 1.5, 150)
+    ax.set_xticks(TICKS, [f"{tick:g}" for tick in TICKS])
+    ax.minorticks_off()
+    ax.set_yticks(range(len(data)), list(data))
+    ax.set_ylim(len(data) - 0.4, -0.6)
+    ax.tick_params(axis="y", length=0)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.set_xlabel("error of the prediction, %; marks: mean; lines: up to the worst; letters: mean of each part")
+    return ax
+
+
+def caption() -> str:
+    """Caption whose numbers are computed from the data."""
+    (methods,) = panels()
+    ours = methods[OURS]
+    rules = {name: method for name, method in methods.items() if name != OURS}
+    closest = min(rules, key=lambda name: rules[name].mean)
+    close = {name: [part for part, error in ours.by_part.items() if rule.by_part[part] <= error]
+             for name, rule in rules.items()}  # fmt: skip
+    some = [part for part in ours.by_part if any(part in parts for parts in close.values())]
+    each = "; ".join(
+        f"{name} {method.mean:.1f} %, {method.worst:.1f} % and {max(method.by_part.values()):.1f} %"
+        for name, method in methods.items()
+    )
+    return (
+        f"Our predictions are {ours.mean:.1f} % off on average and {ours.worst:.1f} % at worst; the closest simple "
+        f"rule, {closest}, is {rules[closest].mean:.1f} % off, and every rule is "
+        f"{min(rule.worst for rule in rules.values()):.1f} % off or more at worst. All iterations of the score, "
+        f"predicted from the same inputs. In {len(some)} of {len(ours.by_part)} parts ({', '.join(some)}) some rule "
+        f"is as close as ours or closer; no rule is so in more than {max(map(len, close.values()))}. Mean error, "
+        f"worst error and mean error of the worst part: {each}. Letters are the parts; errors below 0.1 % are drawn "
+        "at 0.1 %. The numbers are those of [validation/score.md](../validation/score.md)."
+    )
+
+
+def files() -> dict[str, bytes]:
+    """The files of the figure, by format."""
+    return render(draw, panels(), size=SIZE)
+
+
+if __name__ == "__main__":
+    save("all_methods", files())
