@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from reference.collectives import GLOO_THREADS
 
 from .measured_tables import Sizes, Table
-from .nccl_cost_model import LATEST, NcclCost, nccl_all_reduce, published_multiple
+from .nccl_cost_model import LATEST, NcclCost, nccl_all_reduce, nccl_broadcast, published_multiple
 from .topology import Level
 
 Levels = Sequence[Level]
@@ -179,27 +179,25 @@ class AlgorithmCosts:
     Attributes:
         names: Of the algorithms.
         costs: By algorithm.
-        several_nodes: Whether NCCL's model is of several nodes, or of one. None: the costs are not of NCCL's model.
+        nodes: Number of nodes of NCCL's model. None: the costs are not of NCCL's model.
     """
 
     names: tuple[str, ...]
     costs: tuple[Cost | NcclCost, ...]
-    several_nodes: bool | None = None
+    nodes: int | None = None
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size, each with the cheapest algorithm.
 
         NCCL chooses by its own model; published measurements then tell how much longer the chosen algorithm takes.
         """
-        return (
-            self._cheapest_ns(sizes_bytes) if self.several_nodes is None else self._as_published.costs_ns(sizes_bytes)
-        )
+        return self._cheapest_ns(sizes_bytes) if self.nodes is None else self._as_published.costs_ns(sizes_bytes)
 
     @cached_property
     def _as_published(self) -> Table:
         """Times of powers of two, between which they are interpolated. A larger message never takes less."""
-        assert self.several_nodes is not None
-        multiple, _ = published_multiple(POWERS_OF_TWO, several_nodes=self.several_nodes)
+        assert self.nodes is not None
+        multiple, _ = published_multiple(POWERS_OF_TWO, several_nodes=self.nodes > 1)
         return Table(POWERS_OF_TWO, np.maximum.accumulate(self._cheapest_ns(POWERS_OF_TWO) * multiple))
 
     def _cheapest_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
@@ -229,5 +227,18 @@ def all_reduce_costs(
     costs: dict[str, Cost | NcclCost] = {**nccl_all_reduce(levels, nccl_version)}
     if any(reducing[-1:]):  # beyond the innermost level, whose switches NCCL's model knows
         costs["in_network"] = in_network(levels)
-    several_nodes = prod(level.size for level in levels[1:]) > 1
-    return AlgorithmCosts(tuple(costs), tuple(costs.values()), several_nodes)
+    return AlgorithmCosts(tuple(costs), tuple(costs.values()), _nodes(levels))
+
+
+def broadcast_costs(
+    levels: Levels, library: Library, setting: AlgorithmSetting, nccl_version: str = LATEST
+) -> AlgorithmCosts:
+    """Return the cost of a broadcast; NCCL chooses the protocol if it also chooses the algorithm of an all-reduce."""
+    if library == "gloo" or setting != "library":
+        return AlgorithmCosts((library,), (BROADCAST[library](levels),))
+    costs = nccl_broadcast(levels, nccl_version)
+    return AlgorithmCosts(tuple(costs), tuple(costs.values()), _nodes(levels))
+
+
+def _nodes(levels: Levels) -> int:
+    return prod(level.size for level in levels[1:])

@@ -1,6 +1,6 @@
 """Cost curves: which costs by size hold at a world size: measured, extrapolated, or of described links."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from .algorithms import BROADCAST, AlgorithmCosts, all_reduce_costs, ring
+from .algorithms import AlgorithmCosts, all_reduce_costs, broadcast_costs, ring
 from .extrapolation import USUAL_NODE, Growth, extrapolated_table, growth_of
 from .measured_tables import FREE, CostCurve, Sizes, Table, tables_by_world_size
 from .topology import Level
@@ -68,7 +68,7 @@ class CostCurves:
             return self.broadcasts[world_size]
         curve = self.all_reduce(world_size)
         if isinstance(curve, AlgorithmCosts):
-            return BROADCAST[self._fabric.library](self._levels(world_size))
+            return self._described(world_size, broadcast_costs)
         both = [measured for measured in self.broadcasts if measured > 1 and measured in self.all_reduces]
         if world_size in (1, *self.all_reduces) or not both:
             return curve
@@ -92,7 +92,7 @@ class CostCurves:
         """Return the relative error of an all-reduce by size; see `Fabric.relative_errors`."""
         curve, origin = self.all_reduce(world_size), self.origin(world_size)
         if isinstance(curve, AlgorithmCosts):
-            return described_errors(sizes_bytes, several_nodes=curve.several_nodes)
+            return described_errors(sizes_bytes, curve.nodes)
         assert isinstance(curve, Table)
         match origin:
             case "none":
@@ -124,9 +124,11 @@ class CostCurves:
             return replace(table, beyond=self._described(world_size))
         return table
 
-    def _described(self, world_size: int) -> AlgorithmCosts:
+    def _described(
+        self, world_size: int, costs_of: Callable[..., AlgorithmCosts] = all_reduce_costs
+    ) -> AlgorithmCosts:
         fabric = self._fabric
-        return all_reduce_costs(self._levels(world_size), fabric.library, fabric.algorithm, fabric.nccl_version)
+        return costs_of(self._levels(world_size), fabric.library, fabric.algorithm, fabric.nccl_version)
 
     def _check_levels(self, world_size: int) -> None:
         """Refuse to extrapolate from one node to several, or back, where no links are described."""

@@ -198,6 +198,22 @@ def nccl_all_reduce(levels: Sequence[Level], version: str = LATEST) -> dict[str,
     return costs
 
 
+def nccl_broadcast(levels: Sequence[Level], version: str = LATEST) -> dict[str, NcclCost]:
+    """Return the cost of a broadcast by protocol; it passes the ring once, an all-reduce twice.
+
+    Args:
+        levels: As for `nccl_all_reduce`.
+        version: As for `nccl_all_reduce`.
+    """
+    all_reduces, ranks = nccl_all_reduce(levels, version), prod(level.size for level in levels)
+    costs = {}
+    for protocol, base_us in zip(PROTOCOLS, _constants(version).base["ring"], strict=True):
+        if ring := all_reduces.get(f"ring {protocol}"):
+            share = 2 * (ranks - 1) / ranks
+            costs[f"ring {protocol}"] = NcclCost((ring.latency_ns + 1e3 * base_us) / 2, ring.ns_per_byte / share)
+    return costs
+
+
 def _constants(version: str) -> Version:
     number = tuple(int(part) for part in version.split(".")[:2])
     known = [first for first in VERSIONS if first <= number]

@@ -9,8 +9,16 @@ from hypothesis import strategies as st
 
 from simulator import Fabric
 from simulator.fabric import Level, Timing, Topology
+from simulator.fabric.nccl_cost_model import nccl_all_reduce, nccl_broadcast
 
 from ..strategies import tables
+
+TWO_LEVELS = Topology(
+    levels=(
+        Level(name="NVLink", latency_ns=3400, bytes_per_s=200e9, members=8),
+        Level(name="network", latency_ns=14000, bytes_per_s=100e9),
+    )
+)
 
 
 def test_alone_in_the_world_nothing_is_sent():
@@ -51,7 +59,21 @@ def test_a_broadcast_is_measured_or_described_or_bounded_by_an_all_reduce(librar
         library=library,
     )
     assert [measured.broadcast_ns(8, n) for n in (1, 2, 4)] == [0, 5, 9]
-    assert measured.broadcast_ns(0, 8) == (7 if library == "nccl" else 3) * 3
+    described = measured.broadcast_ns(0, 8)
+    assert described == 3 * 3 if library == "gloo" else described < measured.all_reduce_ns(0, 8)
+
+
+@given(st.sampled_from([*range(2, 9), *range(16, 4096, 8)]), st.integers(0, 10**9))
+def test_a_broadcast_of_nccl_takes_no_longer_than_an_all_reduce_by_a_ring(world_size, size_bytes):
+    """A small message does not pay the hops of the protocol for large ones."""
+    levels = TWO_LEVELS.in_use(world_size)
+    rings = [cost for name, cost in nccl_all_reduce(levels).items() if name.startswith("ring")]
+    broadcasts = list(nccl_broadcast(levels).values())
+    once, twice = (
+        min(float(cost.costs_ns(np.array([size_bytes]))[0]) for cost in some) for some in (broadcasts, rings)
+    )
+    assert twice / 2 * 0.95 <= once <= twice
+    assert Fabric.from_topology(TWO_LEVELS).broadcast_ns(8, 1024) < 3_000_000
 
 
 @given(st.integers(2, 64), st.integers(0, 10**7))

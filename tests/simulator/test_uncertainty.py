@@ -53,7 +53,7 @@ def test_nccls_tables_of_several_nodes_have_a_larger_error():
     rows = tuple(Timing(world_size=n, size_bytes=size, ns=n * size) for n in (8, 16, 32) for size in (2**20, 2**24))
     several = Fabric(all_reduce=rows, extrapolate=True)
     assert error(several, 64) >= 0.2
-    assert error(several, 128) == pytest.approx(error(several, 64) + 0.05)
+    assert error(several, 128) == pytest.approx(error(several, 64) + 0.15)
 
 
 def test_links_are_least_certain_for_messages_of_the_size_of_buckets_and_between_nodes():
@@ -61,3 +61,8 @@ def test_links_are_least_certain_for_messages_of_the_size_of_buckets_and_between
     assert error(fabric, 8, 2**20) > error(fabric, 8, 2**30) > 0.1
     assert error(fabric, 64, 2**23) > error(fabric, 8, 2**23)
     assert error(fabric, 64, 2**23) > error(fabric, 64, 2**30) > 0.4
+
+
+def test_links_between_very_many_nodes_are_known_less_well():
+    errors = [error(Fabric.from_topology(NODES), gpus) for gpus in (8, 16, 128, 256, 4096)]
+    assert errors[0] < errors[1] == errors[2] < errors[3] < errors[4]
