@@ -262,9 +262,6 @@ class NodeInputs(Schema):
     nodes: tuple[Node, ...] = Field(min_length=1)
     link_efficiency: SourcedValue = Field(description="part of a data sheet's rate that all-reduces reach")
     hop_us: SourcedValue = Field(description="latency of one hop of a ring inside a node")
-    copy_us: SourcedValue = Field(description="time on the GPU to start the copies of one gradient, in and out")
-    compute_slowdown: SourcedValue
-    gpu_spread: SourcedValue = Field(description="standard deviation of the speeds of equal GPUs, as a fraction")
 
     @model_validator(mode="after")
     def _nodes_have_one_kind_of_figures(self) -> Self:

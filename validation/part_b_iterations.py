@@ -2,20 +2,19 @@
 
 The inputs are the recorded ready times, scaled to the iteration of DDP on one GPU (with copies and hooks, without
 communication), a table of all-reduces, the slow-down of computation beside a collective, and the spread of the speeds
-of equal GPUs. All ranks wait for the slowest, so one rank gets the expected slow-down of the slowest GPU.
+of equal GPUs. All ranks wait for the slowest. The errors of these inputs are the usual ones of a GPU.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
-
-import numpy as np
-from scipy.stats import norm
+from typing import Any, NamedTuple
 
 from reference.bucketing import DEFAULT_FIRST_BUCKET_MB, MIB, BucketAssignment, initial_buckets
 from reference.trace import Trace
-from simulator import Fabric, Straggler, predict
+from simulator import Fabric, predict
 from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 from simulator.fabric import Contention, Level, Processor, Topology
+from simulator.workload.compute_times import Variation
+from simulator.workload.default_gpu_costs import JITTER, SLOW_DOWN_ERROR, SPREAD_ERROR, UNEXPLAINED
 
 from .cases import IterationInputs, IterationsCase, Link, MeasuredIteration, Model
 from .comparison import CaseScore, Comparison, FastestChoice, TimesByMethod, fastest, times_of
@@ -49,11 +48,15 @@ def _predict_cell(inputs: IterationInputs, fabric: Fabric, model: Model, cell: C
     one_gpu_per_s = {one.bucket_mb: one.per_s for one in model.one_gpu}[cell.bucket_mb]
     trace = _trace(model, iteration_ns(inputs.batch, one_gpu_per_s))
     plan = plan_of(trace, cell.bucket_mb)
-    slowest = Straggler(rank=0, factor=1 + inputs.gpu_spread.value * expected_slowest(cell.gpus))
-    processor = Processor(contention=(Contention(compute=inputs.compute_slowdown.value),))
+    slowed_by = Contention(compute=inputs.compute_slowdown.value, compute_error=SLOW_DOWN_ERROR)
+    processor = Processor(contention=(slowed_by,), unexplained=UNEXPLAINED)
     slowed = fabric.model_copy(update={"processor": processor})
-    predicted = predict(trace, slowed, world_size=cell.gpus, plan=plan, broadcast_buffers=False, stragglers=[slowest])
-    baselines = baselines_ns(trace, slowed, world_size=cell.gpus, plan=plan, broadcast_buffers=False)
+    variation = Variation(
+        kind="slowest", device_spread=inputs.gpu_spread.value, jitter=JITTER, assumed_error=SPREAD_ERROR
+    )
+    settings: Any = {"world_size": cell.gpus, "plan": plan, "broadcast_buffers": False}
+    predicted = predict(trace, slowed, variation=variation, **settings)
+    baselines = baselines_ns(trace, slowed, **settings)
     return {
         **times_of(predicted),
         **baselines,
@@ -70,13 +73,6 @@ def iteration_ns(batch: int, per_s: int) -> float:
 def plan_of(trace: Trace, bucket_mb: float) -> BucketAssignment:
     """Buckets of torch 1.4: assigned at construction, never rebuilt (torch/nn/parallel/distributed.py)."""
     return initial_buckets(trace.sizes_bytes, [DEFAULT_FIRST_BUCKET_MB * MIB, round(bucket_mb * MIB)])
-
-
-def expected_slowest(gpus: int) -> float:
-    """Expected maximum of `gpus` independent standard normal variables."""
-    points = np.linspace(-10, 10, 20_001)
-    density = gpus * norm.pdf(points) * norm.cdf(points) ** (gpus - 1)
-    return float(np.trapezoid(points * density, points))
 
 
 def fabric_with(inputs: IterationInputs) -> Fabric:

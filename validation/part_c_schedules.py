@@ -14,6 +14,7 @@ from simulator import Fabric, predict
 from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BASELINES, baselines_ns
 from simulator.fabric import Contention, Linear, Processor
 from simulator.fabric.algorithms import sent_share
+from simulator.workload.default_gpu_costs import COPY_ERROR, SLOW_DOWN_ERROR, UNEXPLAINED
 
 from .cases import MeasuredSchedule, MergingCosts, ScheduleInputs, SchedulesCase, Throughput
 from .comparison import CaseScore, Comparison, FastestChoice, fastest, times_of
@@ -62,7 +63,8 @@ def predict_ns(inputs: ScheduleInputs, cells: Sequence[Cell]) -> dict[Cell, dict
 def _predict_cell(inputs: ScheduleInputs, trace: Trace, cell: Cell) -> dict[str, float]:
     plan = plan_of(inputs, trace, cell)
     copies = Linear(fixed_ns=copy_ns(inputs) if cell.schedule == "merged" else 0.0)
-    processor = Processor(pack=copies, contention=(Contention(compute=inputs.compute_slowdown.value),))
+    slowed_by = Contention(compute=inputs.compute_slowdown.value, compute_error=SLOW_DOWN_ERROR)
+    processor = Processor(pack=copies, copy_error=COPY_ERROR, contention=(slowed_by,), unexplained=UNEXPLAINED)
     fabric = ring_of(inputs, trace, cell.gpus).model_copy(update={"processor": processor})
     predicted = predict(trace, fabric, world_size=cell.gpus, plan=plan)
     baselines = baselines_ns(trace, fabric, world_size=cell.gpus, plan=plan)

@@ -10,7 +10,7 @@ from simulator.baseline_predictions import BASELINES, baselines_ns
 
 from .cases import MeasuredScaling, OneGpuRun, ScalingCase, ScalingInputs
 from .comparison import CaseScore, Comparison, times_of
-from .published_nodes import device_of, fabric_of_node, slowest_of, trace_of_model
+from .published_nodes import assume_on_node, device_of, trace_of_model
 
 
 def score(case: ScalingCase) -> CaseScore:
@@ -24,8 +24,8 @@ def predict_ns(inputs: ScalingInputs, run: OneGpuRun, gpus: int) -> dict[str, fl
     one_gpu_ns = run.samples / run.per_s * 1e9
     node = inputs.node(run.node)
     trace = trace_of_model(run.model, device_of(node, run.tflops), one_gpu_ns)
-    fabric = fabric_of_node(node, inputs, gpus)
-    predicted = predict(trace, fabric, world_size=gpus, stragglers=[slowest_of(gpus, inputs)])
+    fabric, variation, _ = assume_on_node(trace, node, inputs, gpus)
+    predicted = predict(trace, fabric, world_size=gpus, variation=variation)
     baselines = baselines_ns(trace, fabric, world_size=gpus)
     return {**times_of(predicted), **baselines, "perfect scaling": one_gpu_ns}
 

@@ -14,7 +14,7 @@ from simulator.baseline_predictions import BASELINES, FEWER_BUCKETS, RANKING_BAS
 
 from .cases import BucketCapsCase, BucketCapsInputs, BucketRule, MeasuredCap
 from .comparison import CaseScore, Comparison, FastestChoice, TimesByMethod, fastest, times_of
-from .published_nodes import device_of, fabric_of_node, slowest_of, trace_of_model
+from .published_nodes import assume_on_node, device_of, trace_of_model
 
 UNPUBLISHED_SPREAD = 0.01
 """Least relative difference of two caps that counts if the spread was not published."""
@@ -37,12 +37,10 @@ def predict_ns(inputs: BucketCapsInputs, reducer: BucketRule, cap_mb: float) -> 
     node = inputs.node(reducer.node)
     trace = trace_of_model(reducer.model, device_of(node, reducer.tflops), reducer.compute_ms * 1e6, optimizer_ns)
     plan = plan_of(trace, reducer, cap_mb)
-    fabric = fabric_of_node(node, inputs, reducer.gpus)
+    fabric, variation, _ = assume_on_node(trace, node, inputs, reducer.gpus)
     if reducer.rule == "at most the cap":
         fabric = with_fewer_copies(fabric, copied_share(plan, trace.sizes_bytes))
-    predicted = predict(
-        trace, fabric, world_size=reducer.gpus, plan=plan, stragglers=[slowest_of(reducer.gpus, inputs)]
-    )
+    predicted = predict(trace, fabric, world_size=reducer.gpus, plan=plan, variation=variation)
     baselines = baselines_ns(trace, fabric, world_size=reducer.gpus, plan=plan)
     return {**times_of(predicted), **baselines, FEWER_BUCKETS: len(plan)}
 
