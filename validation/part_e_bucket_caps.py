@@ -39,8 +39,9 @@ def predict_ns(inputs: BucketCapsInputs, reducer: BucketRule, cap_mb: float) -> 
     plan = plan_of(trace, reducer, cap_mb)
     fabric, variation, _ = assume_on_node(trace, node, inputs, reducer.gpus)
     if reducer.rule == "at most the cap":
-        fabric = with_fewer_copies(fabric, copied_share(plan, trace.sizes_bytes))
-    predicted = predict(trace, fabric, world_size=reducer.gpus, plan=plan, variation=variation)
+        fabric = of_a_student(fabric, copied_share(plan, trace.sizes_bytes))
+    steady = variation.model_copy(update={"jitter": 0.0})  # all caps then have one iteration, and fast predictions
+    predicted = predict(trace, fabric, world_size=reducer.gpus, plan=plan, variation=steady)
     baselines = baselines_ns(trace, fabric, world_size=reducer.gpus, plan=plan)
     return {**times_of(predicted), **baselines, FEWER_BUCKETS: len(plan)}
 
@@ -63,10 +64,10 @@ def copied_share(plan: BucketAssignment, sizes_bytes: Sequence[int]) -> float:
     return copied / sum(sizes_bytes)
 
 
-def with_fewer_copies(fabric: Fabric, share: float) -> Fabric:
-    """The fabric with copies that cost `share` of the time."""
-    processor = fabric.processor
-    return fabric.with_processor(pack=processor.pack.times(share), copy_out=processor.copy_out.times(share))
+def of_a_student(fabric: Fabric, copied: float) -> Fabric:
+    """Return the fabric for a reducer that copies this part of the bytes and does no more at a launch."""
+    pack, copy_out = (copy.times(copied) for copy in (fabric.processor.pack, fabric.processor.copy_out))
+    return fabric.with_processor(pack=pack, copy_out=copy_out, launch_ns=0, stall_ns=0)
 
 
 def at_most(sizes_bytes: Sequence[int], order: Sequence[int], cap_bytes: int) -> BucketAssignment:

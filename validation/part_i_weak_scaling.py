@@ -9,7 +9,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
-from simulator import Fabric, predict
+from reference.trace import Trace
+from simulator import Fabric, Prediction, predict
 from simulator.baseline_predictions import BASELINES, baselines_ns
 from simulator.fabric import topology_of
 from simulator.fabric.uncertainty import BAND
@@ -46,6 +47,20 @@ def predict_ns(
 def _from_one_gpu(
     inputs: WeakScalingInputs, run: WeakScalingRun, gpus: int, stall_ns: int | None
 ) -> dict[str, float]:
+    trace, fabric, _, settings = _asked(inputs, run, gpus, stall_ns)
+    predicted = _predicted(inputs, run, gpus, stall_ns)
+    return {**times_of(predicted), **baselines_ns(trace, fabric, **settings), "perfect scaling": run.ms * 1e6}
+
+
+def _predicted(inputs: WeakScalingInputs, run: WeakScalingRun, gpus: int, stall_ns: int | None = None) -> Prediction:
+    trace, fabric, variation, settings = _asked(inputs, run, gpus, stall_ns)
+    return predict(trace, fabric, variation=variation, **settings)
+
+
+def _asked(
+    inputs: WeakScalingInputs, run: WeakScalingRun, gpus: int, stall_ns: int | None
+) -> tuple[Trace, Fabric, Variation, dict[str, Any]]:
+    """Return the arguments of `predict`; the last are the settings."""
     device = Device(
         name=inputs.gpu,
         flops_per_s=run.tflops * 1e12,
@@ -57,9 +72,8 @@ def _from_one_gpu(
     fabric, variation, _ = assume_gpu(trace, links, Variation())
     if stall_ns is not None:
         fabric = fabric.with_processor(stall_ns=stall_ns)
-    settings: Any = {"world_size": gpus, "bucket_cap_mb": run.bucket_mb, "broadcast_buffers": run.broadcast_buffers}
-    predicted = predict(trace, fabric, variation=variation, **settings)
-    return {**times_of(predicted), **baselines_ns(trace, fabric, **settings), "perfect scaling": run.ms * 1e6}
+    settings = {"world_size": gpus, "bucket_cap_mb": run.bucket_mb, "broadcast_buffers": run.broadcast_buffers}
+    return trace, fabric, variation, settings
 
 
 def _compare(
@@ -81,6 +95,31 @@ def _compare(
         several_nodes=row.gpus > node,
         added_later=case.added_later,
     )
+
+
+ANCHORS = 2
+"""Measured sizes of a run, the smallest ones, that anchor its other predictions."""
+
+
+def anchored(case: WeakScalingCase, rows: Sequence[Comparison]) -> list[tuple[Comparison, Comparison]]:
+    """Return the rows of larger sizes, without and with the two smallest sizes of their run as measured times.
+
+    Args:
+        case: The case; nothing is returned if its known iterations are those of several GPUs.
+        rows: Its rows in the score, in the order of its measurements.
+    """
+    runs = {run.name: run for run in case.inputs.runs if run.gpus == 1}
+    pairs = []
+    for name, run in runs.items():
+        of_run = [(one.gpus, row) for one, row in zip(case.truth, rows, strict=True) if one.run == name]
+        anchors = sorted(of_run, key=lambda pair: pair[0])[:ANCHORS]
+        measured = {gpus: round(row.measured_ns) for gpus, row in anchors}
+        larger = [(gpus, row) for gpus, row in of_run if gpus not in measured]
+        on_few = {gpus: _predicted(case.inputs, run, gpus) for gpus in measured if larger}
+        for gpus, row in larger:
+            again = _predicted(case.inputs, run, gpus).anchored(gpus, measured, on_few)
+            pairs.append((row, replace(row, predicted_ns=again.iteration_ns, interval_ns=again.interval_ns)))
+    return pairs
 
 
 class LeftOut(NamedTuple):
@@ -124,7 +163,11 @@ def leave_one_out(cases: Sequence[WeakScalingCase], rows: Sequence[Comparison]) 
     systems = [
         _System(
             [row for row in rows if row.part == "i" and row.case == case.name],
-            [row.predicted_ns for row in score(case, stall_ns=0).rows],
+            [
+                _predicted(case.inputs, runs[row.run], row.gpus, 0).iteration_ns
+                for runs in [{run.name: run for run in case.inputs.runs}]
+                for row in case.truth
+            ],
         )
         for case in cases
         if all(run.gpus == 1 for run in case.inputs.runs)

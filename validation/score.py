@@ -44,17 +44,18 @@ OUT_OF_SOME_CASES = Path("out/score")
 
 @dataclass(frozen=True)
 class Score:
-    """All rows, fastest choices and verdicts, the committed runs, and the systems of (i) predicted by each other."""
+    """All rows, choices and verdicts, committed runs, and (i) by the other systems and with two measured sizes."""
 
     rows: tuple[Comparison, ...]
     choices: tuple[FastestChoice, ...]
     verdicts: tuple[Verdict, ...]
     runs: tuple[CommittedRun, ...]
     left_out: tuple[part_i_weak_scaling.LeftOut, ...]
+    anchored: tuple[tuple[Comparison, Comparison], ...]
 
     def sections(self) -> list[score_page.Section]:
         """The sections of the score page."""
-        return score_page.sections(self.verdicts, self.rows, self.choices, self.runs, self.left_out)
+        return score_page.sections(self.verdicts, self.rows, self.choices, self.runs, self.left_out, self.anchored)
 
     def to_json(self) -> dict[str, Any]:
         """All numbers, errors as fractions; keys keep their former names for existing readers."""
@@ -119,7 +120,9 @@ def compute(paths: Sequence[Path], runs: Sequence[CommittedRun], profiles: Seque
     verdicts = tuple(verdict(part, rows, choices) for part in parts)
     weak_scaling = [case for case in cases if isinstance(case, WeakScalingCase)]
     left_out = part_i_weak_scaling.leave_one_out(weak_scaling, rows)
-    return Score(rows, choices, verdicts, tuple(runs), tuple(left_out))
+    of_case = {case.name: [row for row in rows if row.part == "i" and row.case == case.name] for case in weak_scaling}
+    anchored = [pair for case in weak_scaling for pair in part_i_weak_scaling.anchored(case, of_case[case.name])]
+    return Score(rows, choices, verdicts, tuple(runs), tuple(left_out), tuple(anchored))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -68,6 +68,10 @@ LEFT_OUT_NOTE = (
     " other systems' errors, and intervals are stretched by the factor with which they contain nine in ten of the"
     " others' measurements. Before the arrow: as in the score."
 )
+ANCHORED_NOTE = (
+    "Runs measured at three sizes or more: the two smallest are given as `--measured`, and the others are predicted."
+    " Before the arrow: the same rows in the score."
+)
 FASTEST_NOTE = (
     "*Lead* is how much longer the second fastest took. In a tie the measurements cannot separate the two, and no"
     " prediction counts as right or wrong."
@@ -108,6 +112,7 @@ def sections(
     choices: Sequence[FastestChoice],
     runs: Sequence[CommittedRun],
     left_out: Sequence[LeftOut],
+    anchored: Sequence[tuple[Comparison, Comparison]],
 ) -> list[Section]:
     """All sections of the page in reading order, by regime; parts without rows are left out."""
     shown = []
@@ -124,6 +129,8 @@ def sections(
             shown += _part_sections(verdict.part, rows, choices, runs)
             if verdict.part == "i" and left_out:
                 shown.append(Section("(i) each system by the others", LEFT_OUT_NOTE, left_out_table(left_out)))
+            if verdict.part == "i" and anchored:
+                shown.append(Section("(i) with two measured sizes", ANCHORED_NOTE, anchored_table(anchored)))
     return shown
 
 
@@ -167,6 +174,28 @@ def left_out_table(systems: Sequence[LeftOut]) -> Table:
         }
         for system in systems
     ]
+
+
+def anchored_table(pairs: Sequence[tuple[Comparison, Comparison]]) -> Table:
+    """One row for one node and one for several: errors and intervals without and with measured times."""
+    table = []
+    for name, several_nodes in (("one node", False), ("several nodes", True)):
+        before, after = ([pair[at] for pair in pairs if pair[0].several_nodes == several_nodes] for at in (0, 1))
+        if not before:
+            continue
+        table.append(
+            {
+                "name": name,
+                "rows": str(len(before)),
+                "mean error": f"{_mean_error(before)} -> {_mean_error(after)}",
+                "too fast": " -> ".join(str(sum(row.error < 0 for row in rows)) for rows in (before, after)),
+                "inside": " -> ".join(str(sum(row.is_inside for row in rows)) for rows in (before, after)),
+                "half-width": " -> ".join(
+                    f"{median(row.half_width for row in rows):.1%}" for rows in (before, after)
+                ),
+            }
+        )
+    return table
 
 
 def _part_sections(
