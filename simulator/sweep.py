@@ -11,7 +11,7 @@ from functools import cache
 from io import BytesIO
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from reference.trace import Trace
 from .engines.closed_form import exposed_many
 from .fabric import Fabric
 from .interval import TAIL, UNKNOWN, explained_by_errors, simulate_many
-from .prediction import Listed, Prediction, Ranks, Stragglers, checked, predict
+from .prediction import Listed, Measured, Prediction, Ranks, Stragglers, checked, predict
 from .schedule.policy import Policy
 from .schedule.schedule import build_schedule
 from .step_costs import ScheduleCosts, charged_fabric, messages_of, price, price_schedule, relative_errors
@@ -51,11 +51,18 @@ Causes = Mapping[str, Nanoseconds]
 """`Prediction.causes_ns` of several configurations, with both ends along the last axis."""
 Predicted = tuple[Cells, int | Nanoseconds, Nanoseconds, Causes]
 """Configurations, their numbers of buckets, their `FIGURES` along the last axis, and their causes."""
-Task = tuple[Cells, Trace, Fabric, Sequence[tuple[int, Policy]], dict[str, Any]]
+Task = tuple[Cells, Trace, Fabric, Sequence[tuple[int, Policy]], dict[str, Any], "Measurement | None"]
 """Arguments of `_predict_cells`: configurations of one trace and one fabric for a joblib process."""
 
 TASK_SIZE = 16
 """Predictions per joblib task."""
+
+
+class Measurement(NamedTuple):
+    """Measured median iteration times by number of ranks, and the settings of the measured runs."""
+
+    iteration_ns: Mapping[int, int]
+    policy: Policy
 
 
 def _one_or_several(kind: type) -> PlainValidator:
@@ -83,6 +90,7 @@ def sweep(
     policy: InstanceOf[Policy] | None = None,
     variation: InstanceOf[Variation] = RECORDED,
     stragglers: Stragglers = (),
+    measured: Measured | None = None,
     n_jobs: int | None = None,
     on_progress: Progress = lambda _label, _done, _total: None,
     **settings: Any,
@@ -99,6 +107,7 @@ def sweep(
         policy: Settings of the reducer and how the training script uses it. None: given by `settings`.
         variation: How the simulated iterations are generated from the recorded ones.
         stragglers: Slow ranks.
+        measured: As for `predict`, with the policy's settings, or those of the only configuration.
         n_jobs: Number of parallel tasks. None: the number in `joblib.parallel_config` if that is more than one, else
             one per core.
         on_progress: Called with a label, the number of configurations done and the total number.
@@ -109,8 +118,9 @@ def sweep(
         `predict` returns None for p95_ns and p99_ns, they are missing.
 
     Raises:
-        ValueError: As for `predict`; an axis has no values or is also given as a setting; or several caps or orders
-            were given with a policy in which they have no effect, such as a policy with a plan.
+        ValueError: As for `predict`; an axis has no values or is also given as a setting; several caps or orders were
+            given with a policy in which they have no effect, such as a policy with a plan; or measured times with
+            several traces or fabrics.
         TypeError: A keyword argument is not a field of `Policy`.
     """
     axes = {"bucket_caps_mb": bucket_caps_mb, "orders": orders, "hooks": hooks}
@@ -132,8 +142,13 @@ def sweep(
     causes: dict[str, Nanoseconds] = {}
     done = 0
     how: dict[str, Any] = {"variation": variation, "stragglers": stragglers}
+    if measured and (several := [name for name, axis in (("trace", traces), ("fabric", fabrics)) if len(axis) > 1]):
+        raise ValueError(
+            f"measured: expected one trace and one fabric, those of the measured runs, got several {several[0]}s"
+        )
+    run = Measurement(measured, policies[0] if len(policies) == 1 else policy) if measured else None
     for cells, some_buckets, some_figures, some_causes in _predicted(
-        list(traces.values()), list(fabrics.values()), world_sizes, policies, how, n_jobs
+        list(traces.values()), list(fabrics.values()), world_sizes, policies, how, run, n_jobs
     ):
         buckets[cells], figures[cells] = some_buckets, some_figures
         for cause, ends in some_causes.items():
@@ -211,6 +226,7 @@ def _predicted(
     world_sizes: Sequence[int],
     policies: Sequence[Policy],
     how: dict[str, Any],
+    run: Measurement | None,
     n_jobs: int | None,
 ) -> Iterator[Predicted]:
     """Yield the predictions of the closed form for all configurations that are steady, then those of parallel tasks.
@@ -222,12 +238,12 @@ def _predicted(
     for number, trace in enumerate(traces):
         model = recorded_model(trace, unused_allowed=policies[0].unused_allowed)
         known = fabrics if model.layout else [charged_fabric(fabric, model) for fabric in fabrics]
-        steady = [place for place, fabric in enumerate(known) if is_steady(fabric, policies[0])]
+        steady = [place for place, fabric in enumerate(known) if not run and is_steady(fabric, policies[0])]
         for place in sorted(set(range(len(fabrics))) - set(steady)):
             for first in range(0, len(pairs), TASK_SIZE):
                 some = pairs[first : first + TASK_SIZE]
                 asked = [(world_sizes[along], policies[at]) for along, at in some]
-                tasks.append(((number, place, *zip(*some, strict=True)), trace, fabrics[place], asked, how))
+                tasks.append(((number, place, *zip(*some, strict=True)), trace, fabrics[place], asked, how, run))
         if steady:
             shared = {"sync_every": policies[0].sync_every, "compute_bounds": model.compute_bounds, **how}
             samplers = {size: IterationSampler(model.compute_times, size, **shared) for size in world_sizes}
@@ -241,10 +257,24 @@ def _predicted(
 
 
 def _predict_cells(
-    cells: Cells, trace: Trace, fabric: Fabric, asked: Sequence[tuple[int, Policy]], how: dict[str, Any]
+    cells: Cells,
+    trace: Trace,
+    fabric: Fabric,
+    asked: Sequence[tuple[int, Policy]],
+    how: dict[str, Any],
+    run: Measurement | None,
 ) -> Predicted:
     """Predict each world size and policy of a task."""
     predictions = [predict(trace, fabric, world_size=size, policy=policy, **how) for size, policy in asked]
+    if run:
+        undisturbed = how | {"stragglers": ()}
+        on_few = {
+            ranks: predict(trace, fabric, world_size=ranks, policy=run.policy, **undisturbed)
+            for ranks in run.iteration_ns
+        }
+        predictions = [
+            one.anchored(size, run.iteration_ns, on_few) for one, (size, _) in zip(predictions, asked, strict=True)
+        ]
     causes = dict.fromkeys(cause for one in predictions for cause in one.causes_ns)
     return (
         cells,

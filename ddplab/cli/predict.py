@@ -84,9 +84,11 @@ def predict(
             {"--measured": inputs}, "expected none with --inputs: an epoch of Join has no steady iteration"
         )
         run = policies[0] if len(policies) == 1 else base
-        on_few = {
-            ranks: predict_one(recorded, costs, world_size=ranks, policy=run, variation=varied) for ranks in anchors
-        }
+        with options.naming("--measured"):
+            on_few = {
+                ranks: predict_one(recorded, costs, world_size=ranks, policy=run, variation=varied)
+                for ranks in anchors
+            }
         predictions = [prediction.anchored(world_size, anchors, on_few) for prediction in predictions]
     model = recorded.workload.model
     title = f"{recorded.workload.described}, on {world_size} ranks, predicted"
@@ -273,6 +275,7 @@ def sweep(
     processor: options.ProcessorFile = None,
     variation: options.VariationSettings = None,
     straggler: options.Stragglers = None,
+    measured: options.Measured = None,
     out: Annotated[Path, Option(metavar="PATH", help=HELP["out"])] = Path("out/sweep.csv"),
     heat_map: Annotated[Path | None, Option(metavar="PATH", help=HELP["heat_map"])] = None,
     rows: Annotated[str, Option(metavar="AXIS", help=HELP["rows"])] = "bucket_cap_mb",
@@ -292,6 +295,8 @@ def sweep(
         raise ValueError(f"--out: expected a name that ends in {', '.join(TABLE_WRITERS)}; got {out}")
     _check_heat_map(heat_map, rows, columns, value)
     options.check_outputs(out, heat_map, json_path, inputs=[*traces, *fabric, processor])
+    if max(len(traces), len(fabric)) > 1:
+        options.refuse({"--measured": measured}, "expected one trace and one --fabric, those of the measured runs")
     base = options.read_policy(policy)
     with progress("sweeping") as on_progress:
         fabrics = {str(path): options.read_fabric([path], fabric_set, processor) for path in fabric}
@@ -317,6 +322,7 @@ def sweep(
                     policy=base,
                     variation=next(iter(completed.values())).variation,
                     stragglers=options.read_stragglers(straggler),
+                    measured=options.read_measured(measured),
                     n_jobs=jobs,
                     on_progress=on_progress,
                 )

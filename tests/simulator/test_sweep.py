@@ -199,3 +199,20 @@ def test_a_sweep_takes_from_the_policy_what_no_axis_gives():
 def test_an_axis_that_is_also_a_setting_is_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         sweep(TRACE, STEADY, world_sizes=[2], **arguments)
+
+
+@pytest.mark.parametrize("fabric", [STEADY, FLUID], ids=["steady", "fluid"])
+def test_measured_times_of_the_policys_settings_anchor_every_configuration(fabric):
+    measured, fabric = {2: 10**4, 4: 10**4}, fabric.with_processor(unexplained=0.1)
+    table = sweep(TRACE, fabric, world_sizes=[8, 16], bucket_caps_mb=[0.0001, 25], measured=measured)
+    on_few = {ranks: predict(TRACE, fabric, world_size=ranks) for ranks in measured}
+    for row in table.to_dict("records"):
+        plain = predict(TRACE, fabric, world_size=row["world_size"], bucket_cap_mb=row["bucket_cap_mb"])
+        expected = plain.anchored(row["world_size"], measured, on_few)
+        assert expected.iteration_ns > plain.iteration_ns
+        assert (row["iteration_ns"], row["low_ns"], row["high_ns"]) == (expected.iteration_ns, *expected.interval_ns)
+
+
+def test_measured_times_are_of_one_trace_on_one_fabric():
+    with pytest.raises(ValueError, match=r"measured: expected one trace and one fabric, .* got several fabrics"):
+        sweep(TRACE, {"a": STEADY, "b": FLUID}, world_sizes=[2], measured={2: 100})
