@@ -12,6 +12,7 @@ from .schedule.comm_hook_messages import CommHook
 from .schedule.policy import Policy
 from .sweep import sweep
 from .workload.compute_times import Straggler, Variation
+from .workload.default_gpu_costs import assume_gpu
 
 __all__ = [
     "CommHook",
@@ -23,6 +24,7 @@ __all__ = [
     "Topology",
     "Trace",
     "Variation",
+    "assume_gpu",
     "emulate",
     "import_profile",
     "predict",

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from reference.trace import Trace
 
 from ..fabric import Contention, Fabric, Linear, Processor
-from .compute_times import LEAST_RECORDED, Variation
+from .compute_times import LEAST_RECORDED, RECORDED, Variation
 
 COPY_START_NS = 2_100
 """Fixed time of a copy of one gradient into its bucket, or out of it. A profile of DDP with ResNet-50 on 2 A100s
@@ -96,8 +96,12 @@ class Assumed(NamedTuple):
     sentences: tuple[str, ...]  # what was assumed, for the user
 
 
-def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation, *, keep_processor: bool = False) -> Assumed:
+def assume_gpu(
+    trace: Trace, fabric: Fabric, variation: Variation = RECORDED, *, keep_processor: bool = False
+) -> Assumed:
     """Complete what a prediction for GPUs needs; nothing changes if the trace is not of a known GPU.
+
+    The commands call this function. `simulator.predict` and `simulator.sweep` take costs as they are given.
 
     Args:
         trace: The trace, whose workload has the bandwidth of the GPU's memory, or at least names the GPU.
