@@ -39,7 +39,7 @@ class Expected(NamedTuple):
 
 
 class Anchor(NamedTuple):
-    """What a measurement has done to a prediction.
+    """The effect of one measurement on a prediction.
 
     Attributes:
         world_size: Number of ranks of the measurement.
@@ -61,9 +61,10 @@ class Anchor(NamedTuple):
         return abs(self.surprise) > CONTRADICTION
 
     def sentence(self) -> str:
-        """Say what the measurement has done."""
-        ms = f"{self.measured_ns / 1e6:,.1f} ms on {self.world_size} ranks"
-        moved = f"measured {ms}, predicted {self.predicted_ns / 1e6:,.1f}: moves the answer by {self.moved - 1:+.1%}"
+        """Return the effect as a sentence."""
+        measured, predicted = (f"{ns / 1e6:,.1f} ms" for ns in (self.measured_ns, self.predicted_ns))
+        moved = f"measured {measured} on {self.world_size} ranks, predicted {predicted}: "
+        moved += f"changes the prediction by {self.moved - 1:+.1%}"
         if not self.contradicts:
             return moved
         return (
@@ -73,7 +74,7 @@ class Anchor(NamedTuple):
 
 
 class Correction(NamedTuple):
-    """Corrected prediction over the original: the factor on the median, and that on the width due to the causes."""
+    """Factor on the median, and factor on the width of the interval that comes from errors of the costs."""
 
     factor: float
     narrowing: float
@@ -83,8 +84,8 @@ class Correction(NamedTuple):
 def correct(target: Expected, measured_ns: Sequence[int], expected: Sequence[Expected]) -> Correction:
     """Correct a prediction by measured iterations.
 
-    If a measurement lies further from its prediction than the errors explain, the errors are larger than assumed, and
-    the interval becomes wider in proportion.
+    If a measurement is more than `CONTRADICTION` standard deviations from its prediction, the interval is widened in
+    proportion.
 
     Args:
         target: The prediction to correct.

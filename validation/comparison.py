@@ -25,7 +25,7 @@ TITLES: dict[Part, str] = {
     "f": "our reducer on emulated accelerators, committed runs",
     "g": "our reducer on shared cores, committed runs",
     "h": "profiled steps on GPUs, replayed with the all-reduces of the other steps",
-    "i": "weak scaling of torch's DDP within and beyond one node, from one GPU and data sheets",
+    "i": "weak scaling of torch's DDP within and beyond one node, mostly from one GPU and data sheets",
 }
 REGIMES: dict[Regime, tuple[Part, ...]] = {
     "published tables": ("a", "b", "c", "d", "e", "i"),

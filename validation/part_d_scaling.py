@@ -1,8 +1,8 @@
 """Part (d): training under torch's DDP on the GPUs of one node, predicted from the speed of one of them.
 
 What counts is the ratio of an iteration on several GPUs to one on one GPU. The inputs are the speed on one GPU
-without data parallelism, the model, data sheets of GPU and links, and constants for copies, contention and the
-slowest GPU.
+without data parallelism, the model, and data sheets of GPU and links. All other costs are the usual ones of a GPU, as
+`ddplab predict` assumes them.
 """
 
 from simulator import predict

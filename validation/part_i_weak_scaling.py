@@ -98,11 +98,11 @@ def _compare(
 
 
 ANCHORS = 2
-"""Measured sizes of a run, the smallest ones, that anchor its other predictions."""
+"""Numbers of GPUs of a run, the smallest ones, whose iterations anchor its other predictions."""
 
 
 def anchored(case: WeakScalingCase, rows: Sequence[Comparison]) -> list[tuple[Comparison, Comparison]]:
-    """Return the rows of larger sizes, without and with the two smallest sizes of their run as measured times.
+    """Return the rows of more GPUs, without and with the iterations on the two smallest numbers as measured times.
 
     Args:
         case: The case; nothing is returned if its known iterations are those of several GPUs.

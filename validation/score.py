@@ -44,7 +44,7 @@ OUT_OF_SOME_CASES = Path("out/score")
 
 @dataclass(frozen=True)
 class Score:
-    """All rows, choices and verdicts, committed runs, and (i) by the other systems and with two measured sizes."""
+    """All rows, choices and verdicts, committed runs, and (i) by the other systems and with measured iterations."""
 
     rows: tuple[Comparison, ...]
     choices: tuple[FastestChoice, ...]

@@ -69,7 +69,7 @@ LEFT_OUT_NOTE = (
     " others' measurements. Before the arrow: as in the score."
 )
 ANCHORED_NOTE = (
-    "Runs measured at three sizes or more: the two smallest are given as `--measured`, and the others are predicted."
+    "Runs on three numbers of GPUs or more: the iterations on the two smallest are given as `--measured`."
     " Before the arrow: the same rows in the score."
 )
 FASTEST_NOTE = (
@@ -130,7 +130,7 @@ def sections(
             if verdict.part == "i" and left_out:
                 shown.append(Section("(i) each system by the others", LEFT_OUT_NOTE, left_out_table(left_out)))
             if verdict.part == "i" and anchored:
-                shown.append(Section("(i) with two measured sizes", ANCHORED_NOTE, anchored_table(anchored)))
+                shown.append(Section("(i) with measured iterations", ANCHORED_NOTE, anchored_table(anchored)))
     return shown
 
 

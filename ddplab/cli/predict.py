@@ -342,7 +342,7 @@ def sweep(
         print(sentence)
     for many, what in ((len(shown), "rows of the table"), (len(verdicts), "verdicts")):
         if many > SHOWN_ROWS:
-            print(f"left out, because there are more than {SHOWN_ROWS}: {many - SHOWN_ROWS} {what}")
+            print(f"{many - SHOWN_ROWS} more {what} not shown; at most {SHOWN_ROWS} are printed")
     print(f"{len(table)} configurations written to {out}")
     records = table.astype(object).where(table.notna(), None).to_dict("records")
     rows_json = [row | {"bucket_cap_mb": options.cap_json(row["bucket_cap_mb"])} for row in records]

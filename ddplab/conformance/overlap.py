@@ -226,7 +226,8 @@ def load_baseline(text: str, name: str) -> tuple[EmulatedSchedule, ...]:
         tree, archive, out = folder / "tree", folder / "tree.tar", folder / "schedules.json"
         _git("-C", str(top), "archive", "--format=tar", f"--output={archive}", commit, refusal=refusal)
         with tarfile.open(archive) as packed:
-            packed.extractall(tree, filter="data")
+            packed.extraction_filter = getattr(tarfile, "data_filter", None)  # missing before Python 3.11.4
+            packed.extractall(tree)
         places = [tree / here, tree / here / "src", *(_in_tree(Path(one), top, tree) for one in sys.path if one)]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, places))}
         command = [sys.executable, "-P", "-c", _SAVE_SCHEDULES, name, str(out), str(tree)]

@@ -308,10 +308,10 @@ class Fabric(Schema, strict=False):
         if not any(beyond.values()):
             return ()
         which = " and ".join(name for name, some in beyond.items() if some)
-        known = f"the table of all-reduces on {world_size} ranks is of {_in_words(first)} to {_in_words(last)}"
-        how = "are priced by the described links, multiplied so that they join the table"
+        known = f"all-reduces on {world_size} ranks were measured from {_in_words(first)} to {_in_words(last)}"
+        how = "take the time by the described links, times the factor that joins it to the table"
         if curve.beyond is None:
-            how = "continue its lines, with a wide error; describe the links (a YAML file is a --fabric too)"
+            how = "follow the table's first or last line, with a wide error; describe the links in a YAML file"
         return (f"{known}; {which} messages {how}",)
 
     def sharing_factor(self, size_bytes: int, running: int, world_size: int) -> float:

@@ -60,7 +60,7 @@ class Table:
         sizes_bytes: Message sizes, strictly ascending; shape [sizes].
         ns: Nanoseconds by size, floats that hold whole numbers; shape [sizes].
         spread: Half-width of the band that holds 90 % of repetitions, as a fraction; median over the sizes.
-        beyond: Costs of described links, by which the table is continued to other sizes. None: by assumptions.
+        beyond: Costs of described links, which continue the table to other sizes. None: its first and last line do.
     """
 
     sizes_bytes: NDArray[np.int64]

@@ -119,7 +119,9 @@ def _world_size(run: Run, given: int | None) -> int:
     The ratio is known within the rounding of the bandwidths, so the largest ones show it best.
     """
     if given and run.ranks and given != len(run.ranks):
-        raise ValueError(f"expected {given} ranks, as given, got a list of {len(run.ranks)}; leave {given}: out")
+        raise ValueError(
+            f"expected a list of {given} ranks, as given, got one of {len(run.ranks)}; remove `{given}:`"
+        )
     if given or run.ranks:
         return given or len(run.ranks)
     least, most = 0.0, 2.0

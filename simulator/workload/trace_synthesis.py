@@ -59,7 +59,7 @@ def synthesize(
     for name, ns, least in ("backward_ns", backward_ns, count), ("step_ns", step_ns, least_ns):
         if ns is not None and ns < least:
             sums = "one nanosecond per gradient" if least == count else "the measured parts together"
-            raise ValueError(f"{name}: expected at least {least}, {sums}, got {ns}")
+            raise ValueError(f"{name}: expected at least {least} ns ({sums}), got {ns} ns; check the measured times")
     gaps = [gradient.operations for gradient in operations.gradients]
     intervals = [operations.forward, operations.loss, *gaps, operations.tail, operations.step]
     times_ns = np.array([device.time_ns(interval) for interval in intervals])

@@ -137,7 +137,7 @@ def test_measured_times_are_shown_with_what_each_has_changed(here, trace, fabric
     predicted = json.loads((tmp_path / "j").read_text())["rows"][0]["iteration_ns"]
     done = here(*asked, "--measured", f"2:{predicted}ns,4:{predicted / 1e6:.3f}ms")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("moves the answer by") + done.stdout.count("it contradicts the model") >= 2
+    assert done.stdout.count("changes the prediction by") + done.stdout.count("it contradicts the model") >= 2
     anchors = json.loads((tmp_path / "j").read_text())["rows"][0]["anchors"]
     assert [anchor["world_size"] for anchor in anchors] == [2, 4]
 
@@ -171,7 +171,10 @@ def test_logs_of_nccl_tests_are_fabrics_merged_by_predict_and_an_axis_of_sweep(h
         assert row["iteration_ns"] == merged.iteration_ns
     cut_off = tmp_path / "cut_off.log"
     cut_off.write_text(nccl_log(2, {2**20: 99.25, 2**21: 120.5}))
-    assert "2 ranks is of 1 MiB to 2 MiB; smaller messages" in here("predict", trace, "--fabric", cut_off).stdout
+    assert (
+        "2 ranks were measured from 1 MiB to 2 MiB; smaller messages"
+        in here("predict", trace, "--fabric", cut_off).stdout
+    )
     asked = ("sweep", trace, *fabrics, "--caps", "single", "--fabric-set", "extrapolate=true")
     assert here(*asked, "--world-sizes", "2,4", "--out", tmp_path / "s.csv").returncode == 0
     assert pd.read_csv(tmp_path / "s.csv")["fabric"].tolist() == [str(path) for path in logs for _ in range(2)]
@@ -218,8 +221,8 @@ def test_a_sweep_says_what_counts_as_free_what_ties_and_what_it_leaves_out(here,
     lines = done.stdout.splitlines()
     assert "the fabric has no processor costs, so copies, launches and slow-downs count as free" in lines
     assert [line for line in lines if line.startswith("the hook fp16 was not measured")]
-    assert "left out, because there are more than 40: 2 rows of the table" in lines
-    assert "left out, because there are more than 40: 2 verdicts" in lines
+    assert "2 more rows of the table not shown; at most 40 are printed" in lines
+    assert "2 more verdicts not shown; at most 40 are printed" in lines
     assert "a tie with" in done.stdout
     rows = json.loads((tmp_path / "j").read_text())["rows"]
     assert {row["p99_ns"] for row in rows} == {None}

@@ -24,7 +24,7 @@ def test_a_trace_is_synthesised_and_rescaled(here, trace, tmp_path):
     )
     done = here("synthesize", "--model", TINY, *parts, "--step-ms", 6, "--out", out)
     assert done.returncode == 1
-    assert "step_ns: expected at least 7000000, the measured parts together, got 6000000" in done.stderr
+    assert "step_ns: expected at least 7000000 ns (the measured parts together), got 6000000" in done.stderr
     done = here(
         "rescale", trace, "--model", TINY, "--from", "v100-fp32", "--to", "h100-fp32", "--out", tmp_path / "r.json"
     )

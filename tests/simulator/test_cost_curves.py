@@ -128,7 +128,7 @@ def test_links_that_do_not_fit_the_measured_ranks_leave_the_table_as_it_is():
     with_links = Fabric.merged(log, Fabric.from_topology(NODES))  # 6 ranks are one node and a half
     assert with_links.all_reduce_ns(10, 6) == log.all_reduce_ns(10, 6)
     (sentence,) = with_links.assumed(np.array([10]), 6)
-    assert "continue its lines, with a wide error" in sentence
+    assert "follow the table's first or last line, with a wide error" in sentence
 
 
 @pytest.mark.parametrize(
@@ -136,14 +136,15 @@ def test_links_that_do_not_fit_the_measured_ranks_leave_the_table_as_it_is():
 )
 def test_messages_beyond_a_table_are_named_with_how_they_are_priced(sizes, which):
     log = Fabric.from_table([(8, 2**10, 30_000), (8, 2**29, 90_000_000)])
-    known = "the table of all-reduces on 8 ranks is of 1 KiB to 512 MiB; "
+    known = "all-reduces on 8 ranks were measured from 1 KiB to 512 MiB; "
     (alone,), (linked,) = (
         fabric.assumed(np.array(sizes), 8) for fabric in (log, Fabric.merged(log, Fabric.from_topology(NODES)))
     )
-    assert alone.startswith(f"{known}{which} messages continue its lines, with a wide error; describe the links")
-    assert (
-        linked == f"{known}{which} messages are priced by the described links, multiplied so that they join the table"
+    assert alone.startswith(
+        f"{known}{which} messages follow the table's first or last line, with a wide error; describe the"
     )
+    joined = "take the time by the described links, times the factor that joins it to the table"
+    assert linked == f"{known}{which} messages {joined}"
     assert log.assumed(np.array([2**10, 2**29]), 8) == log.assumed(np.array([1, 2**30]), 1) == ()
     assert Fabric.from_topology(NODES).assumed(np.array(sizes), 8) == ()
 

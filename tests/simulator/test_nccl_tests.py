@@ -203,7 +203,7 @@ def test_the_ratio_of_the_bandwidths_shows_the_number_of_ranks_or_the_number_is_
 @pytest.mark.parametrize(
     ("log", "given", "message"),
     [
-        (NCCL_LOG, 4, "log:10: expected 4 ranks, as given, got a list of 2; leave 4: out"),
+        (NCCL_LOG, 4, "log:10: expected a list of 4 ranks, as given, got one of 2; remove `4:`"),
         (without_ranks(nccl_log(2, {2**26: 900.0})), 4, "log:8: expected a busbw of 1.5 times algbw, as of an"),
         (
             without_ranks(nccl_log(64, {2**20: 60.0})),

@@ -153,7 +153,7 @@ def test_a_measured_step_lengthens_the_passes_but_not_the_optimiser():
 
 def test_steps_too_short_and_models_without_work_are_told():
     operations = Operations.model_validate_json(json.dumps(DOCUMENT))
-    with pytest.raises(ValueError, match="step_ns: expected at least 1, one nanosecond per gradient, got 0"):
+    with pytest.raises(ValueError, match=r"step_ns: expected at least 1 ns \(one nanosecond per gradient\), got 0"):
         synthesize(operations, SLOW, step_ns=0)
     idle = Operations.model_validate_json(
         json.dumps(DOCUMENT | {"forward": [], "step": [], "gradients": [{"parameter": 0, "operations": []}]})
@@ -235,7 +235,9 @@ def test_ready_times_are_scaled_within_a_measured_backward_pass():
     (one,) = synthesize(operations, SLOW, backward_ns=8_000_002).ranks[0].iterations
     assert one.ready_ns == (1000 + 2_000_001, 1000 + 8_000_002)
     assert one.duration_ns == 1000 + 8_000_002 + 500
-    with pytest.raises(ValueError, match="step_ns: expected at least 8000002, the measured parts together, got 7"):
+    with pytest.raises(
+        ValueError, match=r"step_ns: expected at least 8000002 ns \(the measured parts together\), got 7"
+    ):
         synthesize(operations, SLOW, backward_ns=8_000_002, step_ns=7)
 
 
