@@ -355,7 +355,9 @@ def test_a_prediction_names_messages_beyond_the_measured_ones_and_is_less_sure()
     inside, beyond = (predict(ONE_GRADIENT, fabric, world_size=2) for fabric in (measured, cut_off))
     assert (inside.assumed, inside.iteration_ns) == ((), beyond.iteration_ns)
     (sentence,) = beyond.assumed
-    assert sentence.startswith("the table of all-reduces on 2 ranks is of 2 KiB to 4 KiB; smaller messages continue")
+    assert sentence.startswith(
+        "all-reduces on 2 ranks were measured from 2 KiB to 4 KiB; smaller messages follow the table"
+    )
     assert beyond.to_json()["assumed"] == [sentence]
     assert sentence in beyond._repr_html_()
     assert beyond.causes_ns["collectives"][1] > 1000
