@@ -311,7 +311,7 @@ class Fabric(Schema, strict=False):
         known = f"all-reduces on {world_size} ranks were measured from {_in_words(first)} to {_in_words(last)}"
         how = "take the time by the described links, times the factor that joins it to the table"
         if curve.beyond is None:
-            how = "follow the table's first or last line, with a wide error; describe the links in a YAML file"
+            how = "follow the first or last line of the table, with a wide error; describe the links in a YAML file"
         return (f"{known}; {which} messages {how}",)
 
     def sharing_factor(self, size_bytes: int, running: int, world_size: int) -> float:

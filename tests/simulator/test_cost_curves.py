@@ -128,7 +128,7 @@ def test_links_that_do_not_fit_the_measured_ranks_leave_the_table_as_it_is():
     with_links = Fabric.merged(log, Fabric.from_topology(NODES))  # 6 ranks are one node and a half
     assert with_links.all_reduce_ns(10, 6) == log.all_reduce_ns(10, 6)
     (sentence,) = with_links.assumed(np.array([10]), 6)
-    assert "follow the table's first or last line, with a wide error" in sentence
+    assert "follow the first or last line of the table, with a wide error" in sentence
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_messages_beyond_a_table_are_named_with_how_they_are_priced(sizes, which
         fabric.assumed(np.array(sizes), 8) for fabric in (log, Fabric.merged(log, Fabric.from_topology(NODES)))
     )
     assert alone.startswith(
-        f"{known}{which} messages follow the table's first or last line, with a wide error; describe the"
+        f"{known}{which} messages follow the first or last line of the table, with a wide error; describe the"
     )
     joined = "take the time by the described links, times the factor that joins it to the table"
     assert linked == f"{known}{which} messages {joined}"

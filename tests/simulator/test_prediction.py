@@ -356,7 +356,7 @@ def test_a_prediction_names_messages_beyond_the_measured_ones_and_is_less_sure()
     assert (inside.assumed, inside.iteration_ns) == ((), beyond.iteration_ns)
     (sentence,) = beyond.assumed
     assert sentence.startswith(
-        "all-reduces on 2 ranks were measured from 2 KiB to 4 KiB; smaller messages follow the table"
+        "all-reduces on 2 ranks were measured from 2 KiB to 4 KiB; smaller messages follow the first"
     )
     assert beyond.to_json()["assumed"] == [sentence]
     assert sentence in beyond._repr_html_()
