@@ -56,7 +56,7 @@ def iteration() -> Iteration:
     (rank, *_), recorded = trace.ranks, trace.ranks[0].iterations[0]
     trace = trace.model_copy(update={"ranks": (rank.model_copy(update={"iterations": (recorded,)}),)})
     fabric = Fabric.from_alpha_beta(alpha_ns=LATENCY_NS, bytes_per_s=GBIT_PER_S * 1e9 / 8)
-    prediction = predict(trace, fabric, world_size=GPUS, bucket_cap_mb=CAP_MB)
+    prediction = predict(trace, fabric, world_size=GPUS, bucket_cap_mb=CAP_MB, assume=False)
     sizes = trace.sizes_bytes
     start = recorded.forward_start_ns
     sent = {

@@ -68,7 +68,11 @@ class Run(NamedTuple):
 
     def _by(self, method: Callable[..., Prediction]) -> Prediction:
         trace, fabric = MODELS[self.model](), FABRICS[self.fabric]()
-        settings: dict[str, Any] = {"process_groups": self.process_groups, "sync_every": self.sync_every}
+        settings: dict[str, Any] = {
+            "process_groups": self.process_groups,
+            "sync_every": self.sync_every,
+            "assume": False,
+        }
         if self.overlaps:
             return method(trace, fabric, world_size=self.gpus, bucket_cap_mb=self.cap_mb, **settings)
         buckets = predict(trace, fabric, world_size=self.gpus, bucket_cap_mb=self.cap_mb).buckets

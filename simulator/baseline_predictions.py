@@ -27,16 +27,14 @@ def baselines_ns(trace: Trace, fabric: Fabric, *, world_size: int, **settings: A
 
     Args:
         trace: As for `predict`.
-        fabric: The fabric of the prediction, with its processor costs.
+        fabric: The fabric of the prediction, with its processor costs; nothing is assumed.
         world_size: Number of ranks.
         settings: As for `predict`.
     """
     free = fabric.model_copy(update={"processor": Processor(), "concurrency": 1, "sharing": ()})
-    naive = predict(trace, free, world_size=world_size, **settings)
-    without_slow_downs = fabric.processor.model_copy(update={"contention": (), "lingers_ns": 0})
-    pipelined = predict(
-        trace, fabric.model_copy(update={"processor": without_slow_downs}), world_size=world_size, **settings
-    )
+    naive = predict(trace, free, world_size=world_size, assume=False, **settings)
+    without_slow_downs = fabric.with_processor(contention=(), lingers_ns=0)
+    pipelined = predict(trace, without_slow_downs, world_size=world_size, assume=False, **settings)
     return {
         "perfect scaling": naive.compute_ns,
         "no overlap": naive.no_overlap_ns,

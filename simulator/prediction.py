@@ -28,6 +28,7 @@ from .schedule.policy import Policy
 from .schedule.schedule import buckets_of, build_join_end, build_schedule
 from .step_costs import counted_as_free, price_collectives, price_schedule, rebucketed
 from .workload.compute_times import RECORDED, IterationSampler, Straggler, Variation, recorded_model
+from .workload.default_gpu_costs import assume_gpu
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,7 +61,8 @@ class Prediction:
         timeline: Timeline of the median iteration, or of the median cycle.
         epoch_end_ns: Under Join, the time after the last iteration in which all ranks receive the model of one rank.
         counted_as_free: Costs that are in neither the trace nor the fabric and count as zero; one sentence each.
-        assumed: How messages are priced that are smaller or larger than the measured ones; one sentence each.
+        assumed: Costs that were not measured and have usual values, and how messages are priced that are smaller or
+            larger than the measured ones; one sentence each.
         anchors: What each measured iteration time has changed. The correction applies to the times of iterations and
             their interval. Times of computation and without overlap, timeline and breakdown remain the model's.
     """
@@ -414,6 +416,7 @@ def predict(
     stragglers: Stragglers = (),
     inputs: Batches | None = None,
     measured: Measured | None = None,
+    assume: bool = True,
     engine: Engine = "auto",
     **settings: Any,
 ) -> Prediction:
@@ -432,6 +435,8 @@ def predict(
         inputs: Number of batches of each rank under Join; the simulated iterations are then those of one epoch.
         measured: Median iteration times that were measured with these settings on other numbers of ranks, in
             nanoseconds. They correct and narrow the prediction; see `Prediction.anchors`.
+        assume: Whether costs of a GPU that the fabric and the variation do not have take their usual values, see
+            `assume_gpu`. False: they count as zero.
         engine: "events", the event replay, which defines the result; "closed_form", which gives the same result
             faster but requires constant speeds; or "auto", the closed form where it applies, else the event replay.
         settings: Fields of `Policy`, as an alternative to `policy`: bucket_cap_mb=25, bucket_cap_mb_list,
@@ -448,6 +453,7 @@ def predict(
     if joins and measured:
         raise ValueError("measured: expected none with inputs, because an epoch of Join has no steady iteration")
     policy = Policy.given(policy, settings, joins=joins)
+    fabric, variation, assumed = assume_gpu(trace, fabric, variation) if assume else (fabric, variation, ())
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
     charged = fabric
     if model.has_communication:
@@ -468,9 +474,9 @@ def predict(
         buckets=schedule.buckets,
         epoch_end_ns=0 if end is None else simulate(end).iteration_ns,
         counted_as_free=counted_as_free(policy, fabric),
-        assumed=costs.assumed,
+        assumed=(*assumed, *costs.assumed),
     )
     if not measured:
         return prediction
-    on_few = partial(predict, trace, fabric, policy=policy, variation=variation, engine=engine)
+    on_few = partial(predict, trace, fabric, policy=policy, variation=variation, assume=False, engine=engine)
     return prediction.anchored(world_size, measured, {ranks: on_few(world_size=ranks) for ranks in measured})

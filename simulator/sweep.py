@@ -30,6 +30,7 @@ from .schedule.policy import Policy
 from .schedule.schedule import build_schedule
 from .step_costs import ScheduleCosts, charged_fabric, messages_of, price, price_schedule, relative_errors
 from .workload.compute_times import RECORDED, IterationSampler, Nanoseconds, RecordedModel, Variation, recorded_model
+from .workload.default_gpu_costs import assume_gpu
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,6 +92,7 @@ def sweep(
     variation: InstanceOf[Variation] = RECORDED,
     stragglers: Stragglers = (),
     measured: Measured | None = None,
+    assume: bool = True,
     n_jobs: int | None = None,
     on_progress: Progress = lambda _label, _done, _total: None,
     **settings: Any,
@@ -108,6 +110,7 @@ def sweep(
         variation: How the simulated iterations are generated from the recorded ones.
         stragglers: Slow ranks.
         measured: As for `predict`, with the policy's settings, or those of the only configuration.
+        assume: As for `predict`.
         n_jobs: Number of parallel tasks. None: the number in `joblib.parallel_config` if that is more than one, else
             one per core.
         on_progress: Called with a label, the number of configurations done and the total number.
@@ -141,7 +144,7 @@ def sweep(
     buckets, figures = np.zeros(shape, np.int64), np.zeros((*shape, len(FIGURES)), np.int64)
     causes: dict[str, Nanoseconds] = {}
     done = 0
-    how: dict[str, Any] = {"variation": variation, "stragglers": stragglers}
+    how: dict[str, Any] = {"variation": variation, "stragglers": stragglers, "assume": assume}
     if measured and (several := [name for name, axis in (("trace", traces), ("fabric", fabrics)) if len(axis) > 1]):
         raise ValueError(
             f"measured: expected one trace and one fabric, those of the measured runs, got several {several[0]}s"
@@ -237,7 +240,12 @@ def _predicted(
     tasks: list[Task] = []
     for number, trace in enumerate(traces):
         model = recorded_model(trace, unused_allowed=policies[0].unused_allowed)
-        known = fabrics if model.layout else [charged_fabric(fabric, model) for fabric in fabrics]
+        known, variation = list(fabrics), how["variation"]
+        if how["assume"]:
+            completed = [assume_gpu(trace, fabric, variation) for fabric in fabrics]
+            known, variation = [one.fabric for one in completed], completed[0].variation
+        if not model.layout:
+            known = [charged_fabric(fabric, model) for fabric in known]
         steady = [place for place, fabric in enumerate(known) if not run and is_steady(fabric, policies[0])]
         for place in sorted(set(range(len(fabrics))) - set(steady)):
             for first in range(0, len(pairs), TASK_SIZE):
@@ -245,8 +253,14 @@ def _predicted(
                 asked = [(world_sizes[along], policies[at]) for along, at in some]
                 tasks.append(((number, place, *zip(*some, strict=True)), trace, fabrics[place], asked, how, run))
         if steady:
-            shared = {"sync_every": policies[0].sync_every, "compute_bounds": model.compute_bounds, **how}
-            samplers = {size: IterationSampler(model.compute_times, size, **shared) for size in world_sizes}
+            samplers = {
+                size: IterationSampler(
+                    *(model.compute_times, size, variation, how["stragglers"]),
+                    sync_every=policies[0].sync_every,
+                    compute_bounds=model.compute_bounds,
+                )
+                for size in world_sizes
+            }
             along = [list(samplers).index(size) for size in world_sizes]  # a world size may be listed twice
             solved = solve_steady(model, [known[place] for place in steady], samplers, policies)
             for at, (buckets, figures, causes) in enumerate(solved):

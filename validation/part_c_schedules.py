@@ -66,7 +66,7 @@ def _predict_cell(inputs: ScheduleInputs, trace: Trace, cell: Cell) -> dict[str,
     slowed_by = Contention(compute=inputs.compute_slowdown.value, compute_error=SLOW_DOWN_ERROR)
     processor = Processor(pack=copies, copy_error=COPY_ERROR, contention=(slowed_by,), unexplained=UNEXPLAINED)
     fabric = ring_of(inputs, trace, cell.gpus).model_copy(update={"processor": processor})
-    predicted = predict(trace, fabric, world_size=cell.gpus, plan=plan)
+    predicted = predict(trace, fabric, world_size=cell.gpus, plan=plan, assume=False)
     baselines = baselines_ns(trace, fabric, world_size=cell.gpus, plan=plan)
     return {**times_of(predicted), **baselines, FEWER_BUCKETS: len(plan)}
 

@@ -35,7 +35,7 @@ def score(path: Path) -> CaseScore:
             ]
         )
         alone = _with_one_iteration(trace, step)
-        prediction = predict(alone, fabric, world_size=world_size, plan=plan)
+        prediction = predict(alone, fabric, world_size=world_size, plan=plan, assume=False)
         rows.append(
             Comparison(
                 part="h",

@@ -12,6 +12,7 @@ from reference.trace import Trace
 from simulator.fabric import Fabric
 from simulator.prediction import Prediction, predict
 from simulator.schedule.policy import Policy
+from simulator.workload.default_gpu_costs import assume_gpu
 
 from ..emulation.time_dilation import ScaleModel
 from ..validation.validation_report import Configuration, ValidationReport
@@ -94,10 +95,13 @@ def emulate(
     options.check_outputs(perfetto, timeline, json_path, inputs=read)
     _, policies = read_policies(policy, caps, orders, hooks)
     recorded, make = Trace.load(trace), read_reducer(reducer)
-    costs = emulated_fabric(options.read_fabric(files, fabric_set, processor), make)
+    network = options.read_fabric(files, fabric_set, processor)
+    completed = assume_gpu(recorded, network, options.read_variation(variation))
+    costs = emulated_fabric(completed.fabric, make)
     arguments: dict[str, Any] = {
         "world_size": world_size,
-        "variation": options.read_variation(variation),
+        "variation": completed.variation,
+        "assume": False,
         "stragglers": options.read_stragglers(straggler),
         "inputs": None if inputs is None else options.read_counts("--inputs", inputs, least=0),
     }
@@ -109,7 +113,8 @@ def emulate(
             runs.append((one, emulated, predict(recorded, costs, policy=one, **arguments)))
     model = recorded.workload.model
     show_table(list(starmap(_row, runs)), f"{model} on {world_size} ranks, reducer {reducer} in virtual time")
-    for sentence in dict.fromkeys(line for *_, one in runs for line in (*one.counted_as_free, *one.assumed)):
+    stated = (line for *_, one in runs for line in (*one.counted_as_free, *one.assumed))
+    for sentence in dict.fromkeys((*completed.sentences, *stated)):
         print(sentence)
     fastest = min((emulated for _, emulated, _ in runs), key=lambda emulated: emulated.iteration_ns)
     save_timelines(fastest, perfetto, timeline)

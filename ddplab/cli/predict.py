@@ -25,6 +25,7 @@ from simulator.schedule.policy import Policy
 from simulator.step_costs import counted_as_free
 from simulator.sweep import AXES, COLUMNS, TABLE_WRITERS, save_table
 from simulator.sweep import sweep as sweep_all
+from simulator.workload.compute_times import Variation
 from simulator.workload.default_gpu_costs import assume_gpu
 
 from . import shared_options as options
@@ -66,9 +67,7 @@ def predict(
     base, policies = read_policies(policy, caps, orders, hooks)
     recorded = Trace.load(trace)
     given = options.read_fabric(fabric or [options.FABRIC], fabric_set, processor)
-    costs, varied, assumed = assume_gpu(
-        recorded, given, options.read_variation(variation), keep_processor=processor is not None
-    )
+    costs, varied, assumed = assume_gpu(recorded, given, options.read_variation(variation))
     predict_policy = partial(
         predict_one,
         recorded,
@@ -300,34 +299,25 @@ def sweep(
     base = options.read_policy(policy)
     with progress("sweeping") as on_progress:
         fabrics = {str(path): options.read_fabric([path], fabric_set, processor) for path in fabric}
-        chosen, tables, sentences = options.read_variation(variation), [], list[str]()
-        swept_hooks = options.read_hooks(hooks)
-        for path, recorded in {str(path): Trace.load(path) for path in traces}.items():
-            completed = {
-                name: assume_gpu(recorded, one, chosen, keep_processor=processor is not None)
-                for name, one in fabrics.items()
-            }
-            assumed = [sentence for one in completed.values() for sentence in one.sentences]
-            used = [one.fabric for one in completed.values()]
-            policies = [base.model_copy(update={"hook": hook}) for hook in swept_hooks]
-            sentences += assumptions(Path(path).name, recorded, assumed, used, policies)
-            tables.append(
-                sweep_all(
-                    {path: recorded},
-                    {name: one.fabric for name, one in completed.items()},
-                    world_sizes=options.read_counts("--world-sizes", world_sizes),
-                    bucket_caps_mb=options.choose_caps(caps, base, SWEEP_CAPS),
-                    orders=options.choose_orders(orders, base),
-                    hooks=swept_hooks,
-                    policy=base,
-                    variation=next(iter(completed.values())).variation,
-                    stragglers=options.read_stragglers(straggler),
-                    measured=options.read_measured(measured),
-                    n_jobs=jobs,
-                    on_progress=on_progress,
-                )
-            )
-        table = pd.concat(tables, ignore_index=True)
+        recorded = {str(path): Trace.load(path) for path in traces}
+        varied, swept_hooks = options.read_variation(variation), options.read_hooks(hooks)
+        table = sweep_all(
+            recorded,
+            fabrics,
+            world_sizes=options.read_counts("--world-sizes", world_sizes),
+            bucket_caps_mb=options.choose_caps(caps, base, SWEEP_CAPS),
+            orders=options.choose_orders(orders, base),
+            hooks=swept_hooks,
+            policy=base,
+            variation=varied,
+            stragglers=options.read_stragglers(straggler),
+            measured=options.read_measured(measured),
+            n_jobs=jobs,
+            on_progress=on_progress,
+        )
+    sentences = _sweep_assumptions(
+        table, recorded, fabrics, varied, [base.model_copy(update={"hook": hook}) for hook in swept_hooks]
+    )
     table = table.assign(**base.overruled)
     save_table(table, out)
     if heat_map is not None:
@@ -338,7 +328,7 @@ def sweep(
     shown = [_sweep_row(part) for _, part in table.groupby(list(AXES[:3]), sort=False)]
     show_table(shown[:SHOWN_ROWS], "the fastest configuration at each world size", optional=SWEEP_SPARED)
     verdicts = sweep_verdicts(table)
-    for sentence in (*dict.fromkeys(sentences), *verdicts[:SHOWN_ROWS]):
+    for sentence in (*sentences, *verdicts[:SHOWN_ROWS]):
         print(sentence)
     for many, what in ((len(shown), "rows of the table"), (len(verdicts), "verdicts")):
         if many > SHOWN_ROWS:
@@ -355,6 +345,35 @@ def _check_heat_map(path: Path | None, rows: str, columns: str, value: str) -> N
     for option, name, names in (("--rows", rows, AXES), ("--columns", columns, others), ("--value", value, VALUES)):
         if name not in names:
             raise ValueError(f"{option}: expected one of {', '.join(names)}; got {name!r}")
+
+
+def _sweep_assumptions(
+    table: pd.DataFrame,
+    traces: Mapping[str, Trace],
+    fabrics: Mapping[str, Fabric],
+    variation: Variation,
+    policies: Sequence[Policy],
+) -> list[str]:
+    """Return what the printed predictions assume, as `ddplab predict` says for each of them; one sentence each.
+
+    Args:
+        table: The table of the sweep.
+        traces: By name.
+        fabrics: By name.
+        variation: As for `sweep`.
+        policies: One for each comm hook.
+    """
+    by_hook = {policy.hook.name: policy for policy in policies}
+    fastest = table.loc[table.groupby(list(AXES[:3]), sort=False)["iteration_ns"].idxmin()]
+    sentences = []
+    for row in fastest.head(SHOWN_ROWS).to_dict("records"):
+        trace, fabric = traces[row["trace"]], fabrics[row["fabric"]]
+        cap_mb = None if pd.isna(row["bucket_cap_mb"]) else row["bucket_cap_mb"]
+        policy = by_hook[row["hook"]].model_copy(update={"bucket_cap_mb": cap_mb, "order": row["order"]})
+        prediction = predict_one(trace, fabric, world_size=row["world_size"], policy=policy, variation=variation)
+        costs = assume_gpu(trace, fabric).fabric
+        sentences += assumptions(Path(row["trace"]).name, trace, prediction.assumed, [costs], policies)
+    return list(dict.fromkeys(sentences))
 
 
 def sweep_verdicts(table: pd.DataFrame) -> list[str]:

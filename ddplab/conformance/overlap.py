@@ -132,7 +132,11 @@ def schedule_of(subject: Subject, trace: Trace, network: Network) -> EmulatedSch
     """Emulate one model on one network; arguments as for `schedules_of`."""
     fabric = Fabric.from_alpha_beta(alpha_ns=network.latency_ns, bytes_per_s=network.bytes_per_s)
     prediction = emulate(
-        trace, fabric, world_size=network.world_size, reducer=reducer_of(subject), bucket_cap_mb=CAP_MB
+        *(trace, fabric),
+        world_size=network.world_size,
+        reducer=reducer_of(subject),
+        bucket_cap_mb=CAP_MB,
+        assume=False,
     )
     timeline = prediction.timeline
     collectives = timeline.engine_input.schedule.collectives

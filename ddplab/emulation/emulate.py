@@ -43,6 +43,7 @@ from simulator.workload.compute_times import (
     Variation,
     recorded_model,
 )
+from simulator.workload.default_gpu_costs import assume_gpu
 
 from .emulated_device import IterationTimes
 from .modelled_network import CollectiveMessage, ModelledCollective, ModelledGroup, ModelledNetwork, run_on_network
@@ -67,6 +68,7 @@ def emulate(
     variation: InstanceOf[Variation] = RECORDED,
     stragglers: Stragglers = (),
     inputs: Batches | None = None,
+    assume: bool = True,
     **settings: Any,
 ) -> Prediction:
     """Run a real reducer in virtual time and report its iteration time.
@@ -83,6 +85,7 @@ def emulate(
         variation: As for `predict`.
         stragglers: As for `predict`.
         inputs: As for `predict`; requires the phase "steady".
+        assume: As for `predict`.
         settings: As for `predict`.
 
     Returns:
@@ -108,6 +111,7 @@ def emulate(
         )
     _check_hook(policy.hook)
     model = recorded_model(trace, unused_allowed=policy.unused_allowed)
+    fabric, variation, assumed = assume_gpu(trace, fabric, variation) if assume else (fabric, variation, ())
     fabric = emulated_fabric(fabric, make)
     model, charged = rebucketed(trace, model, fabric, buckets_of(policy, model))
     charged = charged.with_processor(launch_ns=charged.processor.launch_on(world_size), stall_ns=0)
@@ -149,6 +153,7 @@ def emulate(
         buckets=emulation.buckets,
         epoch_end_ns=0 if end is None else end.iteration_ns,
         counted_as_free=counted_as_free(policy, fabric),
+        assumed=assumed,
     )
 
 

@@ -89,7 +89,7 @@ def _in_virtual_time(out: Path) -> ValidationReport:
     rows = []
     targets = predict_targets(trace, fabric, CONFIGURATIONS, VIRTUAL_RANKS)
     for configuration, target in zip(CONFIGURATIONS, targets, strict=True):
-        emulated = emulate(trace, fabric, world_size=VIRTUAL_RANKS, policy=policy_of(configuration))
+        emulated = emulate(trace, fabric, world_size=VIRTUAL_RANKS, policy=policy_of(configuration), assume=False)
         rows.append(make_row(title, configuration, target, [Measurement(emulated.samples_ns)]))
         if configuration == Configuration(25.0):
             emulated.save_perfetto(out / "perfetto.json")

@@ -478,7 +478,7 @@ def policy_of(configuration: Configuration) -> Policy:
 
 def predict_one(trace: Trace, fabric: Fabric, configuration: Configuration, world_size: int) -> Prediction:
     """Predict one configuration."""
-    return predict(trace, fabric, world_size=world_size, policy=policy_of(configuration))
+    return predict(trace, fabric, world_size=world_size, policy=policy_of(configuration), assume=False)
 
 
 def predict_targets(

@@ -226,8 +226,8 @@ class Fabric(Schema, strict=False):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a fabric file, as JSON."""
-        # A default concurrency is left out, so that it still follows the library after loading.
-        follows = {"concurrency"} - self.model_fields_set
+        # Left out, a default concurrency still follows the library after loading, and processor costs are unknown.
+        follows = {"concurrency", "processor"} - self.model_fields_set
         write_atomically(path, (self.model_dump_json(indent=1, exclude=follows) + "\n").encode())
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:

@@ -108,7 +108,8 @@ class InteractiveIteration:
         """Predict the iteration that a question is about."""
         late = (Straggler(rank=question.world_size - 1, factor=question.factor),) if question.factor > 1 else ()
         fabric = self.fabric(question.gbit_per_s)
-        return predict(self.trace, fabric, world_size=question.world_size, plan=question.plan, stragglers=late)
+        settings: dict[str, Any] = {"world_size": question.world_size, "plan": question.plan, "stragglers": late}
+        return predict(self.trace, fabric, assume=False, **settings)
 
     def answer(self, question: Question, prediction: Prediction) -> dict[str, object]:
         """Return the prediction for a question as a JSON document; all times are nanoseconds from the start.

@@ -96,26 +96,25 @@ class Assumed(NamedTuple):
     sentences: tuple[str, ...]  # what was assumed, for the user
 
 
-def assume_gpu(
-    trace: Trace, fabric: Fabric, variation: Variation = RECORDED, *, keep_processor: bool = False
-) -> Assumed:
+def assume_gpu(trace: Trace, fabric: Fabric, variation: Variation = RECORDED) -> Assumed:
     """Complete what a prediction for GPUs needs; nothing changes if the trace is not of a known GPU.
 
-    The commands call this function. `simulator.predict` and `simulator.sweep` take costs as they are given.
+    Predictions, sweeps and emulations call this function unless `assume` is False.
 
     Args:
         trace: The trace, whose workload has the bandwidth of the GPU's memory, or at least names the GPU.
-        fabric: The network. If it has processor costs, they stay as they are.
+        fabric: The network. If its processor costs were set, even to zero, they stay as they are. If they are those
+            of hooks alone, the others are added.
         variation: How iterations vary. If `device_spread` was set, it stays as it is.
-        keep_processor: Whether costs of zero are meant.
     """
     workload = trace.workload
     memory = workload.memory_bytes_per_s or memory_of(workload.device_name)
     if memory is None:
         return Assumed(fabric, variation, ())
     sentences = []
-    if not keep_processor and fabric.processor == Processor(hooks=fabric.processor.hooks):
-        processor = default_processor(memory).model_copy(update={"hooks": fabric.processor.hooks})
+    hooks = fabric.processor.hooks
+    if fabric.processor == Processor(hooks=hooks) and (hooks or "processor" not in fabric.model_fields_set):
+        processor = default_processor(memory).model_copy(update={"hooks": hooks})
         fabric = fabric.model_copy(update={"processor": processor})
         sentences.append(
             "assumed, because the fabric has no processor costs: copying a gradient takes "

@@ -3,7 +3,7 @@
 import pytest
 
 from reference.trace import Trace
-from simulator import Fabric, Variation, predict
+from simulator import Fabric, Processor, Variation, emulate, predict, sweep
 from simulator.results.scaling_verdict import width_sentence
 from simulator.workload.default_gpu_costs import (
     DEVICE_SPREAD,
@@ -73,16 +73,36 @@ def test_compute_times_that_were_not_measured_are_named_and_widen_the_interval()
     update = {"workload": trace.workload.model_copy(update={"compute_bounds": (0.5, 3.0)})}
     guessed = trace.model_copy(update=update)
     assert "0.5 to 3 times as long" in assume_gpu(guessed, FREE, Variation()).sentences[-1]
-    predicted = predict(guessed, FREE, world_size=8)
+    predicted = predict(guessed, FREE, world_size=8, assume=False)
     duration_ns = guessed.ranks[0].iterations[0].duration_ns
     assert predicted.interval_ns == (duration_ns // 2, duration_ns * 3)
     assert "compute times (100%); to narrow it, measure a step" in width_sentence(predicted.shares_of_width)
 
 
-def test_what_the_user_gave_is_not_replaced_by_assumptions():
-    measured = FREE.with_processor(launch_ns=5)
+def test_every_door_completes_a_trace_of_a_gpu_in_the_same_way():
+    trace, network = gpu_trace("NVIDIA A100-PG509-200"), Fabric.from_alpha_beta(alpha_ns=5_000, bytes_per_s=1e10)
+    fabric, variation, sentences = assume_gpu(trace, network)
+    explicit = predict(trace, fabric, world_size=8, bucket_cap_mb=4, variation=variation, assume=False)
+    predicted = predict(trace, network, world_size=8, bucket_cap_mb=4)
+    assert predicted == explicit
+    assert predicted.assumed == sentences
+    row = sweep(trace, network, world_sizes=[8], bucket_caps_mb=[4]).iloc[0]
+    assert (row["low_ns"], row["high_ns"]) == predicted.interval_ns
+    emulated = emulate(trace, network, world_size=8, bucket_cap_mb=4)
+    assert (emulated.iteration_ns, emulated.assumed) == (predicted.iteration_ns, sentences)
+    given = predict(trace, network, world_size=8, bucket_cap_mb=4, assume=False)
+    assert not given.assumed
+    assert given.iteration_ns < predicted.iteration_ns
+
+
+def test_what_the_user_gave_is_not_replaced_by_assumptions(tmp_path):
+    measured, free = FREE.with_processor(launch_ns=5), FREE.model_copy(update={"processor": Processor()})
     chosen = Variation(device_spread=0)
     for device in ("NVIDIA A100-PG509-200", "some processor"):
-        assert assume_gpu(gpu_trace(device), measured, chosen) == (measured, chosen, ())
-        assert assume_gpu(gpu_trace(device), FREE, chosen, keep_processor=True) == (FREE, chosen, ())
+        for fabric in (measured, free):
+            assert assume_gpu(gpu_trace(device), fabric, chosen) == (fabric, chosen, ())
+            fabric.save(tmp_path / "fabric.json")
+            assert assume_gpu(gpu_trace(device), Fabric.load(tmp_path / "fabric.json"), chosen).sentences == ()
+    FREE.save(tmp_path / "fabric.json")
+    assert assume_gpu(gpu_trace("A100"), Fabric.load(tmp_path / "fabric.json"), chosen).sentences
     assert assume_gpu(gpu_trace("some processor"), FREE, Variation()) == (FREE, Variation(), ())

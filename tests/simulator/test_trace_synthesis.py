@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from reference.trace import Parameter, Trace
-from simulator import Fabric, Variation, predict
+from simulator import Fabric, predict
 from simulator.workload.roofline import Device, GradientOperations, Operation, Operations
 from simulator.workload.trace_synthesis import _paced, rescale, synthesize
 
@@ -126,7 +126,7 @@ def test_a_synthesised_trace_is_valid_and_keeps_the_order_of_readiness(operation
     assert ready_order(trace) == list(operations.ready_order)
     if step_ns is not None:
         assert trace.ranks[0].iterations[0].duration_ns == step_ns
-        assert predict(trace, FABRIC, world_size=1).iteration_ns == step_ns
+        assert predict(trace, FABRIC, world_size=1, assume=False).iteration_ns == step_ns
 
 
 @given(any_operations(), devices(most_launch_ns=0, most_pace_ns=0))
@@ -193,8 +193,7 @@ def test_many_small_kernels_take_the_hosts_time():
     assert (paced.forward_end_ns, paced.duration_ns) == (5_001_000, 6_005_101)
     # The launches are 5 ms of 6; the one large kernel stays as long as it is.
     assert paced_trace.workload.compute_bounds == pytest.approx((4.34 / 6.005, 8.505 / 6.005), rel=0.002)
-    equal = Variation(device_spread=0)
-    predicted = predict(paced_trace, FABRIC, world_size=1, variation=equal)
+    predicted = predict(paced_trace, FABRIC, world_size=1, assume=False)
     assert predicted.interval_ns == pytest.approx((4.34e6, 8.505e6), rel=0.002)
     assert set(predicted.causes_ns) == {"iterations", "compute times"}
 
