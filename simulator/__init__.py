@@ -4,6 +4,7 @@ from typing import Any
 
 from reference.trace import Trace
 
+from .cost_terms import explain
 from .engines.timeline import Span
 from .fabric import Fabric, Topology
 from .prediction import Prediction, predict
@@ -26,6 +27,7 @@ __all__ = [
     "Variation",
     "assume_gpu",
     "emulate",
+    "explain",
     "import_profile",
     "predict",
     "sweep",

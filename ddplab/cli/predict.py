@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from typer import Argument, Option
 
 from reference.trace import Trace
+from simulator.cost_terms import Effect, Inputs, explain, leave_out, origins
 from simulator.fabric import Fabric
 from simulator.interval import COMPUTATION
 from simulator.prediction import Prediction
@@ -49,6 +50,8 @@ def predict(
     straggler: options.Stragglers = None,
     inputs: options.Inputs = None,
     measured: options.Measured = None,
+    without: options.Without = None,
+    explains: options.Explain = False,  # noqa: FBT002
     perfetto: options.PerfettoFile = None,
     timeline: options.TimelinePicture = None,
     json_path: options.Json = None,
@@ -65,36 +68,44 @@ def predict(
     options.check_picture("--timeline", timeline)
     options.check_outputs(perfetto, timeline, json_path, inputs=[trace, *(fabric or [options.FABRIC]), processor])
     base, policies = read_policies(policy, caps, orders, hooks)
+    left_out = without.split(",") if without else []
     recorded = Trace.load(trace)
     given = options.read_fabric(fabric or [options.FABRIC], fabric_set, processor)
-    costs, varied, assumed = assume_gpu(recorded, given, options.read_variation(variation))
-    predict_policy = partial(
-        predict_one,
-        recorded,
-        fabric=costs,
-        world_size=world_size,
-        variation=varied,
-        stragglers=options.read_stragglers(straggler),
-        inputs=None if inputs is None else options.read_counts("--inputs", inputs, least=0),
-    )
-    predictions = [predict_policy(policy=one) for one in policies]
-    if anchors := options.read_measured(measured):
+    asked = Inputs(given, options.read_variation(variation), base)
+    costs, varied, assumed = assume_gpu(recorded, given, asked.variation)
+    with options.naming("--without"):
+        costs, varied, _ = leave_out(left_out, Inputs(costs, varied, base))
+        policies = [leave_out(left_out, Inputs(costs, varied, one)).policy for one in policies]
+    settings: dict[str, Any] = {
+        "world_size": world_size,
+        "stragglers": options.read_stragglers(straggler),
+        "inputs": None if inputs is None else options.read_counts("--inputs", inputs, least=0),
+    }
+    predict_policy = partial(predict_one, recorded, fabric=costs, variation=varied, assume=False, **settings)
+
+    def anchored(prediction: Prediction) -> Prediction:
+        return prediction.anchored(world_size, anchors, on_few) if anchors else prediction
+
+    on_few: dict[int, Prediction] = {}
+    if anchors := options.read_measured(measured) or {}:
         options.refuse(
             {"--measured": inputs}, "expected none with --inputs: an epoch of Join has no steady iteration"
         )
         run = policies[0] if len(policies) == 1 else base
         with options.naming("--measured"):
             on_few = {
-                ranks: predict_one(recorded, costs, world_size=ranks, policy=run, variation=varied)
+                ranks: predict_one(recorded, costs, world_size=ranks, policy=run, variation=varied, assume=False)
                 for ranks in anchors
             }
-        predictions = [prediction.anchored(world_size, anchors, on_few) for prediction in predictions]
+    predictions = [anchored(predict_policy(policy=one)) for one in policies]
     model = recorded.workload.model
     title = f"{recorded.workload.described}, on {world_size} ranks, predicted"
     show_table(list(map(_prediction_row, policies, predictions)), title, optional=SPARED)
     fastest = min(predictions, key=lambda prediction: prediction.iteration_ns)
     moves = [anchor.sentence() for anchor in fastest.anchors]
     assumed = *assumed, *(sentence for one in predictions for sentence in one.assumed)
+    from_where = origins(recorded, asked, Inputs(costs, varied, policies[0]), world_size)
+    print(origins_sentence(from_where))
     for sentence in (*moves, *assumptions("the trace", recorded, assumed, [costs], policies)):
         print(sentence)
     parts = {part.replace("_", " "): f"{ns / 1e6:.1f}" for part, ns in fastest.breakdown.items() if ns}
@@ -102,17 +113,23 @@ def predict(
     show_table([parts], f"fastest configuration: parts of the median {span} on the slowest rank, ms")
     if fastest.epoch_end_ns:
         print(f"after the last iteration, all ranks receive one rank's model: {fastest.epoch_end_ns / 1e6:.1f} ms")
+    if explains:
+        best = policies[predictions.index(fastest)]
+        effects = explain(recorded, given, policy=best, variation=asked.variation, without=left_out, **settings)
+        title = "the terms of the fastest configuration, each with what it adds; --without TERM leaves it out"
+        show_table(list(map(_effect_row, effects)), title, optional=("source",))
     save_timelines(fastest, perfetto, timeline)
     rows = [values_of_axes(one) | prediction.to_json() for one, prediction in zip(policies, predictions, strict=True)]
     if sentence := width_sentence(fastest.shares_of_width):
         print(sentence)
     print(conclusion(policies, predictions))
     result: dict[str, Any] = {"model": model, "world_size": world_size, "rows": rows, "assumed": list(assumed)}
+    result["origins"] = from_where
     if world_size > 1:
         by_efficiency = sorted(policies, key=lambda one: -predictions[policies.index(one)].efficiency)
 
         def predict_at(policy: Policy, multiple: float) -> Prediction:
-            return predict_policy(policy=policy, fabric=costs.with_rates(multiple))
+            return anchored(predict_policy(policy=policy, fabric=costs.with_rates(multiple)))
 
         need = network_need([partial(predict_at, one) for one in by_efficiency])
         needed = by_efficiency[need.configuration]
@@ -170,6 +187,26 @@ def _prediction_row(policy: Policy, prediction: Prediction) -> dict[str, str]:
         "added ms": f"{(prediction.iteration_ns - prediction.compute_ns) / 1e6:.1f}",
         "critical buckets": counted(prediction.critical_buckets, len(prediction.buckets)),
     }
+
+
+def _effect_row(effect: Effect) -> dict[str, str]:
+    return {
+        "term": effect.term,
+        "adds ms": f"{effect.adds_ns / 1e6:.2f}",
+        "origin": effect.origin,
+        "width": f"{effect.width:.0%}",
+        "source": effect.evidence,
+    }
+
+
+def origins_sentence(origins: Mapping[str, str]) -> str:
+    """Name the costs that are measured, described, extrapolated and assumed."""
+    parts = [
+        f"{', '.join(name for name, one in origins.items() if one == origin)} {origin}"
+        for origin in dict.fromkeys(origins.values())
+        if origin != "none"
+    ]
+    return f"origin of the costs: {'; '.join(parts)}"
 
 
 def assumptions(

@@ -19,6 +19,7 @@ from typer import Argument, Option
 from reference.bucketing import ORDERS, Order, cap_name
 from reference.files.reading import Schema, one_line_errors, parse_json
 from reference.files.writing import STANDARD_OUTPUT, check_distinct, check_writable, open_descriptor, write_atomically
+from simulator.cost_terms import TERMS
 from simulator.fabric import Fabric, Processor
 from simulator.fabric.nccl_tests import ranks_and_log
 from simulator.schedule.comm_hook_messages import CommHook, named_hook
@@ -67,6 +68,9 @@ HELP = {
     "measured": "Median iteration times that you have measured on a few ranks, such as 4:1020.5ms,8:1.04s; they "
     "correct and narrow the prediction. They are times of the configuration that is predicted; if several are "
     "predicted, of the settings of --policy and otherwise torch's defaults.",
+    "without": f"Leave out terms of the model: {', '.join(TERMS)}.",
+    "explain": "Show what each term of the model adds to the fastest configuration, where its value comes from, and "
+    "its part of the width of the interval.",
     "perfetto": "Write the timeline of the fastest configuration as a Chrome trace, for ui.perfetto.dev.",
     "timeline": "Plot the timeline of the fastest configuration to this file (.png, .svg, .pdf).",
     "link_rate": "Connect the ranks by virtual links of this rate, such as 1gbit, instead of the loopback interface; "
@@ -98,6 +102,8 @@ ProcessorFile = Annotated[Path | None, Option(metavar="PATH", help=HELP["process
 VariationSettings = Annotated[list[str] | None, Option(metavar="NAME=VALUE", help=HELP["variation"])]
 Stragglers = Annotated[list[str] | None, Option(metavar="RANK:FACTOR", help=HELP["straggler"])]
 Measured = Annotated[str | None, Option(metavar="N:TIME,...", help=HELP["measured"])]
+Without = Annotated[str | None, Option(metavar="TERM,...", help=HELP["without"])]
+Explain = Annotated[bool, Option("--explain", help=HELP["explain"])]
 PerfettoFile = Annotated[Path | None, Option(metavar="PATH", help=HELP["perfetto"])]
 TimelinePicture = Annotated[Path | None, Option(metavar="PATH", help=HELP["timeline"])]
 LinkRate = Annotated[str | None, Option(metavar="RATE", help=HELP["link_rate"])]

@@ -180,21 +180,25 @@ class AlgorithmCosts:
         names: Of the algorithms.
         costs: By algorithm.
         nodes: Number of nodes of NCCL's model. None: the costs are not of NCCL's model.
+        as_published: Whether NCCL's model is multiplied by what published logs add to it; see `MULTIPLES`.
     """
 
     names: tuple[str, ...]
     costs: tuple[Cost | NcclCost, ...]
     nodes: int | None = None
+    as_published: bool = True
 
     def costs_ns(self, sizes_bytes: Sizes) -> NDArray[np.float64]:
         """Return the nanoseconds by size, each with the cheapest algorithm.
 
         NCCL chooses by its own model; published measurements then tell how much longer the chosen algorithm takes.
         """
-        return self._cheapest_ns(sizes_bytes) if self.nodes is None else self._as_published.costs_ns(sizes_bytes)
+        if self.nodes is None or not self.as_published:
+            return self._cheapest_ns(sizes_bytes)
+        return self._published.costs_ns(sizes_bytes)
 
     @cached_property
-    def _as_published(self) -> Table:
+    def _published(self) -> Table:
         """Times of powers of two, between which they are interpolated. A larger message never takes less."""
         assert self.nodes is not None
         multiple, _ = published_multiple(POWERS_OF_TWO, several_nodes=self.nodes > 1)

@@ -44,6 +44,31 @@ def test_predict_prints_a_table_and_writes_json_and_timeline(here, trace, fabric
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
 
 
+def test_predict_explains_its_terms_and_leaves_them_out(here, tmp_path):
+    ms = 10**6
+    trace = trace_of([[iteration(2 * ms, (6 * ms, 4 * ms), 8 * ms, ms)]], [4 * ms, 4 * ms])
+    on_gpu = trace.workload.model_copy(update={"device_name": "NVIDIA A100-SXM4-80GB"})
+    trace.model_copy(update={"workload": on_gpu}).save(tmp_path / "gpu.json.gz")
+    Fabric.from_alpha_beta(alpha_ns=10_000, bytes_per_s=1e10).save(tmp_path / "links.json")
+    asked = "predict", tmp_path / "gpu.json.gz", "--fabric", tmp_path / "links.json", "--world-size", 8, "--caps", 25
+    done = here(*asked, "--explain", "--json", tmp_path / "whole.json")
+    assert done.returncode == 0, done.stderr
+    line = "computation measured; collectives described; copies, launches, .* assumed"
+    assert re.search(f"origin of the costs: {line}", done.stdout)
+    (adds_ms,) = re.findall(r"stalls +(\S+) +assumed", done.stdout)
+    left = here(*asked, "--without", "stalls,copies", "--explain", "--json", tmp_path / "less.json")
+    assert left.returncode == 0, left.stderr
+    assert not re.search(r"stalls +\S+ +assumed", left.stdout)
+    whole, less = (json.loads((tmp_path / name).read_text()) for name in ("whole.json", "less.json"))
+    assert (whole["origins"]["stalls"], less["origins"]["stalls"]) == ("assumed", "none")
+    assert float(adds_ms) > 0
+    assert less["rows"][0]["iteration_ns"] < whole["rows"][0]["iteration_ns"]
+    wrong = here(*asked, "--without", "latency")
+    assert wrong.returncode == 2
+    assert wrong.stderr.strip().endswith("got latency")
+    assert "--without: expected some of collectives, mid_sizes" in wrong.stderr
+
+
 @pytest.mark.parametrize(
     ("bytes_per_s", "slow_rank", "limit"),
     [
