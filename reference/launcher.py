@@ -33,8 +33,8 @@ Result = TypeVar("Result")
 
 MEETING_S = 300.0
 """How long processes wait for each other at the start; those of slow file systems import torch for minutes."""
-ANSWER_S = 30.0
-"""How long rank 0 waits for an agent to start a process."""
+LATE_S = 30.0
+"""How long rank 0 stays at its end for processes that have not found it yet."""
 END_S = 5.0
 """How long to wait for the end of a process on another node."""
 PIPES = 3
@@ -275,7 +275,7 @@ class Agents(contextlib.AbstractContextManager["Agents"]):
             for agent in self._agents.values():
                 if agent.control is not None:
                     agent.control.exit()
-        self._wait_for_all(ANSWER_S)
+        self._wait_for_all(LATE_S)
 
     def all(self) -> list[Agent]:
         """Return the processes by rank, this one first; wait until all of them have connected.
@@ -306,7 +306,7 @@ class Agents(contextlib.AbstractContextManager["Agents"]):
         if agent.control is None:
             return start_here(target, name, **arguments)
         remote = RemoteProcess(agent.control)
-        answer = agent.control.call("start", target, name, arguments, timeout_s=ANSWER_S)
+        answer = agent.control.call("start", target, name, arguments, timeout_s=MEETING_S)
         if agent.control.lost or answer is not None:
             cause = "its node or its process was lost" if agent.control.lost else answer
             raise Error(f"rank {rank} on {agent.host} cannot start: {cause}")
@@ -389,6 +389,7 @@ def _serve(place: Place) -> int:
                     return 0
                 answer = getattr(agent, word)(*arguments)
             except (EOFError, ConnectionError):
+                agent.kill()  # otherwise Python waits for its end
                 return 1
             except Exception as error:  # noqa: BLE001 - rank 0 reports it
                 answer = f"{type(error).__name__}: {error}"
@@ -403,6 +404,7 @@ class _Started:
         self._process: ProcessHere | None = None
 
     def start(self, target: Callable[..., None], name: str, arguments: Mapping[str, Any]) -> None:
+        self.kill()
         pipes = []
         for _ in range(PIPES):
             pipes.append(self._connect())

@@ -115,7 +115,7 @@ HOST = socket.gethostname()
     ],
 )
 def test_rank_0_has_the_ranks_of_a_launcher(case, launcher, printed, says):
-    """A pool may have some of them; after a failure, new ones. The other processes say nothing, and end with status 0."""
+    """A pool may have some of them; after a failure, new ones. The others end with status 0, without a word."""
     with as_launched(case, 3, launcher) as processes:
         outputs = [process.communicate(timeout=100) for process in processes]
     assert outputs[0][0].strip() == printed, outputs
