@@ -72,6 +72,7 @@ TAIL_TIMEOUT_S = 1.0
 
 _RESULT, _FAILURE, _PROGRESS = range(3)  # kinds of messages from a rank to the launcher
 _launcher: Connection | None = None  # in a rank's process: the pipe to the launcher
+_spans_nodes = False  # in a rank's process: whether some ranks are on other machines
 
 
 def run_ranks(
@@ -103,6 +104,21 @@ def world_size_or(default: int) -> int:
     return default if found is None else found.place.world_size
 
 
+def spread_members(count: int) -> list[int] | None:
+    """Choose as many of a launcher's ranks, on as many nodes as possible; None without a launcher."""
+    found = agents()
+    return None if found is None else spread([agent.place.node for agent in found.all()], count)
+
+
+def spread(nodes: Sequence[str], count: int) -> list[int]:
+    """Choose as many ranks, first one on each node, then a second one, and so on; return them in ascending order.
+
+    `nodes` has the node of each rank. If there are fewer ranks, all are chosen.
+    """
+    before = [nodes[:rank].count(node) for rank, node in enumerate(nodes)]
+    return sorted(sorted(range(len(nodes)), key=before.__getitem__)[:count])
+
+
 def default_backend(world_size: int) -> str:
     """Return NCCL's name where it is and each rank has a CUDA device, else Gloo's."""
     found = agents()
@@ -111,6 +127,18 @@ def default_backend(world_size: int) -> str:
     else:
         enough = torch.cuda.device_count() >= world_size
     return "nccl" if enough and dist.is_nccl_available() else "gloo"
+
+
+def spans_nodes() -> bool:
+    """Return whether this process is a rank, and others are on other machines, whose clocks differ from its own."""
+    return _spans_nodes
+
+
+def rank_device() -> torch.device:
+    """Return the device on which this rank trains: its GPU with NCCL, otherwise the CPU."""
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 @dataclass(eq=False)
@@ -438,8 +466,8 @@ def _serve(
     os.dup2(writes_errors.fileno(), 2)
     writes_errors.close()
     faulthandler.enable(2)
-    global _launcher
-    _launcher = connection
+    global _launcher, _spans_nodes
+    _launcher, _spans_nodes = connection, seat.address is not None
     faulthandler.register(signal.SIGUSR1, file=writes_stack.fileno(), all_threads=False)
     if seat.pinned:
         pin(seat.local_rank, seat.local_size)

@@ -124,7 +124,7 @@ def validate(
     time, sleeps end too late, or devices and network slow each other down.
     """
     start_server()  # it imports torch while this process does
-    from reference.launch import RankPool, default_backend, world_size_or
+    from reference.launch import RankPool, default_backend, spread_members, world_size_or
 
     from ..validation.validate import validate as run
     from ..validation.validate_emulated import calibrate_network, extrapolated, validate_emulated
@@ -159,9 +159,12 @@ def validate(
     ranks = world_size or world_size_or(2)
     backend = backend or ("gloo" if emulate else default_backend(ranks))
 
-    def pool(ranks: int) -> RankPool:
+    def pool(count: int) -> RankPool:
         # An emulated device hardly needs a core; ranks that compute keep theirs.
-        return RankPool(ranks, backend=backend, link_rate=rate, uplinks=between_nodes, pinned=trace is None)
+        members = spread_members(count)
+        return RankPool(
+            count, backend=backend, link_rate=rate, uplinks=between_nodes, pinned=trace is None, members=members
+        )
 
     with progress() as on_progress:
         if trace is None:
