@@ -24,7 +24,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -207,6 +207,10 @@ class RankPool(contextlib.AbstractContextManager["RankPool"]):
         if self._agents is None:
             return f"rank {rank}"
         return f"rank {rank} on {self._agents.all()[self._members[rank]].host}"
+
+    def part(self, ranks: Sequence[int]) -> "RankPool":
+        """Return another pool on some of the launcher's ranks of this one, which must be closed before it starts."""
+        return replace(self, world_size=len(ranks), members=[self._members[rank] for rank in ranks])
 
     def __exit__(self, *_error: object) -> None:
         self.close()

@@ -13,6 +13,7 @@ from torch import Tensor
 from reference.device_clock import Reading
 from reference.launch import rank_device, report_progress
 from reference.parameters import size_bytes, trainable_parameters
+from simulator.fabric import CONCURRENCY
 
 from .. import models
 from .repeated_timing import clock_ns, in_ns, meet, of_slowest_rank, read_clock, share_clock, time_ns
@@ -51,10 +52,10 @@ class MessageSizes(NamedTuple):
         return self.two[self.two.index(size_bytes) + 1]
 
     @classmethod
-    def of_each(cls, sizes_bytes: Iterable[int]) -> Self:
-        """Make the same sizes for each measurement."""
+    def of_each(cls, sizes_bytes: Iterable[int], backend: str) -> Self:
+        """Make the same sizes for each measurement; NCCL runs no two all-reduces of a group at a time."""
         sizes = tuple(sorted(sizes_bytes))
-        return cls(sizes, sizes, sizes)
+        return cls(sizes, sizes if CONCURRENCY[backend] > 1 else (), sizes)
 
 
 def time_collectives(rank: int, world_size: int, sizes: MessageSizes, repeats: int, pause_s: float = 0.0) -> Samples:
@@ -228,8 +229,6 @@ class GpuAllReduceQueue:
 
     A further stream waits for each of them, and has an event after it.
     """
-
-    running = False  # nobody knows without waiting for the GPU
 
     def __init__(self, messages: Sequence[Tensor]) -> None:
         self._start = read_clock()

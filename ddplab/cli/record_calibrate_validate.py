@@ -78,7 +78,9 @@ def calibrate(
     start_server()  # it imports torch while this process does
     from reference.launch import RankPool, default_backend, world_size_or
 
+    from ..calibration.calibrate import REPEATS
     from ..calibration.calibrate import calibrate as measure
+    from ..calibration.device_spread import spread_of, time_iterations_alone
     from .terminal_output import show_calibration
 
     options.check_outputs(out, json_path, inputs=options.files_of(model))
@@ -88,9 +90,19 @@ def calibrate(
         ranks, backend=backend or default_backend(ranks), link_rate=rate, uplinks=between_nodes, pinned=True
     )
     with progress() as on_progress, pool:
+        spread = spread_of(pool.run(time_iterations_alone, model, REPEATS))
         fabric = measure(pool, model, hooks=hook or (), on_progress=on_progress)
     fabric.save(out)
     show_calibration(fabric, model, f"{ranks} ranks, saved as {out}")
+    print(
+        f"devices differ in speed by {spread.between_devices:.1%}, iterations of one device by "
+        f"{spread.between_iterations:.1%} (standard deviations)"
+    )
+    print(
+        f"next: ddplab predict TRACE --fabric {out} --fabric-set extrapolate=true --world-size {4 * ranks} "
+        f"--variation device_spread={spread.between_devices:.4f}"
+    )
+    print(f"TRACE is what `ddplab record --model {model} --out TRACE` writes")
     write_json(json_path, fabric.model_dump())
 
 

@@ -42,7 +42,7 @@ def test_record(tmp_path):
 def test_calibrate(tmp_path):
     words = ["--out", tmp_path / "fabric.json"]
     assert printed("ddplab", "calibrate", *TINY, *words).count("2 ranks, saved as") == 1
-    assert Fabric.load(tmp_path / "fabric.json").world_sizes == (2,)
+    assert Fabric.load(tmp_path / "fabric.json").world_sizes == [2]
 
 
 def test_validate(tmp_path):
