@@ -96,7 +96,7 @@ def in_ns(*readings: Reading) -> tuple[int, ...]:
 
 @cache
 def _clock(device: torch.device) -> Clock:
-    return clock_of(device, clock_ns)
+    return clock_of(device, lambda: clock_ns())
 
 
 def meet() -> None:

@@ -88,6 +88,8 @@ def as_launched(case: str, world_size: int, launcher: str) -> Iterator[list[subp
         prefix = {"srun": "SLURM_", "mpirun": "OMPI_COMM_WORLD_"}[launcher]
         values = dict(zip((f"{prefix}{name}" for name in numbers), map(str, (rank, world_size, rank)), strict=True))
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "SLURM_STEP_ID": "0"}
+        if case == "nodes":
+            meeting["SLURM_NODEID"] = str(rank)
         pipe = subprocess.PIPE
         processes.append(
             subprocess.Popen(
@@ -103,19 +105,24 @@ def as_launched(case: str, world_size: int, launcher: str) -> Iterator[list[subp
 
 
 HOST = socket.gethostname()
+PART, WHOLE = [(2, 4096), (2, 65536)], [(3, 4096), (3, 65536)]
 
 
 @pytest.mark.parametrize(
     ("case", "launcher", "printed", "says"),
     [
         ("some", "srun", "[(0, 3), (1, 3), (2, 3)] [(0, 2), (1, 2)] ['1', '2']", ""),
+        ("nodes", "srun", f"['0', '1', '2'] True {[*PART, *WHOLE]} 4", ""),
         ("raise", "mpirun", "", f"rank 1 on {HOST} failed: ArithmeticError: the sums do not add up; the other ranks"),
         ("die", "srun", "", f"rank 1 on {HOST} exited without reporting an error (exit code 17)"),
         ("hang", "mpirun", "", "ranks [1] were still running at the time-out"),
     ],
 )
 def test_rank_0_has_the_ranks_of_a_launcher(case, launcher, printed, says):
-    """A pool may have some of them; after a failure, new ones. The others end with status 0, without a word."""
+    """A pool may have some of them, and after a failure new ones. Ranks on several nodes share a clock.
+
+    The other processes end with status 0, without a word.
+    """
     with as_launched(case, 3, launcher) as processes:
         outputs = [process.communicate(timeout=100) for process in processes]
     assert outputs[0][0].strip() == printed, outputs

@@ -4,9 +4,12 @@ import os
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from ddplab.calibration import repeated_timing
+from ddplab.calibration.calibrate import calibrate
 from reference.errors import RankError
 from reference.launch import RankPool, run_ranks
 from reference.launcher import on_rank_0
@@ -21,6 +24,18 @@ def place(_rank: int, _world_size: int) -> str:
     return os.environ.get("SLURM_PROCID", "")
 
 
+def distance_of_clocks(rank: int, world_size: int) -> int:
+    """Nanoseconds by which the clock that all ranks share differs, after this rank's was moved by an hour."""
+    true_ns = time.perf_counter_ns
+
+    def moved_ns() -> int:
+        return true_ns() + rank * 3600 * 10**9
+
+    with mock.patch.object(time, "perf_counter_ns", moved_ns):
+        repeated_timing.share_clock(rank, world_size)
+        return repeated_timing.clock_ns() - true_ns()
+
+
 def wait(rank: int, _world_size: int) -> None:
     if rank == 0:
         print("ready", flush=True)
@@ -32,6 +47,14 @@ def main() -> None:
     if case == "some":
         with RankPool(2, members=[1, 2]) as last_two:
             print(run_ranks(rank_and_size, 3), run_ranks(rank_and_size, 2), last_two.run(place))
+        return
+    if case == "nodes":
+        with RankPool(3) as pool:
+            apart_ns = max(map(abs, pool.run(distance_of_clocks)))
+            sizes = [4096, 65536]
+            fabric = calibrate(pool, "tests.models_for_cli:tiny", sizes_bytes=sizes, repeats=1)
+            rows = [(row.world_size, row.size_bytes) for row in fabric.all_reduce]
+            print(pool.nodes, apart_ns < 10**9, rows, len(fabric.broadcast))
         return
     if case == "wait":
         run_ranks(wait, 2)
