@@ -1,4 +1,4 @@
-"""Iteration time and peak memory of our DistributedDataParallel and of torch's, in pairs, on two Gloo ranks."""
+"""Iteration time and peak memory of our DistributedDataParallel and of torch's, in pairs, on Gloo ranks: two, or a launcher's."""
 
 import argparse
 import ctypes

@@ -124,7 +124,7 @@ def test_rank_0_has_the_ranks_of_a_launcher(case, launcher, printed, says):
     The other processes end with status 0, without a word.
     """
     with as_launched(case, 3, launcher) as processes:
-        outputs = [process.communicate(timeout=100) for process in processes]
+        outputs = [process.communicate(timeout=115) for process in processes]
     assert outputs[0][0].strip() == printed, outputs
     assert says in outputs[0][1]
     assert [output for output, _ in outputs[1:]] == ["", ""]
