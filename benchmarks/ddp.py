@@ -1,4 +1,4 @@
-"""Iteration time and peak memory of our DistributedDataParallel and of torch's, in pairs, on Gloo ranks: two, or a launcher's."""
+"""Iteration time and peak memory of our DistributedDataParallel and of torch's, in pairs, on ranks with Gloo."""
 
 import argparse
 import ctypes

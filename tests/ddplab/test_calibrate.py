@@ -90,7 +90,6 @@ def test_without_hooks_that_cost_anything_no_table_of_them_is_shown(calibrated, 
 @pytest.mark.parametrize(
     ("nodes", "parts"),
     [
-        ("", []),
         ("aaaa", []),
         ("ab", []),
         ("aabb", [[0, 1]]),
