@@ -85,7 +85,8 @@ def build(name: str) -> Model:
         made = make()
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1])):
         raise ModelError(f"--model {name}: expected it to return (module, loss_fn), got {type(made).__name__}")
-    made[0].to(device)
+    if device.type != "cpu":  # a model on the meta device stays there
+        made[0].to(device)
     return made
 
 
